@@ -1,0 +1,16 @@
+/* The host's monotonic clock, read through the vDSO. */
+#ifndef PENSTOCK_CLOCK_H
+#define PENSTOCK_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+#include "platform.h"
+
+static inline uint64_t penstock_monotonic_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+#endif

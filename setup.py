@@ -1,0 +1,42 @@
+"""The compiled modules; everything else about the package is in pyproject.toml."""
+
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
+    raise SystemExit(
+        f"penstock supports 64-bit Linux on x86-64 and aarch64, not {sys.platform} on {platform.machine()}"
+    )
+if sys.implementation.name != "cpython":
+    raise SystemExit(f"penstock supports CPython, not {sys.implementation.name}")
+
+CORE = Path("src/penstock/core")
+HEADERS = sorted(map(str, [*CORE.glob("*.pxd"), *Path("native/include").rglob("*.h")]))
+
+extensions = [
+    Extension(
+        f"penstock.core.{source.stem}",
+        sources=[str(source)],
+        depends=HEADERS,
+        include_dirs=["native/include"],
+        extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
+    )
+    for source in sorted(CORE.glob("*.pyx"))
+]
+for extension in extensions:
+    extension.cython_directives = {
+        "language_level": 3,
+        "boundscheck": False,
+        "wraparound": False,
+        "cdivision": True,
+        "embedsignature": True,
+        "embedsignature.format": "clinic",
+    }
+
+setup(
+    ext_modules=extensions,
+    options={"build_ext": {"cython_c_in_temp": True}},
+)

@@ -1,0 +1,53 @@
+"""The answer to `hit` and `peek`."""
+
+cimport cython
+from libc.math cimport INFINITY, nextafter
+from libc.stdint cimport uint64_t
+
+from penstock.core.native cimport multiply_divide_down
+
+
+cdef double seconds_up(uint64_t duration_ns) noexcept:
+    """Never less than the duration: whoever sleeps that long must not come too early."""
+    cdef double seconds = <double>duration_ns / 1e9
+    # Below 2**50 ns (13 days) the division's error is under half a nanosecond, and rounding gives the duration back.
+    return seconds if duration_ns < <uint64_t>1 << 50 else nextafter(seconds, INFINITY)
+
+
+@cython.final
+@cython.freelist(64)
+@cython.auto_pickle(False)
+cdef class Decision:
+    """What a limiter decided about one request. True when it allowed it.
+
+    ``allowed``; ``limit``, the most permits that can be allowed at once (a bucket's burst); ``remaining``, the permits
+    that would still be allowed right after this decision; ``retry_after``, the seconds after which the same request
+    is allowed if nothing else happens, 0.0 when allowed; ``reset_after``, the seconds after which the key is
+    as if it had never been seen. ``retry_after_ns`` and ``reset_after_ns`` are the same in exact nanoseconds.
+
+    Immutable, so safe to share between threads. Decisions are made by limiters only.
+    """
+
+    def __init__(self):
+        raise TypeError("decisions are made by limiters: use limiter.hit(key)")
+
+    @property
+    def remaining(self):
+        return min(self.limit, multiply_divide_down(self.available_ns, self.rate_limit, self.rate_period_ns))
+
+    @property
+    def retry_after(self):
+        return seconds_up(self.retry_after_ns)
+
+    @property
+    def reset_after(self):
+        return seconds_up(self.reset_after_ns)
+
+    def __bool__(self):
+        return self.allowed
+
+    def __repr__(self):
+        return (
+            f"Decision(allowed={self.allowed}, limit={self.limit}, remaining={self.remaining}, "
+            f"retry_after={self.retry_after}, reset_after={self.reset_after})"
+        )

@@ -1,0 +1,50 @@
+"""The base of all limiters: its place in a store, its counters, and what a fork does to them."""
+
+from penstock.core.keys cimport derive_key
+from penstock.core.table cimport Events
+
+from penstock.errors import StoreClosed
+
+
+cdef class Limiter:
+    """Base class of every limiter; not used by itself.
+
+    A limiter is a name in a store. Limiters of one name share their state, in one process or in many.
+
+    *Threads*: every method may be called from any thread. *Processes*: state is shared through the store; the object
+    itself isn't picklable, make one per process from the same store and name. *Fork*: a limiter made before a fork
+    works in parent and child; the child takes counters of its own at its first decision.
+    """
+
+    def __cinit__(self, store, str name, *args, **kwargs):
+        self.store = store
+        self.segment = store._segment
+        self.name = name
+        self.number = store._limiter_number(name)
+        self.table = self.segment.table
+        self.hash_key = derive_key(self.segment.hash_key, name.encode())
+        self.generation = self.segment.generation
+
+    def __init__(self, store, name):
+        raise TypeError("Limiter is the base of the limiters: use TokenBucket")
+
+    cdef int bind(self) except -1:
+        cdef uint64_t generation = self.generation[0]
+        if self.store.closed:
+            raise StoreClosed(f"limiter {self.name!r} was used after its store {self.store.path!r} was closed")
+        line, shared = self.store._counter_line(self.number)
+        self.counters = self.segment.counter_line(line)
+        self.counters_are_shared = shared
+        self.claim_stripe = line
+        self.bound_generation = generation
+        return 0
+
+    cdef void count_events(self, const Events* events) noexcept:
+        self.count(&self.counters.inserted, events.inserted)
+        self.count(&self.counters.evicted, events.evicted)
+        self.count(&self.counters.full, events.full)
+        self.count(&self.counters.cas_retries, events.cas_retries)
+
+    def __reduce__(self):
+        raise TypeError(
+            f"{type(self).__name__} {self.name!r} can't be pickled: make it again from the same store and name")

@@ -1,0 +1,79 @@
+"""Everything that penstock takes from C: the only extern declarations of the package."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+
+cdef extern from "penstock/layout.h" nogil:
+    const uint64_t PENSTOCK_CLOCK_MANUAL
+    const int PENSTOCK_CELLS_PER_LINE
+    const int PENSTOCK_LINES_PER_GROUP
+    const int PENSTOCK_GROUPS_PER_KEY
+    const uint64_t PENSTOCK_KIND_BITS
+    const uint64_t PENSTOCK_KIND_EMPTY
+    const uint64_t PENSTOCK_KIND_CLAIM
+    const uint64_t PENSTOCK_KIND_TAT
+
+    ctypedef struct PenstockHeader:
+        uint64_t manual_ns
+
+    ctypedef struct PenstockLimiterEntry:
+        uint64_t name_hash
+        uint64_t name_bytes
+        uint8_t* name
+
+    ctypedef struct PenstockCounterLine:
+        uint32_t limiter
+        uint64_t claims
+        uint64_t allowed
+        uint64_t denied
+        uint64_t inserted
+        uint64_t evicted
+        uint64_t full
+        uint64_t cas_retries
+
+    ctypedef struct PenstockCell:
+        uint64_t tag
+        uint64_t state
+
+
+cdef extern from "penstock/atomics.h" nogil:
+    uint64_t load_relaxed "penstock_load_relaxed"(const uint64_t* p) noexcept
+    uint64_t load_acquire "penstock_load_acquire"(const uint64_t* p) noexcept
+    void store_relaxed "penstock_store_relaxed"(uint64_t* p, uint64_t value) noexcept
+    void store_release "penstock_store_release"(uint64_t* p, uint64_t value) noexcept
+    bint cas_acq_rel "penstock_cas_acq_rel"(uint64_t* p, uint64_t expected, uint64_t desired) noexcept
+    uint64_t fetch_add_relaxed "penstock_fetch_add_relaxed"(uint64_t* p, uint64_t value) noexcept
+    bint cas128_acq_rel "penstock_cas128_acq_rel"(
+        PenstockCell* cell, PenstockCell expected, PenstockCell desired) noexcept
+    PenstockCell load128_acquire "penstock_load128_acquire"(PenstockCell* cell) noexcept
+    void prefetch_write "penstock_prefetch_write"(const void* p) noexcept
+    void prefetch_read "penstock_prefetch_read"(const void* p) noexcept
+
+
+cdef extern from "penstock/arithmetic.h" nogil:
+    uint64_t multiply_high "penstock_multiply_high"(uint64_t a, uint64_t b) noexcept
+    bint likely "penstock_likely"(bint condition) noexcept
+    uint64_t multiply_divide_up "penstock_multiply_divide_up"(uint64_t a, uint64_t b, uint64_t divisor) noexcept
+    uint64_t multiply_divide_down "penstock_multiply_divide_down"(uint64_t a, uint64_t b, uint64_t divisor) noexcept
+
+
+cdef extern from "penstock/hash.h" nogil:
+    ctypedef struct PenstockHashKey:
+        uint64_t k0
+        uint64_t k1
+
+    uint64_t siphash13 "penstock_siphash13"(PenstockHashKey key, const uint8_t* data, size_t size) noexcept
+
+
+cdef extern from "penstock/clock.h" nogil:
+    uint64_t monotonic_ns "penstock_monotonic_ns"() noexcept
+
+
+cdef extern from "penstock/generation.h" nogil:
+    uint64_t penstock_generation
+    void next_generation "penstock_next_generation"() noexcept
+    int watch_forks "penstock_watch_forks"() noexcept
+
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object text) noexcept

@@ -1,0 +1,130 @@
+"""Mapping a segment, its clock, and the process-wide generation."""
+
+from libc.errno cimport errno
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from penstock.core.native cimport (
+    PENSTOCK_CLOCK_MANUAL, PenstockCell, PenstockCounterLine, PenstockHeader, PenstockLimiterEntry, cas_acq_rel,
+    load_acquire, next_generation as native_next_generation, penstock_generation, siphash13, store_release, watch_forks,
+)
+from penstock.core.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
+
+from penstock import layout
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
+    void* MAP_FAILED
+    void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset)
+    int munmap(void* address, size_t size)
+
+
+if watch_forks() != 0:
+    raise MemoryError("penstock could not register its fork handler")
+
+
+def current_generation():
+    """Changes in the child of a fork and when a store is closed."""
+    return penstock_generation
+
+
+def next_generation():
+    """Make every limiter of this process look again at what it holds, before its next decision."""
+    native_next_generation()
+
+
+cdef class Segment:
+    """The mapping of a segment whose header has been validated.
+
+    Takes the open file and the header's fields; keeps no reference to the file. The mapping lives as long as the
+    object, and limiters hold the object, so a decision can never touch memory that was given back.
+
+    Thread-safe. After a fork the child has the same mapping of the same memory.
+    """
+
+    def __cinit__(
+        self, int fd, *, size_t size, uint64_t group_count, uint64_t epoch_ns, int clock_kind,
+        tuple hash_key, str on_full,
+    ):
+        if size != layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES:
+            raise ValueError(f"{size} bytes do not hold {group_count} groups")
+        cdef void* address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if address == MAP_FAILED:
+            raise OSError(errno, f"cannot map a segment of {size} bytes")
+        self.base = <char*>address
+        self.size = size
+        self.table.cells = <PenstockCell*>(self.base + <size_t>layout.TABLE_OFFSET)
+        self.table.group_count = group_count
+        self.table.epoch_ns = epoch_ns
+        if <uint64_t>clock_kind == PENSTOCK_CLOCK_MANUAL:
+            self.table.manual_ns = &(<PenstockHeader*>self.base).manual_ns
+        self.table.on_full = {"evict": EVICT, "deny": DENY, "allow": ALLOW}[on_full]
+        self.hash_key.k0, self.hash_key.k1 = hash_key
+        self.generation = &penstock_generation
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.size)
+
+    cdef PenstockCounterLine* counter_line(self, size_t number) except NULL:
+        if number >= <size_t>(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
+            raise IndexError(f"there is no counter line {number}")
+        return <PenstockCounterLine*>(self.base + <size_t>layout.COUNTERS_OFFSET) + number
+
+    cdef PenstockCounterLine* shared_counter_line(self, size_t limiter) except NULL:
+        return self.counter_line(<size_t>layout.OWNED_COUNTER_LINES + limiter)
+
+    def limiter_number(self, bytes name):
+        """The number of the limiter of that name, which is added if it is new; -1 if there is no room for it.
+
+        Lock-free: the name's hash claims an entry by one CAS. Two names with one 64-bit keyed hash would be one
+        limiter, at odds of one in 10**14 for a full list.
+        """
+        cdef uint64_t name_hash = siphash13(
+            self.hash_key, <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
+        cdef PenstockLimiterEntry* entries = <PenstockLimiterEntry*>(self.base + <size_t>layout.LIMITERS_OFFSET)
+        cdef PenstockLimiterEntry* entry
+        cdef int number
+        for number in range(layout.LIMITER_CAPACITY):
+            entry = &entries[number]
+            if load_acquire(&entry.name_hash) == 0:
+                cas_acq_rel(&entry.name_hash, 0, name_hash)
+            if load_acquire(&entry.name_hash) == name_hash:
+                # SYNC name -> length: who reads a length reads the whole name. A killed writer leaves 0.
+                if load_acquire(&entry.name_bytes) == 0:
+                    memcpy(entry.name, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+                    store_release(&entry.name_bytes, PyBytes_GET_SIZE(name))
+                return number
+        return -1
+
+    def take_counter_line(self, size_t number, uint32_t limiter):
+        """Give an unused line to `limiter`. Whether it is that limiter's now. Call with the line's lock held."""
+        cdef PenstockCounterLine* line = self.counter_line(number)
+        if line.limiter == 0:
+            line.limiter = limiter + 1
+        return line.limiter == limiter + 1
+
+    def read(self, size_t offset, size_t size):
+        """A copy of `size` bytes from `offset`."""
+        if offset > self.size or size > self.size - offset:
+            raise IndexError(f"{size} bytes at {offset} are not in a segment of {self.size}")
+        return PyBytes_FromStringAndSize(self.base + offset, size)
+
+    def now_ns(self):
+        """The segment's time in nanoseconds."""
+        return table_now(&self.table)
+
+    def set_manual_ns(self, uint64_t now_ns):
+        """Set the time of a segment with a manual clock, for every process that has it attached."""
+        if self.table.manual_ns == NULL:
+            raise ValueError("this segment runs on the host's clock")
+        store_release(self.table.manual_ns, now_ns)
+
+    def count_live(self):
+        """How many keys hold a state that still matters. Reads the whole table: about 1 ms per million keys."""
+        cdef uint64_t live
+        with nogil:
+            live = table_count_live(&self.table, table_now(&self.table))
+        return live

@@ -1,0 +1,147 @@
+"""The table: which cells a key may live in, how its cell is found, and the only place that changes one.
+
+A limiter hands in a *decision function*, which knows states and times but no memory; the table finds the key's
+state, asks the function, and swaps the answer in with one 128-bit CAS. The usual case is inlined here; everything
+else is in table.pyx.
+"""
+
+from libc.stdint cimport uint64_t
+
+from penstock.core.native cimport (
+    PENSTOCK_CELLS_PER_LINE, PENSTOCK_KIND_BITS, PENSTOCK_LINES_PER_GROUP, PenstockCell, cas128_acq_rel, likely,
+    load128_acquire, load_acquire, load_relaxed, monotonic_ns, multiply_high,
+)
+
+
+# What to do when every cell of a probe set holds a live key.
+cdef enum OnFull:
+    EVICT
+    DENY
+    ALLOW
+
+
+# A process's view of one segment's table. Copied out of the validated header once, so that nothing that is
+# written to the segment later can move a pointer.
+cdef struct Table:
+    PenstockCell* cells
+    uint64_t group_count
+    uint64_t epoch_ns
+    uint64_t* manual_ns          # NULL: the clock is CLOCK_MONOTONIC
+    OnFull on_full
+
+
+# Whether a request passes a key's `state` at `now_ns`; if so, `next_state` is the state that it leaves. A fresh key
+# has state 0. Pure: no memory but its arguments.
+ctypedef bint (*Decide)(uint64_t state, uint64_t now_ns, const void* parameters, uint64_t* next_state) noexcept nogil
+
+
+cdef enum Outcome:
+    DENIED = 0
+    ALLOWED = 1
+    UNDECIDED = 2                # only from table_try
+
+
+# A decision and what it was made from. `state` is the state that it left when it allowed, that it met when it
+# denied; with `full` and a denial, the time at which the first cell of the probe set expires.
+cdef struct Verdict:
+    Outcome outcome
+    bint full
+    uint64_t state
+    uint64_t now_ns
+
+
+# Rare events of a decision, gathered on the stack and added to the counters once it is made.
+cdef struct Events:
+    uint64_t inserted
+    uint64_t evicted
+    uint64_t full
+    uint64_t cas_retries
+
+
+# No state is meant to be later than this (146 years of segment time). One that is, is damage.
+cdef enum:
+    TIME_BITS = 62
+
+
+cdef inline uint64_t table_now(const Table* table) noexcept nogil:
+    if likely(table.manual_ns == NULL):
+        return monotonic_ns() - table.epoch_ns
+    return load_acquire(table.manual_ns)
+
+
+cdef inline uint64_t fingerprint_of(uint64_t tag) noexcept nogil:
+    return tag >> PENSTOCK_KIND_BITS << PENSTOCK_KIND_BITS
+
+
+cdef inline PenstockCell* home_line(const Table* table, uint64_t tag) noexcept nogil:
+    """The first line of a key's probe set."""
+    cdef uint64_t fingerprint = fingerprint_of(tag)
+    cdef uint64_t group = multiply_high(fingerprint, table.group_count)
+    # The group uses the high bits, the line within it the lowest ones of the fingerprint.
+    cdef uint64_t line = (fingerprint >> PENSTOCK_KIND_BITS) & <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
+    return table.cells + (group * PENSTOCK_LINES_PER_GROUP + line) * PENSTOCK_CELLS_PER_LINE
+
+
+cdef inline Outcome table_try(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
+) noexcept nogil:
+    """The usual case: the key is in its home line and nobody else is changing it.
+
+    Tag and state are two loads, so they may belong to different keys. That is safe: if the request is allowed, the
+    CAS fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair.
+
+    A denial writes nothing (I-3), either way one line of the table is touched (I-4).
+    """
+    cdef PenstockCell* cell = home_line(table, tag)
+    cdef PenstockCell* end = cell + PENSTOCK_CELLS_PER_LINE
+    cdef PenstockCell seen
+    cdef PenstockCell wanted
+    while load_acquire(&cell.tag) != tag:
+        cell += 1
+        if cell == end:
+            return UNDECIDED
+    seen.tag = tag
+    seen.state = load_relaxed(&cell.state)
+    wanted.tag = tag
+    if decide(seen.state, now_ns, parameters, &wanted.state):
+        if not likely(cas128_acq_rel(cell, seen, wanted)):
+            return UNDECIDED
+        verdict.state = wanted.state
+        verdict.outcome = ALLOWED
+        return ALLOWED
+    wanted = load128_acquire(cell)
+    if wanted.tag != tag or wanted.state != seen.state or seen.state >> TIME_BITS:
+        return UNDECIDED
+    verdict.state = seen.state
+    verdict.outcome = DENIED
+    return DENIED
+
+
+cdef inline bint is_at_home(const Table* table, uint64_t tag) noexcept nogil:
+    cdef PenstockCell* line = home_line(table, tag)
+    return (line[0].tag == tag) | (line[1].tag == tag) | (line[2].tag == tag) | (line[3].tag == tag)
+
+
+# Start fetching the lines of a key's probe set other than its home line.
+cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil
+
+# Every other case. Decides whatever table_try could not, from the clock reading in `verdict` on, and never leaves
+# UNDECIDED. An insertion takes a later reading and leaves that in `verdict`.
+cdef void table_decide(
+    const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
+    const void* parameters, Verdict* verdict, Events* events,
+) noexcept nogil
+
+# Replace the state of a key's member by what `decide` makes of it, if there is a member and `decide` says so.
+cdef void table_amend(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Events* events,
+) noexcept nogil
+
+# Forget a key.
+cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcept nogil
+
+# The state of a key, 0 if it has none.
+cdef uint64_t table_peek(const Table* table, uint64_t tag) noexcept nogil
+
+# How many cells hold a key whose state still matters at `now_ns`.
+cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil

@@ -1,0 +1,372 @@
+"""The table's uncommon cases: keys away from their home line, insertion, eviction, lost races.
+
+Insertion
+---------
+A key must never have two members, or it would have two limits. Cells are reserved in three steps, each one CAS, after
+Purcell and Harris, "Non-blocking hashtables with open addressing" (2005), but with claims that are helped instead of
+backed off from:
+
+1. *claim*: a vacant cell of the probe set becomes (fingerprint, CLAIM | unique id).
+2. *scan*: on behalf of that claim, look at every other cell of the probe set. A member of this key: take the claim
+   back and use the member. A claim of this key at a later position: take that one away. At an earlier position: take
+   ours away and go on on behalf of the earlier one, from the start of the scan.
+3. *promote*: CAS the claim to a member with the state that the caller's own request leaves.
+
+Whoever meets a claim of its own key before it has placed one skips step 1 and carries on with that claim, so a
+claimant that was killed or stopped delays nobody, and it is the promoter whose request is charged.
+
+SYNC claim -> scan: every scan on behalf of a claim starts after that claim was placed (the claim was read, or written,
+by the scanner before); a CAS is a full barrier, and the loads of the scan are acquire loads.
+
+*At most one member.* Suppose claims A and B of one key in cells a and b are both promoted. Each promotion's CAS names
+the claim's unique id, so the claim stood from its placing to its promotion. A's promoter read b between placing and
+promotion of A, B's promoter read a likewise for B. Say A was placed later (claims are placed by CASes, which are
+totally ordered). When A's promoter reads b, B has been placed. Either it reads claim B: then it removes B, and B is
+not promoted after that, or fails and reads again; or B was promoted before the read: it reads the member and gives A up
+(unless the member has been evicted, reset or has expired since, and then it is no longer a member). So A and B are not
+both members at one time.
+
+*Progress.* A claim is removed only in favour of a member or of a claim at an earlier position of the same key, or
+when its stamp is old (below). Positions are finite, so some claim stands until it is promoted by whoever looks at it.
+
+*Crash.* Killed after step 1: the claim stays. The next request of the key promotes it; requests of other keys
+may reuse the cell once the stamp is CLAIM_LIFE old. Taking a claim away is always safe: its owner's promotion
+fails and it starts again.
+
+*Time.* A cell that has expired may be reused by any key. A process with an old clock reading that finds its key gone
+must not date the fresh state by that reading: whoever reused the cell had a later one, up to which the old state was
+still to be obeyed. So the clock is read again after the scan has shown that there is no member.
+
+SYNC scan -> clock: the reading that saw the old state as expired happened before the CAS that reused the cell, that CAS
+before the scan's load of the cell, that load before our reading; and the clock is the host's monotonic one (I-7).
+"""
+
+from libc.stdint cimport uint64_t
+
+from penstock.core.native cimport (
+    PENSTOCK_CELLS_PER_LINE, PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_EMPTY,
+    PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,
+    load_acquire, multiply_high, prefetch_write,
+)
+
+
+cdef enum:
+    PROBE_LINES = 12
+    # A claim's id: when it was placed (24 bits, in 2^30 ns), by whom (12 bits), a sequence number (28 bits).
+    CLAIM_STAMP_SHIFT = 40
+    CLAIM_STAMP_UNIT_BITS = 30
+    CLAIM_STAMP_MASK = 0xFFFFFF
+    CLAIM_STRIPE_SHIFT = 28
+    CLAIM_SEQUENCE_MASK = 0xFFFFFFF
+    # In stamp units: an insertion takes well under a microsecond, so a claim of two seconds is abandoned or will
+    # simply start again.
+    CLAIM_LIFE = 2
+
+
+cdef struct ProbeSet:
+    PenstockCell* lines[PROBE_LINES]
+
+
+# A cell and its position in the probe set; NULL for none.
+cdef struct Place:
+    PenstockCell* cell
+    int position
+    PenstockCell seen
+
+
+cdef inline PenstockCell pair(uint64_t tag, uint64_t state) noexcept nogil:
+    cdef PenstockCell value
+    value.tag = tag
+    value.state = state
+    return value
+
+
+cdef inline uint64_t claim_tag(uint64_t tag) noexcept nogil:
+    return fingerprint_of(tag) | PENSTOCK_KIND_CLAIM
+
+
+cdef ProbeSet probe_set(const Table* table, uint64_t tag) noexcept nogil:
+    """The twelve lines of a key: three groups, all different, each from the key's own line of it onwards."""
+    cdef uint64_t fingerprint = fingerprint_of(tag)
+    cdef uint64_t start = (fingerprint >> PENSTOCK_KIND_BITS) & <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
+    cdef uint64_t[3] groups
+    cdef ProbeSet probe
+    cdef int g, i
+    groups[0] = multiply_high(fingerprint, table.group_count)
+    # Odd multipliers (the golden ratio's, and one of Steele and Vigna's) make the high bits depend on all bits.
+    groups[1] = multiply_high(fingerprint * <uint64_t>0x9E3779B97F4A7C15, table.group_count)
+    groups[2] = multiply_high(fingerprint * <uint64_t>0xD1342543DE82EF95, table.group_count)
+    if groups[1] == groups[0]:
+        groups[1] = (groups[1] + 1) % table.group_count
+    while groups[2] == groups[0] or groups[2] == groups[1]:
+        groups[2] = (groups[2] + 1) % table.group_count
+    for g in range(PENSTOCK_GROUPS_PER_KEY):
+        for i in range(PENSTOCK_LINES_PER_GROUP):
+            probe.lines[g * PENSTOCK_LINES_PER_GROUP + i] = table.cells + (
+                groups[g] * PENSTOCK_LINES_PER_GROUP + (start ^ <uint64_t>i)) * PENSTOCK_CELLS_PER_LINE
+    return probe
+
+
+cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef int line
+    for line in range(1, PROBE_LINES):
+        prefetch_write(probe.lines[line])
+
+
+cdef PenstockCell* find_member(const ProbeSet* probe, uint64_t tag) noexcept nogil:
+    cdef int line, i
+    for line in range(PROBE_LINES):
+        for i in range(PENSTOCK_CELLS_PER_LINE):
+            if load_acquire(&probe.lines[line][i].tag) == tag:
+                return &probe.lines[line][i]
+    return NULL
+
+
+cdef inline bint is_stale_claim(uint64_t claim_id, uint64_t now_ns) noexcept nogil:
+    cdef uint64_t age = ((now_ns >> CLAIM_STAMP_UNIT_BITS) - (claim_id >> CLAIM_STAMP_SHIFT)) & CLAIM_STAMP_MASK
+    # The upper half of the range: the claim was stamped by a process whose reading was later than ours.
+    return CLAIM_LIFE <= age <= CLAIM_STAMP_MASK // 2
+
+
+cdef uint64_t expiry_of(PenstockCell cell, uint64_t now_ns) noexcept nogil:
+    """When the cell may be reused: 0 if it holds nothing; for a fresh claim, never."""
+    cdef uint64_t kind = cell.tag & ((<uint64_t>1 << PENSTOCK_KIND_BITS) - 1)
+    if kind == PENSTOCK_KIND_TAT:
+        return cell.state if cell.state >> TIME_BITS == 0 else 0
+    if kind == PENSTOCK_KIND_CLAIM and not is_stale_claim(cell.state, now_ns):
+        return ~<uint64_t>0
+    return 0
+
+
+cdef Place choose_vacancy(
+    const ProbeSet* probe, uint64_t now_ns, bint evict, uint64_t* first_expiry_ns
+) noexcept nogil:
+    """A vacancy in the home line, else one in the emptiest line; with `evict`, else the live cell that expires first.
+
+    Which line is the rule that benchmarks/probe_simulation.py measures. Within a line, the cell that has been vacant for
+    longest: the owner of one that expired just now is the likeliest to come back to it.
+    """
+    cdef Place place
+    cdef Place vacancy = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
+    cdef Place longest = vacancy
+    cdef Place victim = vacancy
+    cdef int line, i, vacancies, most = 0
+    cdef uint64_t expiry, earliest
+    first_expiry_ns[0] = ~<uint64_t>0
+    for line in range(PROBE_LINES):
+        vacancies = 0
+        earliest = ~<uint64_t>0
+        for i in range(PENSTOCK_CELLS_PER_LINE):
+            place.cell = &probe.lines[line][i]
+            place.position = line * PENSTOCK_CELLS_PER_LINE + i
+            place.seen = load128_acquire(place.cell)
+            expiry = expiry_of(place.seen, now_ns)
+            if expiry <= now_ns:
+                vacancies += 1
+                if expiry < earliest:
+                    earliest = expiry
+                    longest = place
+            elif expiry < first_expiry_ns[0]:
+                first_expiry_ns[0] = expiry
+                victim = place
+        if vacancies > most:
+            most = vacancies
+            vacancy = longest
+        if line == 0 and most:
+            break
+    return victim if evict and vacancy.cell == NULL else vacancy
+
+
+cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
+    """The earliest claim of a key."""
+    cdef Place place
+    cdef int position
+    for position in range(PROBE_LINES * PENSTOCK_CELLS_PER_LINE):
+        place.cell = &probe.lines[position // PENSTOCK_CELLS_PER_LINE][position % PENSTOCK_CELLS_PER_LINE]
+        if load_acquire(&place.cell.tag) == claim_tag(tag):
+            place.seen = load128_acquire(place.cell)
+            if place.seen.tag == claim_tag(tag):
+                place.position = position
+                return place
+    place.cell = NULL
+    return place
+
+
+cdef bint scan(const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil:
+    """Step 2 on behalf of `claim`. False: there is a member, and the claim has been taken back.
+
+    On return `claim` is the one to promote: an earlier claim of the key, met on the way, takes its place.
+    """
+    cdef PenstockCell* cell
+    cdef PenstockCell seen
+    cdef int position = 0
+    while position < PROBE_LINES * PENSTOCK_CELLS_PER_LINE:
+        cell = &probe.lines[position // PENSTOCK_CELLS_PER_LINE][position % PENSTOCK_CELLS_PER_LINE]
+        if position == claim.position or fingerprint_of(load_acquire(&cell.tag)) != fingerprint_of(tag):
+            position += 1
+            continue
+        seen = load128_acquire(cell)
+        if seen.tag == tag:
+            cas128_acq_rel(claim.cell, claim.seen, pair(PENSTOCK_KIND_EMPTY, 0))
+            return False
+        if seen.tag != claim_tag(tag):
+            position += 1
+        elif position > claim.position:
+            # Not removed: it changed, so look at the same cell again.
+            if cas128_acq_rel(cell, seen, pair(PENSTOCK_KIND_EMPTY, 0)):
+                position += 1
+        else:
+            cas128_acq_rel(claim.cell, claim.seen, pair(PENSTOCK_KIND_EMPTY, 0))
+            claim.cell = cell
+            claim.seen = seen
+            claim.position = position
+            position = 0
+    return True
+
+
+cdef enum Insertion:
+    INSERTED
+    AGAIN                        # lost a race, or somebody else inserted the key
+    FULL
+
+
+cdef Insertion insert(
+    const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence,
+    Decide decide, const void* parameters, Verdict* verdict, Events* events,
+) noexcept nogil:
+    """One attempt to make a member of a key that had none, with the state that the request leaves."""
+    cdef uint64_t first_expiry_ns, now_ns = verdict.now_ns
+    cdef PenstockCell seen
+    cdef Place claim = find_claim(probe, tag)
+    if claim.cell == NULL:
+        claim = choose_vacancy(probe, now_ns, table.on_full == EVICT, &first_expiry_ns)
+        if claim.cell == NULL:
+            # No expiry at all: the probe set is full of other keys' claims, which last CLAIM_LIFE at the most.
+            if first_expiry_ns == ~<uint64_t>0:
+                first_expiry_ns = now_ns + (<uint64_t>(CLAIM_LIFE + 1) << CLAIM_STAMP_UNIT_BITS)
+            verdict.state = first_expiry_ns
+            return FULL
+        seen = claim.seen
+        claim.seen = pair(
+            claim_tag(tag),
+            ((now_ns >> CLAIM_STAMP_UNIT_BITS) & CLAIM_STAMP_MASK) << CLAIM_STAMP_SHIFT
+            | claim_stripe << CLAIM_STRIPE_SHIFT
+            | fetch_add_relaxed(claim_sequence, 1) & CLAIM_SEQUENCE_MASK)
+        if not cas128_acq_rel(claim.cell, seen, claim.seen):
+            events.cas_retries += 1
+            return AGAIN
+        if expiry_of(seen, now_ns) > now_ns:
+            events.evicted += 1
+    if not scan(probe, tag, &claim):
+        return AGAIN
+    now_ns = table_now(table)    # SYNC scan -> clock
+    if not decide(0, now_ns, parameters, &verdict.state):
+        cas128_acq_rel(claim.cell, claim.seen, pair(PENSTOCK_KIND_EMPTY, 0))
+        verdict.outcome = DENIED
+    elif cas128_acq_rel(claim.cell, claim.seen, pair(tag, verdict.state)):
+        events.inserted += 1
+        verdict.outcome = ALLOWED
+    else:
+        events.cas_retries += 1
+        return AGAIN
+    verdict.now_ns = now_ns
+    return INSERTED
+
+
+cdef void table_decide(
+    const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
+    const void* parameters, Verdict* verdict, Events* events,
+) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef PenstockCell* cell
+    cdef PenstockCell seen
+    cdef Insertion insertion
+    verdict.full = False
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            insertion = insert(
+                table, &probe, tag, claim_stripe, claim_sequence, decide, parameters, verdict, events)
+            if insertion == INSERTED:
+                return
+            if insertion == FULL:
+                events.full += 1
+                verdict.full = True
+                verdict.outcome = DENIED
+                if table.on_full == ALLOW and decide(0, verdict.now_ns, parameters, &verdict.state):
+                    verdict.outcome = ALLOWED
+                return
+            continue
+        seen = load128_acquire(cell)
+        if seen.tag != tag:
+            continue
+        if not decide(
+                seen.state if seen.state >> TIME_BITS == 0 else 0, verdict.now_ns, parameters, &verdict.state):
+            verdict.state = seen.state
+            verdict.outcome = DENIED
+            return
+        if cas128_acq_rel(cell, seen, pair(tag, verdict.state)):
+            verdict.outcome = ALLOWED
+            return
+        events.cas_retries += 1
+
+
+cdef void table_amend(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Events* events,
+) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef PenstockCell* cell
+    cdef PenstockCell seen
+    cdef uint64_t state
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            return
+        seen = load128_acquire(cell)
+        if seen.tag != tag:
+            continue
+        if not decide(seen.state, now_ns, parameters, &state):
+            return
+        if cas128_acq_rel(cell, seen, pair(tag, state)):
+            return
+        events.cas_retries += 1
+
+
+cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef PenstockCell* cell
+    cdef PenstockCell seen
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            return
+        seen = load128_acquire(cell)
+        if seen.tag == tag:
+            if cas128_acq_rel(cell, seen, pair(PENSTOCK_KIND_EMPTY, 0)):
+                return
+            events.cas_retries += 1
+
+
+cdef uint64_t table_peek(const Table* table, uint64_t tag) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef PenstockCell* cell
+    cdef PenstockCell seen
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            return 0
+        seen = load128_acquire(cell)
+        if seen.tag == tag:
+            return seen.state if seen.state >> TIME_BITS == 0 else 0
+
+
+cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil:
+    cdef uint64_t i, live = 0
+    cdef uint64_t cells = table.group_count * PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE
+    cdef PenstockCell cell
+    for i in range(cells):
+        cell = load128_acquire(&table.cells[i])
+        if cell.tag & ((<uint64_t>1 << PENSTOCK_KIND_BITS) - 1) != PENSTOCK_KIND_CLAIM:
+            live += expiry_of(cell, now_ns) > now_ns
+    return live

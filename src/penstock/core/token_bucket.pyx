@@ -1,0 +1,370 @@
+"""Token bucket with continuous refill, as the generic cell rate algorithm.
+
+The state of a key is its *theoretical arrival time* (TAT): the time at which the bucket is full again. A request moves
+it on by its cost at the rate and is allowed when it is then no further ahead of now than a whole burst. One number, no
+refill job (ITU-T I.371, 1993, virtual scheduling).
+
+Rounding: a request's increment is rounded up to the nanosecond, so a burst of n single requests may take up to n ns
+more than one request of cost n. The tolerance is widened by that much, but by less than one permit's time: a burst of
+single requests passes whole, and never can more than `burst` permits pass at one instant.
+"""
+
+cimport cython
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from penstock.core.decision cimport Decision
+from penstock.core.keys cimport hash_key_of
+from penstock.core.limiter cimport Limiter
+from penstock.core.native cimport (
+    PENSTOCK_KIND_TAT, PenstockHashKey, multiply_divide_up, prefetch_read, prefetch_write,
+)
+from penstock.core.table cimport (
+    ALLOWED, DENIED, UNDECIDED, Events, Outcome, Table, Verdict, fingerprint_of, home_line, is_at_home,
+    prefetch_away, table_amend, table_decide, table_now, table_peek, table_remove, table_try,
+)
+
+import operator
+
+from penstock.errors import CostExceedsLimit, InvalidCost, InvalidLimiter
+from penstock.rate import as_rate
+
+
+MAX_TOLERANCE_NS = 2**61                 # 73 years: with segment time below 2**62, no sum overflows
+
+cdef enum:
+    BATCH_ON_STACK = 256                 # keys of a batch that need no allocation
+    KEYS_AHEAD = 16                      # how far the next keys' objects are fetched ahead of hashing
+    CELLS_AHEAD = 24                     # how far the next cells are fetched ahead of deciding
+    KEYS_PER_READING = 64                # a batch reads the clock once for so many keys
+    KEYS_WITH_GIL = 1024                 # a larger batch lets other threads run while it decides
+
+
+cdef inline bint take(uint64_t tat_ns, uint64_t now_ns, const void* parameters, uint64_t* next_tat_ns) noexcept nogil:
+    """The decision function: GCRA's virtual scheduling."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef uint64_t start_ns = tat_ns if tat_ns > now_ns else now_ns
+    next_tat_ns[0] = start_ns + draw.increment_ns
+    return start_ns - now_ns <= draw.room_ns
+
+
+cdef bint give_back(
+    uint64_t tat_ns, uint64_t now_ns, const void* parameters, uint64_t* next_tat_ns
+) noexcept nogil:
+    """Undo `take`, but never beyond a full bucket."""
+    cdef const Draw* draw = <const Draw*>parameters
+    if tat_ns <= now_ns:
+        return False
+    next_tat_ns[0] = tat_ns - draw.increment_ns if tat_ns - now_ns > draw.increment_ns else now_ns
+    return True
+
+
+cdef inline uint64_t tag_of(object key, PenstockHashKey hash_key) except 0:
+    return fingerprint_of(hash_key_of(key, hash_key)) | PENSTOCK_KIND_TAT
+
+
+cdef int64_t whole_cost(object cost) except -1:
+    """The cost as an integer; larger ones than an int64_t come back as the largest, which no limit allows."""
+    cdef int overflow = 0
+    cdef int64_t value
+    if not PyLong_CheckExact(cost):
+        try:
+            if isinstance(cost, bool):
+                raise TypeError
+            cost = operator.index(cost)
+        except TypeError:
+            raise InvalidCost(f"a cost is a whole number of at least 0, not {cost!r:.100}") from None
+    value = PyLong_AsLongLongAndOverflow(cost, &overflow)
+    if overflow > 0:
+        return 0x7FFFFFFFFFFFFFFF
+    if value < 0:
+        raise InvalidCost(f"a cost is a whole number of at least 0, not {cost!r:.100}")
+    return value
+
+
+cdef Decision allowed_decision(const Shape* shape, const Verdict* verdict):
+    cdef Decision decision = Decision.__new__(Decision)
+    cdef uint64_t ahead_ns = verdict.state - verdict.now_ns
+    decision.allowed = True
+    decision.limit = shape.burst
+    decision.rate_limit = shape.rate_limit
+    decision.rate_period_ns = shape.rate_period_ns
+    decision.available_ns = shape.tolerance_ns - ahead_ns
+    decision.retry_after_ns = 0
+    decision.reset_after_ns = ahead_ns
+    return decision
+
+
+cdef Decision denied_decision(const Shape* shape, const Draw* draw, const Verdict* verdict):
+    cdef Decision decision = Decision.__new__(Decision)
+    # A denial says that the state is ahead of now; with a full table it is the time at which a cell is free.
+    cdef uint64_t ahead_ns = verdict.state - verdict.now_ns
+    decision.allowed = False
+    decision.limit = shape.burst
+    decision.rate_limit = shape.rate_limit
+    decision.rate_period_ns = shape.rate_period_ns
+    decision.available_ns = 0 if verdict.full or ahead_ns > shape.tolerance_ns else shape.tolerance_ns - ahead_ns
+    decision.retry_after_ns = ahead_ns if verdict.full else ahead_ns - draw.room_ns
+    decision.reset_after_ns = ahead_ns
+    return decision
+
+
+@cython.final
+cdef class TokenBucket(Limiter):
+    """Up to `burst` permits at once, refilled continuously at `rate`.
+
+    ``TokenBucket(store, "api", "100/minute", burst=20)``. `rate` is text or a ``Rate``; `burst` a whole number of
+    permits, by default as many as the rate allows per period. `name` identifies the limiter in its store.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen
+    bytes per key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all
+    processes. Algorithm: GCRA, ITU-T Recommendation I.371.
+    """
+
+    def __init__(self, store, str name, rate, burst=None):
+        self.rate = as_rate(rate)
+        self.shape_of(self.rate, burst, &self.shape)
+        self.burst = self.shape.burst
+        self.draw(1, &self.shape, &self.unit)
+
+    cdef int shape_of(self, object rate, object burst, Shape* shape) except -1:
+        rate = as_rate(rate)
+        if burst is None:
+            burst = rate.limit
+        elif isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
+            raise InvalidLimiter(f"the burst of limiter {self.name!r} is a whole number of at least 1, not {burst!r:.100}")
+        limit, period_ns = rate.limit, rate.period_ns
+        unit_ns = -(-period_ns // limit)
+        tolerance_ns = min(burst * unit_ns, burst * period_ns // limit + unit_ns - 1)
+        if tolerance_ns > MAX_TOLERANCE_NS:
+            raise InvalidLimiter(
+                f"limiter {self.name!r} would take more than 73 years to refill a burst of {burst} at {rate}: "
+                f"lower the burst or raise the rate")
+        shape.rate_limit = limit
+        shape.rate_period_ns = period_ns
+        shape.burst = burst
+        shape.tolerance_ns = tolerance_ns
+        return 0
+
+    cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1:
+        """What a request of `cost` asks of a bucket of this shape."""
+        cdef uint64_t permits = <uint64_t>whole_cost(cost)
+        if permits > shape.burst:
+            raise CostExceedsLimit(cost, shape.burst, self.name)
+        draw.increment_ns = multiply_divide_up(permits, shape.rate_period_ns, shape.rate_limit)
+        draw.room_ns = shape.tolerance_ns - draw.increment_ns
+        return 0
+
+    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) noexcept:
+        """One decision and its counting, from the clock reading in `verdict` on."""
+        cdef Events events
+        verdict.full = False
+        if table_try(&self.table, tag, verdict.now_ns, take, draw, verdict) == UNDECIDED:
+            events.inserted = events.evicted = events.full = events.cas_retries = 0
+            table_decide(
+                &self.table, tag, self.claim_stripe, &self.counters.claims, take, draw, verdict, &events)
+            self.count_events(&events)
+        self.count(&self.counters.allowed if verdict.outcome == ALLOWED else &self.counters.denied, 1)
+        return verdict.outcome
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of `hit`.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        cdef Verdict verdict
+        self.check_bound()
+        verdict.now_ns = table_now(&self.table)
+        return self.decide(tag_of(key, self.hash_key), &self.unit, &verdict) == ALLOWED
+
+    @cython.binding(False)
+    def hit(self, key, cost=1, *, rate=None, burst=None):
+        """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
+
+        `cost` is a whole number; 0 is allowed whenever the key has no debt beyond its burst, and charges nothing.
+        With `rate` (and `burst`) this one request is judged by that limit instead of the limiter's own, on the same
+        state: the tiers of one limit. A denial is a value: only what can never be allowed is an exception.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidRate``, ``InvalidKey``, ``StoreClosed``.
+        """
+        cdef Verdict verdict
+        cdef Draw draw
+        cdef Shape other
+        cdef const Shape* shape = &self.shape
+        self.check_bound()
+        if rate is not None:
+            self.shape_of(rate, burst, &other)
+            shape = &other
+        elif burst is not None:
+            raise InvalidLimiter("a burst for one request needs a rate beside it: hit(key, rate=..., burst=...)")
+        self.draw(cost, shape, &draw)
+        if draw.increment_ns == 0:
+            decision = self.peek_shape(key, shape, &draw)
+            self.count(&self.counters.allowed if decision else &self.counters.denied, 1)
+            return decision
+        verdict.now_ns = table_now(&self.table)
+        if self.decide(tag_of(key, self.hash_key), &draw, &verdict) == ALLOWED:
+            return allowed_decision(shape, &verdict)
+        return denied_decision(shape, &draw, &verdict)
+
+    cdef Decision peek_shape(self, object key, const Shape* shape, const Draw* draw):
+        cdef Verdict verdict
+        cdef uint64_t next_tat_ns
+        cdef bint allowed
+        verdict.full = False
+        verdict.now_ns = table_now(&self.table)
+        verdict.state = table_peek(&self.table, tag_of(key, self.hash_key))
+        allowed = take(verdict.state, verdict.now_ns, draw, &next_tat_ns)
+        verdict.state = max(verdict.state, verdict.now_ns)
+        return allowed_decision(shape, &verdict) if allowed else denied_decision(shape, draw, &verdict)
+
+    def peek(self, key, cost=1, *, rate=None, burst=None):
+        """What `hit` with the same arguments would decide now, without charging or counting anything.
+
+        ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is.
+        """
+        cdef Draw draw
+        cdef Shape shape = self.shape
+        self.check_bound()
+        if rate is not None:
+            self.shape_of(rate, burst, &shape)
+        self.draw(cost, &shape, &draw)
+        return self.peek_shape(key, &shape, &draw)
+
+    def refund(self, key, cost=1, *, rate=None, burst=None):
+        """Give back what an allowed ``hit`` with the same arguments charged; never more than a full bucket."""
+        cdef Draw draw
+        cdef Shape shape = self.shape
+        cdef Events events
+        self.check_bound()
+        if rate is not None:
+            self.shape_of(rate, burst, &shape)
+        self.draw(cost, &shape, &draw)
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        table_amend(&self.table, tag_of(key, self.hash_key), table_now(&self.table), give_back, &draw, &events)
+        self.count_events(&events)
+
+    def reset(self, key):
+        """Forget `key`: its next request meets a full bucket."""
+        cdef Events events
+        self.check_bound()
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        table_remove(&self.table, tag_of(key, self.hash_key), &events)
+        self.count_events(&events)
+
+    def allow_many(self, keys, costs=None):
+        """Decide a batch in order: a list of bools, one per key.
+
+        `keys` is an iterable of keys, `costs` an iterable of as many costs (default: 1 each). Either every key is
+        decided, or an exception is raised and none is charged. Not atomic: other processes' requests may come
+        between. Faster than a loop of ``allow``, because cells are fetched ahead; large batches release the GIL.
+        """
+        cdef list batch = keys if type(keys) is list else list(keys)
+        cdef Py_ssize_t n = PyList_GET_SIZE(batch)
+        cdef uint64_t[BATCH_ON_STACK] tags_on_stack
+        cdef uint8_t[BATCH_ON_STACK] results_on_stack
+        cdef uint64_t* tags = tags_on_stack
+        cdef uint8_t* results = results_on_stack
+        cdef Draw* draws = NULL
+        cdef Events events
+        cdef uint64_t allowed
+        cdef uint64_t generation
+        self.check_bound()
+        generation = self.bound_generation
+        if costs is not None:
+            costs = list(costs)
+            if len(costs) != n:
+                raise InvalidCost(f"{n} keys need {n} costs, not {len(costs)}")
+        try:
+            if n > BATCH_ON_STACK:
+                tags = <uint64_t*>PyMem_Malloc(n * sizeof(uint64_t))
+                results = <uint8_t*>PyMem_Malloc(n)
+            if costs is not None:
+                draws = <Draw*>PyMem_Malloc(max(n, 1) * sizeof(Draw))
+            if tags == NULL or results == NULL or (costs is not None and draws == NULL):
+                raise MemoryError
+            self.hash_batch(batch, n, tags)
+            if draws != NULL:
+                for i, cost in enumerate(costs):
+                    self.draw(cost, &self.shape, &draws[i])
+            if n <= KEYS_WITH_GIL:
+                allowed = self.decide_batch(n, tags, draws, results, &events)
+            else:
+                with nogil:
+                    allowed = self.decide_batch(n, tags, draws, results, &events)
+            if generation != self.generation[0]:
+                # Another thread closed the store meanwhile: this line may be another process's now.
+                self.counters = self.segment.shared_counter_line(self.number)
+                self.counters_are_shared = True
+            self.count(&self.counters.allowed, allowed)
+            self.count(&self.counters.denied, n - allowed)
+            self.count_events(&events)
+            return list_of_bools(results, n)
+        finally:
+            if tags != tags_on_stack:
+                PyMem_Free(tags)
+            if results != results_on_stack:
+                PyMem_Free(results)
+            PyMem_Free(draws)
+
+    cdef int hash_batch(self, list batch, Py_ssize_t n, uint64_t* tags) except -1:
+        cdef Py_ssize_t i
+        for i in range(n):
+            # Hashing an exotic key may run Python code, and that code may shorten the list.
+            if i + KEYS_AHEAD < PyList_GET_SIZE(batch):
+                prefetch_read(<const char*>PyList_GET_ITEM(batch, i + KEYS_AHEAD))
+                prefetch_read(<const char*>PyList_GET_ITEM(batch, i + KEYS_AHEAD) + 63)
+            elif i >= PyList_GET_SIZE(batch):
+                raise RuntimeError("the list of keys changed its size while it was read")
+            tags[i] = tag_of(<object>PyList_GET_ITEM(batch, i), self.hash_key)
+        return 0
+
+    cdef uint64_t decide_batch(
+        self, Py_ssize_t n, const uint64_t* tags, const Draw* draws, uint8_t* results, Events* events,
+    ) noexcept nogil:
+        """Decide n requests, without counting; `draws` is NULL when every cost is 1."""
+        cdef Verdict verdict
+        cdef const Draw* draw = &self.unit
+        cdef uint64_t now_ns = 0
+        cdef uint64_t allowed = 0
+        cdef Py_ssize_t i
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        # Two stages: home lines first; half way to the decision, the other lines of the keys that aren't at home.
+        for i in range(min(n, CELLS_AHEAD)):
+            prefetch_write(home_line(&self.table, tags[i]))
+        for i in range(n):
+            if i + CELLS_AHEAD < n:
+                prefetch_write(home_line(&self.table, tags[i + CELLS_AHEAD]))
+            if i + CELLS_AHEAD // 2 < n and not is_at_home(&self.table, tags[i + CELLS_AHEAD // 2]):
+                prefetch_away(&self.table, tags[i + CELLS_AHEAD // 2])
+            if i % KEYS_PER_READING == 0:
+                now_ns = table_now(&self.table)
+            if draws != NULL:
+                draw = &draws[i]
+            if draw.increment_ns == 0:
+                results[i] = take(table_peek(&self.table, tags[i]), now_ns, draw, &verdict.state)
+            else:
+                if table_try(&self.table, tags[i], now_ns, take, draw, &verdict) == UNDECIDED:
+                    verdict.now_ns = now_ns
+                    table_decide(
+                        &self.table, tags[i], self.claim_stripe, &self.counters.claims, take, draw, &verdict, events)
+                results[i] = verdict.outcome == ALLOWED
+            allowed += results[i]
+        return allowed
+
+
+cdef list list_of_bools(const uint8_t* values, Py_ssize_t n):
+    cdef list result = PyList_New(n)
+    cdef Py_ssize_t i
+    for i in range(n):
+        value = True if values[i] else False
+        Py_INCREF(value)
+        PyList_SET_ITEM(result, i, value)
+    return result

@@ -1,0 +1,121 @@
+"""What penstock raises. A denial is never an exception; these say that something can't be done at all."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "ClockMismatch",
+    "CostExceedsLimit",
+    "DamagedSegment",
+    "ForeignSegment",
+    "InvalidCost",
+    "InvalidKey",
+    "InvalidLimiter",
+    "InvalidRate",
+    "PenstockError",
+    "SegmentBusy",
+    "SegmentError",
+    "SegmentSizeWarning",
+    "SegmentSpaceError",
+    "SegmentVersionMismatch",
+    "StoreClosed",
+    "TooManyLimiters",
+    "TruncatedSegment",
+    "UntrustedSegment",
+]
+
+
+class PenstockError(Exception):
+    """Base of every exception of penstock."""
+
+
+class InvalidRate(PenstockError, ValueError):
+    """A rate that can't be read, or that the clock or the arithmetic can't represent."""
+
+
+class InvalidKey(PenstockError, TypeError):
+    """A key of a type that is not str, bytes, int or a tuple of them."""
+
+
+class InvalidCost(PenstockError, ValueError):
+    """A cost that is not a whole number of at least 0."""
+
+
+class InvalidLimiter(PenstockError, ValueError):
+    """A limiter's name or parameters that can't be used."""
+
+
+class CostExceedsLimit(PenstockError, ValueError):
+    """A cost that no waiting will ever make fit.
+
+    Attributes: ``cost``, ``limit`` (the most that can be allowed at once), ``limiter`` (its name).
+    """
+
+    def __init__(self, cost: int, limit: int, limiter: str) -> None:
+        super().__init__(cost, limit, limiter)
+        self.cost, self.limit, self.limiter = cost, limit, limiter
+
+    def __str__(self) -> str:
+        return (
+            f"a cost of {self.cost} can never be allowed by limiter {self.limiter!r}, which allows at most "
+            f"{self.limit} at once: raise its burst or split the request"
+        )
+
+
+class StoreClosed(PenstockError):
+    """A limiter or a store was used after ``Store.close()``."""
+
+
+class TooManyLimiters(PenstockError):
+    """A store has no room for another limiter's name."""
+
+
+class SegmentError(PenstockError):
+    """A segment that can't be used.
+
+    Attributes: ``path``, ``found`` and ``expected`` (what was there, what should have been), ``remedy``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], found: str, expected: str, remedy: str) -> None:
+        super().__init__(path, found, expected, remedy)
+        self.path, self.found, self.expected, self.remedy = os.fspath(path), found, expected, remedy
+
+    def __str__(self) -> str:
+        return f"{self.path}: found {self.found}, expected {self.expected}; {self.remedy}"
+
+
+class ForeignSegment(SegmentError):
+    """The file is not a penstock segment."""
+
+
+class SegmentVersionMismatch(SegmentError):
+    """The segment was made by a penstock with another layout."""
+
+
+class TruncatedSegment(SegmentError):
+    """The file's size is not the one that its header states."""
+
+
+class DamagedSegment(SegmentError):
+    """The header or the list of limiters contradicts itself."""
+
+
+class UntrustedSegment(SegmentError):
+    """The file could have been planted or changed by somebody who isn't trusted."""
+
+
+class ClockMismatch(SegmentError):
+    """The segment runs on another kind of clock than the one asked for."""
+
+
+class SegmentSpaceError(SegmentError):
+    """The file system has no room for the whole segment."""
+
+
+class SegmentBusy(SegmentError):
+    """Another process has been creating the segment for too long; it may be stopped."""
+
+
+class SegmentSizeWarning(UserWarning):
+    """The segment that exists was made for another number of keys than the one asked for."""

@@ -1,0 +1,410 @@
+"""Creating a segment's file, or attaching to one that may be anything.
+
+A file climbs a ladder, and each rung that it fails has an exception of its own:
+
+1. opened without following links, regular, of a trusted owner, not writable by others: ``UntrustedSegment``
+2. the creation lock is ours within ``LOCK_TIMEOUT``: ``SegmentBusy``
+3. empty, or left by a creator that died: it is made now; no room: ``SegmentSpaceError``
+4. our magic: ``ForeignSegment``; our layout: ``SegmentVersionMismatch``
+5. whole: ``TruncatedSegment``; consistent: ``DamagedSegment``; of the clock asked for: ``ClockMismatch``
+6. of this boot: else its clock is rebased
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import time
+import warnings
+import zlib
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock import file_locks, layout
+from penstock.errors import (
+    ClockMismatch,
+    DamagedSegment,
+    ForeignSegment,
+    SegmentBusy,
+    SegmentError,
+    SegmentSizeWarning,
+    SegmentSpaceError,
+    SegmentVersionMismatch,
+    TruncatedSegment,
+    UntrustedSegment,
+)
+
+__all__ = ["Header", "SegmentFile", "create_anonymous", "open_or_create"]
+
+BYTES_PER_KEY: Final = 21
+LOCK_TIMEOUT: Final = 30.0
+CLOCK_NAMES: Final = {layout.CLOCK_MONOTONIC: "monotonic", layout.CLOCK_MANUAL: "manual"}
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fields of a segment's header that mean something to an attached process."""
+
+    segment_size: int
+    advertised_keys: int
+    group_count: int
+    clock_kind: int
+    epoch_ns: int
+    wall_epoch_ns: int
+    hash_key: tuple[int, int]
+    boot_id: bytes
+
+    @classmethod
+    def new(cls, keys: int, clock_kind: int) -> Header:
+        group_count = max(layout.MIN_GROUPS, -(-keys * BYTES_PER_KEY // layout.GROUP_BYTES))
+        return cls(
+            segment_size=layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES,
+            advertised_keys=keys,
+            group_count=group_count,
+            clock_kind=clock_kind,
+            epoch_ns=time.monotonic_ns(),
+            wall_epoch_ns=time.time_ns(),
+            hash_key=(secrets.randbits(64), secrets.randbits(64)),
+            boot_id=_boot_id(),
+        )
+
+    def pack(self, state: int) -> bytes:
+        head = layout.HEADER.pack(
+            layout.MAGIC,
+            layout.LAYOUT_VERSION,
+            self.clock_kind,
+            self.segment_size,
+            self.advertised_keys,
+            self.group_count,
+            self.epoch_ns % 2**64,
+            self.wall_epoch_ns,
+            *self.hash_key,
+            self.boot_id,
+            0,
+            0,
+            b"",
+            0,
+            b"",
+        )[: layout.HEADER_CHECKSUM]
+        return head + zlib.crc32(head).to_bytes(4, "little") + state.to_bytes(4, "little")
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Header:
+        (_, _, clock_kind, segment_size, keys, group_count, epoch_ns, wall_epoch_ns, key0, key1, boot_id, *_) = (
+            layout.HEADER.unpack(raw)
+        )
+        return cls(segment_size, keys, group_count, clock_kind, epoch_ns, wall_epoch_ns, (key0, key1), boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """An open, validated segment."""
+
+    fd: int
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the caller asked for."""
+
+    path: str
+    keys: int
+    clock_kind: int
+    mode: int
+    gid: int
+
+    def refuse(self, kind: type[SegmentError], found: str, expected: str, remedy: str) -> SegmentError:
+        return kind(self.path, found, expected, remedy)
+
+
+def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int) -> SegmentFile:
+    """Climb the ladder. Any number of processes may do so at once; all end up with the same segment.
+
+    `mode` is that of a new file, and says whom to trust: with group write permission, also what members of `gid` made.
+    """
+    wanted = _Wanted(path, keys, clock_kind, mode, gid)
+    while True:
+        fd = _open_trusted(wanted)
+        try:
+            if not file_locks.lock_within(fd, 0, layout.HEADER.size, LOCK_TIMEOUT):
+                raise wanted.refuse(
+                    SegmentBusy,
+                    f"a segment that another process has been creating for {LOCK_TIMEOUT:.0f} s",
+                    "a creation that ends",
+                    "look for a stopped process that has the file open (fuser), or remove the file",
+                )
+            if not _is_current(wanted, fd):
+                os.close(fd)
+                continue
+            header = _make_usable(wanted, fd)
+            file_locks.unlock(fd, 0, layout.HEADER.size)
+        except BaseException:
+            os.close(fd)
+            raise
+        if header.advertised_keys != keys:
+            warnings.warn(
+                f"{path} was made for {header.advertised_keys} keys and is used as it is, not for the {keys} asked "
+                f"for; to change that, stop its users and call Store.unlink",
+                SegmentSizeWarning,
+                stacklevel=4,
+            )
+        return SegmentFile(fd, header)
+
+
+def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
+    """A segment without a name: it belongs to this process and to the children that it forks."""
+    fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        wanted = _Wanted("private store", keys, clock_kind, 0o600, os.getegid())
+        return SegmentFile(fd, _create(wanted, fd))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _open_trusted(wanted: _Wanted) -> int:
+    # A creator of another user gives the new file to the group one step after creating it.
+    patience = time.monotonic() + (0.5 if wanted.mode & 0o070 else 0.0)
+    while True:
+        fd = -1
+        try:
+            fd = _open(wanted)
+            _check_trust(wanted, os.fstat(fd))
+        except SegmentError as error:
+            if fd >= 0:
+                os.close(fd)
+            if not isinstance(error, UntrustedSegment) or time.monotonic() >= patience:
+                raise
+            time.sleep(0.01)
+        else:
+            return fd
+
+
+def _open(wanted: _Wanted) -> int:
+    while True:
+        try:
+            return os.open(wanted.path, OPEN_FLAGS)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _not_opened(wanted, error) from None
+        try:
+            fd = os.open(wanted.path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _not_opened(wanted, error) from None
+        try:
+            if os.fstat(fd).st_gid != wanted.gid and wanted.mode & 0o070:
+                os.fchown(fd, -1, wanted.gid)
+            os.fchmod(fd, wanted.mode)
+        except OSError as error:
+            os.unlink(wanted.path)
+            os.close(fd)
+            raise wanted.refuse(
+                UntrustedSegment,
+                f"no right to give the file to group {wanted.gid} ({error.strerror})",
+                "a creator that is root or a member of that group",
+                "create the store as root, or name a group that this process is in",
+            ) from None
+        return fd
+
+
+def _not_opened(wanted: _Wanted, error: OSError) -> SegmentError:
+    if error.errno == errno.ELOOP:
+        return wanted.refuse(
+            UntrustedSegment, "a symbolic link", "a regular file", "remove the link, or give the path it leads to"
+        )
+    if error.errno in (errno.EISDIR, errno.ENXIO, errno.ENODEV):
+        return wanted.refuse(ForeignSegment, "a directory or a device", "a regular file", "choose another path")
+    if error.errno == errno.ENOENT:
+        return wanted.refuse(
+            SegmentError, "no such directory", "a directory to create the segment in", "create the directory"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        found = f"no right to open it ({error.strerror})"
+        with contextlib.suppress(OSError):
+            status = os.lstat(wanted.path)
+            found = f"a file of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
+        return wanted.refuse(
+            UntrustedSegment,
+            found,
+            f"one that uid {os.geteuid()} may read and write",
+            "share a store between users with Store(..., mode=0o660, group=...) in every process",
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+        return wanted.refuse(SegmentSpaceError, error.strerror or "", "room for one more file", "free some")
+    return wanted.refuse(SegmentError, f"that it can't be opened ({error.strerror})", "a segment", "choose another path")
+
+
+def _check_trust(wanted: _Wanted, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise wanted.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
+    mode = stat.S_IMODE(status.st_mode)
+    group_is_trusted = bool(wanted.mode & 0o020) and status.st_gid == wanted.gid
+    if mode & 0o002 or (mode & 0o020 and not group_is_trusted):
+        raise wanted.refuse(
+            UntrustedSegment,
+            f"a file that others may write (mode {mode:04o}, gid {status.st_gid})",
+            f"write permission for uid {os.geteuid()} only"
+            + (f", or for group {wanted.gid}" if wanted.mode & 0o020 else ""),
+            "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=...",
+        )
+    if status.st_uid not in (os.geteuid(), 0) and not group_is_trusted:
+        raise wanted.refuse(
+            UntrustedSegment,
+            f"a file of uid {status.st_uid}",
+            f"one of uid {os.geteuid()} or of root",
+            "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=...",
+        )
+
+
+def _is_current(wanted: _Wanted, fd: int) -> bool:
+    """Whether the path still leads to this file: it may have been unlinked while we waited for the lock."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(wanted.path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _make_usable(wanted: _Wanted, fd: int) -> Header:
+    """The header of a segment that is ready. Called with the creation lock held."""
+    raw = os.pread(fd, layout.HEADER.size, 0)
+    if not raw:
+        return _create(wanted, fd)
+    _check_identity(wanted, raw)
+    state = int.from_bytes(raw[layout.HEADER_STATE : layout.HEADER_STATE + 4], "little")
+    if state == layout.STATE_CREATING:
+        # Its creator is gone, or it would hold the lock.
+        return _create(wanted, fd)
+    header = _check_consistency(wanted, raw, state, os.fstat(fd).st_size)
+    if header.clock_kind == layout.CLOCK_MONOTONIC and header.boot_id != _boot_id():
+        return _rebase(wanted, fd, header)
+    return header
+
+
+def _create(wanted: _Wanted, fd: int) -> Header:
+    header = Header.new(wanted.keys, wanted.clock_kind)
+    try:
+        os.ftruncate(fd, 0)
+        # One small write, then the rest: whatever a killed creator leaves is empty or says that it isn't ready.
+        os.pwrite(fd, header.pack(layout.STATE_CREATING), 0)
+        os.posix_fallocate(fd, 0, header.segment_size)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            if wanted.path.startswith("/"):
+                os.unlink(wanted.path)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
+            raise
+        raise _no_space(wanted, fd, header.segment_size) from None
+    os.pwrite(fd, layout.STATE_READY.to_bytes(4, "little"), layout.HEADER_STATE)
+    return header
+
+
+def _no_space(wanted: _Wanted, fd: int, needed: int) -> SegmentError:
+    system = os.fstatvfs(fd)
+    free = system.f_bavail * system.f_frsize
+    remedy = "make room there, give path= on a larger file system, or ask for fewer keys"
+    if wanted.path.startswith("/dev/shm/"):
+        remedy += (
+            f"; in a container, enlarge /dev/shm: docker run --shm-size={-(-needed // 2**20) + 1}m, shm_size in Compose, "
+            f"an emptyDir volume with medium: Memory in Kubernetes"
+        )
+    return wanted.refuse(
+        SegmentSpaceError,
+        f"{free} bytes free on its file system",
+        f"{needed} bytes for {wanted.keys} keys",
+        remedy,
+    )
+
+
+def _check_identity(wanted: _Wanted, raw: bytes) -> None:
+    magic = layout.MAGIC.to_bytes(8, "little")
+    if raw[:8] != magic:
+        raise wanted.refuse(
+            ForeignSegment,
+            f"a file that begins with {raw[:8]!r}",
+            f"the mark of a penstock segment, {magic!r}",
+            "choose another name or path; the file was left as it is",
+        )
+    if len(raw) < layout.HEADER_MANUAL_NS:
+        if len(raw) == layout.HEADER_STATE + 4:
+            return  # A creator died right after its first write.
+        raise wanted.refuse(
+            TruncatedSegment, f"{len(raw)} bytes", f"a header of {layout.HEADER.size} bytes", _START_AGAIN
+        )
+    version = int.from_bytes(raw[layout.HEADER_LAYOUT_VERSION : layout.HEADER_LAYOUT_VERSION + 4], "little")
+    if version != layout.LAYOUT_VERSION:
+        raise wanted.refuse(
+            SegmentVersionMismatch,
+            f"layout version {version}",
+            f"layout version {layout.LAYOUT_VERSION}",
+            "use one version of penstock in all processes, or give this one a store of another name",
+        )
+
+
+_START_AGAIN: Final = "stop its users and call Store.unlink to start with an empty one"
+
+
+def _check_consistency(wanted: _Wanted, raw: bytes, state: int, size: int) -> Header:
+    if len(raw) < layout.HEADER.size:
+        raise wanted.refuse(
+            TruncatedSegment, f"{len(raw)} bytes", f"a header of {layout.HEADER.size} bytes", _START_AGAIN
+        )
+    checksum = int.from_bytes(raw[layout.HEADER_CHECKSUM : layout.HEADER_CHECKSUM + 4], "little")
+    computed = zlib.crc32(raw[: layout.HEADER_CHECKSUM])
+    if checksum != computed:
+        raise wanted.refuse(
+            DamagedSegment, f"a header with checksum {checksum:#010x}", f"checksum {computed:#010x}", _START_AGAIN
+        )
+    if state != layout.STATE_READY:
+        raise wanted.refuse(
+            DamagedSegment, f"a header in state {state}", f"state {layout.STATE_READY} (ready)", _START_AGAIN
+        )
+    header = Header.unpack(raw)
+    if header.segment_size != size:
+        raise wanted.refuse(TruncatedSegment, f"{size} bytes", f"{header.segment_size} bytes", _START_AGAIN)
+    whole = layout.TABLE_OFFSET + header.group_count * layout.GROUP_BYTES
+    if header.group_count < layout.MIN_GROUPS or whole != size or header.clock_kind not in CLOCK_NAMES:
+        raise wanted.refuse(
+            DamagedSegment,
+            f"{header.group_count} groups and clock {header.clock_kind} in {size} bytes",
+            "numbers that fit each other",
+            _START_AGAIN,
+        )
+    if header.clock_kind != wanted.clock_kind:
+        raise wanted.refuse(
+            ClockMismatch,
+            f"a segment with a {CLOCK_NAMES[header.clock_kind]} clock",
+            f"one with a {CLOCK_NAMES[wanted.clock_kind]} clock",
+            "give the same clock= in all processes, or use another name",
+        )
+    return header
+
+
+def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header:
+    """After a reboot: let the segment's time go on by the wall clock, as nobody was attached meanwhile.
+
+    If the wall clock says that this is before the segment was made, nothing is known about the states' age: keeping
+    them could lock keys out for as long as the machine was up, so the segment starts empty.
+    """
+    elapsed_ns = time.time_ns() - header.wall_epoch_ns
+    if elapsed_ns < 0:
+        warnings.warn(
+            f"{wanted.path} comes from the future by the wall clock and starts empty", RuntimeWarning, stacklevel=6
+        )
+        return _create(wanted, fd)
+    rebased = replace(header, epoch_ns=(time.monotonic_ns() - elapsed_ns) % 2**64, boot_id=_boot_id())
+    os.pwrite(fd, rebased.pack(layout.STATE_READY), 0)
+    return rebased
+
+
+def _boot_id() -> bytes:
+    with open(BOOT_ID, encoding="ascii") as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))

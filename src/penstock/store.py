@@ -1,0 +1,323 @@
+"""Stores: where limiters keep their state."""
+
+from __future__ import annotations
+
+import grp
+import os
+import re
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from penstock import file_locks, layout
+from penstock.core.segment import Segment, current_generation, next_generation
+from penstock.errors import DamagedSegment, InvalidLimiter, StoreClosed, TooManyLimiters
+from penstock.segment_file import SegmentFile, create_anonymous, open_or_create
+from penstock.testing import ManualClock
+
+__all__ = ["LimiterStats", "Store", "StoreStats"]
+
+DIRECTORY: Final = "/dev/shm/"
+MAX_KEYS: Final = 2**36
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+OnFull = Literal["evict", "deny", "allow"]
+
+
+@dataclass(frozen=True, slots=True)
+class LimiterStats:
+    """Counts of one limiter since its segment was made, over all processes, living and gone."""
+
+    allowed: int = 0
+    denied: int = 0
+    inserted: int = 0
+    """Keys put into the table."""
+    evicted: int = 0
+    """Live keys that made room for another: make the store larger if this grows."""
+    full: int = 0
+    """Decisions that found no room for their key and were made by ``on_full``."""
+    cas_retries: int = 0
+    """Races lost to another process and run again."""
+
+    def __add__(self, other: LimiterStats) -> LimiterStats:
+        return LimiterStats(*(getattr(self, name) + getattr(other, name) for name in LimiterStats.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What ``Store.stats()`` found."""
+
+    keys: int
+    """Live keys that the segment was made for."""
+    live_keys: int
+    """Keys whose state matters now; a limiter forgets a key by itself when its state is that of a fresh one."""
+    bytes: int
+    limiters: dict[str, LimiterStats] = field(default_factory=dict)
+
+    @property
+    def total(self) -> LimiterStats:
+        """The sum over all limiters."""
+        return sum(self.limiters.values(), LimiterStats())
+
+
+class Store:
+    """Shared memory that holds the state of any number of limiters for all processes of the host.
+
+    ``Store("shop", keys=1_000_000)`` creates ``/dev/shm/penstock-shop`` or attaches to it. `keys` is how many keys can
+    be live at once (a key is live while its state differs from a fresh key's); it takes 21 bytes per key and 84 KiB,
+    all of it at once. The size of a segment that exists is kept; asking for another one warns.
+
+    `on_full`: what happens to a new key when there is no room near its place, which below `keys` live keys is rarer
+    than one insertion in 10,000: ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies and ``"allow"``
+    allows the request. Each is counted. `clock` is ``"monotonic"`` or a ``penstock.testing.ManualClock``.
+
+    `mode` and `group` say who may share the store: by default only the user that created it, or root. With
+    ``mode=0o660, group="www-data"`` in every process, all members of the group. `path` names the file instead of
+    `name`, for example on a disk, where limits survive a reboot.
+
+    Raises ``SegmentError`` (see ``penstock.errors`` for its kinds) and ``ValueError``.
+
+    *Threads*: safe. *Processes*: each makes its own ``Store`` of the same name. *Fork*: a store made before a fork
+    works in both. Usable as a context manager, which closes it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        keys: int,
+        on_full: OnFull = "evict",
+        clock: Literal["monotonic"] | ManualClock = "monotonic",
+        mode: int = 0o600,
+        group: str | int | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check_options(keys, on_full, clock)
+        target = _default_path(name) if path is None else os.path.abspath(os.fspath(path))
+        file = open_or_create(
+            target, keys=keys, clock_kind=_clock_kind(clock), mode=_checked_mode(mode, group), gid=_gid(group)
+        )
+        self._attach(name, target, file, on_full, clock)
+
+    @classmethod
+    def private(
+        cls, *, keys: int, on_full: OnFull = "evict", clock: Literal["monotonic"] | ManualClock = "monotonic"
+    ) -> Self:
+        """A store without a name, shared by this process and the children that it forks; gone with the last of them."""
+        _check_options(keys, on_full, clock)
+        store = cls.__new__(cls)
+        store._attach("private", None, create_anonymous(keys=keys, clock_kind=_clock_kind(clock)), on_full, clock)
+        return store
+
+    @staticmethod
+    def unlink(name: str | None = None, *, path: str | os.PathLike[str] | None = None) -> None:
+        """Remove the segment of that name or path. Who is attached keeps it; the next one makes a new one.
+
+        Raises ``FileNotFoundError`` if there is none.
+        """
+        if (name is None) == (path is None):
+            raise ValueError("Store.unlink takes a name or a path")
+        os.unlink(_default_path(name) if name is not None else os.fspath(path))  # type: ignore[arg-type]
+
+    def _attach(
+        self,
+        name: str,
+        path: str | None,
+        file: SegmentFile,
+        on_full: OnFull,
+        clock: Literal["monotonic"] | ManualClock,
+    ) -> None:
+        self.name: Final = name
+        self.path: Final = path
+        self.keys: Final = file.header.advertised_keys
+        self.on_full: Final = on_full
+        self.closed = False
+        # The file as this process opened it, which carries its locks, by generation: a child opens it anew.
+        self._files = {current_generation(): file.fd}
+        self._lines: dict[tuple[int, int], int] = {}
+        try:
+            self._segment = Segment(
+                file.fd,
+                size=file.header.segment_size,
+                group_count=file.header.group_count,
+                epoch_ns=file.header.epoch_ns,
+                clock_kind=file.header.clock_kind,
+                hash_key=file.header.hash_key,
+                on_full=on_full,
+            )
+        except BaseException:
+            os.close(file.fd)
+            raise
+        if isinstance(clock, ManualClock):
+            clock._bind(self._segment)
+
+    def close(self) -> None:
+        """Let go of the segment. Its limiters raise ``StoreClosed`` from now on; the segment itself stays."""
+        if getattr(self, "closed", True):
+            return
+        self.closed = True
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+        next_generation()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"keys={self.keys}, on_full={self.on_full!r}"
+        return f"<Store {self.path or self.name} {state}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError(f"{self!r} can't be pickled: attach to it by name in the other process")
+
+    def stats(self) -> StoreStats:
+        """Counts of every limiter, summed over all processes, and how full the store is.
+
+        Reads the whole table: about a millisecond per million keys. Needs no help from the processes counted.
+        """
+        if self.closed:
+            raise StoreClosed(f"{self!r} has no statistics any more")
+        by_number: dict[int, LimiterStats] = {}
+        size = layout.COUNTER_LINE.size
+        raw = self._segment.read(
+            layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size
+        )
+        for line, values in enumerate(layout.COUNTER_LINE.iter_unpack(raw)):
+            limiter, _, _, *counts = values
+            number = limiter - 1 if line < layout.OWNED_COUNTER_LINES else line - layout.OWNED_COUNTER_LINES
+            by_number[number] = by_number.get(number, LimiterStats()) + LimiterStats(*counts)
+        return StoreStats(
+            keys=self.keys,
+            live_keys=self._segment.count_live(),
+            bytes=self._segment.size,
+            limiters={name: by_number[number] for number, name in self._limiter_names().items()},
+        )
+
+    def _limiter_names(self) -> dict[int, str]:
+        raw = self._segment.read(layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY * layout.LIMITER_ENTRY.size)
+        names = {}
+        for number, (name_hash, length, name) in enumerate(layout.LIMITER_ENTRY.iter_unpack(raw)):
+            if name_hash and length:
+                try:
+                    names[number] = name[: min(length, layout.LIMITER_NAME_BYTES)].decode()
+                except UnicodeDecodeError:
+                    raise DamagedSegment(
+                        self.path or self.name,
+                        f"{name!r} as the name of limiter {number}",
+                        "UTF-8",
+                        "stop its users and call Store.unlink to start with an empty one",
+                    ) from None
+        return names
+
+    def _limiter_number(self, name: str) -> int:
+        """For limiters: the number under which the segment knows `name`."""
+        if self.closed:
+            raise StoreClosed(f"{self!r} takes no limiters any more")
+        try:
+            encoded = name.encode()
+        except UnicodeEncodeError:
+            encoded = b""
+        if not 1 <= len(encoded) <= layout.LIMITER_NAME_BYTES or b"\0" in encoded:
+            raise InvalidLimiter(
+                f"a limiter's name is text of 1 to {layout.LIMITER_NAME_BYTES} UTF-8 bytes, not {name!r:.100}"
+            )
+        number = self._segment.limiter_number(encoded)
+        if number < 0:
+            raise TooManyLimiters(
+                f"{self!r} has its {layout.LIMITER_CAPACITY} limiters, so {name!r} has no room: use keys instead of "
+                f"limiters to tell users apart, or a second store"
+            )
+        return number
+
+    def _counter_line(self, number: int) -> tuple[int, bool]:
+        """For limiters: the counter line that this process uses for limiter `number`, and whether it is shared.
+
+        A line is owned by whoever holds the file lock on its bytes, so the kernel frees it when its owner ends, and
+        the next owner goes on counting where the last one stopped: nothing is folded, and no sum ever falls.
+        """
+        generation = current_generation()
+        fd = self._own_file(generation)
+        if fd >= 0:
+            size = layout.COUNTER_LINE.size
+            raw = self._segment.read(layout.COUNTERS_OFFSET, layout.OWNED_COUNTER_LINES * size)
+            limiters = [values[0] for values in layout.COUNTER_LINE.iter_unpack(raw)]
+            # First the lines that this limiter has used already, then unused ones.
+            for wanted in (number + 1, 0):
+                for line, limiter in enumerate(limiters):
+                    if limiter != wanted:
+                        continue
+                    # The lock doesn't tell this process's threads and limiters apart; setdefault does.
+                    owner = self._lines.setdefault((generation, line), number)
+                    if owner != number or not file_locks.try_lock(fd, layout.COUNTERS_OFFSET + line * size, size):
+                        continue
+                    if self._segment.take_counter_line(line, number):
+                        return line, False
+        return layout.OWNED_COUNTER_LINES + number, True
+
+    def _own_file(self, generation: int) -> int:
+        """The segment's file as opened by this process in this generation; -1 if it can't be opened again."""
+        if generation in self._files:
+            return self._files[generation]
+        inherited = list(self._files.items())
+        if not inherited:
+            return -1
+        try:
+            opened = os.open(f"/proc/self/fd/{inherited[0][1]}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # Most often a worker that gave up root: mapping and limits work, only its counters are shared.
+            return -1
+        if self._files.setdefault(generation, opened) != opened:
+            os.close(opened)
+        for old, fd in inherited:
+            if self._files.pop(old, None) is not None:
+                os.close(fd)
+        return self._files[generation]
+
+
+def _default_path(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"a store's name is up to 100 letters, digits, '_', '.' and '-', and begins with no '.' or '-'; not {name!r:.120}"
+        )
+    return f"{DIRECTORY}penstock-{name}"
+
+
+def _check_options(keys: int, on_full: str, clock: object) -> None:
+    if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
+        raise ValueError(f"keys is a whole number from 1 to 2**36, not {keys!r:.100}")
+    if on_full not in ("evict", "deny", "allow"):
+        raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {on_full!r:.100}")
+    if clock != "monotonic" and not isinstance(clock, ManualClock):
+        raise ValueError(f"clock is 'monotonic' or a penstock.testing.ManualClock, not {clock!r:.100}")
+
+
+def _clock_kind(clock: object) -> int:
+    return layout.CLOCK_MANUAL if isinstance(clock, ManualClock) else layout.CLOCK_MONOTONIC
+
+
+def _checked_mode(mode: int, group: str | int | None) -> int:
+    if not isinstance(mode, int) or mode not in (0o600, 0o660):
+        raise ValueError(f"mode is 0o600 (this user) or 0o660 (with a group), not {mode!r:.20}")
+    if group is not None and mode != 0o660:
+        raise ValueError(f"group={group!r} needs mode=0o660: members of a group share a store by writing to it")
+    return mode
+
+
+def _gid(group: str | int | None) -> int:
+    if group is None:
+        return os.getegid()
+    if isinstance(group, int):
+        return group
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ValueError(f"there is no group {group!r} on this host") from None

@@ -1,0 +1,58 @@
+"""What tests of code that uses penstock need."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.core.segment import Segment
+
+__all__ = ["ManualClock"]
+
+
+class ManualClock:
+    """A clock that stands still until it is told to move.
+
+    Give it to a store as ``clock=``. The time is kept in the segment, so every process that has the segment attached
+    sees it; one clock can be given to several stores and moves them together. It starts at `start` seconds, or, with a
+    segment whose time has moved already, where that one is. Move it in one thread at a time.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now_ns = _to_ns(start)
+        self._segments: list[Segment] = []
+
+    def now(self) -> float:
+        """The time in seconds."""
+        return self._read_ns() / 1e9
+
+    def set(self, seconds: float) -> None:
+        """Move to `seconds`. Earlier than now is allowed: limiters must bear a clock that goes back."""
+        self._set_ns(_to_ns(seconds))
+
+    def advance(self, seconds: float) -> None:
+        """Move on by `seconds`, to the nearest nanosecond."""
+        if not seconds >= 0:
+            raise ValueError(f"advance goes forwards, not by {seconds!r}: use set to go back")
+        self._set_ns(self._read_ns() + _to_ns(seconds))
+
+    def _set_ns(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        for segment in self._segments:
+            segment.set_manual_ns(now_ns)
+
+    def _read_ns(self) -> int:
+        return self._segments[0].now_ns() if self._segments else self._now_ns
+
+    def _bind(self, segment: Segment) -> None:
+        now_ns = segment.now_ns() or self._read_ns()
+        self._segments.append(segment)
+        self._set_ns(now_ns)
+
+
+def _to_ns(seconds: float) -> int:
+    if not math.isfinite(seconds) or not 0 <= seconds < 4e9:
+        raise ValueError(f"a clock's time is from 0 to 4e9 seconds, not {seconds!r}")
+    return round(Fraction(seconds) * 1_000_000_000)
