@@ -29,6 +29,7 @@ extensions = [
 for extension in extensions:
     extension.cython_directives = {
         "language_level": 3,
+        "auto_pickle": False,
         "boundscheck": False,
         "wraparound": False,
         "cdivision": True,

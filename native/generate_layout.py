@@ -54,9 +54,7 @@ class Struct:
     @property
     def struct_format(self) -> str:
         """The record as a format of Python's struct module."""
-        return "<" + "".join(
-            f"{f.count if f.count > 1 else ''}{STRUCT_CODES[f.type]}" for f in self.fields
-        )
+        return "<" + "".join(f"{f.count if f.count > 1 else ''}{STRUCT_CODES[f.type]}" for f in self.fields)
 
 
 def snake(name: str) -> str:
@@ -103,8 +101,7 @@ def c_header(constants: dict, structs: list[Struct]) -> str:
         out.append(f"}} __attribute__((aligned({alignment}))) Penstock{s.name};")
         out.append(f'_Static_assert(sizeof(Penstock{s.name}) == {s.size}, "size of {s.name}");')
         out += [
-            f"_Static_assert(offsetof(Penstock{s.name}, {f.name}) == {f.offset}, "
-            f'"offset of {s.name}.{f.name}");'
+            f'_Static_assert(offsetof(Penstock{s.name}, {f.name}) == {f.offset}, "offset of {s.name}.{f.name}");'
             for f in s.fields
         ]
     return "\n".join([*out, "", "#endif", ""])
@@ -127,11 +124,7 @@ def python_module(constants: dict, structs: list[Struct], sections: list[dict]) 
         out += ["", f'{name}: Final = struct.Struct("{s.struct_format}")', f"{name}_FIELDS: Final = ("]
         out += [f'    "{f.name}",' for f in s.fields]
         out.append(")")
-        out += [
-            f"{name}_{f.name.upper()}: Final = {f.offset}"
-            for f in s.fields
-            if not f.name.startswith("pad")
-        ]
+        out += [f"{name}_{f.name.upper()}: Final = {f.offset}" for f in s.fields if not f.name.startswith("pad")]
     out.append("")
     position = "0"
     for section in sections:

@@ -57,8 +57,8 @@ class Rate:
 
     __slots__ = ("limit", "period_ns")
 
-    limit: Final[int]
-    period_ns: Final[int]
+    limit: int
+    period_ns: int
 
     def __init__(self, limit: int, period: float | timedelta) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int):

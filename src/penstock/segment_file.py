@@ -240,7 +240,7 @@ def _not_opened(wanted: _Wanted, error: OSError) -> SegmentError:
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return wanted.refuse(SegmentSpaceError, error.strerror or "", "room for one more file", "free some")
-    return wanted.refuse(SegmentError, f"that it can't be opened ({error.strerror})", "a segment", "choose another path")
+    return wanted.refuse(SegmentError, f"a file that can't be opened ({error.strerror})", "a segment", "choose another")
 
 
 def _check_trust(wanted: _Wanted, status: os.stat_result) -> None:
@@ -313,8 +313,8 @@ def _no_space(wanted: _Wanted, fd: int, needed: int) -> SegmentError:
     remedy = "make room there, give path= on a larger file system, or ask for fewer keys"
     if wanted.path.startswith("/dev/shm/"):
         remedy += (
-            f"; in a container, enlarge /dev/shm: docker run --shm-size={-(-needed // 2**20) + 1}m, shm_size in Compose, "
-            f"an emptyDir volume with medium: Memory in Kubernetes"
+            f"; in a container, enlarge /dev/shm: docker run --shm-size={-(-needed // 2**20) + 1}m, shm_size in "
+            f"Compose, an emptyDir volume with medium: Memory in Kubernetes"
         )
     return wanted.refuse(
         SegmentSpaceError,

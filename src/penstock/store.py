@@ -21,7 +21,7 @@ DIRECTORY: Final = "/dev/shm/"
 MAX_KEYS: Final = 2**36
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 
-OnFull = Literal["evict", "deny", "allow"]
+_OnFull = Literal["evict", "deny", "allow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,11 @@ class Store:
     be live at once (a key is live while its state differs from a fresh key's); it takes 21 bytes per key and 84 KiB,
     all of it at once. The size of a segment that exists is kept; asking for another one warns.
 
-    `on_full`: what happens to a new key when there is no room near its place, which below `keys` live keys is rarer
-    than one insertion in 10,000: ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies and ``"allow"``
-    allows the request. Each is counted. `clock` is ``"monotonic"`` or a ``penstock.testing.ManualClock``.
+    `on_full` says what happens to a new key when there is no room near its place, which up to `keys` live keys is
+    rarer than one insertion in 10,000: ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
+    request and ``"allow"`` allows it. Each is counted.
+
+    `clock` is ``"monotonic"`` or a ``penstock.testing.ManualClock``.
 
     `mode` and `group` say who may share the store: by default only the user that created it, or root. With
     ``mode=0o660, group="www-data"`` in every process, all members of the group. `path` names the file instead of
@@ -86,7 +88,7 @@ class Store:
         name: str,
         *,
         keys: int,
-        on_full: OnFull = "evict",
+        on_full: _OnFull = "evict",
         clock: Literal["monotonic"] | ManualClock = "monotonic",
         mode: int = 0o600,
         group: str | int | None = None,
@@ -101,7 +103,7 @@ class Store:
 
     @classmethod
     def private(
-        cls, *, keys: int, on_full: OnFull = "evict", clock: Literal["monotonic"] | ManualClock = "monotonic"
+        cls, *, keys: int, on_full: _OnFull = "evict", clock: Literal["monotonic"] | ManualClock = "monotonic"
     ) -> Self:
         """A store without a name, shared by this process and the children that it forks; gone with the last of them."""
         _check_options(keys, on_full, clock)
@@ -124,13 +126,13 @@ class Store:
         name: str,
         path: str | None,
         file: SegmentFile,
-        on_full: OnFull,
+        on_full: _OnFull,
         clock: Literal["monotonic"] | ManualClock,
     ) -> None:
-        self.name: Final = name
-        self.path: Final = path
-        self.keys: Final = file.header.advertised_keys
-        self.on_full: Final = on_full
+        self.name = name
+        self.path = path
+        self.keys = file.header.advertised_keys
+        self.on_full = on_full
         self.closed = False
         # The file as this process opened it, which carries its locks, by generation: a child opens it anew.
         self._files = {current_generation(): file.fd}
@@ -188,9 +190,7 @@ class Store:
             raise StoreClosed(f"{self!r} has no statistics any more")
         by_number: dict[int, LimiterStats] = {}
         size = layout.COUNTER_LINE.size
-        raw = self._segment.read(
-            layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size
-        )
+        raw = self._segment.read(layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size)
         for line, values in enumerate(layout.COUNTER_LINE.iter_unpack(raw)):
             limiter, _, _, *counts = values
             number = limiter - 1 if line < layout.OWNED_COUNTER_LINES else line - layout.OWNED_COUNTER_LINES
@@ -286,7 +286,8 @@ class Store:
 def _default_path(name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
-            f"a store's name is up to 100 letters, digits, '_', '.' and '-', and begins with no '.' or '-'; not {name!r:.120}"
+            f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "
+            f"not {name!r:.120}"
         )
     return f"{DIRECTORY}penstock-{name}"
 

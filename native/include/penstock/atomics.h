@@ -23,13 +23,9 @@ static inline uint64_t penstock_load_relaxed(const uint64_t *p) { return __atomi
 
 static inline uint64_t penstock_load_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
-static inline void penstock_store_relaxed(uint64_t *p, uint64_t value) {
-    __atomic_store_n(p, value, __ATOMIC_RELAXED);
-}
+static inline void penstock_store_relaxed(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 
-static inline void penstock_store_release(uint64_t *p, uint64_t value) {
-    __atomic_store_n(p, value, __ATOMIC_RELEASE);
-}
+static inline void penstock_store_release(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
 
 static inline uint64_t penstock_fetch_add_relaxed(uint64_t *p, uint64_t value) {
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
@@ -39,9 +35,9 @@ static inline bool penstock_cas_acq_rel(uint64_t *p, uint64_t expected, uint64_t
     return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-static inline void penstock_prefetch_write(const void *p) { __builtin_prefetch(p, 1, 3); }
-
-static inline void penstock_prefetch_read(const void *p) { __builtin_prefetch(p, 0, 3); }
+/* For reading, even where a write may follow: fetching a line for writing takes it away from the other cores, and a
+ * denial, which is not known yet, must not do that. */
+static inline void penstock_prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
 
 /* Whether one 16-byte load is one access on this processor: AVX says so on x86-64 (Intel SDM volume 3, 9.1.1;
  * AMD has confirmed the same), LSE2 on aarch64. Set once, when the extension that includes this is loaded. */

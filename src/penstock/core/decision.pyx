@@ -16,7 +16,6 @@ cdef double seconds_up(uint64_t duration_ns) noexcept:
 
 @cython.final
 @cython.freelist(64)
-@cython.auto_pickle(False)
 cdef class Decision:
     """What a limiter decided about one request. True when it allowed it.
 
@@ -51,3 +50,6 @@ cdef class Decision:
             f"Decision(allowed={self.allowed}, limit={self.limit}, remaining={self.remaining}, "
             f"retry_after={self.retry_after}, reset_after={self.reset_after})"
         )
+
+    def __reduce__(self):
+        raise TypeError("a Decision can't be pickled or copied: take the fields you need")

@@ -1,10 +1,11 @@
 """From a key to its hash: the same in every process, and secret to whoever doesn't have the segment."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DATA, PyUnicode_GET_LENGTH
-from libc.stdint cimport uint8_t, uint64_t
+from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
 
-from penstock.core.native cimport PenstockHashKey, PyUnicode_IS_COMPACT_ASCII, likely, siphash13
+from penstock.core.native cimport (
+    PenstockHashKey, is_compact_ascii, is_text, likely, siphash13, text_data, text_length,
+)
 
 
 # Keys of different types never share a hash input: each type hashes under a key of its own.
@@ -27,8 +28,17 @@ cdef PenstockHashKey derive_key(PenstockHashKey segment_key, bytes name)
 cdef uint64_t hash_other_key(object key, PenstockHashKey hash_key) except? 0
 
 
+cdef inline bint is_ascii_text(PyObject* key) noexcept nogil:
+    return is_text(key) and is_compact_ascii(key)
+
+
+cdef inline uint64_t hash_ascii_text(PyObject* key, PenstockHashKey hash_key) noexcept nogil:
+    """Of a key for which `is_ascii_text` holds, and which somebody keeps alive."""
+    return siphash13(hash_key, text_data(key), text_length(key))
+
+
 cdef inline uint64_t hash_key_of(object key, PenstockHashKey hash_key) except? 0:
-    """The 64-bit hash of a key. TypeError if it is not a key."""
-    if likely(PyUnicode_CheckExact(key)) and likely(PyUnicode_IS_COMPACT_ASCII(key)):
-        return siphash13(hash_key, <const uint8_t*>PyUnicode_DATA(key), <size_t>PyUnicode_GET_LENGTH(key))
+    """The 64-bit hash of a key. InvalidKey if it is not a key."""
+    if likely(is_ascii_text(<PyObject*>key)):
+        return hash_ascii_text(<PyObject*>key, hash_key)
     return hash_other_key(key, hash_key)

@@ -8,6 +8,8 @@ from penstock.core.native cimport PenstockHashKey, siphash13
 
 from penstock.errors import InvalidKey
 
+Key = str | bytes | int | tuple[str | bytes | int, ...]
+
 
 cdef uint64_t hash_bytes(object data, PenstockHashKey key, KeyDomain domain) noexcept:
     """Of a bytes object or an instance of a subclass."""

@@ -1,5 +1,6 @@
 """Everything that penstock takes from C: the only extern declarations of the package."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 
@@ -46,8 +47,7 @@ cdef extern from "penstock/atomics.h" nogil:
     bint cas128_acq_rel "penstock_cas128_acq_rel"(
         PenstockCell* cell, PenstockCell expected, PenstockCell desired) noexcept
     PenstockCell load128_acquire "penstock_load128_acquire"(PenstockCell* cell) noexcept
-    void prefetch_write "penstock_prefetch_write"(const void* p) noexcept
-    void prefetch_read "penstock_prefetch_read"(const void* p) noexcept
+    void prefetch "penstock_prefetch"(const void* p) noexcept
 
 
 cdef extern from "penstock/arithmetic.h" nogil:
@@ -76,4 +76,9 @@ cdef extern from "penstock/generation.h" nogil:
 
 
 cdef extern from "Python.h":
-    bint PyUnicode_IS_COMPACT_ASCII(object text) noexcept
+    # On objects that somebody else holds. These read memory only, so they ask for no reference and no GIL.
+    bint is_text "PyUnicode_CheckExact"(PyObject* key) noexcept nogil
+    bint is_compact_ascii "PyUnicode_IS_COMPACT_ASCII"(PyObject* text) noexcept nogil
+    const uint8_t* text_data "PyUnicode_DATA"(PyObject* text) noexcept nogil
+    size_t text_length "PyUnicode_GET_LENGTH"(PyObject* text) noexcept nogil
+    PyObject** list_items "PySequence_Fast_ITEMS"(list items) noexcept

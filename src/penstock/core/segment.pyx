@@ -1,7 +1,8 @@
 """Mapping a segment, its clock, and the process-wide generation."""
 
-from libc.errno cimport errno
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -35,6 +36,7 @@ def next_generation():
     native_next_generation()
 
 
+@cython.final
 cdef class Segment:
     """The mapping of a segment whose header has been validated.
 

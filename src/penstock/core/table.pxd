@@ -82,24 +82,31 @@ cdef inline PenstockCell* home_line(const Table* table, uint64_t tag) noexcept n
     return table.cells + (group * PENSTOCK_LINES_PER_GROUP + line) * PENSTOCK_CELLS_PER_LINE
 
 
-cdef inline Outcome table_try(
-    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
+cdef inline PenstockCell* find_in_line(PenstockCell* line, uint64_t tag) noexcept nogil:
+    """The cell of a line that has this tag, or NULL.
+
+    All four are compared before the one branch: over many keys, which cell it is can't be predicted.
+    """
+    cdef bint second = load_acquire(&line[1].tag) == tag
+    cdef bint third = load_acquire(&line[2].tag) == tag
+    cdef bint fourth = load_acquire(&line[3].tag) == tag
+    if (load_acquire(&line[0].tag) == tag) | second | third | fourth:
+        return line + (second + 2 * third + 3 * fourth)
+    return NULL
+
+
+cdef inline Outcome table_try_cell(
+    PenstockCell* cell, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
 ) noexcept nogil:
-    """The usual case: the key is in its home line and nobody else is changing it.
+    """The usual case: the key is in `cell`, where its tag was seen, and nobody else is changing it.
 
     Tag and state are two loads, so they may belong to different keys. That is safe: if the request is allowed, the
     CAS fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair.
 
     A denial writes nothing (I-3), either way one line of the table is touched (I-4).
     """
-    cdef PenstockCell* cell = home_line(table, tag)
-    cdef PenstockCell* end = cell + PENSTOCK_CELLS_PER_LINE
     cdef PenstockCell seen
     cdef PenstockCell wanted
-    while load_acquire(&cell.tag) != tag:
-        cell += 1
-        if cell == end:
-            return UNDECIDED
     seen.tag = tag
     seen.state = load_relaxed(&cell.state)
     wanted.tag = tag
@@ -117,9 +124,18 @@ cdef inline Outcome table_try(
     return DENIED
 
 
-cdef inline bint is_at_home(const Table* table, uint64_t tag) noexcept nogil:
-    cdef PenstockCell* line = home_line(table, tag)
-    return (line[0].tag == tag) | (line[1].tag == tag) | (line[2].tag == tag) | (line[3].tag == tag)
+cdef inline Outcome table_try(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
+) noexcept nogil:
+    """`table_try_cell` for a key that is looked for in its home line only."""
+    cdef PenstockCell* cell = home_line(table, tag)
+    cdef PenstockCell* end = cell + PENSTOCK_CELLS_PER_LINE
+    # A branch for each cell: a key that is asked for often is found where it was before.
+    while load_acquire(&cell.tag) != tag:
+        cell += 1
+        if cell == end:
+            return UNDECIDED
+    return table_try_cell(cell, tag, now_ns, decide, parameters, verdict)
 
 
 # Start fetching the lines of a key's probe set other than its home line.

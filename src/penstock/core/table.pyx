@@ -46,25 +46,26 @@ from libc.stdint cimport uint64_t
 from penstock.core.native cimport (
     PENSTOCK_CELLS_PER_LINE, PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_EMPTY,
     PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,
-    load_acquire, multiply_high, prefetch_write,
+    load_acquire, multiply_high, prefetch,
 )
 
 
 cdef enum:
-    PROBE_LINES = 12
+    PROBE_LINES = PENSTOCK_GROUPS_PER_KEY * PENSTOCK_LINES_PER_GROUP
     # A claim's id: when it was placed (24 bits, in 2^30 ns), by whom (12 bits), a sequence number (28 bits).
     CLAIM_STAMP_SHIFT = 40
     CLAIM_STAMP_UNIT_BITS = 30
     CLAIM_STAMP_MASK = 0xFFFFFF
     CLAIM_STRIPE_SHIFT = 28
     CLAIM_SEQUENCE_MASK = 0xFFFFFFF
-    # In stamp units: an insertion takes well under a microsecond, so a claim of two seconds is abandoned or will
-    # simply start again.
+    # In stamp units. An insertion takes a microsecond; whoever is slower starts again.
     CLAIM_LIFE = 2
 
 
+# The twelve lines of a key: three groups, all different, each from the key's own line of it onwards.
 cdef struct ProbeSet:
-    PenstockCell* lines[PROBE_LINES]
+    PenstockCell* groups[PENSTOCK_GROUPS_PER_KEY]
+    int first_line
 
 
 # A cell and its position in the probe set; NULL for none.
@@ -85,13 +86,11 @@ cdef inline uint64_t claim_tag(uint64_t tag) noexcept nogil:
     return fingerprint_of(tag) | PENSTOCK_KIND_CLAIM
 
 
-cdef ProbeSet probe_set(const Table* table, uint64_t tag) noexcept nogil:
-    """The twelve lines of a key: three groups, all different, each from the key's own line of it onwards."""
+cdef inline ProbeSet probe_set(const Table* table, uint64_t tag) noexcept nogil:
     cdef uint64_t fingerprint = fingerprint_of(tag)
-    cdef uint64_t start = (fingerprint >> PENSTOCK_KIND_BITS) & <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
-    cdef uint64_t[3] groups
+    cdef uint64_t[PENSTOCK_GROUPS_PER_KEY] groups
     cdef ProbeSet probe
-    cdef int g, i
+    cdef int g
     groups[0] = multiply_high(fingerprint, table.group_count)
     # Odd multipliers (the golden ratio's, and one of Steele and Vigna's) make the high bits depend on all bits.
     groups[1] = multiply_high(fingerprint * <uint64_t>0x9E3779B97F4A7C15, table.group_count)
@@ -101,26 +100,37 @@ cdef ProbeSet probe_set(const Table* table, uint64_t tag) noexcept nogil:
     while groups[2] == groups[0] or groups[2] == groups[1]:
         groups[2] = (groups[2] + 1) % table.group_count
     for g in range(PENSTOCK_GROUPS_PER_KEY):
-        for i in range(PENSTOCK_LINES_PER_GROUP):
-            probe.lines[g * PENSTOCK_LINES_PER_GROUP + i] = table.cells + (
-                groups[g] * PENSTOCK_LINES_PER_GROUP + (start ^ <uint64_t>i)) * PENSTOCK_CELLS_PER_LINE
+        probe.groups[g] = table.cells + groups[g] * (PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE)
+    probe.first_line = (fingerprint >> PENSTOCK_KIND_BITS) & <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
     return probe
+
+
+cdef inline PenstockCell* probe_line(const ProbeSet* probe, int line) noexcept nogil:
+    """Line 0 is the home line, 1 to 3 the rest of its group, and so on."""
+    return probe.groups[line // PENSTOCK_LINES_PER_GROUP] + (
+        probe.first_line ^ (line % PENSTOCK_LINES_PER_GROUP)) * PENSTOCK_CELLS_PER_LINE
+
+
+cdef inline PenstockCell* probe_cell(const ProbeSet* probe, int position) noexcept nogil:
+    return probe_line(probe, position // PENSTOCK_CELLS_PER_LINE) + position % PENSTOCK_CELLS_PER_LINE
 
 
 cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
     cdef int line
     for line in range(1, PROBE_LINES):
-        prefetch_write(probe.lines[line])
+        prefetch(probe_line(&probe, line))
 
 
 cdef PenstockCell* find_member(const ProbeSet* probe, uint64_t tag) noexcept nogil:
-    cdef int line, i
-    for line in range(PROBE_LINES):
-        for i in range(PENSTOCK_CELLS_PER_LINE):
-            if load_acquire(&probe.lines[line][i].tag) == tag:
-                return &probe.lines[line][i]
-    return NULL
+    """The member of a key, or NULL. The home line comes last: whoever asks has just looked there."""
+    cdef PenstockCell* cell
+    cdef int line
+    for line in range(1, PROBE_LINES):
+        cell = find_in_line(probe_line(probe, line), tag)
+        if cell != NULL:
+            return cell
+    return find_in_line(probe_line(probe, 0), tag)
 
 
 cdef inline bint is_stale_claim(uint64_t claim_id, uint64_t now_ns) noexcept nogil:
@@ -144,8 +154,8 @@ cdef Place choose_vacancy(
 ) noexcept nogil:
     """A vacancy in the home line, else one in the emptiest line; with `evict`, else the live cell that expires first.
 
-    Which line is the rule that benchmarks/probe_simulation.py measures. Within a line, the cell that has been vacant for
-    longest: the owner of one that expired just now is the likeliest to come back to it.
+    Which line is the rule that benchmarks/probe_simulation.py measures. Within a line, the cell that has been vacant
+    for longest: the owner of one that expired just now is the likeliest to come back to it.
     """
     cdef Place place
     cdef Place vacancy = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
@@ -158,7 +168,7 @@ cdef Place choose_vacancy(
         vacancies = 0
         earliest = ~<uint64_t>0
         for i in range(PENSTOCK_CELLS_PER_LINE):
-            place.cell = &probe.lines[line][i]
+            place.cell = probe_line(probe, line) + i
             place.position = line * PENSTOCK_CELLS_PER_LINE + i
             place.seen = load128_acquire(place.cell)
             expiry = expiry_of(place.seen, now_ns)
@@ -183,7 +193,7 @@ cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
     cdef Place place
     cdef int position
     for position in range(PROBE_LINES * PENSTOCK_CELLS_PER_LINE):
-        place.cell = &probe.lines[position // PENSTOCK_CELLS_PER_LINE][position % PENSTOCK_CELLS_PER_LINE]
+        place.cell = probe_cell(probe, position)
         if load_acquire(&place.cell.tag) == claim_tag(tag):
             place.seen = load128_acquire(place.cell)
             if place.seen.tag == claim_tag(tag):
@@ -202,7 +212,7 @@ cdef bint scan(const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil
     cdef PenstockCell seen
     cdef int position = 0
     while position < PROBE_LINES * PENSTOCK_CELLS_PER_LINE:
-        cell = &probe.lines[position // PENSTOCK_CELLS_PER_LINE][position % PENSTOCK_CELLS_PER_LINE]
+        cell = probe_cell(probe, position)
         if position == claim.position or fingerprint_of(load_acquire(&cell.tag)) != fingerprint_of(tag):
             position += 1
             continue

@@ -1,3 +1,4 @@
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 
 from penstock.core.decision cimport Decision
@@ -19,6 +20,15 @@ cdef struct Shape:
     uint64_t tolerance_ns        # how far ahead of now the theoretical arrival time may be
 
 
+# A batch under way: arrays of `size` each.
+cdef struct Batch:
+    Py_ssize_t size
+    PyObject** keys              # the keys whose tag is 0, held by the caller; NULL if there are none
+    uint64_t* tags
+    Draw* draws                  # NULL: every cost is 1
+    uint8_t* results
+
+
 cdef class TokenBucket(Limiter):
     cdef readonly object rate
     cdef readonly uint64_t burst
@@ -29,6 +39,5 @@ cdef class TokenBucket(Limiter):
     cdef int shape_of(self, object rate, object burst, Shape* shape) except -1
     cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) noexcept
     cdef Decision peek_shape(self, object key, const Shape* shape, const Draw* draw)
-    cdef int hash_batch(self, list batch, Py_ssize_t n, uint64_t* tags) except -1
-    cdef uint64_t decide_batch(
-        self, Py_ssize_t n, const uint64_t* tags, const Draw* draws, uint8_t* results, Events* events) noexcept nogil
+    cdef int hash_batch(self, list keys, const Batch* batch, bint defer) except -1
+    cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil

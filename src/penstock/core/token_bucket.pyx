@@ -18,14 +18,15 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from penstock.core.decision cimport Decision
-from penstock.core.keys cimport hash_key_of
+from penstock.core.keys cimport hash_ascii_text, hash_key_of, is_ascii_text
 from penstock.core.limiter cimport Limiter
 from penstock.core.native cimport (
-    PENSTOCK_KIND_TAT, PenstockHashKey, multiply_divide_up, prefetch_read, prefetch_write,
+    PENSTOCK_KIND_TAT, PenstockCell, PenstockHashKey, list_items, multiply_divide_up, prefetch,
 )
 from penstock.core.table cimport (
-    ALLOWED, DENIED, UNDECIDED, Events, Outcome, Table, Verdict, fingerprint_of, home_line, is_at_home,
+    ALLOWED, UNDECIDED, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
     prefetch_away, table_amend, table_decide, table_now, table_peek, table_remove, table_try,
+    table_try_cell,
 )
 
 import operator
@@ -34,12 +35,13 @@ from penstock.errors import CostExceedsLimit, InvalidCost, InvalidLimiter
 from penstock.rate import as_rate
 
 
-MAX_TOLERANCE_NS = 2**61                 # 73 years: with segment time below 2**62, no sum overflows
+# 73 years: with segment time below 2**62, no sum overflows.
+cdef object MAX_TOLERANCE_NS = 2**61
 
 cdef enum:
     BATCH_ON_STACK = 256                 # keys of a batch that need no allocation
     KEYS_AHEAD = 16                      # how far the next keys' objects are fetched ahead of hashing
-    CELLS_AHEAD = 24                     # how far the next cells are fetched ahead of deciding
+    CELLS_AHEAD = 32                     # how far the next cells are fetched ahead of deciding
     KEYS_PER_READING = 64                # a batch reads the clock once for so many keys
     KEYS_WITH_GIL = 1024                 # a larger batch lets other threads run while it decides
 
@@ -138,7 +140,8 @@ cdef class TokenBucket(Limiter):
         if burst is None:
             burst = rate.limit
         elif isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
-            raise InvalidLimiter(f"the burst of limiter {self.name!r} is a whole number of at least 1, not {burst!r:.100}")
+            raise InvalidLimiter(
+                f"the burst of limiter {self.name!r} is a whole number of at least 1, not {burst!r:.100}")
         limit, period_ns = rate.limit, rate.period_ns
         unit_ns = -(-period_ns // limit)
         tolerance_ns = min(burst * unit_ns, burst * period_ns // limit + unit_ns - 1)
@@ -162,8 +165,11 @@ cdef class TokenBucket(Limiter):
         return 0
 
     cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) noexcept:
-        """One decision and its counting, from the clock reading in `verdict` on."""
+        """One decision and its counting."""
         cdef Events events
+        # The cell is on its way while the clock is read: that takes as long as half a cache miss.
+        prefetch(home_line(&self.table, tag))
+        verdict.now_ns = table_now(&self.table)
         verdict.full = False
         if table_try(&self.table, tag, verdict.now_ns, take, draw, verdict) == UNDECIDED:
             events.inserted = events.evicted = events.full = events.cas_retries = 0
@@ -181,7 +187,6 @@ cdef class TokenBucket(Limiter):
         """
         cdef Verdict verdict
         self.check_bound()
-        verdict.now_ns = table_now(&self.table)
         return self.decide(tag_of(key, self.hash_key), &self.unit, &verdict) == ALLOWED
 
     @cython.binding(False)
@@ -209,7 +214,6 @@ cdef class TokenBucket(Limiter):
             decision = self.peek_shape(key, shape, &draw)
             self.count(&self.counters.allowed if decision else &self.counters.denied, 1)
             return decision
-        verdict.now_ns = table_now(&self.table)
         if self.decide(tag_of(key, self.hash_key), &draw, &verdict) == ALLOWED:
             return allowed_decision(shape, &verdict)
         return denied_decision(shape, &draw, &verdict)
@@ -266,98 +270,135 @@ cdef class TokenBucket(Limiter):
         decided, or an exception is raised and none is charged. Not atomic: other processes' requests may come
         between. Faster than a loop of ``allow``, because cells are fetched ahead; large batches release the GIL.
         """
-        cdef list batch = keys if type(keys) is list else list(keys)
-        cdef Py_ssize_t n = PyList_GET_SIZE(batch)
+        cdef list key_list = keys if type(keys) is list else list(keys)
         cdef uint64_t[BATCH_ON_STACK] tags_on_stack
         cdef uint8_t[BATCH_ON_STACK] results_on_stack
-        cdef uint64_t* tags = tags_on_stack
-        cdef uint8_t* results = results_on_stack
-        cdef Draw* draws = NULL
+        cdef bint with_gil = PyList_GET_SIZE(key_list) <= KEYS_WITH_GIL
+        cdef Batch batch
         cdef Events events
         cdef uint64_t allowed
-        cdef uint64_t generation
+        batch.size = PyList_GET_SIZE(key_list)
+        batch.keys = NULL
+        batch.tags = tags_on_stack
+        batch.draws = NULL
+        batch.results = results_on_stack
         self.check_bound()
-        generation = self.bound_generation
+        cdef uint64_t generation = self.bound_generation
         if costs is not None:
             costs = list(costs)
-            if len(costs) != n:
-                raise InvalidCost(f"{n} keys need {n} costs, not {len(costs)}")
+            if len(costs) != batch.size:
+                raise InvalidCost(f"{batch.size} keys need {batch.size} costs, not {len(costs)}")
         try:
-            if n > BATCH_ON_STACK:
-                tags = <uint64_t*>PyMem_Malloc(n * sizeof(uint64_t))
-                results = <uint8_t*>PyMem_Malloc(n)
-            if costs is not None:
-                draws = <Draw*>PyMem_Malloc(max(n, 1) * sizeof(Draw))
-            if tags == NULL or results == NULL or (costs is not None and draws == NULL):
+            if batch.size > BATCH_ON_STACK:
+                batch.tags = <uint64_t*>PyMem_Malloc(batch.size * sizeof(uint64_t))
+                batch.results = <uint8_t*>PyMem_Malloc(batch.size)
+            if costs:
+                batch.draws = <Draw*>PyMem_Malloc(batch.size * sizeof(Draw))
+            if batch.tags == NULL or batch.results == NULL or (costs and batch.draws == NULL):
                 raise MemoryError
-            self.hash_batch(batch, n, tags)
-            if draws != NULL:
+            if batch.draws != NULL:
                 for i, cost in enumerate(costs):
-                    self.draw(cost, &self.shape, &draws[i])
-            if n <= KEYS_WITH_GIL:
-                allowed = self.decide_batch(n, tags, draws, results, &events)
+                    self.draw(cost, &self.shape, &batch.draws[i])
+            self.hash_batch(key_list, &batch, with_gil)
+            if with_gil:
+                batch.keys = list_items(key_list)
+                allowed = self.decide_batch(&batch, &events)
             else:
                 with nogil:
-                    allowed = self.decide_batch(n, tags, draws, results, &events)
+                    allowed = self.decide_batch(&batch, &events)
             if generation != self.generation[0]:
                 # Another thread closed the store meanwhile: this line may be another process's now.
                 self.counters = self.segment.shared_counter_line(self.number)
                 self.counters_are_shared = True
             self.count(&self.counters.allowed, allowed)
-            self.count(&self.counters.denied, n - allowed)
+            self.count(&self.counters.denied, batch.size - allowed)
             self.count_events(&events)
-            return list_of_bools(results, n)
+            return list_of_bools(batch.results, batch.size)
         finally:
-            if tags != tags_on_stack:
-                PyMem_Free(tags)
-            if results != results_on_stack:
-                PyMem_Free(results)
-            PyMem_Free(draws)
+            if batch.tags != tags_on_stack:
+                PyMem_Free(batch.tags)
+            if batch.results != results_on_stack:
+                PyMem_Free(batch.results)
+            PyMem_Free(batch.draws)
 
-    cdef int hash_batch(self, list batch, Py_ssize_t n, uint64_t* tags) except -1:
-        cdef Py_ssize_t i
-        for i in range(n):
+    cdef int hash_batch(self, list keys, const Batch* batch, bint defer) except -1:
+        """The tag of every key. With `defer`, 0 for ASCII text, which `decide_batch` hashes while it waits for CASes,
+        up to the first key that is something else."""
+        cdef PyObject** items = list_items(keys)
+        cdef Py_ssize_t i = 0
+        while defer and i < batch.size and is_ascii_text(items[i]):
+            batch.tags[i] = 0
+            i += 1
+        for i in range(i, batch.size):
             # Hashing an exotic key may run Python code, and that code may shorten the list.
-            if i + KEYS_AHEAD < PyList_GET_SIZE(batch):
-                prefetch_read(<const char*>PyList_GET_ITEM(batch, i + KEYS_AHEAD))
-                prefetch_read(<const char*>PyList_GET_ITEM(batch, i + KEYS_AHEAD) + 63)
-            elif i >= PyList_GET_SIZE(batch):
-                raise RuntimeError("the list of keys changed its size while it was read")
-            tags[i] = tag_of(<object>PyList_GET_ITEM(batch, i), self.hash_key)
+            if i + KEYS_AHEAD < PyList_GET_SIZE(keys):
+                prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD))
+                prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD) + 63)
+            elif i >= PyList_GET_SIZE(keys):
+                break
+            batch.tags[i] = tag_of(<object>PyList_GET_ITEM(keys, i), self.hash_key)
+        if PyList_GET_SIZE(keys) < batch.size:
+            raise RuntimeError("the list of keys was shortened while it was read")
         return 0
 
-    cdef uint64_t decide_batch(
-        self, Py_ssize_t n, const uint64_t* tags, const Draw* draws, uint8_t* results, Events* events,
-    ) noexcept nogil:
-        """Decide n requests, without counting; `draws` is NULL when every cost is 1."""
-        cdef Verdict verdict
+    cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
+        """Decide the batch without counting; how many were allowed.
+
+        Three stages: hash a key and fetch its home line; half way to the decision, find its cell there, or fetch the
+        other lines of its probe set; decide.
+        """
+        cdef Table table = self.table
+        cdef PenstockHashKey hash_key = self.hash_key
+        cdef PenstockCell* cells[CELLS_AHEAD]        # of the keys between the second stage and the third, in a ring
+        cdef uint64_t* tags = batch.tags
         cdef const Draw* draw = &self.unit
         cdef uint64_t now_ns = 0
         cdef uint64_t allowed = 0
+        cdef Verdict verdict
+        cdef PenstockCell* cell
         cdef Py_ssize_t i
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        # Two stages: home lines first; half way to the decision, the other lines of the keys that aren't at home.
-        for i in range(min(n, CELLS_AHEAD)):
-            prefetch_write(home_line(&self.table, tags[i]))
-        for i in range(n):
-            if i + CELLS_AHEAD < n:
-                prefetch_write(home_line(&self.table, tags[i + CELLS_AHEAD]))
-            if i + CELLS_AHEAD // 2 < n and not is_at_home(&self.table, tags[i + CELLS_AHEAD // 2]):
-                prefetch_away(&self.table, tags[i + CELLS_AHEAD // 2])
+        for i in range(min(batch.size, CELLS_AHEAD)):
+            fetch_home(&table, batch, i, hash_key)
+        for i in range(min(batch.size, CELLS_AHEAD // 2)):
+            cells[i] = find_home_or_fetch(&table, tags[i])
+        for i in range(batch.size):
+            if i + CELLS_AHEAD < batch.size:
+                fetch_home(&table, batch, i + CELLS_AHEAD, hash_key)
+            if i + CELLS_AHEAD // 2 < batch.size:
+                cells[(i + CELLS_AHEAD // 2) % CELLS_AHEAD] = find_home_or_fetch(&table, tags[i + CELLS_AHEAD // 2])
             if i % KEYS_PER_READING == 0:
-                now_ns = table_now(&self.table)
-            if draws != NULL:
-                draw = &draws[i]
+                now_ns = table_now(&table)
+            if batch.draws != NULL:
+                draw = &batch.draws[i]
             if draw.increment_ns == 0:
-                results[i] = take(table_peek(&self.table, tags[i]), now_ns, draw, &verdict.state)
+                batch.results[i] = take(table_peek(&table, tags[i]), now_ns, draw, &verdict.state)
             else:
-                if table_try(&self.table, tags[i], now_ns, take, draw, &verdict) == UNDECIDED:
+                cell = cells[i % CELLS_AHEAD]
+                if cell == NULL or table_try_cell(cell, tags[i], now_ns, take, draw, &verdict) == UNDECIDED:
                     verdict.now_ns = now_ns
                     table_decide(
-                        &self.table, tags[i], self.claim_stripe, &self.counters.claims, take, draw, &verdict, events)
-                results[i] = verdict.outcome == ALLOWED
-            allowed += results[i]
+                        &table, tags[i], self.claim_stripe, &self.counters.claims, take, draw, &verdict, events)
+                batch.results[i] = verdict.outcome == ALLOWED
+            allowed += batch.results[i]
         return allowed
+
+
+cdef inline void fetch_home(
+    const Table* table, const Batch* batch, Py_ssize_t i, PenstockHashKey hash_key
+) noexcept nogil:
+    """Hash key i, if that was left to do, and start fetching its home line."""
+    if batch.tags[i] == 0:
+        batch.tags[i] = fingerprint_of(hash_ascii_text(batch.keys[i], hash_key)) | PENSTOCK_KIND_TAT
+    prefetch(home_line(table, batch.tags[i]))
+
+
+cdef inline PenstockCell* find_home_or_fetch(const Table* table, uint64_t tag) noexcept nogil:
+    """The key's cell in its home line; or NULL, with the other lines of its probe set on their way."""
+    cdef PenstockCell* cell = find_in_line(home_line(table, tag), tag)
+    if cell == NULL:
+        prefetch_away(table, tag)
+    return cell
 
 
 cdef list list_of_bools(const uint8_t* values, Py_ssize_t n):
