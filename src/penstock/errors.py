@@ -26,6 +26,17 @@ __all__ = [
 ]
 
 
+def shown(value: object) -> str:
+    """A value that was refused, for a message: short, and never an error itself."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
 class PenstockError(Exception):
     """Base of every exception of penstock."""
 
@@ -58,7 +69,7 @@ class CostExceedsLimit(PenstockError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"a cost of {self.cost} can never be allowed by limiter {self.limiter!r}, which allows at most "
+            f"a cost of {shown(self.cost)} can never be allowed by limiter {self.limiter!r}, which allows at most "
             f"{self.limit} at once: raise its burst or split the request"
         )
 

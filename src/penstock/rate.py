@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from penstock.errors import InvalidRate
+from penstock.errors import InvalidRate, shown
 
 __all__ = ["Rate", "as_rate"]
 
@@ -36,7 +36,7 @@ _ABBREVIATIONS: Final = {
     "hr": "hour",
     "d": "day",
 }
-_NUMBER: Final = r"\d{1,18}(?:_\d{1,18})*"
+_NUMBER: Final = r"\d{1,18}(?:_\d{1,18}){0,9}"
 _RATE: Final = re.compile(
     rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*",
     re.ASCII | re.IGNORECASE,
@@ -62,15 +62,15 @@ class Rate:
 
     def __init__(self, limit: int, period: float | timedelta) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int):
-            raise InvalidRate(f"the limit of a rate is a whole number, not {limit!r}; {_FORMS}")
+            raise InvalidRate(f"the limit of a rate is a whole number, not {shown(limit)}; {_FORMS}")
         period_ns = _period_ns(period)
         if limit < 1:
-            raise InvalidRate(f"a rate allows at least 1 per period, not {limit}; {_FORMS}")
+            raise InvalidRate(f"a rate allows at least 1 per period, not {shown(limit)}; {_FORMS}")
         if not 1 <= period_ns <= MAX_PERIOD_NS:
-            raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {period!r} seconds")
+            raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {shown(period)} seconds")
         if limit > period_ns or limit > MAX_LIMIT:
             raise InvalidRate(
-                f"{limit} per {_shown(period_ns)} is too fast: the clock has nanoseconds, so a rate is at most "
+                f"{shown(limit)} per {_period_text(period_ns)} is too fast: the clock has nanoseconds, so a rate is at most "
                 f"1_000_000_000 per second; and its limit is at most 2**40 = {MAX_LIMIT}"
             )
         object.__setattr__(self, "limit", limit)
@@ -81,11 +81,11 @@ class Rate:
         """Read ``"100/minute"``, ``"5 per 10 seconds"``, ``"5/10s"``."""
         match = _RATE.fullmatch(text)
         if match is None:
-            raise InvalidRate(f"{text!r:.100} is not a rate; {_FORMS}")
+            raise InvalidRate(f"{shown(text)} is not a rate; {_FORMS}")
         unit = match["unit"].lower()
         unit = _ABBREVIATIONS.get(unit, unit.removesuffix("s"))
         if unit not in _UNITS_NS:
-            raise InvalidRate(f"{text!r:.100} is not a rate: there is no unit {match['unit']!r}; {_FORMS}")
+            raise InvalidRate(f"{shown(text)} is not a rate: there is no unit {shown(match['unit'])}; {_FORMS}")
         period = Fraction((match["count"] or "1").replace("_", "")) * _UNITS_NS[unit] / NS
         return cls(int(match["limit"]), period)  # type: ignore[arg-type]  # a Fraction keeps it exact
 
@@ -107,7 +107,7 @@ class Rate:
         return Rate, (self.limit, Fraction(self.period_ns, NS))
 
     def __str__(self) -> str:
-        return f"{self.limit} per {_shown(self.period_ns)}"
+        return f"{self.limit} per {_period_text(self.period_ns)}"
 
     def __repr__(self) -> str:
         return f"Rate.parse({str(self)!r})"
@@ -119,7 +119,7 @@ def as_rate(rate: str | Rate) -> Rate:
         return rate
     if isinstance(rate, str):
         return _parse(rate)
-    raise InvalidRate(f"{rate!r:.100} is not a rate; {_FORMS}")
+    raise InvalidRate(f"{shown(rate)} is not a rate; {_FORMS}")
 
 
 _parse = lru_cache(maxsize=1024)(Rate.parse)
@@ -129,13 +129,13 @@ def _period_ns(period: float | timedelta | Fraction) -> int:
     if isinstance(period, timedelta):
         return period // timedelta(microseconds=1) * 1000
     if isinstance(period, bool) or not isinstance(period, (int, float, Fraction)):
-        raise InvalidRate(f"the period of a rate is a number of seconds or a timedelta, not {period!r:.100}; {_FORMS}")
-    if not math.isfinite(period):
-        raise InvalidRate(f"the period of a rate is finite, not {period!r}")
+        raise InvalidRate(f"the period of a rate is a number of seconds or a timedelta, not {shown(period)}; {_FORMS}")
+    if isinstance(period, float) and not math.isfinite(period):
+        raise InvalidRate(f"the period of a rate is finite, not {period}")
     return round(Fraction(period) * NS)
 
 
-def _shown(period_ns: int) -> str:
+def _period_text(period_ns: int) -> str:
     """The period in its largest whole unit: ``minute``, ``10 seconds``, ``1.5 ms``."""
     for unit, unit_ns in reversed(_UNITS_NS.items()):
         count, rest = divmod(period_ns, unit_ns)

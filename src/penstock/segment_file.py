@@ -41,6 +41,7 @@ __all__ = ["Header", "SegmentFile", "create_anonymous", "open_or_create"]
 
 BYTES_PER_KEY: Final = 21
 LOCK_TIMEOUT: Final = 30.0
+MAX_AGE_NS: Final = 2**61
 CLOCK_NAMES: Final = {layout.CLOCK_MONOTONIC: "monotonic", layout.CLOCK_MANUAL: "manual"}
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -144,16 +145,16 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
                 continue
             header = _make_usable(wanted, fd)
             file_locks.unlock(fd, 0, layout.HEADER.size)
+            if header.advertised_keys != keys:
+                warnings.warn(
+                    f"{path} was made for {header.advertised_keys} keys and is used as it is, not for the {keys} asked "
+                    f"for; to change that, stop its users and call Store.unlink",
+                    SegmentSizeWarning,
+                    stacklevel=3,
+                )
         except BaseException:
             os.close(fd)
             raise
-        if header.advertised_keys != keys:
-            warnings.warn(
-                f"{path} was made for {header.advertised_keys} keys and is used as it is, not for the {keys} asked "
-                f"for; to change that, stop its users and call Store.unlink",
-                SegmentSizeWarning,
-                stacklevel=4,
-            )
         return SegmentFile(fd, header)
 
 
@@ -391,13 +392,15 @@ def _check_consistency(wanted: _Wanted, raw: bytes, state: int, size: int) -> He
 def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header:
     """After a reboot: let the segment's time go on by the wall clock, as nobody was attached meanwhile.
 
-    If the wall clock says that this is before the segment was made, nothing is known about the states' age: keeping
-    them could lock keys out for as long as the machine was up, so the segment starts empty.
+    If the wall clock says that this is before the segment was made, or 73 years later, nothing is known about the
+    states' age: keeping them could lock keys out for as long as the machine was up, so the segment starts empty.
     """
     elapsed_ns = time.time_ns() - header.wall_epoch_ns
-    if elapsed_ns < 0:
+    if not 0 <= elapsed_ns < MAX_AGE_NS:
         warnings.warn(
-            f"{wanted.path} comes from the future by the wall clock and starts empty", RuntimeWarning, stacklevel=6
+            f"{wanted.path} was made {elapsed_ns // 10**9} s ago by the wall clock, which can't be, and starts empty",
+            RuntimeWarning,
+            stacklevel=6,
         )
         return _create(wanted, fd)
     rebased = replace(header, epoch_ns=(time.monotonic_ns() - elapsed_ns) % 2**64, boot_id=_boot_id())

@@ -11,7 +11,7 @@ from typing import Final, Literal, Self
 
 from penstock import file_locks, layout
 from penstock.core.segment import Segment, current_generation, next_generation
-from penstock.errors import DamagedSegment, InvalidLimiter, StoreClosed, TooManyLimiters
+from penstock.errors import DamagedSegment, InvalidLimiter, StoreClosed, TooManyLimiters, shown
 from penstock.segment_file import SegmentFile, create_anonymous, open_or_create
 from penstock.testing import ManualClock
 
@@ -20,8 +20,6 @@ __all__ = ["LimiterStats", "Store", "StoreStats"]
 DIRECTORY: Final = "/dev/shm/"
 MAX_KEYS: Final = 2**36
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
-
-_OnFull = Literal["evict", "deny", "allow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Store:
         name: str,
         *,
         keys: int,
-        on_full: _OnFull = "evict",
+        on_full: Literal["evict", "deny", "allow"] = "evict",
         clock: Literal["monotonic"] | ManualClock = "monotonic",
         mode: int = 0o600,
         group: str | int | None = None,
@@ -103,7 +101,11 @@ class Store:
 
     @classmethod
     def private(
-        cls, *, keys: int, on_full: _OnFull = "evict", clock: Literal["monotonic"] | ManualClock = "monotonic"
+        cls,
+        *,
+        keys: int,
+        on_full: Literal["evict", "deny", "allow"] = "evict",
+        clock: Literal["monotonic"] | ManualClock = "monotonic",
     ) -> Self:
         """A store without a name, shared by this process and the children that it forks; gone with the last of them."""
         _check_options(keys, on_full, clock)
@@ -126,7 +128,7 @@ class Store:
         name: str,
         path: str | None,
         file: SegmentFile,
-        on_full: _OnFull,
+        on_full: str,
         clock: Literal["monotonic"] | ManualClock,
     ) -> None:
         self.name = name
@@ -223,12 +225,12 @@ class Store:
         if self.closed:
             raise StoreClosed(f"{self!r} takes no limiters any more")
         try:
-            encoded = name.encode()
+            encoded = name.encode() if isinstance(name, str) else b""
         except UnicodeEncodeError:
             encoded = b""
         if not 1 <= len(encoded) <= layout.LIMITER_NAME_BYTES or b"\0" in encoded:
             raise InvalidLimiter(
-                f"a limiter's name is text of 1 to {layout.LIMITER_NAME_BYTES} UTF-8 bytes, not {name!r:.100}"
+                f"a limiter's name is text of 1 to {layout.LIMITER_NAME_BYTES} UTF-8 bytes, not {shown(name)}"
             )
         number = self._segment.limiter_number(encoded)
         if number < 0:
@@ -287,18 +289,18 @@ def _default_path(name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "
-            f"not {name!r:.120}"
+            f"not {shown(name)}"
         )
     return f"{DIRECTORY}penstock-{name}"
 
 
 def _check_options(keys: int, on_full: str, clock: object) -> None:
     if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
-        raise ValueError(f"keys is a whole number from 1 to 2**36, not {keys!r:.100}")
+        raise ValueError(f"keys is a whole number from 1 to 2**36, not {shown(keys)}")
     if on_full not in ("evict", "deny", "allow"):
-        raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {on_full!r:.100}")
+        raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {shown(on_full)}")
     if clock != "monotonic" and not isinstance(clock, ManualClock):
-        raise ValueError(f"clock is 'monotonic' or a penstock.testing.ManualClock, not {clock!r:.100}")
+        raise ValueError(f"clock is 'monotonic' or a penstock.testing.ManualClock, not {shown(clock)}")
 
 
 def _clock_kind(clock: object) -> int:
@@ -307,7 +309,7 @@ def _clock_kind(clock: object) -> int:
 
 def _checked_mode(mode: int, group: str | int | None) -> int:
     if not isinstance(mode, int) or mode not in (0o600, 0o660):
-        raise ValueError(f"mode is 0o600 (this user) or 0o660 (with a group), not {mode!r:.20}")
+        raise ValueError(f"mode is 0o600 (this user) or 0o660 (with a group), not {shown(mode)}")
     if group is not None and mode != 0o660:
         raise ValueError(f"group={group!r} needs mode=0o660: members of a group share a store by writing to it")
     return mode

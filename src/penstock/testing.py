@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock.core.segment import Segment
 
 __all__ = ["ManualClock"]
+
+NS: Final = 1_000_000_000
+# Half of the time that a segment can tell: the other half is for what lies ahead of now.
+MAX_NS: Final = 2**61
 
 
 class ManualClock:
@@ -21,12 +25,12 @@ class ManualClock:
     """
 
     def __init__(self, start: float = 0.0) -> None:
-        self._now_ns = _to_ns(start)
         self._segments: list[Segment] = []
+        self._set_ns(_to_ns(start))
 
     def now(self) -> float:
         """The time in seconds."""
-        return self._read_ns() / 1e9
+        return self._read_ns() / NS
 
     def set(self, seconds: float) -> None:
         """Move to `seconds`. Earlier than now is allowed: limiters must bear a clock that goes back."""
@@ -39,6 +43,8 @@ class ManualClock:
         self._set_ns(self._read_ns() + _to_ns(seconds))
 
     def _set_ns(self, now_ns: int) -> None:
+        if now_ns > MAX_NS:
+            raise ValueError(_refusal(now_ns / NS))
         self._now_ns = now_ns
         for segment in self._segments:
             segment.set_manual_ns(now_ns)
@@ -53,6 +59,10 @@ class ManualClock:
 
 
 def _to_ns(seconds: float) -> int:
-    if not math.isfinite(seconds) or not 0 <= seconds < 4e9:
-        raise ValueError(f"a clock's time is from 0 to 4e9 seconds, not {seconds!r}")
-    return round(Fraction(seconds) * 1_000_000_000)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(_refusal(seconds))
+    return round(Fraction(seconds) * NS)
+
+
+def _refusal(seconds: float) -> str:
+    return f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {seconds!r}"

@@ -11,7 +11,8 @@ cdef double seconds_up(uint64_t duration_ns) noexcept:
     """Never less than the duration: whoever sleeps that long must not come too early."""
     cdef double seconds = <double>duration_ns / 1e9
     # Below 2**50 ns (13 days) the division's error is under half a nanosecond, and rounding gives the duration back.
-    return seconds if duration_ns < <uint64_t>1 << 50 else nextafter(seconds, INFINITY)
+    # Above, conversion and division may each have lost half of the last place.
+    return seconds if duration_ns < <uint64_t>1 << 50 else nextafter(nextafter(seconds, INFINITY), INFINITY)
 
 
 @cython.final
@@ -26,6 +27,10 @@ cdef class Decision:
 
     Immutable, so safe to share between threads. Decisions are made by limiters only.
     """
+
+    def __cinit__(self):
+        # A rate of 0 per 0 would be a division by zero in a decision that no limiter has filled in.
+        self.rate_period_ns = 1
 
     def __init__(self):
         raise TypeError("decisions are made by limiters: use limiter.hit(key)")

@@ -1,12 +1,14 @@
 """Hashing the keys that are not plain ASCII text."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.unicode cimport PyUnicode_AsEncodedString
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from penstock.core.native cimport PenstockHashKey, siphash13
 
-from penstock.errors import InvalidKey
+from penstock.errors import InvalidKey, shown
 
 Key = str | bytes | int | tuple[str | bytes | int, ...]
 
@@ -24,35 +26,43 @@ cdef PenstockHashKey derive_key(PenstockHashKey segment_key, bytes name):
     return key
 
 
+cdef bytes utf8(object text):
+    """Of ASCII text, the text itself; lone surrogates, as in undecodable file names, get a form of their own."""
+    return PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass")
+
+
+cdef bytes two_complement(object number):
+    return int.to_bytes(number, int.bit_length(number) // 8 + 1, "little", signed=True)
+
+
 cdef bytes encode_part(object part):
     """One part of a tuple: its type and its length, so that no two tuples have one encoding."""
+    cdef bytes data
     if isinstance(part, str):
-        kind, data = b"s", (<str>part).encode("utf-8", "surrogatepass")
+        kind, data = b"s", utf8(part)
     elif isinstance(part, bytes):
-        kind, data = b"b", part
+        kind, data = b"b", PyBytes_FromStringAndSize(PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
     elif isinstance(part, int):
-        kind, data = b"i", int.to_bytes(part, int.bit_length(part) // 8 + 1, "little", signed=True)
+        kind, data = b"i", two_complement(part)
     else:
-        raise InvalidKey(
-            f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {part!r:.100}")
+        raise InvalidKey(f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {shown(part)}")
     return kind + len(data).to_bytes(8, "little") + data
 
 
 cdef uint64_t hash_other_key(object key, PenstockHashKey hash_key) except? 0:
+    """Subclasses count as what they derive from, by value: none of their own methods is called."""
     cdef int overflow = 0
     cdef int64_t number
     if isinstance(key, str):
-        # UTF-8 of ASCII text is the text itself, so a str subclass equals the str; lone surrogates, as in undecodable
-        # file names, have a form of their own.
-        return hash_bytes((<str>key).encode("utf-8", "surrogatepass"), hash_key, TEXT)
+        return hash_bytes(utf8(key), hash_key, TEXT)
     if isinstance(key, int):
         number = PyLong_AsLongLongAndOverflow(key, &overflow)
         if overflow == 0:
             return siphash13(in_domain(hash_key, INTEGER), <const uint8_t*>&number, sizeof(number))
-        return hash_bytes(
-            int.to_bytes(key, int.bit_length(key) // 8 + 1, "little", signed=True), hash_key, LARGE_INTEGER)
+        return hash_bytes(two_complement(key), hash_key, LARGE_INTEGER)
     if isinstance(key, bytes):
         return hash_bytes(key, hash_key, BYTES)
     if isinstance(key, tuple):
-        return hash_bytes(b"".join([encode_part(part) for part in key]), hash_key, PARTS)
-    raise InvalidKey(f"a key is str, bytes, int or a tuple of them, not {type(key).__name__}: {key!r:.100}")
+        parts = [encode_part(<object>PyTuple_GET_ITEM(key, i)) for i in range(PyTuple_GET_SIZE(key))]
+        return hash_bytes(b"".join(parts), hash_key, PARTS)
+    raise InvalidKey(f"a key is str, bytes, int or a tuple of them, not {type(key).__name__}: {shown(key)}")

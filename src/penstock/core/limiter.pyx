@@ -16,22 +16,21 @@ cdef class Limiter:
     works in parent and child; the child takes counters of its own at its first decision.
     """
 
-    def __cinit__(self, store, str name, *args, **kwargs):
+    def __cinit__(self, store, name, *args, **kwargs):
+        if type(self) is Limiter:
+            raise TypeError("Limiter is the base of the limiters: use TokenBucket")
         self.store = store
         self.segment = store._segment
-        self.name = name
         self.number = store._limiter_number(name)
+        self.name = name
         self.table = self.segment.table
         self.hash_key = derive_key(self.segment.hash_key, name.encode())
         self.generation = self.segment.generation
 
-    def __init__(self, store, name):
-        raise TypeError("Limiter is the base of the limiters: use TokenBucket")
-
     cdef int bind(self) except -1:
         cdef uint64_t generation = self.generation[0]
         if self.store.closed:
-            raise StoreClosed(f"limiter {self.name!r} was used after its store {self.store.path!r} was closed")
+            raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
         line, shared = self.store._counter_line(self.number)
         self.counters = self.segment.counter_line(line)
         self.counters_are_shared = shared

@@ -58,7 +58,7 @@ cdef struct Events:
     uint64_t cas_retries
 
 
-# No state is meant to be later than this (146 years of segment time). One that is, is damage.
+# No state is later than this: 73 years of segment time and as much ahead. One that is, is damage.
 cdef enum:
     TIME_BITS = 62
 

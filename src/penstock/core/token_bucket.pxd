@@ -23,7 +23,7 @@ cdef struct Shape:
 # A batch under way: arrays of `size` each.
 cdef struct Batch:
     Py_ssize_t size
-    PyObject** keys              # the keys whose tag is 0, held by the caller; NULL if there are none
+    PyObject** keys              # held by the caller; NULL if every tag is there already
     uint64_t* tags
     Draw* draws                  # NULL: every cost is 1
     uint8_t* results
@@ -36,6 +36,7 @@ cdef class TokenBucket(Limiter):
     cdef Draw unit               # a cost of 1
 
     cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1
+    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1
     cdef int shape_of(self, object rate, object burst, Shape* shape) except -1
     cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) noexcept
     cdef Decision peek_shape(self, object key, const Shape* shape, const Draw* draw)

@@ -31,12 +31,12 @@ from penstock.core.table cimport (
 
 import operator
 
-from penstock.errors import CostExceedsLimit, InvalidCost, InvalidLimiter
+from penstock.errors import CostExceedsLimit, InvalidCost, InvalidLimiter, shown
 from penstock.rate import as_rate
 
 
-# 73 years: with segment time below 2**62, no sum overflows.
-cdef object MAX_TOLERANCE_NS = 2**61
+# 73 years: with a segment time of as much, no state reaches TIME_BITS.
+cdef object MAX_TOLERANCE_NS = 2**61 - 1
 
 cdef enum:
     BATCH_ON_STACK = 256                 # keys of a batch that need no allocation
@@ -79,12 +79,12 @@ cdef int64_t whole_cost(object cost) except -1:
                 raise TypeError
             cost = operator.index(cost)
         except TypeError:
-            raise InvalidCost(f"a cost is a whole number of at least 0, not {cost!r:.100}") from None
+            raise InvalidCost(f"a cost is a whole number of at least 0, not {shown(cost)}") from None
     value = PyLong_AsLongLongAndOverflow(cost, &overflow)
     if overflow > 0:
         return 0x7FFFFFFFFFFFFFFF
     if value < 0:
-        raise InvalidCost(f"a cost is a whole number of at least 0, not {cost!r:.100}")
+        raise InvalidCost(f"a cost is a whole number of at least 0, not {shown(cost)}")
     return value
 
 
@@ -129,25 +129,33 @@ cdef class TokenBucket(Limiter):
     processes. Algorithm: GCRA, ITU-T Recommendation I.371.
     """
 
-    def __init__(self, store, str name, rate, burst=None):
+    def __cinit__(self, store, name, rate, burst=None):
         self.rate = as_rate(rate)
         self.shape_of(self.rate, burst, &self.shape)
         self.burst = self.shape.burst
         self.draw(1, &self.shape, &self.unit)
 
+    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
+        """The limiter's own shape, or the one that a call brings along."""
+        if rate is not None:
+            return self.shape_of(as_rate(rate), burst, shape)
+        if burst is not None:
+            raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
+        shape[0] = self.shape
+        return 0
+
     cdef int shape_of(self, object rate, object burst, Shape* shape) except -1:
-        rate = as_rate(rate)
         if burst is None:
             burst = rate.limit
         elif isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
             raise InvalidLimiter(
-                f"the burst of limiter {self.name!r} is a whole number of at least 1, not {burst!r:.100}")
+                f"the burst of limiter {self.name!r} is a whole number of at least 1, not {shown(burst)}")
         limit, period_ns = rate.limit, rate.period_ns
         unit_ns = -(-period_ns // limit)
         tolerance_ns = min(burst * unit_ns, burst * period_ns // limit + unit_ns - 1)
         if tolerance_ns > MAX_TOLERANCE_NS:
             raise InvalidLimiter(
-                f"limiter {self.name!r} would take more than 73 years to refill a burst of {burst} at {rate}: "
+                f"limiter {self.name!r} would take more than 73 years to refill a burst of {shown(burst)} at {rate}: "
                 f"lower the burst or raise the rate")
         shape.rate_limit = limit
         shape.rate_period_ns = period_ns
@@ -201,22 +209,17 @@ cdef class TokenBucket(Limiter):
         """
         cdef Verdict verdict
         cdef Draw draw
-        cdef Shape other
-        cdef const Shape* shape = &self.shape
+        cdef Shape shape
         self.check_bound()
-        if rate is not None:
-            self.shape_of(rate, burst, &other)
-            shape = &other
-        elif burst is not None:
-            raise InvalidLimiter("a burst for one request needs a rate beside it: hit(key, rate=..., burst=...)")
-        self.draw(cost, shape, &draw)
+        self.shape_for_call(rate, burst, &shape)
+        self.draw(cost, &shape, &draw)
         if draw.increment_ns == 0:
-            decision = self.peek_shape(key, shape, &draw)
+            decision = self.peek_shape(key, &shape, &draw)
             self.count(&self.counters.allowed if decision else &self.counters.denied, 1)
             return decision
         if self.decide(tag_of(key, self.hash_key), &draw, &verdict) == ALLOWED:
-            return allowed_decision(shape, &verdict)
-        return denied_decision(shape, &draw, &verdict)
+            return allowed_decision(&shape, &verdict)
+        return denied_decision(&shape, &draw, &verdict)
 
     cdef Decision peek_shape(self, object key, const Shape* shape, const Draw* draw):
         cdef Verdict verdict
@@ -235,21 +238,19 @@ cdef class TokenBucket(Limiter):
         ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is.
         """
         cdef Draw draw
-        cdef Shape shape = self.shape
+        cdef Shape shape
         self.check_bound()
-        if rate is not None:
-            self.shape_of(rate, burst, &shape)
+        self.shape_for_call(rate, burst, &shape)
         self.draw(cost, &shape, &draw)
         return self.peek_shape(key, &shape, &draw)
 
     def refund(self, key, cost=1, *, rate=None, burst=None):
         """Give back what an allowed ``hit`` with the same arguments charged; never more than a full bucket."""
         cdef Draw draw
-        cdef Shape shape = self.shape
+        cdef Shape shape
         cdef Events events
         self.check_bound()
-        if rate is not None:
-            self.shape_of(rate, burst, &shape)
+        self.shape_for_call(rate, burst, &shape)
         self.draw(cost, &shape, &draw)
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         table_amend(&self.table, tag_of(key, self.hash_key), table_now(&self.table), give_back, &draw, &events)
@@ -322,15 +323,17 @@ cdef class TokenBucket(Limiter):
             PyMem_Free(batch.draws)
 
     cdef int hash_batch(self, list keys, const Batch* batch, bint defer) except -1:
-        """The tag of every key. With `defer`, 0 for ASCII text, which `decide_batch` hashes while it waits for CASes,
-        up to the first key that is something else."""
+        """The tag of every key; or 0, with `defer` and if all are ASCII text, which `decide_batch` then hashes while it
+        waits for CASes."""
         cdef PyObject** items = list_items(keys)
         cdef Py_ssize_t i = 0
         while defer and i < batch.size and is_ascii_text(items[i]):
             batch.tags[i] = 0
             i += 1
-        for i in range(i, batch.size):
-            # Hashing an exotic key may run Python code, and that code may shorten the list.
+        if defer and i == batch.size:
+            return 0
+        for i in range(batch.size):
+            # An exotic key's error handler may run Python code, and that code may shorten the list.
             if i + KEYS_AHEAD < PyList_GET_SIZE(keys):
                 prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD))
                 prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD) + 63)

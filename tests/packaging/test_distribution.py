@@ -1,0 +1,89 @@
+"""What pip gets: an sdist that builds everywhere it should, and a wheel that needs nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).resolve().parents[2]
+# ci/environment leaves here what it built and installed.
+DIST = Path(sys.prefix) / "dist"
+
+
+@pytest.fixture
+def sdist_names() -> list[str]:
+    (sdist,) = DIST.glob("penstock-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        return [name.split("/", 1)[1] for name in archive.getnames() if "/" in name]
+
+
+@pytest.fixture
+def wheel_names() -> list[str]:
+    (wheel,) = DIST.glob("penstock-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def sources(*patterns: str) -> set[str]:
+    return {
+        str(path.relative_to(ROOT)) for folder in ("src", "native") for p in patterns for path in (ROOT / folder).rglob(p)
+    }
+
+
+def test_the_installed_package_is_the_one_under_test() -> None:
+    assert Path(penstock.__file__).is_relative_to(sys.prefix)
+
+
+def test_the_sdist_has_every_source_and_nothing_generated(sdist_names: list[str]) -> None:
+    assert sources("*.py", "*.pyx", "*.pxd", "*.pyi", "*.h", "*.toml") <= set(sdist_names)
+    assert not [name for name in sdist_names if name.endswith((".c", ".so", ".o"))]
+
+
+def test_the_wheel_has_stubs_and_modules_and_no_sources_but_python(wheel_names: list[str]) -> None:
+    modules = {Path(name).stem for name in sources("*.pyx")}
+    assert {Path(name).name.split(".")[0] for name in wheel_names if name.endswith(".so")} == modules
+    assert {f"penstock/core/{module}.pyi" for module in modules} <= set(wheel_names)
+    assert "penstock/py.typed" in wheel_names
+    assert not [name for name in wheel_names if name.endswith(".c")]
+
+
+def test_the_base_install_has_no_dependencies() -> None:
+    assert not [need for need in metadata.requires("penstock") or [] if "extra ==" not in need]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("sys.platform = 'darwin'", "not darwin on"),
+        ("platform.machine = lambda: 'riscv64'", "not linux on riscv64"),
+        ("sys.maxsize = 2**31 - 1", "supports 64-bit Linux"),
+        ("sys.implementation.name = 'pypy'", "supports CPython, not pypy"),
+    ],
+)
+def test_an_unsupported_platform_fails_with_one_clear_line(change: str, expected: str) -> None:
+    program = f"import platform, runpy, sys; {change}; runpy.run_path('setup.py')"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+    )
+    assert result.returncode == 1
+    assert expected in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_header_refuses_an_unsupported_platform(tmp_path: Path) -> None:
+    source = tmp_path / "elsewhere.c"
+    source.write_text('#include "penstock/platform.h"\n')
+    command = ["cc", "-fsyntax-only", f"-I{ROOT / 'native' / 'include'}", str(source)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    result = subprocess.run([*command, "-U__linux__"], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "penstock supports 64-bit Linux on x86-64 and aarch64 only" in result.stderr

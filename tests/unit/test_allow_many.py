@@ -1,0 +1,237 @@
+"""Batches: the same as one request after the other, or an exception and nothing charged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock import CostExceedsLimit, InvalidCost, InvalidKey, LimiterStats, Store, StoreClosed, TokenBucket
+from penstock.testing import ManualClock
+
+# On either side of what the code treats differently: 256 fit on the stack, 1024 are decided with the GIL held.
+SIZES = [0, 1, 2, 15, 16, 17, 24, 25, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 5000]
+
+
+@pytest.fixture
+def bucket(clock: ManualClock) -> Iterator[TokenBucket]:
+    with Store.private(keys=10_000, clock=clock) as store:
+        yield TokenBucket(store, "api", "10/second", burst=3)
+
+
+def charged(bucket: TokenBucket, keys: Any) -> int:
+    return sum(3 - bucket.peek(key).remaining for key in set(keys))
+
+
+def test_any_iterable_of_keys_and_costs(bucket: TokenBucket) -> None:
+    make: list[Callable[[list[Any]], Any]] = [list, tuple, iter, lambda items: (item for item in items)]
+    for n, (keys, costs) in enumerate((keys, costs) for keys in make for costs in make):
+        names = [f"{n}a", f"{n}b", f"{n}a"]
+        assert bucket.allow_many(keys(names), costs([2, 3, 2])) == [True, True, False]
+        assert bucket.allow_many(keys(names)) == [True, False, False]
+    assert bucket.allow_many({"x": 1, "y": 2}) == [True, True]
+    assert bucket.allow_many(range(3), range(3)) == [True, True, True]
+    assert bucket.allow_many(keys=["x"], costs=[2]) == [True]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_batch_of_any_size(bucket: TokenBucket, size: int) -> None:
+    keys = [f"key {n}" for n in range(size)]
+    answers = bucket.allow_many(keys)
+    assert answers == [True] * size
+    assert all(answer is True for answer in answers)
+    assert bucket.allow_many(keys, [n % 4 for n in range(size)]) == [n % 4 <= 2 for n in range(size)]
+    assert charged(bucket, keys) == size + sum(n % 4 for n in range(size) if n % 4 <= 2)
+    assert bucket.store.stats().live_keys == size
+    denied = sum(n % 4 == 3 for n in range(size))
+    assert bucket.store.stats().total == LimiterStats(allowed=2 * size - denied, denied=denied, inserted=size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_duplicates_in_one_batch_are_decided_in_order(bucket: TokenBucket, size: int) -> None:
+    assert bucket.allow_many(["k"] * size) == [n < 3 for n in range(size)]
+    assert bucket.allow_many(["l", "m"] * size, [1, 3] * size) == [
+        allowed for n in range(size) for allowed in (n < 3, n < 1)
+    ]
+
+
+def test_an_empty_batch(bucket: TokenBucket) -> None:
+    assert bucket.allow_many([]) == bucket.allow_many((), ()) == bucket.allow_many(iter(()), []) == []
+    assert bucket.store.stats().total == LimiterStats()
+
+
+def test_keys_of_all_types(bucket: TokenBucket) -> None:
+    keys = ["1", b"1", 1, ("1",), (1,), "é", "\ud800", 2**70, ()]
+    assert bucket.allow_many(keys, [3] * len(keys)) == [True] * len(keys)
+    assert bucket.allow_many(keys) == [False] * len(keys)
+    assert [bucket.allow(key) for key in keys] == [False] * len(keys)
+
+
+@pytest.mark.parametrize("size", [1, 3, 300, 2000])
+def test_as_many_costs_as_keys(bucket: TokenBucket, size: int) -> None:
+    keys = list(range(size))
+    for wrong in (0, size - 1, size + 1, 2 * size):
+        if wrong != size:
+            with pytest.raises(InvalidCost, match=f"{size} keys need {size} costs, not {wrong}"):
+                bucket.allow_many(keys, [1] * wrong)
+    with pytest.raises(InvalidCost):
+        bucket.allow_many([], [1])
+    assert charged(bucket, keys) == 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 256, 300, 2000])
+@pytest.mark.parametrize("where", [0, 0.5, 1])
+@pytest.mark.parametrize("wrong", [None, 1.5, ["k"], ("k", None), (("k",),)])
+def test_a_wrong_key_anywhere_leaves_nothing_charged(bucket: TokenBucket, size: int, where: float, wrong: Any) -> None:
+    keys: list[Any] = list(range(size))
+    good = list(keys)
+    keys[round(where * (size - 1))] = wrong
+    for asked in (keys, tuple(keys), iter(keys)):
+        with pytest.raises(InvalidKey):
+            bucket.allow_many(asked)
+    with pytest.raises(InvalidKey):
+        bucket.allow_many(keys, [1] * size)
+    assert charged(bucket, good) == 0
+    assert bucket.store.stats().total == LimiterStats()
+    assert bucket.allow_many(good) == [True] * size
+
+
+@pytest.mark.parametrize("size", [1, 3, 256, 300, 2000])
+@pytest.mark.parametrize("where", [0, 0.5, 1])
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (-1, InvalidCost),
+        (1.0, InvalidCost),
+        (float("nan"), InvalidCost),
+        (None, InvalidCost),
+        (True, InvalidCost),
+        ("1", InvalidCost),
+        (4, CostExceedsLimit),
+        (2**64 + 1, CostExceedsLimit),
+    ],
+)
+def test_a_wrong_cost_anywhere_leaves_nothing_charged(
+    bucket: TokenBucket, size: int, where: float, wrong: Any, error: type[Exception]
+) -> None:
+    keys = list(range(size))
+    costs = [1] * size
+    costs[round(where * (size - 1))] = wrong
+    for asked in (costs, tuple(costs), iter(costs)):
+        with pytest.raises(error):
+            bucket.allow_many(keys, asked)
+    assert charged(bucket, keys) == 0
+    assert bucket.store.stats().total == LimiterStats()
+
+
+@pytest.mark.parametrize("keys", [None, 5, object()])
+def test_keys_that_are_not_iterable(bucket: TokenBucket, keys: Any) -> None:
+    with pytest.raises(TypeError):
+        bucket.allow_many(keys)
+    with pytest.raises(TypeError):
+        bucket.allow_many(["k"], 5)  # type: ignore[arg-type]
+    assert bucket.peek("k").remaining == 3
+
+
+def test_an_iterable_that_raises_leaves_nothing_charged(bucket: TokenBucket) -> None:
+    def broken(items: list[Any]) -> Iterator[Any]:
+        yield from items
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        bucket.allow_many(broken(["k", "l"]))
+    with pytest.raises(ZeroDivisionError):
+        bucket.allow_many(["k", "l"], broken([1, 1]))
+    assert charged(bucket, ["k", "l"]) == 0
+
+
+def test_a_cost_that_changes_the_keys_while_they_are_read(bucket: TokenBucket) -> None:
+    keys = [f"key {n}" for n in range(2000)]
+
+    class Shrinking:
+        def __index__(self) -> int:
+            keys.clear()
+            return 1
+
+    asked = list(keys)
+    try:
+        answers = bucket.allow_many(keys, [Shrinking()] * 2000)  # type: ignore[list-item]
+    except RuntimeError:
+        assert charged(bucket, asked) == 0
+    else:
+        assert answers == [True] * 2000
+
+
+@pytest.mark.parametrize("size", [3, 300, 2000])
+@pytest.mark.parametrize("change", ["replace", "clear", "grow", "close", "recurse"])
+def test_a_key_whose_own_code_changes_things_while_it_is_read(in_child: Any, size: int, change: str) -> None:
+    """A tuple of another type may run any code when its parts are taken, and the list of keys isn't a copy."""
+
+    def run() -> list[bool] | None:
+        with Store.private(keys=10_000) as store:
+            limiter = TokenBucket(store, "api", "10/second", burst=3)
+
+            class Meddler(tuple):
+                def __iter__(self) -> Iterator[Any]:
+                    if change == "replace":
+                        keys[:] = [2**4000] * len(keys)
+                    elif change == "clear":
+                        keys.clear()
+                    elif change == "grow":
+                        keys.extend(["more"] * 5000)
+                    elif change == "close":
+                        store.close()
+                    else:
+                        limiter.allow_many(keys[:-1])
+                    return iter(("part",))
+
+            keys: list[Any] = [f"key {n}" for n in range(size - 1)] + [Meddler()]
+            try:
+                return limiter.allow_many(keys)
+            except (RuntimeError, StoreClosed):
+                return None
+
+    answers = in_child(run)
+    assert answers is None or answers == [True] * size
+
+
+def test_the_list_given_is_not_changed(bucket: TokenBucket) -> None:
+    keys, costs = ["a", "b"], [1, 2]
+    bucket.allow_many(keys, costs)
+    assert (keys, costs) == (["a", "b"], [1, 2])
+
+
+def test_a_large_batch_lets_other_threads_run_while_it_decides() -> None:
+    """Seen from a second thread: a moment at which the first key of a batch is charged and the last one is not yet."""
+    size = 200_000
+    with Store.private(keys=size, clock=ManualClock(1)) as store:
+        # A new limiter for every try has never seen its keys.
+        for attempt in range(100):
+            limiter = TokenBucket(store, f"attempt {attempt}", "1/hour")
+            batch = threading.Thread(target=limiter.allow_many, args=(list(range(size)),))
+            batch.start()
+            seen_half_done = False
+            while batch.is_alive() and not seen_half_done:
+                last, first = limiter.peek(size - 1), limiter.peek(0)
+                seen_half_done = first.remaining == 0 and last.remaining == 1 and limiter.peek(size - 1).remaining == 1
+            batch.join()
+            if seen_half_done:
+                break
+        assert seen_half_done
+
+
+def test_threads_with_large_batches_share_one_limit(clock: ManualClock) -> None:
+    keys = list(range(3000)) * 2
+    answers: list[list[bool]] = []
+    with Store.private(keys=10_000, clock=clock) as store:
+        limiter = TokenBucket(store, "api", "5/hour")
+        threads = [threading.Thread(target=lambda: answers.append(limiter.allow_many(keys))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(map(sum, answers)) == 5 * 3000
+        total = store.stats().total
+        assert (total.allowed, total.denied, total.inserted) == (5 * 3000, 3 * 3000, 3000)

@@ -1,0 +1,52 @@
+"""What the compiler made of the hot path, in the package as it is installed."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+PACKAGE = Path(penstock.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.so"))
+CAS128 = {"x86_64": "lock cmpxchg16b", "aarch64": "caspal"}[platform.machine()]
+
+
+def output_of(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def module(name: str) -> Path:
+    (found,) = [path for path in MODULES if path.name.split(".")[0] == name]
+    return found
+
+
+def test_the_tests_run_against_an_installed_package() -> None:
+    source = Path(__file__).parents[2] / "src"
+    assert source not in PACKAGE.parents
+    assert {path.name.split(".")[0] for path in MODULES} >= {"table", "token_bucket", "segment", "limiter", "keys"}
+    assert (PACKAGE / "py.typed").exists()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name.split(".")[0])
+def test_no_module_calls_libatomic(path: Path) -> None:
+    """Its 16-byte operations may take a lock, which other processes don't see."""
+    assert "libatomic" not in output_of("readelf", "--dynamic", "--wide", path)
+    undefined = output_of("nm", "--dynamic", "--undefined-only", path)
+    assert "PyModuleDef_Init" in undefined, "nm lists what the module takes from elsewhere"
+    for name in ("__atomic_", "__sync_", "__aarch64_"):
+        assert name not in undefined
+
+
+@pytest.mark.parametrize("name", ["token_bucket", "table"])
+def test_the_hot_modules_swap_cells_in_one_instruction(name: str) -> None:
+    assert CAS128 in " ".join(output_of("objdump", "--disassemble", "--no-show-raw-insn", module(name)).split())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name.split(".")[0])
+def test_a_module_shows_nothing_but_its_entry(path: Path) -> None:
+    defined = output_of("nm", "--dynamic", "--defined-only", path).split()[2::3]
+    assert defined == [f"PyInit_{path.name.split('.')[0]}"]

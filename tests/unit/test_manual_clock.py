@@ -1,0 +1,154 @@
+"""The clock for tests of code that uses penstock."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from penstock import ClockMismatch, Store, TokenBucket
+from penstock.testing import ManualClock
+
+
+def test_it_stands_still_until_it_is_moved() -> None:
+    clock = ManualClock()
+    assert clock.now() == 0.0
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = TokenBucket(store, "api", "1/second")
+        assert [limiter.allow("k") for _ in range(3)] == [True, False, False]
+        assert clock.now() == 0.0
+        clock.advance(1)
+        assert clock.now() == 1.0
+        assert [limiter.allow("k") for _ in range(3)] == [True, False, False]
+        clock.set(100)
+        assert clock.now() == 100.0
+        assert limiter.hit("k").reset_after == 1.0
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_it_is_exact_to_the_nanosecond(bound: bool) -> None:
+    clock = ManualClock(1)
+    with Store.private(keys=1, clock=clock if bound else "monotonic"):
+        for _ in range(10):
+            clock.advance(0.1)
+        assert clock.now() == 2.0
+        clock.advance(1e-9)
+        assert clock.now() == 2.000000001
+        clock.set(Fraction(10, 3))  # type: ignore[arg-type]
+        assert clock.now() == 3.333333333
+        clock.advance(0)
+        assert clock.now() == 3.333333333
+
+
+def test_it_can_go_back_with_set_only() -> None:
+    clock = ManualClock(10)
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = TokenBucket(store, "api", "1/second")
+        assert limiter.allow("k")
+        clock.set(5)
+        assert clock.now() == 5.0
+        # What was charged stays charged: the limiter bears it.
+        assert limiter.hit("k").retry_after == 6.0
+        assert limiter.hit("l").reset_after == 1.0
+        with pytest.raises(ValueError, match="use set to go back"):
+            clock.advance(-1)
+        clock.set(11)
+        assert limiter.allow("k")
+
+
+@pytest.mark.parametrize("seconds", [-1, -1e-9, float("nan"), float("inf"), float("-inf"), 4e9, 1e300])
+def test_times_that_are_none(seconds: float) -> None:
+    with pytest.raises(ValueError, match="time is from 0"):
+        ManualClock(seconds)
+    clock = ManualClock(7)
+    with Store.private(keys=1, clock=clock):
+        for move in (clock.set, clock.advance):
+            with pytest.raises(ValueError, match=r"time is from 0|use set to go back"):
+                move(seconds)
+        assert clock.now() == 7.0
+
+
+@pytest.mark.parametrize("seconds", [None, "1", b"1", [1]])
+def test_times_of_another_type(seconds: Any) -> None:
+    clock = ManualClock(7)
+    for move in (ManualClock, clock.set, clock.advance):
+        with pytest.raises(TypeError):
+            move(seconds)
+    assert clock.now() == 7.0
+
+
+def test_it_cannot_be_pushed_beyond_the_last_time_that_it_takes() -> None:
+    clock = ManualClock()
+    with Store.private(keys=1, clock=clock):
+        while clock.now() < 1e9:
+            clock.advance(0.9e9)
+        with pytest.raises(ValueError, match="time is from 0"):
+            clock.advance(3e9)
+
+
+def test_one_clock_moves_several_stores() -> None:
+    clock = ManualClock(50)
+    with Store.private(keys=1, clock=clock) as one, Store.private(keys=1, clock=clock) as two:
+        limiters = [TokenBucket(store, "api", "1/second") for store in (one, two)]
+        for _ in range(3):
+            assert [limiter.allow("k") for limiter in limiters] == [True, True]
+            assert [limiter.allow("k") for limiter in limiters] == [False, False]
+            clock.advance(1)
+        assert clock.now() == 53.0
+
+
+def test_it_goes_on_from_where_a_segment_is(store_name: str) -> None:
+    first = ManualClock(50)
+    with Store(store_name, keys=1, clock=first) as store:
+        first.advance(25)
+        late = ManualClock(10)
+        with Store(store_name, keys=1, clock=late) as again:
+            assert late.now() == first.now() == 75.0
+            limiters = [TokenBucket(opened, "api", "1/second") for opened in (store, again)]
+            assert [limiter.allow("k") for limiter in limiters] == [True, False]
+            # Either moves both: the time is the segment's.
+            late.advance(1)
+            assert first.now() == 76.0
+            assert [limiter.allow("k") for limiter in limiters] == [True, False]
+            first.advance(1)
+            assert late.now() == 77.0
+    third = ManualClock()
+    with Store(store_name, keys=1, clock=third):
+        assert third.now() == 77.0
+
+
+def test_a_clock_that_joins_a_moved_segment_takes_its_other_stores_along(store_name: str) -> None:
+    first = ManualClock(50)
+    both = ManualClock(10)
+    with Store(store_name, keys=1, clock=first), Store.private(keys=1, clock=both) as other:
+        limiter = TokenBucket(other, "api", "1/second")
+        assert limiter.allow("k")
+        with Store(store_name, keys=1, clock=both):
+            assert both.now() == 50.0
+            assert limiter.allow("k")
+
+
+def test_a_child_sees_it_move(in_child: Any) -> None:
+    clock = ManualClock(1)
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = TokenBucket(store, "api", "1/second")
+        assert in_child(lambda: limiter.allow("k"))
+        assert not limiter.allow("k")
+        in_child(lambda: clock.advance(1))
+        assert clock.now() == 2.0
+        assert limiter.allow("k")
+
+
+def test_a_segment_keeps_its_kind_of_clock(store_name: str) -> None:
+    with Store(store_name, keys=1, clock=ManualClock()):
+        with pytest.raises(ClockMismatch) as caught:
+            Store(store_name, keys=1)
+        assert "manual" in caught.value.found
+        assert "monotonic" in caught.value.expected
+    Store.unlink(store_name)
+    clock = ManualClock(5)
+    with Store(store_name, keys=1):
+        with pytest.raises(ClockMismatch):
+            Store(store_name, keys=1, clock=clock)
+        assert clock.now() == 5.0

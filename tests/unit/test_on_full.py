@@ -1,0 +1,138 @@
+"""What happens to a new key when its neighbourhood is full of live ones: the smallest table has 1024 cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock import LimiterStats, Store, TokenBucket
+from penstock.testing import ManualClock
+
+CELLS = 1024
+CROWD = range(5000)
+
+
+def open_bucket(clock: ManualClock, on_full: Any, rate: str = "1/minute", keys: int = 1) -> tuple[Store, TokenBucket]:
+    store = Store.private(keys=keys, on_full=on_full, clock=clock)
+    return store, TokenBucket(store, "api", rate, burst=100)
+
+
+def test_evicting_makes_room_and_counts(clock: ManualClock) -> None:
+    store, limiter = open_bucket(clock, "evict")
+    with store:
+        assert all(limiter.allow_many(CROWD))
+        stats = store.stats()
+        evicted = len(CROWD) - stats.live_keys
+        assert len(CROWD) - CELLS <= evicted
+        assert stats.live_keys > CELLS * 0.9
+        assert stats.total == LimiterStats(allowed=len(CROWD), inserted=len(CROWD), evicted=evicted)
+
+
+def test_evicting_takes_the_key_that_expires_first(clock: ManualClock) -> None:
+    """A flood of one-off keys evicts itself; who has used much is remembered."""
+    store, limiter = open_bucket(clock, "evict")
+    heavy = [f"heavy {n}" for n in range(100)]
+    with store:
+        limiter.allow_many(heavy, [50] * len(heavy))
+        for second in range(10):
+            limiter.allow_many(range(second * 2000, second * 2000 + 2000))
+            clock.advance(1)
+        assert store.stats().total.evicted > 15_000
+        assert [limiter.peek(key).remaining for key in heavy] == [50] * len(heavy)
+
+
+def test_denying_denies_new_keys_only_and_counts(clock: ManualClock) -> None:
+    store, limiter = open_bucket(clock, "deny")
+    with store:
+        passed = limiter.allow_many(CROWD)
+        denied = passed.count(False)
+        stats = store.stats()
+        assert len(CROWD) - CELLS <= denied < len(CROWD) - CELLS * 0.9
+        assert stats.live_keys == len(CROWD) - denied
+        assert stats.total == LimiterStats(
+            allowed=len(CROWD) - denied, denied=denied, inserted=len(CROWD) - denied, full=denied
+        )
+        known = [key for key, allowed in zip(CROWD, passed, strict=True) if allowed]
+        unknown = [key for key, allowed in zip(CROWD, passed, strict=True) if not allowed]
+        assert all(limiter.allow_many(known))
+        assert not any(limiter.allow(key) for key in unknown)
+        assert store.stats().total.full == 2 * denied
+
+
+def test_a_denial_for_want_of_room_says_when_to_come_again(clock: ManualClock) -> None:
+    store, limiter = open_bucket(clock, "deny")
+    with store:
+        passed = limiter.allow_many(CROWD)
+        clock.advance(10)
+        newcomer = CROWD[passed.index(False)]
+        decision = limiter.hit(newcomer)
+        assert (decision.allowed, decision.limit, decision.remaining) == (False, 100, 0)
+        assert decision.retry_after == decision.reset_after == 50.0
+        clock.advance(49.999)
+        assert not limiter.allow(newcomer)
+        clock.advance(0.001)
+        assert limiter.allow(newcomer)
+        assert all(limiter.allow_many(range(-500, 0)))
+
+
+def test_allowing_lets_new_keys_in_unremembered_and_counts(clock: ManualClock) -> None:
+    store, limiter = open_bucket(clock, "allow")
+    with store:
+        assert all(limiter.allow_many(CROWD, [100] * len(CROWD)))
+        stats = store.stats()
+        full = len(CROWD) - stats.live_keys
+        assert len(CROWD) - CELLS <= full
+        assert stats.total == LimiterStats(allowed=len(CROWD), inserted=stats.live_keys, full=full)
+        # Those that have a cell are limited as ever, the others are not.
+        again = limiter.allow_many(CROWD)
+        assert again.count(True) == full
+        decision = limiter.hit(CROWD[again.index(True)], 30)
+        assert (decision.allowed, decision.remaining, decision.reset_after) == (True, 70, 1800.0)
+
+
+@pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
+def test_expired_keys_make_room_by_themselves(clock: ManualClock, on_full: Any) -> None:
+    store, limiter = open_bucket(clock, on_full)
+    with store:
+        for wave in range(20):
+            assert all(limiter.allow_many(range(wave * 500, wave * 500 + 500)))
+            assert store.stats().live_keys == 500
+            clock.advance(60)
+            assert store.stats().live_keys == 0
+        assert store.stats().total == LimiterStats(allowed=10_000, inserted=10_000)
+
+
+@pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
+def test_the_advertised_number_of_keys_has_room(clock: ManualClock, on_full: Any) -> None:
+    """At most one insertion in 10,000 may find its probe set full."""
+    keys = 100_000
+    store, limiter = open_bucket(clock, on_full, keys=keys)
+    with store:
+        limiter.allow_many(range(keys))
+        total = store.stats().total
+        assert total.full + total.evicted <= keys // 10_000
+
+
+def test_limiters_of_one_store_share_the_room(clock: ManualClock) -> None:
+    store, limiter = open_bucket(clock, "deny")
+    with store:
+        limiter.allow_many(CROWD)
+        before = store.stats()
+        other = TokenBucket(store, "other", "1/hour")
+        passed = other.allow_many(CROWD)
+        after = store.stats()
+        assert after.limiters["api"] == before.limiters["api"]
+        assert after.limiters["other"].full == passed.count(False) > 4900
+        assert after.live_keys == before.live_keys + passed.count(True) <= CELLS
+
+
+def test_each_store_object_has_a_policy_of_its_own(clock: ManualClock, store_name: str) -> None:
+    with (
+        Store(store_name, keys=1, on_full="deny", clock=clock) as strict,
+        Store(store_name, keys=1, on_full="allow", clock=clock) as lenient,
+    ):
+        passed = TokenBucket(strict, "api", "1/hour").allow_many(CROWD)
+        key = CROWD[passed.index(False)]
+        assert TokenBucket(lenient, "api", "1/hour").allow(key)
+        assert not TokenBucket(strict, "api", "1/hour").allow(key)

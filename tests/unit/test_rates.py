@@ -1,0 +1,232 @@
+"""Rates: every accepted form, and refusals that say what is accepted."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import UserString
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from penstock import InvalidRate, PenstockError, Rate, Store, TokenBucket
+
+NS = 1_000_000_000
+YEAR_NS = 31_536_000 * NS
+HUGE = 10**5000  # more digits than Python converts to text by default
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "period_ns"),
+    [
+        ("100/minute", 100, 60 * NS),
+        ("5 per 10 seconds", 5, 10 * NS),
+        ("5/10s", 5, 10 * NS),
+        ("5/10 s", 5, 10 * NS),
+        ("  5  /  10  seconds\n", 5, 10 * NS),
+        ("5 PER 10 Seconds", 5, 10 * NS),
+        ("1_000_000/hour", 1_000_000, 3600 * NS),
+        ("7/1_0s", 7, 10 * NS),
+        ("3/1.5s", 3, 1_500_000_000),
+        ("1 per 0.5 days", 1, 43_200 * NS),
+        ("1/0.000000001s", 1, 1),
+        ("2/ms", 2, 1_000_000),
+        ("2/milliseconds", 2, 1_000_000),
+        ("2/s", 2, NS),
+        ("2/sec", 2, NS),
+        ("2/m", 2, 60 * NS),
+        ("2/min", 2, 60 * NS),
+        ("2/h", 2, 3600 * NS),
+        ("2/hr", 2, 3600 * NS),
+        ("2/hours", 2, 3600 * NS),
+        ("2/d", 2, 86_400 * NS),
+        ("2/days", 2, 86_400 * NS),
+        ("2/week", 2, 604_800 * NS),
+        ("1/year", 1, YEAR_NS),
+        ("1/10 years", 1, 10 * YEAR_NS),
+        ("1000000000/second", 10**9, NS),
+        ("1099511627776 per hour", 2**40, 3600 * NS),
+    ],
+)
+def test_accepted_texts(text: str, limit: int, period_ns: int) -> None:
+    rate = Rate.parse(text)
+    assert (rate.limit, rate.period_ns) == (limit, period_ns)
+    assert Rate.parse(str(rate)) == rate
+
+
+@pytest.mark.parametrize(
+    ("limit", "period", "period_ns"),
+    [
+        (5, 10, 10 * NS),
+        (5, 0.25, NS // 4),
+        (1, 0.1, 100_000_000),
+        (1, Fraction(1, 3), 333_333_333),
+        (1, 1e-9, 1),
+        (5, timedelta(minutes=2), 120 * NS),
+        (1, timedelta(microseconds=1), 1000),
+        (1, 315_360_000, 10 * YEAR_NS),
+        (10**9, 1, NS),
+    ],
+)
+def test_accepted_numbers(limit: int, period: Any, period_ns: int) -> None:
+    rate = Rate(limit, period)
+    assert (rate.limit, rate.period_ns) == (limit, period_ns)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "100",
+        "100/",
+        "/minute",
+        "per minute",
+        "100 minute",
+        "100//minute",
+        "100/minute/minute",
+        "100 per minute per day",
+        "fast",
+        "-1/second",
+        "+1/second",
+        "1.5/second",
+        "1e3/second",
+        "0x10/second",
+        "nan/second",
+        "inf/second",
+        "1/-1 second",
+        "1/1e3 s",
+        "1_/s",
+        "_1/s",
+        "1__0/s",
+        "1/fortnight",
+        "1/month",
+        "1/ss",
+        "5per10s",
+        "\u0661/s",
+        "1/\u017f",
+        "1/s\0",
+        "1/s; 2/s",
+    ],
+)
+def test_a_text_that_is_no_rate_is_told_the_accepted_forms(text: str) -> None:
+    with pytest.raises(InvalidRate) as caught:
+        Rate.parse(text)
+    message = str(caught.value)
+    assert repr(text) in message
+    for form in ('"100/minute"', '"5 per 10 seconds"', '"5/10s"', "Rate(5, 10)", "ms, second, minute, hour, day"):
+        assert form in message
+    with pytest.raises(InvalidRate), Store.private(keys=1) as store:
+        TokenBucket(store, "rates", text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "period"),
+    [
+        (0, 1),
+        (-1, 1),
+        (True, 1),
+        (1.0, 1),
+        ("5", 1),
+        (None, 1),
+        (float("nan"), 1),
+        (2**40 + 1, 315_360_000),
+        (2, 1e-9),
+        (1_000_000_001, 1),
+        (1, 0),
+        (1, -1),
+        (1, 1e-10),
+        (1, True),
+        (1, "1"),
+        (1, None),
+        (1, float("nan")),
+        (1, float("inf")),
+        (1, float("-inf")),
+        (1, 1e308),
+        (1, 315_360_000.000000001 + 1),
+        (1, timedelta(0)),
+        (1, timedelta(days=-1)),
+        (1, timedelta.max),
+        pytest.param(HUGE, 1, id="huge limit"),
+        pytest.param(-HUGE, 1, id="huge negative limit"),
+        pytest.param(1, HUGE, id="huge period"),
+        pytest.param(1, -HUGE, id="huge negative period"),
+        pytest.param(1, Fraction(1, HUGE), id="tiny fraction"),
+        pytest.param(1, Fraction(HUGE, 3), id="huge fraction"),
+    ],
+    ids=repr,
+)
+def test_numbers_that_are_no_rate(limit: Any, period: Any) -> None:
+    with pytest.raises(InvalidRate) as caught:
+        Rate(limit, period)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 18 + ("_" + "9" * 18) * 300 + "/s",
+        "1/" + "9" * 18 + ("_" + "9" * 18) * 300 + "s",
+        "1/" + "s" * 2**20,
+        "1" * 2**20,
+        "1_" * 2**19 + "/s",
+        " " * 2**20,
+    ],
+    ids=["limit", "count", "unit", "digits", "groups", "spaces"],
+)
+def test_an_endless_text_is_refused_in_a_short_message(text: str) -> None:
+    with pytest.raises(InvalidRate) as caught:
+        Rate.parse(text)
+    assert len(str(caught.value)) < 1000
+
+
+def test_too_fast_says_what_is_fast_enough() -> None:
+    with pytest.raises(InvalidRate, match="1_000_000_000 per second"):
+        Rate.parse("2000000000/second")
+    with pytest.raises(InvalidRate, match="10 years"):
+        Rate.parse("1/11 years")
+
+
+@pytest.mark.parametrize("rate", [None, 5, 5.0, b"5/s", (5, 10), ["5/s"], UserString("5/s"), timedelta(1)])
+def test_a_limiter_takes_no_other_type_as_its_rate(rate: Any) -> None:
+    with Store.private(keys=1) as store, pytest.raises(InvalidRate, match="100/minute"):
+        TokenBucket(store, "rates", rate)
+
+
+def test_a_refused_rate_is_a_value_error_and_penstocks_own() -> None:
+    assert issubclass(InvalidRate, ValueError)
+    assert issubclass(InvalidRate, PenstockError)
+
+
+def test_a_rate_is_a_value() -> None:
+    rate = Rate(5, 10)
+    assert rate == Rate.parse("5/10s") == Rate(5, timedelta(seconds=10))
+    assert hash(rate) == hash(Rate.parse("5/10s"))
+    assert rate != Rate(10, 20)
+    assert rate != "5/10s"
+    assert {rate: 1}[Rate(5, 10.0)] == 1
+    for name in ("limit", "period_ns", "other"):
+        with pytest.raises(AttributeError):
+            setattr(rate, name, 1)
+    with pytest.raises(AttributeError):
+        del rate.limit
+    for twin in (copy.copy(rate), copy.deepcopy(rate), pickle.loads(pickle.dumps(rate))):
+        assert twin == rate
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [
+        (Rate(5, 10), "5 per 10 seconds"),
+        (Rate(100, 60), "100 per minute"),
+        (Rate(1, 7 * 86_400), "1 per week"),
+        (Rate(1, 90), "1 per 90 seconds"),
+        (Rate(1, 0.0015), "1 per 1.5 ms"),
+        (Rate(1, 1e-9), "1 per 0.000001 ms"),
+    ],
+)
+def test_a_rate_is_shown_in_the_largest_unit(rate: Rate, shown: str) -> None:
+    assert str(rate) == shown
+    assert repr(rate) == f"Rate.parse({shown!r})"

@@ -1,0 +1,376 @@
+"""Stores as objects: their options, names, statistics, end. Their files are in tests/process."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import (
+    InvalidLimiter,
+    LimiterStats,
+    SegmentSizeWarning,
+    Store,
+    StoreClosed,
+    StoreStats,
+    TokenBucket,
+    TooManyLimiters,
+)
+from penstock.testing import ManualClock
+
+LIMITERS = 256
+
+
+def open_files() -> list[str]:
+    """What this process has open, by what each leads to."""
+    gc.collect()
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(entry))
+        except FileNotFoundError:
+            continue  # the listing's own
+    return sorted(link for link in links if "penstock" in link)
+
+
+# Options
+
+
+@pytest.mark.parametrize("keys", [0, -1, True, 1.0, "1", None, 2**36 + 1, 2**64])
+def test_keys_is_a_whole_number(keys: Any, store_name: str) -> None:
+    for make in (Store.private, lambda **options: Store(store_name, **options)):
+        with pytest.raises(ValueError, match="keys is a whole number from 1"):
+            make(keys=keys)
+
+
+def test_other_options_are_checked_before_anything_is_made(store_name: str) -> None:
+    for options in (
+        {"on_full": "drop"},
+        {"on_full": None},
+        {"clock": "wall"},
+        {"clock": None},
+        {"clock": ManualClock},
+        {"mode": 0o666},
+        {"mode": 0o644},
+        {"group": "root"},
+        {"mode": 0o660, "group": "no such group"},
+    ):
+        with pytest.raises(ValueError, match=r"on_full|clock|mode|group"):
+            Store(store_name, keys=1, **options)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        Store.unlink(store_name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "-a", ".a", "a/b", "/a", "a b", "a\0", "a\n", "é", "a" * 101, None, 5, b"a"]
+)
+def test_a_name_that_could_be_another_path_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="store's name"):
+        Store(name, keys=1)
+    if name is not None:
+        with pytest.raises(ValueError, match="store's name"):
+            Store.unlink(name)
+
+
+def test_where_a_named_store_is(store_name: str) -> None:
+    with Store(store_name, keys=1) as store:
+        assert store.path == f"/dev/shm/penstock-{store_name}"
+        assert Path(store.path).stat().st_mode & 0o777 == 0o600
+        assert Path(store.path).stat().st_size == store.stats().bytes
+        assert store_name in repr(store)
+    Store.unlink(store_name)
+    with pytest.raises(FileNotFoundError):
+        Store.unlink(store_name)
+
+
+def test_unlink_takes_a_name_or_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "limits"
+    Store("any", keys=1, path=path).close()
+    for arguments, options in (((), {}), (("any",), {"path": path})):
+        with pytest.raises(ValueError, match="a name or a path"):
+            Store.unlink(*arguments, **options)
+    Store.unlink(path=path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("keys", [100_000, 1_000_000])
+def test_a_segment_takes_at_most_22_bytes_per_key(keys: int, store_name: str) -> None:
+    with Store(store_name, keys=keys) as store:
+        assert store.stats().bytes <= 22 * keys
+        status = os.stat(store.path)
+        assert status.st_size == store.stats().bytes
+        # All of it is there already, so that no later write can fail.
+        assert status.st_blocks * 512 >= status.st_size
+        assert store.stats().keys == store.keys == keys
+
+
+# Two attachments in one process
+
+
+def test_two_stores_of_one_name_share_one_segment(store_name: str) -> None:
+    with Store(store_name, keys=10) as one, Store(store_name, keys=10) as two:
+        first, second = TokenBucket(one, "api", "2/hour"), TokenBucket(two, "api", "2/hour")
+        assert first.allow("k")
+        assert second.allow("k")
+        assert not first.allow("k")
+        assert one.stats() == two.stats()
+        assert one.stats().limiters == {"api": LimiterStats(allowed=2, denied=1, inserted=1)}
+        one.close()
+        assert not second.allow("k")
+        assert two.stats().total.denied == 2
+
+
+def test_a_segment_outlives_its_stores(store_name: str, clock: ManualClock) -> None:
+    with Store(store_name, keys=10, clock=clock) as store:
+        TokenBucket(store, "api", "1/hour").allow("k")
+    with Store(store_name, keys=10, clock=clock) as store:
+        assert not TokenBucket(store, "api", "1/hour").allow("k")
+        assert store.stats().limiters["api"] == LimiterStats(allowed=1, denied=1, inserted=1)
+
+
+def test_who_is_attached_keeps_an_unlinked_segment(store_name: str) -> None:
+    with Store(store_name, keys=10) as old:
+        before = TokenBucket(old, "api", "1/hour")
+        assert before.allow("k")
+        Store.unlink(store_name)
+        with Store(store_name, keys=10) as new:
+            assert TokenBucket(new, "api", "1/hour").allow("k")
+            assert not before.allow("k")
+
+
+def test_another_size_warns_and_names_both(store_name: str) -> None:
+    with Store(store_name, keys=1000) as store:
+        for keys in (1, 999, 1001, 2_000_000):
+            with pytest.warns(SegmentSizeWarning, match=rf"\b1000 keys\b.*\b{keys} asked for") as caught:
+                other = Store(store_name, keys=keys)
+            assert [warning.filename for warning in caught] == [__file__]
+            with other:
+                assert other.keys == 1000
+                assert other.stats().bytes == store.stats().bytes
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Store(store_name, keys=1000).close()
+
+
+def test_a_size_warning_made_an_error_leaves_nothing_open(store_name: str) -> None:
+    with Store(store_name, keys=1000):
+        before = open_files()
+        for _ in range(3):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with pytest.raises(SegmentSizeWarning):
+                    Store(store_name, keys=5)
+        assert open_files() == before
+
+
+def test_a_closed_store_has_nothing_open(store_name: str) -> None:
+    before = open_files()
+    for _ in range(3):
+        with Store(store_name, keys=10) as store:
+            TokenBucket(store, "api", "1/hour").allow("k")
+        with Store.private(keys=10) as store:
+            TokenBucket(store, "api", "1/hour").allow("k")
+    assert open_files() == before
+    del store
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    assert store_name not in maps
+    assert "memfd:penstock" not in maps
+
+
+# The end
+
+
+def test_after_close_every_use_is_refused(store: Store) -> None:
+    used, unused = TokenBucket(store, "used", "1/hour"), TokenBucket(store, "unused", "1/hour")
+    used.allow("k")
+    assert store.closed is False
+    store.close()
+    assert store.closed is True
+    for limiter in (used, unused):
+        for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.refund, limiter.reset):
+            with pytest.raises(StoreClosed, match=limiter.name):
+                ask("k")
+        for batch in ([], ["k"]):
+            with pytest.raises(StoreClosed):
+                limiter.allow_many(batch)
+    with pytest.raises(StoreClosed):
+        store.stats()
+    for name in ("used", "new"):
+        with pytest.raises(StoreClosed):
+            TokenBucket(store, name, "1/hour")
+    assert "closed" in repr(store)
+    store.close()
+
+
+def test_the_refusal_names_the_store() -> None:
+    store = Store.private(keys=1)
+    limiter = TokenBucket(store, "api", "1/hour")
+    store.close()
+    with pytest.raises(StoreClosed) as caught:
+        limiter.allow("k")
+    assert "None" not in str(caught.value)
+
+
+def test_closing_one_store_leaves_others_alone(clock: ManualClock) -> None:
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = TokenBucket(store, "api", "3/hour")
+        for n in range(5):
+            other = Store.private(keys=1)
+            TokenBucket(other, "api", "1/hour").allow("k")
+            other.close()
+            assert limiter.allow("k") is (n < 3)
+        assert store.stats().total == LimiterStats(allowed=3, denied=2, inserted=1)
+
+
+def test_a_context_manager_closes_even_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), Store.private(keys=1) as store:
+        raise ZeroDivisionError
+    assert store.closed
+
+
+def test_no_store_or_limiter_can_be_pickled(store: Store) -> None:
+    limiter = TokenBucket(store, "api", "1/hour")
+    for thing in (store, limiter):
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(TypeError, match="can't be pickled"):
+                pickle.dumps(thing, protocol)
+        for duplicate in (copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="can't be pickled"):
+                duplicate(thing)
+
+
+# Limiters
+
+
+@pytest.mark.parametrize("name", ["", "a" * 49, "é" * 25, "a\0b", "\0", "\ud800"])
+def test_a_limiters_name_is_short_text(store: Store, name: str) -> None:
+    with pytest.raises(InvalidLimiter, match="1 to 48 UTF-8 bytes"):
+        TokenBucket(store, name, "1/hour")
+    assert store.stats().limiters == {}
+
+
+@pytest.mark.parametrize("name", [None, 5, b"api", ("api",)])
+def test_a_limiters_name_of_another_type(store: Store, name: Any) -> None:
+    with pytest.raises((TypeError, InvalidLimiter)):
+        TokenBucket(store, name, "1/hour")
+
+
+def test_a_limiter_needs_a_store() -> None:
+    for other in (None, "shop", object()):
+        with pytest.raises((TypeError, AttributeError)):
+            TokenBucket(other, "api", "1/hour")  # type: ignore[arg-type]
+
+
+def test_a_store_has_room_for_256_limiters(store: Store) -> None:
+    limiters = [TokenBucket(store, f"limiter {n}", "1/hour") for n in range(LIMITERS)]
+    with pytest.raises(TooManyLimiters, match=r"256 limiters.*'one more'"):
+        TokenBucket(store, "one more", "1/hour")
+    # Those that it has can still be had, and are all apart.
+    again = TokenBucket(store, "limiter 255", "1/hour")
+    assert all(limiter.allow("k") for limiter in limiters)
+    assert not again.allow("k")
+    stats = store.stats()
+    assert list(stats.limiters) == [f"limiter {n}" for n in range(LIMITERS)]
+    assert stats.limiters["limiter 255"] == LimiterStats(allowed=1, denied=1, inserted=1)
+    assert stats.total == LimiterStats(allowed=LIMITERS, denied=1, inserted=LIMITERS)
+    assert stats.live_keys == LIMITERS
+
+
+def test_a_limiter_with_a_bad_rate_is_a_refusal_the_second_time_too(store: Store) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is not a rate"):
+            TokenBucket(store, "api", "fast")
+    assert TokenBucket(store, "api", "1/hour").allow("k")
+
+
+# Statistics
+
+
+def test_statistics_per_limiter_and_in_total(store: Store, clock: ManualClock) -> None:
+    assert store.stats() == StoreStats(keys=1, live_keys=0, bytes=store.stats().bytes, limiters={})
+    assert store.stats().total == LimiterStats()
+    api, login = TokenBucket(store, "api", "2/second"), TokenBucket(store, "login", "1/second")
+    assert store.stats().limiters == {"api": LimiterStats(), "login": LimiterStats()}
+    for _ in range(3):
+        api.allow("k")
+    api.hit("k", 0)
+    api.hit("l", 2)
+    api.hit("l", 2)
+    api.allow_many(["m", "m", "m", "n"])
+    api.allow_many(["o", "o"], [2, 1])
+    api.peek("p")
+    login.hit("k")
+    stats = store.stats()
+    assert stats.limiters == {
+        "api": LimiterStats(allowed=2 + 1 + 1 + 3 + 1, denied=1 + 1 + 1 + 1, inserted=5),
+        "login": LimiterStats(allowed=1, inserted=1),
+    }
+    assert stats.total == LimiterStats(allowed=9, denied=4, inserted=6)
+    assert stats.live_keys == 6
+    clock.advance(0.5)
+    assert store.stats().live_keys == 5
+    clock.advance(10)
+    assert store.stats().live_keys == 0
+    assert store.stats().total == stats.total
+    # A key whose time is over but whose cell is still its own is not put in again.
+    api.allow("k")
+    assert store.stats().limiters["api"] == LimiterStats(allowed=9, denied=4, inserted=5)
+
+
+def test_refusals_count_nothing(store: Store) -> None:
+    limiter = TokenBucket(store, "api", "2/second")
+    for wrong in (
+        lambda: limiter.allow(None),
+        lambda: limiter.hit("k", 3),
+        lambda: limiter.hit("k", -1),
+        lambda: limiter.allow_many(["k", None]),
+        lambda: limiter.allow_many(["k"], [3]),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            wrong()
+    assert store.stats().total == LimiterStats()
+    assert store.stats().live_keys == 0
+
+
+def test_refunds_and_resets_count_nothing_and_free_the_key(store: Store) -> None:
+    limiter = TokenBucket(store, "api", "2/second")
+    for give_up in (limiter.refund, limiter.reset):
+        limiter.hit("k")
+        assert store.stats().live_keys == 1
+        give_up("k")
+        assert store.stats().live_keys == 0
+    assert store.stats().total.allowed == 2
+    assert store.stats().total.denied == 0
+
+
+def test_two_limiters_of_one_name_are_counted_together(store: Store) -> None:
+    one, two = TokenBucket(store, "api", "2/second"), TokenBucket(store, "api", "2/second")
+    assert [limiter.allow("k") for limiter in (one, two, one, two)] == [True, True, False, False]
+    assert store.stats().limiters == {"api": LimiterStats(allowed=2, denied=2, inserted=1)}
+
+
+def test_a_forked_childs_decisions_are_counted(store: Store, in_child: Callable[[Callable[[], Any]], Any]) -> None:
+    limiter = TokenBucket(store, "api", "3/second")
+    assert limiter.allow("k")
+    for _ in range(3):
+        in_child(lambda: limiter.allow("k"))
+    assert store.stats().limiters == {"api": LimiterStats(allowed=3, denied=1, inserted=1)}
+    assert not limiter.allow("k")
+    assert store.stats() == in_child(store.stats)
+
+
+def test_statistics_are_values(store: Store) -> None:
+    stats = store.stats()
+    with pytest.raises(AttributeError):
+        stats.keys = 5  # type: ignore[misc]
+    one = LimiterStats(1, 2, 3, 4, 5, 6)
+    assert one + one == LimiterStats(2, 4, 6, 8, 10, 12)
+    assert pickle.loads(pickle.dumps(stats)) == stats
