@@ -12,7 +12,7 @@ if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or
 if sys.implementation.name != "cpython":
     raise SystemExit(f"penstock supports CPython, not {sys.implementation.name}")
 
-from setuptools import Extension, setup  # noqa: E402  # after the refusals, which need nothing
+from setuptools import Extension, setup  # after the refusals, which need nothing
 
 CORE = Path("src/penstock/core")
 HEADERS = sorted(map(str, [*CORE.glob("*.pxd"), *Path("native/include").rglob("*.h")]))

@@ -70,8 +70,8 @@ class Rate:
             raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {shown(period)} seconds")
         if limit > period_ns or limit > MAX_LIMIT:
             raise InvalidRate(
-                f"{shown(limit)} per {_period_text(period_ns)} is too fast: the clock has nanoseconds, so a rate is at most "
-                f"1_000_000_000 per second; and its limit is at most 2**40 = {MAX_LIMIT}"
+                f"{shown(limit)} per {_period_text(period_ns)} is too fast: the clock has nanoseconds, so a rate is "
+                f"at most 1_000_000_000 per second; and its limit is at most 2**40 = {MAX_LIMIT}"
             )
         object.__setattr__(self, "limit", limit)
         object.__setattr__(self, "period_ns", period_ns)

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
+import struct
 import time
 import warnings
 import zlib
@@ -42,9 +44,26 @@ __all__ = ["Header", "SegmentFile", "create_anonymous", "open_or_create"]
 BYTES_PER_KEY: Final = 21
 LOCK_TIMEOUT: Final = 30.0
 MAX_AGE_NS: Final = 2**61
+CLEARED_AT_ONCE: Final = 2**20
 CLOCK_NAMES: Final = {layout.CLOCK_MONOTONIC: "monotonic", layout.CLOCK_MANUAL: "manual"}
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_SEAL: Final = struct.Struct("<II")  # the header's checksum and state
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the caller asked for."""
+
+    path: str
+    keys: int
+    clock_kind: int
+    mode: int
+    gid: int
+    boot_id: bytes
+
+    def refuse(self, kind: type[SegmentError], found: str, expected: str, remedy: str) -> SegmentError:
+        return kind(self.path, found, expected, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +80,22 @@ class Header:
     boot_id: bytes
 
     @classmethod
-    def new(cls, keys: int, clock_kind: int) -> Header:
-        group_count = max(layout.MIN_GROUPS, -(-keys * BYTES_PER_KEY // layout.GROUP_BYTES))
+    def new(cls, wanted: _Wanted, at_least: int) -> Header:
+        size = max(wanted.keys * BYTES_PER_KEY, at_least - layout.TABLE_OFFSET)
+        group_count = max(layout.MIN_GROUPS, -(-size // layout.GROUP_BYTES))
         return cls(
             segment_size=layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES,
-            advertised_keys=keys,
+            advertised_keys=wanted.keys,
             group_count=group_count,
-            clock_kind=clock_kind,
+            clock_kind=wanted.clock_kind,
             epoch_ns=time.monotonic_ns(),
             wall_epoch_ns=time.time_ns(),
             hash_key=(secrets.randbits(64), secrets.randbits(64)),
-            boot_id=_boot_id(),
+            boot_id=wanted.boot_id,
         )
 
     def pack(self, state: int) -> bytes:
+        """Everything up to the state; with a checksum only once the segment is ready."""
         head = layout.HEADER.pack(
             layout.MAGIC,
             layout.LAYOUT_VERSION,
@@ -92,7 +113,7 @@ class Header:
             0,
             b"",
         )[: layout.HEADER_CHECKSUM]
-        return head + zlib.crc32(head).to_bytes(4, "little") + state.to_bytes(4, "little")
+        return head + _SEAL.pack(zlib.crc32(head) if state == layout.STATE_READY else 0, state)
 
     @classmethod
     def unpack(cls, raw: bytes) -> Header:
@@ -110,29 +131,16 @@ class SegmentFile:
     header: Header
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What the caller asked for."""
-
-    path: str
-    keys: int
-    clock_kind: int
-    mode: int
-    gid: int
-
-    def refuse(self, kind: type[SegmentError], found: str, expected: str, remedy: str) -> SegmentError:
-        return kind(self.path, found, expected, remedy)
-
-
 def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int) -> SegmentFile:
     """Climb the ladder. Any number of processes may do so at once; all end up with the same segment.
 
     `mode` is that of a new file, and says whom to trust: with group write permission, also what members of `gid` made.
     """
-    wanted = _Wanted(path, keys, clock_kind, mode, gid)
+    wanted = _Wanted(path, keys, clock_kind, mode, gid, _boot_id())
     while True:
-        fd = _open_trusted(wanted)
+        fd = _open(wanted)
         try:
+            _check_trust(wanted, os.fstat(fd))
             if not file_locks.lock_within(fd, 0, layout.HEADER.size, LOCK_TIMEOUT):
                 raise wanted.refuse(
                     SegmentBusy,
@@ -144,6 +152,10 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
                 os.close(fd)
                 continue
             header = _make_usable(wanted, fd)
+            if header is None:
+                os.unlink(path)
+                os.close(fd)
+                continue
             file_locks.unlock(fd, 0, layout.HEADER.size)
             if header.advertised_keys != keys:
                 warnings.warn(
@@ -152,6 +164,9 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
                     SegmentSizeWarning,
                     stacklevel=3,
                 )
+        except OSError as error:
+            os.close(fd)
+            raise _not_opened(wanted, error) from None
         except BaseException:
             os.close(fd)
             raise
@@ -160,34 +175,25 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
 
 def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
     """A segment without a name: it belongs to this process and to the children that it forks."""
-    fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    wanted = _Wanted("private store", keys, clock_kind, 0o600, os.getegid(), _boot_id())
     try:
-        wanted = _Wanted("private store", keys, clock_kind, 0o600, os.getegid())
-        return SegmentFile(fd, _create(wanted, fd))
+        fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _not_opened(wanted, error) from None
+    try:
+        header = _create(wanted, fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError as error:
+        os.close(fd)
+        raise _not_opened(wanted, error) from None
     except BaseException:
         os.close(fd)
         raise
-
-
-def _open_trusted(wanted: _Wanted) -> int:
-    # A creator of another user gives the new file to the group one step after creating it.
-    patience = time.monotonic() + (0.5 if wanted.mode & 0o070 else 0.0)
-    while True:
-        fd = -1
-        try:
-            fd = _open(wanted)
-            _check_trust(wanted, os.fstat(fd))
-        except SegmentError as error:
-            if fd >= 0:
-                os.close(fd)
-            if not isinstance(error, UntrustedSegment) or time.monotonic() >= patience:
-                raise
-            time.sleep(0.01)
-        else:
-            return fd
+    return SegmentFile(fd, header)
 
 
 def _open(wanted: _Wanted) -> int:
+    """Open the file, or make an empty one."""
     while True:
         try:
             return os.open(wanted.path, OPEN_FLAGS)
@@ -195,26 +201,44 @@ def _open(wanted: _Wanted) -> int:
             pass
         except OSError as error:
             raise _not_opened(wanted, error) from None
+        with contextlib.suppress(FileExistsError):
+            return _make_empty(wanted)
+
+
+def _make_empty(wanted: _Wanted) -> int:
+    """An empty file at the path, from its first moment on with the group and the mode that it is to have.
+
+    Made without a name and then linked: a creator that is killed before leaves nothing, least of all a file that the
+    other members of the group may not open. Raises FileExistsError if another was first.
+    """
+    try:
+        fd = os.open(os.path.dirname(wanted.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _not_opened(wanted, error) from None
+    try:
+        if os.fstat(fd).st_gid != wanted.gid and wanted.mode & 0o070:
+            os.fchown(fd, -1, wanted.gid)
+        os.fchmod(fd, wanted.mode)
+        descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fd = os.open(wanted.path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _not_opened(wanted, error) from None
-        try:
-            if os.fstat(fd).st_gid != wanted.gid and wanted.mode & 0o070:
-                os.fchown(fd, -1, wanted.gid)
-            os.fchmod(fd, wanted.mode)
-        except OSError as error:
-            os.unlink(wanted.path)
-            os.close(fd)
-            raise wanted.refuse(
-                UntrustedSegment,
-                f"no right to give the file to group {wanted.gid} ({error.strerror})",
-                "a creator that is root or a member of that group",
-                "create the store as root, or name a group that this process is in",
-            ) from None
-        return fd
+            os.link(str(fd), wanted.path, src_dir_fd=descriptors, follow_symlinks=True)
+        finally:
+            os.close(descriptors)
+    except FileExistsError:
+        os.close(fd)
+        raise
+    except PermissionError as error:
+        os.close(fd)
+        raise wanted.refuse(
+            UntrustedSegment,
+            f"no right to give the file to group {wanted.gid} ({error.strerror})",
+            "a creator that is root or a member of that group",
+            "create the store as root, or name a group that this process is in",
+        ) from None
+    except OSError as error:
+        os.close(fd)
+        raise _not_opened(wanted, error) from None
+    return fd
 
 
 def _not_opened(wanted: _Wanted, error: OSError) -> SegmentError:
@@ -238,6 +262,13 @@ def _not_opened(wanted: _Wanted, error: OSError) -> SegmentError:
             found,
             f"one that uid {os.geteuid()} may read and write",
             "share a store between users with Store(..., mode=0o660, group=...) in every process",
+        )
+    if error.errno == errno.EOPNOTSUPP:
+        return wanted.refuse(
+            SegmentError,
+            "a file system without unnamed files (O_TMPFILE)",
+            "tmpfs, ext4, XFS, btrfs or the like",
+            "choose a path on such a one; in a container, on a volume",
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return wanted.refuse(SegmentSpaceError, error.strerror or "", "room for one more file", "free some")
@@ -274,29 +305,33 @@ def _is_current(wanted: _Wanted, fd: int) -> bool:
         return False
 
 
-def _make_usable(wanted: _Wanted, fd: int) -> Header:
-    """The header of a segment that is ready. Called with the creation lock held."""
+def _make_usable(wanted: _Wanted, fd: int) -> Header | None:
+    """The header of a segment that is ready; None if the file is of no use. Called with the creation lock held."""
     raw = os.pread(fd, layout.HEADER.size, 0)
     if not raw:
         return _create(wanted, fd)
     _check_identity(wanted, raw)
-    state = int.from_bytes(raw[layout.HEADER_STATE : layout.HEADER_STATE + 4], "little")
-    if state == layout.STATE_CREATING:
+    checksum, state = _SEAL.unpack_from(raw, layout.HEADER_CHECKSUM)
+    if state == layout.STATE_CREATING and checksum == 0:
         # Its creator is gone, or it would hold the lock.
         return _create(wanted, fd)
-    header = _check_consistency(wanted, raw, state, os.fstat(fd).st_size)
-    if header.clock_kind == layout.CLOCK_MONOTONIC and header.boot_id != _boot_id():
+    header = _check_consistency(wanted, raw, checksum, state, os.fstat(fd).st_size)
+    if header.clock_kind == layout.CLOCK_MONOTONIC and header.boot_id != wanted.boot_id:
         return _rebase(wanted, fd, header)
     return header
 
 
 def _create(wanted: _Wanted, fd: int) -> Header:
-    header = Header.new(wanted.keys, wanted.clock_kind)
+    """Make a segment in a file that has never been ready. It may have grown already, and it is never made smaller:
+    should somebody be attached after all, because of damage, that would kill them."""
+    size = os.fstat(fd).st_size
+    header = Header.new(wanted, at_least=size)
     try:
-        os.ftruncate(fd, 0)
         # One small write, then the rest: whatever a killed creator leaves is empty or says that it isn't ready.
         os.pwrite(fd, header.pack(layout.STATE_CREATING), 0)
         os.posix_fallocate(fd, 0, header.segment_size)
+        for start in range(layout.HEADER_MANUAL_NS, size, CLEARED_AT_ONCE):
+            os.pwrite(fd, bytes(min(CLEARED_AT_ONCE, size - start)), start)
     except OSError as error:
         with contextlib.suppress(OSError):
             if wanted.path.startswith("/"):
@@ -304,7 +339,7 @@ def _create(wanted: _Wanted, fd: int) -> Header:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
             raise
         raise _no_space(wanted, fd, header.segment_size) from None
-    os.pwrite(fd, layout.STATE_READY.to_bytes(4, "little"), layout.HEADER_STATE)
+    os.pwrite(fd, header.pack(layout.STATE_READY)[layout.HEADER_CHECKSUM :], layout.HEADER_CHECKSUM)
     return header
 
 
@@ -336,7 +371,7 @@ def _check_identity(wanted: _Wanted, raw: bytes) -> None:
         )
     if len(raw) < layout.HEADER_MANUAL_NS:
         if len(raw) == layout.HEADER_STATE + 4:
-            return  # A creator died right after its first write.
+            return  # Its creator died right after its first write.
         raise wanted.refuse(
             TruncatedSegment, f"{len(raw)} bytes", f"a header of {layout.HEADER.size} bytes", _START_AGAIN
         )
@@ -353,12 +388,11 @@ def _check_identity(wanted: _Wanted, raw: bytes) -> None:
 _START_AGAIN: Final = "stop its users and call Store.unlink to start with an empty one"
 
 
-def _check_consistency(wanted: _Wanted, raw: bytes, state: int, size: int) -> Header:
+def _check_consistency(wanted: _Wanted, raw: bytes, checksum: int, state: int, size: int) -> Header:
     if len(raw) < layout.HEADER.size:
         raise wanted.refuse(
             TruncatedSegment, f"{len(raw)} bytes", f"a header of {layout.HEADER.size} bytes", _START_AGAIN
         )
-    checksum = int.from_bytes(raw[layout.HEADER_CHECKSUM : layout.HEADER_CHECKSUM + 4], "little")
     computed = zlib.crc32(raw[: layout.HEADER_CHECKSUM])
     if checksum != computed:
         raise wanted.refuse(
@@ -389,7 +423,7 @@ def _check_consistency(wanted: _Wanted, raw: bytes, state: int, size: int) -> He
     return header
 
 
-def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header:
+def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header | None:
     """After a reboot: let the segment's time go on by the wall clock, as nobody was attached meanwhile.
 
     If the wall clock says that this is before the segment was made, or 73 years later, nothing is known about the
@@ -400,14 +434,23 @@ def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header:
         warnings.warn(
             f"{wanted.path} was made {elapsed_ns // 10**9} s ago by the wall clock, which can't be, and starts empty",
             RuntimeWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
-        return _create(wanted, fd)
-    rebased = replace(header, epoch_ns=(time.monotonic_ns() - elapsed_ns) % 2**64, boot_id=_boot_id())
+        return None
+    rebased = replace(header, epoch_ns=(time.monotonic_ns() - elapsed_ns) % 2**64, boot_id=wanted.boot_id)
     os.pwrite(fd, rebased.pack(layout.STATE_READY), 0)
     return rebased
 
 
 def _boot_id() -> bytes:
-    with open(BOOT_ID, encoding="ascii") as file:
-        return bytes.fromhex(file.read().strip().replace("-", ""))
+    try:
+        with open(BOOT_ID, encoding="ascii") as file:
+            return bytes.fromhex(file.read().strip().replace("-", ""))
+    except OSError as error:
+        exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
+        raise (SegmentSpaceError if exhausted else SegmentError)(
+            BOOT_ID,
+            f"a file that can't be opened ({error.strerror})",
+            "the id of this boot",
+            "raise the limit of open files (ulimit -n)" if exhausted else "mount /proc",
+        ) from None

@@ -10,8 +10,15 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 from penstock import file_locks, layout
-from penstock.core.segment import Segment, current_generation, next_generation
-from penstock.errors import DamagedSegment, InvalidLimiter, StoreClosed, TooManyLimiters, shown
+from penstock.core.segment import Segment, forks, next_generation
+from penstock.errors import (
+    DamagedSegment,
+    InvalidLimiter,
+    SegmentSpaceError,
+    StoreClosed,
+    TooManyLimiters,
+    shown,
+)
 from penstock.segment_file import SegmentFile, create_anonymous, open_or_create
 from penstock.testing import ManualClock
 
@@ -136,8 +143,8 @@ class Store:
         self.keys = file.header.advertised_keys
         self.on_full = on_full
         self.closed = False
-        # The file as this process opened it, which carries its locks, by generation: a child opens it anew.
-        self._files = {current_generation(): file.fd}
+        # By number of forks: the file as this process opened it, which carries its locks, and the counter lines locked.
+        self._files = {forks(): file.fd}
         self._lines: dict[tuple[int, int], int] = {}
         try:
             self._segment = Segment(
@@ -149,9 +156,14 @@ class Store:
                 hash_key=file.header.hash_key,
                 on_full=on_full,
             )
-        except BaseException:
-            os.close(file.fd)
-            raise
+        except OSError as error:
+            self.close()
+            raise SegmentSpaceError(
+                path or name,
+                f"no room in this process's address space ({os.strerror(error.errno or 0)})",
+                f"room to map {file.header.segment_size} bytes",
+                "raise the process's limits (ulimit -v) or ask for fewer keys",
+            ) from None
         if isinstance(clock, ManualClock):
             clock._bind(self._segment)
 
@@ -246,43 +258,57 @@ class Store:
         A line is owned by whoever holds the file lock on its bytes, so the kernel frees it when its owner ends, and
         the next owner goes on counting where the last one stopped: nothing is folded, and no sum ever falls.
         """
-        generation = current_generation()
-        fd = self._own_file(generation)
-        if fd >= 0:
-            size = layout.COUNTER_LINE.size
-            raw = self._segment.read(layout.COUNTERS_OFFSET, layout.OWNED_COUNTER_LINES * size)
-            limiters = [values[0] for values in layout.COUNTER_LINE.iter_unpack(raw)]
-            # First the lines that this limiter has used already, then unused ones.
-            for wanted in (number + 1, 0):
-                for line, limiter in enumerate(limiters):
-                    if limiter != wanted:
-                        continue
-                    # The lock doesn't tell this process's threads and limiters apart; setdefault does.
-                    owner = self._lines.setdefault((generation, line), number)
-                    if owner != number or not file_locks.try_lock(fd, layout.COUNTERS_OFFSET + line * size, size):
-                        continue
-                    if self._segment.take_counter_line(line, number):
-                        return line, False
-        return layout.OWNED_COUNTER_LINES + number, True
+        try:
+            line = self._own_line(number)
+        except OSError:
+            if self.closed:  # by another thread, meanwhile
+                raise StoreClosed(f"{self!r} was closed") from None
+            raise
+        return (line, False) if line is not None else (layout.OWNED_COUNTER_LINES + number, True)
 
-    def _own_file(self, generation: int) -> int:
-        """The segment's file as opened by this process in this generation; -1 if it can't be opened again."""
-        if generation in self._files:
-            return self._files[generation]
+    def _own_line(self, number: int) -> int | None:
+        """A counter line that this process has locked for limiter `number`; None if it can't have one."""
+        fork = forks()
+        fd = self._own_file(fork)
+        if fd is None:
+            return None
+        size = layout.COUNTER_LINE.size
+        raw = self._segment.read(layout.COUNTERS_OFFSET, layout.OWNED_COUNTER_LINES * size)
+        limiters = [values[0] for values in layout.COUNTER_LINE.iter_unpack(raw)]
+        # First the lines that this limiter has used already, then unused ones.
+        for wanted in (number + 1, 0):
+            for line, limiter in enumerate(limiters):
+                if limiter != wanted:
+                    continue
+                # The lock doesn't tell this process's threads and limiters apart; setdefault does.
+                if self._lines.setdefault((fork, line), number) != number:
+                    continue
+                start = layout.COUNTERS_OFFSET + line * size
+                if file_locks.try_lock(fd, start, size):
+                    if self._segment.take_counter_line(line, number):
+                        return line
+                    file_locks.unlock(fd, start, size)
+                self._lines.pop((fork, line), None)
+        return None
+
+    def _own_file(self, fork: int) -> int | None:
+        """The segment's file as opened by this process; None if it can't be opened again after a fork."""
+        if fork in self._files:
+            return self._files[fork]
         inherited = list(self._files.items())
         if not inherited:
-            return -1
+            return None
         try:
-            opened = os.open(f"/proc/self/fd/{inherited[0][1]}", os.O_RDWR | os.O_CLOEXEC)
+            opened = os.open(f"/proc/self/fd/{inherited[-1][1]}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             # Most often a worker that gave up root: mapping and limits work, only its counters are shared.
-            return -1
-        if self._files.setdefault(generation, opened) != opened:
+            return None
+        if self._files.setdefault(fork, opened) != opened:
             os.close(opened)
         for old, fd in inherited:
             if self._files.pop(old, None) is not None:
                 os.close(fd)
-        return self._files[generation]
+        return self._files[fork]
 
 
 def _default_path(name: str) -> str:

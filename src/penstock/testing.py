@@ -53,9 +53,12 @@ class ManualClock:
         return self._segments[0].now_ns() if self._segments else self._now_ns
 
     def _bind(self, segment: Segment) -> None:
-        now_ns = segment.now_ns() or self._read_ns()
-        self._segments.append(segment)
-        self._set_ns(now_ns)
+        # Another process may be moving the segment's time right now: it is only ever written when it stands at 0.
+        if segment.now_ns() == 0:
+            segment.set_manual_ns(self._read_ns())
+        elif self._segments:
+            self._set_ns(segment.now_ns())
+        self._segments.insert(0, segment)
 
 
 def _to_ns(seconds: float) -> int:

@@ -34,9 +34,8 @@ def wheel_names() -> list[str]:
 
 
 def sources(*patterns: str) -> set[str]:
-    return {
-        str(path.relative_to(ROOT)) for folder in ("src", "native") for p in patterns for path in (ROOT / folder).rglob(p)
-    }
+    found = (path for folder in ("src", "native") for pattern in patterns for path in (ROOT / folder).rglob(pattern))
+    return {str(path.relative_to(ROOT)) for path in found}
 
 
 def test_the_installed_package_is_the_one_under_test() -> None:

@@ -42,10 +42,12 @@ def test_a_batch_of_any_size(bucket: TokenBucket, size: int) -> None:
     answers = bucket.allow_many(keys)
     assert answers == [True] * size
     assert all(answer is True for answer in answers)
-    assert bucket.allow_many(keys, [n % 4 for n in range(size)]) == [n % 4 <= 2 for n in range(size)]
-    assert charged(bucket, keys) == size + sum(n % 4 for n in range(size) if n % 4 <= 2)
+    # A pattern of no even length, so that each cost has to meet its own key.
+    costs = [n % 7 % 4 for n in range(size)]
+    assert bucket.allow_many(keys, costs) == [cost <= 2 for cost in costs]
+    assert charged(bucket, keys) == size + sum(cost for cost in costs if cost <= 2)
     assert bucket.store.stats().live_keys == size
-    denied = sum(n % 4 == 3 for n in range(size))
+    denied = costs.count(3)
     assert bucket.store.stats().total == LimiterStats(allowed=2 * size - denied, denied=denied, inserted=size)
 
 
@@ -147,21 +149,47 @@ def test_an_iterable_that_raises_leaves_nothing_charged(bucket: TokenBucket) -> 
     assert charged(bucket, ["k", "l"]) == 0
 
 
-def test_a_cost_that_changes_the_keys_while_they_are_read(bucket: TokenBucket) -> None:
-    keys = [f"key {n}" for n in range(2000)]
+@pytest.mark.parametrize("size", [3, 300, 2000])
+@pytest.mark.parametrize("change", ["replace", "clear", "shorten", "grow", "close"])
+@pytest.mark.parametrize("by", ["cost", "iterable of costs"])
+def test_costs_that_change_the_keys_while_they_are_read(in_child: Any, size: int, change: str, by: str) -> None:
+    def run() -> list[bool] | None:
+        with Store.private(keys=10_000) as store:
+            limiter = TokenBucket(store, "api", "10/second", burst=3)
+            keys: list[Any] = [f"key {n}" for n in range(size)]
 
-    class Shrinking:
-        def __index__(self) -> int:
-            keys.clear()
-            return 1
+            def meddle() -> None:
+                if change == "replace":
+                    keys[:] = [2**4000] * size
+                elif change == "clear":
+                    keys.clear()
+                elif change == "shorten":
+                    del keys[1:]
+                elif change == "grow":
+                    keys.extend(["more"] * 5000)
+                else:
+                    store.close()
 
-    asked = list(keys)
-    try:
-        answers = bucket.allow_many(keys, [Shrinking()] * 2000)  # type: ignore[list-item]
-    except RuntimeError:
-        assert charged(bucket, asked) == 0
-    else:
-        assert answers == [True] * 2000
+            class Meddler:
+                def __index__(self) -> int:
+                    meddle()
+                    return 0
+
+            def costs() -> Iterator[Any]:
+                yield from [0] * (size - 1)
+                if by == "cost":
+                    yield Meddler()
+                else:
+                    meddle()
+                    yield 0
+
+            try:
+                return limiter.allow_many(keys, costs())
+            except (RuntimeError, StoreClosed):
+                return None
+
+    answers = in_child(run)
+    assert answers is None or answers == [True] * size
 
 
 @pytest.mark.parametrize("size", [3, 300, 2000])

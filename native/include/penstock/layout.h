@@ -35,7 +35,7 @@ typedef struct PenstockHeader {
     uint64_t wall_epoch_ns; /* CLOCK_REALTIME reading at segment time 0, to rebase `epoch_ns` after a reboot */
     uint64_t hash_key[2]; /* secret key of the segment's key hash, random per segment */
     uint8_t boot_id[16]; /* the boot in which `epoch_ns` was taken */
-    uint32_t checksum; /* CRC-32 of all bytes before it */
+    uint32_t checksum; /* CRC-32 of all bytes before it; 0 until the segment is ready */
     uint32_t state; /* `STATE_CREATING` or `STATE_READY` */
     uint8_t pad0[32]; /* zero; ends the line, so that a moving manual clock has one of its own */
     uint64_t manual_ns; /* segment time of a manual clock */

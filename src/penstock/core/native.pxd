@@ -71,6 +71,7 @@ cdef extern from "penstock/clock.h" nogil:
 
 cdef extern from "penstock/generation.h" nogil:
     uint64_t penstock_generation
+    uint64_t penstock_forks
     void next_generation "penstock_next_generation"() noexcept
     int watch_forks "penstock_watch_forks"() noexcept
 

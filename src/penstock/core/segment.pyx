@@ -8,7 +8,7 @@ from libc.string cimport memcpy
 
 from penstock.core.native cimport (
     PENSTOCK_CLOCK_MANUAL, PenstockCell, PenstockCounterLine, PenstockHeader, PenstockLimiterEntry, cas_acq_rel,
-    load_acquire, next_generation as native_next_generation, penstock_generation, siphash13, store_release, watch_forks,
+    load_acquire, next_generation as native_next_generation, penstock_forks, penstock_generation, siphash13, store_release, watch_forks,
 )
 from penstock.core.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
 
@@ -26,9 +26,9 @@ if watch_forks() != 0:
     raise MemoryError("penstock could not register its fork handler")
 
 
-def current_generation():
-    """Changes in the child of a fork and when a store is closed."""
-    return penstock_generation
+def forks():
+    """How many forks lie between the process that imported this module and this one."""
+    return penstock_forks
 
 
 def next_generation():

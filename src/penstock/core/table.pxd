@@ -83,16 +83,21 @@ cdef inline PenstockCell* home_line(const Table* table, uint64_t tag) noexcept n
 
 
 cdef inline PenstockCell* find_in_line(PenstockCell* line, uint64_t tag) noexcept nogil:
-    """The cell of a line that has this tag, or NULL.
+    """The first cell of a line that has this tag, or NULL.
 
-    All four are compared before the one branch: over many keys, which cell it is can't be predicted.
+    Written for conditional moves and one branch: over many keys, which cell it is can't be predicted.
     """
-    cdef bint second = load_acquire(&line[1].tag) == tag
-    cdef bint third = load_acquire(&line[2].tag) == tag
-    cdef bint fourth = load_acquire(&line[3].tag) == tag
-    if (load_acquire(&line[0].tag) == tag) | second | third | fourth:
-        return line + (second + 2 * third + 3 * fourth)
-    return NULL
+    cdef int found = 4
+    found = 3 if load_acquire(&line[3].tag) == tag else found
+    found = 2 if load_acquire(&line[2].tag) == tag else found
+    found = 1 if load_acquire(&line[1].tag) == tag else found
+    found = 0 if load_acquire(&line[0].tag) == tag else found
+    return line + found if found < 4 else NULL
+
+
+cdef inline uint64_t plausible(uint64_t state) noexcept nogil:
+    """A state as it is to be judged: one that no limiter can have written is that of a fresh key."""
+    return state if state >> TIME_BITS == 0 else 0
 
 
 cdef inline Outcome table_try_cell(
@@ -117,7 +122,7 @@ cdef inline Outcome table_try_cell(
         verdict.outcome = ALLOWED
         return ALLOWED
     wanted = load128_acquire(cell)
-    if wanted.tag != tag or wanted.state != seen.state or seen.state >> TIME_BITS:
+    if wanted.tag != tag or wanted.state != seen.state or plausible(seen.state) != seen.state:
         return UNDECIDED
     verdict.state = seen.state
     verdict.outcome = DENIED

@@ -143,7 +143,7 @@ cdef uint64_t expiry_of(PenstockCell cell, uint64_t now_ns) noexcept nogil:
     """When the cell may be reused: 0 if it holds nothing; for a fresh claim, never."""
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << PENSTOCK_KIND_BITS) - 1)
     if kind == PENSTOCK_KIND_TAT:
-        return cell.state if cell.state >> TIME_BITS == 0 else 0
+        return plausible(cell.state)
     if kind == PENSTOCK_KIND_CLAIM and not is_stale_claim(cell.state, now_ns):
         return ~<uint64_t>0
     return 0
@@ -311,8 +311,7 @@ cdef void table_decide(
         seen = load128_acquire(cell)
         if seen.tag != tag:
             continue
-        if not decide(
-                seen.state if seen.state >> TIME_BITS == 0 else 0, verdict.now_ns, parameters, &verdict.state):
+        if not decide(plausible(seen.state), verdict.now_ns, parameters, &verdict.state):
             verdict.state = seen.state
             verdict.outcome = DENIED
             return
@@ -336,7 +335,7 @@ cdef void table_amend(
         seen = load128_acquire(cell)
         if seen.tag != tag:
             continue
-        if not decide(seen.state, now_ns, parameters, &state):
+        if not decide(plausible(seen.state), now_ns, parameters, &state):
             return
         if cas128_acq_rel(cell, seen, pair(tag, state)):
             return
@@ -368,7 +367,7 @@ cdef uint64_t table_peek(const Table* table, uint64_t tag) noexcept nogil:
             return 0
         seen = load128_acquire(cell)
         if seen.tag == tag:
-            return seen.state if seen.state >> TIME_BITS == 0 else 0
+            return plausible(seen.state)
 
 
 cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil:

@@ -1,0 +1,219 @@
+"""How everything here is measured; README.md says why.
+
+A subject is timed in short rounds, and before and after each round what it is compared with is timed too. The ratio of
+a round is its own, so a machine that is slow for a second is slow for both sides, and the report takes the median.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from timeit import Timer
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+from redis_server import redis_on_a_free_port
+
+from penstock import Store, TokenBucket
+
+sys.path.insert(0, str(Path(sys.prefix) / "floor"))
+
+CLOCK = "time.monotonic_ns()"
+FLOOR_CALLS = 50_000
+BUSY_CORES = pytest.StashKey[float]()
+
+# Never denied in a run, and its keys stay live: a thousand permits are back each second, far more are taken.
+GENEROUS = {"rate": "1000/second", "burst": 2_000_000_000}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="smaller tables, fewer rounds: a check, not a measurement")
+
+
+@pytest.fixture(scope="session")
+def quick(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--quick"))
+
+
+@pytest.fixture(scope="session")
+def all_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def _one_core(all_cores: list[int]) -> Iterator[None]:
+    """Each measurement stays on one core: the one with the least else to do just now. The first is for servers."""
+    os.sched_setaffinity(0, {idlest(all_cores[1:] or all_cores)})
+    yield
+    os.sched_setaffinity(0, all_cores)
+
+
+def idle_shares(cores: list[int], seconds: float) -> dict[int, float]:
+    """How much of the coming `seconds` each core does nothing."""
+
+    def idle_ticks() -> dict[int, int]:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        return {int(fields[0][3:]): int(fields[4]) for fields in lines if fields[0][3:].isdigit()}
+
+    before = idle_ticks()
+    time.sleep(seconds)
+    after = idle_ticks()
+    return {core: (after[core] - before[core]) / (seconds * os.sysconf("SC_CLK_TCK")) for core in cores}
+
+
+def idlest(cores: list[int]) -> int:
+    shares = idle_shares(cores, 0.2)
+    return max(cores, key=lambda core: (shares[core], core))
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, object]) -> None:
+    machine_info["busy_cores"] = config.stash[BUSY_CORES]
+
+
+@pytest.fixture
+def store_name() -> Iterator[str]:
+    name = f"bench-{os.getpid()}-{time.monotonic_ns()}"
+
+    def unlink() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            Store.unlink(name)
+
+    # Also when the run is broken off so early that nothing is torn down.
+    atexit.register(unlink)
+    yield name
+    unlink()
+    atexit.unregister(unlink)
+
+
+@pytest.fixture
+def generous() -> Iterator[TokenBucket]:
+    with Store.private(keys=100_000) as store:
+        yield TokenBucket(store, "generous", **GENEROUS)
+
+
+@pytest.fixture(scope="session")
+def redis_port() -> Iterator[int]:
+    with redis_on_a_free_port() as port:
+        yield port
+
+
+def time_per_call(timer: Timer, calls: int, operations_per_call: int = 1) -> float:
+    """Nanoseconds per operation."""
+    return timer.timeit(calls) * 1e9 / (calls * operations_per_call)
+
+
+def statement(text: str, **values: object) -> Timer:
+    """`text` in a loop of its own, compiled for it alone, with `values` as local variables."""
+    setup = "; ".join(f"{name} = values[{name!r}]" for name in values) or "pass"
+    return Timer(text, setup, globals={"values": values})
+
+
+def clock_floor() -> Timer:
+    return statement("clock()", clock=time.monotonic_ns)
+
+
+class Measure:
+    """Times a subject and, round by round, what it is compared with; leaves both in pytest-benchmark's JSON."""
+
+    def __init__(self, benchmark: BenchmarkFixture, quick: bool, say: Callable[[str], None]) -> None:
+        self.benchmark = benchmark
+        self.quick = quick
+        self.say = say
+
+    def __call__(
+        self,
+        title: str,
+        timer: Timer | Callable[[], Timer],
+        *,
+        calls: int = 50_000,
+        operations_per_call: int = 1,
+        rounds: int = 61,
+        beside: dict[str, Callable[[], float]] | None = None,
+        **facts: Any,
+    ) -> None:
+        """`timer` may be a function that makes each round's, untimed. `beside` names what else to time each round, by
+        functions that return nanoseconds per operation; the clock is always among it."""
+        if self.quick:
+            rounds = max(3, rounds // 5)
+        clock = clock_floor()
+        others = {CLOCK: lambda: time_per_call(clock, FLOOR_CALLS), **(beside or {})}
+        readings: dict[str, list[float]] = {name: [] for name in others}
+        timers: list[Timer] = []
+
+        def read_others() -> None:
+            for name, read in others.items():
+                readings[name].append(read())
+
+        def prepare() -> tuple[tuple[object, ...], dict[str, object]]:
+            read_others()
+            timers[:] = [timer if isinstance(timer, Timer) else timer()]
+            return (calls,), {}
+
+        if isinstance(timer, Timer) and operations_per_call == 1:
+            timer.timeit(min(calls, 1000))
+        self.benchmark.pedantic(lambda n: timers[0].timeit(n), setup=prepare, rounds=rounds)
+        read_others()
+        self.benchmark.extra_info.update(
+            title=title,
+            operations=calls * operations_per_call,
+            # Of the reading before a round and the one after it, the mean.
+            beside={
+                name: [(before + after) / 2 for before, after in itertools.pairwise(read)]
+                for name, read in readings.items()
+            },
+            **facts,
+        )
+        self.say(f"{self.benchmark.stats.stats.median * 1e9 / (calls * operations_per_call):12,.1f} ns")
+
+
+@pytest.fixture
+def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Give the progress line its result."""
+    return lambda text: request.node.user_properties.append(("result", text))
+
+
+@pytest.fixture
+def measure(benchmark: BenchmarkFixture, quick: bool, say: Callable[[str], None]) -> Measure:
+    return Measure(benchmark, quick, say)
+
+
+class Progress:
+    """A line per benchmark: what is being measured, then the result."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.total = 0
+        self.number = 0
+
+    def write(self, text: str) -> None:
+        self.config.pluginmanager.get_plugin("terminalreporter").write(text, flush=True)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.total = len(session.items)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.number += 1
+        name = nodeid.rpartition("::")[2].removeprefix("bench_").replace("_", " ")
+        self.write(f"{self.number:3}/{self.total}  {name:<46}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        # No dot: the line below says more.
+        return ("passed", "", "") if report.passed else None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.write(f"{dict(report.user_properties).get('result', report.outcome)}\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Progress(config))
+    shares = idle_shares(sorted(os.sched_getaffinity(0)), 1)
+    config.stash[BUSY_CORES] = max(0.0, len(shares) - sum(shares.values()))

@@ -1,0 +1,79 @@
+"""What nothing can go below: a call that does nothing, and one atomic operation that misses the cache."""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+
+cdef extern from "penstock/layout.h" nogil:
+    ctypedef struct PenstockCell:
+        uint64_t tag
+        uint64_t state
+
+
+cdef extern from "penstock/atomics.h" nogil:
+    bint cas128_acq_rel "penstock_cas128_acq_rel"(
+        PenstockCell* cell, PenstockCell expected, PenstockCell desired) noexcept
+
+
+cdef extern from "penstock/arithmetic.h" nogil:
+    uint64_t multiply_high "penstock_multiply_high"(uint64_t a, uint64_t b) noexcept
+
+
+cdef extern from *:
+    void prefetch "__builtin_prefetch"(const void* p) noexcept nogil
+
+
+@cython.final
+cdef class Empty:
+    """The same kind of class as a limiter, and the same kind of method as `allow`."""
+
+    @cython.binding(False)
+    def method(self, key, /):
+        return True
+
+
+cdef inline uint64_t scramble(uint64_t value) noexcept nogil:
+    """SplitMix64's output function (Steele, Lea and Flood, 2014)."""
+    value = (value ^ value >> 30) * <uint64_t>0xBF58476D1CE4E5B9
+    value = (value ^ value >> 27) * <uint64_t>0x94D049BB133111EB
+    return value ^ value >> 31
+
+
+cdef inline PenstockCell* cell_at(PenstockCell* cells, uint64_t cell_count, uint64_t position) noexcept nogil:
+    return cells + multiply_high(scramble(position * <uint64_t>0x9E3779B97F4A7C15), cell_count)
+
+
+cdef enum:
+    CELLS_AHEAD = 16
+
+
+def cas_at_random(unsigned char[::1] memory, uint64_t seed, Py_ssize_t count, str order):
+    """Read and CAS `count` random 16-byte cells of `memory`; how many CASes succeeded.
+
+    `order` is "dependent" (where the next cell is depends on what the CAS before found), "independent" (it doesn't;
+    how far the processor overlaps them is its own affair), or "prefetched" (independent, and asked for in advance).
+    `memory` begins at a multiple of 16.
+    """
+    cdef PenstockCell* cells = <PenstockCell*>&memory[0]
+    cdef PenstockCell* cell
+    cdef PenstockCell seen, wanted
+    cdef uint64_t cell_count = <uint64_t>memory.shape[0] // sizeof(PenstockCell)
+    cdef uint64_t position = seed
+    cdef uint64_t successes = 0
+    cdef bint swapped = True
+    cdef bint dependent = order == "dependent"
+    cdef bint prefetched = order == "prefetched"
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(count):
+            if prefetched:
+                prefetch(cell_at(cells, cell_count, position + CELLS_AHEAD))
+            cell = cell_at(cells, cell_count, position)
+            seen = cell[0]
+            wanted.tag = seen.tag
+            wanted.state = seen.state + 1
+            swapped = cas128_acq_rel(cell, seen, wanted)
+            successes += <uint64_t>swapped
+            # One process alone: `swapped` is always 1, which the processor can't know before the CAS is through.
+            position += <uint64_t>swapped if dependent else 1
+    return successes

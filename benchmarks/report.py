@@ -1,0 +1,215 @@
+"""From pytest-benchmark's JSON to one table: ``python report.py RESULTS.json [--write docs/benchmarks.md]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Literal
+
+CLOCK = "time.monotonic_ns()"
+CAS = "a CAS that misses, independent"
+CAS_WAITING = "a CAS that misses, each waiting for the last"
+CAS_PREFETCHED = "a CAS that misses, prefetched"
+HOT = "`allow`, hot, in the same kind of loop"
+
+# A figure of many processes needs so many rounds in which nothing else ran on their cores.
+LEAST_ROUNDS = 3
+
+SECTIONS = [
+    "Floors",
+    "One process, in cache",
+    "One process, beyond the cache",
+    "Many processes",
+    "Others, allowed",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    cost: str
+    ratio: str
+    bar: str = ""
+    reached: bool | Literal["?"] | None = None
+
+    def cells(self) -> list[str]:
+        verdict = {None: "", True: "yes", False: "**no**", "?": "?"}[self.reached]
+        return [self.what, self.cost, self.ratio, self.bar, verdict]
+
+
+class Result:
+    """One benchmark's rounds."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.info = raw["extra_info"]
+        self.ns = [seconds * 1e9 / self.info["operations"] for seconds in raw["stats"]["data"]]
+
+    def beside(self, name: str) -> list[float]:
+        return self.info["beside"][name]
+
+    def ratio(self, name: str = CLOCK) -> float:
+        return median(own / other for own, other in zip(self.ns, self.beside(name), strict=True))
+
+    def spread(self) -> str:
+        """The middle half of the rounds' ratios."""
+        low, _, high = quantiles((own / other for own, other in zip(self.ns, self.beside(CLOCK), strict=True)), n=4)
+        return f"{_ratio(low)} to {_ratio(high)}"
+
+
+def _ns(value: float) -> str:
+    return f"{value:,.1f} ns" if value < 100 else f"{value:,.0f} ns"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 2 else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
+    info = raw["extra_info"]
+    if "totals" in info:
+        yield from _process_rows(info)
+        return
+    result = Result(raw)
+    title = info["title"] + (f" ({info['scope']})" if "scope" in info else "")
+    bar = info.get("bar")
+    yield Row(
+        title,
+        _ns(median(result.ns)),
+        f"{_ratio(result.ratio())} ({result.spread()})",
+        f"{bar} x clock" if bar else "",
+        result.ratio() <= bar if bar else None,
+    )
+    if "bar_beside" in info:
+        name, bar = info["bar_beside"]
+        share = result.ratio(name)
+        loop = median(result.beside(name))
+        clock_ratio = median(a / b for a, b in zip(result.beside(name), result.beside(CLOCK), strict=True))
+        yield Row(f"{name}, per key", _ns(loop), _ratio(clock_ratio))
+        yield Row("the batch as a share of that loop", "", f"{share:.3f} of it", f"{bar} of it", share <= bar)
+    if info.get("cold"):
+        yield from _cold_rows(result)
+
+
+def _cold_rows(result: Result) -> Iterator[Row]:
+    """The bar is made of two other measurements, taken in the same rounds."""
+    for name in (CAS, CAS_WAITING, CAS_PREFETCHED, HOT):
+        clock_ratio = median(a / b for a, b in zip(result.beside(name), result.beside(CLOCK), strict=True))
+        yield Row(name, _ns(median(result.beside(name))), _ratio(clock_ratio))
+    for name in (CAS, CAS_WAITING):
+        bars = [1.5 * cas + hot for cas, hot in zip(result.beside(name), result.beside(HOT), strict=True)]
+        share = median(own / bar for own, bar in zip(result.ns, bars, strict=True))
+        what = f"random `allow` against 1.5 x {name.removeprefix('a CAS that misses, ')} CAS + hot `allow`"
+        # Only the first is the issue's bar; the second says how much of the rest is the memory's latency.
+        is_bar = name == CAS
+        yield Row(
+            what.replace("each waiting for the last CAS", "waiting CAS"),
+            f"{_ns(median(bars))} allowed" if is_bar else f"{_ns(median(bars))}",
+            f"{share:.2f} of it",
+            "1 of it" if is_bar else "",
+            share <= 1 if is_bar else None,
+        )
+
+
+def _process_rows(info: dict[str, Any]) -> Iterator[Row]:
+    for count, pairs in info["totals"].items():
+        what = f"{info['title']}: {count} processes"
+        bar_text = f"{info['bar']} x linear" if info["bar"] else ""
+        if len(pairs) < LEAST_ROUNDS:
+            undisturbed = f"{len(pairs)} of {info['rounds']} rounds undisturbed: not measured"
+            yield Row(what, "", undisturbed, bar_text, "?" if info["bar"] else None)
+            continue
+        shares = [share for _, share in pairs]
+        yield Row(
+            what,
+            f"{median(total for total, _ in pairs) / 1e6:,.1f} million/s",
+            f"{median(shares):.2f} x linear ({min(shares):.2f} to {max(shares):.2f}, {len(shares)} rounds)",
+            bar_text,
+            median(shares) >= info["bar"] if info["bar"] else None,
+        )
+
+
+def table(results: dict[str, Any]) -> list[list[str]]:
+    lines = [["what", "median cost", "ratio to the clock (middle half of the rounds)", "bar", "reached"]]
+    for section in SECTIONS:
+        lines.append([f"**{section}**", "", "", "", ""])
+        for raw in results["benchmarks"]:
+            if raw["extra_info"].get("section") == section:
+                lines += [row.cells() for row in rows_of(raw)]
+    return lines
+
+
+def markdown(lines: list[list[str]]) -> str:
+    head, *rest = lines
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---", "---:", "---:", "---:", "---"], *rest])
+
+
+def plain(lines: list[list[str]]) -> str:
+    cells = [[cell.replace("**", "").replace("`", "") for cell in line] for line in lines]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    text = []
+    for line in cells:
+        first, *others = (cell.ljust(width) for cell, width in zip(line[:1], widths[:1], strict=True))
+        others = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        text.append("  ".join([first, *others]).rstrip())
+    return "\n".join(text)
+
+
+def machine(busy: float) -> list[tuple[str, str]]:
+    cpu_info = Path("/proc/cpuinfo").read_text()
+    model = next((line.split(":", 1)[1].strip() for line in cpu_info.splitlines() if line.startswith("model name")), "")
+    huge = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    return [
+        ("processor", f"{model or platform.processor()}, {len(os.sched_getaffinity(0))} cores"),
+        ("virtual", "yes" if " hypervisor" in cpu_info else "no sign of it"),
+        ("kernel", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        ("clock source", Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()),
+        ("huge pages for shared memory", huge.read_text().split("[")[1].split("]")[0] if huge.exists() else "unknown"),
+        ("cores busy with other things at the start", f"{busy:.1f}"),
+        ("Python", f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}"),
+    ]
+
+
+def document(lines: list[list[str]], results: dict[str, Any], command: str) -> str:
+    facts = "\n".join(f"| {name} | {value} |" for name, value in machine(results["machine_info"]["busy_cores"]))
+    return f"""# Benchmarks
+
+<!-- generated by ci/bench; edit benchmarks/report.py instead -->
+
+Command: `{command}`, {results["datetime"][:10]}. What each figure means, and where we lose: `benchmarks/README.md`.
+
+The clock is `{CLOCK}`, timed before and after every round of every benchmark; a ratio is the median over the rounds of
+a round's own ratio. Costs include the loop around them.
+
+| machine | |
+| --- | --- |
+{facts}
+
+{markdown(lines)}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--command", default="ci/bench")
+    arguments = parser.parse_args()
+    results = json.loads(arguments.results.read_text())
+    lines = table(results)
+    print(plain(lines))
+    if arguments.write:
+        arguments.write.write_text(document(lines, results, arguments.command))
+        print(f"\nwritten to {arguments.write}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

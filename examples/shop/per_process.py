@@ -1,0 +1,11 @@
+"""How not to do it: the same shop, but each worker counts for itself, so four workers admit four times the limit.
+
+For the comparison in ci/demo. (A private store made before the fork, with --preload, is shared and limits well.)
+"""
+
+import app as shop
+
+from penstock import Store, TokenBucket
+
+shop.orders = TokenBucket(Store.private(keys=100_000), "orders", shop.RATE, burst=shop.BURST)
+app = shop.app

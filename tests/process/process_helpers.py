@@ -1,0 +1,287 @@
+"""Real processes for tests, and what the algorithm allows them.
+
+Every process is forked by a ``Crew``, which bounds each wait and ends what is left by its pid. Processes tell each
+other things through ``SharedNumbers``, which doesn't use the code under test.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import pickle
+import select
+import signal
+import struct
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from penstock import Rate, layout
+
+DEADLINE_S: Final = 120.0
+"""Whatever takes longer hangs."""
+
+FREE_USER: Final = 65534
+SHARED_GROUP: Final = 54321
+"""A group that need not exist: the kernel knows numbers only."""
+
+
+class Hung(AssertionError):
+    """Something that should have happened did not."""
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Yield the processor until `condition` holds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Hung(f"{what} did not happen within {DEADLINE_S:.0f} s")
+        os.sched_yield()
+
+
+class SharedNumbers:
+    """64-bit numbers in anonymous memory that forked processes share. Each should have one writer."""
+
+    def __init__(self, count: int) -> None:
+        self._memory = mmap.mmap(-1, max(8 * count, 1))
+        self.values = memoryview(self._memory).cast("B").cast("Q")
+
+    def __getitem__(self, index: int) -> int:
+        return self.values[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.values[index] = value
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.values)
+
+
+class Meeting:
+    """A place where `size` processes wait for each other, any number of times, without sleeping."""
+
+    def __init__(self, size: int) -> None:
+        self._arrivals = SharedNumbers(size)
+
+    def wait(self, who: int) -> None:
+        arrivals = self._arrivals.values
+        arrivals[who] += 1
+        mine = arrivals[who]
+        wait_until(lambda: min(arrivals) >= mine, f"meeting {mine} of {len(arrivals)} processes")
+
+
+class Worker:
+    """A forked process that runs `work(*arguments)` and hands its result back."""
+
+    def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
+        self._pipe, write_end = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._pipe)
+            _run(write_end, work, arguments)
+        os.close(write_end)
+        self._pid_fd = os.pidfd_open(self.pid)
+        self._answer = bytearray()
+        self.status: int | None = None
+
+    def kill(self) -> None:
+        """End it at whatever instruction it is."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+
+    def pause(self) -> None:
+        """SIGSTOP, and wait until it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def wait_for_stop(self) -> None:
+        """Until it has stopped itself."""
+        wait_until(lambda: os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None, "a stop")
+
+    def is_running(self) -> bool:
+        return self.status is None and not select.select([self._pid_fd], [], [], 0)[0]
+
+    def result(self, deadline_s: float = DEADLINE_S) -> Any:
+        """What its work returned; an error there is an error here."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            ready, _, _ = select.select([self._pipe, self._pid_fd], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise Hung(f"process {self.pid} gave no answer within {deadline_s:.0f} s")
+            if self._pipe in ready:
+                data = os.read(self._pipe, 1 << 20)
+                self._answer += data
+                if data and not self._has_answer():
+                    continue
+            break
+        self._reap()
+        if not self._has_answer():
+            raise AssertionError(f"process {self.pid} ended without an answer, {_described(self.status)}")
+        succeeded, value = pickle.loads(self._answer[8:])
+        if not succeeded:
+            raise AssertionError(f"process {self.pid} failed:\n{value}")
+        return value
+
+    def _has_answer(self) -> bool:
+        return len(self._answer) >= 8 and len(self._answer) - 8 >= int.from_bytes(self._answer[:8], "little")
+
+    def _reap(self) -> None:
+        self.status = os.waitpid(self.pid, 0)[1]
+        os.close(self._pipe)
+        os.close(self._pid_fd)
+
+
+def _run(write_end: int, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    try:
+        # Whatever becomes of the parent, this process ends.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(2 * DEADLINE_S) + soak_seconds())
+        # From Python 3.12 on a fork beside threads warns; some tests do just that.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            answer = pickle.dumps((True, work(*arguments)))
+        except BaseException:
+            answer = pickle.dumps((False, traceback.format_exc()))
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(len(answer).to_bytes(8, "little") + answer)
+    finally:
+        os._exit(0)
+
+
+def _described(status: int | None) -> str:
+    if status is not None and os.WIFSIGNALED(status):
+        return f"by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"with status {status}"
+
+
+class Crew:
+    """The processes of one test."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+
+    def start(self, work: Callable[..., Any], *arguments: Any) -> Worker:
+        worker = Worker(work, *arguments)
+        self.workers.append(worker)
+        return worker
+
+    def run(self, count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """The results of `count` processes that run `work(0, ...)`, `work(1, ...)` and so on at the same time."""
+        return self.results([self.start(work, i, *arguments) for i in range(count)])
+
+    def results(self, workers: Iterable[Worker]) -> list[Any]:
+        return [worker.result() for worker in workers]
+
+    def end(self) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+
+
+def soak_seconds() -> int:
+    """How long the tests of exactness and of kills run, from the environment; 0 for their usual short length."""
+    return int(os.environ.get("PENSTOCK_SOAK_SECONDS", "0"))
+
+
+def nanoseconds() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def increment_ns(rate: str) -> int:
+    parsed = Rate.parse(rate)
+    return -(-parsed.period_ns // parsed.limit)
+
+
+def most_admitted(rate: str, burst: int, elapsed_ns: int) -> int:
+    """How many single requests the generic cell rate algorithm admits in a span of time, with this rounding.
+
+    Each admission moves the arrival time on by at least one increment, from no earlier than the span's begin, and
+    leaves it no further ahead of its own reading than the tolerance.
+    """
+    parsed = Rate.parse(rate)
+    unit_ns = increment_ns(rate)
+    tolerance_ns = min(burst * unit_ns, burst * parsed.period_ns // parsed.limit + unit_ns - 1)
+    return (tolerance_ns + elapsed_ns) // unit_ns
+
+
+def as_user(uid: int, gid: int, groups: Iterable[int], work: Callable[..., Any], *arguments: Any) -> Any:
+    """Run `work` in this process after giving up root for good."""
+    os.setgroups(list(groups))
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    return work(*arguments)
+
+
+def open_fds() -> dict[str, str]:
+    """What this process has open."""
+    found = {}
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            found[entry.name] = str(entry.readlink())
+    return found
+
+
+def opened_since(before: dict[str, str]) -> set[tuple[str, str]]:
+    """What is open now and was not; what the garbage collector closed meanwhile doesn't matter."""
+    return open_fds().items() - before.items()
+
+
+def read_cells(path: str) -> list[tuple[int, int]]:
+    """Tag and state of every cell of a segment's file."""
+    return list(layout.CELL.iter_unpack(Path(path).read_bytes()[layout.TABLE_OFFSET :]))
+
+
+def kind_of(tag: int) -> int:
+    return tag & (2**layout.KIND_BITS - 1)
+
+
+def repeated_members(path: str) -> list[int]:
+    """Tags that stand in more than one cell: keys with two limits."""
+    counts = collections.Counter(tag for tag, _ in read_cells(path) if kind_of(tag) == layout.KIND_TAT)
+    return [tag for tag, count in counts.items() if count > 1]
+
+
+def claim_count(path: str) -> int:
+    return sum(kind_of(tag) == layout.KIND_CLAIM for tag, _ in read_cells(path))
+
+
+def counter_lines(path: str) -> list[dict[str, int]]:
+    """Every counter line of a segment's file, the shared ones last."""
+    raw = Path(path).read_bytes()[layout.COUNTERS_OFFSET : layout.TABLE_OFFSET]
+    return [
+        dict(zip(layout.COUNTER_LINE_FIELDS, values, strict=True)) for values in layout.COUNTER_LINE.iter_unpack(raw)
+    ]
+
+
+def lock_bytes(fd: int, start: int, length: int) -> None:
+    """Take an open file description lock, as penstock does."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, length, 0))
+
+
+def path_of(name: str) -> str:
+    return f"/dev/shm/penstock-{name}"
+
+
+def files_of(name: str) -> list[str]:
+    """The store's file, and whatever a creation left beside it."""
+    return sorted(map(str, Path(path_of(name)).parent.glob(f"penstock-{name}*")))
+
+
+def until_raced(turn: Callable[[int], int]) -> None:
+    """Repeat `turn`, given its number, until one says that it lost CASes: a busy machine may run processes in turn."""
+    end = time.monotonic() + DEADLINE_S / 2
+    for number in itertools.count():
+        if turn(number) > 0:
+            return
+        if time.monotonic() > end:
+            raise AssertionError(f"the processes did not race in {number + 1} turns")

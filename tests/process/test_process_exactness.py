@@ -1,0 +1,422 @@
+"""Many processes and threads on the same keys against the exact bound of the algorithm."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import threading
+import time
+from array import array
+from collections import defaultdict
+
+import pytest
+from process_helpers import (
+    Crew,
+    Meeting,
+    SharedNumbers,
+    claim_count,
+    increment_ns,
+    most_admitted,
+    nanoseconds,
+    path_of,
+    read_cells,
+    repeated_members,
+    soak_seconds,
+    until_raced,
+    wait_until,
+)
+
+from penstock import Store, TokenBucket
+from penstock.testing import ManualClock
+
+REFILLS_NOTHING = "10000/year"  # a permit in 53 minutes
+KEY = "user:42"
+
+
+def test_processes_together_stay_within_the_bound_of_the_real_clock(crew: Crew, name: str) -> None:
+    for processes, rate, burst in ((4, "2_000_000/second", 1000), (4, "1000/second", 10), (32, "300_000/second", 100)):
+        limiter = f"{processes} at {rate}"
+        seconds = soak_seconds() / 4 or 0.7
+        with Store(name, keys=1000) as store:
+            begun_ns = nanoseconds()
+            results = crew.run(processes, _hammer, name, limiter, rate, burst, Meeting(processes), seconds)
+            elapsed_ns = max(ended for _, _, ended in results) - begun_ns
+            admitted = sum(result[0] for result in results)
+            stats = store.stats().limiters[limiter]
+        assert burst <= admitted <= most_admitted(rate, burst, elapsed_ns)
+        assert stats.allowed == admitted
+        assert stats.denied == sum(result[1] for result in results)
+        assert stats.inserted >= 1
+        assert stats.evicted == stats.full == 0
+        _report(f"{limiter}: {stats}")
+
+
+def _hammer(
+    me: int, name: str, limiter: str, rate: str, burst: int, meeting: Meeting, seconds: float
+) -> tuple[int, int, int]:
+    with Store(name, keys=1000) as store:
+        allow = TokenBucket(store, limiter, rate, burst).allow
+        admitted = denied = 0
+        meeting.wait(me)
+        end_ns = nanoseconds() + round(seconds * 1e9)
+        while nanoseconds() < end_ns:
+            allowed = sum([allow(KEY) for _ in range(200)])
+            admitted += allowed
+            denied += 200 - allowed
+        return admitted, denied, nanoseconds()
+
+
+@pytest.mark.parametrize("processes", [4, 32])
+def test_a_burst_without_refill_is_admitted_exactly(crew: Crew, name: str, processes: int) -> None:
+    burst = 250_000
+
+    def turn(number: int) -> int:
+        results = crew.run(processes, _exhaust, name, f"turn {number}", burst, Meeting(processes))
+        stats = store.stats().limiters[f"turn {number}"]
+        assert sum(admitted for admitted, _ in results) == burst == stats.allowed
+        assert stats.denied == sum(denied for _, denied in results)
+        return stats.cas_retries
+
+    with Store(name, keys=1000) as store:
+        until_raced(turn)
+
+
+def _exhaust(me: int, name: str, limiter: str, burst: int, meeting: Meeting) -> tuple[int, int]:
+    with Store(name, keys=1000) as store:
+        allow = TokenBucket(store, limiter, REFILLS_NOTHING, burst).allow
+        admitted = denied = 0
+        meeting.wait(me)
+        while denied < 1000:
+            if allow(KEY):
+                admitted += 1
+            else:
+                denied += 1
+        return admitted, denied
+
+
+def test_processes_admit_exactly_what_a_manual_clock_refills(crew: Crew, name: str) -> None:
+    """The driver empties the bucket before each step, so it is never full again: the total is known to the permit."""
+    processes, rate, burst = 4, "1000/second", 500
+    draws = random.Random(1)
+    clock = ManualClock(1000.0)
+
+    def turn(number: int) -> int:
+        stop = SharedNumbers(1)
+        limiter = TokenBucket(store, f"turn {number}", rate, burst)
+        admitted = int(limiter.allow(KEY))
+        meeting = Meeting(processes + 1)
+        workers = [crew.start(_hammer_until, i, name, number, rate, burst, meeting, stop) for i in range(processes)]
+        meeting.wait(processes)
+        elapsed_ns = 0
+        for _ in range(3000):
+            step_ns = draws.randrange(400_000_000)
+            while limiter.allow(KEY):
+                admitted += 1
+            clock.advance(step_ns / 1e9)
+            elapsed_ns += step_ns
+        while limiter.allow(KEY):
+            admitted += 1
+        stop[0] = 1
+        admitted += sum(crew.results(workers))
+        assert admitted == most_admitted(rate, burst, elapsed_ns)
+        stats = store.stats().limiters[f"turn {number}"]
+        assert stats.allowed == admitted
+        return stats.cas_retries
+
+    with Store(name, keys=1000, clock=clock) as store:
+        until_raced(turn)
+
+
+def _hammer_until(me: int, name: str, number: int, rate: str, burst: int, meeting: Meeting, stop: SharedNumbers) -> int:
+    with Store(name, keys=1000, clock=ManualClock()) as store:
+        allow = TokenBucket(store, f"turn {number}", rate, burst).allow
+        admitted = 0
+        meeting.wait(me)
+        while not stop[0]:
+            admitted += sum([allow(KEY) for _ in range(50)])
+        return admitted
+
+
+def test_attaching_does_not_move_a_manual_clock(crew: Crew, name: str) -> None:
+    """Processes that attach while another one moves the time."""
+    stop = SharedNumbers(1)
+    clock = ManualClock(1000.0)
+    with Store(name, keys=1, clock=clock):
+        workers = [crew.start(_attach_until, name, stop) for _ in range(3)]
+        for step in range(1, 100_001):
+            clock.advance(0.5)
+            assert clock.now() == 1000.0 + 0.5 * step
+        stop[0] = 1
+        assert min(crew.results(workers)) > 0
+
+
+def _attach_until(name: str, stop: SharedNumbers) -> int:
+    attached = 0
+    while not stop[0]:
+        Store(name, keys=1, clock=ManualClock()).close()
+        attached += 1
+    return attached
+
+
+@pytest.mark.parametrize(("processes", "keys_per_meeting"), [(4, 1), (3, 1), (32, 500)])
+def test_a_fresh_key_is_inserted_once(crew: Crew, name: str, processes: int, keys_per_meeting: int) -> None:
+    """All processes ask for each key at the same moment: with two members of a key two of them would be admitted."""
+    count = 20_000
+
+    def turn(number: int) -> int:
+        with Store(name, keys=2 * count) as store:
+            # On a busy machine, processes that meet often run in turn.
+            interval = keys_per_meeting if number % 2 == 0 else 1000
+            results = crew.run(processes, _ask_once, name, count, interval, Meeting(processes))
+            stats = store.stats()
+        assert [sum(answers) for answers in zip(*results, strict=True)] == [1] * count
+        assert stats.total.inserted == stats.total.allowed == stats.live_keys == count
+        assert stats.total.denied == count * (processes - 1)
+        assert stats.total.evicted == stats.total.full == 0
+        assert repeated_members(path_of(name)) == []
+        assert claim_count(path_of(name)) == 0
+        Store.unlink(name)
+        return stats.total.cas_retries
+
+    until_raced(turn)
+
+
+def _ask_once(me: int, name: str, count: int, keys_per_meeting: int, meeting: Meeting) -> bytes:
+    with Store(name, keys=2 * count) as store:
+        allow = TokenBucket(store, "once", REFILLS_NOTHING, 1).allow
+        answers = bytearray(count)
+        for key in range(count):
+            if key % keys_per_meeting == 0:
+                meeting.wait(me)
+            answers[key] = allow(key)
+        return bytes(answers)
+
+
+@pytest.mark.parametrize("processes", [4, 16])
+@pytest.mark.parametrize("on_full", ["deny", "evict", "allow"])
+def test_keys_that_expire_and_are_reused_in_a_crowded_table(
+    crew: Crew, name: str, on_full: str, processes: int
+) -> None:
+    """Two admissions of a key with a burst of 1 are at least an increment apart, unless it was evicted in between.
+
+    The smallest table, some 800 of its 1024 cells live, and the set of keys moves on, so that each cell is reused all
+    the time. Each admission is logged with a clock reading before and after it: its own reading is in between.
+    """
+    until_raced(lambda number: _turn_of_wandering(crew, name, on_full, processes))
+
+
+def _turn_of_wandering(crew: Crew, name: str, on_full: str, processes: int) -> int:
+    seconds = soak_seconds() / 20 or 0.8
+    with Store(name, keys=1, on_full=on_full) as store:  # type: ignore[arg-type]
+        results = crew.run(processes, _wander, name, on_full, Meeting(processes), nanoseconds(), seconds)
+        stats = store.stats().total
+        time.sleep(0.02)
+        assert store.stats().live_keys == 0
+        assert repeated_members(path_of(name)) == []
+        cells = len(read_cells(path_of(name)))
+    Store.unlink(name)
+    admissions = defaultdict(list)
+    for keys, before, after, _ in results:
+        for key, before_ns, after_ns in zip(keys, before, after, strict=True):
+            admissions[key].append((before_ns, after_ns))
+    too_many = 0
+    for spans in admissions.values():
+        spans.sort()
+        for earlier, later in itertools.pairwise(spans):
+            apart_ns = max(later[1] - earlier[0], earlier[1] - later[0])
+            too_many += apart_ns < increment_ns(WANDER_RATE)
+    # An eviction makes a key fresh again, and a full store that allows forgets one admission.
+    assert too_many <= stats.evicted + (stats.full if on_full == "allow" else 0)
+    assert stats.allowed == sum(len(keys) for keys, *_ in results)
+    assert stats.allowed + stats.denied == sum(decisions for *_, decisions in results)
+    assert stats.inserted > 3 * cells, "cells were not reused"
+    assert not stats.evicted or on_full == "evict"
+    _report(f"{on_full}, {processes} processes: {stats}, {too_many} too early")
+    return stats.cas_retries
+
+
+WANDER_RATE = "100/second"
+
+
+def _wander(
+    me: int, name: str, on_full: str, meeting: Meeting, begun_ns: int, seconds: float
+) -> tuple[array[int], array[int], array[int], int]:
+    draws = random.Random(me)
+    keys, before, after = array("Q"), array("Q"), array("Q")
+    decisions = 0
+    with Store(name, keys=1, on_full=on_full) as store:  # type: ignore[arg-type]
+        allow = TokenBucket(store, "wander", WANDER_RATE, 1).allow
+        meeting.wait(me)
+        while True:
+            before_ns = nanoseconds()
+            age_ns = before_ns - begun_ns
+            if age_ns > seconds * 1e9:
+                return keys, before, after, decisions
+            # 40 keys a millisecond come and go; each is asked for during 10 ms and lives for 10 more.
+            key = age_ns // 25_000 + draws.randrange(400)
+            decisions += 1
+            if allow(key):
+                keys.append(key)
+                before.append(before_ns)
+                after.append(nanoseconds())
+
+
+def test_evictions_forget_no_more_than_they_count(crew: Crew, name: str) -> None:
+    """More live keys than cells: every admission beyond one per key is paid for by a counted eviction."""
+    processes, keys = 4, 3000
+    with Store(name, keys=1, on_full="evict") as store:
+        results = crew.run(processes, _walk_at_random, name, keys, Meeting(processes))
+        stats = store.stats()
+    admitted = [sum(answers) for answers in zip(*results, strict=True)]
+    assert min(admitted) >= 1
+    assert stats.total.evicted > 0
+    assert sum(admitted) - keys <= stats.total.evicted
+    assert stats.total.allowed == sum(admitted)
+    assert stats.live_keys <= 1024
+    assert repeated_members(path_of(name)) == []
+
+
+def _walk_at_random(me: int, name: str, keys: int, meeting: Meeting) -> list[int]:
+    order = list(range(keys)) * 10
+    random.Random(me).shuffle(order)
+    admitted = [0] * keys
+    with Store(name, keys=1, on_full="evict") as store:
+        allow = TokenBucket(store, "walk", REFILLS_NOTHING, 1).allow
+        meeting.wait(me)
+        for key in order:
+            admitted[key] += allow(key)
+    return admitted
+
+
+def test_threads_and_processes_together(crew: Crew, name: str) -> None:
+    """Three processes of eight threads: single decisions, and batches that release the GIL while they decide."""
+    keys, burst = 3000, 100
+
+    def turn(number: int) -> int:
+        with Store(name, keys=2 * keys) as store:
+            results = crew.run(3, _hammer_with_threads, name, keys, burst, Meeting(3))
+            stats = store.stats()
+        admitted = [sum(answers) for answers in zip(*(answers for answers, _ in results), strict=True)]
+        assert admitted == [burst] * keys
+        assert stats.total.allowed == keys * burst
+        assert stats.total.allowed + stats.total.denied == sum(decisions for _, decisions in results)
+        assert stats.total.inserted == stats.live_keys == keys
+        assert repeated_members(path_of(name)) == []
+        Store.unlink(name)
+        return stats.total.cas_retries
+
+    until_raced(turn)
+
+
+def _hammer_with_threads(me: int, name: str, keys: int, burst: int, meeting: Meeting) -> tuple[list[int], int]:
+    sys.setswitchinterval(1e-5)
+    everything = list(range(keys))
+    admitted: list[list[int]] = []
+    decisions: list[int] = []
+    errors: list[BaseException] = []
+    with Store(name, keys=2 * keys) as store:
+        limiter = TokenBucket(store, "threads", REFILLS_NOTHING, burst)
+
+        def run(number: int) -> None:
+            mine, count = [0] * keys, 0
+            try:
+                # A quarter in each process asks one by one, each with a limiter of its own.
+                single = TokenBucket(store, "threads", REFILLS_NOTHING, burst) if number % 4 == 0 else None
+                while True:
+                    batch = [single.allow(key) for key in everything] if single else limiter.allow_many(everything)
+                    count += keys
+                    mine = [a + b for a, b in zip(mine, batch, strict=True)]
+                    if not any(batch):
+                        break
+            except BaseException as error:
+                errors.append(error)
+            admitted.append(mine)
+            decisions.append(count)
+
+        meeting.wait(me)
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+    return [sum(counts) for counts in zip(*admitted, strict=True)], sum(decisions)
+
+
+def test_closing_other_stores_during_batches_loses_no_count(crew: Crew, name: str) -> None:
+    """Closing any store makes every limiter of the process take its counter line anew, batches under way included."""
+    results = crew.run(3, _batches_while_stores_close, name, Meeting(3))
+    with Store(name, keys=5000) as store:
+        stats = store.stats().total
+    assert stats.allowed == sum(results)
+    assert stats.denied == 0
+
+
+def _batches_while_stores_close(me: int, name: str, meeting: Meeting) -> int:
+    sys.setswitchinterval(1e-5)
+    keys = [(me, key) for key in range(1500)]
+    counts: list[int] = []
+    errors: list[BaseException] = []
+    stop = threading.Event()
+    with Store(name, keys=5000) as store:
+        limiter = TokenBucket(store, "batches", "1_000_000_000/second", 10**9)
+
+        def decide() -> None:
+            count = 0
+            try:
+                while not stop.is_set():
+                    count += sum(limiter.allow_many(keys))
+            except BaseException as error:
+                errors.append(error)
+            counts.append(count)
+
+        threads = [threading.Thread(target=decide) for _ in range(3)]
+        meeting.wait(me)
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            Store.private(keys=1).close()
+            limiter.peek(keys[0])
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+    return sum(counts)
+
+
+def test_a_stopped_process_delays_nobody(crew: Crew, name: str) -> None:
+    """SIGSTOP at random instructions of decisions and insertions; the others go on each time."""
+    processes = 4
+    progress = SharedNumbers(processes)
+    workers = [crew.start(_count_progress, i, name, progress) for i in range(processes)]
+    wait_until(lambda: min(progress.values) > 0, "the first decisions")
+    draws = random.Random(3)
+    for _ in range(100):
+        stopped = draws.randrange(processes)
+        workers[stopped].pause()
+        seen = list(progress)
+        wait_until(
+            lambda stopped=stopped, seen=seen: all(progress[i] > seen[i] + 2 for i in range(processes) if i != stopped),
+            "progress of the others",
+        )
+        assert progress[stopped] == seen[stopped]
+        workers[stopped].resume()
+
+
+def _count_progress(me: int, name: str, progress: SharedNumbers) -> None:
+    with Store(name, keys=50_000) as store:
+        hot = TokenBucket(store, "hot", "1_000_000_000/second", 1000)
+        fresh = TokenBucket(store, "fresh", "1000/second", 1)
+        turn = 0
+        while True:
+            for _ in range(100):
+                hot.allow(KEY)
+            fresh.allow_many(list(range(turn, turn + 100)))
+            turn += 100
+            progress[me] += 1
+
+
+def _report(text: str) -> None:
+    if soak_seconds():
+        sys.stderr.write(f"\n{text}\n")

@@ -1,0 +1,410 @@
+"""Files that are no segment, or not one to trust: each refused by name, left as it was, and nothing leaked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import stat
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from process_helpers import FREE_USER, SHARED_GROUP, Crew, Meeting, as_user, open_fds, opened_since
+
+from penstock import Store, TokenBucket, layout
+from penstock.errors import (
+    ClockMismatch,
+    DamagedSegment,
+    ForeignSegment,
+    SegmentError,
+    SegmentVersionMismatch,
+    TruncatedSegment,
+    UntrustedSegment,
+)
+from penstock.testing import ManualClock
+
+REFILLS_NOTHING = "10000/year"
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """A path in a directory that every user may enter, with nothing there."""
+    directory = Path(f"/dev/shm/penstock-process-test-{os.getpid()}")
+    directory.mkdir(mode=0o755)
+    yield directory / "segment"
+    for entry in directory.iterdir():
+        entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    directory.rmdir()
+
+
+@pytest.fixture
+def segment(path: Path) -> Path:
+    """A segment that was used a little."""
+    with Store("a", keys=100, path=path) as store:
+        bucket = TokenBucket(store, "api", REFILLS_NOTHING, 10)
+        for key in range(50):
+            bucket.allow(key)
+    return path
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything about a path that a refusal could have changed."""
+
+    status: tuple[int, ...]
+    content: bytes
+    link: str
+
+    @classmethod
+    def of(cls, path: Path) -> Snapshot:
+        status = path.lstat()
+        fields = (status.st_ino, status.st_mode, status.st_uid, status.st_gid, status.st_size, status.st_mtime_ns)
+        return cls(
+            fields,
+            path.read_bytes() if stat.S_ISREG(status.st_mode) else b"",
+            str(path.readlink()) if path.is_symlink() else "",
+        )
+
+
+def refused(path: Path, kind: type[SegmentError], *words: str, **options: object) -> SegmentError:
+    """Attach, be refused with `kind`, and see that nothing was changed or kept open."""
+    before, fds = Snapshot.of(path), open_fds()
+    with pytest.raises(SegmentError) as caught:
+        Store("a", path=path, **{"keys": 100, **options})  # type: ignore[arg-type]
+    error = caught.value
+    assert type(error) is kind, error
+    assert Snapshot.of(path) == before
+    assert not opened_since(fds)
+    assert error.path == str(path)
+    assert error.found
+    assert error.expected
+    assert error.remedy
+    assert str(error) == f"{path}: found {error.found}, expected {error.expected}; {error.remedy}"
+    for word in words:
+        assert word in str(error)
+    return error
+
+
+def changed(path: Path, offset: int, value: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(value)
+
+
+def sealed_again(path: Path) -> None:
+    """Make the checksum of a changed header right."""
+    raw = path.read_bytes()[: layout.HEADER_CHECKSUM]
+    changed(path, layout.HEADER_CHECKSUM, zlib.crc32(raw).to_bytes(4, "little"))
+
+
+def put(path: Path, field: int, value: int, size: int = 8) -> None:
+    """Overwrite a header field, with a checksum that fits."""
+    changed(path, field, value.to_bytes(size, "little"))
+    sealed_again(path)
+
+
+def test_the_good_one_is_accepted(segment: Path) -> None:
+    with Store("a", keys=100, path=segment) as store:
+        assert store.stats().limiters["api"].allowed == 50
+
+
+@pytest.mark.parametrize("content", [b"x", b"\x7fELF" + bytes(5000), bytes(1), bytes(100_000), b"penstock" * 1000])
+def test_a_foreign_file(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    path.chmod(0o600)
+    refused(path, ForeignSegment, "begins with", repr(content[:8]), "another name or path")
+
+
+def test_a_truncated_segment(segment: Path) -> None:
+    whole = segment.read_bytes()
+    lengths = [*range(8, 140), 1000, 4095, 4096, 4097, layout.TABLE_OFFSET, len(whole) - 4096, len(whole) - 1]
+    for length in lengths:
+        segment.write_bytes(whole[:length])
+        error = refused(segment, TruncatedSegment, f"{length} bytes")
+        assert str(len(whole)) in error.expected or "header" in error.expected
+    for length in range(1, 8):
+        segment.write_bytes(whole[:length])
+        refused(segment, ForeignSegment)
+
+
+def test_a_grown_segment(segment: Path) -> None:
+    whole = segment.read_bytes()
+    for extra in (1, 256, 4096, len(whole)):
+        segment.write_bytes(whole + bytes(extra))
+        refused(segment, TruncatedSegment, f"{len(whole) + extra} bytes", f"{len(whole)} bytes")
+
+
+def test_every_damaged_header_byte(segment: Path) -> None:
+    """Only a flip to the state of an unfinished creation means something else: see the next test."""
+    whole = segment.read_bytes()
+    draws = random.Random(17)
+    expected = {range(8): ForeignSegment, range(8, 12): SegmentVersionMismatch}
+    for offset in range(96):
+        kind = next((kind for offsets, kind in expected.items() if offset in offsets), DamagedSegment)
+        for flip in (0xFF, 0x80, draws.randrange(1, 256)):
+            value = whole[offset] ^ flip
+            if (offset, value) == (layout.HEADER_STATE, layout.STATE_CREATING):
+                continue
+            changed(segment, offset, bytes([value]))
+            refused(segment, kind)
+        changed(segment, offset, whole[offset : offset + 1])
+    assert segment.read_bytes() == whole
+    with Store("a", keys=100, path=segment) as store:
+        assert store.stats().limiters["api"].allowed == 50
+
+
+def test_a_segment_that_claims_to_be_unfinished_takes_no_memory_from_who_is_attached(crew: Crew, segment: Path) -> None:
+    """No bytes in the file crash a process: making the segment again must not truncate what others have mapped."""
+    assert crew.start(_use_beside_a_damaged_state, segment).result() == 10
+
+
+def _use_beside_a_damaged_state(path: Path) -> int:
+    with Store("a", keys=100, path=path) as store:
+        bucket = TokenBucket(store, "api", REFILLS_NOTHING, 10)
+        changed(path, layout.HEADER_STATE, bytes([layout.STATE_CREATING]))
+        original = os.posix_fallocate
+
+        def decide_first(*arguments: int) -> None:
+            for key in range(1000):
+                bucket.peek(key)
+            original(*arguments)
+
+        os.posix_fallocate = decide_first
+        # Whether it is refused or made again is the ladder's choice.
+        with contextlib.suppress(SegmentError):
+            Store("a", keys=100, path=path).close()
+        return sum([bucket.allow("new") for _ in range(100)])
+
+
+def test_damage_behind_the_header_is_no_reason_to_refuse(segment: Path) -> None:
+    draws = random.Random(19)
+    size = segment.stat().st_size
+    for _ in range(300):
+        changed(segment, draws.randrange(96, size), draws.randbytes(1))
+        with Store("a", keys=100, path=segment) as store:
+            TokenBucket(store, "mine", REFILLS_NOTHING, 10).allow("key")
+
+
+def test_another_layout_version(segment: Path) -> None:
+    for version in (0, layout.LAYOUT_VERSION + 1, 2**32 - 1):
+        put(segment, layout.HEADER_LAYOUT_VERSION, version, 4)
+        refused(
+            segment,
+            SegmentVersionMismatch,
+            f"layout version {version}",
+            f"layout version {layout.LAYOUT_VERSION}",
+            "one version of penstock",
+        )
+
+
+def test_numbers_that_do_not_fit_each_other(segment: Path) -> None:
+    """With a right checksum: made so, not damaged."""
+    whole = segment.read_bytes()
+    for field, value, kind in (
+        (layout.HEADER_SEGMENT_SIZE, 2**63, TruncatedSegment),
+        (layout.HEADER_SEGMENT_SIZE, 0, TruncatedSegment),
+        (layout.HEADER_GROUP_COUNT, 0, DamagedSegment),
+        (layout.HEADER_GROUP_COUNT, 2**64 - 1, DamagedSegment),
+        (layout.HEADER_GROUP_COUNT, 2**56 + layout.MIN_GROUPS, DamagedSegment),
+        (layout.HEADER_GROUP_COUNT, layout.MIN_GROUPS + 1, DamagedSegment),
+    ):
+        put(segment, field, value)
+        refused(segment, kind)
+        segment.write_bytes(whole)
+    put(segment, layout.HEADER_CLOCK_KIND, 3, 4)
+    refused(segment, DamagedSegment)
+
+
+def test_too_few_groups(segment: Path) -> None:
+    """A probe set needs three different groups."""
+    for groups in (0, 1, 2, layout.MIN_GROUPS - 1):
+        size = layout.TABLE_OFFSET + groups * layout.GROUP_BYTES
+        os.truncate(segment, size)
+        put(segment, layout.HEADER_GROUP_COUNT, groups)
+        put(segment, layout.HEADER_SEGMENT_SIZE, size)
+        refused(segment, DamagedSegment)
+
+
+def test_odd_numbers_that_fit_are_survived(segment: Path) -> None:
+    for field, value in (
+        (layout.HEADER_EPOCH_NS, 2**64 - 1),
+        (layout.HEADER_EPOCH_NS, 2**63),
+        (layout.HEADER_WALL_EPOCH_NS, 2**64 - 1),
+        (layout.HEADER_ADVERTISED_KEYS, 0),
+        (layout.HEADER_ADVERTISED_KEYS, 2**64 - 1),
+    ):
+        put(segment, field, value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Store("a", keys=100, path=segment) as store:
+                bucket = TokenBucket(store, "api", "10/second")
+                for key in range(500):
+                    repr(bucket.hit(key))
+                store.stats()
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_another_clock(path: Path, manual: bool) -> None:
+    with Store("a", keys=100, path=path, clock=ManualClock() if manual else "monotonic"):
+        pass
+    clock = "monotonic" if manual else ManualClock()
+    refused(path, ClockMismatch, "manual clock", "monotonic clock", "the same clock=", clock=clock)
+
+
+def test_a_symbolic_link(segment: Path) -> None:
+    link = segment.with_name("link")
+    link.symlink_to(segment)
+    before = Snapshot.of(segment)
+    refused(link, UntrustedSegment, "a symbolic link", "remove the link")
+    assert Snapshot.of(segment) == before
+
+
+def test_a_link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.with_name("nothing"))
+    refused(path, UntrustedSegment, "a symbolic link")
+    assert not path.with_name("nothing").exists()
+
+
+def test_a_directory(path: Path) -> None:
+    path.mkdir()
+    refused(path, ForeignSegment, "a directory", "a regular file")
+
+
+def test_a_fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+    refused(path, ForeignSegment, "a regular file")
+
+
+def test_a_socket(path: Path) -> None:
+    os.mknod(path, 0o600 | stat.S_IFSOCK)
+    refused(path, ForeignSegment, "a regular file")
+
+
+@pytest.mark.parametrize(("kind", "major", "minor"), [(stat.S_IFCHR, 1, 3), (stat.S_IFCHR, 1, 5), (stat.S_IFBLK, 7, 0)])
+def test_a_device(as_root: None, path: Path, kind: int, major: int, minor: int) -> None:
+    os.mknod(path, 0o600 | kind, os.makedev(major, minor))
+    refused(path, ForeignSegment, "a regular file")
+
+
+def test_no_directory(path: Path) -> None:
+    with pytest.raises(SegmentError, match=r"no such directory.*create the directory"):
+        Store("a", keys=1, path=path / "missing" / "segment")
+
+
+def test_a_file_of_another_user(as_root: None, crew: Crew, segment: Path) -> None:
+    """Root is refused too: the file could have been planted."""
+    os.chown(segment, FREE_USER, FREE_USER)
+    refused(segment, UntrustedSegment, f"uid {FREE_USER}", "uid 0", "mode=0o660")
+    os.chown(segment, 12345, 12345)
+    crew.start(as_user, FREE_USER, FREE_USER, [], _refused_without_a_look, segment).result()
+
+
+def test_a_readable_file_of_another_user(as_root: None, crew: Crew, segment: Path) -> None:
+    os.chown(segment, 12345, SHARED_GROUP)
+    segment.chmod(0o660)
+    crew.start(as_user, FREE_USER, FREE_USER, [SHARED_GROUP], refused, segment, UntrustedSegment).result()
+
+
+def _refused_without_a_look(path: Path, **options: object) -> str:
+    """For users that can't read the file."""
+    fds = open_fds()
+    with pytest.raises(UntrustedSegment) as caught:
+        Store("a", keys=100, path=path, **options)  # type: ignore[arg-type]
+    assert not opened_since(fds)
+    assert f"uid {os.geteuid()}" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o606, 0o666, 0o777, 0o662])
+def test_a_file_that_everybody_may_write(segment: Path, mode: int) -> None:
+    segment.chmod(mode)
+    refused(segment, UntrustedSegment, "others may write", f"{mode:04o}")
+    refused(segment, UntrustedSegment, "others may write", mode=0o660)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o660])
+def test_a_file_that_a_group_may_write_without_opting_in(segment: Path, mode: int) -> None:
+    segment.chmod(mode)
+    refused(segment, UntrustedSegment, "others may write", f"{mode:04o}", "mode=0o660")
+
+
+def test_a_file_that_another_group_may_write(as_root: None, segment: Path) -> None:
+    segment.chmod(0o660)
+    os.chown(segment, -1, SHARED_GROUP + 1)
+    refused(segment, UntrustedSegment, f"gid {SHARED_GROUP + 1}", str(SHARED_GROUP), mode=0o660, group=SHARED_GROUP)
+
+
+def test_a_member_of_the_group_shares_what_root_made(as_root: None, crew: Crew, path: Path) -> None:
+    assert _admitted_for_group(path) == 10
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, SHARED_GROUP, 0o660)
+    assert crew.start(as_user, FREE_USER, FREE_USER, [SHARED_GROUP], _admitted_for_group, path).result() == 0
+    # Not in the group, or not asking for it.
+    crew.start(
+        as_user, 12345, 12345, [], _call_with, _refused_without_a_look, path, {"mode": 0o660, "group": SHARED_GROUP}
+    ).result()
+    crew.start(as_user, FREE_USER, FREE_USER, [SHARED_GROUP], refused, path, UntrustedSegment).result()
+
+
+def _call_with(work: Callable[..., object], path: Path, options: dict[str, object]) -> object:
+    return work(path, **options)
+
+
+def _admitted_for_group(path: Path) -> int:
+    with Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP) as store:
+        bucket = TokenBucket(store, "api", REFILLS_NOTHING, 10)
+        return sum([bucket.allow("key") for _ in range(30)])
+
+
+def test_a_creator_outside_the_group_leaves_nothing(as_root: None, crew: Crew, path: Path) -> None:
+    path.parent.chmod(0o777)
+    crew.start(as_user, FREE_USER, FREE_USER, [], _no_right_to_give, path).result()
+    assert not path.exists()
+
+
+def _no_right_to_give(path: Path) -> None:
+    fds = open_fds()
+    with pytest.raises(UntrustedSegment, match=f"group {SHARED_GROUP}"):
+        Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP)
+    assert not opened_since(fds)
+
+
+def test_users_of_one_group_create_and_share_a_store_at_the_same_moment(as_root: None, crew: Crew, path: Path) -> None:
+    """Whoever of them is first: all are in."""
+    path.parent.chmod(0o777)
+    users = [20001, 20002, 20003]
+    for _ in range(30):
+        meeting = Meeting(len(users))
+        workers = [
+            crew.start(as_user, uid, uid, [SHARED_GROUP], _meet_and_admit, i, meeting, path)
+            for i, uid in enumerate(users)
+        ]
+        results = crew.results(workers)
+        assert sum(admitted for admitted, _ in results) == 10
+        assert {decisions for _, decisions in results} == {30 * len(users)}
+        path.unlink()
+
+
+def _meet_and_admit(me: int, meeting: Meeting, path: Path) -> tuple[int, int]:
+    meeting.wait(me)
+    admitted = _admitted_for_group(path)
+    meeting.wait(me)
+    with Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP) as store:
+        total = store.stats().total
+        return admitted, total.allowed + total.denied
+
+
+def test_an_empty_file_is_made_a_segment(path: Path) -> None:
+    """It is what a creator leaves that was killed before its first byte."""
+    path.touch(mode=0o600)
+    with Store("a", keys=100, path=path) as store:
+        assert TokenBucket(store, "api", REFILLS_NOTHING, 1).allow("key")
+
+
+def test_unlinking_what_is_not_there(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Store.unlink(path=path)

@@ -1,0 +1,185 @@
+"""No room: in the file system, under a limit of file size, of descriptors, of address space."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from process_helpers import Crew, open_fds, opened_since
+
+from penstock import Store, TokenBucket
+from penstock.errors import SegmentSpaceError
+
+KEYS = 1_000_000
+
+
+def test_a_full_file_system_names_the_bytes_needed_and_keeps_nothing(small_disk: Path) -> None:
+    fds, path = open_fds(), small_disk / "segment"
+    before = os.statvfs(small_disk).f_bavail
+    for _ in range(3):
+        with pytest.raises(SegmentSpaceError) as caught:
+            Store("a", keys=KEYS, path=path)
+        assert os.listdir(small_disk) == []
+        assert not opened_since(fds)
+        assert os.statvfs(small_disk).f_bavail == before
+        needed = int(caught.value.expected.split()[0])
+        assert 21 * KEYS < needed < 22 * KEYS + 100_000
+        assert f"for {KEYS} keys" in caught.value.expected
+        # The header's page is still there when it looks.
+        assert before - 1 <= int(caught.value.found.split()[0]) // 4096 <= before
+        assert "fewer keys" in caught.value.remedy
+    # What was said is enough.
+    with Store("a", keys=20_000, path=path) as store:
+        assert TokenBucket(store, "api", "1/second").allow("key")
+        assert path.stat().st_size == store.stats().bytes
+
+
+def test_a_file_system_without_a_single_byte(small_disk: Path) -> None:
+    (small_disk / "full").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+    with pytest.raises(SegmentSpaceError, match="0 bytes free"):
+        Store("a", keys=1, path=small_disk / "segment")
+    assert os.listdir(small_disk) == ["full"]
+
+
+def test_a_takeover_without_room_keeps_nothing(small_disk: Path) -> None:
+    """A creator that was killed left an empty file; whoever takes over has no room either."""
+    (small_disk / "segment").touch(mode=0o600)
+    with pytest.raises(SegmentSpaceError):
+        Store("a", keys=KEYS, path=small_disk / "segment")
+    assert os.listdir(small_disk) == []
+
+
+def test_many_processes_without_room(small_disk: Path, crew: Crew) -> None:
+    crew.run(8, _find_no_room, small_disk / "segment")
+    assert os.listdir(small_disk) == []
+
+
+def _find_no_room(me: int, path: Path) -> None:
+    for _ in range(20):
+        with pytest.raises(SegmentSpaceError):
+            Store("a", keys=KEYS, path=path)
+
+
+def test_in_shared_memory_the_remedy_speaks_of_containers(crew: Crew, name: str) -> None:
+    text = crew.start(_named_under_a_limit, name).result()
+    assert "--shm-size=" in text
+    assert "emptyDir" in text
+
+
+def _named_under_a_limit(name: str) -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    with pytest.raises(SegmentSpaceError) as caught:
+        Store(name, keys=KEYS)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("limit", [0, 50, 96, 4096, 1 << 20])
+def test_a_limit_of_file_size(crew: Crew, tmp_path: Path, limit: int) -> None:
+    crew.start(_create_under_a_limit, tmp_path / "segment", limit).result()
+    assert os.listdir(tmp_path) == []
+
+
+def _create_under_a_limit(path: Path, limit: int) -> None:
+    fds = open_fds()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    with pytest.raises(SegmentSpaceError):
+        Store("a", keys=KEYS, path=path)
+    with pytest.raises(SegmentSpaceError):
+        Store.private(keys=KEYS)
+    assert not opened_since(fds)
+
+
+def test_descriptors_run_out_at_each_point(crew: Crew, tmp_path: Path) -> None:
+    """Either the store works, or there is a clear error and nothing stays behind."""
+    crew.start(_create_with_few_descriptors, tmp_path / "segment").result()
+
+
+def _create_with_few_descriptors(path: Path) -> None:
+    opened = 0
+    refusals: list[str] = []
+    for free in range(6):
+        with _descriptors(free):
+            try:
+                store = Store("a", keys=1000, path=path)
+            except SegmentSpaceError as error:
+                refusals.append(str(error))
+            else:
+                opened += 1
+                assert TokenBucket(store, "api", "1/second").allow(free)
+                store.close()
+        # A store that was opened is whole; nothing else is left.
+        assert path.exists() == bool(opened), f"with {free} free descriptors"
+        if opened:
+            path.unlink()
+            opened = 0
+    assert all("open files" in refusal for refusal in refusals)
+    with _descriptors(0), pytest.raises((OSError, SegmentSpaceError), match="open files"):
+        Store.private(keys=1000)
+
+
+class _descriptors:  # noqa: N801  # reads like a function
+    """Leave this process no more than so many free descriptors."""
+
+    def __init__(self, free: int) -> None:
+        self.free, self.fillers = free, list[int]()
+
+    def __enter__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 20_000))
+        while True:
+            try:
+                self.fillers.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        for _ in range(self.free):
+            os.close(self.fillers.pop())
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self.fillers:
+            os.close(fd)
+
+
+def test_a_child_without_a_descriptor_shares_the_counters(crew: Crew, name: str) -> None:
+    with Store(name, keys=1000) as store:
+        bucket = TokenBucket(store, "api", "10000/year", 100)
+        assert bucket.allow("key")
+        assert crew.start(_decide_without_descriptors, bucket).result() == 99
+        stats = store.stats().limiters["api"]
+        assert (stats.allowed, stats.denied) == (100, 51)
+
+
+def _decide_without_descriptors(bucket: TokenBucket) -> int:
+    with _descriptors(0):
+        return sum([bucket.allow("key") for _ in range(150)])
+
+
+def test_no_address_space(crew: Crew, tmp_path: Path) -> None:
+    """The descriptor is closed once: the number may belong to another file by then."""
+    for make in (_named, _private):
+        assert crew.start(_map_too_much, make, tmp_path).result() == []
+
+
+def _named(directory: Path) -> Store:
+    return Store("a", keys=3_000_000, path=directory / "segment")
+
+
+def _private(directory: Path) -> Store:
+    return Store.private(keys=3_000_000)
+
+
+def _map_too_much(make: Callable[[Path], Store], directory: Path) -> list[str]:
+    unraisable: list[str] = []
+    sys.unraisablehook = lambda hook: unraisable.append(repr(hook.exc_value))
+    fds = open_fds()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (40 << 20), resource.RLIM_INFINITY))
+    with pytest.raises(SegmentSpaceError, match="address space") as caught:
+        make(directory)
+    del caught
+    gc.collect()
+    assert not opened_since(fds)
+    return unraisable

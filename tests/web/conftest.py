@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shop_server import Serve, ShopServer
+
+from penstock import Store
+
+
+@pytest.fixture
+def store_name() -> Iterator[str]:
+    """A store's name that nobody else uses; the store is gone afterwards."""
+    name = f"test-web-{os.getpid()}-{secrets.token_hex(4)}"
+    yield name
+    with suppress(FileNotFoundError):
+        Store.unlink(name)
+
+
+@pytest.fixture
+def serve(store_name: str, tmp_path: Path) -> Iterator[Serve]:
+    """Start gunicorns that serve one shop, with ``ShopServer``'s options; all end with the test."""
+    with ExitStack() as servers:
+
+        def start(**options: Any) -> ShopServer:
+            log_path = tmp_path / f"gunicorn-{len(list(tmp_path.iterdir()))}.log"
+            return servers.enter_context(ShopServer(store_name, log_path, **options))
+
+        yield start

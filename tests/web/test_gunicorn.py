@@ -1,0 +1,116 @@
+"""Life under gunicorn: all its workers share one limit, and the limit outlives every one of them.
+
+A limit that refills nothing is used up while processes come and go. However many there were, exactly its burst is
+admitted, and the statistics, read from outside, have every request.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from shop_server import LOST, UVICORN, WORKERS, Answer, Serve, ShopServer, statuses, wait_until, workers_of
+
+WORKER_CLASSES = ("sync", "gthread", "gevent", UVICORN)
+
+# Each worker class and both ways of loading, without every combination.
+LIVES = pytest.mark.parametrize(
+    ("worker_class", "preload"), [("sync", True), ("gthread", False), ("gevent", True), (UVICORN, False)]
+)
+
+
+def check_exact(shop: ShopServer, answers: list[Answer], burst: int) -> None:
+    """Use up what is left and ask every worker once more: exactly the burst was charged, and every request counted.
+
+    A request whose answer was lost with its worker may have been charged or not; nothing else is left open.
+    """
+    answers = (
+        answers + shop.ask_until(lambda more: 429 in statuses(more), "the limit is reached") + shop.ask_all_workers()
+    )
+    counts, stats, lost = statuses(answers), shop.stats(), answers.count(LOST)
+    assert counts.keys() <= {200, 429, LOST.status}
+    assert stats.allowed == burst
+    assert counts[200] <= burst <= counts[200] + lost
+    assert len(answers) - lost <= stats.allowed + stats.denied <= len(answers)
+
+
+@pytest.mark.parametrize("preload", [False, True], ids=["loaded by each worker", "preloaded"])
+@pytest.mark.parametrize("worker_class", WORKER_CLASSES)
+def test_all_workers_share_one_limit(serve: Serve, worker_class: str, preload: bool) -> None:
+    shop = serve(worker_class=worker_class, preload=preload, burst=50)
+    answers = shop.ask_all_workers()
+    assert statuses(answers) == {200: 50, 429: len(answers) - 50}
+    stats = shop.stats()
+    assert (stats.allowed, stats.denied) == (50, len(answers) - 50)
+
+
+@LIVES
+def test_recycled_workers_go_on_counting(serve: Serve, worker_class: str, preload: bool) -> None:
+    shop = serve(worker_class=worker_class, preload=preload, burst=300, options=["--max-requests", "25"])
+    answers = shop.ask(150, at_once=20)
+    first_workers = workers_of(answers)
+    # One of four has answered 25 and more, so it goes.
+    wait_until(lambda: not first_workers <= {process.pid for process in shop.workers()}, "a worker is gone")
+    answers += shop.ask_until(
+        lambda more: bool(workers_of(more) - first_workers) and len(more) - more.count(LOST) >= 300,
+        "a new worker has answered, and more than the burst has been asked for",
+    )
+    # A uvicorn worker that goes closes connections that it accepted and has not read: those were not charged.
+    answers = [answer for answer in answers if answer != LOST]
+    assert statuses(answers) == {200: 300, 429: len(answers) - 300}
+    stats = shop.stats()
+    assert (stats.allowed, stats.denied) == (300, len(answers) - 300)
+
+
+@LIVES
+def test_reload_keeps_the_limit(serve: Serve, worker_class: str, preload: bool) -> None:
+    shop = serve(worker_class=worker_class, preload=preload, burst=600)
+    answers = shop.ask_all_workers()
+    old_workers = workers_of(answers)
+    answers += shop.ask(300, at_once=20, every=200, then=lambda: shop.signal(shop.masters(), signal.SIGHUP))
+    shop.wait_gone(old_workers)
+    check_exact(shop, answers, 600)
+
+
+@pytest.mark.parametrize("end_old", [signal.SIGTERM, signal.SIGQUIT], ids=["TERM", "QUIT"])
+@LIVES
+def test_upgrade_keeps_the_limit(serve: Serve, worker_class: str, preload: bool, end_old: signal.Signals) -> None:
+    shop = serve(worker_class=worker_class, preload=preload, burst=900)
+    answers = shop.ask_all_workers()
+    [old_master], old_workers = shop.masters(), workers_of(answers)
+    shop.signal([old_master], signal.SIGUSR2)
+    wait_until(lambda: len(shop.masters()) == 2, "the new master listens")
+    answers += shop.ask_until(lambda more: bool(workers_of(more) - old_workers), "a new worker has answered")
+    answers += shop.ask(300, at_once=20, every=200, then=lambda: shop.signal([old_master], end_old))
+    shop.wait_gone([old_master, *old_workers])
+    check_exact(shop, answers, 900)
+
+
+@LIVES
+def test_killed_workers_lose_no_state(serve: Serve, worker_class: str, preload: bool) -> None:
+    shop = serve(worker_class=worker_class, preload=preload, burst=1000)
+    answers = shop.ask_all_workers()
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        victims = [process.pid for process in shop.workers()][:1]
+        shop.signal(victims, signal.SIGKILL)
+        killed.extend(victims)
+
+    answers += shop.ask(1500, at_once=40, every=100, then=kill_one)
+    assert len(killed) > WORKERS
+    shop.wait_gone(killed)
+    check_exact(shop, answers, 1000)
+
+
+@LIVES
+def test_limit_outlives_a_killed_master(serve: Serve, worker_class: str, preload: bool) -> None:
+    first = serve(worker_class=worker_class, preload=preload, burst=600)
+    answers = first.ask_all_workers()
+    answers += first.ask(300, at_once=20, every=200, then=lambda: first.signal(first.masters(), signal.SIGKILL))
+    # Its workers end by themselves or not, as their class has it; end them as a service manager would.
+    first.signal([process.pid for process in first.workers()], signal.SIGKILL)
+    wait_until(lambda: not first.processes(), "the first gunicorn is gone")
+
+    second = serve(worker_class=worker_class, preload=preload, burst=600)
+    check_exact(second, answers, 600)
