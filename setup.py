@@ -4,6 +4,7 @@ import platform
 import sys
 from pathlib import Path
 
+from setuptools import Extension, setup
 
 if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
     raise SystemExit(
@@ -11,8 +12,6 @@ if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or
     )
 if sys.implementation.name != "cpython":
     raise SystemExit(f"penstock supports CPython, not {sys.implementation.name}")
-
-from setuptools import Extension, setup  # after the refusals, which need nothing
 
 CORE = Path("src/penstock/core")
 HEADERS = sorted(map(str, [*CORE.glob("*.pxd"), *Path("native/include").rglob("*.h")]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import penstock_floor
 from baselines import DictBucket
 from conftest import GENEROUS, Measure, statement
 
@@ -14,16 +17,12 @@ def bench_empty_loop(measure: Measure) -> None:
 
 
 def bench_empty_method(measure: Measure) -> None:
-    import penstock_floor
-
     method = penstock_floor.Empty().method
     assert method(KEY)
     measure("an empty method of the same kind of class", statement("f(k)", f=method, k=KEY), section=SECTION)
 
 
 def bench_monotonic_ns(measure: Measure) -> None:
-    import time
-
     measure("`time.monotonic_ns()`", statement("f()", f=time.monotonic_ns), section=SECTION)
 
 

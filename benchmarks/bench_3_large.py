@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import time
 from pathlib import Path
 from timeit import Timer
 
+import penstock_floor
 from conftest import GENEROUS, Measure, statement, time_per_call
 
 from penstock import Store, TokenBucket
@@ -55,8 +55,6 @@ def bench_a_million_shuffled_keys(measure: Measure, quick: bool, store_name: str
 
 def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) -> None:
     """The keys asked for are made in the order of asking, so that only the segment misses the cache."""
-    import penstock_floor
-
     count, per_round = (1_000_000, 50_000) if quick else (10_000_000, 200_000)
     numbers = random.Random(2)
     with Store(store_name, keys=count) as store, Store.private(keys=1000) as small:
@@ -65,12 +63,12 @@ def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) 
         fill(bucket, count)
         check_all_live(store, count)
         hot_loop = statement("for k in ks: f(k)", f=hot.allow, ks=["user:1234567"] * 50_000)
-        memory = region_like(Path(store.path))
-        penstock_floor.cas_at_random(memory, 1, count, "prefetched")
+        region = region_of_a_store_of(count, f"{store_name}-floor")
+        region.cas_at_random(1, count, "prefetched")
 
         def cas(order: str) -> float:
             start_ns = time.perf_counter_ns()
-            successes = penstock_floor.cas_at_random(memory, start_ns, 200_000, order)
+            successes = region.cas_at_random(start_ns, 200_000, order)
             elapsed_ns = time.perf_counter_ns() - start_ns
             if successes != 200_000:
                 raise AssertionError("a CAS failed that nobody disturbed")
@@ -95,16 +93,11 @@ def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) 
             section=SECTION,
             cold=True,
         )
-        memory.close()
         check_all_live(store, count)
 
 
-def region_like(segment: Path) -> mmap.mmap:
-    """Shared memory of a segment's size, without a name, allocated as segments are."""
-    size = segment.stat().st_size
-    fd = os.memfd_create("penstock-floor")
-    try:
-        os.posix_fallocate(fd, 0, size)
-        return mmap.mmap(fd, size)
-    finally:
-        os.close(fd)
+def region_of_a_store_of(count: int, name: str) -> penstock_floor.Region:
+    """Memory of another store's segment, so of the same size and kind; the store itself is gone."""
+    with Store(name, keys=count) as store, Path(store.path).open("r+b") as file:
+        Store.unlink(name)
+        return penstock_floor.Region(file.fileno(), os.fstat(file.fileno()).st_size)

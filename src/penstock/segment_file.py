@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock import file_locks, layout
+from penstock.core.segment import use_huge_pages
 from penstock.errors import (
     ClockMismatch,
     DamagedSegment,
@@ -45,6 +46,7 @@ BYTES_PER_KEY: Final = 21
 LOCK_TIMEOUT: Final = 30.0
 MAX_AGE_NS: Final = 2**61
 CLEARED_AT_ONCE: Final = 2**20
+HUGE_PAGE: Final = 2**21
 CLOCK_NAMES: Final = {layout.CLOCK_MONOTONIC: "monotonic", layout.CLOCK_MANUAL: "manual"}
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SEAL: Final = struct.Struct("<II")  # the header's checksum and state
@@ -153,7 +155,8 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
                 continue
             header = _make_usable(wanted, fd)
             if header is None:
-                os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
                 os.close(fd)
                 continue
             file_locks.unlock(fd, 0, layout.HEADER.size)
@@ -329,12 +332,18 @@ def _create(wanted: _Wanted, fd: int) -> Header:
     try:
         # One small write, then the rest: whatever a killed creator leaves is empty or says that it isn't ready.
         os.pwrite(fd, header.pack(layout.STATE_CREATING), 0)
+        if size == 0:
+            os.ftruncate(fd, header.segment_size)
+            for start in range(0, header.segment_size, HUGE_PAGE):
+                os.posix_fallocate(fd, start, 1)
+            with contextlib.suppress(OSError):
+                use_huge_pages(fd, header.segment_size)
         os.posix_fallocate(fd, 0, header.segment_size)
         for start in range(layout.HEADER_MANUAL_NS, size, CLEARED_AT_ONCE):
             os.pwrite(fd, bytes(min(CLEARED_AT_ONCE, size - start)), start)
     except OSError as error:
         with contextlib.suppress(OSError):
-            if wanted.path.startswith("/"):
+            if _is_current(wanted, fd):
                 os.unlink(wanted.path)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
             raise
@@ -345,7 +354,7 @@ def _create(wanted: _Wanted, fd: int) -> Header:
 
 def _no_space(wanted: _Wanted, fd: int, needed: int) -> SegmentError:
     system = os.fstatvfs(fd)
-    free = system.f_bavail * system.f_frsize
+    free = system.f_bavail * system.f_frsize + os.fstat(fd).st_blocks * 512
     remedy = "make room there, give path= on a larger file system, or ask for fewer keys"
     if wanted.path.startswith("/dev/shm/"):
         remedy += (

@@ -145,7 +145,7 @@ class Store:
         self.closed = False
         # By number of forks: the file as this process opened it, which carries its locks, and the counter lines locked.
         self._files = {forks(): file.fd}
-        self._lines: dict[tuple[int, int], int] = {}
+        self._lines: dict[tuple[int, int], tuple[int]] = {}
         try:
             self._segment = Segment(
                 file.fd,
@@ -281,14 +281,14 @@ class Store:
                 if limiter != wanted:
                     continue
                 # The lock doesn't tell this process's threads and limiters apart; setdefault does.
-                if self._lines.setdefault((fork, line), number) != number:
+                mine = (number,)
+                if self._lines.setdefault((fork, line), mine)[0] != number:
                     continue
-                start = layout.COUNTERS_OFFSET + line * size
-                if file_locks.try_lock(fd, start, size):
-                    if self._segment.take_counter_line(line, number):
-                        return line
-                    file_locks.unlock(fd, start, size)
-                self._lines.pop((fork, line), None)
+                if not file_locks.try_lock(fd, layout.COUNTERS_OFFSET + line * size, size):
+                    if self._lines.get((fork, line)) is mine:
+                        self._lines.pop((fork, line), None)
+                elif self._segment.take_counter_line(line, number):
+                    return line
         return None
 
     def _own_file(self, fork: int) -> int | None:

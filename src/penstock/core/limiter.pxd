@@ -21,6 +21,7 @@ cdef class Limiter:
     cdef int number                          # position in the segment's list of limiters
 
     cdef int bind(self) except -1
+    cdef int bind_shared(self) except -1
     cdef void count_events(self, const Events* events) noexcept
 
     cdef inline int check_bound(self) except -1:

@@ -3,6 +3,7 @@
 from penstock.core.keys cimport derive_key
 from penstock.core.table cimport Events
 
+from penstock import layout
 from penstock.errors import StoreClosed
 
 
@@ -36,6 +37,13 @@ cdef class Limiter:
         self.counters_are_shared = shared
         self.claim_stripe = line
         self.bound_generation = generation
+        return 0
+
+    cdef int bind_shared(self) except -1:
+        """Until the next `bind`, count in the line that all processes may use at any time."""
+        self.counters = self.segment.shared_counter_line(self.number)
+        self.counters_are_shared = True
+        self.claim_stripe = layout.OWNED_COUNTER_LINES + self.number
         return 0
 
     cdef void count_events(self, const Events* events) noexcept:

@@ -16,10 +16,53 @@ from penstock import layout
 
 
 cdef extern from "<sys/mman.h>" nogil:
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
+    int PROT_NONE, PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED
     void* MAP_FAILED
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t size)
+    int madvise(void* address, size_t size, int advice)
+
+
+cdef enum:
+    PAGE = 4096                  # the smallest there is; larger ones are multiples
+    HUGE_PAGE = 1 << 21
+    MADV_COLLAPSE = 25           # Linux 6.1; not in every C library's headers yet
+
+
+cdef char* map_aligned(int fd, size_t size) except NULL:
+    """Map a file where huge pages of it can be mapped as such: at a multiple of their size."""
+    cdef void* reserved = mmap(
+        NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    cdef size_t before, end
+    cdef void* address
+    if reserved == MAP_FAILED:
+        raise OSError(errno, f"cannot map a segment of {size} bytes")
+    before = (HUGE_PAGE - <size_t>reserved % HUGE_PAGE) % HUGE_PAGE
+    address = mmap(<char*>reserved + before, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+    if address == MAP_FAILED:
+        munmap(reserved, size + HUGE_PAGE)
+        raise OSError(errno, f"cannot map a segment of {size} bytes")
+    if before:
+        munmap(reserved, before)
+    # munmap takes whole pages: what is left of the reservation begins at the page after the mapping.
+    end = (before + size + PAGE - 1) // PAGE * PAGE
+    if end < size + HUGE_PAGE:
+        munmap(<char*>reserved + end, size + HUGE_PAGE - end)
+    return <char*>address
+
+
+def use_huge_pages(int fd, size_t size):
+    """Ask for huge pages for a file of `size` bytes. Only a wish: not every system grants it.
+
+    A stretch becomes one huge page if it has at least one small one already, and faster the fewer of them it has.
+    """
+    cdef char* address
+    if size < HUGE_PAGE:
+        return
+    address = map_aligned(fd, size)
+    with nogil:
+        madvise(address, size // HUGE_PAGE * HUGE_PAGE, MADV_COLLAPSE)
+        munmap(address, size)
 
 
 if watch_forks() != 0:
@@ -52,10 +95,7 @@ cdef class Segment:
     ):
         if size != layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES:
             raise ValueError(f"{size} bytes do not hold {group_count} groups")
-        cdef void* address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-        if address == MAP_FAILED:
-            raise OSError(errno, f"cannot map a segment of {size} bytes")
-        self.base = <char*>address
+        self.base = map_aligned(fd, size)
         self.size = size
         self.table.cells = <PenstockCell*>(self.base + <size_t>layout.TABLE_OFFSET)
         self.table.group_count = group_count

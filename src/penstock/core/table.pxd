@@ -38,7 +38,8 @@ ctypedef bint (*Decide)(uint64_t state, uint64_t now_ns, const void* parameters,
 cdef enum Outcome:
     DENIED = 0
     ALLOWED = 1
-    UNDECIDED = 2                # only from table_try
+    UNDECIDED = 2                # only from table_try: the key isn't there, or its cell holds something else
+    LOST = 3                     # only from table_try: the cell changed before the CAS
 
 
 # A decision and what it was made from. `state` is the state that it left when it allowed, that it met when it
@@ -117,7 +118,7 @@ cdef inline Outcome table_try_cell(
     wanted.tag = tag
     if decide(seen.state, now_ns, parameters, &wanted.state):
         if not likely(cas128_acq_rel(cell, seen, wanted)):
-            return UNDECIDED
+            return LOST
         verdict.state = wanted.state
         verdict.outcome = ALLOWED
         return ALLOWED
@@ -146,8 +147,8 @@ cdef inline Outcome table_try(
 # Start fetching the lines of a key's probe set other than its home line.
 cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil
 
-# Every other case. Decides whatever table_try could not, from the clock reading in `verdict` on, and never leaves
-# UNDECIDED. An insertion takes a later reading and leaves that in `verdict`.
+# Every other case. Decides whatever table_try could not, from the clock reading in `verdict` on: ALLOWED or DENIED.
+# An insertion takes a later reading and leaves that in `verdict`.
 cdef void table_decide(
     const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
     const void* parameters, Verdict* verdict, Events* events,

@@ -133,10 +133,10 @@ cdef PenstockCell* find_member(const ProbeSet* probe, uint64_t tag) noexcept nog
     return find_in_line(probe_line(probe, 0), tag)
 
 
-cdef inline bint is_stale_claim(uint64_t claim_id, uint64_t now_ns) noexcept nogil:
+cdef inline bint is_fresh_claim(uint64_t claim_id, uint64_t now_ns) noexcept nogil:
     cdef uint64_t age = ((now_ns >> CLAIM_STAMP_UNIT_BITS) - (claim_id >> CLAIM_STAMP_SHIFT)) & CLAIM_STAMP_MASK
-    # The upper half of the range: the claim was stamped by a process whose reading was later than ours.
-    return CLAIM_LIFE <= age <= CLAIM_STAMP_MASK // 2
+    # A little below zero: the claim was stamped by a process whose reading was later than ours.
+    return age < CLAIM_LIFE or age > CLAIM_STAMP_MASK - CLAIM_LIFE
 
 
 cdef uint64_t expiry_of(PenstockCell cell, uint64_t now_ns) noexcept nogil:
@@ -144,7 +144,7 @@ cdef uint64_t expiry_of(PenstockCell cell, uint64_t now_ns) noexcept nogil:
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << PENSTOCK_KIND_BITS) - 1)
     if kind == PENSTOCK_KIND_TAT:
         return plausible(cell.state)
-    if kind == PENSTOCK_KIND_CLAIM and not is_stale_claim(cell.state, now_ns):
+    if kind == PENSTOCK_KIND_CLAIM and is_fresh_claim(cell.state, now_ns):
         return ~<uint64_t>0
     return 0
 

@@ -3,7 +3,7 @@ from libc.stdint cimport uint8_t, uint64_t
 
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Limiter
-from penstock.core.table cimport Events, Outcome, Verdict
+from penstock.core.table cimport UNDECIDED, Events, Outcome, Verdict
 
 
 # What one request asks of a bucket.
@@ -27,6 +27,8 @@ cdef struct Batch:
     uint64_t* tags
     Draw* draws                  # NULL: every cost is 1
     uint8_t* results
+    uint64_t claim_stripe        # of one counter line, with its sequence, whatever becomes of the limiter's meanwhile
+    uint64_t* claim_sequence
 
 
 cdef class TokenBucket(Limiter):
@@ -38,7 +40,7 @@ cdef class TokenBucket(Limiter):
     cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1
     cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1
     cdef int shape_of(self, object rate, object burst, Shape* shape) except -1
-    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) noexcept
+    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED
     cdef Decision peek_shape(self, object key, const Shape* shape, const Draw* draw)
     cdef int hash_batch(self, list keys, const Batch* batch, bint defer) except -1
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil

@@ -24,7 +24,7 @@ from penstock.core.native cimport (
     PENSTOCK_KIND_TAT, PenstockCell, PenstockHashKey, list_items, multiply_divide_up, prefetch,
 )
 from penstock.core.table cimport (
-    ALLOWED, UNDECIDED, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
+    ALLOWED, LOST, UNDECIDED, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
     prefetch_away, table_amend, table_decide, table_now, table_peek, table_remove, table_try,
     table_try_cell,
 )
@@ -37,6 +37,7 @@ from penstock.rate import as_rate
 
 # 73 years: with a segment time of as much, no state reaches TIME_BITS.
 cdef object MAX_TOLERANCE_NS = 2**61 - 1
+cdef str SHORTENED = "the list of keys was shortened while it was read"
 
 cdef enum:
     BATCH_ON_STACK = 256                 # keys of a batch that need no allocation
@@ -65,8 +66,12 @@ cdef bint give_back(
     return True
 
 
+cdef inline uint64_t tag_of_hash(uint64_t key_hash) noexcept nogil:
+    return fingerprint_of(key_hash) | PENSTOCK_KIND_TAT
+
+
 cdef inline uint64_t tag_of(object key, PenstockHashKey hash_key) except 0:
-    return fingerprint_of(hash_key_of(key, hash_key)) | PENSTOCK_KIND_TAT
+    return tag_of_hash(hash_key_of(key, hash_key))
 
 
 cdef int64_t whole_cost(object cost) except -1:
@@ -172,15 +177,19 @@ cdef class TokenBucket(Limiter):
         draw.room_ns = shape.tolerance_ns - draw.increment_ns
         return 0
 
-    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) noexcept:
+    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED:
         """One decision and its counting."""
         cdef Events events
+        cdef Outcome outcome
+        self.check_bound()
         # The cell is on its way while the clock is read: that takes as long as half a cache miss.
         prefetch(home_line(&self.table, tag))
         verdict.now_ns = table_now(&self.table)
         verdict.full = False
-        if table_try(&self.table, tag, verdict.now_ns, take, draw, verdict) == UNDECIDED:
-            events.inserted = events.evicted = events.full = events.cas_retries = 0
+        outcome = table_try(&self.table, tag, verdict.now_ns, take, draw, verdict)
+        if outcome > ALLOWED:
+            events.inserted = events.evicted = events.full = 0
+            events.cas_retries = outcome == LOST
             table_decide(
                 &self.table, tag, self.claim_stripe, &self.counters.claims, take, draw, verdict, &events)
             self.count_events(&events)
@@ -194,7 +203,6 @@ cdef class TokenBucket(Limiter):
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
         cdef Verdict verdict
-        self.check_bound()
         return self.decide(tag_of(key, self.hash_key), &self.unit, &verdict) == ALLOWED
 
     @cython.binding(False)
@@ -210,7 +218,6 @@ cdef class TokenBucket(Limiter):
         cdef Verdict verdict
         cdef Draw draw
         cdef Shape shape
-        self.check_bound()
         self.shape_for_call(rate, burst, &shape)
         self.draw(cost, &shape, &draw)
         if draw.increment_ns == 0:
@@ -225,9 +232,11 @@ cdef class TokenBucket(Limiter):
         cdef Verdict verdict
         cdef uint64_t next_tat_ns
         cdef bint allowed
+        cdef uint64_t tag = tag_of(key, self.hash_key)
+        self.check_bound()
         verdict.full = False
         verdict.now_ns = table_now(&self.table)
-        verdict.state = table_peek(&self.table, tag_of(key, self.hash_key))
+        verdict.state = table_peek(&self.table, tag)
         allowed = take(verdict.state, verdict.now_ns, draw, &next_tat_ns)
         verdict.state = max(verdict.state, verdict.now_ns)
         return allowed_decision(shape, &verdict) if allowed else denied_decision(shape, draw, &verdict)
@@ -235,11 +244,11 @@ cdef class TokenBucket(Limiter):
     def peek(self, key, cost=1, *, rate=None, burst=None):
         """What `hit` with the same arguments would decide now, without charging or counting anything.
 
-        ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is.
+        ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is. Only
+        ``hit`` finds out that a new key has no room, so here ``on_full`` doesn't come in.
         """
         cdef Draw draw
         cdef Shape shape
-        self.check_bound()
         self.shape_for_call(rate, burst, &shape)
         self.draw(cost, &shape, &draw)
         return self.peek_shape(key, &shape, &draw)
@@ -249,19 +258,21 @@ cdef class TokenBucket(Limiter):
         cdef Draw draw
         cdef Shape shape
         cdef Events events
-        self.check_bound()
+        cdef uint64_t tag = tag_of(key, self.hash_key)
         self.shape_for_call(rate, burst, &shape)
         self.draw(cost, &shape, &draw)
+        self.check_bound()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        table_amend(&self.table, tag_of(key, self.hash_key), table_now(&self.table), give_back, &draw, &events)
+        table_amend(&self.table, tag, table_now(&self.table), give_back, &draw, &events)
         self.count_events(&events)
 
     def reset(self, key):
         """Forget `key`: its next request meets a full bucket."""
         cdef Events events
+        cdef uint64_t tag = tag_of(key, self.hash_key)
         self.check_bound()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        table_remove(&self.table, tag_of(key, self.hash_key), &events)
+        table_remove(&self.table, tag, &events)
         self.count_events(&events)
 
     def allow_many(self, keys, costs=None):
@@ -278,13 +289,12 @@ cdef class TokenBucket(Limiter):
         cdef Batch batch
         cdef Events events
         cdef uint64_t allowed
+        cdef uint64_t generation
         batch.size = PyList_GET_SIZE(key_list)
         batch.keys = NULL
         batch.tags = tags_on_stack
         batch.draws = NULL
         batch.results = results_on_stack
-        self.check_bound()
-        cdef uint64_t generation = self.bound_generation
         if costs is not None:
             costs = list(costs)
             if len(costs) != batch.size:
@@ -301,6 +311,10 @@ cdef class TokenBucket(Limiter):
                 for i, cost in enumerate(costs):
                     self.draw(cost, &self.shape, &batch.draws[i])
             self.hash_batch(key_list, &batch, with_gil)
+            self.check_bound()
+            generation = self.bound_generation
+            batch.claim_stripe = self.claim_stripe
+            batch.claim_sequence = &self.counters.claims
             if with_gil:
                 batch.keys = list_items(key_list)
                 allowed = self.decide_batch(&batch, &events)
@@ -308,9 +322,8 @@ cdef class TokenBucket(Limiter):
                 with nogil:
                     allowed = self.decide_batch(&batch, &events)
             if generation != self.generation[0]:
-                # Another thread closed the store meanwhile: this line may be another process's now.
-                self.counters = self.segment.shared_counter_line(self.number)
-                self.counters_are_shared = True
+                # Another thread closed a store meanwhile. If it was this one, its line may be another process's now.
+                self.bind_shared()
             self.count(&self.counters.allowed, allowed)
             self.count(&self.counters.denied, batch.size - allowed)
             self.count_events(&events)
@@ -327,6 +340,9 @@ cdef class TokenBucket(Limiter):
         waits for CASes."""
         cdef PyObject** items = list_items(keys)
         cdef Py_ssize_t i = 0
+        # Reading the costs may have run Python code too.
+        if PyList_GET_SIZE(keys) < batch.size:
+            raise RuntimeError(SHORTENED)
         while defer and i < batch.size and is_ascii_text(items[i]):
             batch.tags[i] = 0
             i += 1
@@ -339,9 +355,13 @@ cdef class TokenBucket(Limiter):
                 prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD) + 63)
             elif i >= PyList_GET_SIZE(keys):
                 break
-            batch.tags[i] = tag_of(<object>PyList_GET_ITEM(keys, i), self.hash_key)
+            # Without taking a reference, which would write to every key's memory: no Python code runs in between.
+            if is_ascii_text(PyList_GET_ITEM(keys, i)):
+                batch.tags[i] = tag_of_hash(hash_ascii_text(PyList_GET_ITEM(keys, i), self.hash_key))
+            else:
+                batch.tags[i] = tag_of(<object>PyList_GET_ITEM(keys, i), self.hash_key)
         if PyList_GET_SIZE(keys) < batch.size:
-            raise RuntimeError("the list of keys was shortened while it was read")
+            raise RuntimeError(SHORTENED)
         return 0
 
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
@@ -359,6 +379,7 @@ cdef class TokenBucket(Limiter):
         cdef uint64_t allowed = 0
         cdef Verdict verdict
         cdef PenstockCell* cell
+        cdef Outcome outcome
         cdef Py_ssize_t i
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         for i in range(min(batch.size, CELLS_AHEAD)):
@@ -378,10 +399,14 @@ cdef class TokenBucket(Limiter):
                 batch.results[i] = take(table_peek(&table, tags[i]), now_ns, draw, &verdict.state)
             else:
                 cell = cells[i % CELLS_AHEAD]
-                if cell == NULL or table_try_cell(cell, tags[i], now_ns, take, draw, &verdict) == UNDECIDED:
+                outcome = UNDECIDED
+                if cell != NULL:
+                    outcome = table_try_cell(cell, tags[i], now_ns, take, draw, &verdict)
+                if outcome > ALLOWED:
+                    events.cas_retries += outcome == LOST
                     verdict.now_ns = now_ns
                     table_decide(
-                        &table, tags[i], self.claim_stripe, &self.counters.claims, take, draw, &verdict, events)
+                        &table, tags[i], batch.claim_stripe, batch.claim_sequence, take, draw, &verdict, events)
                 batch.results[i] = verdict.outcome == ALLOWED
             allowed += batch.results[i]
         return allowed
@@ -392,7 +417,7 @@ cdef inline void fetch_home(
 ) noexcept nogil:
     """Hash key i, if that was left to do, and start fetching its home line."""
     if batch.tags[i] == 0:
-        batch.tags[i] = fingerprint_of(hash_ascii_text(batch.keys[i], hash_key)) | PENSTOCK_KIND_TAT
+        batch.tags[i] = tag_of_hash(hash_ascii_text(batch.keys[i], hash_key))
     prefetch(home_line(table, batch.tags[i]))
 
 
