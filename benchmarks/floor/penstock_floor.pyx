@@ -93,9 +93,9 @@ cdef class Region:
         cdef bint swapped = True
         cdef bint dependent = order == "dependent"
         cdef bint prefetched = order == "prefetched"
-        cdef Py_ssize_t i
+        cdef Py_ssize_t _turn
         with nogil:
-            for i in range(count):
+            for _turn in range(count):
                 if prefetched:
                     prefetch(cell_at(cells, cell_count, position + CELLS_AHEAD))
                 cell = cell_at(cells, cell_count, position)

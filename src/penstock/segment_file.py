@@ -46,7 +46,6 @@ BYTES_PER_KEY: Final = 21
 LOCK_TIMEOUT: Final = 30.0
 MAX_AGE_NS: Final = 2**61
 CLEARED_AT_ONCE: Final = 2**20
-HUGE_PAGE: Final = 2**21
 CLOCK_NAMES: Final = {layout.CLOCK_MONOTONIC: "monotonic", layout.CLOCK_MANUAL: "manual"}
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SEAL: Final = struct.Struct("<II")  # the header's checksum and state
@@ -334,8 +333,6 @@ def _create(wanted: _Wanted, fd: int) -> Header:
         os.pwrite(fd, header.pack(layout.STATE_CREATING), 0)
         if size == 0:
             os.ftruncate(fd, header.segment_size)
-            for start in range(0, header.segment_size, HUGE_PAGE):
-                os.posix_fallocate(fd, start, 1)
             with contextlib.suppress(OSError):
                 use_huge_pages(fd, header.segment_size)
         os.posix_fallocate(fd, 0, header.segment_size)

@@ -4,7 +4,6 @@ from penstock.store import Store
 
 @disjoint_base
 class Limiter:
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def store(self) -> Store: ...
     @property

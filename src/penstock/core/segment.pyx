@@ -8,7 +8,8 @@ from libc.string cimport memcpy
 
 from penstock.core.native cimport (
     PENSTOCK_CLOCK_MANUAL, PenstockCell, PenstockCounterLine, PenstockHeader, PenstockLimiterEntry, cas_acq_rel,
-    load_acquire, next_generation as native_next_generation, penstock_forks, penstock_generation, siphash13, store_release, watch_forks,
+    load_acquire, next_generation as native_next_generation, penstock_forks, penstock_generation, siphash13,
+    store_release, watch_forks,
 )
 from penstock.core.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
 
@@ -21,6 +22,10 @@ cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t size)
     int madvise(void* address, size_t size, int advice)
+
+
+cdef extern from "<fcntl.h>" nogil:
+    int posix_fallocate(int fd, long offset, long size)
 
 
 cdef enum:
@@ -52,13 +57,17 @@ cdef char* map_aligned(int fd, size_t size) except NULL:
 
 
 def use_huge_pages(int fd, size_t size):
-    """Ask for huge pages for a file of `size` bytes. Only a wish: not every system grants it.
+    """Ask for huge pages for a file of `size` bytes that has no pages yet. Raises OSError if there is no room.
 
-    A stretch becomes one huge page if it has at least one small one already, and faster the fewer of them it has.
+    A stretch becomes one huge page only if it has at least one small one, and fastest if it has no other.
     """
+    cdef size_t start
+    cdef int refusal
     cdef char* address
-    if size < HUGE_PAGE:
-        return
+    for start in range(0, size, HUGE_PAGE):
+        refusal = posix_fallocate(fd, start, 1)
+        if refusal != 0:
+            raise OSError(refusal, "no room for a page")
     address = map_aligned(fd, size)
     with nogil:
         madvise(address, size // HUGE_PAGE * HUGE_PAGE, MADV_COLLAPSE)

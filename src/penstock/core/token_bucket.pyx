@@ -140,6 +140,10 @@ cdef class TokenBucket(Limiter):
         self.burst = self.shape.burst
         self.draw(1, &self.shape, &self.unit)
 
+    def __init__(self, store, name, rate, burst=None):
+        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
+        pass
+
     cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
         """The limiter's own shape, or the one that a call brings along."""
         if rate is not None:
@@ -244,8 +248,8 @@ cdef class TokenBucket(Limiter):
     def peek(self, key, cost=1, *, rate=None, burst=None):
         """What `hit` with the same arguments would decide now, without charging or counting anything.
 
-        ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is. Only
-        ``hit`` finds out that a new key has no room, so here ``on_full`` doesn't come in.
+        ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is.
+        Only ``hit`` finds out that a new key has no room, so here ``on_full`` doesn't come in.
         """
         cdef Draw draw
         cdef Shape shape
