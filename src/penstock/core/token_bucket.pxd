@@ -42,5 +42,5 @@ cdef class TokenBucket(Limiter):
     cdef int shape_of(self, object rate, object burst, Shape* shape) except -1
     cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED
     cdef Decision peek_shape(self, object key, const Shape* shape, const Draw* draw)
-    cdef int hash_batch(self, list keys, const Batch* batch, bint defer) except -1
+    cdef int hash_batch(self, list keys, const Batch* batch) except -1
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil

@@ -37,13 +37,12 @@ from penstock.rate import as_rate
 
 # 73 years: with a segment time of as much, no state reaches TIME_BITS.
 cdef object MAX_TOLERANCE_NS = 2**61 - 1
-cdef str SHORTENED = "the list of keys was shortened while it was read"
 
 cdef enum:
     BATCH_ON_STACK = 256                 # keys of a batch that need no allocation
     KEYS_AHEAD = 16                      # how far the next keys' objects are fetched ahead of hashing
     CELLS_AHEAD = 32                     # how far the next cells are fetched ahead of deciding
-    KEYS_PER_READING = 64                # a batch reads the clock once for so many keys
+    KEYS_PER_READING = 256               # a batch reads the clock once for so many keys: every 10 microseconds or so
     KEYS_WITH_GIL = 1024                 # a larger batch lets other threads run while it decides
 
 
@@ -314,13 +313,15 @@ cdef class TokenBucket(Limiter):
             if batch.draws != NULL:
                 for i, cost in enumerate(costs):
                     self.draw(cost, &self.shape, &batch.draws[i])
-            self.hash_batch(key_list, &batch, with_gil)
+            if with_gil and all_ascii_text(key_list, batch.size):
+                batch.keys = list_items(key_list)
+            else:
+                self.hash_batch(key_list, &batch)
             self.check_bound()
             generation = self.bound_generation
             batch.claim_stripe = self.claim_stripe
             batch.claim_sequence = &self.counters.claims
             if with_gil:
-                batch.keys = list_items(key_list)
                 allowed = self.decide_batch(&batch, &events)
             else:
                 with nogil:
@@ -339,33 +340,21 @@ cdef class TokenBucket(Limiter):
                 PyMem_Free(batch.results)
             PyMem_Free(batch.draws)
 
-    cdef int hash_batch(self, list keys, const Batch* batch, bint defer) except -1:
-        """The tag of every key; or 0, with `defer` and if all are ASCII text, which `decide_batch` then hashes while it
-        waits for CASes."""
-        cdef PyObject** items = list_items(keys)
-        cdef Py_ssize_t i = 0
-        # Reading the costs may have run Python code too.
-        if PyList_GET_SIZE(keys) < batch.size:
-            raise RuntimeError(SHORTENED)
-        while defer and i < batch.size and is_ascii_text(items[i]):
-            batch.tags[i] = 0
-            i += 1
-        if defer and i == batch.size:
-            return 0
+    cdef int hash_batch(self, list keys, const Batch* batch) except -1:
+        """The tag of every key."""
+        cdef Py_ssize_t i
         for i in range(batch.size):
-            # An exotic key's error handler may run Python code, and that code may shorten the list.
+            # Reading the costs may have run Python code, and hashing an odd key may: it may have shortened the list.
             if i + KEYS_AHEAD < PyList_GET_SIZE(keys):
                 prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD))
                 prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD) + 63)
             elif i >= PyList_GET_SIZE(keys):
-                break
+                raise RuntimeError("the list of keys was shortened while it was read")
             # Without taking a reference, which would write to every key's memory: no Python code runs in between.
             if is_ascii_text(PyList_GET_ITEM(keys, i)):
                 batch.tags[i] = tag_of_hash(hash_ascii_text(PyList_GET_ITEM(keys, i), self.hash_key))
             else:
                 batch.tags[i] = tag_of(<object>PyList_GET_ITEM(keys, i), self.hash_key)
-        if PyList_GET_SIZE(keys) < batch.size:
-            raise RuntimeError(SHORTENED)
         return 0
 
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
@@ -416,11 +405,23 @@ cdef class TokenBucket(Limiter):
         return allowed
 
 
+cdef bint all_ascii_text(list keys, Py_ssize_t size) noexcept:
+    """Whether `decide_batch` may hash these keys itself, while it waits for CASes: that runs no Python code."""
+    cdef PyObject** items = list_items(keys)
+    cdef Py_ssize_t i
+    if PyList_GET_SIZE(keys) < size:
+        return False
+    for i in range(size):
+        if not is_ascii_text(items[i]):
+            return False
+    return True
+
+
 cdef inline void fetch_home(
     const Table* table, const Batch* batch, Py_ssize_t i, PenstockHashKey hash_key
 ) noexcept nogil:
     """Hash key i, if that was left to do, and start fetching its home line."""
-    if batch.tags[i] == 0:
+    if batch.keys != NULL:
         batch.tags[i] = tag_of_hash(hash_ascii_text(batch.keys[i], hash_key))
     prefetch(home_line(table, batch.tags[i]))
 
