@@ -166,13 +166,11 @@ def plain(lines: list[list[str]]) -> str:
 def machine(busy: float) -> list[tuple[str, str]]:
     cpu_info = Path("/proc/cpuinfo").read_text()
     model = next((line.split(":", 1)[1].strip() for line in cpu_info.splitlines() if line.startswith("model name")), "")
-    huge = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     return [
         ("processor", f"{model or platform.processor()}, {len(os.sched_getaffinity(0))} cores"),
         ("virtual", "yes" if " hypervisor" in cpu_info else "no sign of it"),
         ("kernel", f"{platform.system()} {platform.release()} {platform.machine()}"),
         ("clock source", Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()),
-        ("huge pages for shared memory", huge.read_text().split("[")[1].split("]")[0] if huge.exists() else "unknown"),
         ("cores busy with other things at the start", f"{busy:.1f}"),
         ("Python", f"{platform.python_implementation()} {platform.python_version()}, {platform.python_compiler()}"),
     ]

@@ -3,7 +3,8 @@
  *
  *   spin -a insertion.pml && cc -O2 -DSAFETY -DCOLLAPSE -o pan pan.c && ./pan -m400000
  *
- * -DNOSCAN leaves out the scan, -DPLAINPROMOTE promotes without checking the claim's id: both must be caught.
+ * -DNOSCAN leaves out the scan, -DPLAINPROMOTE promotes without checking the claim's id, -DEVICTSELF lets a request
+ * evict the member of its own key that came after it had looked: all must be caught.
  */
 #ifndef C
 #define C 3
@@ -64,6 +65,12 @@ restart:
             v = c[i];
             if
             :: v == EMPTY || v == EXPX || v == LIVEX -> if :: have = 1; pos = i; w = v :: skip fi
+            :: v >= MEM ->
+#ifdef EVICTSELF
+                if :: have = 1; pos = i; w = v :: skip fi
+#else
+                goto restart
+#endif
             :: else -> skip
             fi;
             i++

@@ -67,7 +67,7 @@ class Rate:
         if limit < 1:
             raise InvalidRate(f"a rate allows at least 1 per period, not {shown(limit)}; {_FORMS}")
         if not 1 <= period_ns <= MAX_PERIOD_NS:
-            raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {shown(period)} seconds")
+            raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {shown(period_ns)} ns")
         if limit > period_ns or limit > MAX_LIMIT:
             raise InvalidRate(
                 f"{shown(limit)} per {_period_text(period_ns)} is too fast: the clock has nanoseconds, so a rate is "

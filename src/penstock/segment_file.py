@@ -167,12 +167,19 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
                     stacklevel=3,
                 )
         except OSError as error:
-            os.close(fd)
+            _let_go(fd)
             raise _not_opened(wanted, error) from None
         except BaseException:
-            os.close(fd)
+            _let_go(fd)
             raise
         return SegmentFile(fd, header)
+
+
+def _let_go(fd: int) -> None:
+    """Unlock and close: were it only closed, a child that another thread forked meanwhile would keep the lock."""
+    with contextlib.suppress(OSError):
+        file_locks.unlock(fd, 0, layout.HEADER.size)
+    os.close(fd)
 
 
 def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
@@ -263,7 +270,8 @@ def _not_opened(wanted: _Wanted, error: OSError) -> SegmentError:
             UntrustedSegment,
             found,
             f"one that uid {os.geteuid()} may read and write",
-            "share a store between users with Store(..., mode=0o660, group=...) in every process",
+            "share a store between users with Store(..., mode=0o660, group=...) in every process; a segment that was "
+            "made otherwise keeps its mode and group until it is removed (Store.unlink)",
         )
     if error.errno == errno.EOPNOTSUPP:
         return wanted.refuse(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import re
+import threading
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -74,7 +76,7 @@ class Store:
 
     `on_full` says what happens to a new key when there is no room near its place, which up to `keys` live keys is
     rarer than one insertion in 10,000: ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
-    request and ``"allow"`` allows it. Each is counted.
+    request and ``"allow"`` allows it. Each is counted. It is each process's own choice, not the segment's.
 
     `clock` is ``"monotonic"`` or a ``penstock.testing.ManualClock``.
 
@@ -121,14 +123,17 @@ class Store:
         return store
 
     @staticmethod
-    def unlink(name: str | None = None, *, path: str | os.PathLike[str] | None = None) -> None:
+    def unlink(
+        name: str | None = None, *, path: str | os.PathLike[str] | None = None, missing_ok: bool = False
+    ) -> None:
         """Remove the segment of that name or path. Who is attached keeps it; the next one makes a new one.
 
-        Raises ``FileNotFoundError`` if there is none.
+        Raises ``FileNotFoundError`` if there is none and that is not `missing_ok`.
         """
         if (name is None) == (path is None):
             raise ValueError("Store.unlink takes a name or a path")
-        os.unlink(_default_path(name) if name is not None else os.fspath(path))  # type: ignore[arg-type]
+        with contextlib.suppress(*[FileNotFoundError] if missing_ok else []):
+            os.unlink(_default_path(name) if name is not None else os.fspath(path))  # type: ignore[arg-type]
 
     def _attach(
         self,
@@ -145,7 +150,9 @@ class Store:
         self.closed = False
         # By number of forks: the file as this process opened it, which carries its locks, and the counter lines locked.
         self._files = {forks(): file.fd}
-        self._lines: dict[tuple[int, int], tuple[int]] = {}
+        self._lines: dict[tuple[int, int], int] = {}
+        self._locks: dict[int, threading.RLock] = {}
+        self._clock: ManualClock | None = None
         try:
             self._segment = Segment(
                 file.fd,
@@ -165,16 +172,21 @@ class Store:
                 "raise the process's limits (ulimit -v) or ask for fewer keys",
             ) from None
         if isinstance(clock, ManualClock):
+            self._clock = clock
             clock._bind(self._segment)
 
     def close(self) -> None:
         """Let go of the segment. Its limiters raise ``StoreClosed`` from now on; the segment itself stays."""
         if getattr(self, "closed", True):
             return
-        self.closed = True
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
+        with self._lock():
+            if not self.closed:
+                self.closed = True
+                for fd in self._files.values():
+                    os.close(fd)
+                self._files.clear()
+        if self._clock is not None:
+            self._clock._unbind(self._segment)
         next_generation()
 
     def __enter__(self) -> Self:
@@ -198,7 +210,7 @@ class Store:
     def stats(self) -> StoreStats:
         """Counts of every limiter, summed over all processes, and how full the store is.
 
-        Reads the whole table: about a millisecond per million keys. Needs no help from the processes counted.
+        Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted.
         """
         if self.closed:
             raise StoreClosed(f"{self!r} has no statistics any more")
@@ -232,10 +244,8 @@ class Store:
                     ) from None
         return names
 
-    def _limiter_number(self, name: str) -> int:
-        """For limiters: the number under which the segment knows `name`."""
-        if self.closed:
-            raise StoreClosed(f"{self!r} takes no limiters any more")
+    def _limiter_name(self, name: str) -> bytes:
+        """For limiters: `name` as the segment holds it."""
         try:
             encoded = name.encode() if isinstance(name, str) else b""
         except UnicodeEncodeError:
@@ -244,7 +254,13 @@ class Store:
             raise InvalidLimiter(
                 f"a limiter's name is text of 1 to {layout.LIMITER_NAME_BYTES} UTF-8 bytes, not {shown(name)}"
             )
-        number = self._segment.limiter_number(encoded)
+        return encoded
+
+    def _limiter_number(self, name: str) -> int:
+        """For limiters: the number under which the segment knows `name`."""
+        if self.closed:
+            raise StoreClosed(f"{self!r} takes no limiters any more")
+        number = self._segment.limiter_number(self._limiter_name(name))
         if number < 0:
             raise TooManyLimiters(
                 f"{self!r} has its {layout.LIMITER_CAPACITY} limiters, so {name!r} has no room: use keys instead of "
@@ -258,12 +274,10 @@ class Store:
         A line is owned by whoever holds the file lock on its bytes, so the kernel frees it when its owner ends, and
         the next owner goes on counting where the last one stopped: nothing is folded, and no sum ever falls.
         """
-        try:
-            line = self._own_line(number)
-        except OSError:
+        with self._lock():
             if self.closed:  # by another thread, meanwhile
-                raise StoreClosed(f"{self!r} was closed") from None
-            raise
+                raise StoreClosed(f"{self!r} was closed")
+            line = self._own_line(number)
         return (line, False) if line is not None else (layout.OWNED_COUNTER_LINES + number, True)
 
     def _own_line(self, number: int) -> int | None:
@@ -280,15 +294,15 @@ class Store:
             for line, limiter in enumerate(limiters):
                 if limiter != wanted:
                     continue
-                # The lock doesn't tell this process's threads and limiters apart; setdefault does.
-                mine = (number,)
-                if self._lines.setdefault((fork, line), mine)[0] != number:
+                # The file's lock doesn't tell this process's limiters apart.
+                if self._lines.get((fork, line), number) != number:
                     continue
-                if not file_locks.try_lock(fd, layout.COUNTERS_OFFSET + line * size, size):
-                    if self._lines.get((fork, line)) is mine:
-                        self._lines.pop((fork, line), None)
-                elif self._segment.take_counter_line(line, number):
-                    return line
+                start = layout.COUNTERS_OFFSET + line * size
+                if file_locks.try_lock(fd, start, size):
+                    if self._segment.take_counter_line(line, number):
+                        self._lines[fork, line] = number
+                        return line
+                    file_locks.unlock(fd, start, size)
         return None
 
     def _own_file(self, fork: int) -> int | None:
@@ -303,12 +317,14 @@ class Store:
         except OSError:
             # Most often a worker that gave up root: mapping and limits work, only its counters are shared.
             return None
-        if self._files.setdefault(fork, opened) != opened:
-            os.close(opened)
-        for old, fd in inherited:
-            if self._files.pop(old, None) is not None:
-                os.close(fd)
-        return self._files[fork]
+        self._files = {fork: opened}
+        for _, fd in inherited:
+            os.close(fd)
+        return opened
+
+    def _lock(self) -> threading.RLock:
+        """For what is done with the file, never for a decision. Of this process: a fork may happen while it is held."""
+        return self._locks.setdefault(forks(), threading.RLock())
 
 
 def _default_path(name: str) -> str:
@@ -335,7 +351,8 @@ def _clock_kind(clock: object) -> int:
 
 def _checked_mode(mode: int, group: str | int | None) -> int:
     if not isinstance(mode, int) or mode not in (0o600, 0o660):
-        raise ValueError(f"mode is 0o600 (this user) or 0o660 (with a group), not {shown(mode)}")
+        given = f"{mode:#o}" if isinstance(mode, int) else shown(mode)
+        raise ValueError(f"mode is 0o600 (this user) or 0o660 (with a group), not {given}")
     if group is not None and mode != 0o660:
         raise ValueError(f"group={group!r} needs mode=0o660: members of a group share a store by writing to it")
     return mode
@@ -345,6 +362,8 @@ def _gid(group: str | int | None) -> int:
     if group is None:
         return os.getegid()
     if isinstance(group, int):
+        if isinstance(group, bool) or not 0 <= group < 2**32 - 1:
+            raise ValueError(f"group is a group's name or number, not {shown(group)}")
         return group
     try:
         return grp.getgrnam(group).gr_gid

@@ -60,6 +60,10 @@ class ManualClock:
             self._set_ns(segment.now_ns())
         self._segments.insert(0, segment)
 
+    def _unbind(self, segment: Segment) -> None:
+        self._now_ns = self._read_ns()
+        self._segments = [bound for bound in self._segments if bound is not segment]
+
 
 def _to_ns(seconds: float) -> int:
     if not math.isfinite(seconds) or seconds < 0:

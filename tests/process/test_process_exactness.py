@@ -420,3 +420,28 @@ def _count_progress(me: int, name: str, progress: SharedNumbers) -> None:
 def _report(text: str) -> None:
     if soak_seconds():
         sys.stderr.write(f"\n{text}\n")
+
+
+def test_a_key_in_a_full_table_is_not_forgotten_for_itself(crew: Crew, name: str) -> None:
+    """All processes ask for each new key at one moment, and there is room for it only in place of another's."""
+    rounds, processes = 10_000, 4
+    with Store(name, keys=1) as store:
+        heavy = TokenBucket(store, "heavy", "1/year", burst=2)
+        for key in range(100_000):
+            heavy.hit(key, cost=2)
+        assert store.stats().live_keys == 1024
+        results = crew.run(processes, _ask_once_each, name, rounds, Meeting(processes))
+        stats = store.stats().limiters["fresh"]
+    # Only one key is new at a time, so nobody but itself could have cost it its place.
+    assert [sum(answers) for answers in zip(*results, strict=True)] == [1] * rounds
+    assert stats.evicted >= rounds
+
+
+def _ask_once_each(me: int, name: str, rounds: int, meeting: Meeting) -> list[bool]:
+    answers = []
+    with Store(name, keys=1) as store:
+        limiter = TokenBucket(store, "fresh", "1/hour", 1)
+        for key in range(rounds):
+            meeting.wait(me)
+            answers.append(limiter.allow(key))
+    return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -132,9 +133,22 @@ def test_a_wrong_cost_anywhere_leaves_nothing_charged(
 def test_keys_that_are_not_iterable(bucket: TokenBucket, keys: Any) -> None:
     with pytest.raises(TypeError):
         bucket.allow_many(keys)
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidCost, match="one cost for each key"):
         bucket.allow_many(["k"], 5)  # type: ignore[arg-type]
     assert bucket.peek("k").remaining == 3
+
+
+@pytest.mark.parametrize("key", ["abc", b"abc", ""])
+def test_one_key_is_not_a_batch(bucket: TokenBucket, key: Any) -> None:
+    with pytest.raises(InvalidKey, match="a list of keys"):
+        bucket.allow_many(key)
+
+
+def test_a_batch_of_one_fresh_key_gets_its_whole_burst(bucket: TokenBucket) -> None:
+    """The insertion reads the clock again; the batch must not go on with its older reading."""
+    with Store.private(keys=1) as store:
+        limiter = TokenBucket(store, "api", "1/hour", 100)
+        assert limiter.allow_many(["k"] * 101) == [True] * 100 + [False]
 
 
 def test_an_iterable_that_raises_leaves_nothing_charged(bucket: TokenBucket) -> None:
@@ -263,3 +277,28 @@ def test_threads_with_large_batches_share_one_limit(clock: ManualClock) -> None:
         assert sum(map(sum, answers)) == 5 * 3000
         total = store.stats().total
         assert (total.allowed, total.denied, total.inserted) == (5 * 3000, 3 * 3000, 3000)
+
+
+@pytest.mark.parametrize("change", ["clear", "replace"])
+def test_keys_that_change_while_the_limiter_takes_its_counters(in_child: Any, change: str) -> None:
+    """A limiter's first decision runs Python code, after which the keys must be looked at again."""
+
+    def run() -> bool:
+        with Store.private(keys=1000) as store:
+            limiter = TokenBucket(store, "api", "100/minute")
+            keys: list[Any] = [f"user:{n}" * 30 for n in range(200)]
+
+            def meddle(frame: Any, event: str, argument: Any) -> None:
+                if event == "call" and frame.f_code.co_name == "_counter_line":
+                    keys[:] = [] if change == "clear" else [5] * 200
+
+            sys.setprofile(meddle)
+            try:
+                answers = limiter.allow_many(keys)
+            except RuntimeError:
+                answers = []
+            finally:
+                sys.setprofile(None)
+            return answers == ([] if change == "clear" else [True] * 100 + [False] * 100)
+
+    assert in_child(run)

@@ -51,7 +51,7 @@ def test_signatures_of_a_limiters_methods(store: Store, method: str, signature: 
     [
         (Store, "name *keys *on_full *clock *mode *group *path"),
         (Store.private, "*keys *on_full *clock"),
-        (Store.unlink, "name *path"),
+        (Store.unlink, "name *path *missing_ok"),
         (Store.stats, "self"),
         (Store.close, "self"),
         (penstock.Rate, "limit period"),

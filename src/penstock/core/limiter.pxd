@@ -20,6 +20,7 @@ cdef class Limiter:
     cdef readonly str name
     cdef int number                          # position in the segment's list of limiters
 
+    cdef int enroll(self) except -1
     cdef int bind(self) except -1
     cdef int bind_shared(self) except -1
     cdef void count_events(self, const Events* events) noexcept

@@ -1,10 +1,11 @@
 """The base of all limiters: its place in a store, its counters, and what a fork does to them."""
 
 from penstock.core.keys cimport derive_key
+from penstock.core.segment cimport Segment
 from penstock.core.table cimport Events
 
 from penstock import layout
-from penstock.errors import StoreClosed
+from penstock.errors import StoreClosed, shown
 
 
 cdef class Limiter:
@@ -20,13 +21,19 @@ cdef class Limiter:
     def __cinit__(self, store, name, *args, **kwargs):
         if type(self) is Limiter:
             raise TypeError("Limiter is the base of the limiters: use TokenBucket")
+        if not isinstance(getattr(store, "_segment", None), Segment):
+            raise TypeError(f"the first argument of {type(self).__name__} is a Store, not {shown(store)}")
         self.store = store
         self.segment = store._segment
-        self.number = store._limiter_number(name)
+        self.hash_key = derive_key(self.segment.hash_key, store._limiter_name(name))
         self.name = name
         self.table = self.segment.table
-        self.hash_key = derive_key(self.segment.hash_key, name.encode())
         self.generation = self.segment.generation
+
+    cdef int enroll(self) except -1:
+        """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up."""
+        self.number = self.store._limiter_number(self.name)
+        return 0
 
     cdef int bind(self) except -1:
         cdef uint64_t generation = self.generation[0]

@@ -174,7 +174,7 @@ cdef class Segment:
         store_release(self.table.manual_ns, now_ns)
 
     def count_live(self):
-        """How many keys hold a state that still matters. Reads the whole table: about 1 ms per million keys."""
+        """How many keys hold a state that still matters. Reads the whole table: some ms per million keys."""
         cdef uint64_t live
         with nogil:
             live = table_count_live(&self.table, table_now(&self.table))

@@ -26,6 +26,9 @@ not promoted after that, or fails and reads again; or B was promoted before the 
 (unless the member has been evicted, reset or has expired since, and then it is no longer a member). So A and B are not
 both members at one time.
 
+*No key evicts itself.* Between a request's search for its key and its choice of a cell, another request may have
+inserted the key. The cell chosen is therefore never one with the key's own tag, and the CAS names what was seen there.
+
 *Progress.* A claim is removed only in favour of a member or of a claim at an earlier position of the same key, or
 when its stamp is old (below). Positions are finite, so some claim stands until it is promoted by whoever looks at it.
 
@@ -115,11 +118,16 @@ cdef inline PenstockCell* probe_cell(const ProbeSet* probe, int position) noexce
     return probe_line(probe, position // PENSTOCK_CELLS_PER_LINE) + position % PENSTOCK_CELLS_PER_LINE
 
 
-cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil:
-    cdef ProbeSet probe = probe_set(table, tag)
+cdef inline void prefetch_lines(const ProbeSet* probe) noexcept nogil:
+    """All lines but the home line, at once: to read them one after the other would be to wait for each."""
     cdef int line
     for line in range(1, PROBE_LINES):
-        prefetch(probe_line(&probe, line))
+        prefetch(probe_line(probe, line))
+
+
+cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    prefetch_lines(&probe)
 
 
 cdef PenstockCell* find_member(const ProbeSet* probe, uint64_t tag) noexcept nogil:
@@ -190,7 +198,7 @@ cdef Place choose_vacancy(
 
 cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
     """The earliest claim of a key."""
-    cdef Place place
+    cdef Place place = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
     cdef int position
     for position in range(PROBE_LINES * PENSTOCK_CELLS_PER_LINE):
         place.cell = probe_cell(probe, position)
@@ -251,6 +259,13 @@ cdef Insertion insert(
     cdef Place claim = find_claim(probe, tag)
     if claim.cell == NULL:
         claim = choose_vacancy(probe, now_ns, table.on_full == EVICT, &first_expiry_ns)
+        # No vacancy: somebody may have just taken the last one for this very key. Then it has a cell, and must neither
+        # lose it to itself, nor cost a neighbour's, nor be told that there is no room.
+        if claim.cell == NULL or expiry_of(claim.seen, now_ns) > now_ns:
+            if find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL:
+                return AGAIN
+        if claim.cell != NULL and claim.seen.tag == tag:
+            return AGAIN
         if claim.cell == NULL:
             # No expiry at all: the probe set is full of other keys' claims, which last CLAIM_LIFE at the most.
             if first_expiry_ns == ~<uint64_t>0:
@@ -292,6 +307,7 @@ cdef void table_decide(
     cdef PenstockCell* cell
     cdef PenstockCell seen
     cdef Insertion insertion
+    prefetch_lines(&probe)
     verdict.full = False
     while True:
         cell = find_member(&probe, tag)

@@ -31,7 +31,7 @@ from penstock.core.table cimport (
 
 import operator
 
-from penstock.errors import CostExceedsLimit, InvalidCost, InvalidLimiter, shown
+from penstock.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, shown
 from penstock.rate import as_rate
 
 
@@ -138,10 +138,14 @@ cdef class TokenBucket(Limiter):
         self.shape_of(self.rate, burst, &self.shape)
         self.burst = self.shape.burst
         self.draw(1, &self.shape, &self.unit)
+        self.enroll()
 
     def __init__(self, store, name, rate, burst=None):
         # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
         pass
+
+    def __repr__(self):
+        return f"<TokenBucket {self.name!r} {self.rate}, burst={self.burst}>"
 
     cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
         """The limiter's own shape, or the one that a call brings along."""
@@ -285,6 +289,8 @@ cdef class TokenBucket(Limiter):
         decided, or an exception is raised and none is charged. Not atomic: other processes' requests may come
         between. Faster than a loop of ``allow``, because cells are fetched ahead; large batches release the GIL.
         """
+        if isinstance(keys, (str, bytes)):
+            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
         cdef list key_list = keys if type(keys) is list else list(keys)
         cdef uint64_t[BATCH_ON_STACK] tags_on_stack
         cdef uint8_t[BATCH_ON_STACK] results_on_stack
@@ -298,6 +304,8 @@ cdef class TokenBucket(Limiter):
         batch.tags = tags_on_stack
         batch.draws = NULL
         batch.results = results_on_stack
+        if isinstance(costs, int):
+            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
         if costs is not None:
             costs = list(costs)
             if len(costs) != batch.size:
@@ -313,11 +321,14 @@ cdef class TokenBucket(Limiter):
             if batch.draws != NULL:
                 for i, cost in enumerate(costs):
                     self.draw(cost, &self.shape, &batch.draws[i])
+            # check_bound may run Python code, which may change the list: none may run between looking at keys that
+            # are to be hashed later, and that.
+            self.check_bound()
             if with_gil and all_ascii_text(key_list, batch.size):
                 batch.keys = list_items(key_list)
             else:
                 self.hash_batch(key_list, &batch)
-            self.check_bound()
+                self.check_bound()
             generation = self.bound_generation
             batch.claim_stripe = self.claim_stripe
             batch.claim_sequence = &self.counters.claims
@@ -400,6 +411,8 @@ cdef class TokenBucket(Limiter):
                     verdict.now_ns = now_ns
                     table_decide(
                         &table, tags[i], batch.claim_stripe, batch.claim_sequence, take, draw, &verdict, events)
+                    # An insertion has read the clock again; the key's next request must not be judged by an older one.
+                    now_ns = max(now_ns, verdict.now_ns)
                 batch.results[i] = verdict.outcome == ALLOWED
             allowed += batch.results[i]
         return allowed
