@@ -24,7 +24,7 @@ from penstock.core.native cimport (
     PENSTOCK_KIND_TAT, PenstockCell, PenstockHashKey, list_items, multiply_divide_up, prefetch,
 )
 from penstock.core.table cimport (
-    ALLOWED, LOST, UNDECIDED, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
+    ALLOWED, DENIED, LOST, UNDECIDED, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
     prefetch_away, table_amend, table_decide, table_now, table_peek, table_remove, table_try,
     table_try_cell,
 )
@@ -400,7 +400,7 @@ cdef class TokenBucket(Limiter):
             if batch.draws != NULL:
                 draw = &batch.draws[i]
             if draw.increment_ns == 0:
-                batch.results[i] = take(table_peek(&table, tags[i]), now_ns, draw, &verdict.state)
+                outcome = ALLOWED if take(table_peek(&table, tags[i]), now_ns, draw, &verdict.state) else DENIED
             else:
                 cell = cells[i % CELLS_AHEAD]
                 outcome = UNDECIDED
@@ -413,8 +413,9 @@ cdef class TokenBucket(Limiter):
                         &table, tags[i], batch.claim_stripe, batch.claim_sequence, take, draw, &verdict, events)
                     # An insertion has read the clock again; the key's next request must not be judged by an older one.
                     now_ns = max(now_ns, verdict.now_ns)
-                batch.results[i] = verdict.outcome == ALLOWED
-            allowed += batch.results[i]
+                    outcome = verdict.outcome
+            batch.results[i] = outcome == ALLOWED
+            allowed += outcome == ALLOWED
         return allowed
 
 
