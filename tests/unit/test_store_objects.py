@@ -22,6 +22,7 @@ from penstock import (
     StoreStats,
     TokenBucket,
     TooManyLimiters,
+    layout,
 )
 from penstock.testing import ManualClock
 
@@ -374,3 +375,20 @@ def test_statistics_are_values(store: Store) -> None:
     one = LimiterStats(1, 2, 3, 4, 5, 6)
     assert one + one == LimiterStats(2, 4, 6, 8, 10, 12)
     assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+def test_no_key_can_be_read_from_a_segment(store_name: str) -> None:
+    """Neither a key nor a fingerprint that another segment shares: the hash key is random per segment."""
+    key = "a-key-that-would-be-recognised"
+    cells = []
+    for _ in range(2):
+        with Store(store_name, keys=100) as store:
+            assert TokenBucket(store, "api", "1/hour").allow(key)
+            raw = store._segment.read(0, store.stats().bytes)
+            table = raw[layout.TABLE_OFFSET :]
+            cells.append({tag for tag, _ in layout.CELL.iter_unpack(table) if tag})
+        Store.unlink(store_name)
+        assert key.encode() not in raw
+        assert key.encode()[:8] not in raw
+    assert len(cells[0]) == len(cells[1]) == 1
+    assert cells[0] != cells[1]
