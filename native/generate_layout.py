@@ -97,7 +97,7 @@ def c_header(constants: dict, structs: list[Struct]) -> str:
     for s in structs:
         out += ["", f"/* {s.doc} */", f"typedef struct Penstock{s.name} {{"]
         out += [f"    {f.c_declaration} /* {f.doc} */" for f in s.fields]
-        alignment = 16 if s.size == 16 else 64
+        alignment = min(64, s.size)  # of a power of two bytes
         out.append(f"}} __attribute__((aligned({alignment}))) Penstock{s.name};")
         out.append(f'_Static_assert(sizeof(Penstock{s.name}) == {s.size}, "size of {s.name}");')
         out += [

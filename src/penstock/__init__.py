@@ -1,8 +1,16 @@
 """Rate limits shared by all processes of a host, decided in nanoseconds over shared memory."""
 
 from penstock._version import __version__
+from penstock.core.all_of import AllOf
+from penstock.core.bucketed_window import BucketedWindow
+from penstock.core.concurrency import Concurrency, Lease
 from penstock.core.decision import Decision
+from penstock.core.leaky_bucket import LeakyBucket
+from penstock.core.min_interval import MinInterval
+from penstock.core.reservation import Reservation
+from penstock.core.sliding_log import SlidingLog
 from penstock.core.token_bucket import TokenBucket
+from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import (
     ClockMismatch,
     CostExceedsLimit,
@@ -12,6 +20,7 @@ from penstock.errors import (
     InvalidKey,
     InvalidLimiter,
     InvalidRate,
+    LimitExceeded,
     PenstockError,
     SegmentBusy,
     SegmentError,
@@ -27,23 +36,34 @@ from penstock.rate import Rate
 from penstock.store import LimiterStats, Store, StoreStats
 
 __all__ = [
+    "AllOf",
+    "BucketedWindow",
     "ClockMismatch",
+    "Concurrency",
     "CostExceedsLimit",
     "DamagedSegment",
     "Decision",
+    "FixedWindow",
     "ForeignSegment",
     "InvalidCost",
     "InvalidKey",
     "InvalidLimiter",
     "InvalidRate",
+    "LeakyBucket",
+    "Lease",
+    "LimitExceeded",
     "LimiterStats",
+    "MinInterval",
     "PenstockError",
     "Rate",
+    "Reservation",
     "SegmentBusy",
     "SegmentError",
     "SegmentSizeWarning",
     "SegmentSpaceError",
     "SegmentVersionMismatch",
+    "SlidingLog",
+    "SlidingWindow",
     "Store",
     "StoreClosed",
     "StoreStats",

@@ -13,6 +13,7 @@ __all__ = [
     "InvalidKey",
     "InvalidLimiter",
     "InvalidRate",
+    "LimitExceeded",
     "PenstockError",
     "SegmentBusy",
     "SegmentError",
@@ -71,6 +72,23 @@ class CostExceedsLimit(PenstockError, ValueError):
         return (
             f"a cost of {shown(self.cost)} can never be allowed by limiter {self.limiter!r}, which allows at most "
             f"{self.limit} at once: raise its burst or split the request"
+        )
+
+
+class LimitExceeded(PenstockError):
+    """What a ``with`` block or a decorator raises when there was no permit in time.
+
+    Attributes: ``limiter`` (its name), ``limit``, ``retry_after`` (seconds after which asking again may succeed).
+    """
+
+    def __init__(self, limiter: str, limit: int, retry_after: float) -> None:
+        super().__init__(limiter, limit, retry_after)
+        self.limiter, self.limit, self.retry_after = limiter, limit, retry_after
+
+    def __str__(self) -> str:
+        return (
+            f"limiter {self.limiter!r} had no permit in time: it allows {self.limit}, and asking again may succeed "
+            f"after {self.retry_after:.3g} s"
         )
 
 

@@ -36,9 +36,10 @@ def unlock(fd: int, start: int, length: int) -> None:
 
 def lock_within(fd: int, start: int, length: int, timeout: float) -> bool:
     """Like ``try_lock``, but try for `timeout` seconds: a holder may be stopped and never give it back."""
-    deadline = time.monotonic() + timeout
+    # Not time.monotonic, which may be frozen for a test.
+    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + timeout
     while not try_lock(fd, start, length):
-        if time.monotonic() >= deadline:
+        if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
             return False
         time.sleep(0.005)
     return True

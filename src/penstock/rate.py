@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.errors import InvalidRate, shown
 
-__all__ = ["Rate", "as_rate"]
+__all__ = ["Rate", "as_period_ns", "as_rate"]
 
 NS: Final = 1_000_000_000
 MAX_LIMIT: Final = 2**40
@@ -40,6 +40,13 @@ _NUMBER: Final = r"\d{1,18}(?:_\d{1,18}){0,9}"
 _RATE: Final = re.compile(
     rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*",
     re.ASCII | re.IGNORECASE,
+)
+_PERIOD: Final = re.compile(
+    rf"\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*", re.ASCII | re.IGNORECASE
+)
+_PERIOD_FORMS: Final = (
+    'the accepted forms are "2s", "500 ms", "1.5 minutes", a number of seconds and a timedelta, with the units '
+    "ms, second, minute, hour, day, week and year"
 )
 _FORMS: Final = (
     'the accepted forms are "100/minute", "5 per 10 seconds", "5/10s" and Rate(5, 10), with the units '
@@ -77,16 +84,19 @@ class Rate:
         object.__setattr__(self, "period_ns", period_ns)
 
     @classmethod
+    def per_ns(cls, limit: int, period_ns: int) -> Rate:
+        """A rate whose period is a whole number of nanoseconds."""
+        return cls(limit, Fraction(period_ns, NS))  # type: ignore[arg-type]  # a Fraction keeps it exact
+
+    @classmethod
     def parse(cls, text: str) -> Rate:
         """Read ``"100/minute"``, ``"5 per 10 seconds"``, ``"5/10s"``."""
         match = _RATE.fullmatch(text)
         if match is None:
             raise InvalidRate(f"{shown(text)} is not a rate; {_FORMS}")
-        unit = match["unit"].lower()
-        unit = _ABBREVIATIONS.get(unit, unit.removesuffix("s"))
-        if unit not in _UNITS_NS:
+        period = _matched_period(match)
+        if period is None:
             raise InvalidRate(f"{shown(text)} is not a rate: there is no unit {shown(match['unit'])}; {_FORMS}")
-        period = Fraction((match["count"] or "1").replace("_", "")) * _UNITS_NS[unit] / NS
         return cls(int(match["limit"]), period)  # type: ignore[arg-type]  # a Fraction keeps it exact
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -123,6 +133,37 @@ def as_rate(rate: str | Rate) -> Rate:
 
 
 _parse = lru_cache(maxsize=1024)(Rate.parse)
+
+
+def as_period_ns(period: str | float | timedelta) -> int:
+    """A length of time in ns: text like ``"2s"``, a number of seconds or a ``timedelta``; from 1 ns to 10 years."""
+    if isinstance(period, str):
+        return _parse_period_ns(period)
+    return _checked_period_ns(_period_ns(period))
+
+
+@lru_cache(maxsize=1024)
+def _parse_period_ns(text: str) -> int:
+    match = _PERIOD.fullmatch(text)
+    period = _matched_period(match) if match else None
+    if period is None:
+        raise InvalidRate(f"{shown(text)} is not a length of time; {_PERIOD_FORMS}")
+    return _checked_period_ns(round(period * NS))
+
+
+def _checked_period_ns(period_ns: int) -> int:
+    if not 1 <= period_ns <= MAX_PERIOD_NS:
+        raise InvalidRate(f"a length of time is from 1 ns to 10 years, not {shown(period_ns)} ns; {_PERIOD_FORMS}")
+    return period_ns
+
+
+def _matched_period(match: re.Match[str]) -> Fraction | None:
+    """The seconds that `count` and `unit` of a match mean; None if there is no such unit."""
+    unit = match["unit"].lower()
+    unit = _ABBREVIATIONS.get(unit, unit.removesuffix("s"))
+    if unit not in _UNITS_NS:
+        return None
+    return Fraction((match["count"] or "1").replace("_", "")) * _UNITS_NS[unit] / NS
 
 
 def _period_ns(period: float | timedelta | Fraction) -> int:

@@ -46,7 +46,11 @@ BYTES_PER_KEY: Final = 21
 LOCK_TIMEOUT: Final = 30.0
 MAX_AGE_NS: Final = 2**61
 CLEARED_AT_ONCE: Final = 2**20
-CLOCK_NAMES: Final = {layout.CLOCK_MONOTONIC: "monotonic", layout.CLOCK_MANUAL: "manual"}
+CLOCK_NAMES: Final = {
+    layout.CLOCK_MONOTONIC: "monotonic",
+    layout.CLOCK_MANUAL: "manual",
+    layout.CLOCK_PYTHON: "Python (time.time)",
+}
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SEAL: Final = struct.Struct("<II")  # the header's checksum and state
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -89,7 +93,7 @@ class Header:
             advertised_keys=wanted.keys,
             group_count=group_count,
             clock_kind=wanted.clock_kind,
-            epoch_ns=time.monotonic_ns(),
+            epoch_ns=_monotonic_ns(),
             wall_epoch_ns=time.time_ns(),
             hash_key=(secrets.randbits(64), secrets.randbits(64)),
             boot_id=wanted.boot_id,
@@ -191,7 +195,7 @@ def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
         raise _not_opened(wanted, error) from None
     try:
         header = _create(wanted, fd)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except OSError as error:
         os.close(fd)
         raise _not_opened(wanted, error) from None
@@ -417,13 +421,13 @@ def _check_consistency(wanted: _Wanted, raw: bytes, checksum: int, state: int, s
             DamagedSegment, f"a header in state {state}", f"state {layout.STATE_READY} (ready)", _START_AGAIN
         )
     header = Header.unpack(raw)
-    if header.segment_size != size:
+    if size < header.segment_size:  # it may be larger: extents lie behind the table
         raise wanted.refuse(TruncatedSegment, f"{size} bytes", f"{header.segment_size} bytes", _START_AGAIN)
     whole = layout.TABLE_OFFSET + header.group_count * layout.GROUP_BYTES
-    if header.group_count < layout.MIN_GROUPS or whole != size or header.clock_kind not in CLOCK_NAMES:
+    if header.group_count < layout.MIN_GROUPS or whole != header.segment_size or header.clock_kind not in CLOCK_NAMES:
         raise wanted.refuse(
             DamagedSegment,
-            f"{header.group_count} groups and clock {header.clock_kind} in {size} bytes",
+            f"{header.group_count} groups and clock {header.clock_kind} in {header.segment_size} bytes",
             "numbers that fit each other",
             _START_AGAIN,
         )
@@ -451,9 +455,14 @@ def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header | None:
             stacklevel=5,
         )
         return None
-    rebased = replace(header, epoch_ns=(time.monotonic_ns() - elapsed_ns) % 2**64, boot_id=wanted.boot_id)
+    rebased = replace(header, epoch_ns=(_monotonic_ns() - elapsed_ns) % 2**64, boot_id=wanted.boot_id)
     os.pwrite(fd, rebased.pack(layout.STATE_READY), 0)
     return rebased
+
+
+def _monotonic_ns() -> int:
+    # Not time.monotonic_ns: what freezes the time for a test would freeze it here, and the segment's never would begin.
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 def _boot_id() -> bytes:

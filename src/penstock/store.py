@@ -6,7 +6,9 @@ import contextlib
 import grp
 import os
 import re
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -71,14 +73,16 @@ class Store:
     """Shared memory that holds the state of any number of limiters for all processes of the host.
 
     ``Store("shop", keys=1_000_000)`` creates ``/dev/shm/penstock-shop`` or attaches to it. `keys` is how many keys can
-    be live at once (a key is live while its state differs from a fresh key's); it takes 21 bytes per key and 84 KiB,
+    be live at once (a key is live while its state differs from a fresh key's); it takes 21 bytes per key and 92 KiB,
     all of it at once. The size of a segment that exists is kept; asking for another one warns.
 
     `on_full` says what happens to a new key when there is no room near its place, which up to `keys` live keys is
     rarer than one insertion in 10,000: ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
     request and ``"allow"`` allows it. Each is counted. It is each process's own choice, not the segment's.
 
-    `clock` is ``"monotonic"`` or a ``penstock.testing.ManualClock``.
+    `clock` is ``"monotonic"``, the host's; a ``penstock.testing.ManualClock``; or ``"time"``: what Python's
+    ``time.time`` says, so that libraries that freeze or move it move the limits too. It is asked before every
+    decision, and never goes back; for tests, as it is slower and follows every step of the wall clock.
 
     `mode` and `group` say who may share the store: by default only the user that created it, or root. With
     ``mode=0o660, group="www-data"`` in every process, all members of the group. `path` names the file instead of
@@ -96,7 +100,7 @@ class Store:
         *,
         keys: int,
         on_full: Literal["evict", "deny", "allow"] = "evict",
-        clock: Literal["monotonic"] | ManualClock = "monotonic",
+        clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
         mode: int = 0o600,
         group: str | int | None = None,
         path: str | os.PathLike[str] | None = None,
@@ -114,7 +118,7 @@ class Store:
         *,
         keys: int,
         on_full: Literal["evict", "deny", "allow"] = "evict",
-        clock: Literal["monotonic"] | ManualClock = "monotonic",
+        clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
     ) -> Self:
         """A store without a name, shared by this process and the children that it forks; gone with the last of them."""
         _check_options(keys, on_full, clock)
@@ -141,7 +145,7 @@ class Store:
         path: str | None,
         file: SegmentFile,
         on_full: str,
-        clock: Literal["monotonic"] | ManualClock,
+        clock: Literal["monotonic", "time"] | ManualClock,
     ) -> None:
         self.name = name
         self.path = path
@@ -159,6 +163,7 @@ class Store:
                 size=file.header.segment_size,
                 group_count=file.header.group_count,
                 epoch_ns=file.header.epoch_ns,
+                wall_epoch_ns=file.header.wall_epoch_ns,
                 clock_kind=file.header.clock_kind,
                 hash_key=file.header.hash_key,
                 on_full=on_full,
@@ -197,8 +202,9 @@ class Store:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():  # then the modules that closing needs may be gone, and the kernel closes
+            self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"keys={self.keys}, on_full={self.on_full!r}"
@@ -227,6 +233,12 @@ class Store:
             bytes=self._segment.size,
             limiters={name: by_number[number] for number, name in self._limiter_names().items()},
         )
+
+    def _now_ns(self) -> int:
+        """For waiters: the segment's time."""
+        if self.closed:
+            raise StoreClosed(f"{self!r} has no time any more")
+        return self._segment.now_ns()
 
     def _limiter_names(self) -> dict[int, str]:
         raw = self._segment.read(layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY * layout.LIMITER_ENTRY.size)
@@ -341,12 +353,14 @@ def _check_options(keys: int, on_full: str, clock: object) -> None:
         raise ValueError(f"keys is a whole number from 1 to 2**36, not {shown(keys)}")
     if on_full not in ("evict", "deny", "allow"):
         raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {shown(on_full)}")
-    if clock != "monotonic" and not isinstance(clock, ManualClock):
-        raise ValueError(f"clock is 'monotonic' or a penstock.testing.ManualClock, not {shown(clock)}")
+    if not isinstance(clock, ManualClock) and clock not in ("monotonic", "time"):
+        raise ValueError(f"clock is 'monotonic', 'time' or a penstock.testing.ManualClock, not {shown(clock)}")
 
 
 def _clock_kind(clock: object) -> int:
-    return layout.CLOCK_MANUAL if isinstance(clock, ManualClock) else layout.CLOCK_MONOTONIC
+    if isinstance(clock, ManualClock):
+        return layout.CLOCK_MANUAL
+    return layout.CLOCK_PYTHON if clock == "time" else layout.CLOCK_MONOTONIC
 
 
 def _checked_mode(mode: int, group: str | int | None) -> int:

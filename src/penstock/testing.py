@@ -1,19 +1,41 @@
-"""What tests of code that uses penstock need."""
+"""What tests of code that uses penstock need.
+
+A limiter for one test: ``Store.private(keys=..., clock=ManualClock())``; with pytest, the fixtures ``penstock_store``
+and ``penstock_clock`` (see ``pytest_penstock``), which are there wherever penstock is installed.
+
+An application that makes its stores where it is imported: import it under ``private_stores``, and call ``reset_store``
+before each test.
+
+Tests that move Python's time themselves (freezegun, time-machine, a patched ``time.time``): ``clock="time"``, in the
+application or from ``private_stores("time")``. Limits then follow ``time.time``, to the microsecond, but never back:
+call ``reset_store`` when the time has been frozen earlier than it was, and when it is itself again. A ``wait`` sleeps
+in real time; for a window that never ends, until its timeout. freezegun gives the real time to what ``threading`` and
+some other modules call directly, and stops asyncio's sleep unless it is told ``real_asyncio=True``; time-machine does
+neither. A decision asks Python for the time first, which makes it 0.2 microseconds slower, about four times as slow in
+all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from penstock import layout
 
 if TYPE_CHECKING:
     from penstock.core.segment import Segment
+    from penstock.store import Store
 
-__all__ = ["ManualClock"]
+__all__ = ["ManualClock", "private_stores", "reset_store"]
 
 NS: Final = 1_000_000_000
 # Half of the time that a segment can tell: the other half is for what lies ahead of now.
 MAX_NS: Final = 2**61
+CLEARED_AT_ONCE: Final = 2**20
 
 
 class ManualClock:
@@ -73,3 +95,90 @@ def _to_ns(seconds: float) -> int:
 
 def _refusal(seconds: float) -> str:
     return f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {seconds!r}"
+
+
+@contextlib.contextmanager
+def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) -> Iterator[None]:
+    """While it is entered, every ``Store`` that is made is one of this process and its forked children, with `clock`.
+
+    For applications that make their stores where they are imported::
+
+        clock = ManualClock()
+        with private_stores(clock):
+            import shop
+
+    Stores of one name (or path) are one store, as ever. Their names, modes and groups mean nothing outside; they have
+    room for `keys` keys if they ask for more. They stay as they are when the block is left. Enter it in one thread, and
+    not in itself.
+    """
+    import hashlib
+    import tempfile
+
+    from penstock.store import DIRECTORY, Store, _default_path
+
+    init, private, unlink = Store.__init__, Store.__dict__["private"], Store.__dict__["unlink"]
+
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", dir=DIRECTORY) as directory:
+
+        def stand_in(name: Any, path: str | os.PathLike[str] | None) -> str:
+            real = _default_path(name) if path is None else os.path.abspath(path)
+            return f"{directory}/{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}"
+
+        def make(store: Store, name: str, *, path: Any = None, **options: Any) -> None:
+            options["keys"] = min(options["keys"], keys)
+            init(store, name, **{**options, "mode": 0o600, "group": None, "clock": clock, "path": stand_in(name, path)})
+
+        def make_private(kind: type[Store], /, **options: Any) -> Store:
+            options["keys"] = min(options["keys"], keys)
+            made: Store = private.__func__(kind, **{**options, "clock": clock})
+            return made
+
+        def remove(name: str | None = None, *, path: Any = None, missing_ok: bool = False) -> None:
+            unlink.__func__(path=stand_in(name, path), missing_ok=missing_ok)
+
+        for attribute, value in {
+            "__init__": make,
+            "private": classmethod(make_private),
+            "unlink": staticmethod(remove),
+        }.items():
+            setattr(Store, attribute, value)
+        try:
+            yield
+        finally:
+            for attribute, value in {"__init__": init, "private": private, "unlink": unlink}.items():
+                setattr(Store, attribute, value)
+
+
+def reset_store(store: Store) -> None:
+    """Let every limiter of `store` forget all its keys and counts, so that the next test begins with a fresh one.
+
+    With ``clock="time"`` its time is ``time.time`` again, even if that is earlier; other clocks go on. What is
+    booked or held by then isn't any more. No process may be deciding meanwhile: for tests only.
+    """
+    from penstock.core.segment import forks
+    from penstock.errors import StoreClosed
+    from penstock.extents import ExtentShape
+
+    with store._lock():
+        fd = None if store.closed else store._own_file(forks())
+        if fd is None:
+            raise StoreClosed(f"{store!r} can't be reset by this process")
+        segment = store._segment
+        for number in range(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
+            line = layout.COUNTERS_OFFSET + number * layout.COUNTER_LINE.size
+            _clear(fd, line + layout.COUNTER_LINE_ALLOWED, line + layout.COUNTER_LINE.size)
+        _clear(fd, layout.TABLE_OFFSET, segment.size)
+        raw = segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
+        for identity, offset, size, keys in layout.EXTENT_ENTRY.iter_unpack(raw):
+            if identity:
+                shape = ExtentShape(keys, 0)
+                # The cells behind those in use stay blocked.
+                _clear(fd, offset, offset + shape.used_cells * layout.CELL.size)
+                _clear(fd, offset + shape.group_count * layout.GROUP_BYTES, offset + size)
+        if segment.follows_python:
+            _clear(fd, layout.HEADER_MANUAL_NS, layout.HEADER_MANUAL_NS + 8)
+
+
+def _clear(fd: int, start: int, end: int) -> None:
+    for position in range(start, end, CLEARED_AT_ONCE):
+        os.pwrite(fd, bytes(min(CLEARED_AT_ONCE, end - position)), position)

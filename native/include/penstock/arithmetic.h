@@ -1,4 +1,4 @@
-/* 128-bit products, and a hint to the compiler: what Cython has no words for. */
+/* 128-bit products, bit search and a hint to the compiler: what Cython has no words for. */
 #ifndef PENSTOCK_ARITHMETIC_H
 #define PENSTOCK_ARITHMETIC_H
 
@@ -22,6 +22,14 @@ static inline uint64_t penstock_multiply_divide_up(uint64_t a, uint64_t b, uint6
 
 static inline uint64_t penstock_multiply_divide_down(uint64_t a, uint64_t b, uint64_t divisor) {
     return (uint64_t)((unsigned __int128)a * b / divisor);
+}
+
+/* The position of the lowest bit that is set; there must be one. */
+static inline int penstock_lowest_bit(uint64_t bits) { return __builtin_ctzll(bits); }
+
+/* Whether a * b is below c * d. */
+static inline bool penstock_product_below(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+    return (unsigned __int128)a * b < (unsigned __int128)c * d;
 }
 
 #endif

@@ -31,6 +31,14 @@ static inline uint64_t penstock_fetch_add_relaxed(uint64_t *p, uint64_t value) {
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
 
+static inline void penstock_set_bits_acq_rel(uint64_t *p, uint64_t bits) {
+    __atomic_fetch_or(p, bits, __ATOMIC_ACQ_REL);
+}
+
+static inline void penstock_clear_bits_acq_rel(uint64_t *p, uint64_t bits) {
+    __atomic_fetch_and(p, ~bits, __ATOMIC_ACQ_REL);
+}
+
 static inline bool penstock_cas_acq_rel(uint64_t *p, uint64_t expected, uint64_t desired) {
     return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }

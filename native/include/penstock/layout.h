@@ -6,11 +6,12 @@
 #include <stdint.h>
 
 #define PENSTOCK_MAGIC UINT64_C(0x4B434F54534E4550) /* the bytes `PENSTOCK`, read as a little-endian integer */
-#define PENSTOCK_LAYOUT_VERSION 1 /* changes whenever any byte of a segment changes its meaning */
+#define PENSTOCK_LAYOUT_VERSION 2 /* changes whenever any byte of a segment changes its meaning */
 #define PENSTOCK_STATE_CREATING 1 /* the creator has not sealed the segment yet; whoever takes the creation lock starts again */
 #define PENSTOCK_STATE_READY 2 /* sealed: everything else in the segment is in place */
 #define PENSTOCK_CLOCK_MONOTONIC 1 /* the time is CLOCK_MONOTONIC minus `epoch_ns` */
 #define PENSTOCK_CLOCK_MANUAL 2 /* the time is `manual_ns`, moved by tests */
+#define PENSTOCK_CLOCK_PYTHON 3 /* the time is `manual_ns`, moved on to Python's `time.time` before each decision */
 #define PENSTOCK_CELLS_PER_LINE 4 /* cells in a 64-byte line */
 #define PENSTOCK_LINES_PER_GROUP 4 /* adjacent lines that a key's probe set takes together */
 #define PENSTOCK_GROUPS_PER_KEY 3 /* groups in a key's probe set */
@@ -18,9 +19,13 @@
 #define PENSTOCK_KIND_BITS 3 /* low bits of a tag that say what the cell holds; the rest is the fingerprint */
 #define PENSTOCK_KIND_EMPTY 0 /* a free cell */
 #define PENSTOCK_KIND_CLAIM 1 /* a cell reserved by an insertion under way; the state is the claim's id */
-#define PENSTOCK_KIND_TAT 2 /* a token bucket; the state is its theoretical arrival time in ns of segment time */
+#define PENSTOCK_KIND_TAT 2 /* the state is a time in ns of segment time, most often a theoretical arrival time; expired when that has come */
+#define PENSTOCK_KIND_COUNT 3 /* the state's high bits are a time in quarters of a ns, rounded up, its low bits counts: how many of each is the limiter's affair; expired when that time has come */
+#define PENSTOCK_KIND_BLOCKED 7 /* a cell that is never used: the table has room for fewer keys than cells */
 #define PENSTOCK_OWNED_COUNTER_LINES 768 /* counter lines that one process each can own */
 #define PENSTOCK_LIMITER_CAPACITY 256 /* limiters that a segment can hold */
+#define PENSTOCK_EXTENT_CAPACITY 256 /* extents that a segment can have */
+#define PENSTOCK_EXTENT_ALIGNMENT 65536 /* an extent begins at a multiple of this, and so of any page size */
 #define PENSTOCK_LIMITER_NAME_BYTES 48 /* longest limiter name, in UTF-8 bytes */
 
 /* The first page. Everything before `checksum` is written once, under the creation lock (after a reboot `boot_id` and `epoch_ns` once more). */
@@ -68,6 +73,19 @@ _Static_assert(sizeof(PenstockLimiterEntry) == 64, "size of LimiterEntry");
 _Static_assert(offsetof(PenstockLimiterEntry, name_hash) == 0, "offset of LimiterEntry.name_hash");
 _Static_assert(offsetof(PenstockLimiterEntry, name_bytes) == 8, "offset of LimiterEntry.name_bytes");
 _Static_assert(offsetof(PenstockLimiterEntry, name) == 16, "offset of LimiterEntry.name");
+
+/* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then so many words for each of its cells. Written under a file lock on this list, `identity` last. */
+typedef struct PenstockExtentEntry {
+    uint64_t identity; /* keyed hash of the limiter's name and of what its memory is shaped by; 0 in a free entry */
+    uint64_t offset; /* its first byte */
+    uint64_t bytes; /* its length */
+    uint64_t keys; /* live keys that it was made for */
+} __attribute__((aligned(32))) PenstockExtentEntry;
+_Static_assert(sizeof(PenstockExtentEntry) == 32, "size of ExtentEntry");
+_Static_assert(offsetof(PenstockExtentEntry, identity) == 0, "offset of ExtentEntry.identity");
+_Static_assert(offsetof(PenstockExtentEntry, offset) == 8, "offset of ExtentEntry.offset");
+_Static_assert(offsetof(PenstockExtentEntry, bytes) == 16, "offset of ExtentEntry.bytes");
+_Static_assert(offsetof(PenstockExtentEntry, keys) == 24, "offset of ExtentEntry.keys");
 
 /* Counts of one limiter. Lines below `OWNED_COUNTER_LINES` are written by the one process that holds the file lock on their bytes; behind them stands one shared line per limiter, written with atomic additions. */
 typedef struct PenstockCounterLine {

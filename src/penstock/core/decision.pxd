@@ -1,11 +1,30 @@
 from libc.stdint cimport uint64_t
 
+from penstock.core.native cimport multiply_divide_down
+
+
+# Never less than the duration.
+cdef double seconds_up(uint64_t duration_ns) noexcept
+
 
 cdef class Decision:
     cdef readonly bint allowed           # whether the request may go ahead
+    cdef readonly str limiter            # the name of the limit that bound it
     cdef readonly uint64_t limit         # permits that can be allowed at once
-    cdef uint64_t available_ns           # room left, as time at the rate below
+    cdef uint64_t available              # room left: as time at the rate below, or, at 1 per 1, in permits
     cdef uint64_t rate_limit             # the rate that turns it into permits
     cdef uint64_t rate_period_ns
     cdef readonly uint64_t retry_after_ns    # 0 when allowed
     cdef readonly uint64_t reset_after_ns    # 0 when the key is as good as fresh
+
+    cdef inline void set_remaining(self, uint64_t permits) noexcept:
+        self.available = permits
+        self.rate_limit = 1
+        self.rate_period_ns = 1
+
+
+cdef inline uint64_t remaining_of(Decision decision) noexcept:
+    if decision.rate_limit == decision.rate_period_ns:
+        return min(decision.limit, decision.available)
+    return min(
+        decision.limit, multiply_divide_down(decision.available, decision.rate_limit, decision.rate_period_ns))

@@ -4,8 +4,6 @@ cimport cython
 from libc.math cimport INFINITY, nextafter
 from libc.stdint cimport uint64_t
 
-from penstock.core.native cimport multiply_divide_down
-
 
 cdef double seconds_up(uint64_t duration_ns) noexcept:
     """Never less than the duration: whoever sleeps that long must not come too early."""
@@ -17,19 +15,22 @@ cdef double seconds_up(uint64_t duration_ns) noexcept:
 
 @cython.final
 @cython.freelist(64)
+@cython.no_gc                            # its one object is a str
 cdef class Decision:
     """What a limiter decided about one request. True when it allowed it.
 
-    ``allowed``; ``limit``, the most permits that can be allowed at once (a bucket's burst); ``remaining``, the permits
-    that would still be allowed right after this decision; ``retry_after``, the seconds after which the same request
-    is allowed if nothing else happens, 0.0 when allowed; ``reset_after``, the seconds after which the key is
-    as if it had never been seen. ``retry_after_ns`` and ``reset_after_ns`` are the same in exact nanoseconds.
+    ``allowed``; ``limiter``, the name of the limiter whose limit bound it; ``limit``, the most permits that can be
+    allowed at once (a bucket's burst); ``remaining``, the permits that would still be allowed right after this
+    decision; ``retry_after``, the seconds after which the same request is allowed if nothing else happens, 0.0 when
+    allowed; ``reset_after``, the seconds after which the key is as if it had never been seen. ``retry_after_ns`` and
+    ``reset_after_ns`` are the same in exact nanoseconds.
 
     Immutable, so safe to share between threads. Decisions are made by limiters only.
     """
 
     def __cinit__(self):
-        # A rate of 0 per 0 would be a division by zero in a decision that no limiter has filled in.
+        # For limiters that count permits, not time.
+        self.rate_limit = 1
         self.rate_period_ns = 1
 
     def __init__(self):
@@ -37,7 +38,7 @@ cdef class Decision:
 
     @property
     def remaining(self):
-        return min(self.limit, multiply_divide_down(self.available_ns, self.rate_limit, self.rate_period_ns))
+        return remaining_of(self)
 
     @property
     def retry_after(self):

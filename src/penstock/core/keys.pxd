@@ -15,6 +15,7 @@ cdef enum KeyDomain:
     INTEGER = 2
     LARGE_INTEGER = 3
     PARTS = 4
+    MARK = 5
 
 
 cdef inline PenstockHashKey in_domain(PenstockHashKey key, KeyDomain domain) noexcept nogil:
@@ -26,6 +27,9 @@ cdef inline PenstockHashKey in_domain(PenstockHashKey key, KeyDomain domain) noe
 cdef PenstockHashKey derive_key(PenstockHashKey segment_key, bytes name)
 
 cdef uint64_t hash_other_key(object key, PenstockHashKey hash_key) except? 0
+
+# Of two hashes.
+cdef uint64_t hash_pair(uint64_t first, uint64_t second, PenstockHashKey hash_key, KeyDomain domain) noexcept
 
 
 cdef inline bint is_ascii_text(PyObject* key) noexcept nogil:

@@ -26,6 +26,11 @@ cdef PenstockHashKey derive_key(PenstockHashKey segment_key, bytes name):
     return key
 
 
+cdef uint64_t hash_pair(uint64_t first, uint64_t second, PenstockHashKey hash_key, KeyDomain domain) noexcept:
+    cdef uint64_t[2] both = [first, second]
+    return siphash13(in_domain(hash_key, domain), <const uint8_t*>both, sizeof(both))
+
+
 cdef bytes utf8(object text):
     """Of ASCII text, the text itself; lone surrogates, as in undecodable file names, get a form of their own."""
     return PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass")

@@ -1,10 +1,52 @@
-"""What every limiter holds."""
+"""What every limiter holds, and what a request is to the core."""
 
 from libc.stdint cimport uint64_t
 
-from penstock.core.native cimport PenstockCounterLine, PenstockHashKey, fetch_add_relaxed, load_relaxed, store_relaxed
+from penstock.core.decision cimport Decision
+from penstock.core.native cimport (
+    PenstockCell, PenstockCounterLine, PenstockHashKey, fetch_add_relaxed, load_relaxed, store_relaxed,
+)
 from penstock.core.segment cimport Segment
-from penstock.core.table cimport Events, Table
+from penstock.core.table cimport Events, Table, Verdict
+
+
+# A limit in the units of its decision. Which fields mean something is the algorithm's affair.
+cdef struct Shape:
+    uint64_t limit               # the most permits that can be allowed at once
+    uint64_t rate_limit          # the rate: so many permits
+    uint64_t period_ns           # per this time, which is the window of a window
+    uint64_t tolerance_ns        # GCRA: how far ahead of now the theoretical arrival time may be
+    uint64_t due_ns              # and so far ahead, everybody who booked may have gone
+    uint64_t phase_ns            # windows begin where time plus this is a multiple of the period
+    bint staggered               # and plus a phase of each key's own
+    int low_bits                 # of a KIND_COUNT state: how many bits below its time
+    int previous_bits            # of those, how many hold the previous window's count
+    int previous_shift           # which is kept in units of 2 to the power of this
+    int buckets                  # of a bucketed window
+    const PenstockCell* cells    # of an extent: its table, and the words behind it
+    uint64_t* words
+    uint64_t words_per_cell
+    uint64_t last_cell           # that has words
+    uint64_t last_bucket         # that there can be
+    const Table* table           # of the extent
+
+
+# What one request asks of a limit.
+cdef struct Draw:
+    uint64_t amount              # what it adds to the state: permits or ns
+    uint64_t room                # what there may be before, in the same unit
+    uint64_t patience_ns         # for limits that can be booked ahead: how far
+    uint64_t charged_state       # to take a charge back: the state that it left; 0 for a refund of some earlier one
+    const Shape* shape
+
+
+# A request of several limits on its way to being decided.
+cdef struct Ask:
+    uint64_t tag
+    Draw draw
+    Verdict verdict
+    PenstockCell seen
+    PenstockCell wanted
 
 
 cdef class Limiter:
@@ -12,7 +54,8 @@ cdef class Limiter:
     cdef PenstockHashKey hash_key            # derived from the segment's and the limiter's name
     cdef PenstockCounterLine* counters       # this process's line, or the limiter's shared one
     cdef bint counters_are_shared
-    cdef uint64_t bound_generation           # the generation in which `counters` was taken; 0: not yet
+    cdef uint64_t line_generation            # the generation in which `counters` was taken; 0: not yet
+    cdef uint64_t bound_generation           # the same; but 0 if something has to be done before every decision
     cdef const uint64_t* generation
     cdef uint64_t claim_stripe               # the counter line's number, part of claim ids
     cdef Segment segment                     # keeps the mapping alive
@@ -20,10 +63,19 @@ cdef class Limiter:
     cdef readonly str name
     cdef int number                          # position in the segment's list of limiters
 
-    cdef int enroll(self) except -1
+    cdef int enroll(self, bytes encoding) except -1
     cdef int bind(self) except -1
     cdef int bind_shared(self) except -1
     cdef void count_events(self, const Events* events) noexcept
+
+    # For AllOf. What a request is; whether it would be allowed now; to charge it if nothing has changed since; to
+    # charge it whatever has; to give it back; to say what came of it.
+    cdef int ask(self, object key, object cost, Ask* ask) except -1
+    cdef int look(self, Ask* ask, uint64_t now_ns) except -1
+    cdef int commit_seen(self, Ask* ask) except -1
+    cdef int commit(self, Ask* ask) except -1
+    cdef int give_up(self, Ask* ask) except -1
+    cdef Decision decision_of(self, const Ask* ask, bint allowed)
 
     cdef inline int check_bound(self) except -1:
         """Before every decision: after a fork or a close, see what still belongs to this process."""

@@ -4,46 +4,61 @@ from penstock.core.keys cimport derive_key
 from penstock.core.segment cimport Segment
 from penstock.core.table cimport Events
 
-from penstock import layout
+from penstock import layout, waiting
 from penstock.errors import StoreClosed, shown
 
 
 cdef class Limiter:
     """Base class of every limiter; not used by itself.
 
-    A limiter is a name in a store. Limiters of one name share their state, in one process or in many.
+    A limiter is a name in a store. Limiters of one name, algorithm and window share their state, in one process or in
+    many.
 
     *Threads*: every method may be called from any thread. *Processes*: state is shared through the store; the object
     itself isn't picklable, make one per process from the same store and name. *Fork*: a limiter made before a fork
     works in parent and child; the child takes counters of its own at its first decision.
     """
 
+    may_free_early = False
+
     def __cinit__(self, store, name, *args, **kwargs):
-        if type(self) is Limiter:
-            raise TypeError("Limiter is the base of the limiters: use TokenBucket")
         if not isinstance(getattr(store, "_segment", None), Segment):
             raise TypeError(f"the first argument of {type(self).__name__} is a Store, not {shown(store)}")
         self.store = store
         self.segment = store._segment
-        self.hash_key = derive_key(self.segment.hash_key, store._limiter_name(name))
+        store._limiter_name(name)
         self.name = name
         self.table = self.segment.table
         self.generation = self.segment.generation
 
-    cdef int enroll(self) except -1:
-        """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up."""
+    def __init__(self, *args, **kwargs):
+        raise TypeError("this is a base of the limiters: use TokenBucket or another one")
+
+    cdef int enroll(self, bytes encoding) except -1:
+        """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up.
+
+        `encoding` says how states are to be read. It goes into the keys' hash: a limiter of the same name that reads
+        them in another way starts afresh instead of misreading them.
+        """
+        name = self.store._limiter_name(self.name)
+        self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)
         self.number = self.store._limiter_number(self.name)
         return 0
 
     cdef int bind(self) except -1:
         cdef uint64_t generation = self.generation[0]
-        if self.store.closed:
-            raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
-        line, shared = self.store._counter_line(self.number)
-        self.counters = self.segment.counter_line(line)
-        self.counters_are_shared = shared
-        self.claim_stripe = line
-        self.bound_generation = generation
+        if self.line_generation != generation:
+            if self.store.closed:
+                raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
+            line, shared = self.store._counter_line(self.number)
+            self.counters = self.segment.counter_line(line)
+            self.counters_are_shared = shared
+            self.claim_stripe = line
+            self.line_generation = generation
+        if self.segment.follows_python:
+            self.segment.follow_python()
+        else:
+            self.bound_generation = generation
         return 0
 
     cdef int bind_shared(self) except -1:
@@ -58,6 +73,40 @@ cdef class Limiter:
         self.count(&self.counters.evicted, events.evicted)
         self.count(&self.counters.full, events.full)
         self.count(&self.counters.cas_retries, events.cas_retries)
+
+    cdef int ask(self, object key, object cost, Ask* ask) except -1:
+        raise TypeError(f"{self!r} can't be one of several limits")
+
+    cdef int look(self, Ask* ask, uint64_t now_ns) except -1:
+        return 0
+
+    cdef int commit_seen(self, Ask* ask) except -1:
+        return 0
+
+    cdef int commit(self, Ask* ask) except -1:
+        return 0
+
+    cdef int give_up(self, Ask* ask) except -1:
+        return 0
+
+    cdef Decision decision_of(self, const Ask* ask, bint allowed):
+        return None
+
+    def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """Wait until the request is allowed, and charge it. False if that would take longer than `timeout` seconds.
+
+        Sleeps, and never polls another process. Waiters of one process get their permits in the order in which they
+        came. A wait that is given up (``KeyboardInterrupt``, any exception) or would take too long charges nothing.
+        With `jitter` 0.1 each sleep is multiplied by a random factor from 0.9 to 1.1, but is never too short.
+        With a ``ManualClock`` nobody sleeps: the wait moves the clock.
+
+        Raises what ``hit`` raises, and ``ValueError`` for a timeout or a jitter that is none.
+        """
+        return waiting.wait(self, key, cost, timeout, jitter)
+
+    def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""
+        return waiting.wait_async(self, key, cost, timeout, jitter)
 
     def __reduce__(self):
         raise TypeError(

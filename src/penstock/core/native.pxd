@@ -5,7 +5,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 
 cdef extern from "penstock/layout.h" nogil:
-    const uint64_t PENSTOCK_CLOCK_MANUAL
+    const uint64_t PENSTOCK_CLOCK_MONOTONIC
+    const uint64_t PENSTOCK_CLOCK_PYTHON
     const int PENSTOCK_CELLS_PER_LINE
     const int PENSTOCK_LINES_PER_GROUP
     const int PENSTOCK_GROUPS_PER_KEY
@@ -13,6 +14,8 @@ cdef extern from "penstock/layout.h" nogil:
     const uint64_t PENSTOCK_KIND_EMPTY
     const uint64_t PENSTOCK_KIND_CLAIM
     const uint64_t PENSTOCK_KIND_TAT
+    const uint64_t PENSTOCK_KIND_COUNT
+    const uint64_t PENSTOCK_KIND_BLOCKED
 
     ctypedef struct PenstockHeader:
         uint64_t manual_ns
@@ -21,6 +24,12 @@ cdef extern from "penstock/layout.h" nogil:
         uint64_t name_hash
         uint64_t name_bytes
         uint8_t* name
+
+    ctypedef struct PenstockExtentEntry:
+        uint64_t identity
+        uint64_t offset
+        uint64_t bytes
+        uint64_t keys
 
     ctypedef struct PenstockCounterLine:
         uint32_t limiter
@@ -42,6 +51,8 @@ cdef extern from "penstock/atomics.h" nogil:
     uint64_t load_acquire "penstock_load_acquire"(const uint64_t* p) noexcept
     void store_relaxed "penstock_store_relaxed"(uint64_t* p, uint64_t value) noexcept
     void store_release "penstock_store_release"(uint64_t* p, uint64_t value) noexcept
+    void set_bits_acq_rel "penstock_set_bits_acq_rel"(uint64_t* p, uint64_t bits) noexcept
+    void clear_bits_acq_rel "penstock_clear_bits_acq_rel"(uint64_t* p, uint64_t bits) noexcept
     bint cas_acq_rel "penstock_cas_acq_rel"(uint64_t* p, uint64_t expected, uint64_t desired) noexcept
     uint64_t fetch_add_relaxed "penstock_fetch_add_relaxed"(uint64_t* p, uint64_t value) noexcept
     bint cas128_acq_rel "penstock_cas128_acq_rel"(
@@ -54,6 +65,8 @@ cdef extern from "penstock/arithmetic.h" nogil:
     uint64_t multiply_high "penstock_multiply_high"(uint64_t a, uint64_t b) noexcept
     bint likely "penstock_likely"(bint condition) noexcept
     uint64_t multiply_divide_up "penstock_multiply_divide_up"(uint64_t a, uint64_t b, uint64_t divisor) noexcept
+    int lowest_bit "penstock_lowest_bit"(uint64_t bits) noexcept
+    bint product_below "penstock_product_below"(uint64_t a, uint64_t b, uint64_t c, uint64_t d) noexcept
     uint64_t multiply_divide_down "penstock_multiply_divide_down"(uint64_t a, uint64_t b, uint64_t divisor) noexcept
 
 
@@ -83,3 +96,5 @@ cdef extern from "Python.h":
     const uint8_t* text_data "PyUnicode_DATA"(PyObject* text) noexcept nogil
     size_t text_length "PyUnicode_GET_LENGTH"(PyObject* text) noexcept nogil
     PyObject** list_items "PySequence_Fast_ITEMS"(list items) noexcept
+    void hide_from_collector "PyObject_GC_UnTrack"(list items) noexcept
+    void show_to_collector "PyObject_GC_Track"(list items) noexcept

@@ -7,13 +7,17 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from penstock.core.native cimport (
-    PENSTOCK_CLOCK_MANUAL, PenstockCell, PenstockCounterLine, PenstockHeader, PenstockLimiterEntry, cas_acq_rel,
-    load_acquire, next_generation as native_next_generation, penstock_forks, penstock_generation, siphash13,
-    store_release, watch_forks,
+    PENSTOCK_CELLS_PER_LINE, PENSTOCK_CLOCK_MONOTONIC, PENSTOCK_CLOCK_PYTHON, PENSTOCK_KIND_BLOCKED,
+    PENSTOCK_LINES_PER_GROUP, PenstockCell, PenstockCounterLine, PenstockExtentEntry, PenstockHeader,
+    PenstockLimiterEntry, cas_acq_rel, load_acquire, next_generation as native_next_generation, penstock_forks,
+    penstock_generation, siphash13, store_release, watch_forks,
 )
 from penstock.core.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
 
+import time
+
 from penstock import layout
+from penstock.rate import MAX_PERIOD_NS
 
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -89,6 +93,54 @@ def next_generation():
 
 
 @cython.final
+cdef class Extent:
+    """The mapping of an extent: `group_count` groups, and behind them `word_count` words.
+
+    Its first `used_cells` cells are for keys; with fewer than the table has, the others are blocked. Takes the open
+    file, and keeps no reference to it. The mapping lives as long as the object.
+    """
+
+    def __cinit__(
+        self, Segment segment, int fd, *, uint64_t offset, uint64_t keys, uint64_t group_count, uint64_t used_cells,
+        uint64_t word_count,
+    ):
+        cdef size_t table_bytes = group_count * <size_t>layout.GROUP_BYTES
+        cdef void* address
+        self.size = table_bytes + word_count * sizeof(uint64_t)
+        self.keys = keys
+        address = mmap(NULL, self.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, <long>offset)
+        if address == MAP_FAILED:
+            raise OSError(errno, f"cannot map an extent of {self.size} bytes")
+        self.base = <char*>address
+        self.table = segment.table
+        self.table.cells = <PenstockCell*>address
+        self.table.group_count = group_count
+        self.table.has_words = word_count != 0
+        self.table.end = self.table.cells + used_cells
+        self.table.line_mask = <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
+        # Where there are lines without a cell to use, they are nobody's home.
+        while self.table.line_mask and used_cells <= self.table.line_mask // 2 * PENSTOCK_CELLS_PER_LINE + (
+                PENSTOCK_CELLS_PER_LINE):
+            self.table.line_mask //= 2
+        self.words = <uint64_t*>(self.base + table_bytes)
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.size)
+
+    def block_cells(self, uint64_t used_cells):
+        """Mark every cell from that one on as never to be used. For its creator, before anybody else sees it."""
+        cdef uint64_t i
+        cdef uint64_t cells = self.table.group_count * PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE
+        for i in range(used_cells, cells):
+            self.table.cells[i].tag = PENSTOCK_KIND_BLOCKED
+
+
+# In seconds: with the longest period added, no state reaches TIME_BITS.
+cdef object LAST_PYTHON_S = (2**62 - MAX_PERIOD_NS) // 10**9
+
+
+@cython.final
 cdef class Segment:
     """The mapping of a segment whose header has been validated.
 
@@ -99,7 +151,7 @@ cdef class Segment:
     """
 
     def __cinit__(
-        self, int fd, *, size_t size, uint64_t group_count, uint64_t epoch_ns, int clock_kind,
+        self, int fd, *, size_t size, uint64_t group_count, uint64_t epoch_ns, uint64_t wall_epoch_ns, int clock_kind,
         tuple hash_key, str on_full,
     ):
         if size != layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES:
@@ -109,15 +161,34 @@ cdef class Segment:
         self.table.cells = <PenstockCell*>(self.base + <size_t>layout.TABLE_OFFSET)
         self.table.group_count = group_count
         self.table.epoch_ns = epoch_ns
-        if <uint64_t>clock_kind == PENSTOCK_CLOCK_MANUAL:
+        if <uint64_t>clock_kind == PENSTOCK_CLOCK_MONOTONIC:
+            self.wall_epoch_ns = wall_epoch_ns
+        else:
+            # The time that a test or Python's clock tells is the wall clock's.
             self.table.manual_ns = &(<PenstockHeader*>self.base).manual_ns
+        self.follows_python = <uint64_t>clock_kind == PENSTOCK_CLOCK_PYTHON
+        self.table.line_mask = <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
         self.table.on_full = {"evict": EVICT, "deny": DENY, "allow": ALLOW}[on_full]
         self.hash_key.k0, self.hash_key.k1 = hash_key
         self.generation = &penstock_generation
+        self.forks = &penstock_forks
 
     def __dealloc__(self):
         if self.base != NULL:
             munmap(self.base, self.size)
+
+    cdef int follow_python(self) except -1:
+        """Move the segment's time on to Python's, if that is later."""
+        cdef uint64_t python_ns, seen_ns
+        seconds = time.time()
+        if not 0 <= seconds <= LAST_PYTHON_S:
+            raise ValueError(f"time.time() says {seconds!r}: a segment's time is from 1970 to 2106")
+        # A double holds no more than microseconds of the present.
+        python_ns = round(seconds * 1e6) * 1000
+        seen_ns = load_acquire(self.table.manual_ns)
+        while seen_ns < python_ns and not cas_acq_rel(self.table.manual_ns, seen_ns, python_ns):
+            seen_ns = load_acquire(self.table.manual_ns)
+        return 0
 
     cdef PenstockCounterLine* counter_line(self, size_t number) except NULL:
         if number >= <size_t>(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
@@ -150,6 +221,20 @@ cdef class Segment:
                 return number
         return -1
 
+    def extent_identity(self, bytes name):
+        """The identity of the extent of that name."""
+        return siphash13(
+            self.hash_key, <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
+
+    def publish_extent(self, int number, uint64_t identity, uint64_t offset, uint64_t size, uint64_t keys):
+        """Let every process find an extent. Call with the list's lock held, when its bytes are in place."""
+        cdef PenstockExtentEntry* entry = (
+            <PenstockExtentEntry*>(self.base + <size_t>layout.EXTENTS_OFFSET) + number)
+        entry.offset = offset
+        entry.bytes = size
+        entry.keys = keys
+        store_release(&entry.identity, identity)
+
     def take_counter_line(self, size_t number, uint32_t limiter):
         """Give an unused line to `limiter`. Whether it is that limiter's now. Call with the line's lock held."""
         cdef PenstockCounterLine* line = self.counter_line(number)
@@ -165,17 +250,19 @@ cdef class Segment:
 
     def now_ns(self):
         """The segment's time in nanoseconds."""
+        if self.follows_python:
+            self.follow_python()
         return table_now(&self.table)
 
     def set_manual_ns(self, uint64_t now_ns):
         """Set the time of a segment with a manual clock, for every process that has it attached."""
-        if self.table.manual_ns == NULL:
-            raise ValueError("this segment runs on the host's clock")
+        if self.table.manual_ns == NULL or self.follows_python:
+            raise ValueError("this segment's clock isn't moved by hand")
         store_release(self.table.manual_ns, now_ns)
 
     def count_live(self):
         """How many keys hold a state that still matters. Reads the whole table: some ms per million keys."""
-        cdef uint64_t live
+        cdef uint64_t live, now_ns = self.now_ns()
         with nogil:
-            live = table_count_live(&self.table, table_now(&self.table))
+            live = table_count_live(&self.table, now_ns)
         return live

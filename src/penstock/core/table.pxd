@@ -8,8 +8,8 @@ else is in table.pyx.
 from libc.stdint cimport uint64_t
 
 from penstock.core.native cimport (
-    PENSTOCK_CELLS_PER_LINE, PENSTOCK_KIND_BITS, PENSTOCK_LINES_PER_GROUP, PenstockCell, cas128_acq_rel, likely,
-    load128_acquire, load_acquire, load_relaxed, monotonic_ns, multiply_high,
+    PENSTOCK_CELLS_PER_LINE, PENSTOCK_KIND_BITS, PENSTOCK_LINES_PER_GROUP, PenstockCell,
+    cas128_acq_rel, likely, load128_acquire, load_acquire, monotonic_ns, multiply_high,
 )
 
 
@@ -20,19 +20,43 @@ cdef enum OnFull:
     ALLOW
 
 
-# A process's view of one segment's table. Copied out of the validated header once, so that nothing that is
-# written to the segment later can move a pointer.
+# What a request leaves.
+cdef struct Next:
+    uint64_t state
+    uint64_t decided_ns          # for limiters with words of their own: the time that the decision was made for
+
+
+# Whether a request passes the `state` of the key with this `tag` at `now_ns`; if so, `next` is what it leaves. A
+# fresh key has state 0, but for the bits that belong to the cell. Pure, for limiters whose state is the cell: no
+# memory but its arguments. For the others `cell` says which words of the extent are the key's; NULL if there is no
+# cell for it.
+ctypedef bint (*Decide)(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil
+
+# Write what must stand in the words of a cell before a CAS changes its state to `next`. The CAS may fail.
+ctypedef void (*Prepare)(
+    PenstockCell* cell, uint64_t state, const Next* next, const void* parameters
+) noexcept nogil
+
+# Forget what the words of a cell say of a key that was evicted from it, in this state, at `now_ns`.
+ctypedef void (*Clear)(PenstockCell* cell, uint64_t state, uint64_t now_ns, const void* parameters) noexcept nogil
+
+
+# A process's view of one table. Copied out of the validated header once, so that nothing that is written to the
+# segment later can move a pointer.
 cdef struct Table:
     PenstockCell* cells
     uint64_t group_count
+    uint64_t line_mask           # which of a group's lines are home lines
     uint64_t epoch_ns
     uint64_t* manual_ns          # NULL: the clock is CLOCK_MONOTONIC
     OnFull on_full
-
-
-# Whether a request passes a key's `state` at `now_ns`; if so, `next_state` is the state that it leaves. A fresh key
-# has state 0. Pure: no memory but its arguments.
-ctypedef bint (*Decide)(uint64_t state, uint64_t now_ns, const void* parameters, uint64_t* next_state) noexcept nogil
+    bint has_words               # a key has more than its cell
+    PenstockCell* end            # NULL, or the first cell that is not to be used
+    Prepare prepare              # NULL: nothing
+    Clear clear                  # NULL: nothing
+    int kept_bits                # low bits of a state that belong to the cell, not to the key that is in it
 
 
 cdef enum Outcome:
@@ -49,6 +73,9 @@ cdef struct Verdict:
     bint full
     uint64_t state
     uint64_t now_ns
+    uint64_t decided_ns          # as in Next
+    PenstockCell* cell           # the key's; NULL if there is none
+    uint64_t tag                 # the key's; for limiters, the table doesn't use it
 
 
 # Rare events of a decision, gathered on the stack and added to the counters once it is made.
@@ -59,7 +86,7 @@ cdef struct Events:
     uint64_t cas_retries
 
 
-# No state is later than this: 73 years of segment time and as much ahead. One that is, is damage.
+# No time in a state is later than this: 73 years of segment time and as much ahead. One that is, is damage.
 cdef enum:
     TIME_BITS = 62
 
@@ -79,7 +106,7 @@ cdef inline PenstockCell* home_line(const Table* table, uint64_t tag) noexcept n
     cdef uint64_t fingerprint = fingerprint_of(tag)
     cdef uint64_t group = multiply_high(fingerprint, table.group_count)
     # The group uses the high bits, the line within it the lowest ones of the fingerprint.
-    cdef uint64_t line = (fingerprint >> PENSTOCK_KIND_BITS) & <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
+    cdef uint64_t line = (fingerprint >> PENSTOCK_KIND_BITS) & table.line_mask
     return table.cells + (group * PENSTOCK_LINES_PER_GROUP + line) * PENSTOCK_CELLS_PER_LINE
 
 
@@ -96,34 +123,44 @@ cdef inline PenstockCell* find_in_line(PenstockCell* line, uint64_t tag) noexcep
     return line + found if found < 4 else NULL
 
 
-cdef inline uint64_t plausible(uint64_t state) noexcept nogil:
-    """A state as it is to be judged: one that no limiter can have written is that of a fresh key."""
-    return state if state >> TIME_BITS == 0 else 0
-
-
 cdef inline Outcome table_try_cell(
-    PenstockCell* cell, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
+    const Table* table, PenstockCell* cell, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters,
+    Verdict* verdict,
 ) noexcept nogil:
     """The usual case: the key is in `cell`, where its tag was seen, and nobody else is changing it.
 
     Tag and state are two loads, so they may belong to different keys. That is safe: if the request is allowed, the
-    CAS fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair.
+    CAS fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair. A decision
+    that may finish another's write in the words of the cell needs to be sure before.
 
     A denial writes nothing (I-3), either way one line of the table is touched (I-4).
     """
     cdef PenstockCell seen
     cdef PenstockCell wanted
-    seen.tag = tag
-    seen.state = load_relaxed(&cell.state)
-    wanted.tag = tag
-    if decide(seen.state, now_ns, parameters, &wanted.state):
+    cdef Next next
+    if table.has_words:
+        # SYNC claim -> help, in sliding_log.pyx.
+        seen = load128_acquire(cell)
+        if seen.tag != tag:
+            return UNDECIDED
+    else:
+        seen.tag = tag
+        seen.state = load_acquire(&cell.state)
+    verdict.cell = cell
+    next.decided_ns = now_ns
+    if decide(cell, tag, seen.state, now_ns, parameters, &next):
+        wanted.tag = tag
+        wanted.state = next.state
+        if table.prepare != NULL:
+            table.prepare(cell, seen.state, &next, parameters)
         if not likely(cas128_acq_rel(cell, seen, wanted)):
             return LOST
-        verdict.state = wanted.state
+        verdict.state = next.state
+        verdict.decided_ns = next.decided_ns
         verdict.outcome = ALLOWED
         return ALLOWED
     wanted = load128_acquire(cell)
-    if wanted.tag != tag or wanted.state != seen.state or plausible(seen.state) != seen.state:
+    if wanted.tag != tag or wanted.state != seen.state:
         return UNDECIDED
     verdict.state = seen.state
     verdict.outcome = DENIED
@@ -141,7 +178,11 @@ cdef inline Outcome table_try(
         cell += 1
         if cell == end:
             return UNDECIDED
-    return table_try_cell(cell, tag, now_ns, decide, parameters, verdict)
+    return table_try_cell(table, cell, tag, now_ns, decide, parameters, verdict)
+
+
+# The cell of a key and the state in it; NULL and 0 if there is none.
+cdef PenstockCell* table_find(const Table* table, uint64_t tag, uint64_t* state) noexcept nogil
 
 
 # Start fetching the lines of a key's probe set other than its home line.
@@ -154,16 +195,14 @@ cdef void table_decide(
     const void* parameters, Verdict* verdict, Events* events,
 ) noexcept nogil
 
-# Replace the state of a key's member by what `decide` makes of it, if there is a member and `decide` says so.
-cdef void table_amend(
-    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Events* events,
+# Replace the state of a key's member by what `decide` makes of it, if there is a member and `decide` says so; whether
+# it did.
+cdef bint table_amend(
+    const Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
 ) noexcept nogil
 
 # Forget a key.
 cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcept nogil
-
-# The state of a key, 0 if it has none.
-cdef uint64_t table_peek(const Table* table, uint64_t tag) noexcept nogil
 
 # How many cells hold a key whose state still matters at `now_ns`.
 cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil

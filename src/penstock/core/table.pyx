@@ -47,27 +47,25 @@ before the scan's load of the cell, that load before our reading; and the clock 
 from libc.stdint cimport uint64_t
 
 from penstock.core.native cimport (
-    PENSTOCK_CELLS_PER_LINE, PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_EMPTY,
-    PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,
-    load_acquire, multiply_high, prefetch,
+    PENSTOCK_CELLS_PER_LINE, PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_BLOCKED, PENSTOCK_KIND_CLAIM,
+    PENSTOCK_KIND_COUNT, PENSTOCK_KIND_EMPTY, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell,
+    cas128_acq_rel, fetch_add_relaxed, load128_acquire, load_acquire, multiply_high, prefetch,
 )
 
 
 cdef enum:
-    PROBE_LINES = PENSTOCK_GROUPS_PER_KEY * PENSTOCK_LINES_PER_GROUP
-    # A claim's id: when it was placed (24 bits, in 2^30 ns), by whom (12 bits), a sequence number (28 bits).
-    CLAIM_STAMP_SHIFT = 40
+    # A claim's id: when it was placed (in 2^30 ns), by whom (12 bits), a sequence number. Below it the cell's own bits.
     CLAIM_STAMP_UNIT_BITS = 30
-    CLAIM_STAMP_MASK = 0xFFFFFF
-    CLAIM_STRIPE_SHIFT = 28
-    CLAIM_SEQUENCE_MASK = 0xFFFFFFF
+    CLAIM_STRIPE_BITS = 12
     # In stamp units. An insertion takes a microsecond; whoever is slower starts again.
     CLAIM_LIFE = 2
 
 
-# The twelve lines of a key: three groups, all different, each from the key's own line of it onwards.
+# The lines of a key, most often twelve: three groups, all different, each from the key's own line of it onwards. A
+# table of fewer groups has them all in every probe set.
 cdef struct ProbeSet:
     PenstockCell* groups[PENSTOCK_GROUPS_PER_KEY]
+    int lines
     int first_line
 
 
@@ -85,6 +83,35 @@ cdef inline PenstockCell pair(uint64_t tag, uint64_t state) noexcept nogil:
     return value
 
 
+cdef inline uint64_t kept_of(const Table* table, uint64_t state) noexcept nogil:
+    """The bits that stay with the cell whatever key comes to it."""
+    return state & ((<uint64_t>1 << table.kept_bits) - 1)
+
+
+cdef inline int sequence_bits(const Table* table) noexcept nogil:
+    """Of a claim's id: what is left, so that at least four bits are left for its stamp."""
+    return 28 if table.kept_bits <= 16 else 20 if table.kept_bits <= 24 else 16
+
+
+cdef inline int stamp_shift(const Table* table) noexcept nogil:
+    return table.kept_bits + sequence_bits(table) + CLAIM_STRIPE_BITS
+
+
+cdef inline uint64_t claim_id(
+    const Table* table, uint64_t now_ns, uint64_t stripe, uint64_t* sequence
+) noexcept nogil:
+    cdef int bits = sequence_bits(table)
+    return (
+        now_ns >> CLAIM_STAMP_UNIT_BITS << stamp_shift(table)
+        | stripe << (table.kept_bits + bits)
+        | (fetch_add_relaxed(sequence, 1) & ((<uint64_t>1 << bits) - 1)) << table.kept_bits)
+
+
+cdef inline PenstockCell vacated(const Table* table, PenstockCell seen) noexcept nogil:
+    """The cell when what was seen there has gone."""
+    return pair(PENSTOCK_KIND_EMPTY, kept_of(table, seen.state))
+
+
 cdef inline uint64_t claim_tag(uint64_t tag) noexcept nogil:
     return fingerprint_of(tag) | PENSTOCK_KIND_CLAIM
 
@@ -100,11 +127,12 @@ cdef inline ProbeSet probe_set(const Table* table, uint64_t tag) noexcept nogil:
     groups[2] = multiply_high(fingerprint * <uint64_t>0xD1342543DE82EF95, table.group_count)
     if groups[1] == groups[0]:
         groups[1] = (groups[1] + 1) % table.group_count
-    while groups[2] == groups[0] or groups[2] == groups[1]:
+    while table.group_count > 2 and (groups[2] == groups[0] or groups[2] == groups[1]):
         groups[2] = (groups[2] + 1) % table.group_count
+    probe.lines = <int>min(table.group_count, <uint64_t>PENSTOCK_GROUPS_PER_KEY) * PENSTOCK_LINES_PER_GROUP
     for g in range(PENSTOCK_GROUPS_PER_KEY):
         probe.groups[g] = table.cells + groups[g] * (PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE)
-    probe.first_line = (fingerprint >> PENSTOCK_KIND_BITS) & <uint64_t>(PENSTOCK_LINES_PER_GROUP - 1)
+    probe.first_line = (fingerprint >> PENSTOCK_KIND_BITS) & table.line_mask
     return probe
 
 
@@ -121,7 +149,7 @@ cdef inline PenstockCell* probe_cell(const ProbeSet* probe, int position) noexce
 cdef inline void prefetch_lines(const ProbeSet* probe) noexcept nogil:
     """All lines but the home line, at once: to read them one after the other would be to wait for each."""
     cdef int line
-    for line in range(1, PROBE_LINES):
+    for line in range(1, probe.lines):
         prefetch(probe_line(probe, line))
 
 
@@ -134,33 +162,36 @@ cdef PenstockCell* find_member(const ProbeSet* probe, uint64_t tag) noexcept nog
     """The member of a key, or NULL. The home line comes last: whoever asks has just looked there."""
     cdef PenstockCell* cell
     cdef int line
-    for line in range(1, PROBE_LINES):
+    for line in range(1, probe.lines):
         cell = find_in_line(probe_line(probe, line), tag)
         if cell != NULL:
             return cell
     return find_in_line(probe_line(probe, 0), tag)
 
 
-cdef inline bint is_fresh_claim(uint64_t claim_id, uint64_t now_ns) noexcept nogil:
-    cdef uint64_t age = ((now_ns >> CLAIM_STAMP_UNIT_BITS) - (claim_id >> CLAIM_STAMP_SHIFT)) & CLAIM_STAMP_MASK
+cdef inline bint is_fresh_claim(const Table* table, uint64_t claim_id, uint64_t now_ns) noexcept nogil:
+    cdef uint64_t mask = ~<uint64_t>0 >> stamp_shift(table)
+    cdef uint64_t age = ((now_ns >> CLAIM_STAMP_UNIT_BITS) - (claim_id >> stamp_shift(table))) & mask
     # A little below zero: the claim was stamped by a process whose reading was later than ours.
-    return age < CLAIM_LIFE or age > CLAIM_STAMP_MASK - CLAIM_LIFE
+    return age < CLAIM_LIFE or age > mask - CLAIM_LIFE
 
 
-cdef uint64_t expiry_of(PenstockCell cell, uint64_t now_ns) noexcept nogil:
+cdef uint64_t expiry_of(const Table* table, PenstockCell cell, uint64_t now_ns) noexcept nogil:
     """When the cell may be reused: 0 if it holds nothing; for a fresh claim, never."""
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << PENSTOCK_KIND_BITS) - 1)
     if kind == PENSTOCK_KIND_TAT:
-        return plausible(cell.state)
-    if kind == PENSTOCK_KIND_CLAIM and is_fresh_claim(cell.state, now_ns):
+        return cell.state if cell.state >> TIME_BITS == 0 else 0
+    if kind == PENSTOCK_KIND_COUNT:
+        return cell.state >> 2
+    if kind == PENSTOCK_KIND_CLAIM and is_fresh_claim(table, cell.state, now_ns):
         return ~<uint64_t>0
     return 0
 
 
 cdef Place choose_vacancy(
-    const ProbeSet* probe, uint64_t now_ns, bint evict, uint64_t* first_expiry_ns
+    const Table* table, const ProbeSet* probe, uint64_t now_ns, uint64_t* first_expiry_ns
 ) noexcept nogil:
-    """A vacancy in the home line, else one in the emptiest line; with `evict`, else the live cell that expires first.
+    """A vacancy in the home line, else one in the emptiest line; when evicting, else the live cell that expires first.
 
     Which line is the rule that benchmarks/probe_simulation.py measures. Within a line, the cell that has been vacant
     for longest: the owner of one that expired just now is the likeliest to come back to it.
@@ -172,14 +203,16 @@ cdef Place choose_vacancy(
     cdef int line, i, vacancies, most = 0
     cdef uint64_t expiry, earliest
     first_expiry_ns[0] = ~<uint64_t>0
-    for line in range(PROBE_LINES):
+    for line in range(probe.lines):
         vacancies = 0
         earliest = ~<uint64_t>0
         for i in range(PENSTOCK_CELLS_PER_LINE):
             place.cell = probe_line(probe, line) + i
+            if table.end != NULL and place.cell >= table.end:
+                continue
             place.position = line * PENSTOCK_CELLS_PER_LINE + i
             place.seen = load128_acquire(place.cell)
-            expiry = expiry_of(place.seen, now_ns)
+            expiry = expiry_of(table, place.seen, now_ns)
             if expiry <= now_ns:
                 vacancies += 1
                 if expiry < earliest:
@@ -193,14 +226,14 @@ cdef Place choose_vacancy(
             vacancy = longest
         if line == 0 and most:
             break
-    return victim if evict and vacancy.cell == NULL else vacancy
+    return victim if table.on_full == EVICT and vacancy.cell == NULL else vacancy
 
 
 cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
     """The earliest claim of a key."""
     cdef Place place = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
     cdef int position
-    for position in range(PROBE_LINES * PENSTOCK_CELLS_PER_LINE):
+    for position in range(probe.lines * PENSTOCK_CELLS_PER_LINE):
         place.cell = probe_cell(probe, position)
         if load_acquire(&place.cell.tag) == claim_tag(tag):
             place.seen = load128_acquire(place.cell)
@@ -211,7 +244,7 @@ cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
     return place
 
 
-cdef bint scan(const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil:
+cdef bint scan(const Table* table, const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil:
     """Step 2 on behalf of `claim`. False: there is a member, and the claim has been taken back.
 
     On return `claim` is the one to promote: an earlier claim of the key, met on the way, takes its place.
@@ -219,23 +252,23 @@ cdef bint scan(const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil
     cdef PenstockCell* cell
     cdef PenstockCell seen
     cdef int position = 0
-    while position < PROBE_LINES * PENSTOCK_CELLS_PER_LINE:
+    while position < probe.lines * PENSTOCK_CELLS_PER_LINE:
         cell = probe_cell(probe, position)
         if position == claim.position or fingerprint_of(load_acquire(&cell.tag)) != fingerprint_of(tag):
             position += 1
             continue
         seen = load128_acquire(cell)
         if seen.tag == tag:
-            cas128_acq_rel(claim.cell, claim.seen, pair(PENSTOCK_KIND_EMPTY, 0))
+            cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))
             return False
         if seen.tag != claim_tag(tag):
             position += 1
         elif position > claim.position:
             # Not removed: it changed, so look at the same cell again.
-            if cas128_acq_rel(cell, seen, pair(PENSTOCK_KIND_EMPTY, 0)):
+            if cas128_acq_rel(cell, seen, vacated(table, seen)):
                 position += 1
         else:
-            cas128_acq_rel(claim.cell, claim.seen, pair(PENSTOCK_KIND_EMPTY, 0))
+            cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))
             claim.cell = cell
             claim.seen = seen
             claim.position = position
@@ -256,12 +289,13 @@ cdef Insertion insert(
     """One attempt to make a member of a key that had none, with the state that the request leaves."""
     cdef uint64_t first_expiry_ns, now_ns = verdict.now_ns
     cdef PenstockCell seen
+    cdef Next next
     cdef Place claim = find_claim(probe, tag)
     if claim.cell == NULL:
-        claim = choose_vacancy(probe, now_ns, table.on_full == EVICT, &first_expiry_ns)
+        claim = choose_vacancy(table, probe, now_ns, &first_expiry_ns)
         # No vacancy: somebody may have just taken the last one for this very key. Then it has a cell, and must neither
         # lose it to itself, nor cost a neighbour's, nor be told that there is no room.
-        if claim.cell == NULL or expiry_of(claim.seen, now_ns) > now_ns:
+        if claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns:
             if find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL:
                 return AGAIN
         if claim.cell != NULL and claim.seen.tag == tag:
@@ -274,23 +308,31 @@ cdef Insertion insert(
             return FULL
         seen = claim.seen
         claim.seen = pair(
-            claim_tag(tag),
-            ((now_ns >> CLAIM_STAMP_UNIT_BITS) & CLAIM_STAMP_MASK) << CLAIM_STAMP_SHIFT
-            | claim_stripe << CLAIM_STRIPE_SHIFT
-            | fetch_add_relaxed(claim_sequence, 1) & CLAIM_SEQUENCE_MASK)
+            claim_tag(tag), claim_id(table, now_ns, claim_stripe, claim_sequence) | kept_of(table, seen.state))
         if not cas128_acq_rel(claim.cell, seen, claim.seen):
             events.cas_retries += 1
             return AGAIN
-        if expiry_of(seen, now_ns) > now_ns:
+        if expiry_of(table, seen, now_ns) > now_ns:
             events.evicted += 1
-    if not scan(probe, tag, &claim):
+            if table.clear != NULL:
+                table.clear(claim.cell, seen.state, now_ns, parameters)
+    if not scan(table, probe, tag, &claim):
         return AGAIN
     now_ns = table_now(table)    # SYNC scan -> clock
-    if not decide(0, now_ns, parameters, &verdict.state):
-        cas128_acq_rel(claim.cell, claim.seen, pair(PENSTOCK_KIND_EMPTY, 0))
+    verdict.cell = claim.cell
+    next.decided_ns = now_ns
+    if not decide(claim.cell, tag, kept_of(table, claim.seen.state), now_ns, parameters, &next):
+        cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))
+        verdict.state = 0
         verdict.outcome = DENIED
-    elif cas128_acq_rel(claim.cell, claim.seen, pair(tag, verdict.state)):
+        verdict.now_ns = now_ns
+        return INSERTED
+    if table.prepare != NULL:
+        table.prepare(claim.cell, kept_of(table, claim.seen.state), &next, parameters)
+    if cas128_acq_rel(claim.cell, claim.seen, pair(tag, next.state)):
         events.inserted += 1
+        verdict.state = next.state
+        verdict.decided_ns = next.decided_ns
         verdict.outcome = ALLOWED
     else:
         events.cas_retries += 1
@@ -306,6 +348,8 @@ cdef void table_decide(
     cdef ProbeSet probe = probe_set(table, tag)
     cdef PenstockCell* cell
     cdef PenstockCell seen
+    cdef PenstockCell again
+    cdef Next next
     cdef Insertion insertion
     prefetch_lines(&probe)
     verdict.full = False
@@ -320,41 +364,54 @@ cdef void table_decide(
                 events.full += 1
                 verdict.full = True
                 verdict.outcome = DENIED
-                if table.on_full == ALLOW and decide(0, verdict.now_ns, parameters, &verdict.state):
+                verdict.cell = NULL
+                if table.on_full == ALLOW and decide(NULL, tag, 0, verdict.now_ns, parameters, &next):
+                    verdict.state = next.state
                     verdict.outcome = ALLOWED
                 return
             continue
         seen = load128_acquire(cell)
         if seen.tag != tag:
             continue
-        if not decide(plausible(seen.state), verdict.now_ns, parameters, &verdict.state):
+        verdict.cell = cell
+        next.decided_ns = verdict.now_ns
+        if not decide(cell, tag, seen.state, verdict.now_ns, parameters, &next):
+            # The words of the cell were read after its state: a denial holds only if they belong together.
+            again = load128_acquire(cell)
+            if again.tag != seen.tag or again.state != seen.state:
+                continue
             verdict.state = seen.state
             verdict.outcome = DENIED
             return
-        if cas128_acq_rel(cell, seen, pair(tag, verdict.state)):
+        if table.prepare != NULL:
+            table.prepare(cell, seen.state, &next, parameters)
+        if cas128_acq_rel(cell, seen, pair(tag, next.state)):
+            verdict.state = next.state
+            verdict.decided_ns = next.decided_ns
             verdict.outcome = ALLOWED
             return
         events.cas_retries += 1
 
 
-cdef void table_amend(
-    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Events* events,
+cdef bint table_amend(
+    const Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
 ) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
     cdef PenstockCell* cell
     cdef PenstockCell seen
-    cdef uint64_t state
+    cdef Next next
     while True:
         cell = find_member(&probe, tag)
         if cell == NULL:
-            return
+            return False
         seen = load128_acquire(cell)
         if seen.tag != tag:
             continue
-        if not decide(plausible(seen.state), now_ns, parameters, &state):
-            return
-        if cas128_acq_rel(cell, seen, pair(tag, state)):
-            return
+        # The clock is read after the state: what is given back must still count.
+        if not decide(cell, tag, seen.state, table_now(table), parameters, &next):
+            return False
+        if cas128_acq_rel(cell, seen, pair(tag, next.state)):
+            return True
         events.cas_retries += 1
 
 
@@ -368,30 +425,33 @@ cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcep
             return
         seen = load128_acquire(cell)
         if seen.tag == tag:
-            if cas128_acq_rel(cell, seen, pair(PENSTOCK_KIND_EMPTY, 0)):
+            if cas128_acq_rel(cell, seen, vacated(table, seen)):
                 return
             events.cas_retries += 1
 
 
-cdef uint64_t table_peek(const Table* table, uint64_t tag) noexcept nogil:
+cdef PenstockCell* table_find(const Table* table, uint64_t tag, uint64_t* state) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
     cdef PenstockCell* cell
     cdef PenstockCell seen
     while True:
         cell = find_member(&probe, tag)
         if cell == NULL:
-            return 0
+            state[0] = 0
+            return NULL
         seen = load128_acquire(cell)
         if seen.tag == tag:
-            return plausible(seen.state)
+            state[0] = seen.state
+            return cell
 
 
 cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil:
-    cdef uint64_t i, live = 0
+    cdef uint64_t i, kind, live = 0
     cdef uint64_t cells = table.group_count * PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE
     cdef PenstockCell cell
     for i in range(cells):
         cell = load128_acquire(&table.cells[i])
-        if cell.tag & ((<uint64_t>1 << PENSTOCK_KIND_BITS) - 1) != PENSTOCK_KIND_CLAIM:
-            live += expiry_of(cell, now_ns) > now_ns
+        kind = cell.tag & ((<uint64_t>1 << PENSTOCK_KIND_BITS) - 1)
+        if kind != PENSTOCK_KIND_CLAIM and kind != PENSTOCK_KIND_BLOCKED:
+            live += expiry_of(table, cell, now_ns) > now_ns
     return live

@@ -1,0 +1,225 @@
+"""Several limits at once, all or none.
+
+First every limit is asked without writing anything. If all allow, each is charged in order, by a CAS from the very
+state that was judged; where that state has changed meanwhile, by a decision of its own. Should one of those then
+deny, the limits that were charged before get their permits back.
+
+So a request that is denied takes nothing, but for a moment it may have: others may be denied meanwhile that would not
+have been. Never is one allowed that should not be. A process that is killed half-way leaves the first limits charged.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from penstock.core.decision cimport Decision, remaining_of
+from penstock.core.limiter cimport Ask, Limiter
+from penstock.core.reservation cimport new_reservation
+from penstock.core.table cimport table_now
+
+from penstock import waiting
+from penstock.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
+
+
+cdef enum:
+    MOST = 16
+
+
+@cython.final
+cdef class AllOf:
+    """Several limiters of one store as one: a request is charged to all of them or to none.
+
+    ``AllOf(per_second, per_hour, for_everybody)``. A key is for all of them, or a list with one key for each:
+    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. The order matters for speed only: put first what
+    denies most often.
+
+    A ``Decision`` names the limit that bound it, ``decision.limiter``: of those that denied, the one with the longest
+    ``retry_after``; of an allowed request's, the one with the fewest ``remaining``. ``limit`` is that one's;
+    ``remaining`` is the least and ``reset_after`` the longest of all.
+
+    Raises ``InvalidLimiter`` unless given 1 to 16 limiters of one store. Threads, processes, fork: as the limiters.
+    O(number of limiters), lock-free; a denied request writes nothing shared. In a race of several requests for the last
+    permits, some may be denied that would have been allowed one after the other.
+    """
+
+    cdef readonly object store
+    cdef readonly str name
+    cdef readonly tuple limiters
+    cdef readonly bint may_free_early
+    cdef void* parts[MOST]               # the limiters once more, held by the tuple
+    cdef int count
+
+    def __cinit__(self, *limiters):
+        cdef int i
+        if not 1 <= len(limiters) <= MOST:
+            raise InvalidLimiter(f"AllOf takes 1 to {MOST} limiters, not {len(limiters)}")
+        for limiter in limiters:
+            if not isinstance(limiter, Limiter):
+                raise InvalidLimiter(f"AllOf takes limiters, not {shown(limiter)}")
+            if limiter.store is not limiters[0].store:
+                raise InvalidLimiter(
+                    f"AllOf takes limiters of one store, but {limiter!r} is in another than {limiters[0]!r}")
+        self.limiters = limiters
+        self.count = len(limiters)
+        for i in range(self.count):
+            self.parts[i] = <void*>limiters[i]
+        self.store = limiters[0].store
+        self.name = " + ".join([limiter.name for limiter in limiters])
+        self.may_free_early = any([limiter.may_free_early for limiter in limiters])
+
+    def __init__(self, *limiters):
+        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
+        pass
+
+    def __repr__(self):
+        return f"AllOf({', '.join([repr(limiter) for limiter in self.limiters])})"
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
+
+    cdef int ask_all(self, object key, object cost, Ask* asks) except -1:
+        cdef int i
+        cdef list keys = key if type(key) is list else None
+        cdef list costs = cost if type(cost) is list else None
+        if keys is not None and len(keys) != self.count:
+            raise InvalidKey(f"{self.count} limiters need one key for all or {self.count} keys, not {len(keys)}")
+        if costs is not None and len(costs) != self.count:
+            raise InvalidCost(f"{self.count} limiters need one cost for all or {self.count} costs, not {len(costs)}")
+        for i in range(self.count):
+            (<Limiter>self.parts[i]).ask(
+                key if keys is None else keys[i], cost if costs is None else costs[i], &asks[i])
+        for i in range(self.count):
+            # Last: what was asked before may have run Python code.
+            (<Limiter>self.parts[i]).check_bound()
+        return 0
+
+    cdef bint look_at_all(self, Ask* asks, bint at_each) except -1:
+        """Whether all would allow. With `at_each`, all are asked even if one denies."""
+        cdef int i
+        cdef bint allowed = True
+        cdef uint64_t now_ns = table_now(&(<Limiter>self.parts[0]).table)
+        for i in range(self.count):
+            if not (<Limiter>self.parts[i]).look(&asks[i], now_ns):
+                allowed = False
+                if not at_each:
+                    break
+        return allowed
+
+    cdef bint decide(self, object key, object cost, Ask* asks, bint at_each) except -1:
+        cdef int i, j
+        cdef Limiter limiter
+        cdef bint allowed
+        self.ask_all(key, cost, asks)
+        allowed = self.look_at_all(asks, at_each)
+        if allowed:
+            for i in range(self.count):
+                limiter = <Limiter>self.parts[i]
+                if not limiter.commit_seen(&asks[i]) and not limiter.commit(&asks[i]):
+                    for j in range(i):
+                        (<Limiter>self.parts[j]).give_up(&asks[j])
+                    allowed = False
+                    break
+        for i in range(self.count):
+            limiter = <Limiter>self.parts[i]
+            if allowed:
+                limiter.count(&limiter.counters.allowed, 1)
+            elif asks[i].verdict.outcome == 0:
+                limiter.count(&limiter.counters.denied, 1)
+                if not at_each:
+                    break
+        return allowed
+
+    cdef Decision binding(self, Ask* asks, bint allowed):
+        """The decision of the limit that bound the request, with what all of them have left together."""
+        cdef Decision decision, binding = None
+        cdef uint64_t remaining, least = ~<uint64_t>0
+        cdef uint64_t reset_after_ns = 0
+        cdef bint binds
+        cdef int i
+        for i in range(self.count):
+            decision = (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0)
+            remaining = remaining_of(decision)
+            if allowed:
+                binds = remaining < least
+            else:
+                binds = not decision.allowed and (
+                    binding is None or decision.retry_after_ns > binding.retry_after_ns)
+            if binds:
+                binding = decision
+            least = min(least, remaining)
+            reset_after_ns = max(reset_after_ns, decision.reset_after_ns)
+        binding.set_remaining(least)
+        binding.reset_after_ns = reset_after_ns
+        return binding
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
+        cdef Ask[MOST] asks
+        return self.decide(key, 1, asks, False)
+
+    @cython.binding(False)
+    def hit(self, key, cost=1):
+        """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        """
+        cdef Ask[MOST] asks
+        cdef bint allowed = self.decide(key, cost, asks, True)
+        return self.binding(asks, allowed)
+
+    def peek(self, key, cost=1):
+        """What ``hit`` would decide now, without charging or counting anything."""
+        cdef Ask[MOST] asks
+        self.ask_all(key, cost, asks)
+        return self.binding(asks, self.look_at_all(asks, True))
+
+    def allow_many(self, keys, costs=None):
+        """Decide a batch in order: a list of bools, one per key; of keys and costs as for ``hit``.
+
+        Not atomic: other processes' requests may come between. A key or cost that can't be used raises an exception,
+        with everything before it charged.
+        """
+        cdef Ask[MOST] asks
+        if isinstance(keys, (str, bytes)):
+            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
+        keys = list(keys)
+        if isinstance(costs, int):
+            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
+        costs = [1] * len(keys) if costs is None else list(costs)
+        if len(costs) != len(keys):
+            raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
+        return [self.decide(key, cost, asks, False) for key, cost in zip(keys, costs, strict=True)]
+
+    def reserve(self, key, cost=1, max_delay=None):
+        """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.
+
+        Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
+        """
+        cdef Decision decision = self.hit(key, cost)
+        return new_reservation(
+            self, key, cost, decision.allowed, table_now(&(<Limiter>self.parts[0]).table), decision.retry_after_ns,
+            0)
+
+    def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""
+        return waiting.wait(self, key, cost, timeout, jitter)
+
+    def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """``wait`` for asyncio."""
+        return waiting.wait_async(self, key, cost, timeout, jitter)
+
+    def refund(self, key, cost=1):
+        """Give back to every limiter what an allowed ``hit`` with the same arguments charged."""
+        keys = key if type(key) is list else [key] * self.count
+        costs = cost if type(cost) is list else [cost] * self.count
+        for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True):
+            limiter.refund(its_key, its_cost)
+
+    def _cancel(self, key, cost, charged_state):
+        """For ``Reservation``."""
+        self.refund(key, cost)
+
+    def reset(self, key):
+        """Forget `key` in every limiter."""
+        for limiter, its_key in zip(self.limiters, key if type(key) is list else [key] * self.count, strict=True):
+            limiter.reset(its_key)

@@ -1,0 +1,23 @@
+from typing import final
+
+from penstock.core.cell_limiter import CellLimiter
+from penstock.core.keys import Key
+from penstock.rate import Rate
+from penstock.store import Store
+
+def default_keys(buckets: int) -> int: ...
+
+@final
+class BucketedWindow(CellLimiter):
+    def __init__(
+        self, store: Store, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
+    ) -> None: ...
+    def allow(self, key: Key, /) -> bool: ...
+    @property
+    def rate(self) -> Rate: ...
+    @property
+    def buckets(self) -> int: ...
+    @property
+    def keys(self) -> int: ...
+    @staticmethod
+    def bytes_needed(buckets: int = 60, *, keys: int | None = None) -> int: ...

@@ -1,0 +1,741 @@
+"""Concurrency: a slot for each permit that is held.
+
+A key has `limit` slots in the words of its cell. A slot is a pair {owner, end of the lease} that only changes as a
+whole, by one 128-bit CAS; it is free when the lease has ended or the owner is gone. There are `limit` slots and no
+more, so never are more permits held: that is all the proof there is.
+
+Everything else is a hint, and may be wrong at any time. A bit for each slot says that it is probably taken, so that a
+free one is found without looking at every slot. It is set after a slot was taken and cleared after it was given back.
+A process that is killed in between leaves a bit that is wrong: where it says free, the next one finds the slot taken
+and sets it; where it says taken, whoever finds no free bit looks at the slots themselves.
+
+Only then, before a denial, are ended processes looked for. Their slots are taken away by a CAS from what was seen
+there.
+
+The cell itself holds the time at which the key may be forgotten. That is never before the last of its leases ends: it
+is moved on before a slot is taken. A process that is stopped between the two for so long that the key is forgotten
+takes a slot for a lease that has ended meanwhile: that is a free slot.
+
+An evicted key's slots are left to the key that comes to its cell: to empty them would be no safer, as a process of
+the new key may have taken some.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from penstock.core.cell_limiter cimport whole_cost
+from penstock.core.decision cimport Decision
+from penstock.core.keys cimport hash_key_of
+from penstock.core.limiter cimport Ask, Limiter
+from penstock.core.native cimport (
+    PENSTOCK_KIND_TAT, PenstockCell, cas128_acq_rel, clear_bits_acq_rel, load128_acquire, load_acquire, lowest_bit,
+    monotonic_ns, multiply_high, prefetch, set_bits_acq_rel,
+)
+from penstock.core.reservation cimport new_reservation
+from penstock.core.segment cimport Extent
+from penstock.core.table cimport (
+    ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, fingerprint_of, home_line, table_decide,
+    table_find, table_now, table_try,
+)
+
+import functools
+import inspect
+
+from penstock import waiting
+from penstock.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, shown
+from penstock.extents import ExtentShape, open_extent
+from penstock.owners import Owners
+from penstock.rate import as_period_ns
+
+
+cdef enum:
+    MAX_LIMIT = 1 << 24
+    # Of memory, for as many keys as nobody has asked for otherwise.
+    DEFAULT_WORDS = 1 << 16
+    HINTS = 64                           # a power of two
+    # So seldom, while denials follow each other, all slots are looked at and ended processes looked for.
+    WATCH_INTERVAL_NS = 100_000
+
+
+# The slots of one key.
+cdef struct Slots:
+    uint64_t* bits
+    PenstockCell* slots
+    uint64_t count
+
+
+cdef bint touch(
+    PenstockCell* cell, uint64_t tag, uint64_t forget_ns, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """Not to be forgotten before a lease that begins now has ended. Further than that, so as to be rare."""
+    cdef uint64_t lease_ns = (<const uint64_t*>parameters)[0]
+    next.state = now_ns + 2 * lease_ns
+    return forget_ns < now_ns + lease_ns or forget_ns >> TIME_BITS != 0
+
+
+cdef inline bint is_free(PenstockCell slot, uint64_t now_ns) noexcept nogil:
+    return slot.tag == 0 or slot.state <= now_ns
+
+
+cdef inline PenstockCell lease_of(uint64_t owner, uint64_t end_ns) noexcept nogil:
+    cdef PenstockCell lease
+    lease.tag = owner
+    lease.state = end_ns
+    return lease
+
+
+cdef inline void mark_taken(const Slots* slots, uint64_t slot) noexcept nogil:
+    cdef uint64_t bit = <uint64_t>1 << (slot % 64)
+    if not load_acquire(&slots.bits[slot // 64]) & bit:
+        set_bits_acq_rel(&slots.bits[slot // 64], bit)
+
+
+cdef inline bint take_slot(const Slots* slots, uint64_t slot, PenstockCell lease, uint64_t now_ns) noexcept nogil:
+    cdef PenstockCell seen = load128_acquire(&slots.slots[slot])
+    if is_free(seen, now_ns) and cas128_acq_rel(&slots.slots[slot], seen, lease):
+        mark_taken(slots, slot)
+        return True
+    return False
+
+
+cdef inline bint free_slot(const Slots* slots, uint64_t slot, PenstockCell seen) noexcept nogil:
+    """Give back a slot that holds what was seen there."""
+    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):
+        clear_bits_acq_rel(&slots.bits[slot // 64], <uint64_t>1 << (slot % 64))
+        return True
+    return False
+
+
+cdef inline uint64_t free_bits(const Slots* slots, uint64_t word) noexcept nogil:
+    cdef uint64_t bits = ~load_acquire(&slots.bits[word])
+    cdef uint64_t used = slots.count - word * 64
+    return bits if used >= 64 else bits & ((<uint64_t>1 << used) - 1)
+
+
+cdef int64_t take_any_slot(
+    const Slots* slots, uint64_t first, PenstockCell lease, uint64_t now_ns
+) noexcept nogil:
+    """A slot whose bit says that it is free, from `first` on; -1 if there is none."""
+    cdef uint64_t words = (slots.count + 63) // 64
+    cdef uint64_t word = first // 64
+    cdef uint64_t bits, slot, _
+    if take_slot(slots, first, lease, now_ns):
+        return first
+    for _ in range(words):
+        bits = free_bits(slots, word)
+        while bits:
+            slot = word * 64 + lowest_bit(bits)
+            if take_slot(slots, slot, lease, now_ns):
+                return slot
+            mark_taken(slots, slot)
+            bits &= bits - 1
+        word = word + 1 if word + 1 < words else 0
+    return -1
+
+
+cdef int64_t take_lapsed_slot(
+    const Slots* slots, PenstockCell lease, uint64_t now_ns, uint64_t* first_end_ns
+) noexcept nogil:
+    """The same by looking at the slots themselves. If all are held, the end of the lease that ends first."""
+    cdef uint64_t slot
+    first_end_ns[0] = ~<uint64_t>0
+    for slot in range(slots.count):
+        if take_slot(slots, slot, lease, now_ns):
+            return slot
+        first_end_ns[0] = min(first_end_ns[0], load_acquire(&slots.slots[slot].state))
+    return -1
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Lease:
+    """Permits that are held. True when there are any.
+
+    Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
+    or with the process; it doesn't end when this object is garbage.
+    """
+
+    cdef Concurrency limiter
+    cdef object key
+    cdef object more                     # what `cost` above 1 takes: a list of (slot, end) of which the first is below
+    cdef PenstockCell* cell              # NULL: none was allowed, or allowed without a slot because the table is full
+    cdef uint64_t slot
+    cdef PenstockCell held
+    cdef uint64_t forks
+    cdef readonly bint allowed
+
+    def __init__(self):
+        raise TypeError("leases are made by limiters: use limiter.acquire(key)")
+
+    def release(self):
+        """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
+        cdef bint held = False
+        cdef Slots slots
+        if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
+            return False
+        slots = self.limiter.slots_of(self.cell)
+        held = free_slot(&slots, self.slot, self.held)
+        self.limiter.hints[(self.cell - self.limiter.table.cells) % HINTS] = self.slot
+        if self.more is not None:
+            for slot, end_ns in self.more:
+                held |= free_slot(&slots, slot, lease_of(self.held.tag, end_ns))
+        self.cell = NULL
+        waiting.released(self.limiter, self.key)
+        return held
+
+    def renew(self):
+        """Let the lease begin anew. False if it has ended; then the permits may be somebody else's."""
+        cdef Slots slots
+        cdef PenstockCell renewed
+        cdef Verdict verdict
+        cdef bint held
+        if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
+            return False
+        renewed = lease_of(self.held.tag, self.limiter.begin_lease(self.key, &verdict))
+        if verdict.cell != self.cell:
+            return False
+        slots = self.limiter.slots_of(self.cell)
+        if not cas128_acq_rel(&slots.slots[self.slot], self.held, renewed):
+            return False
+        held = True
+        if self.more is not None:
+            for i, (slot, end_ns) in enumerate(self.more):
+                held &= cas128_acq_rel(&slots.slots[<uint64_t>slot], lease_of(self.held.tag, end_ns), renewed)
+                self.more[i] = slot, renewed.state
+        self.held = renewed
+        return held
+
+    def __bool__(self):
+        return self.allowed
+
+    def __enter__(self):
+        if not self.allowed:
+            raise self.limiter.exceeded(self.key)
+        return self
+
+    def __exit__(self, *error):
+        self.release()
+
+    async def __aenter__(self):
+        return self.__enter__()
+
+    async def __aexit__(self, *error):
+        self.release()
+
+    def __repr__(self):
+        return f"<Lease of {self.limiter.name!r}: {'held' if self.cell != NULL else 'not held'}>"
+
+
+class Hold:
+    """What ``Concurrency.hold`` returns: waits for permits, holds them in the block, gives them back."""
+
+    __slots__ = ("_arguments", "_lease", "_limiter")
+
+    def __init__(self, limiter, key, cost, timeout):
+        self._limiter = limiter
+        self._arguments = key, cost, timeout
+        self._lease = None
+
+    def __enter__(self):
+        key, cost, timeout = self._arguments
+        if not self._limiter.wait(key, cost, timeout):
+            raise self._limiter.exceeded(key)
+        self._lease = self._limiter._take_loose(key, cost)
+        return self._lease
+
+    def __exit__(self, *error):
+        self._lease.release()
+
+    async def __aenter__(self):
+        key, cost, timeout = self._arguments
+        if not await self._limiter.wait_async(key, cost, timeout):
+            raise self._limiter.exceeded(key)
+        self._lease = self._limiter._take_loose(key, cost)
+        return self._lease
+
+    async def __aexit__(self, *error):
+        self._lease.release()
+
+
+@cython.final
+cdef class Concurrency(Limiter):
+    """At most `limit` permits of a key held at one time.
+
+    ``Concurrency(store, "reports", 20)``, then one of
+
+    * ``with reports.hold("user:42", timeout=0.5):`` or ``async with``: waits for a permit, gives it back at the end of
+      the block, and raises ``LimitExceeded`` if there was none in time; the default is to wait for as long as it takes;
+    * ``lease = reports.acquire("user:42")``: at once or not at all; then ``lease.release()``, or ``with lease:``;
+    * ``@reports.limited("nightly")``: each call of the function holds a permit;
+    * ``allow``, ``hit``, ``wait`` and the other methods of every limiter: they take permits that ``refund`` gives back.
+
+    A permit comes back when it is given back, when the process that holds it has ended, however it ended, or at the
+    end of its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews it: ``lease.renew()``.
+
+    `keys` is how many keys can be live at once, that is, have been used in the last two leases; by default as many
+    as half a megabyte holds, but at least 64. Each takes 16 bytes for every permit and a bit (and a third of that
+    again from 49 keys on); ``Concurrency.bytes_needed(limit, keys=...)`` says how much that is altogether. It is taken
+    when the limiter is first made, behind the store's table, and kept until the store is unlinked.
+
+    Raises ``InvalidLimiter``, ``InvalidRate`` for a lease that is none, ``TooManyLimiters``, and
+    ``SegmentSpaceError`` with the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a
+    permit belongs to the process that took it, not to its children. Between pid namespaces (containers that share
+    ``/dev/shm``) an ended process is only noticed by the end of its leases.
+
+    Taking and giving back is O(1) in the usual case, two CASes each; a denial looks at a bit for each
+    slot, and every tenth of a millisecond at the slots. Guarantee: never more
+    than `limit` permits held, over all processes.
+    """
+
+    may_free_early = True
+
+    cdef readonly uint64_t limit
+    cdef readonly object lease_ns
+    cdef uint64_t lease
+    cdef uint64_t words_per_cell
+    cdef uint64_t bit_words
+    cdef uint64_t* words
+    cdef Extent extent
+    cdef object owners
+    cdef uint64_t me                     # this process as an owner
+    cdef uint64_t my_forks               # for which `me` is right
+    cdef uint64_t watched_ns             # when ended processes were last looked for
+    cdef PenstockCell* scanned           # the cell whose slots were all found held, when, and until when at the least
+    cdef uint64_t scanned_ns
+    cdef uint64_t first_end_ns
+    cdef dict loose                      # by tag, what was taken without a lease object: lists of (slot, end)
+    cdef uint64_t[HINTS] hints           # by cell, a slot that was free a while ago
+
+    def __cinit__(self, store, name, limit, lease="30s", *, keys=None):
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+            raise InvalidLimiter(f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {shown(limit)}")
+        self.limit = limit
+        self.lease_ns = as_period_ns(lease)
+        self.lease = self.lease_ns
+        self.bit_words = (self.limit + 127) // 128 * 2
+        self.words_per_cell = words_for(limit)
+        shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, self.words_per_cell, name)
+        encoding = b"concurrency %d" % self.limit
+        self.extent = open_extent(store, name, encoding, shape)
+        self.table = self.extent.table
+        self.words = self.extent.words
+        self.loose = {}
+        self.my_forks = ~<uint64_t>0
+        self.enroll(encoding)
+
+    def __init__(self, store, name, limit, lease="30s", *, keys=None):
+        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
+        pass
+
+    @staticmethod
+    def bytes_needed(limit, *, keys=None):
+        """How many bytes a limiter of this limit and number of keys takes of its store's file system."""
+        return ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), "").bytes
+
+    def __repr__(self):
+        return f"<Concurrency {self.name!r} {self.limit}, lease={self.lease_ns / 1e9:g}s, keys={self.keys}>"
+
+    @property
+    def keys(self):
+        return self.extent.keys
+
+    cdef Slots slots_of(self, const PenstockCell* cell) noexcept:
+        cdef Slots slots
+        slots.bits = self.words + <uint64_t>(cell - self.table.cells) * self.words_per_cell
+        slots.slots = <PenstockCell*>(slots.bits + self.bit_words)
+        slots.count = self.limit
+        return slots
+
+    cdef inline uint64_t tag_of(self, object key) except 0:
+        return fingerprint_of(hash_key_of(key, self.hash_key)) | PENSTOCK_KIND_TAT
+
+    cdef int check_process(self) except -1:
+        """Before a slot is taken: after a fork, this is another owner, and holds nothing."""
+        cdef int i
+        self.check_bound()
+        if self.my_forks != self.segment.forks[0]:
+            self.owners = Owners()
+            self.me = self.owners.me
+            self.loose = {}
+            for i in range(HINTS):
+                # Each process begins elsewhere, so that they don't fight for the same slots.
+                self.hints[i] = multiply_high((self.me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit)
+            self.my_forks = self.segment.forks[0]
+        return 0
+
+    cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0:
+        """See to it that the key has a cell for long enough. The end of a lease that begins now."""
+        cdef uint64_t tag = self.tag_of(key)
+        return self.begin_lease_of(tag, verdict)
+
+    cdef uint64_t begin_lease_of(self, uint64_t tag, Verdict* verdict) except 0:
+        cdef Events events
+        cdef Outcome outcome
+        self.check_process()
+        prefetch(home_line(&self.table, tag))
+        verdict.now_ns = table_now(&self.table)
+        verdict.full = False
+        verdict.tag = tag
+        outcome = table_try(&self.table, tag, verdict.now_ns, touch, &self.lease, verdict)
+        if outcome > ALLOWED:
+            events.inserted = events.evicted = events.full = 0
+            events.cas_retries = outcome == LOST
+            table_decide(
+                &self.table, tag, self.claim_stripe, &self.counters.claims, touch, &self.lease, verdict, &events)
+            self.count_events(&events)
+        if verdict.full:
+            # For the verdict below, what the policy said.
+            verdict.cell = NULL
+        return verdict.now_ns + self.lease
+
+    cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, PenstockCell lease) except -2:
+        """One slot; -1 if all are held."""
+        cdef size_t hint = (verdict.cell - self.table.cells) % HINTS
+        cdef int64_t slot = take_any_slot(slots, self.hints[hint], lease, verdict.now_ns)
+        cdef uint64_t now_ns
+        if slot < 0:
+            # Looking at the slots themselves takes as long as there are many: not for every denial of a flood.
+            now_ns = monotonic_ns()
+            if (
+                self.scanned == verdict.cell and now_ns - self.scanned_ns < WATCH_INTERVAL_NS
+                and verdict.now_ns < self.first_end_ns
+            ):
+                return -1
+            slot = take_lapsed_slot(slots, lease, verdict.now_ns, &self.first_end_ns)
+            if slot < 0 and self.free_ended(slots):
+                slot = take_lapsed_slot(slots, lease, verdict.now_ns, &self.first_end_ns)
+            self.scanned = verdict.cell if slot < 0 else NULL
+            self.scanned_ns = now_ns
+        if slot >= 0:
+            self.hints[hint] = slot
+        return slot
+
+    cdef bint free_ended(self, const Slots* slots) except -1:
+        """Take away the slots of processes that have ended. Whether there were any."""
+        cdef uint64_t i
+        cdef PenstockCell seen
+        cdef bint any_freed = False
+        if monotonic_ns() - self.watched_ns < WATCH_INTERVAL_NS:
+            return False
+        owners = set()
+        for i in range(slots.count):
+            seen = load128_acquire(&slots.slots[i])
+            if seen.tag != 0 and seen.tag != self.me:
+                owners.add(seen.tag)
+        dead = self.owners.dead_among(owners)
+        if dead:
+            for i in range(slots.count):
+                seen = load128_acquire(&slots.slots[i])
+                if seen.tag != 0 and seen.tag in dead:
+                    any_freed |= free_slot(slots, i, seen)
+        self.watched_ns = monotonic_ns()
+        return any_freed
+
+    cdef object take(self, uint64_t tag, int64_t cost, Verdict* verdict, PenstockCell* lease):
+        """Take `cost` slots, all or none. None if there are not enough, else what was taken: the one slot, or a list of
+        (slot, end).
+        """
+        cdef Slots slots
+        cdef int64_t slot
+        cdef list taken
+        lease[0] = lease_of(self.me, self.begin_lease_of(tag, verdict))
+        lease.tag = self.me
+        if verdict.cell == NULL:
+            return [] if verdict.outcome == ALLOWED else None
+        slots = self.slots_of(verdict.cell)
+        if cost == 1:
+            slot = self.take_one(&slots, verdict, lease[0])
+            return None if slot < 0 else slot
+        taken = []
+        while len(taken) < cost:
+            slot = self.take_one(&slots, verdict, lease[0])
+            if slot < 0:
+                for slot in taken:
+                    free_slot(&slots, slot, lease[0])
+                return None
+            taken.append(slot)
+        return [(slot, lease.state) for slot in taken]
+
+    cdef int64_t checked_cost(self, object cost) except -1:
+        cdef int64_t slots = whole_cost(cost)
+        if <uint64_t>slots > self.limit:
+            raise CostExceedsLimit(cost, self.limit, self.name)
+        return slots
+
+    cdef bint take_loose(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
+        """Take permits that no lease object stands for, and count the decision."""
+        cdef PenstockCell lease
+        taken = self.take(tag, cost, verdict, &lease)
+        if taken is None:
+            self.count(&self.counters.denied, 1)
+            return False
+        self.count(&self.counters.allowed, 1)
+        if not isinstance(taken, list):
+            taken = [(taken, lease.state)]
+        if taken:
+            held = self.loose.setdefault(tag, [])
+            # What has ended needs no giving back. The oldest come first.
+            while held and held[0][1] <= verdict.now_ns:
+                held.pop(0)
+            held.extend(taken)
+        return True
+
+    cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, PenstockCell held):
+        cdef Lease lease = Lease.__new__(Lease)
+        lease.limiter = self
+        lease.key = key
+        lease.cell = NULL
+        lease.allowed = taken is not None
+        lease.forks = self.segment.forks[0]
+        lease.held = held
+        if isinstance(taken, list):
+            if taken:
+                lease.cell = verdict.cell
+                lease.slot, lease.held.state = taken[0]
+                lease.more = taken[1:]
+        elif taken is not None:
+            lease.cell = verdict.cell
+            lease.slot = taken
+        return lease
+
+    @cython.binding(False)
+    def acquire(self, key, cost=1):
+        """Take `cost` permits of `key` if they are free now: a ``Lease``, which is true if they were.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        """
+        cdef Verdict verdict
+        cdef PenstockCell held
+        taken = self.take(self.tag_of(key), self.checked_cost(cost), &verdict, &held)
+        self.count(&self.counters.denied if taken is None else &self.counters.allowed, 1)
+        return self.new_lease(key, taken, &verdict, held)
+
+    def hold(self, key, cost=1, timeout=None):
+        """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
+
+        Entering raises ``LimitExceeded`` if they don't come free within `timeout` seconds.
+        """
+        return Hold(self, key, cost, timeout)
+
+    def limited(self, key, cost=1, timeout=None):
+        """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
+
+        `key` is a key, or a callable that makes one of the call's arguments.
+        """
+        def decorate(function):
+            if inspect.iscoroutinefunction(function):
+                @functools.wraps(function)
+                async def held_async(*args, **kwargs):
+                    async with self.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout):
+                        return await function(*args, **kwargs)
+                return held_async
+
+            @functools.wraps(function)
+            def held(*args, **kwargs):
+                with self.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout):
+                    return function(*args, **kwargs)
+            return held
+        return decorate
+
+    def _take_loose(self, key, cost):
+        """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
+        cdef Verdict verdict
+        cdef uint64_t tag = self.tag_of(key)
+        cdef uint64_t state
+        held = self.loose.get(tag, [])
+        taken = [held.pop() for _ in range(min(self.checked_cost(cost), len(held)))]
+        if not held:
+            self.loose.pop(tag, None)
+        verdict.cell = table_find(&self.table, tag, &state)
+        return self.new_lease(key, taken, &verdict, lease_of(self.me, 0))
+
+    def exceeded(self, key):
+        """The exception that says that there was no permit of `key` in time."""
+        return LimitExceeded(self.name, self.limit, self.peek(key).retry_after)
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
+        cdef Verdict verdict
+        return self.take_loose(self.tag_of(key), 1, &verdict)
+
+    def hit(self, key, cost=1):
+        """Take `cost` permits of `key` if they are free, and return the ``Decision``.
+
+        ``retry_after`` is the time until enough leases end if nobody gives anything back.
+        """
+        cdef Verdict verdict
+        cdef int64_t slots = self.checked_cost(cost)
+        cdef uint64_t tag = self.tag_of(key)
+        cdef bint allowed
+        if slots == 0:
+            return self.peek(key, 0)
+        allowed = self.take_loose(tag, slots, &verdict)
+        return self.verdict_decision(&verdict, slots, allowed)
+
+    cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed):
+        cdef Decision decision = self.decision(verdict.cell, verdict.now_ns, cost, allowed)
+        if verdict.full and not allowed:
+            # Nothing is known of the key; the state is the time at which a cell of its neighbourhood is free.
+            decision.available = 0
+            decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
+        return decision
+
+    def peek(self, key, cost=1):
+        """What ``hit`` would decide now, without taking anything."""
+        cdef uint64_t tag = self.tag_of(key)
+        cdef int64_t slots = self.checked_cost(cost)
+        cdef Slots found
+        cdef PenstockCell* cell
+        cdef uint64_t forget_ns, now_ns
+        self.check_process()
+        now_ns = table_now(&self.table)
+        cell = table_find(&self.table, tag, &forget_ns)
+        if cell != NULL:
+            found = self.slots_of(cell)
+            self.free_ended(&found)
+        return self.decision(cell, now_ns, slots, None)
+
+    cdef Decision decision(self, const PenstockCell* cell, uint64_t now_ns, int64_t cost, object allowed):
+        """From the slots as they are. With `allowed` None, whether `cost` permits are free."""
+        cdef Decision decision = Decision.__new__(Decision)
+        cdef Slots slots
+        cdef PenstockCell seen
+        cdef uint64_t i
+        ends = []
+        if cell != NULL:
+            slots = self.slots_of(cell)
+            for i in range(slots.count):
+                seen = load128_acquire(&slots.slots[i])
+                if not is_free(seen, now_ns):
+                    ends.append(seen.state)
+        ends.sort()
+        decision.limit = self.limit
+        decision.limiter = self.name
+        decision.available = self.limit - len(ends)
+        decision.allowed = decision.available >= <uint64_t>cost if allowed is None else allowed
+        if not decision.allowed and <uint64_t>cost > decision.available:
+            decision.retry_after_ns = ends[<uint64_t>cost - decision.available - 1] - now_ns
+        decision.reset_after_ns = ends[len(ends) - 1] - now_ns if ends else 0
+        return decision
+
+    def allow_many(self, keys, costs=None):
+        """A list of bools, one per key, decided in order: ``allow`` for each. `costs` is an iterable of as many."""
+        cdef Verdict verdict
+        if isinstance(keys, (str, bytes)):
+            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
+        tags = [self.tag_of(key) for key in keys]
+        cost_list = [1] * len(tags) if costs is None else [self.checked_cost(cost) for cost in costs]
+        if len(cost_list) != len(tags):
+            raise InvalidCost(f"{len(tags)} keys need {len(tags)} costs, not {len(cost_list)}")
+        return [
+            bool(self.take_loose(tag, cost, &verdict)) if cost else True
+            for tag, cost in zip(tags, cost_list, strict=True)
+        ]
+
+    def reserve(self, key, cost=1, max_delay=None):
+        """Take `cost` permits if they are free now: a ``Reservation`` with a delay of 0, whose ``cancel`` gives them
+        back.
+
+        Otherwise nothing is taken, and ``delay`` says when enough leases end if nobody gives anything back.
+        """
+        cdef Decision decision = self.hit(key, cost)
+        return new_reservation(
+            self, key, cost, decision.allowed, table_now(&self.table), decision.retry_after_ns, 0)
+
+    def refund(self, key, cost=1):
+        """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process."""
+        cdef int64_t slots = self.checked_cost(cost)
+        cdef uint64_t tag = self.tag_of(key)
+        self.check_process()
+        self.give_back(tag, slots)
+        waiting.released(self, key)
+
+    def _cancel(self, key, cost, charged_state):
+        """For ``Reservation``."""
+        self.refund(key, cost)
+
+    cdef int give_back(self, uint64_t tag, int64_t cost) except -1:
+        cdef Slots slots
+        cdef uint64_t state
+        cdef PenstockCell* cell = table_find(&self.table, tag, &state)
+        held = self.loose.get(tag)
+        while held and cost > 0:
+            slot, end_ns = held.pop()
+            cost -= 1
+            if cell != NULL:
+                slots = self.slots_of(cell)
+                free_slot(&slots, slot, lease_of(self.me, end_ns))
+                self.hints[(cell - self.table.cells) % HINTS] = slot
+        if held is not None and not held:
+            self.loose.pop(tag, None)
+        return 0
+
+    def reset(self, key):
+        """Take all permits of `key` away from whoever holds them."""
+        cdef Slots slots
+        cdef uint64_t i, state
+        cdef uint64_t tag = self.tag_of(key)
+        cdef PenstockCell* cell
+        self.check_process()
+        cell = table_find(&self.table, tag, &state)
+        if cell != NULL:
+            slots = self.slots_of(cell)
+            for i in range(slots.count):
+                free_slot(&slots, i, load128_acquire(&slots.slots[i]))
+        waiting.released(self, key)
+
+    cdef int ask(self, object key, object cost, Ask* ask) except -1:
+        ask.tag = self.tag_of(key)
+        ask.draw.amount = self.checked_cost(cost)
+        return 0
+
+    cdef int look(self, Ask* ask, uint64_t now_ns) except -1:
+        """Whether enough slots are free, or would be."""
+        cdef Slots slots
+        cdef uint64_t i, state, free = 0
+        self.check_process()
+        ask.verdict.full = False
+        ask.verdict.now_ns = now_ns
+        ask.verdict.outcome = ALLOWED
+        ask.verdict.cell = table_find(&self.table, ask.tag, &state)
+        if ask.verdict.cell == NULL:
+            return True
+        slots = self.slots_of(ask.verdict.cell)
+        for _ in range(2):
+            free = 0
+            for i in range(slots.count):
+                free += is_free(load128_acquire(&slots.slots[i]), now_ns)
+                if free >= ask.draw.amount:
+                    return True
+            if not self.free_ended(&slots):
+                break
+        ask.verdict.outcome = DENIED
+        return False
+
+    cdef int commit_seen(self, Ask* ask) except -1:
+        return ask.draw.amount == 0
+
+    cdef int commit(self, Ask* ask) except -1:
+        cdef PenstockCell lease
+        taken = self.take(ask.tag, ask.draw.amount, &ask.verdict, &lease)
+        ask.verdict.outcome = DENIED if taken is None else ALLOWED
+        if taken is not None:
+            self.loose.setdefault(ask.tag, []).extend(taken if isinstance(taken, list) else [(taken, lease.state)])
+        return taken is not None
+
+    cdef int give_up(self, Ask* ask) except -1:
+        self.give_back(ask.tag, ask.draw.amount)
+        return 0
+
+    cdef Decision decision_of(self, const Ask* ask, bint allowed):
+        return self.verdict_decision(&ask.verdict, ask.draw.amount, allowed)
+
+
+def words_for(limit):
+    """Words of one key: a bit and two words for each slot, in whole cache lines."""
+    return -(-((limit + 127) // 128 * 2 + 2 * limit) // 8) * 8
+
+
+def default_keys(limit):
+    return max(64, DEFAULT_WORDS // words_for(limit))

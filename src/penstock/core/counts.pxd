@@ -1,0 +1,60 @@
+"""States of KIND_COUNT: a time above, counts below.
+
+    63                     low_bits                     0
+     +------------------------+-------------------------+
+     | time, in quarter ns    | counts                  |
+     +------------------------+-------------------------+
+
+The state as a whole, read as a number of quarter nanoseconds, is never earlier than the time in it: the time was
+rounded up to a multiple of its lowest bit, the *quantum*, which is ``2**(low_bits - 2)`` ns. So whoever looks for a
+cell to reuse can tell from any such state that it has expired, without knowing how many of its bits are counts. And
+because a quantum is at most half a window, windows can be told apart by it.
+"""
+
+from libc.stdint cimport uint64_t
+
+from penstock.core.limiter cimport Shape
+from penstock.core.native cimport multiply_high
+
+
+cdef enum:
+    # Of a nanosecond in the unit of the time.
+    FRACTION_BITS = 2
+
+
+cdef inline uint64_t low_mask(int low_bits) noexcept nogil:
+    return (<uint64_t>1 << low_bits) - 1
+
+
+cdef inline uint64_t count_time(uint64_t time_ns, int low_bits) noexcept nogil:
+    """The upper part of a state: the time, rounded up."""
+    return ((time_ns << FRACTION_BITS) + low_mask(low_bits)) & ~low_mask(low_bits)
+
+
+cdef inline uint64_t count_state(uint64_t time_ns, int low_bits, uint64_t low) noexcept nogil:
+    return count_time(time_ns, low_bits) | low
+
+
+cdef inline uint64_t low_of(uint64_t state, int low_bits) noexcept nogil:
+    return state & low_mask(low_bits)
+
+
+cdef inline uint64_t time_of(uint64_t state, int low_bits) noexcept nogil:
+    """In ns: less than a quantum later than the time that went in."""
+    return (state & ~low_mask(low_bits)) >> FRACTION_BITS
+
+
+cdef inline uint64_t phase_of(const Shape* shape, uint64_t tag) noexcept nogil:
+    """By how much the windows of a key are early."""
+    # The home line is chosen by the same bits, so they are mixed again (the golden ratio's multiplier).
+    return shape.phase_ns + (
+        multiply_high(tag * <uint64_t>0x9E3779B97F4A7C15, shape.period_ns) if shape.staggered else 0)
+
+
+cdef inline uint64_t window_end_ns(const Shape* shape, uint64_t tag, uint64_t now_ns) noexcept nogil:
+    """When the aligned window ends that now is in."""
+    return now_ns + shape.period_ns - (now_ns + phase_of(shape, tag)) % shape.period_ns
+
+
+# How many bits hold numbers up to this one.
+cdef int count_bits_for(uint64_t most) noexcept

@@ -1,0 +1,55 @@
+"""The generic cell rate algorithm: its decision functions.
+
+The state of a key is its *theoretical arrival time* (TAT): the time at which the bucket is full again, or the queue
+empty. A request moves it on by its cost at the rate and is allowed when it was no further ahead of now than what the
+burst leaves room for. One number, no refill job (ITU-T I.371, 1993, virtual scheduling).
+
+Rounding: a request's increment is rounded up to the nanosecond, so a burst of n single requests may take up to n ns
+more than one request of cost n. The tolerance is widened by that much, but by less than one permit's time: a burst of
+single requests passes whole, and never can more than `burst` permits pass at one instant.
+"""
+
+from libc.stdint cimport uint64_t
+
+from penstock.core.cell_limiter cimport CellLimiter
+from penstock.core.limiter cimport Draw, Shape
+from penstock.core.native cimport PenstockCell
+from penstock.core.table cimport TIME_BITS, Next
+
+
+cdef inline bint gcra_take(
+    PenstockCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """The decision function: GCRA's virtual scheduling."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef uint64_t start_ns = tat_ns if tat_ns > now_ns else now_ns
+    next.state = start_ns + draw.amount
+    if start_ns - now_ns <= draw.room:
+        return True
+    if tat_ns >> TIME_BITS == 0:
+        return False
+    # A state that no limiter can have written: the key starts afresh.
+    next.state = now_ns + draw.amount
+    return True
+
+
+cdef inline bint gcra_give_back(
+    PenstockCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """Undo `gcra_take`, but never beyond a full bucket."""
+    cdef const Draw* draw = <const Draw*>parameters
+    if tat_ns <= now_ns or tat_ns >> TIME_BITS != 0:
+        return False
+    if draw.charged_state != 0 and (
+        # It counts no more; or others have booked behind it, and keep their times: its own can't be given to anybody.
+        draw.charged_state <= now_ns or (draw.charged_state != tat_ns and tat_ns - now_ns > draw.shape.due_ns)
+    ):
+        return False
+    next.state = tat_ns - draw.amount if tat_ns - now_ns > draw.amount else now_ns
+    return True
+
+
+cdef class GcraLimiter(CellLimiter):
+    cdef readonly object rate
+
+    cdef int gcra_shape(self, object rate, object burst, str burst_name, Shape* shape) except -1

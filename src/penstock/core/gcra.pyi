@@ -1,0 +1,9 @@
+from typing_extensions import disjoint_base
+
+from penstock.core.cell_limiter import CellLimiter
+from penstock.rate import Rate
+
+@disjoint_base
+class GcraLimiter(CellLimiter):
+    @property
+    def rate(self) -> Rate: ...

@@ -1,0 +1,400 @@
+"""Sliding log: a ring of `limit` times per key, so that the bound is exact.
+
+State and ring
+--------------
+The cell's state (see counts.pxd) holds a time, the position in the ring at which the next permit will be written, and
+the *lap*, one bit that changes each time the position comes round. The time is when the newest permit leaves the
+window, rounded up to a quantum; so the state alone says, but for that rounding, when the last request was decided.
+
+An entry is the time of one permit, plus 1 so that 0 means that there was none; with the lap in which it was written,
+and a mark if it was given back and counts no more. Behind the position of the state lie the oldest entries, before it
+the newest.
+
+A request of n permits may pass when the youngest of the n oldest entries has left the window; then all n have, because
+times never fall along the ring.
+
+1. *claim*: CAS the state: position moved on by n, and the time of this request. This is the decision.
+2. *write*: the n entries, in the order of the ring, each by a CAS from the lap before.
+
+Who finds the newest entry not yet written, because the last request's process is between 1 and 2 or was killed there,
+writes that request's entries for it first (*help*), with a time that is never earlier than the truth (`helped_ns`).
+They are the entries of the wrong lap at the end of what was claimed.
+
+SYNC claim -> help: who reads the state by an acquire load sees a ring in which everything before the last claim is
+written; the claimant had seen to that, and its CAS released it.
+
+*Exact.* Let d(p) be the decision time of the permit at position p, counting on from lap to lap, and r(p) what stands in
+the ring for it. A claim requires the newest entry to be written, hence by induction all before it, and takes
+``d = max(now, newest)``: so d never falls. Every writer writes d(p) or later: r(p) >= d(p). The claim of p + limit had
+read r(p) + window <= d(p + limit). So d(p + limit) >= d(p) + window: any limit + 1 permits span more than a window.
+
+*Crash.* Killed before 1: nothing happened. Between 1 and 2, or in the middle of 2: the next request of the key writes
+what is missing. Nobody waits.
+
+*Stalled* in 2: whoever claims an entry's next lap has seen it written, so the late writer finds either its own lap,
+or a later time than its own; it changes neither. (Two laps can't have one time: between them a window passes; or,
+with permits given back, as many requests as the ring has entries, for which a nanosecond is too short. Only a clock
+that stands still could show it, and then on the safe side.)
+
+*A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
+
+*A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come and another key
+moves in. By then all entries have left the window. An evicted key's entries are marked as given back (`log_clear`),
+but only those from before the eviction. If the process that evicts is killed before that, the new key begins with the
+old one's entries: the safe side.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from penstock.core.cell_limiter cimport CellLimiter, allow_by
+from penstock.core.counts cimport FRACTION_BITS, count_bits_for, count_state, low_mask, low_of, time_of
+from penstock.core.decision cimport Decision
+from penstock.core.limiter cimport Draw, Shape
+from penstock.core.native cimport (
+    PENSTOCK_KIND_BITS, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel, load128_acquire,
+    load_acquire,
+)
+from penstock.core.segment cimport Extent
+from penstock.core.table cimport Next, Verdict, table_find, table_now
+
+from penstock.errors import InvalidLimiter
+from penstock.extents import ExtentShape, open_extent
+from penstock.rate import as_rate
+
+
+# Of an entry; the rest is its time plus 1.
+cdef uint64_t GIVEN_BACK = <uint64_t>1 << 63
+cdef uint64_t LAP = <uint64_t>1 << 62
+
+cdef enum:
+    # The position and the lap stay with the cell through an insertion, whose claim needs the other bits.
+    MAX_LIMIT = 1 << 23
+
+
+cdef inline uint64_t* ring_of(const Shape* shape, const PenstockCell* cell) noexcept nogil:
+    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+    return shape.words + min(<uint64_t>(cell - shape.cells), shape.last_cell) * shape.words_per_cell
+
+
+cdef inline uint64_t position_of(const Shape* shape, uint64_t state) noexcept nogil:
+    # Nor out of the ring.
+    return min(low_of(state, shape.low_bits) >> 1, shape.limit - 1)
+
+
+cdef inline uint64_t lap_at(const Shape* shape, uint64_t state, uint64_t position) noexcept nogil:
+    """The lap in which the entry at `position` was last claimed."""
+    # In the first lap, with the lap's bit of the state clear, entries are written with it set: they were clear before.
+    return LAP if (state & 1 != 0) != (position < position_of(shape, state)) else 0
+
+
+cdef inline uint64_t moved(const Shape* shape, uint64_t position, uint64_t by) noexcept nogil:
+    """`by` at most the limit."""
+    return position + by if by < shape.limit - position else position + by - shape.limit
+
+
+cdef inline uint64_t time_of_entry(uint64_t entry) noexcept nogil:
+    return (entry & ~(GIVEN_BACK | LAP)) - 1
+
+
+cdef inline bint left_window(const Shape* shape, uint64_t entry, uint64_t now_ns) noexcept nogil:
+    """Whether an entry doesn't count any more."""
+    return entry & ~LAP == 0 or entry & GIVEN_BACK != 0 or time_of_entry(entry) + shape.period_ns <= now_ns
+
+
+cdef inline bint is_of_lap_before(uint64_t entry, uint64_t lap, uint64_t time_ns) noexcept nogil:
+    """Whether an entry may be replaced by one of this lap and time."""
+    if entry & LAP == lap:
+        return False
+    return entry & ~LAP == 0 or time_of_entry(entry) < time_ns or (
+        entry & GIVEN_BACK != 0 and time_of_entry(entry) == time_ns)
+
+
+cdef void write_entries(
+    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t count, uint64_t time_ns
+) noexcept nogil:
+    """The newest `count` of a state, oldest first: when the newest is written, all are."""
+    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - count)
+    cdef uint64_t _, lap, seen
+    for _ in range(count):
+        lap = lap_at(shape, state, position)
+        seen = load_acquire(&ring[position])
+        while is_of_lap_before(seen, lap, time_ns) and not cas_acq_rel(&ring[position], seen, lap | (time_ns + 1)):
+            seen = load_acquire(&ring[position])
+        position = moved(shape, position, 1)
+
+
+cdef void disown_entries(
+    const Shape* shape, PenstockCell* cell, uint64_t* ring, uint64_t state, uint64_t count
+) noexcept nogil:
+    """The same for entries that were claimed by a key that has left the cell: they count for nothing.
+
+    Only while the cell is still claimed by the next key. Then nothing of that key's is in the ring: what an entry held
+    before the claim was seen to stand is not the next key's, and the CAS is from that.
+    """
+    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - count)
+    cdef PenstockCell claim
+    cdef uint64_t _, seen
+    for _ in range(count):
+        seen = load_acquire(&ring[position])
+        claim = load128_acquire(cell)
+        if claim.tag & low_mask(PENSTOCK_KIND_BITS) != PENSTOCK_KIND_CLAIM or low_of(
+                claim.state ^ state, shape.low_bits) != 0:
+            return
+        if seen & LAP != lap_at(shape, state, position):
+            cas_acq_rel(&ring[position], seen, seen ^ LAP | GIVEN_BACK)
+        position = moved(shape, position, 1)
+
+
+cdef inline uint64_t told_ns(const Shape* shape, uint64_t state) noexcept nogil:
+    """When the last request was decided: less than a quantum later than the truth."""
+    cdef uint64_t leaves_ns = time_of(state, shape.low_bits)
+    return leaves_ns - shape.period_ns if leaves_ns > shape.period_ns else 0
+
+
+cdef inline uint64_t helped_ns(const Shape* shape, uint64_t state) noexcept nogil:
+    """The earliest time that is surely not before the last request's decision.
+
+    The present, read after the state was, is such a time. What the state tells is another one, but may lie a little
+    ahead of the clock.
+    """
+    return min(told_ns(shape, state), table_now(shape.table))
+
+
+cdef inline uint64_t newest_ns(const Shape* shape, PenstockCell* cell, uint64_t state) noexcept nogil:
+    """The time of the newest permit of a state, which is written first if need be."""
+    cdef uint64_t* ring = ring_of(shape, cell)
+    cdef uint64_t newest = moved(shape, position_of(shape, state), shape.limit - 1)
+    cdef uint64_t entry = load_acquire(&ring[newest])
+    cdef uint64_t missing = 0
+    cdef uint64_t position = newest
+    if entry & LAP == lap_at(shape, state, newest):
+        return time_of_entry(entry) if entry & ~(GIVEN_BACK | LAP) else 0
+    while missing < shape.limit and load_acquire(&ring[position]) & LAP != lap_at(shape, state, position):
+        missing += 1
+        position = moved(shape, position, shape.limit - 1)
+    if time_of(state, shape.low_bits) == 0:
+        disown_entries(shape, cell, ring, state, missing)
+        return 0
+    write_entries(shape, ring, state, missing, helped_ns(shape, state))
+    return time_of_entry(load_acquire(&ring[newest]))
+
+
+cdef bint log_take(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef uint64_t* ring
+    cdef uint64_t position, last
+    if cell == NULL:
+        next.state = 0
+        return True
+    ring = ring_of(shape, cell)
+    position = position_of(shape, state)
+    now_ns = max(now_ns, newest_ns(shape, cell, state))
+    if draw.amount != 0:
+        last = moved(shape, position, draw.amount - 1)
+        if not left_window(shape, load_acquire(&ring[last]), now_ns):
+            return False
+        last = moved(shape, last, 1)
+        # Come round?
+        if last <= position:
+            state ^= 1
+        position = last
+    next.state = count_state(now_ns + shape.period_ns, shape.low_bits, position << 1 | (state & 1))
+    next.decided_ns = now_ns
+    return True
+
+
+cdef void log_record(const Draw* draw, const Verdict* verdict) noexcept nogil:
+    """Write the entries that the verdict's state has claimed."""
+    if verdict.cell != NULL:
+        write_entries(
+            draw.shape, ring_of(draw.shape, verdict.cell), verdict.state, draw.amount, verdict.decided_ns)
+
+
+cdef uint64_t count_left(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept nogil:
+    """How many of the oldest entries don't count any more: bisection, as they come before those that do."""
+    cdef uint64_t low = 0
+    cdef uint64_t high = shape.limit
+    cdef uint64_t middle
+    while low < high:
+        middle = (low + high) // 2
+        if left_window(shape, load_acquire(&ring[moved(shape, position, middle)]), now_ns):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef bint log_give_back(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """Mark the oldest entries that count; the state stays as it is.
+
+    The oldest: then what is left is never earlier than the permits that were kept. None that is later than the state:
+    it would be of a key that has come to this cell since.
+    """
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef uint64_t* ring = ring_of(shape, cell)
+    cdef uint64_t position = position_of(shape, state)
+    cdef uint64_t latest_ns = told_ns(shape, state)
+    cdef uint64_t entry, place, i, marked = 0
+    if time_of(state, shape.low_bits) <= now_ns:
+        return False
+    if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
+            <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
+        return False
+    now_ns = max(now_ns, newest_ns(shape, cell, state))
+    i = count_left(shape, ring, position, now_ns)
+    while marked < draw.amount and i < shape.limit:
+        place = moved(shape, position, i)
+        entry = load_acquire(&ring[place])
+        if left_window(shape, entry, now_ns):
+            i += 1
+        elif time_of_entry(entry) > latest_ns:
+            return False
+        elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
+            marked += 1
+            i += 1
+    return False
+
+
+cdef void log_clear(PenstockCell* cell, uint64_t state, uint64_t now_ns, const void* parameters) noexcept nogil:
+    """Mark what counts of an evicted key, from the newest entry back.
+
+    Only entries from before the claim: those of a key that has come to this cell since are none of ours.
+    """
+    cdef const Shape* shape = (<const Draw*>parameters).shape
+    cdef uint64_t* ring = ring_of(shape, cell)
+    cdef uint64_t position = position_of(shape, state)
+    cdef uint64_t latest_ns = max(now_ns, newest_ns(shape, cell, state))
+    cdef uint64_t entry, _
+    for _ in range(shape.limit):
+        position = moved(shape, position, shape.limit - 1)
+        entry = load_acquire(&ring[position])
+        # Not at one that was given back: there may be others behind it.
+        if left_window(shape, entry & ~GIVEN_BACK, now_ns):
+            return
+        if time_of_entry(entry) <= latest_ns:
+            cas_acq_rel(&ring[position], entry, entry | GIVEN_BACK)
+
+
+@cython.final
+cdef class SlidingLog(CellLimiter):
+    """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
+
+    ``SlidingLog(store, "export", "10/hour", keys=10_000)``. `keys` is how many keys can be live at once, that is,
+    have a permit in the last period. Each takes 8 bytes for every permit of the limit (and a third of that again from
+    49 keys on, so that a key's place is found at once); ``SlidingLog.bytes_needed(rate, keys=...)`` says how much
+    that is altogether. It is taken when the limiter is first made, behind the store's table, and kept until the store
+    is unlinked.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
+    there is no room. Threads, processes, fork: see ``Limiter``.
+
+    ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared. A cost of n
+    writes n times. ``hit`` and ``peek`` find ``remaining`` in O(log limit). A refund gives back the oldest permits that
+    still count. Rates above some 30 million per second are refused.
+    """
+
+    cdef readonly object rate
+    cdef Extent extent
+
+    def __cinit__(self, store, name, rate, *, keys):
+        self.rate = as_rate(rate)
+        shape = self.extent_shape(self.rate, keys, name)
+        self.kind = PENSTOCK_KIND_COUNT
+        self.take = log_take
+        self.give_back = log_give_back
+        self.record = log_record
+        self.shape.limit = self.shape.rate_limit = self.shape.words_per_cell = self.rate.limit
+        self.shape.period_ns = self.rate.period_ns
+        self.shape.low_bits = 1 + count_bits_for(self.shape.limit - 1)
+        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
+        if self.shape.low_bits > count_bits_for(self.shape.period_ns):
+            raise InvalidLimiter(f"{self.rate} is too fast for a sliding log: take a token bucket")
+        encoding = b"log %d %d" % (self.shape.limit, self.shape.period_ns)
+        self.extent = open_extent(store, name, encoding, shape)
+        self.table = self.extent.table
+        self.table.clear = log_clear
+        self.table.kept_bits = self.shape.low_bits
+        self.shape.cells = self.table.cells
+        self.shape.words = self.extent.words
+        self.shape.last_cell = shape.used_cells - 1
+        self.shape.table = &self.table
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(encoding)
+
+    def __init__(self, store, name, rate, *, keys):
+        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
+        pass
+
+    @staticmethod
+    def extent_shape(rate, keys, name):
+        if rate.limit > MAX_LIMIT:
+            raise InvalidLimiter(f"a sliding log takes limits up to 2**23, not {rate.limit}: take a sliding window")
+        return ExtentShape.checked(keys, rate.limit, name)
+
+    @staticmethod
+    def bytes_needed(rate, *, keys):
+        """How many bytes a sliding log of this rate and number of keys takes of its store's file system."""
+        return SlidingLog.extent_shape(as_rate(rate), keys, "").bytes
+
+    def __repr__(self):
+        return f"<SlidingLog {self.name!r} {self.rate}, keys={self.keys}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        return allow_by(self, key, log_take, log_record)
+
+    @property
+    def keys(self):
+        return self.extent.keys
+
+    def reset(self, key):
+        """Forget `key`: its next request meets a fresh one. O(limit)."""
+        cdef uint64_t state
+        cdef Next unchanged
+        cdef PenstockCell* cell
+        cdef uint64_t tag = self.tag_of(key)
+        cdef Draw everything = self.unit
+        self.check_bound()
+        everything.amount = self.shape.limit
+        cell = table_find(&self.table, tag, &state)
+        if cell != NULL:
+            log_give_back(cell, tag, state, table_now(&self.table), &everything, &unchanged)
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef const Shape* shape = draw.shape
+        cdef uint64_t* ring
+        cdef uint64_t position, newest, now_ns
+        if verdict.cell == NULL:
+            decision.available = shape.limit
+            if verdict.full:
+                # Allowed though the table is full: as if it had been written.
+                decision.available -= draw.amount
+                decision.reset_after_ns = shape.period_ns if draw.amount else 0
+            return 0
+        ring = ring_of(shape, verdict.cell)
+        newest = newest_ns(shape, verdict.cell, verdict.state)
+        now_ns = max(verdict.now_ns, newest)
+        position = position_of(shape, verdict.state)
+        decision.available = count_left(shape, ring, position, now_ns)
+        if not decision.allowed:
+            decision.retry_after_ns = until_left(shape, ring, moved(shape, position, draw.amount - 1), verdict.now_ns)
+        if decision.available < shape.limit:
+            decision.reset_after_ns = newest + shape.period_ns - verdict.now_ns
+        return 0
+
+
+cdef uint64_t until_left(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept:
+    """How long until the entry at `position` has left the window."""
+    cdef uint64_t entry = load_acquire(&ring[position])
+    return 0 if left_window(shape, entry, now_ns) else time_of_entry(entry) + shape.period_ns - now_ns

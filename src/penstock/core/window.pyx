@@ -1,0 +1,395 @@
+"""Fixed and sliding windows: the count, the window that it belongs to and its expiry in one cell.
+
+One CAS decides, so a count is never added to a window that another process has already left (the state would have
+changed). A process whose clock reading is from an earlier window than the state's takes the state's window for its own:
+time never goes back (I-7).
+
+Fixed window
+------------
+The time in the state is the window's end, the low bits are the count.
+
+Sliding window
+--------------
+An estimate of the last period: the current window's count, plus the previous window's weighted by how much of it the
+last period still covers, rounded down. (Cloudflare, "How we built rate limiting capable of scaling to millions of
+domains", 2017.) Both counts stand in the state; its time is the end of the window *after* the current one, when both
+are forgotten. If two whole counts don't fit, the previous one is kept in units of ``2**previous_shift``, rounded up.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from penstock.core.cell_limiter cimport CellLimiter, allow_by
+from penstock.core.counts cimport count_bits_for, count_time, low_mask, low_of, time_of, window_end_ns
+from penstock.core.decision cimport Decision
+from penstock.core.limiter cimport Draw, Shape
+from penstock.core.native cimport (
+    PENSTOCK_KIND_COUNT, PenstockCell, multiply_divide_down, multiply_divide_up, product_below,
+)
+from penstock.core.table cimport Next, Verdict
+
+from penstock.errors import InvalidLimiter, shown
+from penstock.rate import as_rate
+
+
+cdef enum:
+    # Room above a limiter's own limit for the larger ones of its tiers, where it costs nothing.
+    TIER_BITS = 10
+    # A quantum longer than this share of a window is avoided where it can be.
+    FINE_BITS = 16
+    LEAST_PREVIOUS_BITS = 4
+
+
+# What a state says at a time: the counts, and the window that they are for.
+cdef struct Counted:
+    uint64_t count
+    uint64_t previous
+    uint64_t time                # the upper part of a state of that window
+    uint64_t end_ns              # of the window
+    uint64_t left_ns             # of the window, from now on
+
+
+cdef inline Counted fixed_counted(
+    const Shape* shape, uint64_t tag, uint64_t state, uint64_t now_ns
+) noexcept nogil:
+    cdef Counted counted
+    cdef uint64_t time = state & ~low_mask(shape.low_bits)
+    counted.end_ns = window_end_ns(shape, tag, now_ns)
+    counted.time = count_time(counted.end_ns, shape.low_bits)
+    counted.previous = 0
+    counted.count = 0
+    if time >= counted.time:
+        counted.count = low_of(state, shape.low_bits)
+        if time > counted.time:
+            # A later window than ours. It begins a whole number of periods after our own ends.
+            counted.time = time
+            counted.end_ns += (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns * shape.period_ns
+    counted.left_ns = counted.end_ns - now_ns
+    return counted
+
+
+cdef inline bint was_charged_before(const Draw* draw, uint64_t state) noexcept nogil:
+    """Whether the charge that is to be taken back was in another window than the state is."""
+    return draw.charged_state != 0 and (draw.charged_state ^ state) & ~low_mask(draw.shape.low_bits) != 0
+
+
+cdef bint fixed_take(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
+    next.state = counted.time | (counted.count + draw.amount)
+    return counted.count <= draw.room
+
+
+cdef bint fixed_give_back(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
+    if was_charged_before(draw, state):
+        return False
+    next.state = counted.time | (counted.count - draw.amount) if counted.count > draw.amount else 0
+    return counted.count != 0
+
+
+cdef inline Counted first_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
+    """Of a window that began with the key's first request, and ends at the very time in its state."""
+    cdef Counted counted
+    counted.end_ns = time_of(state, shape.low_bits)
+    counted.previous = 0
+    if counted.end_ns > now_ns:
+        counted.time = state & ~low_mask(shape.low_bits)
+        counted.count = low_of(state, shape.low_bits)
+    else:
+        counted.time = count_time(now_ns + shape.period_ns, shape.low_bits)
+        counted.end_ns = time_of(counted.time, shape.low_bits)
+        counted.count = 0
+    counted.left_ns = counted.end_ns - now_ns
+    return counted
+
+
+cdef bint first_take(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = first_counted(draw.shape, state, now_ns)
+    next.state = counted.time | (counted.count + draw.amount)
+    return counted.count <= draw.room
+
+
+cdef bint first_give_back(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = first_counted(draw.shape, state, now_ns)
+    if was_charged_before(draw, state):
+        return False
+    # The window stays what it is, though nothing is counted in it any more: its end was told to whoever asked.
+    next.state = counted.time | (counted.count - min(counted.count, draw.amount))
+    return counted.count != 0
+
+
+cdef inline Counted sliding_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
+    cdef Counted counted
+    cdef uint64_t time = state & ~low_mask(shape.low_bits)
+    cdef int count_bits = shape.low_bits - shape.previous_bits
+    cdef uint64_t count = low_of(state, count_bits)
+    cdef uint64_t previous = low_of(state, shape.low_bits) >> count_bits
+    counted.end_ns = window_end_ns(shape, 0, now_ns)
+    counted.left_ns = counted.end_ns - now_ns
+    counted.time = count_time(counted.end_ns + shape.period_ns, shape.low_bits)
+    counted.count = 0
+    counted.previous = 0
+    if time < counted.time:
+        if time == count_time(counted.end_ns, shape.low_bits):
+            # The state is of the window before ours.
+            counted.previous = (count + low_mask(shape.previous_shift)) >> shape.previous_shift
+    else:
+        counted.count = count
+        counted.previous = previous
+        if time > counted.time:
+            # A later window than ours, of which nothing is over: now is its beginning.
+            counted.time = time
+            counted.end_ns += (
+                (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns - 1) * shape.period_ns
+            counted.left_ns = shape.period_ns
+    return counted
+
+
+cdef inline uint64_t weighted(const Shape* shape, uint64_t previous, uint64_t left_ns) noexcept nogil:
+    """What the previous count still counts for."""
+    return multiply_divide_down(previous << shape.previous_shift, left_ns, shape.period_ns)
+
+
+cdef inline uint64_t sliding_state(const Shape* shape, const Counted* counted) noexcept nogil:
+    return counted.time | counted.previous << (shape.low_bits - shape.previous_bits) | counted.count
+
+
+cdef bint sliding_take(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef Counted counted = sliding_counted(shape, state, now_ns)
+    if counted.count > draw.room:
+        return False
+    # weighted(...) <= room - count, without the division.
+    if not product_below(
+        counted.previous << shape.previous_shift, counted.left_ns, draw.room - counted.count + 1, shape.period_ns
+    ):
+        return False
+    counted.count += draw.amount
+    next.state = sliding_state(shape, &counted)
+    return True
+
+
+cdef bint sliding_give_back(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """From the current count first, then from the previous one."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = sliding_counted(draw.shape, state, now_ns)
+    cdef uint64_t from_count = min(counted.count, draw.amount)
+    cdef uint64_t from_previous = min(counted.previous, (draw.amount - from_count) >> draw.shape.previous_shift)
+    if was_charged_before(draw, state) or (from_count == 0 and from_previous == 0):
+        return False
+    counted.count -= from_count
+    counted.previous -= from_previous
+    next.state = sliding_state(draw.shape, &counted)
+    return True
+
+
+cdef class WindowLimiter(CellLimiter):
+    """Base class of the limiters that count in windows; not used by itself."""
+
+    cdef readonly object rate
+
+    def __cinit__(self, store, name, rate, *args, **kwargs):
+        self.rate = as_rate(rate)
+        self.kind = PENSTOCK_KIND_COUNT
+        self.shape.limit = self.shape.rate_limit = self.rate.limit
+        self.shape.period_ns = self.rate.period_ns
+        self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
+
+    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
+        shape[0] = self.shape
+        if burst is not None:
+            raise InvalidLimiter(f"{self!r} has no burst")
+        if rate is None:
+            return 0
+        rate = as_rate(rate)
+        if rate.period_ns != self.shape.period_ns:
+            raise InvalidLimiter(
+                f"{self!r} counts in windows of its own period, so the rate for one call must have the same, which "
+                f"{rate} has not")
+        most = self.most()
+        if rate.limit > most:
+            raise InvalidLimiter(
+                f"{self!r} can count up to {most}, not to {rate.limit}: make it with the largest of its rates")
+        shape.limit = shape.rate_limit = rate.limit
+        return 0
+
+    cdef uint64_t most(self) noexcept:
+        """The largest limit that its states can count to."""
+        return 0
+
+
+@cython.final
+cdef class FixedWindow(WindowLimiter):
+    """At most as many permits in each window as the rate allows per period.
+
+    ``FixedWindow(store, "login", "5/minute")``. The windows begin at multiples of the period by the wall clock; with
+    ``align="first"`` at a key's first request after its last window ended (and then last up to ``limit`` ns longer than
+    the period, which keeps it all in one cell), with ``align="stagger"`` at a time of each key's own, so that not all
+    keys begin afresh at one moment.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen
+    bytes per key. Guarantee: never more than the limit in a window; so up to twice the limit within one period that
+    lies across two of them.
+    """
+
+    cdef readonly str align
+
+    def __cinit__(self, store, name, rate, align="clock"):
+        cdef int window_bits = count_bits_for(self.shape.period_ns)
+        self.take = first_take if align == "first" else fixed_take
+        self.give_back = first_give_back if align == "first" else fixed_give_back
+        if align == "stagger":
+            self.shape.staggered = True
+        elif align != "clock" and align != "first":
+            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {shown(align)}")
+        self.align = align
+        self.shape.low_bits = count_bits_for(self.shape.limit)
+        if align != "first":
+            self.shape.low_bits = max(
+                self.shape.low_bits, min(self.shape.low_bits + TIER_BITS, window_bits - FINE_BITS))
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(b"fixed %s %d %d" % (self.align.encode(), self.shape.period_ns, self.shape.low_bits))
+
+    def __init__(self, store, name, rate, align="clock"):
+        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
+        pass
+
+    def __repr__(self):
+        align = "" if self.align == "clock" else f" align={self.align!r}"
+        return f"<FixedWindow {self.name!r} {self.rate}{align}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        if self.take == first_take:
+            return allow_by(self, key, first_take, NULL)
+        return allow_by(self, key, fixed_take, NULL)
+
+    cdef uint64_t most(self) noexcept:
+        return low_mask(self.shape.low_bits)
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef Counted counted
+        if self.take == first_take:
+            counted = first_counted(draw.shape, verdict.state, verdict.now_ns)
+        else:
+            counted = fixed_counted(draw.shape, verdict.tag, verdict.state, verdict.now_ns)
+        decision.available = draw.shape.limit - counted.count if counted.count < draw.shape.limit else 0
+        decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
+        decision.reset_after_ns = counted.left_ns if counted.count else 0
+        return 0
+
+
+@cython.final
+cdef class SlidingWindow(WindowLimiter):
+    """At most as many permits as the rate allows, in an estimate of the period up to now.
+
+    ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
+    multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
+    period still covers, rounded down: as if those requests had come evenly.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen bytes
+    per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it; at worst
+    twice the limit within one period, when all of the previous window's requests came at its end. Both counts are
+    exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above that
+    the previous count is rounded up, by less than a sixteenth of the limit, so a little less is admitted than by the
+    formula. Rates above some 30 million per second are refused.
+    """
+
+    def __cinit__(self, store, name, rate):
+        cdef int count_bits = count_bits_for(self.shape.limit)
+        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
+        cdef int room = count_bits_for(self.shape.period_ns)
+        cdef int previous_bits, shift = 0
+        self.take = sliding_take
+        self.give_back = sliding_give_back
+        count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
+        previous_bits = min(count_bits, room - count_bits)
+        if previous_bits < LEAST_PREVIOUS_BITS:
+            raise InvalidLimiter(
+                f"{self.rate} is too much for a sliding window to count in one cell: take a longer period, or a token "
+                f"bucket")
+        if previous_bits < count_bits:
+            while (self.shape.limit + low_mask(shift)) >> shift > low_mask(previous_bits):
+                shift += 1
+        self.shape.low_bits = count_bits + previous_bits
+        self.shape.previous_bits = previous_bits
+        self.shape.previous_shift = shift
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits))
+
+    def __init__(self, store, name, rate):
+        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
+        pass
+
+    def __repr__(self):
+        return f"<SlidingWindow {self.name!r} {self.rate}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        return allow_by(self, key, sliding_take, NULL)
+
+    cdef uint64_t most(self) noexcept:
+        cdef int count_bits = self.shape.low_bits - self.shape.previous_bits
+        # With a rounded previous count, rounding up must not carry out of its bits.
+        return low_mask(count_bits) if self.shape.previous_shift == 0 else self.shape.limit
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef const Shape* shape = draw.shape
+        cdef Counted counted = sliding_counted(shape, verdict.state, verdict.now_ns)
+        # Of a window that is later than ours, the part of it that we haven't come to counts for waiting.
+        cdef uint64_t to_end_ns = counted.end_ns - verdict.now_ns
+        cdef uint64_t estimate = counted.count + weighted(shape, counted.previous, counted.left_ns)
+        decision.available = shape.limit - estimate if estimate < shape.limit else 0
+        decision.retry_after_ns = 0 if decision.allowed else until_estimate(
+            shape, &counted, to_end_ns, draw.room)
+        decision.reset_after_ns = 0 if estimate == 0 else until_estimate(shape, &counted, to_end_ns, 0)
+        return 0
+
+
+cdef uint64_t until_estimate(
+    const Shape* shape, const Counted* counted, uint64_t to_end_ns, uint64_t most
+) noexcept:
+    """How long until the estimate is at most `most`, if nothing else is counted."""
+    cdef uint64_t left_ns, shifted
+    if counted.count <= most:
+        left_ns = left_for(shape, counted.previous, most - counted.count)
+        return to_end_ns - min(left_ns, to_end_ns)
+    shifted = (counted.count + low_mask(shape.previous_shift)) >> shape.previous_shift
+    return to_end_ns + shape.period_ns - left_for(shape, shifted, most)
+
+
+cdef uint64_t left_for(const Shape* shape, uint64_t previous, uint64_t most) noexcept:
+    """How much of a window may be left, at most, for the previous count to be worth no more than `most`."""
+    cdef uint64_t whole = previous << shape.previous_shift
+    if whole <= most:
+        return shape.period_ns
+    return multiply_divide_up(most + 1, shape.period_ns, whole) - 1
