@@ -1,16 +1,23 @@
 """The algorithms once more, in plain Python with exact integers: slow, and right at a glance.
 
-Nothing here is derived from how penstock computes. What a decision reports besides its verdict is found by asking the
-rule itself again: `remaining` is the largest cost that it would allow, `retry_after_ns` the shortest wait after which
-it would allow, each by bisection.
+Nothing here is derived from how penstock computes. A rule says whether a request is allowed and what becomes of a
+key's state. What a decision reports besides its verdict is found by asking the rule itself again: `remaining` is the
+largest cost that it would allow, `retry_after_ns` the shortest wait after which it would allow, `reset_after_ns` the
+shortest wait after which the key is as good as never seen, each by bisection.
+
+Time never goes back: a state that was written later than now is judged as at the time at which it was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Answer", "Bucket", "TokenBucketOracle"]
+__all__ = ["AllOfOracle", "Answer", "Booking", "Bucket", "Oracle", "Queue", "Rule", "TokenBucketOracle"]
+
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +29,124 @@ class Answer:
     remaining: int
     retry_after_ns: int
     reset_after_ns: int
+    limiter: str | None = None  # of several limits, the one that bound the decision
+
+    def __bool__(self) -> bool:
+        return self.allowed
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """`limit` permits per `period_ns`, at most `burst` at once."""
+class Booking:
+    """What a ``penstock.Reservation`` has to say."""
+
+    allowed: bool
+    delay_ns: int
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+class Rule(ABC, Generic[State]):
+    """One limit: pure functions of a key's state, the time and a cost."""
+
+    fresh: State  # of a key never seen
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """What can pass at once."""
+
+    @abstractmethod
+    def allows(self, state: State, now_ns: int, cost: int) -> bool: ...
+
+    @abstractmethod
+    def charged(self, state: State, now_ns: int, cost: int) -> State: ...
+
+    @abstractmethod
+    def refunded(self, state: State, now_ns: int, cost: int) -> State: ...
+
+    @abstractmethod
+    def over_ns(self, state: State) -> int:
+        """A time from which on nothing of `state` counts."""
+
+    def is_settled(self, state: State, now_ns: int) -> bool:
+        """Is the key as good as never seen?"""
+        return self.allows(state, now_ns, self.most)
+
+    def has_place(self, state: State, now_ns: int, cost: int) -> bool:
+        """Can the request be booked, perhaps for later?"""
+        return self.allows(state, now_ns, cost)
+
+    def delay_ns(self, state: State, now_ns: int, cost: int) -> int:
+        """How long a request that is booked now has to wait."""
+        return 0
+
+    def retry_after_ns(self, state: State, now_ns: int, cost: int) -> int:
+        return _first(lambda wait_ns: self.allows(state, now_ns + wait_ns, cost), max(self.over_ns(state) - now_ns, 0))
+
+
+class Oracle(Generic[State]):
+    """Keys and their states. The rule is given with each call: a limiter's own, or the one of a tier."""
+
+    def __init__(self) -> None:
+        self.states: dict[Hashable, State] = {}
+
+    def hit(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> Answer:
+        state = self.states.get(key, rule.fresh)
+        if not rule.allows(state, now_ns, cost):
+            return self.peek(rule, key, cost, now_ns)
+        if cost:
+            self.states[key] = rule.charged(state, now_ns, cost)
+        return replace(self.peek(rule, key, 0, now_ns), allowed=True, retry_after_ns=0)
+
+    def peek(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> Answer:
+        state = self.states.get(key, rule.fresh)
+        return Answer(
+            allowed=rule.allows(state, now_ns, cost),
+            limit=rule.most,
+            remaining=_first(lambda left: not rule.allows(state, now_ns, left + 1), rule.most),
+            retry_after_ns=rule.retry_after_ns(state, now_ns, cost),
+            reset_after_ns=_first(
+                lambda wait_ns: rule.is_settled(state, now_ns + wait_ns), max(rule.over_ns(state) - now_ns, 0)
+            ),
+        )
+
+    def refund(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> None:
+        if key in self.states:
+            self.states[key] = rule.refunded(self.states[key], now_ns, cost)
+
+    def reset(self, key: Hashable) -> None:
+        self.states.pop(key, None)
+
+    def reserve(
+        self, rule: Rule[State], key: Hashable, cost: int, now_ns: int, max_delay_ns: int | None = None
+    ) -> Booking:
+        state = self.states.get(key, rule.fresh)
+        delay_ns = rule.delay_ns(state, now_ns, cost)
+        if max_delay_ns is not None and delay_ns > max_delay_ns:
+            return Booking(False, delay_ns)
+        if not rule.has_place(state, now_ns, cost):
+            return Booking(False, rule.retry_after_ns(state, now_ns, cost))
+        if cost:
+            self.states[key] = rule.charged(state, now_ns, cost)
+        return Booking(True, delay_ns)
+
+
+# The generic cell rate algorithm: the state is the theoretical arrival time.
+
+
+@dataclass(frozen=True)
+class Bucket(Rule[int]):
+    """Continuous refill: `limit` permits per `period_ns`, at most `burst` at once."""
 
     limit: int
     period_ns: int
     burst: int
+    fresh = 0
+
+    @property
+    def most(self) -> int:
+        return self.burst
 
     @property
     def unit_ns(self) -> int:
@@ -50,50 +166,94 @@ class Bucket:
         """
         return min(self.burst * self.unit_ns, self.burst * self.period_ns // self.limit + self.unit_ns - 1)
 
-    def allows(self, tat_ns: int, now_ns: int, cost: int) -> bool:
-        start_ns = max(tat_ns, now_ns)
+    def allows(self, state: int, now_ns: int, cost: int) -> bool:
+        start_ns = max(state, now_ns)
         return start_ns + self.increment_ns(cost) - now_ns <= self.tolerance_ns
 
+    def charged(self, state: int, now_ns: int, cost: int) -> int:
+        return max(state, now_ns) + self.increment_ns(cost)
 
-class TokenBucketOracle:
-    """Continuous token buckets (GCRA): a theoretical arrival time per key, 0 for a key never seen."""
+    def refunded(self, state: int, now_ns: int, cost: int) -> int:
+        return max(state - self.increment_ns(cost), now_ns) if state > now_ns else state
 
-    def __init__(self) -> None:
-        self.tat_ns: dict[Hashable, int] = {}
+    def over_ns(self, state: int) -> int:
+        return state
 
-    def hit(self, bucket: Bucket, key: Hashable, cost: int, now_ns: int) -> Answer:
-        tat_ns = self.tat_ns.get(key, 0)
-        if not bucket.allows(tat_ns, now_ns, cost):
-            return self.peek(bucket, key, cost, now_ns)
-        if cost:
-            self.tat_ns[key] = max(tat_ns, now_ns) + bucket.increment_ns(cost)
-        after = self.peek(bucket, key, 0, now_ns)
-        return Answer(True, bucket.burst, after.remaining, 0, after.reset_after_ns)
+    def is_settled(self, state: int, now_ns: int) -> bool:
+        return state <= now_ns
 
-    def peek(self, bucket: Bucket, key: Hashable, cost: int, now_ns: int) -> Answer:
-        tat_ns = self.tat_ns.get(key, 0)
-        ahead_ns = max(tat_ns - now_ns, 0)
-        return Answer(
-            allowed=bucket.allows(tat_ns, now_ns, cost),
-            limit=bucket.burst,
-            remaining=_first(lambda left: not bucket.allows(tat_ns, now_ns, left + 1), bucket.burst),
-            retry_after_ns=_first(
-                lambda wait_ns: bucket.allows(tat_ns, now_ns + wait_ns, cost), ahead_ns + bucket.increment_ns(cost)
-            ),
-            reset_after_ns=ahead_ns,
-        )
+    def has_place(self, state: int, now_ns: int, cost: int) -> bool:
+        return True
 
-    def refund(self, bucket: Bucket, key: Hashable, cost: int, now_ns: int) -> None:
-        tat_ns = self.tat_ns.get(key, 0)
-        if tat_ns > now_ns:
-            self.tat_ns[key] = max(tat_ns - bucket.increment_ns(cost), now_ns)
+    def delay_ns(self, state: int, now_ns: int, cost: int) -> int:
+        return self.retry_after_ns(state, now_ns, cost)
 
-    def reset(self, key: Hashable) -> None:
-        self.tat_ns.pop(key, None)
+
+class Queue(Bucket):
+    """A bucket as a queue of `burst` places, which a request leaves when those before it have had their time."""
+
+    def has_place(self, state: int, now_ns: int, cost: int) -> bool:
+        return self.allows(state, now_ns, cost)
+
+    def delay_ns(self, state: int, now_ns: int, cost: int) -> int:
+        return max(state - now_ns, 0)
+
+
+class TokenBucketOracle(Oracle[int]):
+    @property
+    def tat_ns(self) -> dict[Hashable, int]:
+        """The theoretical arrival time of each key."""
+        return self.states
 
     def live_keys(self, now_ns: int) -> set[Hashable]:
         """The keys whose state still matters."""
-        return {key for key, tat_ns in self.tat_ns.items() if tat_ns > now_ns}
+        return {key for key, tat_ns in self.states.items() if tat_ns > now_ns}
+
+
+class AllOfOracle:
+    """Several rules by name, each with an oracle of its own: a request counts in all or in none."""
+
+    def __init__(self, rules: Mapping[str, Rule[Any]]) -> None:
+        self.rules = rules
+        self.oracles: dict[str, Oracle[Any]] = {name: Oracle() for name in rules}
+
+    def hit(self, keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> Answer:
+        decided = self.peek(keys, costs, now_ns)
+        return self._ask(Oracle.hit, keys, costs, now_ns) if decided.allowed else decided
+
+    def peek(self, keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> Answer:
+        return self._ask(Oracle.peek, keys, costs, now_ns)
+
+    def refund(self, keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> None:
+        for (name, rule), key, cost in zip(self.rules.items(), keys, costs, strict=True):
+            self.oracles[name].refund(rule, key, cost, now_ns)
+
+    def reset(self, keys: Sequence[Hashable]) -> None:
+        for oracle, key in zip(self.oracles.values(), keys, strict=True):
+            oracle.reset(key)
+
+    def _ask(self, ask: Callable[..., Answer], keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> Answer:
+        """All answers as one.
+
+        What bound it is, of the limits that deny, the one that does so longest, else the one with the fewest remaining.
+        """
+        answers = {
+            name: ask(self.oracles[name], rule, key, cost, now_ns)
+            for (name, rule), key, cost in zip(self.rules.items(), keys, costs, strict=True)
+        }
+        denying = [name for name, answer in answers.items() if not answer.allowed]
+        if denying:
+            bound = max(denying, key=lambda name: answers[name].retry_after_ns)
+        else:
+            bound = min(answers, key=lambda name: answers[name].remaining)
+        return Answer(
+            allowed=not denying,
+            limit=answers[bound].limit,
+            remaining=min(answer.remaining for answer in answers.values()),
+            retry_after_ns=answers[bound].retry_after_ns,
+            reset_after_ns=max(answer.reset_after_ns for answer in answers.values()),
+            limiter=bound,
+        )
 
 
 def _first(holds: Callable[[int], bool], most: int) -> int:

@@ -251,6 +251,14 @@ def repeated_members(path: str) -> list[int]:
     return [tag for tag, count in counts.items() if count > 1]
 
 
+def extents(path: str) -> list[dict[str, int]]:
+    """The entries in use of a segment's list of extents."""
+    with open(path, "rb") as file:
+        raw = os.pread(file.fileno(), layout.COUNTERS_OFFSET - layout.EXTENTS_OFFSET, layout.EXTENTS_OFFSET)
+    entries = [dict(zip(layout.EXTENT_ENTRY_FIELDS, e, strict=True)) for e in layout.EXTENT_ENTRY.iter_unpack(raw)]
+    return [entry for entry in entries if entry["identity"]]
+
+
 def claim_count(path: str) -> int:
     return sum(kind_of(tag) == layout.KIND_CLAIM for tag, _ in read_cells(path))
 

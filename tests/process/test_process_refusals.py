@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from process_helpers import FREE_USER, SHARED_GROUP, Crew, Meeting, as_user, open_fds, opened_since
 
-from penstock import Store, TokenBucket, layout
+from penstock import SlidingLog, Store, TokenBucket, layout
 from penstock.errors import (
     ClockMismatch,
     DamagedSegment,
@@ -132,10 +132,13 @@ def test_a_truncated_segment(segment: Path) -> None:
 
 
 def test_a_grown_segment(segment: Path) -> None:
+    """What lies behind the table, and is in no extent, is nobody's."""
     whole = segment.read_bytes()
     for extra in (1, 256, 4096, len(whole)):
-        segment.write_bytes(whole + bytes(extra))
-        refused(segment, TruncatedSegment, f"{len(whole) + extra} bytes", f"{len(whole)} bytes")
+        segment.write_bytes(whole + b"\xff" * extra)
+        with Store("a", keys=100, path=segment) as store:
+            assert store.stats().limiters["api"].allowed == 50
+            assert SlidingLog(store, "log", "1/hour", keys=20).allow("k")
 
 
 def test_every_damaged_header_byte(segment: Path) -> None:
@@ -206,7 +209,7 @@ def test_numbers_that_do_not_fit_each_other(segment: Path) -> None:
     whole = segment.read_bytes()
     for field, value, kind in (
         (layout.HEADER_SEGMENT_SIZE, 2**63, TruncatedSegment),
-        (layout.HEADER_SEGMENT_SIZE, 0, TruncatedSegment),
+        (layout.HEADER_SEGMENT_SIZE, 0, DamagedSegment),
         (layout.HEADER_GROUP_COUNT, 0, DamagedSegment),
         (layout.HEADER_GROUP_COUNT, 2**64 - 1, DamagedSegment),
         (layout.HEADER_GROUP_COUNT, 2**56 + layout.MIN_GROUPS, DamagedSegment),
@@ -215,8 +218,10 @@ def test_numbers_that_do_not_fit_each_other(segment: Path) -> None:
         put(segment, field, value)
         refused(segment, kind)
         segment.write_bytes(whole)
-    put(segment, layout.HEADER_CLOCK_KIND, 3, 4)
+    put(segment, layout.HEADER_CLOCK_KIND, 4, 4)
     refused(segment, DamagedSegment)
+    put(segment, layout.HEADER_CLOCK_KIND, layout.CLOCK_PYTHON, 4)
+    refused(segment, ClockMismatch, "Python (time.time)", "monotonic")
 
 
 def test_too_few_groups(segment: Path) -> None:

@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock import Store, TokenBucket, errors
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+    errors,
+    testing,
+)
+from penstock.core.cell_limiter import CellLimiter
+from penstock.core.gcra import GcraLimiter
 from penstock.core.limiter import Limiter
+from penstock.core.window import WindowLimiter
 from penstock.testing import ManualClock
+
+LIMITERS: dict[str, Callable[[Store], Any]] = {
+    "AllOf": lambda store: AllOf(TokenBucket(store, "one", "5/minute"), MinInterval(store, "two", "2s")),
+    "BucketedWindow": lambda store: BucketedWindow(store, "api", "5/minute", buckets=6, keys=4),
+    "Concurrency": lambda store: Concurrency(store, "api", 5, lease="30s", keys=4),
+    "FixedWindow": lambda store: FixedWindow(store, "api", "5/minute", align="first"),
+    "LeakyBucket": lambda store: LeakyBucket(store, "api", "5/minute", capacity=7),
+    "MinInterval": lambda store: MinInterval(store, "api", "2s"),
+    "SlidingLog": lambda store: SlidingLog(store, "api", "5/minute", keys=4),
+    "SlidingWindow": lambda store: SlidingWindow(store, "api", "5/minute"),
+    "TokenBucket": lambda store: TokenBucket(store, "api", "5/minute", burst=7, refill="interval"),
+}
 
 
 def test_the_public_names() -> None:
-    names = {"Decision", "LimiterStats", "Rate", "Store", "StoreStats", "TokenBucket", "__version__", *errors.__all__}
+    answers = {"Decision", "Lease", "LimiterStats", "Reservation", "StoreStats"}
+    names = {"Rate", "Store", "__version__", *answers, *LIMITERS, *errors.__all__}
     assert set(penstock.__all__) == names
     for name in names - {"__version__"}:
         thing = getattr(penstock, name)
         assert inspect.getdoc(thing), name
     assert penstock.__version__.count(".") == 2
+    for name in testing.__all__:
+        assert inspect.getdoc(getattr(testing, name)), name
 
 
 def test_every_error_is_penstocks_own_and_documented() -> None:
@@ -29,21 +61,44 @@ def test_every_error_is_penstocks_own_and_documented() -> None:
         assert error.__doc__, name
 
 
-@pytest.mark.parametrize(
-    ("method", "signature"),
-    [
-        ("allow", "(key, /)"),
-        ("hit", "(key, cost=1, *, rate=None, burst=None)"),
-        ("peek", "(key, cost=1, *, rate=None, burst=None)"),
-        ("refund", "(key, cost=1, *, rate=None, burst=None)"),
-        ("reset", "(key)"),
-        ("allow_many", "(keys, costs=None)"),
-    ],
-)
-def test_signatures_of_a_limiters_methods(store: Store, method: str, signature: str) -> None:
-    bound = getattr(TokenBucket(store, "api", "1/hour"), method)
-    assert str(inspect.signature(bound)) == signature
-    assert inspect.getdoc(bound)
+COMMON = {
+    "allow": "(key, /)",
+    "allow_many": "(keys, costs=None)",
+    "hit": "(key, cost=1)",
+    "peek": "(key, cost=1)",
+    "refund": "(key, cost=1)",
+    "reserve": "(key, cost=1, max_delay=None)",
+    "reset": "(key)",
+    "wait": "(key, cost=1, timeout=None, *, jitter=0.0)",
+    "wait_async": "(key, cost=1, timeout=None, *, jitter=0.0)",
+}
+WITH_TIERS = COMMON | {
+    "hit": "(key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl='5 minutes')",
+    "peek": "(key, cost=1, *, rate=None, burst=None)",
+    "refund": "(key, cost=1, *, rate=None, burst=None, request_id=None)",
+}
+
+
+@pytest.mark.parametrize("name", LIMITERS)
+def test_signatures_of_a_limiters_methods(store: Store, name: str) -> None:
+    limiter = LIMITERS[name](store)
+    for method, signature in (COMMON if name in ("AllOf", "Concurrency") else WITH_TIERS).items():
+        bound = getattr(limiter, method)
+        assert str(inspect.signature(bound)) == signature
+        assert inspect.getdoc(bound), method
+
+
+@pytest.mark.parametrize("name", LIMITERS)
+def test_every_limiter_tells_what_it_is_and_cannot_be_changed(store: Store, name: str) -> None:
+    limiter = LIMITERS[name](store)
+    assert name in repr(limiter)
+    assert all(f"{part!r}" in repr(limiter) for part in limiter.name.split(" + "))
+    assert limiter.store is store
+    for attribute in ("store", "name", "rate", "other"):
+        with pytest.raises(AttributeError):
+            setattr(limiter, attribute, None)
+    with pytest.raises(TypeError):
+        type("Mine", (type(limiter),), {})
 
 
 @pytest.mark.parametrize(
@@ -60,6 +115,8 @@ def test_signatures_of_a_limiters_methods(store: Store, method: str, signature: 
         (ManualClock.set, "self seconds"),
         (ManualClock.advance, "self seconds"),
         (ManualClock.now, "self"),
+        (testing.private_stores, "clock *keys"),
+        (testing.reset_store, "store"),
     ],
 )
 def test_signatures_of_everything_else(function: Any, parameters: str) -> None:
@@ -70,19 +127,42 @@ def test_signatures_of_everything_else(function: Any, parameters: str) -> None:
     assert " ".join(shown) == parameters
 
 
-def test_a_token_bucket_can_be_made_with_keywords(store: Store) -> None:
-    limiter = TokenBucket(store=store, name="api", rate="5/minute", burst=7)
-    assert (limiter.store, limiter.name, str(limiter.rate), limiter.burst) == (store, "api", "5 per minute", 7)
-    for name in ("store", "name", "rate", "burst"):
-        with pytest.raises(AttributeError):
-            setattr(limiter, name, None)
+def test_parameters_of_limiters_and_what_they_become(store: Store) -> None:
+    bucket = TokenBucket(store=store, name="bucket", rate="5/minute", burst=7)
+    assert (bucket.store, bucket.name, str(bucket.rate), bucket.burst) == (store, "bucket", "5 per minute", 7)
+    assert (bucket.refill, TokenBucket(store, "b", "5/minute", refill="interval").refill) == ("continuous", "interval")
+    queue = LeakyBucket(store=store, name="queue", rate="5/minute", capacity=7)
+    assert (str(queue.rate), queue.capacity) == ("5 per minute", 7)
+    gap = MinInterval(store=store, name="gap", interval="1.5s")
+    assert (str(gap.rate), gap.interval_ns) == ("1 per 1500 milliseconds", 1_500_000_000)
+    fixed = FixedWindow(store=store, name="fixed", rate="5/minute", align="stagger")
+    assert (str(fixed.rate), fixed.align) == ("5 per minute", "stagger")
+    assert str(SlidingWindow(store=store, name="sliding", rate="5/minute").rate) == "5 per minute"
+    bucketed = BucketedWindow(store=store, name="bucketed", rate="5/minute", buckets=6, keys=4)
+    assert (str(bucketed.rate), bucketed.buckets, bucketed.keys) == ("5 per minute", 6, 4)
+    log = SlidingLog(store=store, name="log", rate="5/minute", keys=4)
+    assert (str(log.rate), log.keys) == ("5 per minute", 4)
+    slots = Concurrency(store=store, name="slots", limit=5, lease="30s", keys=4)
+    assert (slots.limit, slots.lease_ns, slots.keys) == (5, 30_000_000_000, 4)
+    both = AllOf(bucket, gap)
+    assert both.limiters == (bucket, gap)
 
 
-def test_the_base_of_limiters_is_not_a_limiter(store: Store) -> None:
+@pytest.mark.parametrize("base", [Limiter, CellLimiter, GcraLimiter, WindowLimiter])
+def test_the_bases_of_limiters_are_not_limiters(store: Store, base: Any) -> None:
     with pytest.raises(TypeError, match="use TokenBucket"):
-        Limiter(store, "api")
-    with pytest.raises(TypeError):
-        type("Mine", (TokenBucket,), {})
+        base(store, "api", "1/minute")
+
+
+@pytest.mark.parametrize("name", LIMITERS)
+def test_answers_are_made_by_limiters_only(store: Store, name: str) -> None:
+    limiter = LIMITERS[name](store)
+    for answer in (limiter.hit("k"), limiter.peek("k"), limiter.reserve("k")):
+        with pytest.raises(TypeError, match="made by limiters"):
+            type(answer)()
+        for attribute in ("allowed", "delay", "delay_ns", "remaining", "other"):
+            with pytest.raises(AttributeError):
+                setattr(answer, attribute, 1)
 
 
 def test_wrong_calls_are_type_errors(store: Store) -> None:
@@ -98,6 +178,14 @@ def test_wrong_calls_are_type_errors(store: Store) -> None:
         lambda: TokenBucket(store, "api"),
         lambda: TokenBucket(store),
         lambda: TokenBucket(),
+        lambda: TokenBucket("a name", "api", "1/minute"),
+        lambda: LeakyBucket(store, "api", "1/minute"),
+        lambda: FixedWindow(store, "api", "1/minute", "clock", 5),
+        lambda: SlidingLog(store, "api", "1/minute", 5),
+        lambda: SlidingLog(store, "api", "1/minute"),
+        lambda: BucketedWindow(store, "api", "1/minute", 6, 5),
+        lambda: MinInterval(store, "api"),
+        lambda: Concurrency(store, "api"),
         lambda: Store("a name"),
         lambda: Store("a name", 5),
         lambda: Store.private(5),

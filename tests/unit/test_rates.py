@@ -1,4 +1,4 @@
-"""Rates: every accepted form, and refusals that say what is accepted."""
+"""Rates and lengths of time: every accepted form, and refusals that say what is accepted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock import InvalidRate, PenstockError, Rate, Store, TokenBucket
+from penstock import InvalidRate, MinInterval, PenstockError, Rate, Store, TokenBucket
+from penstock.rate import as_period_ns
 
 NS = 1_000_000_000
 YEAR_NS = 31_536_000 * NS
@@ -230,3 +231,75 @@ def test_a_rate_is_a_value() -> None:
 def test_a_rate_is_shown_in_the_largest_unit(rate: Rate, shown: str) -> None:
     assert str(rate) == shown
     assert repr(rate) == f"Rate.parse({shown!r})"
+
+
+@pytest.mark.parametrize(
+    ("length", "length_ns"),
+    [
+        ("2s", 2 * NS),
+        ("2 s", 2 * NS),
+        (" 2  seconds\n", 2 * NS),
+        ("2 SECONDS", 2 * NS),
+        ("second", NS),
+        ("hour", 3600 * NS),
+        ("500 ms", NS // 2),
+        ("1.5 minutes", 90 * NS),
+        ("1_0 s", 10 * NS),
+        ("0.000000001s", 1),
+        ("0.000001 ms", 1),
+        ("2 hours", 7200 * NS),
+        ("1 day", 86_400 * NS),
+        ("1 week", 604_800 * NS),
+        ("10 years", 10 * YEAR_NS),
+        (2, 2 * NS),
+        (0.25, NS // 4),
+        (1e-9, 1),
+        (Fraction(1, 3), 333_333_333),
+        (10 * YEAR_NS // NS, 10 * YEAR_NS),
+        (timedelta(milliseconds=1.5), 1_500_000),
+        (timedelta(days=1), 86_400 * NS),
+    ],
+)
+def test_accepted_lengths_of_time(length: Any, length_ns: int) -> None:
+    assert as_period_ns(length) == length_ns
+    with Store.private(keys=1) as store:
+        assert MinInterval(store, "gap", length).interval_ns == length_ns
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        *("", " ", "s2", "2", "-2s", "+2s", "1e3 s", "2 fortnights", "1 month", "2 s 5 ms", "2s;", "1/s", "nan s"),
+        *("0s", "0.0000000001 s", "11 years", "10.1 years", "\u0662 s", "2\u017f", "1_ s", "1__0 s"),
+        *(0, -1, 1e-10, float("nan"), float("inf"), 10 * YEAR_NS // NS + 1, 1e300, True, None, b"2s", [2]),
+        *(timedelta(0), timedelta(days=-1), timedelta.max, UserString("2s")),
+        pytest.param(HUGE, id="huge"),
+        pytest.param("9" * 18 + ("_" + "9" * 18) * 300 + "s", id="long"),
+        pytest.param("s" * 2**20, id="long unit"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_length_of_time_is_refused_briefly(length: Any) -> None:
+    with pytest.raises(InvalidRate) as caught:
+        as_period_ns(length)
+    assert len(str(caught.value)) < 1000
+    with Store.private(keys=1) as store:
+        with pytest.raises(InvalidRate):
+            MinInterval(store, "gap", length)
+        assert store.stats().limiters == {}
+
+
+def test_a_text_that_is_no_length_of_time_is_told_the_accepted_forms() -> None:
+    with pytest.raises(InvalidRate) as caught:
+        as_period_ns("soon")
+    for form in ("'soon'", '"2s"', '"500 ms"', '"1.5 minutes"', "timedelta", "ms, second, minute, hour, day, week"):
+        assert form in str(caught.value)
+
+
+def test_a_rate_of_whole_nanoseconds_is_exact() -> None:
+    rate = Rate.per_ns(7, 1_000_000_007)
+    assert (rate.limit, rate.period_ns) == (7, 1_000_000_007)
+    assert pickle.loads(pickle.dumps(rate)) == rate
+    for limit, period_ns in ((0, 1), (1, 0), (2, 1), (1, 10 * YEAR_NS + 1)):
+        with pytest.raises(InvalidRate):
+            Rate.per_ns(limit, period_ns)

@@ -1,99 +1,404 @@
-"""The worked examples of the token bucket, each under its number, on every kind of store."""
+"""The worked examples of the algorithms, each under its number: on every kind of store, by one process and by several.
+
+The oracle answers them as well, so that what the property tests compare penstock with has met the same numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from itertools import cycle
 from typing import Any
 
+import oracle_counts
 import pytest
+from oracle import AllOfOracle, Answer, Booking, Bucket, Oracle, Queue, Rule
+from oracle_counts import ClockWindow, IntervalBucket, Log
 
-from penstock import Decision, Store, TokenBucket
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Decision,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+)
 from penstock.testing import ManualClock
 
-Hit = Callable[..., Any]
-MINUTE = 60
+NS = 1_000_000_000
+SECOND_NS = NS
+MINUTE_NS = 60 * NS
+HOUR_NS = 3600 * NS
+# The start of a second, a minute, an hour and a day.
+START = 86_400
+
+
+class Asked:
+    """A limiter's methods, asked in turn by all who share it."""
+
+    def __init__(self, askers: Sequence[Callable[..., Any]]) -> None:
+        self.turns = cycle(askers)
+
+    def hit(self, key: Any, cost: int = 1) -> Answer:
+        answer: Answer = next(self.turns)("hit", key, cost)
+        return answer
+
+    def peek(self, key: Any, cost: int = 1) -> Answer:
+        answer: Answer = next(self.turns)("peek", key, cost)
+        return answer
+
+    def reserve(self, key: Any, cost: int = 1) -> Booking:
+        booking: Booking = next(self.turns)("reserve", key, cost)
+        return booking
+
+
+def ask_native(limiter: Any, method: str, *arguments: Any) -> Answer | Booking:
+    """The native answer in the oracle's words, which a child can send."""
+    answer = getattr(limiter, method)(*arguments)
+    if not isinstance(answer, Decision):
+        return Booking(answer.allowed, answer.delay_ns)
+    bound_by = answer.limiter if isinstance(limiter, AllOf) else None
+    return Answer(
+        answer.allowed, answer.limit, answer.remaining, answer.retry_after_ns, answer.reset_after_ns, bound_by
+    )
+
+
+def ask_oracle(limit: Rule[Any] | AllOfOracle, clock: ManualClock) -> Callable[..., Any]:
+    oracle: Oracle[Any] = Oracle()
+
+    def ask(method: str, key: Any, cost: int) -> Any:
+        now_ns = round(Fraction(clock.now()) * NS)
+        if isinstance(limit, AllOfOracle):
+            keys = key if isinstance(key, list) else [key] * len(limit.rules)
+            return getattr(limit, method)(keys, [cost] * len(limit.rules), now_ns)
+        return getattr(oracle, method)(limit, key, cost, now_ns)
+
+    return ask
+
+
+Limit = Callable[[Callable[[Store], Any], Rule[Any] | AllOfOracle], Asked]
 
 
 @pytest.fixture(
-    params=["private", "private and forked child", "named", "named, attached twice", "named and forked child"]
+    params=["oracle", "private", "private and forked child", "named", "named, attached twice", "named and forked child"]
 )
-def hit_of(
-    request: pytest.FixtureRequest, clock: ManualClock, store_name: str, in_child: Any
-) -> Iterator[Callable[[str, int], Hit]]:
-    """From a rate and a burst to the `hit` of a limiter, which is asked in turn by all who share its store."""
+def limit(request: pytest.FixtureRequest, clock: ManualClock, store_name: str, in_child: Any) -> Iterator[Limit]:
+    """Makes a limiter in the store of each who is asked; the oracle is told the rule instead."""
+    stores = []
     if request.param.startswith("private"):
         stores = [Store.private(keys=100, clock=clock)]
-    else:
+    elif request.param.startswith("named"):
         count = 2 if "twice" in request.param else 1
         stores = [Store(store_name, keys=100, clock=clock) for _ in range(count)]
 
-    def make(rate: str, burst: int) -> Hit:
-        limiters = [TokenBucket(store, "example", rate, burst=burst) for store in stores]
-        askers: list[Hit] = [limiter.hit for limiter in limiters]
+    def make(make_native: Callable[[Store], Any], rule: Rule[Any] | AllOfOracle) -> Asked:
+        if not stores:
+            return Asked([ask_oracle(rule, clock)])
+        limiters = [make_native(store) for store in stores]
+        askers = [lambda *asked, limiter=limiter: ask_native(limiter, *asked) for limiter in limiters]
         if "child" in request.param:
-            askers.append(lambda *asked: in_child(lambda: Copy(limiters[0].hit(*asked))))
-        turns = cycle(askers)
-        return lambda *asked: next(turns)(*asked)
+            askers.append(lambda *asked: in_child(lambda: ask_native(limiters[0], *asked)))
+        return Asked(askers)
 
+    clock.set(START)
     yield make
     for store in stores:
         store.close()
 
 
-class Copy:
-    """What a decision said, sent by a child."""
+@pytest.fixture
+def at(clock: ManualClock) -> Callable[[float], None]:
+    """Moves the clock to so many seconds after the start."""
 
-    def __init__(self, decision: Decision) -> None:
-        self.allowed = decision.allowed
-        self.remaining = decision.remaining
-        self.retry_after = decision.retry_after
+    def move(seconds: float) -> None:
+        clock.set(START + seconds)
 
-    def __bool__(self) -> bool:
-        return self.allowed
+    return move
+
+
+At = Callable[[float], None]
+
+
+def fixed_window(limit: Limit, rate: str, rule: ClockWindow) -> Asked:
+    return limit(lambda store: FixedWindow(store, "example", rate), rule)
+
+
+def test_w1_the_sixth_request_of_a_minute_is_denied_and_the_first_of_the_next_allowed(limit: Limit, at: At) -> None:
+    window = fixed_window(limit, "5/minute", ClockWindow(5, MINUTE_NS))
+    for number in range(5):
+        at(number * 11)
+        assert window.hit("k").remaining == 4 - number
+    at(59.999)
+    denied = window.hit("k")
+    assert not denied
+    assert denied.retry_after_ns == MINUTE_NS // 60_000
+    at(60)
+    assert window.hit("k").remaining == 4
+
+
+def test_w2_twice_the_limit_passes_at_the_edge_of_two_windows(limit: Limit, at: At) -> None:
+    window = fixed_window(limit, "5/minute", ClockWindow(5, MINUTE_NS))
+    at(59)
+    assert [bool(window.hit("k")) for _ in range(6)] == [True] * 5 + [False]
+    at(60)
+    assert [bool(window.hit("k")) for _ in range(6)] == [True] * 5 + [False]
+
+
+# W3 and W6: nine requests from 1:30 to 2:00, and five from 2:00 to 2:30.
+NINE_AND_FIVE = [90 + 3 * number for number in range(9)] + [120 + 6 * number for number in range(5)]
+
+
+def test_w3_an_aligned_hour_sees_only_its_own_requests(limit: Limit, at: At) -> None:
+    window = fixed_window(limit, "10/hour", ClockWindow(10, HOUR_NS))
+    for minute in NINE_AND_FIVE:
+        at(minute * 60)
+        assert window.hit("k")
+
+
+def test_w4_a_request_counts_for_the_minute_that_it_falls_in(limit: Limit, at: At) -> None:
+    window = fixed_window(limit, "5 per 60 seconds", ClockWindow(5, MINUTE_NS))
+    noon_and_ten = (12 * 60 + 10) * 60
+    at(noon_and_ten + 30)
+    assert window.hit("k", 2).reset_after_ns == 30 * NS
+    for seconds, remaining in ((0, 3), (59.999, 3), (60, 5)):
+        at(noon_and_ten + seconds)
+        assert window.peek("k").remaining == remaining
+
+
+def test_w5_a_log_counts_what_was_allowed_in_the_minute_before(limit: Limit, at: At) -> None:
+    log = limit(lambda store: SlidingLog(store, "example", "2/minute", keys=10), Log(2, MINUTE_NS))
+    for seconds, allowed in ((1, True), (15, True), (55, False), (87, True)):
+        at(seconds)
+        assert bool(log.hit("k")) is allowed
+    # Of 0:01, 0:15 and 0:55 none counts any more.
+    assert log.peek("k").remaining == 1
+
+
+def test_w6_never_more_than_the_limit_in_any_hour(limit: Limit, at: At) -> None:
+    log = limit(lambda store: SlidingLog(store, "example", "10/hour", keys=10), Log(10, HOUR_NS))
+    passed = []
+    for minute in NINE_AND_FIVE + [150 + number for number in range(60)]:
+        at(minute * 60)
+        answer = log.hit("k")
+        if answer:
+            passed.append(minute)
+        else:
+            # The oldest of the ten makes room, an hour after it passed.
+            assert minute * 60 * NS + answer.retry_after_ns == (passed[-10] + 60) * MINUTE_NS
+    assert passed[:10] == NINE_AND_FIVE[:10]
+    assert passed[10] == NINE_AND_FIVE[0] + 60
+    assert all(later - earlier >= 60 for earlier, later in zip(passed, passed[10:], strict=False))
+
+
+def test_w7_the_window_before_counts_as_much_as_it_overlaps(limit: Limit, at: At) -> None:
+    window = limit(lambda store: SlidingWindow(store, "example", "7/minute"), oracle_counts.SlidingWindow(7, MINUTE_NS))
+    at(10)
+    assert window.hit("k", 5)
+    at(60)
+    assert window.hit("k", 2)  # 5 + 2
+    at(60 + 0.3 * 60)
+    assert window.hit("k", 1)  # 3.5 + 2 + 1
+    # 3.5 and 3 are 6, rounded down.
+    assert window.peek("k", 0).remaining == 1
+    assert window.hit("k")
+    assert not window.hit("k")
+    assert window.peek("k", 0).remaining == 0
+
+
+@pytest.mark.parametrize(("rate", "per_window"), [("100/minute", 100), ("1000/minute", 1000), ("41/minute", 41)])
+def test_w8_with_a_quarter_gone_three_quarters_of_the_count_before_are_used(
+    limit: Limit, at: At, rate: str, per_window: int
+) -> None:
+    window = limit(
+        lambda store: SlidingWindow(store, "example", rate), oracle_counts.SlidingWindow(per_window, MINUTE_NS)
+    )  # fmt: skip
+    at(30)
+    assert window.hit("k", 40)
+    at(60 + 15)
+    assert window.peek("k").remaining == per_window - 30
+
+
+def test_w9_two_keys_have_ten_each_and_a_denied_request_leaves_the_count(limit: Limit, at: At) -> None:
+    window = limit(
+        lambda store: SlidingWindow(store, "example", "10/minute"), oracle_counts.SlidingWindow(10, MINUTE_NS)
+    )
+    assert [bool(window.hit("one")) for _ in range(11)] == [True] * 10 + [False]
+    assert window.hit("two").remaining == 9
+    for _ in range(3):
+        assert not window.hit("one")
+    # Ten and not fourteen: half of them count in the middle of the next minute.
+    at(90)
+    assert window.peek("one").remaining == 5
+
+
+def test_w10_a_bucket_is_filled_at_the_top_of_each_minute(limit: Limit, at: At) -> None:
+    bucket = limit(
+        lambda store: TokenBucket(store, "example", "3/minute", burst=3, refill="interval"),
+        IntervalBucket(3, MINUTE_NS, 3),
+    )
+    for seconds, cost, allowed in ((1, 1, True), (15, 1, True), (15, 1, True), (58, 1, False)):
+        at(seconds)
+        assert bool(bucket.hit("k", cost)) is allowed
+    at(59)
+    assert bucket.hit("k").retry_after_ns == NS
+    for seconds in (60, 600, 365 * 86_400):
+        at(seconds)
+        assert bucket.peek("k").remaining == 3
+    assert [bool(bucket.hit("k")) for _ in range(4)] == [True] * 3 + [False]
+
+
+def token_bucket(limit: Limit, burst: int) -> Asked:
+    return limit(
+        lambda store: TokenBucket(store, "example", "60/minute", burst=burst), Bucket(60, MINUTE_NS, burst)
+    )  # fmt: skip
 
 
 def test_w11_requests_a_second_apart_pass_and_the_second_of_two_at_once_waits_a_second(
-    hit_of: Callable[[str, int], Hit], clock: ManualClock
+    limit: Limit, clock: ManualClock
 ) -> None:
-    hit = hit_of("60/minute", 1)
+    bucket = token_bucket(limit, burst=1)
     for _ in range(5):
-        assert hit("k")
+        assert bucket.hit("k")
         clock.advance(1)
-    first, second = hit("k"), hit("k")
+    first, second = bucket.hit("k"), bucket.hit("k")
     assert first
     assert not second
-    assert second.retry_after == 1.0
+    assert second.retry_after_ns == SECOND_NS
 
 
-def test_w13_a_denied_request_changes_nothing_and_retry_after_is_exact(
-    hit_of: Callable[[str, int], Hit], clock: ManualClock
-) -> None:
-    hit = hit_of("60/minute", 1)
+def test_w12_three_reservations_at_once_are_a_second_apart_and_are_kept(limit: Limit, clock: ManualClock) -> None:
+    bucket = token_bucket(limit, burst=1)
+    assert [bucket.reserve("k") for _ in range(3)] == [Booking(True, delay * SECOND_NS) for delay in range(3)]
+    clock.advance(2)
+    # All three slots are taken, though nobody asked again.
+    assert bucket.hit("k").retry_after_ns == SECOND_NS
+    clock.advance(1)
+    assert bucket.hit("k")
+
+
+def test_w13_a_denied_request_changes_nothing_and_retry_after_is_exact(limit: Limit, clock: ManualClock) -> None:
+    bucket = token_bucket(limit, burst=1)
     start = clock.now()
     for _ in range(4):
-        assert hit("k")
+        assert bucket.hit("k")
         clock.advance(0.25)
-        denied = hit("k")
+        denied = bucket.hit("k")
         assert not denied
-        assert denied.retry_after == 0.75
+        assert denied.retry_after_ns == 3 * SECOND_NS // 4
         for _ in range(3):
-            assert hit("k").retry_after == 0.75
-        clock.advance(denied.retry_after - 0.001)
-        assert not hit("k")
+            assert bucket.hit("k").retry_after_ns == 3 * SECOND_NS // 4
+        clock.advance(0.75 - 0.001)
+        assert not bucket.hit("k")
         clock.advance(0.001)
-    assert hit("k")
+    assert bucket.hit("k")
     assert clock.now() == start + 4
 
 
-def test_w14_credit_never_exceeds_the_burst_after_a_long_idle_time(
-    hit_of: Callable[[str, int], Hit], clock: ManualClock
-) -> None:
-    hit = hit_of("60/minute", 5)
-    for idle in (0, 5, MINUTE, 365 * 24 * 60 * MINUTE):
+def test_w14_credit_never_exceeds_the_burst_after_a_long_idle_time(limit: Limit, clock: ManualClock) -> None:
+    bucket = token_bucket(limit, burst=5)
+    for idle in (0, 5, 60, 365 * 86_400):
         clock.advance(idle)
-        answers = [hit("k") for _ in range(7)]
+        answers = [bucket.hit("k") for _ in range(7)]
         assert [bool(answer) for answer in answers] == [True] * 5 + [False] * 2
         assert [answer.remaining for answer in answers] == [4, 3, 2, 1, 0, 0, 0]
-        assert answers[-1].retry_after == 1.0
+        assert answers[-1].retry_after_ns == SECOND_NS
         clock.advance(5)
+
+
+def test_w15_a_queue_lets_out_one_per_second_and_denies_when_full(limit: Limit, clock: ManualClock) -> None:
+    queue = limit(lambda store: LeakyBucket(store, "example", "1/second", 4), Queue(1, SECOND_NS, 4))
+    at_once = [queue.reserve("k") for _ in range(5)]
+    assert [booking.allowed for booking in at_once] == [True] * 4 + [False]
+    assert [booking.delay_ns for booking in at_once[:4]] == [0, SECOND_NS, 2 * SECOND_NS, 3 * SECOND_NS]
+    # However they arrive, they leave a second apart: the next departures are those at 4, 5, 6 and 7 seconds.
+    departures = []
+    for pause in (1.5, 0.25, 0.5, 1.75):
+        clock.advance(pause)
+        booking = queue.reserve("k")
+        if booking:
+            departures.append(round((clock.now() - START) * NS) + booking.delay_ns)
+    assert departures == [4 * SECOND_NS, 5 * SECOND_NS, 6 * SECOND_NS]
+
+
+def test_w16_the_last_sixty_buckets_of_a_minute_hold_the_limit(limit: Limit, at: At) -> None:
+    window = limit(
+        lambda store: BucketedWindow(store, "example", "500/hour", buckets=60),
+        oracle_counts.BucketedWindow(500, HOUR_NS, 60),
+    )
+    for minute in range(0, 60, 12):
+        at(minute * 60 + 30)
+        assert window.hit("k", 100)
+    at(59 * 60 + 59)
+    denied = window.hit("k")
+    assert not denied
+    assert denied.retry_after_ns == SECOND_NS  # the requests of 0:30 were counted for 0:00
+    assert window.peek("k", 0).remaining == 0
+    at(3600)
+    assert window.hit("k", 100).remaining == 0
+    assert not window.hit("k")
+    # Those of 12:30 leave with minute 12, those of minute 60 an hour after it.
+    for minute, remaining in ((71, 0), (72, 100), (84, 200), (108, 400), (119, 400), (120, 500)):
+        at(minute * 60)
+        assert window.peek("k").remaining == remaining
+
+
+def test_w17_a_request_denied_by_the_gap_does_not_use_up_the_ten(limit: Limit, at: At) -> None:
+    both = limit(
+        lambda store: AllOf(FixedWindow(store, "ten", "10/minute"), MinInterval(store, "gap", "2s")),
+        AllOfOracle({"ten": ClockWindow(10, MINUTE_NS), "gap": Bucket(1, 2 * SECOND_NS, 1)}),
+    )
+    for seconds, allowed in ((0, True), (1, False), (2, True), (4, True)):
+        at(seconds)
+        answer = both.hit("k")
+        assert bool(answer) is allowed
+        assert answer.limiter == "gap"
+    assert answer.reset_after_ns == 56 * SECOND_NS
+    # Seven of the ten are left, as many as fit two seconds apart.
+    for number in range(8):
+        at(6 + 2 * number)
+        answer = both.hit("k")
+        assert bool(answer) is (number < 7)
+    assert answer.limiter == "ten"
+    assert answer.retry_after_ns == 40 * SECOND_NS
+
+
+def test_w18_a_request_counts_in_all_three_or_in_none(limit: Limit, at: At) -> None:
+    every = limit(
+        lambda store: AllOf(
+            FixedWindow(store, "user, second", "10/second"),
+            FixedWindow(store, "user, hour", "1000/hour"),
+            FixedWindow(store, "all, second", "5000/second"),
+        ),
+        AllOfOracle({
+            "user, second": ClockWindow(10, SECOND_NS),
+            "user, hour": ClockWindow(1000, HOUR_NS),
+            "all, second": ClockWindow(5000, SECOND_NS),
+        }),
+    )  # fmt: skip
+
+    def ask(user: str, cost: int) -> Answer:
+        return every.hit([user, user, "all"], cost)
+
+    assert ask("one", 10).limiter == "user, second"
+    denied = ask("one", 1)
+    assert (denied.allowed, denied.limiter, denied.retry_after_ns) == (False, "user, second", SECOND_NS)
+    # The denied one counted nowhere: a hundred seconds at full speed use up the hour, and not a second less.
+    for second in range(1, 100):
+        at(second)
+        assert ask("one", 10)
+        assert not ask("one", 1)
+    at(100)
+    denied = ask("one", 1)
+    assert (denied.allowed, denied.limiter) == (False, "user, hour")
+    assert denied.retry_after_ns == HOUR_NS - 100 * SECOND_NS
+    for number in range(500):
+        assert ask(f"user {number}", 10)
+    denied = ask("two", 1)
+    assert (denied.allowed, denied.limiter, denied.retry_after_ns) == (False, "all, second", SECOND_NS)
+    assert every.peek(["two", "two", "another"], 10).remaining == 10
+    # A user whose hour is used up is told of that, which takes longer.
+    assert ask("one", 1).limiter == "user, hour"

@@ -1,0 +1,74 @@
+"""Bucketed windows by example. The rest is in tests/property."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock import BucketedWindow, InvalidLimiter, Rate, Store
+from penstock.testing import ManualClock
+
+NS = 1_000_000_000
+YEAR = 31_536_000
+START = 3600
+
+
+def test_what_it_tells_of_itself(store: Store) -> None:
+    limiter = BucketedWindow(store, "api", "500/hour", buckets=12, keys=40)
+    assert (limiter.rate, limiter.buckets) == (Rate(500, 3600), 12)
+    assert repr(limiter) == "<BucketedWindow 'api' 500 per hour, buckets=12, keys=40>"
+    assert BucketedWindow(store, "other", "500/hour").buckets == 60
+
+
+def type_name(value: object) -> str:
+    return type(value).__name__
+
+
+@pytest.mark.parametrize(
+    "buckets", [0, -1, True, 1.0, None, "60", 2**40, 10**5000], ids=lambda value: type(value).__name__
+)
+def test_buckets_that_are_none(store: Store, buckets: Any) -> None:
+    with pytest.raises(InvalidLimiter, match="buckets"):
+        BucketedWindow(store, "api", "5/hour", buckets=buckets)
+
+
+def test_buckets_shorter_than_a_nanosecond(store: Store) -> None:
+    with pytest.raises(InvalidLimiter):
+        BucketedWindow(store, "api", Rate(1, 1e-8), buckets=60)
+
+
+@pytest.mark.parametrize("keys", [0, -1, True, 1.0, "60", 2**40])
+def test_keys_that_are_none(store: Store, keys: Any) -> None:
+    with pytest.raises(InvalidLimiter, match="keys"):
+        BucketedWindow(store, "api", "5/hour", keys=keys)
+
+
+def test_the_bytes_that_it_takes_are_told_before() -> None:
+    assert BucketedWindow.bytes_needed(60, keys=1000) >= 1000 * 60 * 8
+    assert BucketedWindow.bytes_needed(60, keys=1000) < 2 * 1000 * (60 * 8 + 16)
+
+
+def test_a_bucket_is_rounded_up_to_the_nanosecond(store: Store, clock: ManualClock) -> None:
+    limiter = BucketedWindow(store, "api", "1/second", buckets=3, keys=8)
+    clock.set(0)
+    # Three of 333,333,334 ns.
+    assert limiter.hit("k").reset_after_ns == 1_000_000_002
+
+
+@pytest.mark.parametrize(("limit", "period"), [(1, 0.01), (1000, 0.01), (10**6, 60), (10**8, 3600), (10**9, YEAR)])
+def test_limits_and_windows_of_every_size(store: Store, clock: ManualClock, limit: int, period: float) -> None:
+    limiter = BucketedWindow(store, "api", Rate(limit, period), buckets=10, keys=8)
+    bucket_ns = round(period * NS) // 10
+    clock.set((START // period + 1) * period)
+    assert limiter.hit("k", limit).reset_after_ns == 10 * bucket_ns
+    assert limiter.hit("k").retry_after_ns == 10 * bucket_ns
+    clock.advance(period)
+    assert limiter.peek("k").remaining == limit
+
+
+def test_it_has_one_limit_for_all_calls(store: Store) -> None:
+    limiter = BucketedWindow(store, "api", "5/hour", keys=8)
+    for ask in (limiter.hit, limiter.peek, limiter.refund):
+        with pytest.raises(InvalidLimiter):
+            ask("k", rate="6/hour")

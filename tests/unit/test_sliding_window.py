@@ -1,0 +1,91 @@
+"""Sliding windows by example: the largest limits, tiers. The rest is in tests/property."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock import InvalidLimiter, Rate, SlidingWindow, Store
+from penstock.testing import ManualClock
+
+NS = 1_000_000_000
+YEAR = 31_536_000
+START = 1200  # of a minute
+
+
+def test_what_it_tells_of_itself(store: Store) -> None:
+    limiter = SlidingWindow(store, "api", "1000/hour")
+    assert (limiter.store, limiter.name, limiter.rate) == (store, "api", Rate(1000, 3600))
+    assert repr(limiter) == "<SlidingWindow 'api' 1000 per hour>"
+
+
+@pytest.mark.parametrize(
+    ("limit", "period"),
+    [(1, 0.01), (100, 0.01), (1000, 1), (30_000, 1), (250_000, 60), (10**6, 3600), (10**6, YEAR), (10**7, YEAR)],
+)
+def test_both_counts_are_exact_as_long_as_they_fit(store: Store, clock: ManualClock, limit: int, period: float) -> None:
+    limiter = SlidingWindow(store, "api", Rate(limit, period))
+    start = (1000 // period + 1) * period
+    clock.set(start)
+    assert limiter.hit("k", limit).remaining == 0
+    clock.set(start + period + period / 2)
+    assert limiter.peek("k").remaining == limit - limit // 2
+    clock.set(start + 2 * period)
+    assert limiter.peek("k").reset_after_ns == 0
+
+
+@pytest.mark.parametrize(("limit", "period"), [(10**9, 60), (10**9, 3600), (10**9, YEAR), (10**7, 1)])
+def test_of_larger_limits_the_count_before_is_rounded_up_by_less_than_a_sixteenth(
+    store: Store, clock: ManualClock, limit: int, period: int
+) -> None:
+    limiter = SlidingWindow(store, "api", Rate(limit, period))
+    start = 1000 // period * period + period
+    clock.set(start)
+    count = limit // 3 + 1
+    assert limiter.hit("k", count).remaining == limit - count
+    clock.set(start + period + period // 2)
+    left = period - period // 2
+    remaining = limiter.peek("k").remaining
+    assert limit - (count + limit // 16) * left // period <= remaining <= limit - count * left // period
+    # What it says of itself is exact all the same.
+    assert limiter.peek("k", remaining)
+    assert not limiter.peek("k", remaining + 1)
+    denied = limiter.peek("k", remaining + 1)
+    clock.advance(denied.retry_after)
+    assert limiter.hit("k", remaining + 1)
+
+
+def test_a_rate_too_fast_for_one_cell_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidLimiter, match="longer period"):
+        SlidingWindow(store, "api", "1000000000/second")
+
+
+def test_what_is_given_back_comes_from_this_windows_count_first(store: Store, clock: ManualClock) -> None:
+    limiter = SlidingWindow(store, "api", "100/minute")
+    clock.set(START)
+    limiter.hit("k", 40)
+    clock.set(START + 90)
+    limiter.hit("k", 10)
+    assert limiter.peek("k").remaining == 100 - 10 - 20
+    limiter.refund("k", 10)
+    assert limiter.peek("k").remaining == 100 - 20
+    limiter.refund("k", 100)
+    assert limiter.peek("k").remaining == 100
+
+
+def test_a_rate_for_one_call_has_the_same_period(store: Store, clock: ManualClock) -> None:
+    limiter = SlidingWindow(store, "api", "100/minute")
+    clock.set(START)
+    assert limiter.hit("k", 40, rate="60/minute").remaining == 20
+    clock.set(START + 90)
+    assert limiter.peek("k", rate="60/minute").remaining == 40
+    assert limiter.hit("k", 40, rate="60/minute").remaining == 0
+    assert not limiter.hit("k", rate="60/minute")
+    assert limiter.peek("k").remaining == 40
+    calls: list[dict[str, Any]] = [{"rate": "100/hour"}, {"burst": 5}, {"rate": Rate(2**40, 3600)}]
+    for options in calls:
+        for ask in (limiter.hit, limiter.peek, limiter.refund):
+            with pytest.raises(InvalidLimiter):
+                ask("k", **options)
+    assert limiter.peek("k").remaining == 40

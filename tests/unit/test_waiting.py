@@ -1,0 +1,1183 @@
+"""Waiting, against limiters of a few lines and a time that only sleeping moves. Real limiters are at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType, SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from penstock import (
+    BucketedWindow,
+    CostExceedsLimit,
+    FixedWindow,
+    InvalidKey,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    StoreClosed,
+    TokenBucket,
+    waiting,
+)
+from penstock.testing import ManualClock
+
+DEADLINE_S: Final = 60.0
+"""Whatever takes longer hangs."""
+
+SECOND: Final = 1_000_000_000
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "what the test waits for does not happen"
+        os.sched_yield()
+
+
+async def until_async(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "what the test waits for does not happen"
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.0005)
+
+
+def run_in_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(DEADLINE_S)
+
+
+def lock_is_free() -> bool:
+    free = waiting._lock.acquire(blocking=False)
+    if free:
+        waiting._lock.release()
+    return free
+
+
+def in_line() -> int:
+    return sum(map(len, waiting._lines.values()))
+
+
+class Timeline:
+    """The time that `waiting` sees: sleeping moves it on at once, as soon as the gate is open."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.sleeps: list[float] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.interrupt: BaseException | None = None
+        """Raised by the next sleep."""
+        self.part = 1.0
+        """How much of a sleep passes before it returns."""
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        assert self.gate.wait(DEADLINE_S)
+        self._pass(seconds)
+
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        await until_async(self.gate.is_set)
+        self._pass(seconds)
+
+    def _pass(self, seconds: float) -> None:
+        if self.interrupt is not None:
+            interrupt, self.interrupt = self.interrupt, None
+            raise interrupt
+        self.now_ns += max(round(seconds * self.part * SECOND), 1)
+
+
+class FakeReservation:
+    def __init__(self, limiter: FakeLimiter, who: object, allowed: bool, delay_ns: int) -> None:
+        self.limiter, self.who, self.allowed, self.delay_ns = limiter, who, allowed, delay_ns
+        self.due_ns = limiter.store.timeline.now_ns + delay_ns
+
+    def cancel(self) -> None:
+        if self.limiter.store.closed:
+            raise StoreClosed("closed")
+        if self.allowed:
+            self.limiter.charged.remove(self.who)
+
+
+class FakeStore:
+    """The store's time, which need not begin where the host's does."""
+
+    _clock: ManualClock | None = None
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.closed = False
+
+    def _now_ns(self) -> int:
+        if self.closed:
+            raise StoreClosed("closed")
+        return self.timeline.now_ns
+
+
+class FakeLimiter:
+    """Who asks is told by the cost."""
+
+    may_free_early = False
+    name = "fake"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.store = FakeStore(timeline)
+        self.asked: list[object] = []
+        self.patience: list[float | None] = []
+        self.charged: list[object] = []
+
+    def reserve(self, key: object, cost: object, max_delay: float | None) -> FakeReservation:
+        if self.store.closed:
+            raise StoreClosed("closed")
+        self.asked.append(cost)
+        self.patience.append(max_delay)
+        allowed, delay_ns = self.decide(self.store._now_ns(), max_delay)
+        if allowed:
+            self.charged.append(cost)
+        return FakeReservation(self, cost, allowed, delay_ns)
+
+    def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+        raise NotImplementedError
+
+
+class Booking(FakeLimiter):
+    """One a second, as far ahead as anybody likes."""
+
+    next_ns = 0
+
+    def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+        due_ns = max(self.next_ns, now_ns)
+        if max_delay is not None and due_ns - now_ns > round(max_delay * SECOND):
+            return False, due_ns - now_ns
+        self.next_ns = due_ns + SECOND
+        return True, due_ns - now_ns
+
+
+class Window(FakeLimiter):
+    """So many in each second."""
+
+    def __init__(self, timeline: Timeline, limit: int = 1) -> None:
+        super().__init__(timeline)
+        self.limit = limit
+        self.counts: dict[int, int] = {}
+
+    def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+        window = now_ns // SECOND
+        if self.counts.get(window, 0) >= self.limit:
+            return False, (window + 1) * SECOND - now_ns
+        self.counts[window] = self.counts.get(window, 0) + 1
+        return True, 0
+
+    def fill(self) -> None:
+        self.counts[self.store._now_ns() // SECOND] = self.limit
+
+
+class Slots(FakeLimiter):
+    """Free when somebody gives one back, else after half a minute."""
+
+    may_free_early = True
+
+    def __init__(self, timeline: Timeline, free: int = 0) -> None:
+        super().__init__(timeline)
+        self.free = free
+
+    def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+        if self.free == 0:
+            return False, 30 * SECOND
+        self.free -= 1
+        return True, 0
+
+
+@pytest.fixture
+def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
+    timeline = Timeline()
+    monkeypatch.setattr(
+        waiting,
+        "time",
+        SimpleNamespace(
+            sleep=timeline.sleep, CLOCK_MONOTONIC=1, clock_gettime_ns=lambda _clock: timeline.now_ns + 5 * SECOND
+        ),
+    )
+    real = dict(vars(asyncio))
+    monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(**(real | {"sleep": timeline.sleep_async})))
+    return timeline
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left_in_line() -> Iterator[None]:
+    assert waiting._lines == {}
+    yield
+    assert waiting._lines == {}
+
+
+@pytest.fixture(params=["sync", "async"])
+def wait(request: pytest.FixtureRequest) -> Callable[..., bool]:
+    """`wait`, and `wait_async` in a loop of its own, called in the same way."""
+
+    def call(limiter: Any, who: object = "a", timeout: float | None = None, jitter: float = 0.0) -> bool:
+        if request.param == "sync":
+            return waiting.wait(limiter, "k", who, timeout, jitter)
+        return asyncio.run(waiting.wait_async(limiter, "k", who, timeout, jitter))
+
+    return call
+
+
+class Waiters:
+    """Calls of `wait` and `wait_async` that run at the same time; all tasks are in one other thread's loop."""
+
+    def __init__(self, limiter: Any) -> None:
+        self.limiter = limiter
+        self.results: dict[object, bool] = {}
+        self.threads: list[threading.Thread] = []
+        self.tasks: dict[object, asyncio.Task[None]] = {}
+        self.loop = asyncio.new_event_loop()
+        self.runner = threading.Thread(target=self.loop.run_forever)
+        self.runner.start()
+
+    def thread(self, who: object, timeout: float | None = None) -> None:
+        def work() -> None:
+            self.results[who] = waiting.wait(self.limiter, "k", who, timeout, 0.0)
+
+        self.threads.append(threading.Thread(target=work))
+        self.threads[-1].start()
+
+    def task(self, who: object, timeout: float | None = None) -> None:
+        async def work() -> None:
+            self.results[who] = await waiting.wait_async(self.limiter, "k", who, timeout, 0.0)
+
+        async def start() -> None:
+            self.tasks[who] = asyncio.create_task(work())
+
+        asyncio.run_coroutine_threadsafe(start(), self.loop).result(DEADLINE_S)
+
+    def cancel(self, who: object) -> None:
+        async def end() -> None:
+            self.tasks[who].cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.tasks[who]
+
+        asyncio.run_coroutine_threadsafe(end(), self.loop).result(DEADLINE_S)
+
+    def finish(self) -> None:
+        async def gather() -> None:
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+        try:
+            asyncio.run_coroutine_threadsafe(gather(), self.loop).result(DEADLINE_S)
+            for thread in self.threads:
+                thread.join(DEADLINE_S)
+                assert not thread.is_alive()
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.runner.join(DEADLINE_S)
+            self.loop.close()
+
+
+@pytest.fixture
+def make_waiters(timeline: Timeline) -> Iterator[Callable[[Any], Waiters]]:
+    made: list[Waiters] = []
+
+    def make(limiter: Any) -> Waiters:
+        made.append(Waiters(limiter))
+        return made[-1]
+
+    yield make
+    timeline.gate.set()
+    for waiters in made:
+        if waiters.runner.is_alive():
+            waiters.finish()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("timeout", [-1, -1e-9, float("nan"), float("inf"), -float("inf"), "5", b"", [1]])
+def test_timeouts_that_are_none(timeline: Timeline, wait: Callable[..., bool], timeout: Any) -> None:
+    limiter = Booking(timeline)
+    with pytest.raises(ValueError, match="timeout is None or a number of seconds") as caught:
+        wait(limiter, timeout=timeout)
+    assert repr(timeout) in str(caught.value)
+    assert limiter.asked == []
+
+
+@pytest.mark.parametrize("jitter", [-0.1, 1, 1.0, 2, float("nan"), float("inf"), None, "0.1"])
+def test_jitters_that_are_none(timeline: Timeline, wait: Callable[..., bool], jitter: Any) -> None:
+    limiter = Booking(timeline)
+    with pytest.raises(ValueError, match="jitter is a number from 0 to below 1") as caught:
+        wait(limiter, jitter=jitter)
+    assert repr(jitter) in str(caught.value)
+    assert limiter.asked == []
+
+
+@pytest.mark.parametrize("timeout", [1e300, 10**400, sys.float_info.max])
+def test_a_timeout_may_be_longer_than_time_goes(timeline: Timeline, wait: Callable[..., bool], timeout: float) -> None:
+    limiter = Booking(timeline)
+    assert [wait(limiter, timeout=timeout) for _ in range(2)] == [True, True]
+    assert limiter.patience == [None, None]
+
+
+# Limiters that book ahead
+
+
+def test_a_booked_request_sleeps_until_it_is_due(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    limiter = Booking(timeline)
+    assert [wait(limiter, who) for who in "abc"] == [True, True, True]
+    assert timeline.sleeps == [1.0, 1.0]
+    assert timeline.now_ns == 2 * SECOND
+    assert limiter.asked == limiter.charged == ["a", "b", "c"]
+
+
+def test_a_sleep_that_ends_early_goes_on(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    limiter = Booking(timeline)
+    wait(limiter, "a")
+    timeline.part = 0.5
+    assert wait(limiter, "b")
+    assert timeline.sleeps[:3] == [1.0, 0.5, 0.25]
+    assert timeline.now_ns == SECOND
+    assert limiter.asked == ["a", "b"]
+
+
+def test_what_would_take_longer_than_the_timeout_is_not_booked(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    limiter = Booking(timeline)
+    limiter.next_ns = 3 * SECOND
+    assert not wait(limiter, "a", timeout=2.999)
+    assert not wait(limiter, "a", timeout=0)
+    assert timeline.sleeps == []
+    assert limiter.charged == []
+    assert wait(limiter, "b", timeout=3)
+    assert timeline.now_ns == 3 * SECOND
+
+
+def test_a_timeout_of_nothing_allows_what_goes_at_once(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    for limiter in Booking(timeline), Window(timeline):
+        assert [wait(limiter, timeout=0) for _ in range(3)] == [True, False, False]
+        assert timeline.sleeps == []
+
+
+def test_a_full_queue_is_asked_again_when_it_has_room(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    class Queue(Booking):
+        """Two places; who finds none is told when there is one."""
+
+        def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+            if self.next_ns - now_ns > SECOND:
+                return False, self.next_ns - now_ns - SECOND
+            return super().decide(now_ns, max_delay)
+
+    limiter = Queue(timeline)
+    limiter.next_ns = 4 * SECOND
+    assert not wait(limiter, "a", timeout=2)
+    assert timeline.sleeps == []
+    assert wait(limiter, "b", timeout=4)
+    assert timeline.sleeps == [3.0, 1.0]
+    assert not wait(limiter, "c", timeout=0.5)
+    assert limiter.charged == ["b"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), ValueError("a bug elsewhere"), GeneratorExit()])
+@pytest.mark.parametrize("make", [Booking, Window])
+def test_an_exception_in_the_sleep_gives_the_permits_back(
+    timeline: Timeline, make: Callable[[Timeline], FakeLimiter], error: BaseException
+) -> None:
+    limiter = make(timeline)
+    waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+    timeline.interrupt = error
+    with pytest.raises(type(error)):
+        waiting.wait(limiter, "k", "b", None, 0.0)  # type: ignore[arg-type]
+    assert limiter.charged == ["a"]
+
+
+@pytest.mark.parametrize("make", [Booking, Window])
+def test_a_cancelled_task_gives_the_permits_back(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters], make: Callable[[Timeline], FakeLimiter]
+) -> None:
+    limiter = make(timeline)
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    waiters.task("a")
+    waiters.task("b")
+    until(lambda: len(timeline.sleeps) == 1)
+    waiters.cancel("b")
+    assert limiter.charged == ["a"]
+    waiters.finish()
+    assert waiters.results == {"a": True}
+
+
+def test_a_coroutine_that_is_dropped_gives_the_permits_back(timeline: Timeline) -> None:
+    limiter = Booking(timeline)
+    limiter.next_ns = SECOND
+    timeline.gate.clear()
+
+    async def begin_and_drop() -> None:
+        coroutine = waiting.wait_async(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+        coroutine.send(None)
+        assert limiter.charged == ["a"]
+        coroutine.close()
+
+    asyncio.run(begin_and_drop())
+    assert limiter.charged == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError()])
+def test_a_store_closed_meanwhile_does_not_hide_why_a_wait_ended(timeline: Timeline, error: BaseException) -> None:
+    limiter = Booking(timeline)
+    limiter.next_ns = SECOND
+    timeline.interrupt = error
+    timeline.gate.clear()
+
+    def close() -> None:
+        until(lambda: timeline.sleeps)
+        limiter.store.closed = True
+        timeline.gate.set()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(type(error)):
+        waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+    closer.join(DEADLINE_S)
+
+
+# Jitter
+
+
+@pytest.mark.parametrize("make", [Booking, Window])
+@pytest.mark.parametrize(
+    ("factor", "timeout", "slept"),
+    [(0.9, None, 1.0), (1.0, None, 1.0), (1.05, None, 1.05), (1.1, None, 1.1), (1.1, 1.04, 1.04), (1.1, 1.0, 1.0)],
+)
+def test_w23_jitter_makes_a_sleep_longer_and_never_too_short(
+    timeline: Timeline,
+    wait: Callable[..., bool],
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Timeline], FakeLimiter],
+    factor: float,
+    timeout: float | None,
+    slept: float,
+) -> None:
+    limiter = make(timeline)
+    bounds = []
+
+    def uniform(low: float, high: float) -> float:
+        bounds.append((low, high))
+        return factor
+
+    monkeypatch.setattr(random, "uniform", uniform)
+    assert wait(limiter, "a", jitter=0.1)
+    assert bounds == []
+    assert wait(limiter, "b", timeout=timeout, jitter=0.1)
+    assert bounds == [(0.9, 1.1)]
+    assert timeline.sleeps == [pytest.approx(slept)]
+    assert timeline.now_ns >= SECOND
+
+
+def test_jitter_by_real_chance_stays_within_its_bounds(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    limiter = Booking(timeline)
+    wait(limiter)
+    for _ in range(200):
+        limiter.next_ns = timeline.now_ns + SECOND
+        assert wait(limiter, jitter=0.1)
+    assert all(1.0 <= seconds <= 1.1 for seconds in timeline.sleeps)
+    # The lower half of the factors all mean the whole delay.
+    assert 50 <= sum(seconds == 1.0 for seconds in timeline.sleeps) <= 150
+    assert max(timeline.sleeps) > 1.05
+
+
+# The line
+
+
+@pytest.mark.parametrize("kinds", [["thread"], ["task"], ["thread", "task"], ["task", "task", "thread"]])
+def test_permits_go_to_those_who_wait_in_the_order_in_which_they_came(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters], kinds: list[str]
+) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    for who in range(20):
+        getattr(waiters, kinds[who % len(kinds)])(who)
+        until(lambda wanted=who + 1: in_line() == wanted)
+    # Only the first has asked: nobody polls.
+    assert limiter.asked == [0]
+    assert len(timeline.sleeps) == 1
+    timeline.gate.set()
+    waiters.finish()
+    assert limiter.charged == list(range(20))
+    assert waiters.results == dict.fromkeys(range(20), True)
+    # Each asked when its turn came and after its sleep, and not at all in between.
+    assert limiter.asked == [who for who in range(20) for _ in range(2)]
+    assert timeline.sleeps == [1.0] * 20
+
+
+def test_permits_that_are_free_together_go_out_together(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters]
+) -> None:
+    limiter = Window(timeline, limit=5)
+    limiter.fill()
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    for who in range(20):
+        (waiters.thread if who % 2 else waiters.task)(who)
+        until(lambda wanted=who + 1: in_line() == wanted)
+    timeline.gate.set()
+    waiters.finish()
+    assert limiter.charged == list(range(20))
+    assert timeline.sleeps == [1.0] * 4
+
+
+def test_loops_in_several_threads_share_a_line(timeline: Timeline, make_waiters: Callable[[Any], Waiters]) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    several = [make_waiters(limiter) for _ in range(4)]
+    timeline.gate.clear()
+    for who in range(20):
+        several[who % 4].task(who)
+        until(lambda wanted=who + 1: in_line() == wanted)
+    timeline.gate.set()
+    for waiters in several:
+        waiters.finish()
+    assert limiter.charged == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_newcomer_does_not_overtake(timeline: Timeline, make_waiters: Callable[[Any], Waiters], kind: str) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    getattr(waiters, kind)("first")
+    until(lambda: in_line() == 1)
+    # A permit is free before the first wakes up.
+    timeline.now_ns = SECOND
+    getattr(waiters, kind)("second")
+    until(lambda: in_line() == 2)
+    getattr(waiters, kind)("in a hurry", timeout=0)
+    until(lambda: "in a hurry" in waiters.results)
+    assert limiter.asked == ["first"]
+    timeline.gate.set()
+    waiters.finish()
+    assert limiter.charged == ["first", "second"]
+    assert not waiters.results["in a hurry"]
+
+
+def test_lines_are_for_one_key_of_one_limiter(timeline: Timeline) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    timeline.gate.clear()
+    first = threading.Thread(target=waiting.wait, args=(limiter, "k", "first", None, 0.0))
+    first.start()
+    until(lambda: in_line() == 1)
+    other_name, other_store = Window(timeline), Window(timeline)
+    other_name.store, other_name.name = limiter.store, "other"
+    for other, key in (limiter, b"k"), (limiter, "l"), (limiter, ["k"]), (other_name, "k"), (other_store, "k"):
+        with contextlib.suppress(KeyError):
+            other.counts.pop(0)
+        assert waiting.wait(other, key, "other", 0, 0.0)  # type: ignore[arg-type]
+    # Another object of the same name is the same limit.
+    same = Window(timeline)
+    same.store = limiter.store
+    assert not waiting.wait(same, "k", "same", 0, 0.0)  # type: ignore[arg-type]
+    timeline.gate.set()
+    first.join(DEADLINE_S)
+    assert limiter.charged[-1] == "first"
+
+
+def test_a_list_of_keys_is_a_key(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    limiter = Window(timeline)
+    assert [waiting.wait(limiter, ["a", ("b", 1)], who, None, 0.0) for who in range(3)] == [True] * 3  # type: ignore[arg-type]
+    assert timeline.sleeps == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("who", ["first", "second", "third"])
+def test_a_task_that_is_cancelled_in_line_lets_the_others_move_up(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters], who: str
+) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    for number, name in enumerate(["first", "second", "third"]):
+        waiters.task(name)
+        until(lambda wanted=number + 1: in_line() == wanted)
+    waiters.thread("last")
+    until(lambda: in_line() == 4)
+    waiters.cancel(who)
+    assert in_line() == 3
+    timeline.gate.set()
+    waiters.finish()
+    assert limiter.charged == [name for name in ["first", "second", "third", "last"] if name != who]
+
+
+def test_a_thread_that_is_interrupted_in_line_lets_the_others_move_up(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters]
+) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    errors = []
+
+    def interrupted() -> None:
+        try:
+            waiting.wait(limiter, "k", "first", None, 0.0)  # type: ignore[arg-type]
+        except KeyboardInterrupt as error:
+            errors.append(error)
+
+    first = threading.Thread(target=interrupted)
+    first.start()
+    until(lambda: in_line() == 1)
+    waiters.thread("second")
+    until(lambda: in_line() == 2)
+    timeline.interrupt = KeyboardInterrupt()
+    timeline.gate.set()
+    first.join(DEADLINE_S)
+    waiters.finish()
+    assert len(errors) == 1
+    assert limiter.charged == ["second"]
+
+
+def test_the_first_gives_up_as_soon_as_it_knows(timeline: Timeline, make_waiters: Callable[[Any], Waiters]) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    waiters.thread("first", timeout=1.5)
+    until(lambda: in_line() == 1)
+    waiters.thread("second")
+    until(lambda: in_line() == 2)
+    # Another process takes the permit for which the first sleeps.
+    limiter.counts[1] = 1
+    timeline.gate.set()
+    waiters.finish()
+    assert waiters.results == {"first": False, "second": True}
+    assert limiter.asked == ["first", "first", "second", "second"]
+    assert limiter.charged == ["second"]
+
+
+def test_the_first_sleeps_again_if_another_process_was_faster(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    limiter = Window(timeline)
+    limiter.counts = dict.fromkeys([0, 1, 2], 1)
+    assert wait(limiter, timeout=3)
+    assert timeline.sleeps == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_who_stands_behind_waits_no_longer_than_its_deadline(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters], kind: str
+) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    waiters.thread("first")
+    until(lambda: in_line() == 1)
+    # This one's sleep is a real one, and only its end is looked at.
+    getattr(waiters, kind)("second", timeout=0.001)
+    until(lambda: in_line() == 2 or timeline.now_ns)
+    timeline.now_ns += SECOND // 500
+    until(lambda: "second" in waiters.results)
+    assert in_line() == 1
+    timeline.gate.set()
+    waiters.finish()
+    assert waiters.results == {"first": True, "second": False}
+    assert limiter.charged == ["first"]
+
+
+def test_a_task_whose_loop_was_closed_holds_nobody_up(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    limiter = Window(timeline)
+    limiter.fill()
+    timeline.gate.clear()
+    loop = asyncio.new_event_loop()
+    abandoned = loop.create_task(waiting.wait_async(limiter, "k", "abandoned", None, 0.0))  # type: ignore[arg-type]
+    loop.run_until_complete(until_async(lambda: in_line() == 1))
+    loop.close()
+    timeline.gate.set()
+    limiter.counts.clear()
+    assert wait(limiter, "next", timeout=0)
+    assert limiter.charged == ["next"]
+    assert waiting._lines == {}
+    abandoned._log_destroy_pending = False  # type: ignore[attr-defined]
+    abandoned.get_coro().close()  # type: ignore[union-attr]
+
+
+def test_who_is_denied_while_others_join_goes_behind_them(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters]
+) -> None:
+    class Slow(Window):
+        def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+            if self.asked == ["slow"]:
+                self.fill()
+                waiters.thread("quick")
+                until(lambda: in_line() == 1)
+            return super().decide(now_ns, max_delay)
+
+    limiter = Slow(timeline)
+    waiters = make_waiters(limiter)
+    timeline.gate.clear()
+    waiters.thread("slow")
+    until(lambda: in_line() == 2)
+    timeline.gate.set()
+    waiters.finish()
+    assert limiter.charged == ["quick", "slow"]
+    # The slow one slept when its turn had come, and not before.
+    assert timeline.sleeps == [1.0, 1.0]
+
+
+def test_a_clock_that_is_frozen_does_not_prolong_a_sleep(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    """Of a store that follows ``time.time``: sleep follows the host's clock."""
+    limiter = Booking(timeline)
+    limiter.next_ns = SECOND
+    limiter.store._now_ns = lambda: 0  # type: ignore[method-assign]
+    assert wait(limiter)
+    assert timeline.sleeps == [1.0]
+
+
+def test_no_sleep_is_longer_than_sleeps_can_be(timeline: Timeline) -> None:
+    limiter = Booking(timeline)
+    limiter.next_ns = 10**10 * SECOND
+    timeline.interrupt = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+    assert timeline.sleeps == [86_400]
+
+
+def test_a_closed_store_ends_every_wait(timeline: Timeline) -> None:
+    for make in Booking, Window:
+        limiter = make(timeline)
+        limiter.reserve("k", "before", None)
+        sleeping = len(timeline.sleeps)
+        timeline.gate.clear()
+        errors: list[Exception] = []
+
+        def work(limiter: Any = limiter, errors: list[Exception] = errors) -> None:
+            try:
+                waiting.wait(limiter, "k", "a", None, 0.0)
+            except StoreClosed as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda sleeping=sleeping: len(timeline.sleeps) - sleeping + max(in_line() - 1, 0) == 3)
+        limiter.store.closed = True
+        timeline.gate.set()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert len(errors) == 3
+
+
+def test_a_refusal_by_the_limiter_passes_through(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    class Refusing(FakeLimiter):
+        def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+            raise TypeError("not a key")
+
+    with pytest.raises(TypeError, match="not a key"):
+        wait(Refusing(timeline))
+
+
+def test_a_denial_without_a_time_is_no_busy_loop(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    class Vague(FakeLimiter):
+        def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+            return len(self.asked) > 3, 0
+
+    assert wait(Vague(timeline))
+    assert timeline.sleeps == [0.001] * 3
+
+
+# Permits that come back early
+
+
+class Pauses:
+    """Records how long the events of `waiting` were waited for; `then` is what happens meanwhile."""
+
+    def __init__(self, timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds: list[float | None] = []
+        self.then: Callable[[], object] = lambda: None
+        pauses = self
+
+        class Event(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                pauses.seconds.append(timeout)
+                pauses.then()
+                if not self.is_set() and timeout is not None:
+                    timeline.now_ns += round(timeout * SECOND)
+                return self.is_set()
+
+        monkeypatch.setattr(waiting, "threading", SimpleNamespace(Event=Event, RLock=threading.RLock))
+
+
+def test_a_slot_is_looked_for_at_growing_distances(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Slots(timeline)
+    pauses = Pauses(timeline, monkeypatch)
+    assert not waiting.wait(limiter, "k", "a", 0.2, 0.0)  # type: ignore[arg-type]
+    assert pauses.seconds == pytest.approx([0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.037])
+    assert timeline.sleeps == []
+
+    def give_back_in_another_process() -> None:
+        limiter.free = len(pauses.seconds) > 12
+
+    pauses.then = give_back_in_another_process
+    assert waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+    assert len(pauses.seconds) == 13
+
+
+def test_the_end_of_a_lease_comes_before_the_next_look(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lease(Slots):
+        def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+            left_ns = SECOND // 400 - now_ns
+            return left_ns <= 0, max(left_ns, 0)
+
+    pauses = Pauses(timeline, monkeypatch)
+    assert waiting.wait(Lease(timeline), "k", "a", None, 0.0)  # type: ignore[arg-type]
+    assert pauses.seconds == pytest.approx([0.001, 0.0015])
+
+
+def test_the_looks_for_a_slot_have_jitter(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = Pauses(timeline, monkeypatch)
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
+    assert not waiting.wait(Slots(timeline), "k", "a", 0.002, 0.5)  # type: ignore[arg-type]
+    assert pauses.seconds == pytest.approx([0.0005, 0.001, 0.0005])
+
+
+def test_a_slot_given_back_in_this_process_wakes_the_first(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Slots(timeline)
+    pauses = Pauses(timeline, monkeypatch)
+
+    def give_back() -> None:
+        limiter.free = 1
+        waiting.released(limiter, "another key")  # type: ignore[arg-type]
+        waiting.released(limiter, "k")  # type: ignore[arg-type]
+
+    pauses.then = give_back
+    assert waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+    # Its pause had not ended: it was woken.
+    assert timeline.now_ns == 0
+    assert limiter.asked == ["a", "a"]
+    waiting.released(limiter, "k")  # type: ignore[arg-type]
+
+
+def test_who_was_woken_in_vain_pauses_again(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Slots(timeline)
+    pauses = Pauses(timeline, monkeypatch)
+
+    def give_back_for_another_process() -> None:
+        if len(pauses.seconds) == 2:
+            waiting.released(limiter, "k")  # type: ignore[arg-type]
+
+    pauses.then = give_back_for_another_process
+    assert not waiting.wait(limiter, "k", "a", 0.009, 0.0)  # type: ignore[arg-type]
+    assert pauses.seconds == pytest.approx([0.001, 0.002, 0.004, 0.004])
+
+
+@pytest.mark.parametrize("kinds", [["thread"], ["task"], ["task", "thread"]])
+def test_slots_given_back_go_to_those_who_wait_in_their_order(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters], kinds: list[str]
+) -> None:
+    limiter = Slots(timeline)
+    waiters = make_waiters(limiter)
+    for who in range(20):
+        getattr(waiters, kinds[who % len(kinds)])(who)
+        until(lambda wanted=who + 1: in_line() == wanted)
+    for given_back in range(20):
+        limiter.free += 1
+        waiting.released(limiter, "k")  # type: ignore[arg-type]
+        until(lambda wanted=19 - given_back: in_line() == wanted)
+    waiters.finish()
+    assert limiter.charged == list(range(20))
+    assert set(limiter.asked[: limiter.asked.index(1)]) == {0}
+
+
+# Interrupts
+
+
+def test_an_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at each moment in turn at which Python looks for it, but for the waits themselves."""
+
+    def booked() -> FakeLimiter:
+        limiter = Booking(timeline)
+        limiter.next_ns = timeline.now_ns + SECOND
+        return limiter
+
+    def denied() -> FakeLimiter:
+        limiter = Window(timeline)
+        limiter.fill()
+        return limiter
+
+    def behind_another() -> FakeLimiter:
+        limiter = denied()
+        timeline.gate.clear()
+        first = threading.Thread(target=waiting.wait, args=(limiter, "k", "first", None, 0.0))
+        first.start()
+        until(lambda: in_line() == 1)
+
+        def let_it_go() -> None:
+            timeline.gate.set()
+            first.join(DEADLINE_S)
+
+        pauses.then = let_it_go
+        endings.append(let_it_go)
+        return limiter
+
+    endings: list[Callable[[], None]] = []
+    pauses = Pauses(timeline, monkeypatch)
+    for make, steps in (
+        (booked, {"ask", "pause_until_due", "left_s"}),
+        (denied, {"ask", "is_first", "pause_until_due", "leave", "_wake_first"}),
+        (behind_another, {"ask", "is_first", "stand_in_line", "leave", "_wake_first"}),
+    ):
+        moments: list[str] = []
+        returned = False
+        while not returned:
+            limiter = make()
+            try:
+                with interrupt_at(len(moments), moments):
+                    assert waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+                    returned = True
+            except KeyboardInterrupt:
+                pass
+            while endings:
+                endings.pop()()
+            assert waiting._lines == {}, moments
+            assert limiter.charged.count("a") == returned, moments
+            assert run_in_thread(lock_is_free), moments
+        assert steps <= set(moments)
+
+
+@contextlib.contextmanager
+def interrupt_at(number: int, moments: list[str]) -> Iterator[None]:
+    """KeyboardInterrupt in `waiting` at the moment of that number, whose function is added to `moments`.
+
+    Python looks for signals when a function begins and when a call of a C function has returned.
+    """
+    left = number
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if frame.f_code.co_filename == waiting.__file__ and event in ("call", "c_return"):
+            left -= 1
+            if left == -1:
+                moments.append(frame.f_code.co_name)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+# The functions that others replace
+
+
+def test_sleep_is_looked_up_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that who replaces ``time.sleep``, as gevent does, replaces it here too."""
+    limiter = Booking(Timeline())
+    limiter.next_ns = SECOND
+
+    class Slept(Exception):
+        pass
+
+    def sleep(seconds: float) -> Awaitable[None]:
+        raise Slept
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(Slept):
+        waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+    with pytest.raises(Slept):
+        asyncio.run(waiting.wait_async(limiter, "k", "a", None, 0.0))  # type: ignore[arg-type]
+    assert limiter.charged == []
+
+
+# Real limiters, whose clock the waits move
+
+
+LIMITERS: Final[dict[str, Callable[[Store], Any]]] = {
+    "token bucket": lambda store: TokenBucket(store, "api", "1/second", burst=1),
+    "token bucket with intervals": lambda store: TokenBucket(store, "api", "1/second", burst=1, refill="interval"),
+    "leaky bucket": lambda store: LeakyBucket(store, "api", "1/second", capacity=50),
+    "full leaky bucket": lambda store: LeakyBucket(store, "api", "1/second", capacity=3),
+    "gap": lambda store: MinInterval(store, "api", "1s"),
+    "fixed window": lambda store: FixedWindow(store, "api", "1/second"),
+    "staggered window": lambda store: FixedWindow(store, "api", "1/second", align="stagger"),
+    "sliding window": lambda store: SlidingWindow(store, "api", "1/second"),
+    "bucketed window": lambda store: BucketedWindow(store, "api", "1/second", buckets=5),
+    "log": lambda store: SlidingLog(store, "api", "1/second", keys=8),
+}
+
+
+@pytest.fixture
+def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("with a manual clock nobody sleeps")
+
+    async def sleep_async(seconds: float) -> None:
+        assert seconds == 0
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0)
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(**(dict(vars(time)) | {"sleep": sleep})))
+    monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(**(dict(vars(asyncio)) | {"sleep": sleep_async})))
+
+
+@pytest.fixture(params=LIMITERS)
+def limiter(request: pytest.FixtureRequest, clock: ManualClock, no_sleep: None) -> Iterator[Any]:
+    with Store.private(keys=100, clock=clock) as store:
+        yield LIMITERS[request.param](store)
+
+
+def ask(limiter: Any, kind: str, *arguments: Any, **options: Any) -> bool:
+    if kind == "sync":
+        result = limiter.wait(*arguments, **options)
+    else:
+        result = asyncio.run(awaited(limiter.wait_async(*arguments, **options)))
+    assert isinstance(result, bool)
+    return result
+
+
+async def awaited(awaitable: Awaitable[bool]) -> bool:
+    return await awaitable
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_wait_moves_a_manual_clock_to_when_it_is_due(limiter: Any, clock: ManualClock, kind: str) -> None:
+    times = []
+    for _ in range(10):
+        assert ask(limiter, kind, "k")
+        times.append(clock.now())
+    # The first goes at once, and one a second on the average, which a sliding window may round up.
+    assert times[0] == 1000.0
+    assert times == sorted(times)
+    assert 1008.0 < times[-1] <= 1018.0
+    assert not isinstance(limiter, (TokenBucket, LeakyBucket, SlidingLog)) or times[-1] in (1009.0, 1009.2)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_wait_that_would_take_too_long_moves_and_charges_nothing(limiter: Any, clock: ManualClock, kind: str) -> None:
+    assert ask(limiter, kind, "k")
+    at = clock.now()
+    delay_ns = limiter.reserve("k", 1, 0).delay_ns
+    assert 0 < delay_ns <= 2 * SECOND
+    state = limiter.peek("k").reset_after_ns
+    assert not ask(limiter, kind, "k", timeout=0)
+    assert not ask(limiter, kind, "k", timeout=(delay_ns - 1) / SECOND)
+    assert clock.now() == at
+    assert limiter.peek("k").reset_after_ns == state
+    assert ask(limiter, kind, "k", timeout=delay_ns / SECOND)
+    assert clock.now() == at + delay_ns / SECOND
+
+
+def test_a_departure_beyond_the_timeout_is_known_at_once_in_a_full_queue(clock: ManualClock, no_sleep: None) -> None:
+    with Store.private(keys=1, clock=clock) as store:
+        queue = LeakyBucket(store, "api", "1/second", capacity=4)
+        assert [queue.reserve("k").delay for _ in range(4)] == [0, 1, 2, 3]
+        assert not queue.wait("k", timeout=3.999)
+        assert clock.now() == 1000.0
+        # There is room after a second, and three are before it then.
+        assert queue.wait("k", timeout=4)
+        assert clock.now() == 1004.0
+
+
+def test_many_waiters_move_a_clock_one_after_the_other(limiter: Any, clock: ManualClock) -> None:
+    """Threads and tasks at once: all are served, and the clock never goes back."""
+    seen: list[int] = []
+    move = clock._set_ns
+
+    def set_ns(now_ns: int) -> None:
+        seen.append(now_ns)
+        move(now_ns)
+
+    clock._set_ns = set_ns  # type: ignore[method-assign]
+
+    async def tasks() -> list[bool]:
+        return await asyncio.gather(*(awaited(limiter.wait_async("k")) for _ in range(10)))
+
+    results: list[list[bool]] = []
+    threads = [threading.Thread(target=lambda: results.append([limiter.wait("k")])) for _ in range(10)]
+    threads.append(threading.Thread(target=lambda: results.append(asyncio.run(tasks()))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    assert sum(results, []) == [True] * 20  # noqa: RUF017
+    assert seen == sorted(seen)
+    assert 1018.0 < clock.now() <= 1038.0
+
+
+def test_a_task_that_waits_in_a_loop_lets_others_run(limiter: Any) -> None:
+    async def work() -> None:
+        while True:
+            await limiter.wait_async("k")
+
+    async def main() -> None:
+        worker = asyncio.create_task(work())
+        await asyncio.wait([worker], timeout=0)
+        worker.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await worker
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_jitter_moves_a_manual_clock_too(
+    clock: ManualClock, no_sleep: None, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = SlidingLog(store, "api", "1/second", keys=8)
+        assert [ask(limiter, kind, "k", jitter=0.25) for _ in range(3)] == [True] * 3
+        assert clock.now() == 1002.5
+
+
+def test_slots_on_a_manual_clock_come_back_when_leases_end(timeline: Timeline, no_sleep: None) -> None:
+    class Lease(Slots):
+        def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
+            return now_ns >= 30 * SECOND, 30 * SECOND - now_ns if now_ns < 30 * SECOND else 0
+
+    clock = ManualClock()
+    limiter = Lease(timeline)
+    limiter.store._clock = clock
+    limiter.store._now_ns = clock._read_ns  # type: ignore[method-assign]
+    reserve = limiter.reserve
+
+    def reserve_at_clock(*arguments: Any) -> FakeReservation:
+        timeline.now_ns = clock._read_ns()
+        return reserve(*arguments)
+
+    limiter.reserve = reserve_at_clock  # type: ignore[method-assign]
+    assert not waiting.wait(limiter, "k", "a", 29, 0.0)  # type: ignore[arg-type]
+    assert clock.now() == 0
+    assert waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
+    assert clock.now() == 30.0
+    assert limiter.asked == ["a", "a", "a"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_can_never_be_allowed_is_no_reason_to_wait(limiter: Any, clock: ManualClock, kind: str) -> None:
+    with pytest.raises(CostExceedsLimit):
+        ask(limiter, kind, "k", 51)
+    with pytest.raises(InvalidKey):
+        ask(limiter, kind, 1.5)
+    limiter.store.close()
+    with pytest.raises(StoreClosed):
+        ask(limiter, kind, "k")
+
+
+def test_a_booking_that_slept_through_the_close_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.private(keys=1) as store:
+        limiter = TokenBucket(store, "api", "1/hour", burst=1)
+        assert limiter.wait("k")
+        monkeypatch.setattr(time, "sleep", lambda seconds: store.close())
+        monkeypatch.setattr(waiting._Turn, "left_s", lambda turn: 0.0 if store.closed else 1.0)
+        with pytest.raises(StoreClosed):
+            limiter.wait("k")
