@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from timeit import Timer
 
-from conftest import Measure, statement
+from conftest import Measure, must, statement
 
 from penstock import Store, TokenBucket
 
 KEY = "user:42:abcdefg"
 SECTION = "One process, in cache"
-
-
-def must(condition: bool) -> None:
-    """A benchmark of the wrong path would look fine otherwise."""
-    if not condition:
-        raise AssertionError("the benchmark measures another path than it says")
 
 
 def bench_allow_allowed(measure: Measure, generous: TokenBucket) -> None:

@@ -1,0 +1,234 @@
+"""Every algorithm, on one key in cache. `bench_2_decisions.py` has more about the token bucket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from timeit import Timer
+
+import pytest
+from conftest import GENEROUS, Measure, must, statement
+
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    Rate,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+)
+from penstock.core.cell_limiter import CellLimiter
+
+KEY = "user:42:abcdefg"
+SECTION = "Every algorithm, one hot key"
+
+WINDOW_BAR = 1.3
+LOG_BAR = 1.8
+BUCKETED_BAR = 3
+ALL_OF_BAR = 2.6
+CONCURRENCY_BAR = 4
+
+# 25 permits per microsecond are more than one process can take, so a window is never full, and its past is never empty:
+# the sliding window has a previous count to weigh, the log entries to overwrite.
+PERMITS_PER_US = 25
+WINDOW_MS = 100
+LOG_LIMITS = [10, 1000, 1_000_000]
+
+# Short, so that the segment is soon older than the window: buckets from before it are not read.
+BUCKETS = 60
+BUSY_WINDOW = Rate.per_ns(1_000_000, 600_000_000)
+QUIET_WINDOW = Rate.per_ns(100_000, 60_000_000)
+
+Make = Callable[[Store], CellLimiter]
+
+
+def make_log(limit: int) -> Make:
+    return lambda store: SlidingLog(store, "x", Rate.per_ns(limit, limit * 1000 // PERMITS_PER_US), keys=1)
+
+
+ALLOWING: dict[str, tuple[Make, float | None]] = {
+    "fixed window": (lambda store: FixedWindow(store, "x", "1000000000/day"), WINDOW_BAR),
+    "fixed window, from the first request": (
+        lambda store: FixedWindow(store, "x", "1000000000/day", align="first"),
+        WINDOW_BAR,
+    ),
+    "fixed window, staggered": (
+        lambda store: FixedWindow(store, "x", "1000000000/day", align="stagger"),
+        WINDOW_BAR,
+    ),
+    "sliding window": (
+        lambda store: SlidingWindow(store, "x", Rate.per_ns(PERMITS_PER_US * WINDOW_MS * 1000, WINDOW_MS * 10**6)),
+        WINDOW_BAR,
+    ),
+    **{f"sliding log, limit {limit:,}": (make_log(limit), LOG_BAR) for limit in LOG_LIMITS},
+    "token bucket, interval refill": (lambda store: TokenBucket(store, "x", **GENEROUS, refill="interval"), None),
+    "leaky bucket": (lambda store: LeakyBucket(store, "x", "1000/second", GENEROUS["burst"]), None),
+    "minimum interval": (lambda store: MinInterval(store, "x", "0.00001 ms"), None),
+}
+
+DENYING: dict[str, tuple[Make, float | None]] = {
+    "fixed window": (lambda store: FixedWindow(store, "x", "1/day"), WINDOW_BAR),
+    "sliding window": (lambda store: SlidingWindow(store, "x", "1/day"), WINDOW_BAR),
+    "sliding log, limit 1": (lambda store: SlidingLog(store, "x", "1/day", keys=1), LOG_BAR),
+    "token bucket, interval refill": (lambda store: TokenBucket(store, "x", "1/day", refill="interval"), None),
+    "leaky bucket, full": (lambda store: LeakyBucket(store, "x", "1/day", 1), None),
+    "minimum interval": (lambda store: MinInterval(store, "x", "1 day"), None),
+}
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store.private(keys=1000) as store:
+        yield store
+
+
+@pytest.mark.parametrize("algorithm", ALLOWING)
+def bench_allow(measure: Measure, store: Store, algorithm: str) -> None:
+    make, bar = ALLOWING[algorithm]
+    limiter = make(store)
+    measure(f"{algorithm}: `allow`, allowed", statement("f(k)", f=limiter.allow, k=KEY), section=SECTION, bar=bar)
+    must(store.stats().total.denied == 0)
+
+
+@pytest.mark.parametrize("algorithm", DENYING)
+def bench_denied(measure: Measure, store: Store, algorithm: str) -> None:
+    make, bar = DENYING[algorithm]
+    limiter = make(store)
+    must(limiter.allow(KEY))
+    measure(f"{algorithm}: `allow`, denied", statement("f(k)", f=limiter.allow, k=KEY), section=SECTION, bar=bar)
+    must(store.stats().total.allowed == 1)
+
+
+@pytest.mark.parametrize("algorithm", ALLOWING)
+def bench_hit(measure: Measure, store: Store, algorithm: str) -> None:
+    make, _ = ALLOWING[algorithm]
+    limiter = make(store)
+    measure(f"{algorithm}: `hit`, allowed", statement("f(k)", f=limiter.hit, k=KEY), section=SECTION)
+    must(store.stats().total.denied == 0)
+
+
+@pytest.mark.parametrize("method", ["allow", "hit"])
+def bench_bucketed_dense(measure: Measure, store: Store, method: str) -> None:
+    """Something in every bucket: the first mark read is the one that is looked for."""
+    window = BucketedWindow(store, "x", BUSY_WINDOW, BUCKETS)
+    full_ns = time.monotonic_ns() + BUSY_WINDOW.period_ns
+    while time.monotonic_ns() < full_ns:
+        window.allow(KEY)
+        time.sleep(0.001)
+    measure(
+        f"bucketed window, all {BUCKETS} buckets in use: `{method}`, allowed",
+        statement("f(k)", f=getattr(window, method), k=KEY),
+        # A few rounds to a bucket, and together fewer than the limit.
+        calls=5_000,
+        section=SECTION,
+        bar=BUCKETED_BAR if method == "allow" else None,
+    )
+    must(store.stats().total.denied == 0)
+
+
+@pytest.mark.parametrize(("method", "allowed"), [("allow", True), ("allow", False), ("hit", True), ("hit", False)])
+def bench_bucketed_sparse(measure: Measure, store: Store, method: str, allowed: bool) -> None:
+    """Something in the newest bucket alone, so that every mark is read: each round has a key of its own."""
+    rate = QUIET_WINDOW if allowed else Rate.per_ns(1, QUIET_WINDOW.period_ns)
+    window = BucketedWindow(store, "x", rate, BUCKETS, keys=1000)
+    time.sleep(2 * rate.period_ns / 1e9)
+    numbers = iter(range(1000))
+
+    def of_a_new_key() -> Timer:
+        key = f"user:{next(numbers)}:abcdefg"
+        must(window.allow(key))
+        return statement("f(k)", f=getattr(window, method), k=key)
+
+    measure(
+        f"bucketed window, one of {BUCKETS} buckets in use: `{method}`, {'allowed' if allowed else 'denied'}",
+        of_a_new_key,
+        calls=5_000,
+        section=SECTION,
+        bar=BUCKETED_BAR if method == "allow" else None,
+    )
+    must(store.stats().total.denied == 0 if allowed else store.stats().total.allowed == next(numbers))
+
+
+def three_buckets(store: Store) -> AllOf:
+    return AllOf(*[TokenBucket(store, name, **GENEROUS) for name in ("second", "hour", "everybody")])
+
+
+def three_kinds(store: Store) -> AllOf:
+    return AllOf(
+        MinInterval(store, "interval", "0.00001 ms"),
+        ALLOWING["sliding window"][0](store),
+        TokenBucket(store, "bucket", **GENEROUS),
+    )
+
+
+@pytest.mark.parametrize("method", ["allow", "hit"])
+@pytest.mark.parametrize(
+    ("what", "make", "key"),
+    [
+        ("three token buckets", three_buckets, KEY),
+        ("three token buckets, a key for each", three_buckets, [KEY, "tenant:7", "everybody"]),
+        ("interval, sliding window, token bucket", three_kinds, KEY),
+    ],
+    ids=["one key", "three keys", "three kinds"],
+)
+def bench_all_of(
+    measure: Measure, store: Store, what: str, make: Callable[[Store], AllOf], key: str | list[str], method: str
+) -> None:
+    limits = make(store)
+    measure(
+        f"all of {what}: `{method}`, allowed",
+        statement("f(k)", f=getattr(limits, method), k=key),
+        section=SECTION,
+        bar=ALL_OF_BAR if method == "allow" else None,
+    )
+    must(store.stats().total.denied == 0)
+
+
+def bench_all_of_denied(measure: Measure, store: Store) -> None:
+    """By the last, so that all three are looked at."""
+    limits = AllOf(
+        TokenBucket(store, "second", **GENEROUS),
+        TokenBucket(store, "hour", **GENEROUS),
+        TokenBucket(store, "everybody", "1/day"),
+    )
+    must(limits.allow(KEY))
+    measure(
+        "all of three token buckets: `allow`, denied by the last",
+        statement("f(k)", f=limits.allow, k=KEY),
+        section=SECTION,
+        bar=ALL_OF_BAR,
+    )
+    must(store.stats().limiters["everybody"].allowed == 1)
+
+
+@pytest.mark.parametrize("limit", [20, 10_000])
+def bench_concurrency(measure: Measure, store: Store, limit: int) -> None:
+    """With all permits but one held."""
+    concurrency = Concurrency(store, "x", limit, lease="1 day", keys=1)
+    must(bool(concurrency.acquire(KEY, limit - 1)))
+    measure(
+        f"concurrency, one of {limit:,} free: `acquire` and `release`",
+        statement("f(k).release()", f=concurrency.acquire, k=KEY),
+        section=SECTION,
+        bar=CONCURRENCY_BAR,
+    )
+    must(store.stats().total.denied == 0)
+
+
+@pytest.mark.parametrize("limit", [20, 10_000])
+def bench_concurrency_denied(measure: Measure, store: Store, limit: int) -> None:
+    """Every slot is looked at."""
+    concurrency = Concurrency(store, "x", limit, lease="1 day", keys=1)
+    must(bool(concurrency.acquire(KEY, limit)))
+    measure(
+        f"concurrency, none of {limit:,} free: `acquire`, denied",
+        statement("f(k)", f=concurrency.acquire, k=KEY),
+        calls=50_000 * 20 // limit,
+        section=SECTION,
+    )
+    must(store.stats().total.allowed == 1)

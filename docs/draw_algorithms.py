@@ -1,0 +1,281 @@
+"""Draw what each limiter allows of the same arrivals, for algorithms.md: the real limiters, with a clock set by hand.
+
+Run without arguments to write the pictures; with ``--check`` to fail when one of them differs, or when an example in
+algorithms.md gives something else than it says.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import penstock
+from penstock.testing import ManualClock
+
+DOCUMENT = Path(__file__).resolve().parent / "algorithms.md"
+PICTURES = DOCUMENT.parent / "pictures"
+
+# Times are in ms.
+END = 40_000
+PERIOD = 10_000
+WORK = 2_500
+
+# A steady rate of 1.25 per second, a pause, a burst across the edge of a window at 20 s, a second burst.
+ARRIVALS = [
+    *range(500, 9_000, 800),
+    *range(18_500, 21_500, 125),
+    *range(22_300, 31_000, 800),
+    *range(33_000, 34_500, 100),
+    *range(35_300, END, 800),
+]
+
+# Told apart by colour-blind people too (after Okabe and Ito), and besides by where they are.
+BLUE, PALE_BLUE, VERMILION, PURPLE = "#0072b2", "#8cbcd9", "#d55e00", "#cc79a7"
+GREY, INK, PAPER = "#d0d0d0", "#222222", "#ffffff"
+WIDTH = 880
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What became of the arrivals."""
+
+    allowed: list[bool]
+    # When those that were allowed may go, and how many of them count, from each time at which that changes.
+    went: list[int]
+    counts: list[tuple[int, int]]
+
+    @property
+    def most(self) -> int:
+        return max(count for _, count in self.counts)
+
+    def of(self, allowed: bool) -> list[int]:
+        return [arrival for arrival, outcome in zip(ARRIVALS, self.allowed, strict=True) if outcome == allowed]
+
+
+def counts_of(times: list[int], span: int) -> list[tuple[int, int]]:
+    """How many of `times` lie in the last `span`, from each time at which that changes."""
+    count = 0
+    counts = {0: 0}
+    for time, change in sorted([(time, 1) for time in times] + [(time + span, -1) for time in times]):
+        count += change
+        counts[time] = count
+    return list(counts.items())
+
+
+def asked(limiter: Any, clock: ManualClock) -> Traffic:
+    allowed = []
+    for arrival in ARRIVALS:
+        clock.set(arrival / 1000)
+        allowed.append(limiter.allow("ada"))
+    went = [arrival for arrival, outcome in zip(ARRIVALS, allowed, strict=True) if outcome]
+    return Traffic(allowed, went, counts_of(went, PERIOD))
+
+
+def queued(limiter: Any, clock: ManualClock) -> Traffic:
+    places = []
+    for arrival in ARRIVALS:
+        clock.set(arrival / 1000)
+        places.append(limiter.reserve("ada"))
+    went = [place.due_ns // 1_000_000 for place in places if place]
+    return Traffic([place.allowed for place in places], went, counts_of(went, PERIOD))
+
+
+def held(limiter: Any, clock: ManualClock) -> Traffic:
+    allowed = []
+    leases: list[tuple[int, Any]] = []
+    for arrival in ARRIVALS:
+        while leases and leases[0][0] <= arrival:
+            end, lease = leases.pop(0)
+            clock.set(end / 1000)
+            lease.release()
+        clock.set(arrival / 1000)
+        lease = limiter.acquire("ada")
+        allowed.append(lease.allowed)
+        if lease:
+            leases.append((arrival + WORK, lease))
+    went = [arrival for arrival, outcome in zip(ARRIVALS, allowed, strict=True) if outcome]
+    return Traffic(allowed, went, counts_of(went, WORK))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One limiter: its code is shown and run."""
+
+    title: str
+    code: str
+    run: Callable[[Any, ManualClock], Traffic] = asked
+    counted: str = f"in any {PERIOD // 1000} s"
+    axis: tuple[int, ...] = (0, 10, 20)  # the second is the limit
+
+    @property
+    def queues(self) -> bool:
+        return self.run is queued
+
+
+SUBJECTS = [
+    Subject("token bucket", 'TokenBucket(store, "api", "10 per 10 seconds")'),
+    Subject(
+        "token bucket, intervals",
+        'TokenBucket(store, "api", "5 per 5 seconds", burst=10, refill="interval")',
+    ),
+    Subject("leaky bucket", 'LeakyBucket(store, "api", "10 per 10 seconds", capacity=5)', queued),
+    Subject("minimum interval", 'MinInterval(store, "api", "1s")'),
+    Subject("fixed window", 'FixedWindow(store, "api", "10 per 10 seconds")'),
+    Subject("sliding window", 'SlidingWindow(store, "api", "10 per 10 seconds")'),
+    Subject("bucketed window", 'BucketedWindow(store, "api", "10 per 10 seconds", buckets=5)'),
+    Subject("sliding log", 'SlidingLog(store, "api", "10 per 10 seconds", keys=100)'),
+    Subject("concurrency", 'Concurrency(store, "api", 4)', held, "in flight", axis=(0, 4, 8)),
+    Subject(
+        "all of", 'AllOf(MinInterval(store, "gap", "0.5s"), SlidingLog(store, "api", "10 per 10 seconds", keys=100))'
+    ),
+]
+
+
+class Drawing:
+    """An SVG under way. It brings its own background, so that it reads the same on a light and on a dark page."""
+
+    def __init__(self, height: int, left: int, title: str) -> None:
+        self.left = left
+        self.right = WIDTH - 28
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+            f'role="img" font-family="system-ui, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="14">',
+            "<!-- generated by docs/draw_algorithms.py -->",
+            f"<title>{escape(title)}</title>",
+            f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="{PAPER}" stroke="{GREY}"/>',
+        ]
+
+    def at(self, time: int) -> float:
+        return self.left + (self.right - self.left) * time / END
+
+    def text(self, x: float, y: float, text: str, *, anchor: str = "start", colour: str = INK, more: str = "") -> None:
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}"{more and " " + more}>'
+            f"{escape(text)}</text>"
+        )
+
+    def label(self, y: float, text: str, colour: str = INK) -> None:
+        """What a line is, left of it."""
+        self.text(self.left - 10, y, text, anchor="end", colour=colour)
+
+    def ticks(self, times: list[int], top: float, bottom: float, colour: str) -> None:
+        path = "".join(f"M{self.at(time):g} {top:g}V{bottom:g}" for time in times if time <= END)
+        self.parts.append(f'<path d="{path}" stroke="{colour}" stroke-width="1.5"/>')
+
+    def line(self, y: float, more: str = "") -> None:
+        self.parts.append(f'<path d="M{self.left} {y:g}H{self.right}" stroke="{INK}"{more and " " + more}/>')
+
+    def blocks(self, blocks: list[tuple[int, int, float, float]], colour: str) -> None:
+        """Each from a time to a time, from a height to a height."""
+        path = "".join(
+            f"M{self.at(start):g} {low:g}V{high:g}H{self.at(end):g}V{low:g}z" for start, end, low, high in blocks
+        )
+        if path:
+            self.parts.append(f'<path d="{path}" fill="{colour}" shape-rendering="crispEdges"/>')
+
+    def axis(self, top: float, bottom: float) -> None:
+        """Time, with the edges of the windows."""
+        for time in range(0, END + 1, PERIOD):
+            self.parts.append(f'<path d="M{self.at(time):g} {top:g}V{bottom:g}" stroke="{GREY}"/>')
+            self.text(self.at(time), bottom + 16, f"{time // 1000} s", anchor="middle")
+
+    def finish(self) -> str:
+        return "\n".join([*self.parts, "</svg>", ""])
+
+
+def picture(subject: Subject, traffic: Traffic) -> str:
+    """The arrivals as ticks, the allowed ones above a line and the denied ones below; under them, how many count."""
+    floor = 290 if subject.queues else 250
+    unit = 120 / subject.axis[-1]
+    drawing = Drawing(floor + 28, 92, f"{subject.title}: what it allows of the same arrivals")
+    drawing.text(16, 26, subject.code, more='font-family="ui-monospace, Menlo, Consolas, monospace" font-size="13"')
+    drawing.axis(44, floor)
+    drawing.label(62, "allowed", BLUE)
+    drawing.label(86, "denied", VERMILION)
+    drawing.ticks(traffic.of(True), 46, 69, BLUE)
+    drawing.line(70)
+    drawing.ticks(traffic.of(False), 71, 88, VERMILION)
+    if subject.queues:
+        drawing.label(122, "may go", BLUE)
+        drawing.ticks(traffic.went, 106, 129, BLUE)
+        drawing.line(130)
+    blocks = [(start, min(end, END), count) for (start, count), (end, _) in pairwise(traffic.counts) if start < END]
+    limit = subject.axis[1]
+    drawing.blocks([(a, b, floor, floor - unit * min(n, limit)) for a, b, n in blocks if n], PALE_BLUE)
+    drawing.blocks([(a, b, floor - unit * limit, floor - unit * n) for a, b, n in blocks if n > limit], PURPLE)
+    for value in subject.axis:
+        drawing.label(floor - unit * value + 5, str(value))
+    drawing.line(floor)
+    drawing.line(floor - unit * limit, 'stroke-dasharray="5 4"')
+    # Nothing reaches so high before the first burst.
+    drawing.text(drawing.left + 8, floor - 109, f"{subject.counted}: at most {traffic.most}")
+    return drawing.finish()
+
+
+def overview(drawn: list[tuple[Subject, Traffic]]) -> str:
+    """What each lets go, a line for each."""
+    step, top = 34, 70
+    floor = top + step * len(drawn) + 22
+    drawing = Drawing(floor + 28, 340, "What each algorithm lets go of the same arrivals")
+    drawing.axis(28, floor)
+    for x, heading in ((226, "allowed"), (318, f"most in {PERIOD // 1000} s")):
+        drawing.text(x, 24, heading, anchor="end", more='font-size="12"')
+    drawing.text(16, top - 8, "arrivals")
+    drawing.text(226, top - 8, str(len(ARRIVALS)), anchor="end")
+    drawing.text(318, top - 8, str(max(count for _, count in counts_of(ARRIVALS, PERIOD))), anchor="end")
+    drawing.ticks(ARRIVALS, top - 22, top - 1, INK)
+    drawing.line(top)
+    for row, (subject, traffic) in enumerate(drawn, start=1):
+        base = top + step * row + 14
+        drawing.text(16, base - 8, subject.title)
+        drawing.text(226, base - 8, str(len(traffic.went)), anchor="end")
+        drawing.text(318, base - 8, str(max(count for _, count in counts_of(traffic.went, PERIOD))), anchor="end")
+        drawing.ticks(traffic.went, base - 22, base - 1, BLUE)
+        drawing.line(base)
+    return drawing.finish()
+
+
+def pictures() -> dict[str, str]:
+    """Each picture's text by its file's name."""
+    drawn = []
+    for subject in SUBJECTS:
+        clock = ManualClock()
+        with penstock.Store.private(keys=100, clock=clock) as store:
+            limiter = eval(subject.code, {**vars(penstock), "store": store})
+            drawn.append((subject, subject.run(limiter, clock)))
+    return {
+        "overview.svg": overview(drawn),
+        **{f"{re.sub('[ ,]+', '-', subject.title)}.svg": picture(subject, traffic) for subject, traffic in drawn},
+    }
+
+
+class Fences(doctest.DocTestParser):
+    """Takes the end of a block of code for the end of what an example gives."""
+
+    def parse(self, string: str, name: str = "<string>") -> list[str | doctest.Example]:
+        return super().parse(string.replace("```", ""), name)
+
+
+def main() -> None:
+    wanted = pictures()
+    if "--check" in sys.argv[1:]:
+        found = {path.name: path.read_text() for path in PICTURES.iterdir()}
+        drifted = [name for name in sorted(wanted | found) if wanted.get(name) != found.get(name)]
+        for name in drifted:
+            print(f"docs/pictures/{name} differs from what the limiters allow: run python docs/draw_algorithms.py")
+        failed, _ = doctest.testfile(str(DOCUMENT), module_relative=False, parser=Fences())
+        raise SystemExit(1 if drifted or failed else 0)
+    PICTURES.mkdir(exist_ok=True)
+    for name, text in wanted.items():
+        (PICTURES / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
