@@ -11,25 +11,26 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
+import threading
 from typing import Final
 
 __all__ = ["Owners", "this_process"]
 
 PID_BITS: Final = 22  # of the largest pid that Linux gives
-START_BITS: Final = 30  # of the start time in clock ticks: half a year at the usual 100 per second, modulo that
+START_BITS: Final = 30  # of the start time in clock ticks: four months at the usual 100 per second, modulo that
 NAMESPACE_BITS: Final = 12
 
 
 def this_process() -> int:
     """The calling process as an owner; never 0."""
-    pid = os.getpid()
-    return pid | (_start_ticks(pid) or 0) << PID_BITS | _namespace() << (PID_BITS + START_BITS)
+    return os.getpid() | (_start_ticks("self") or 0) << PID_BITS | _namespaces() << (PID_BITS + START_BITS)
 
 
-def _start_ticks(pid: int) -> int | None:
+def _start_ticks(process: int | str) -> int | None:
     """When the process started, modulo 2**START_BITS; None if that can't be found out."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{process}/stat", "rb") as file:
             stat = file.read()
     except OSError:
         return None
@@ -37,43 +38,55 @@ def _start_ticks(pid: int) -> int | None:
     return int(stat.rpartition(b")")[2].split()[19]) & ((1 << START_BITS) - 1)
 
 
-def _namespace() -> int:
-    """A number that tells pid namespaces apart: another one's pids mean nothing here."""
-    try:
-        return (os.stat("/proc/self/ns/pid").st_ino * 0x9E3779B1 >> 8) % 2**NAMESPACE_BITS
-    except OSError:
-        return 0
+def _namespaces() -> int:
+    """A number that tells namespaces apart: another one's pids, or start times, mean nothing here."""
+    numbers = []
+    for name in ("pid", "time"):
+        try:
+            numbers.append(os.stat(f"/proc/self/ns/{name}").st_ino)
+        except OSError:
+            numbers.append(0)
+    return ((numbers[0] * 0x9E3779B1 + numbers[1] * 0x85EBCA6B) >> 8) % 2**NAMESPACE_BITS
 
 
 class Owners:
-    """Processes whose end this process watches. Not thread-safe; for one process: make another one after a fork."""
+    """Processes whose end this process watches. Thread-safe; for one process: make another one after a fork."""
 
     def __init__(self) -> None:
         self.me = this_process()
         self._pidfds: dict[int, int] = {}
-        self._poll = select.poll()
-
-    def close(self) -> None:
-        """Stop watching."""
-        for pidfd in self._pidfds.values():
-            with contextlib.suppress(OSError):
-                os.close(pidfd)
-        self._pidfds.clear()
+        self._lock = threading.Lock()
 
     def __del__(self) -> None:
-        self.close()
+        for pidfd in self._pidfds.values():
+            _close(pidfd)
 
     def dead_among(self, owners: set[int]) -> set[int]:
-        """Those that have certainly ended. Who can't be watched, as in another pid namespace, counts as alive."""
-        dead = {owner for owner in owners if not self._watch(owner)}
-        if self._pidfds:
-            ended = {pidfd for pidfd, _ in self._poll.poll(0)}
+        """Those that have certainly ended. Who can't be watched, as in another pid namespace, counts as alive.
+
+        Nobody while another thread is looking.
+        """
+        locked = False
+        try:
+            locked = self._lock.acquire(blocking=False)
+            if not locked:
+                return set()
+            dead = {owner for owner in owners if not self._watch(owner)}
+            poll = select.poll()
+            for pidfd in self._pidfds.values():
+                poll.register(pidfd, select.POLLIN)
+            ended = {pidfd for pidfd, event in poll.poll(0) if event & select.POLLIN}
             for owner, pidfd in list(self._pidfds.items()):
-                if pidfd in ended:
+                if not _is_pidfd(pidfd):
+                    # Closed by the program, and perhaps used again for something else.
+                    del self._pidfds[owner]
+                elif pidfd in ended:
                     dead.add(owner)
-                    self._poll.unregister(pidfd)
                     os.close(self._pidfds.pop(owner))
-        return dead
+            return dead
+        finally:
+            if locked:
+                self._lock.release()
 
     def _watch(self, owner: int) -> bool:
         """Whether the owner may be alive; if it can be watched, it is from now on."""
@@ -81,9 +94,8 @@ class Owners:
             return True
         if owner >> (PID_BITS + START_BITS) != self.me >> (PID_BITS + START_BITS):
             return True
-        pid = owner % 2**PID_BITS
         try:
-            pidfd = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(owner % 2**PID_BITS)
         except ProcessLookupError:
             return False
         except OSError:  # no more descriptors, or pid 0 in a damaged slot
@@ -92,11 +104,31 @@ class Owners:
             os.close(pidfd)
             return False
         self._pidfds[owner] = pidfd
-        self._poll.register(pidfd, select.POLLIN)
         return True
 
 
 def _may_be(owner: int) -> bool:
     """Whether the process of the owner's pid may be the owner: not if it started at another time."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return True  # this /proc is of another pid namespace
+    except OSError:
+        return True
     ticks = _start_ticks(owner % 2**PID_BITS)
     return ticks is None or ticks == owner >> PID_BITS & (2**START_BITS - 1)
+
+
+def _is_pidfd(descriptor: int) -> bool:
+    try:
+        signal.pidfd_send_signal(descriptor, 0)
+    except (ProcessLookupError, PermissionError):
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _close(pidfd: int) -> None:
+    if _is_pidfd(pidfd):
+        with contextlib.suppress(OSError):
+            os.close(pidfd)

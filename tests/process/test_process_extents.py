@@ -346,8 +346,13 @@ def test_a_full_one_keeps_what_it_holds(crew: Crew, name: str, make: Make, on_fu
             sums = [sum(column) for column in zip(*answers, strict=True)]
             held = sums.count(limit)
             # Every key has the whole limit for itself, or there was no room for it.
-            assert set(sums) <= {limit, 0 if on_full == "deny" else PROCESSES * (limit + 1)}
-            assert held == size if size <= 48 else held >= size
+            if on_full == "deny":
+                assert set(sums) <= {limit, 0}
+                assert held == size if size <= 48 else held >= size
+            else:
+                # While other keys were about to move in, a request may have been allowed without being counted.
+                assert min(sums) == limit
+                assert max(sums) <= PROCESSES * (limit + 1)
             stats = store.stats().total
             assert stats.evicted == 0 < stats.full
         Store.unlink(name)

@@ -18,6 +18,7 @@ from oracle_counts import ClockWindow, IntervalBucket, Log
 from penstock import (
     AllOf,
     BucketedWindow,
+    Concurrency,
     Decision,
     FixedWindow,
     LeakyBucket,
@@ -402,3 +403,17 @@ def test_w18_a_request_counts_in_all_three_or_in_none(limit: Limit, at: At) -> N
     assert every.peek(["two", "two", "another"], 10).remaining == 10
     # A user whose hour is used up is told of that, which takes longer.
     assert ask("one", 1).limiter == "user, hour"
+
+
+def test_w19_twenty_in_flight_for_each_user(store: Store, in_child: Callable[..., Any]) -> None:
+    limiter = Concurrency(store, "in flight", 20, keys=2)
+    # Of these, twelve belong to a worker that is killed.
+    assert in_child(lambda: all(limiter.acquire("user") for _ in range(12)))
+    leases = [limiter.acquire("user") for _ in range(20)]
+    assert all(leases)
+    denied = limiter.hit("user")
+    assert (denied.allowed, denied.limit, denied.remaining) == (False, 20, 0)
+    assert limiter.acquire("another user")
+    assert leases[7].release()
+    assert limiter.acquire("user")
+    assert not limiter.acquire("user")

@@ -104,20 +104,39 @@ cdef class AllOf:
                     break
         return allowed
 
+    cdef bint commit_all(self, Ask* asks, int* charged) except -1:
+        """Charge all in order, and count how many were."""
+        cdef Limiter limiter
+        cdef int i
+        charged[0] = 0
+        for i in range(self.count):
+            limiter = <Limiter>self.parts[i]
+            if not limiter.commit_seen(&asks[i]) and not limiter.commit(&asks[i]):
+                return False
+            charged[0] += 1
+        return True
+
+    cdef int give_up_before(self, int i, Ask* asks) except -1:
+        """Give back what the first i limiters were charged."""
+        cdef int j
+        for j in range(i):
+            (<Limiter>self.parts[j]).give_up(&asks[j])
+        return 0
+
     cdef bint decide(self, object key, object cost, Ask* asks, bint at_each) except -1:
-        cdef int i, j
+        cdef int i, charged
         cdef Limiter limiter
         cdef bint allowed
         self.ask_all(key, cost, asks)
         allowed = self.look_at_all(asks, at_each)
         if allowed:
-            for i in range(self.count):
-                limiter = <Limiter>self.parts[i]
-                if not limiter.commit_seen(&asks[i]) and not limiter.commit(&asks[i]):
-                    for j in range(i):
-                        (<Limiter>self.parts[j]).give_up(&asks[j])
-                    allowed = False
-                    break
+            try:
+                allowed = self.commit_all(asks, &charged)
+            except BaseException:
+                self.give_up_before(charged, asks)
+                raise
+            if not allowed:
+                self.give_up_before(charged, asks)
         for i in range(self.count):
             limiter = <Limiter>self.parts[i]
             if allowed:
@@ -147,7 +166,8 @@ cdef class AllOf:
                 binding = decision
             least = min(least, remaining)
             reset_after_ns = max(reset_after_ns, decision.reset_after_ns)
-        binding.set_remaining(least)
+        binding.available = least
+        binding.rate_limit = binding.rate_period_ns = 1
         binding.reset_after_ns = reset_after_ns
         return binding
 

@@ -101,7 +101,7 @@ cdef inline uint64_t base_of(
         if mark >> shape.low_bits == bucket:
             return low_of(mark, shape.low_bits)
         # One within the window but in a place that isn't its own is damage, like one at the end of time.
-        if first + shape.buckets <= mark >> shape.low_bits <= shape.last_bucket:
+        if first + shape.buckets <= mark >> shape.low_bits <= (<uint64_t>1 << TIME_BITS) // shape.period_ns:
             later[0] = mark >> shape.low_bits
             return total
         slot = slot + 1 if slot + 1 < <uint64_t>shape.buckets else 0
@@ -285,8 +285,6 @@ cdef class BucketedWindow(CellLimiter):
         self.shape.cells = self.table.cells
         self.shape.words = self.extent.words
         self.shape.last_cell = shape.used_cells - 1
-        # None begins later than a segment's time can be; a mark of one is damage.
-        self.shape.last_bucket = (<uint64_t>1 << TIME_BITS) // self.shape.period_ns
         self.draw(1, &self.shape, &self.unit)
         self.enroll(encoding)
 

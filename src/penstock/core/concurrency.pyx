@@ -53,6 +53,7 @@ cdef enum:
     # Of memory, for as many keys as nobody has asked for otherwise.
     DEFAULT_WORDS = 1 << 16
     HINTS = 64                           # a power of two
+    SWEEP_AT_LEAST = 1024
     # So seldom, while denials follow each other, all slots are looked at and ended processes looked for.
     WATCH_INTERVAL_NS = 100_000
 
@@ -74,7 +75,8 @@ cdef bint touch(
 
 
 cdef inline bint is_free(PenstockCell slot, uint64_t now_ns) noexcept nogil:
-    return slot.tag == 0 or slot.state <= now_ns
+    # A lease that no clock comes to the end of is damage.
+    return slot.tag == 0 or slot.state <= now_ns or slot.state >> TIME_BITS != 0
 
 
 cdef inline PenstockCell lease_of(uint64_t owner, uint64_t end_ns) noexcept nogil:
@@ -146,6 +148,17 @@ cdef int64_t take_lapsed_slot(
     return -1
 
 
+cdef int trim(list held, uint64_t now_ns) except -1:
+    """Take the leases that have ended off a list. The oldest come first."""
+    cdef int ended = 0
+    for _, end_ns in held:
+        if <uint64_t>end_ns > now_ns:
+            break
+        ended += 1
+    del held[:ended]
+    return 0
+
+
 @cython.final
 @cython.freelist(64)
 cdef class Lease:
@@ -162,6 +175,7 @@ cdef class Lease:
     cdef uint64_t slot
     cdef PenstockCell held
     cdef uint64_t forks
+    cdef bint released
     cdef readonly bint allowed
 
     def __init__(self):
@@ -171,6 +185,7 @@ cdef class Lease:
         """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
         cdef bint held = False
         cdef Slots slots
+        self.released = True
         if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
             return False
         slots = self.limiter.slots_of(self.cell)
@@ -192,7 +207,8 @@ cdef class Lease:
         if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
             return False
         renewed = lease_of(self.held.tag, self.limiter.begin_lease(self.key, &verdict))
-        if verdict.cell != self.cell:
+        # That may have run Python code, in which another thread has released it.
+        if self.cell == NULL or verdict.cell != self.cell:
             return False
         slots = self.limiter.slots_of(self.cell)
         if not cas128_acq_rel(&slots.slots[self.slot], self.held, renewed):
@@ -200,8 +216,10 @@ cdef class Lease:
         held = True
         if self.more is not None:
             for i, (slot, end_ns) in enumerate(self.more):
-                held &= cas128_acq_rel(&slots.slots[<uint64_t>slot], lease_of(self.held.tag, end_ns), renewed)
-                self.more[i] = slot, renewed.state
+                if cas128_acq_rel(&slots.slots[<uint64_t>slot], lease_of(self.held.tag, end_ns), renewed):
+                    self.more[i] = slot, renewed.state
+                else:
+                    held = False
         self.held = renewed
         return held
 
@@ -211,6 +229,8 @@ cdef class Lease:
     def __enter__(self):
         if not self.allowed:
             raise self.limiter.exceeded(self.key)
+        if self.released:
+            raise RuntimeError(f"{self!r} was released before: acquire another one")
         return self
 
     def __exit__(self, *error):
@@ -229,32 +249,33 @@ cdef class Lease:
 class Hold:
     """What ``Concurrency.hold`` returns: waits for permits, holds them in the block, gives them back."""
 
-    __slots__ = ("_arguments", "_lease", "_limiter")
+    __slots__ = ("_arguments", "_leases", "_limiter")
 
     def __init__(self, limiter, key, cost, timeout):
         self._limiter = limiter
         self._arguments = key, cost, timeout
-        self._lease = None
+        # One for each time that it is entered, by threads or one within the other: any of them is as good.
+        self._leases = []
 
     def __enter__(self):
         key, cost, timeout = self._arguments
         if not self._limiter.wait(key, cost, timeout):
             raise self._limiter.exceeded(key)
-        self._lease = self._limiter._take_loose(key, cost)
-        return self._lease
+        self._leases.append(self._limiter._take_loose(key, cost))
+        return self._leases[len(self._leases) - 1]
 
     def __exit__(self, *error):
-        self._lease.release()
+        self._leases.pop().release()
 
     async def __aenter__(self):
         key, cost, timeout = self._arguments
         if not await self._limiter.wait_async(key, cost, timeout):
             raise self._limiter.exceeded(key)
-        self._lease = self._limiter._take_loose(key, cost)
-        return self._lease
+        self._leases.append(self._limiter._take_loose(key, cost))
+        return self._leases[len(self._leases) - 1]
 
     async def __aexit__(self, *error):
-        self._lease.release()
+        self._leases.pop().release()
 
 
 @cython.final
@@ -294,16 +315,18 @@ cdef class Concurrency(Limiter):
     cdef uint64_t lease
     cdef uint64_t words_per_cell
     cdef uint64_t bit_words
+    cdef uint64_t last_cell              # that has words
     cdef uint64_t* words
     cdef Extent extent
     cdef object owners
     cdef uint64_t me                     # this process as an owner
     cdef uint64_t my_forks               # for which `me` is right
-    cdef uint64_t watched_ns             # when ended processes were last looked for
-    cdef PenstockCell* scanned           # the cell whose slots were all found held, when, and until when at the least
-    cdef uint64_t scanned_ns
+    cdef uint64_t watch_again_ns         # when ended processes may be looked for again
+    cdef PenstockCell* scanned           # the cell whose slots were all found held, and until when at the least
+    cdef uint64_t scan_again_ns          # when they may be looked at again
     cdef uint64_t first_end_ns
     cdef dict loose                      # by tag, what was taken without a lease object: lists of (slot, end)
+    cdef Py_ssize_t loose_swept          # how many tags there may be before lapsed ones are swept out
     cdef uint64_t[HINTS] hints           # by cell, a slot that was free a while ago
 
     def __cinit__(self, store, name, limit, lease="30s", *, keys=None):
@@ -319,6 +342,7 @@ cdef class Concurrency(Limiter):
         self.extent = open_extent(store, name, encoding, shape)
         self.table = self.extent.table
         self.words = self.extent.words
+        self.last_cell = shape.used_cells - 1
         self.loose = {}
         self.my_forks = ~<uint64_t>0
         self.enroll(encoding)
@@ -341,7 +365,8 @@ cdef class Concurrency(Limiter):
 
     cdef Slots slots_of(self, const PenstockCell* cell) noexcept:
         cdef Slots slots
-        slots.bits = self.words + <uint64_t>(cell - self.table.cells) * self.words_per_cell
+        # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+        slots.bits = self.words + min(<uint64_t>(cell - self.table.cells), self.last_cell) * self.words_per_cell
         slots.slots = <PenstockCell*>(slots.bits + self.bit_words)
         slots.count = self.limit
         return slots
@@ -354,9 +379,14 @@ cdef class Concurrency(Limiter):
         cdef int i
         self.check_bound()
         if self.my_forks != self.segment.forks[0]:
-            self.owners = Owners()
-            self.me = self.owners.me
+            owners = Owners()
+            # That ran Python code: another thread may have been faster, and have taken permits since.
+            if self.my_forks == self.segment.forks[0]:
+                return 0
+            self.owners = owners
+            self.me = owners.me
             self.loose = {}
+            self.loose_swept = SWEEP_AT_LEAST
             for i in range(HINTS):
                 # Each process begins elsewhere, so that they don't fight for the same slots.
                 self.hints[i] = multiply_high((self.me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit)
@@ -397,7 +427,7 @@ cdef class Concurrency(Limiter):
             # Looking at the slots themselves takes as long as there are many: not for every denial of a flood.
             now_ns = monotonic_ns()
             if (
-                self.scanned == verdict.cell and now_ns - self.scanned_ns < WATCH_INTERVAL_NS
+                self.scanned == verdict.cell and now_ns < max(self.scan_again_ns, self.watch_again_ns)
                 and verdict.now_ns < self.first_end_ns
             ):
                 return -1
@@ -405,7 +435,7 @@ cdef class Concurrency(Limiter):
             if slot < 0 and self.free_ended(slots):
                 slot = take_lapsed_slot(slots, lease, verdict.now_ns, &self.first_end_ns)
             self.scanned = verdict.cell if slot < 0 else NULL
-            self.scanned_ns = now_ns
+            self.scan_again_ns = now_ns + WATCH_INTERVAL_NS
         if slot >= 0:
             self.hints[hint] = slot
         return slot
@@ -415,8 +445,11 @@ cdef class Concurrency(Limiter):
         cdef uint64_t i
         cdef PenstockCell seen
         cdef bint any_freed = False
-        if monotonic_ns() - self.watched_ns < WATCH_INTERVAL_NS:
+        cdef uint64_t now_ns = monotonic_ns()
+        if now_ns < self.watch_again_ns:
             return False
+        # First: other threads come here while this one looks.
+        self.watch_again_ns = now_ns + WATCH_INTERVAL_NS
         owners = set()
         for i in range(slots.count):
             seen = load128_acquire(&slots.slots[i])
@@ -428,7 +461,8 @@ cdef class Concurrency(Limiter):
                 seen = load128_acquire(&slots.slots[i])
                 if seen.tag != 0 and seen.tag in dead:
                     any_freed |= free_slot(slots, i, seen)
-        self.watched_ns = monotonic_ns()
+        # Looking at many takes longer than that: a tenth of the time at the most.
+        self.watch_again_ns = max(self.watch_again_ns, 11 * monotonic_ns() - 10 * now_ns)
         return any_freed
 
     cdef object take(self, uint64_t tag, int64_t cost, Verdict* verdict, PenstockCell* lease):
@@ -447,14 +481,24 @@ cdef class Concurrency(Limiter):
             slot = self.take_one(&slots, verdict, lease[0])
             return None if slot < 0 else slot
         taken = []
-        while len(taken) < cost:
-            slot = self.take_one(&slots, verdict, lease[0])
-            if slot < 0:
-                for slot in taken:
-                    free_slot(&slots, slot, lease[0])
-                return None
-            taken.append(slot)
+        try:
+            while len(taken) < cost:
+                slot = self.take_one(&slots, verdict, lease[0])
+                if slot < 0:
+                    break
+                taken.append(slot)
+        except BaseException:
+            self.free_slots(&slots, taken, lease[0])
+            raise
+        if len(taken) < cost:
+            self.free_slots(&slots, taken, lease[0])
+            return None
         return [(slot, lease.state) for slot in taken]
+
+    cdef int free_slots(self, const Slots* slots, list taken, PenstockCell lease) except -1:
+        for slot in taken:
+            free_slot(slots, slot, lease)
+        return 0
 
     cdef int64_t checked_cost(self, object cost) except -1:
         cdef int64_t slots = whole_cost(cost)
@@ -470,15 +514,23 @@ cdef class Concurrency(Limiter):
             self.count(&self.counters.denied, 1)
             return False
         self.count(&self.counters.allowed, 1)
-        if not isinstance(taken, list):
-            taken = [(taken, lease.state)]
+        self.add_loose(tag, taken if isinstance(taken, list) else [(taken, lease.state)], verdict.now_ns)
+        return True
+
+    cdef int add_loose(self, uint64_t tag, list taken, uint64_t now_ns) except -1:
+        """Remember what was taken, and forget what has ended since: that needs no giving back."""
+        cdef list held
         if taken:
             held = self.loose.setdefault(tag, [])
-            # What has ended needs no giving back. The oldest come first.
-            while held and held[0][1] <= verdict.now_ns:
-                held.pop(0)
+            trim(held, now_ns)
             held.extend(taken)
-        return True
+            if len(self.loose) > self.loose_swept:
+                for other, held in list(self.loose.items()):
+                    trim(held, now_ns)
+                    if not held:
+                        del self.loose[other]
+                self.loose_swept = max(SWEEP_AT_LEAST, 2 * len(self.loose))
+        return 0
 
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, PenstockCell held):
         cdef Lease lease = Lease.__new__(Lease)
@@ -523,6 +575,8 @@ cdef class Concurrency(Limiter):
         `key` is a key, or a callable that makes one of the call's arguments.
         """
         def decorate(function):
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise TypeError(f"{function!r} is a generator, which runs after its call: use hold() inside it")
             if inspect.iscoroutinefunction(function):
                 @functools.wraps(function)
                 async def held_async(*args, **kwargs):
@@ -639,9 +693,14 @@ cdef class Concurrency(Limiter):
 
         Otherwise nothing is taken, and ``delay`` says when enough leases end if nobody gives anything back.
         """
-        cdef Decision decision = self.hit(key, cost)
-        return new_reservation(
-            self, key, cost, decision.allowed, table_now(&self.table), decision.retry_after_ns, 0)
+        cdef Verdict verdict
+        cdef Decision decision
+        cdef int64_t slots = self.checked_cost(cost)
+        cdef uint64_t tag = self.tag_of(key)
+        if slots == 0 or self.take_loose(tag, slots, &verdict):
+            return new_reservation(self, key, cost, True, self.store._now_ns() if slots == 0 else verdict.now_ns, 0, 0)
+        decision = self.verdict_decision(&verdict, slots, False)
+        return new_reservation(self, key, cost, False, verdict.now_ns, decision.retry_after_ns, 0)
 
     def refund(self, key, cost=1):
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process."""
@@ -660,8 +719,11 @@ cdef class Concurrency(Limiter):
         cdef uint64_t state
         cdef PenstockCell* cell = table_find(&self.table, tag, &state)
         held = self.loose.get(tag)
+        if held:
+            trim(held, table_now(&self.table))
         while held and cost > 0:
-            slot, end_ns = held.pop()
+            # The oldest: what is left then lasts longer than need be, never less.
+            slot, end_ns = held.pop(0)
             cost -= 1
             if cell != NULL:
                 slots = self.slots_of(cell)
@@ -702,6 +764,11 @@ cdef class Concurrency(Limiter):
         if ask.verdict.cell == NULL:
             return True
         slots = self.slots_of(ask.verdict.cell)
+        # A hint is enough here: it is the commit that takes them.
+        for i in range((slots.count + 63) // 64):
+            free += free_bits(&slots, i) != 0
+        if free >= ask.draw.amount:
+            return True
         for _ in range(2):
             free = 0
             for i in range(slots.count):
@@ -721,7 +788,8 @@ cdef class Concurrency(Limiter):
         taken = self.take(ask.tag, ask.draw.amount, &ask.verdict, &lease)
         ask.verdict.outcome = DENIED if taken is None else ALLOWED
         if taken is not None:
-            self.loose.setdefault(ask.tag, []).extend(taken if isinstance(taken, list) else [(taken, lease.state)])
+            self.add_loose(
+                ask.tag, taken if isinstance(taken, list) else [(taken, lease.state)], ask.verdict.now_ns)
         return taken is not None
 
     cdef int give_up(self, Ask* ask) except -1:

@@ -27,7 +27,7 @@ cdef struct Shape:
     uint64_t* words
     uint64_t words_per_cell
     uint64_t last_cell           # that has words
-    uint64_t last_bucket         # that there can be
+    uint64_t end_ns              # of some window: a cache
     const Table* table           # of the extent
 
 

@@ -1,0 +1,684 @@
+"""Permits that are held: by example, with a manual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock import (
+    AllOf,
+    Concurrency,
+    CostExceedsLimit,
+    FixedWindow,
+    InvalidCost,
+    InvalidKey,
+    InvalidLimiter,
+    InvalidRate,
+    Lease,
+    LimitExceeded,
+    Store,
+    StoreClosed,
+)
+from penstock.owners import PID_BITS, Owners, this_process
+from penstock.testing import ManualClock
+
+NS = 1_000_000_000
+
+
+@pytest.fixture
+def three(store: Store) -> Concurrency:
+    return Concurrency(store, "three", 3, lease=30, keys=4)
+
+
+def remaining(limiter: Concurrency, key: Any = "k") -> int:
+    return limiter.peek(key).remaining
+
+
+def test_a_permit_is_held_until_it_is_released(three: Concurrency) -> None:
+    leases = [three.acquire("k") for _ in range(3)]
+    assert all(leases)
+    assert not three.acquire("k")
+    assert three.acquire("another")
+    assert leases[1].release()
+    assert three.acquire("k")
+    assert not three.acquire("k")
+
+
+def test_a_lease_that_was_not_granted_holds_nothing(three: Concurrency) -> None:
+    held = three.acquire("k", 3)
+    denied = three.acquire("k")
+    assert not denied.allowed
+    assert not denied.renew()
+    assert not denied.release()
+    with pytest.raises(LimitExceeded), denied:
+        pytest.fail("the block must not run")
+    assert remaining(three) == 0
+    assert held.release()
+
+
+@pytest.mark.parametrize("cost", [1, 3])
+def test_it_is_released_once(three: Concurrency, cost: int) -> None:
+    first = three.acquire("k", cost)
+    assert first.release()
+    second = three.acquire("k", cost)
+    assert not first.release()
+    assert not first.renew()
+    assert remaining(three) == 3 - cost
+    assert second.release()
+
+
+@pytest.mark.parametrize("cost", [1, 3])
+def test_a_lease_ends_by_itself(three: Concurrency, clock: ManualClock, cost: int) -> None:
+    first = three.acquire("k", cost)
+    clock._set_ns(1030 * NS - 1)
+    assert remaining(three) == 3 - cost
+    assert three.peek("k", 3).retry_after_ns == 1
+    clock._set_ns(1030 * NS)
+    assert remaining(three) == 3
+    second = three.acquire("k", cost)
+    assert second
+    # Taken by another: the first has nothing to give back or to renew any more.
+    assert not first.renew()
+    assert not first.release()
+    assert remaining(three) == 3 - cost
+    assert second.release()
+
+
+def test_a_renewed_lease_begins_anew(three: Concurrency, clock: ManualClock) -> None:
+    one, two = three.acquire("k"), three.acquire("k", 2)
+    for _ in range(5):
+        clock.advance(29)
+        assert two.renew()
+        if one is not None:
+            one.renew()
+    clock.advance(29)
+    assert remaining(three) == 0
+    assert one.release()
+    assert remaining(three) == 1
+    assert two.release()
+    assert remaining(three) == 3
+
+
+def test_renewing_what_is_lost_in_part_takes_nobody_elses_permit(store: Store, clock: ManualClock) -> None:
+    pair = Concurrency(store, "pair", 2, lease=10, keys=1)
+    lapsed = pair.acquire("k", 2)
+    clock.advance(11)
+    held = pair.acquire("k")
+    assert not lapsed.renew()
+    lapsed.release()
+    assert remaining(pair) == 1
+    assert held.release()
+
+
+def test_several_permits_all_or_none(three: Concurrency) -> None:
+    two = three.acquire("k", 2)
+    assert two
+    assert not three.acquire("k", 2)
+    assert not three.hit("k", 2)
+    assert three.allow_many(["k", "k", "other"], [2, 1, 3]) == [False, True, True]
+    assert remaining(three) == 0
+    assert remaining(three, "other") == 0
+    with pytest.raises(CostExceedsLimit) as caught:
+        three.acquire("k", 4)
+    assert (caught.value.cost, caught.value.limit, caught.value.limiter) == (4, 3, "three")
+    three.refund("k")
+    assert two.release()
+    assert three.acquire("k", 0)
+    assert remaining(three) == 3
+
+
+def test_a_block_gives_its_permit_back_even_if_it_fails(three: Concurrency) -> None:
+    with three.acquire("k", 2) as lease:
+        assert isinstance(lease, Lease)
+        assert remaining(three) == 1
+    with pytest.raises(ZeroDivisionError), three.hold("k", 3):
+        raise ZeroDivisionError(remaining(three))
+    assert remaining(three) == 3
+
+
+def test_an_asynchronous_block(three: Concurrency) -> None:
+    async def run() -> None:
+        async with three.hold("k", 2), three.acquire("k"):
+            assert remaining(three) == 0
+        assert remaining(three) == 3
+        with pytest.raises(ZeroDivisionError):
+            async with three.hold("k"):
+                raise ZeroDivisionError
+
+    asyncio.run(run())
+    assert remaining(three) == 3
+
+
+def test_holding_tells_when_there_was_no_permit_in_time(three: Concurrency) -> None:
+    lease = three.acquire("k", 3)
+    with pytest.raises(LimitExceeded) as caught, three.hold("k", timeout=5):
+        pytest.fail("the block must not run")
+    assert (caught.value.limiter, caught.value.limit) == ("three", 3)
+    assert 0 < caught.value.retry_after <= 30
+
+    async def run() -> None:
+        async with three.hold("k", timeout=5):
+            pytest.fail("the block must not run")
+
+    with pytest.raises(LimitExceeded):
+        asyncio.run(run())
+    assert lease.release()
+    with three.hold("k", 3, timeout=0):
+        assert remaining(three) == 0
+    assert remaining(three) == 3
+
+
+def test_waiting_for_the_end_of_a_lease_moves_a_manual_clock(three: Concurrency, clock: ManualClock) -> None:
+    three.acquire("k", 3)
+    with three.hold("k", 2) as lease:
+        assert lease
+        assert clock.now() == 1030
+    assert remaining(three) == 3
+
+
+def test_one_hold_entered_twice_holds_two_permits(three: Concurrency) -> None:
+    hold = three.hold("k")
+    with hold:
+        with hold:
+            assert remaining(three) == 1
+        assert remaining(three) == 2
+    assert remaining(three) == 3
+
+
+def test_each_call_of_a_decorated_function_holds_a_permit(three: Concurrency) -> None:
+    @three.limited("k", 2)
+    def fixed(number: int) -> int:
+        """What it does."""
+        return number + remaining(three)
+
+    @three.limited(lambda user, **_: ("user", user))
+    def by_user(user: str, *, fail: bool = False) -> int:
+        if fail:
+            raise ZeroDivisionError
+        return remaining(three, ("user", user))
+
+    assert fixed.__name__ == "fixed"
+    assert fixed.__doc__ == "What it does."
+    assert fixed(10) == 11
+    assert by_user("a") == 2
+    with pytest.raises(ZeroDivisionError):
+        by_user("a", fail=True)
+    assert remaining(three) == 3
+    assert remaining(three, ("user", "a")) == 3
+    three.acquire("k", 3)
+    impatient = three.limited("k", timeout=0)(fixed)
+    with pytest.raises(LimitExceeded):
+        impatient(1)
+
+
+def test_each_run_of_a_decorated_coroutine_holds_a_permit(three: Concurrency) -> None:
+    most = 0
+    running = 0
+
+    @three.limited(lambda number: "k")
+    async def work(number: int) -> int:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return number
+
+    async def run() -> list[int]:
+        return await asyncio.gather(*(work(number) for number in range(3)))
+
+    assert asyncio.run(run()) == [0, 1, 2]
+    assert most == 3
+    assert remaining(three) == 3
+
+
+def test_the_methods_of_every_limiter(three: Concurrency, clock: ManualClock) -> None:
+    assert three.allow("k")
+    decision = three.hit("k", 2)
+    assert (decision.allowed, decision.limit, decision.remaining, decision.retry_after_ns) == (True, 3, 0, 0)
+    assert decision.reset_after_ns == 30 * NS
+    clock.advance(10)
+    denied = three.hit("k")
+    assert (denied.allowed, denied.remaining, denied.retry_after_ns) == (False, 0, 20 * NS)
+    three.refund("k", 2)
+    assert remaining(three) == 2
+    booking = three.reserve("k", 2)
+    assert (booking.allowed, booking.delay_ns) == (True, 0)
+    refused = three.reserve("k")
+    assert (refused.allowed, refused.delay_ns) == (False, 20 * NS)
+    refused.cancel()
+    assert remaining(three) == 0
+    booking.cancel()
+    booking.cancel()
+    assert remaining(three) == 2
+    three.reset("k")
+    assert remaining(three) == 3
+    assert three.wait("k", 3)
+    assert not three.wait("k", timeout=1)
+    assert asyncio.run(three.wait_async("k", 2))
+    assert clock.now() == 1040
+
+
+def test_retry_after_is_exact_for_every_cost(three: Concurrency, clock: ManualClock) -> None:
+    for _ in range(3):
+        three.allow("k")
+        clock.advance(5)
+    start_ns = 1015 * NS
+    for cost in (1, 2, 3):
+        retry_ns = three.peek("k", cost).retry_after_ns
+        assert retry_ns == (10 + 5 * cost) * NS
+    for cost in (1, 2, 3):
+        clock._set_ns(start_ns + (10 + 5 * cost) * NS - 1)
+        assert not three.peek("k", cost)
+        clock._set_ns(start_ns + (10 + 5 * cost) * NS)
+        assert three.peek("k", cost)
+    assert three.peek("k").reset_after_ns == 0
+
+
+def test_what_is_refunded_is_the_permit_that_would_end_first(store: Store, clock: ManualClock) -> None:
+    pair = Concurrency(store, "pair", 2, lease=30, keys=1)
+    assert pair.allow("k")
+    clock.advance(20)
+    assert pair.allow("k")
+    clock.advance(5)
+    pair.refund("k")
+    clock.advance(6)
+    # Whoever is left was promised 30 s from t=20 on.
+    assert remaining(pair) == 1
+
+
+def test_refunding_more_than_was_taken_gives_back_no_lease(three: Concurrency) -> None:
+    lease = three.acquire("k")
+    assert three.allow("k")
+    for _ in range(3):
+        three.refund("k", 3)
+    assert remaining(three) == 2
+    assert lease.release()
+
+
+def test_a_reset_takes_permits_from_whoever_holds_them(three: Concurrency, clock: ManualClock) -> None:
+    lease = three.acquire("k", 2)
+    assert three.allow("k")
+    three.reset("k")
+    assert not lease.renew()
+    clock.advance(1)
+    new = three.acquire("k", 3)
+    assert not lease.release()
+    three.refund("k")
+    assert remaining(three) == 0
+    assert new.release()
+
+
+@pytest.mark.parametrize("limit", [1, 63, 64, 65, 127, 128, 129, 5000, 20_000])
+def test_so_many_slots_and_not_one_more(store: Store, limit: int) -> None:
+    many = Concurrency(store, "many", limit, keys=1)
+    leases = [many.acquire("k") for _ in range(limit)]
+    assert all(leases)
+    assert not many.acquire("k")
+    for lease in leases[1::3]:
+        assert lease.release()
+    freed = len(leases[1::3])
+    assert remaining(many) == freed
+    assert sum(map(bool, [many.acquire("k") for _ in range(freed + 2)])) == freed
+
+
+def test_a_lease_that_is_garbage_holds_its_permit_till_its_end(three: Concurrency, clock: ManualClock) -> None:
+    three.acquire("k", 3)
+    gc.collect()
+    assert not three.acquire("k")
+    clock.advance(30)
+    assert three.acquire("k")
+
+
+def test_a_child_does_not_own_what_its_parent_holds(three: Concurrency, in_child: Callable[..., Any]) -> None:
+    lease = three.acquire("k", 2)
+    assert three.allow("k")
+
+    def child() -> tuple[bool, ...]:
+        three.refund("k")
+        return lease.release(), lease.renew(), three.allow("k"), three.peek("k").remaining == 0
+
+    assert in_child(child) == (False, False, False, True)
+    assert lease.renew()
+    assert lease.release()
+    three.refund("k")
+    assert remaining(three) == 3
+
+
+def test_a_child_that_ended_holds_nothing(three: Concurrency, in_child: Callable[..., Any]) -> None:
+    assert in_child(lambda: bool(three.acquire("k", 3)))
+    assert all(three.acquire("k") for _ in range(3))
+
+
+def test_leases_after_the_store_is_closed(clock: ManualClock) -> None:
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = Concurrency(store, "three", 3, keys=1)
+        lease = limiter.acquire("k")
+    assert lease.release()
+    for method in (limiter.acquire, limiter.allow, limiter.hit, limiter.refund, limiter.reset):
+        with pytest.raises(StoreClosed):
+            method("k")
+
+
+def test_renewing_after_the_store_is_closed(clock: ManualClock) -> None:
+    with Store.private(keys=1, clock=clock) as store:
+        lease = Concurrency(store, "three", 3, keys=1).acquire("k")
+    with pytest.raises(StoreClosed):
+        lease.renew()
+
+
+@pytest.mark.parametrize(("on_full", "granted"), [("evict", True), ("deny", False), ("allow", True)])
+def test_more_keys_than_there_is_room_for(clock: ManualClock, on_full: Any, granted: bool) -> None:
+    with Store.private(keys=1, clock=clock, on_full=on_full) as store:
+        limiter = Concurrency(store, "few", 2, lease=30, keys=1)
+        first = limiter.acquire("first")
+        second = limiter.acquire("second")
+        assert bool(second) is granted
+        assert second.release() is (on_full == "evict")
+        assert not second.release()
+        if on_full == "deny":
+            denied = limiter.hit("second")
+            assert (denied.allowed, denied.remaining) == (False, 0)
+            clock.advance(denied.retry_after_ns // NS + 1)
+            assert limiter.hit("second")
+        else:
+            # Whoever was evicted may still give back what is its own.
+            assert first.release()
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2**24 + 1, True, 1.0, "3", None])
+def test_limits_that_are_refused(store: Store, limit: Any) -> None:
+    with pytest.raises(InvalidLimiter):
+        Concurrency(store, "c", limit)
+
+
+def test_arguments_that_are_refused(store: Store, three: Concurrency) -> None:
+    wrong: Any
+    for wrong in (0, -1, "soon", None):
+        with pytest.raises(InvalidRate):
+            Concurrency(store, "c", 1, lease=wrong)
+    for wrong in (0, -1, 1.5, True, "many"):
+        with pytest.raises(InvalidLimiter):
+            Concurrency(store, "c", 1, keys=wrong)
+    for wrong in (-1, 1.5, "1"):
+        for method in (three.acquire, three.hit, three.peek, three.refund, three.reserve):
+            with pytest.raises(InvalidCost):
+                method("k", wrong)
+    for wrong in (None, 1.5, []):
+        with pytest.raises(InvalidKey):
+            three.acquire(wrong)
+    with pytest.raises(InvalidKey):
+        three.allow_many("keys")
+    with pytest.raises(TypeError):
+        Lease()
+
+
+def test_the_bytes_it_needs_are_told(store: Store) -> None:
+    needed = Concurrency.bytes_needed(1000, keys=3)
+    assert 3 * 1000 * 16 <= needed < 4 * 1000 * 16
+    assert Concurrency(store, "c", 1000, keys=3).keys == 3
+    assert Concurrency(store, "d", 1000).keys >= 64
+
+
+def test_limiters_of_one_name_share_their_permits_whatever_their_leases(store: Store, clock: ManualClock) -> None:
+    short, long = (Concurrency(store, "c", 2, lease=lease, keys=1) for lease in (1, 100))
+    held = long.acquire("k")
+    assert short.acquire("k")
+    assert not short.acquire("k")
+    clock.advance(1)
+    assert short.acquire("k")
+    clock.advance(50)
+    assert short.acquire("k")
+    assert not short.acquire("k")
+    assert held.release()
+
+
+@pytest.fixture
+def waiting_store() -> Iterator[Store]:
+    """With the real clock, for those who sleep."""
+    with Store.private(keys=1) as store:
+        yield store
+
+
+def test_a_release_wakes_who_waits_in_this_process(waiting_store: Store) -> None:
+    one = Concurrency(waiting_store, "one", 1, lease=3600, keys=1)
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        with one.hold("k"):
+            order.append(number)
+
+    with one.hold("k"):
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        assert not order
+    for thread in threads:
+        thread.join(60)
+    assert sorted(order) == [0, 1, 2, 3]
+    assert remaining(one) == 1
+
+
+def test_ctrl_c_while_waiting_loses_no_permit(waiting_store: Store) -> None:
+    one = Concurrency(waiting_store, "one", 1, lease=3600, keys=1)
+    lease = one.acquire("k")
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), one.hold("k"):
+        pytest.fail("the block must not run")
+    timer.join()
+    assert lease.release()
+    assert one.acquire("k")
+
+
+def test_a_cancelled_task_loses_no_permit(waiting_store: Store) -> None:
+    one = Concurrency(waiting_store, "one", 1, lease=3600, keys=1)
+
+    async def hold() -> None:
+        async with one.hold("k"):
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(hold()) for _ in range(5)]
+        for task in tasks:
+            await asyncio.sleep(0.002)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    assert one.acquire("k")
+
+
+def test_an_exception_while_looking_for_ended_processes_loses_no_permit(
+    waiting_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = Concurrency(waiting_store, "three", 3, lease=3600, keys=1)
+    lease = three.acquire("k")
+
+    def interrupted(self: Owners, owners: set[int]) -> set[int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Owners, "dead_among", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            three.acquire("k", 3)
+    assert remaining(three) == 2
+    assert lease.release()
+
+
+def test_threads_that_use_it_for_the_first_time_lose_no_permit(
+    waiting_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Concurrency(waiting_store, "pair", 2, lease=3600, keys=1)
+    made, go_on = threading.Event(), threading.Event()
+    turns = itertools.count()
+
+    class Slow(Owners):
+        def __init__(self) -> None:
+            super().__init__()
+            if next(turns) == 0:
+                made.set()
+                go_on.wait(60)
+
+    monkeypatch.setattr("penstock.core.concurrency.Owners", Slow)
+    slow = threading.Thread(target=pair.allow, args=("k",))
+    slow.start()
+    assert made.wait(60)
+    assert pair.allow("k")
+    go_on.set()
+    slow.join(60)
+    pair.refund("k", 2)
+    assert remaining(pair) == 2
+
+
+def test_threads_hammering_one_key(waiting_store: Store) -> None:
+    pair = Concurrency(waiting_store, "pair", 2, lease=3600, keys=1)
+    held, over, errors = [0], [0], []
+
+    def work() -> None:
+        try:
+            for _ in range(2000):
+                lease = pair.acquire("k")
+                if lease:
+                    held.append(1)
+                    over[0] += len(held) - 1 > 2
+                    held.pop()
+                    lease.release()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert over == [0]
+    assert remaining(pair) == 2
+
+
+# --- with other limits
+
+
+def test_a_permit_comes_back_when_another_limit_denies(three: Concurrency, store: Store, clock: ManualClock) -> None:
+    window = FixedWindow(store, "window", "5/minute")
+    for order in (1, -1):
+        both = AllOf(*(three, window)[::order])
+        for _ in range(3):
+            assert both.allow("k")
+        denied = both.hit("k")
+        assert (denied.allowed, denied.limiter) == (False, "three")
+        assert window.peek("k").remaining == 2
+        both.refund("k", 3)
+        assert (remaining(three), window.peek("k").remaining) == (3, 5)
+        assert both.hit("k", [1, 5][::order])
+        for _ in range(10):
+            assert both.hit("k").limiter == "window"
+        assert remaining(three) == 2
+        booking = both.reserve(["other", "another"][::order], [2, 1][::order])
+        assert booking.allowed
+        assert remaining(three, "other") == 1
+        booking.cancel()
+        assert (remaining(three, "other"), window.peek("another").remaining) == (3, 5)
+        both.refund("k", [1, 5][::order])
+    assert (remaining(three), window.peek("k").remaining) == (3, 5)
+
+
+def test_several_limits_give_back_the_leases_that_lapse(three: Concurrency, store: Store, clock: ManualClock) -> None:
+    both = AllOf(three, FixedWindow(store, "window", "1000000/second"))
+    for _ in range(20):
+        assert both.hit("k", 3)
+        assert not both.hit("k")
+        clock.advance(30)
+    both.refund("k", 3)
+    assert remaining(three) == 3
+
+
+# --- who owns a slot
+
+
+def test_an_owner_is_a_pid_and_its_start(in_child: Callable[..., Any]) -> None:
+    me = this_process()
+    assert me == this_process()
+    assert me % 2**PID_BITS == os.getpid()
+    child = in_child(this_process)
+    assert child != me
+    owners = Owners()
+    assert owners.me == me
+    assert owners.dead_among({me}) == set()
+    assert owners.dead_among({me, child}) == {child}
+    reused = me + (1 << PID_BITS)
+    assert owners.dead_among({reused, me}) == {reused}
+    elsewhere = child ^ (1 << 63)
+    assert owners.dead_among({elsewhere}) == set()
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with open(f"/proc/{process.pid}/stat", "rb") as file:
+        start = int(file.read().rpartition(b")")[2].split()[19])
+    owner = process.pid | start << PID_BITS | this_process() >> 52 << 52
+    for watched_before in (True, False):
+        owners = Owners()
+        if watched_before:
+            early = owners
+            assert early.dead_among({owner}) == set()
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert owners.dead_among({owner}) == {owner}
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+    assert Owners().dead_among({owner}) == {owner}
+
+
+def test_owners_that_make_no_sense_count_as_alive_or_ended_but_never_fail() -> None:
+    owners = Owners()
+    same_place = this_process() >> 52 << 52
+    for owner in (0, 1, 2**64 - 1, 2**63, same_place, same_place | 2**52 - 1, same_place | 2**PID_BITS - 1):
+        assert owners.dead_among({owner}) <= {owner}
+
+
+def test_who_is_alive_stays_so_when_all_files_are_closed(in_child: Callable[..., Any]) -> None:
+    """As programs do that become daemons; the numbers of the files are then used for others."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with open(f"/proc/{process.pid}/stat", "rb") as file:
+        start = int(file.read().rpartition(b")")[2].split()[19])
+    owner = process.pid | start << PID_BITS | this_process() >> 52 << 52
+
+    def daemon(reopen: bool) -> tuple[set[int], bool]:
+        owners = Owners()
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        assert owners.dead_among({owner}) == set()
+        watched = lowest_free
+        os.close(watched)
+        if reopen:
+            readable, writing = os.pipe()
+            os.close(writing)
+            os.dup2(readable, watched)
+        dead = owners.dead_among({owner})
+        del owners
+        return dead, not reopen or os.fstat(watched) is not None
+
+    try:
+        for reopen in (False, True):
+            assert in_child(lambda reopen=reopen: daemon(reopen)) == (set(), True)
+    finally:
+        process.kill()
+        process.communicate()
