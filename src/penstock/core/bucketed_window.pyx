@@ -134,7 +134,8 @@ cdef inline Summed summed(
 
 
 cdef inline bint is_behind(const Shape* shape, uint64_t mark, uint64_t total) noexcept nogil:
-    """Whether a mark's total is less than this one. Totals that meet differ by less than half of what low_bits hold."""
+    """Whether a mark's total is less than this one. Totals that meet differ by less than half of what low_bits hold:
+    more than are allowed while a process is stopped."""
     cdef uint64_t ahead = low_of(total - mark, shape.low_bits)
     return ahead != 0 and ahead <= low_mask(shape.low_bits) >> 1
 
@@ -270,10 +271,10 @@ cdef class BucketedWindow(CellLimiter):
         self.shape.limit = self.shape.rate_limit = self.rate.limit
         self.shape.period_ns = -(-self.rate.period_ns // buckets)
         self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
-        # Totals are told apart modulo four times the limit and more: resets and evictions let them grow faster.
-        self.shape.low_bits = count_bits_for(self.shape.limit) + 2
-        # A quantum, 2**(low_bits - 2) ns, is at most half a bucket.
-        if self.shape.low_bits > min(count_bits_for(self.shape.period_ns), MAX_KEPT_BITS):
+        # As many as there can be: a process that was stopped tells an old total from a new one unless half of what
+        # these bits hold was allowed meanwhile. A quantum, 2**(low_bits - 2) ns, is at most half a bucket.
+        self.shape.low_bits = min(count_bits_for(self.shape.period_ns), <int>MAX_KEPT_BITS)
+        if count_bits_for(self.shape.limit) + 2 > self.shape.low_bits:
             raise InvalidLimiter(
                 f"{self.rate} in {buckets} buckets: a limit can be at most 2**30, and about a quarter of a bucket's "
                 f"length in ns, which is {self.shape.period_ns}; take fewer buckets, or a token bucket")

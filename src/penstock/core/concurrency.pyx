@@ -56,6 +56,7 @@ cdef enum:
     SWEEP_AT_LEAST = 1024
     # So seldom, while denials follow each other, all slots are looked at and ended processes looked for.
     WATCH_INTERVAL_NS = 100_000
+    LONGEST_WATCH_INTERVAL_NS = 10_000_000
 
 
 # The slots of one key.
@@ -462,7 +463,8 @@ cdef class Concurrency(Limiter):
                 if seen.tag != 0 and seen.tag in dead:
                     any_freed |= free_slot(slots, i, seen)
         # Looking at many takes longer than that: a tenth of the time at the most.
-        self.watch_again_ns = max(self.watch_again_ns, 11 * monotonic_ns() - 10 * now_ns)
+        self.watch_again_ns = max(
+            self.watch_again_ns, now_ns + min(11 * (monotonic_ns() - now_ns), <uint64_t>LONGEST_WATCH_INTERVAL_NS))
         return any_freed
 
     cdef object take(self, uint64_t tag, int64_t cost, Verdict* verdict, PenstockCell* lease):
