@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeVar
@@ -16,6 +17,9 @@ from penstock import Store
 from penstock.testing import ManualClock
 
 Result = TypeVar("Result")
+
+# Whoever is started in the background by a shell has it ignored, and some tests interrupt themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test may depend on how fast the machine is, nor leave files behind; a failure prints how to run it again.
 settings.register_profile(
