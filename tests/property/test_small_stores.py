@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from bucket_strategies import answer_of, costs, rate_of, set_ns, spans_ns
@@ -87,8 +88,9 @@ class SmallStore(RuleBasedStateMachine):
                 assert self.oracle.hit(self.bucket, name, cost, self.now_ns).allowed
         self.check_crowd(count, passed, counts)
 
+    @abstractmethod
     def check_crowd(self, count: int, passed: list[bool], counts: LimiterStats) -> None:
-        raise NotImplementedError
+        """What a crowd of newcomers may meet."""
 
     @rule(data=st.data())
     def somebody_comes_again(self, data: st.DataObject) -> None:
@@ -109,8 +111,9 @@ class SmallStore(RuleBasedStateMachine):
             assert counts.evicted == 1
             assert len(self.audit()) == 1
 
+    @abstractmethod
     def check_no_room(self, key: Any, cost: int, answer: Answer) -> None:
-        raise NotImplementedError
+        """What somebody for whom there is no room is told."""
 
 
 class Denying(SmallStore):

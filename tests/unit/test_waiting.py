@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType, SimpleNamespace
@@ -147,8 +148,9 @@ class FakeLimiter:
             self.charged.append(cost)
         return FakeReservation(self, cost, allowed, delay_ns)
 
+    @abstractmethod
     def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
-        raise NotImplementedError
+        """Whether a request is allowed, and its delay in nanoseconds."""
 
 
 class Booking(FakeLimiter):

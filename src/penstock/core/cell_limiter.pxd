@@ -1,32 +1,16 @@
 """Limiters whose decision is one CAS of the key's cell."""
 
-from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
+from penstock.core.batch cimport Batch
 from penstock.core.decision cimport Decision
 from penstock.core.keys cimport hash_key_of
-from penstock.core.limiter cimport Draw, Limiter, Shape
-from penstock.core.native cimport PenstockHashKey, prefetch
+from penstock.core.limiter cimport Draw, Limiter, Record, Shape
+from penstock.core.native cimport prefetch
 from penstock.core.table cimport (
     ALLOWED, LOST, UNDECIDED, Decide, Events, Outcome, Verdict, fingerprint_of, home_line, table_decide, table_now,
     table_try,
 )
-
-
-# What is left to do after a request was allowed, outside of the cell.
-ctypedef void (*Record)(const Draw* draw, const Verdict* verdict) noexcept nogil
-
-
-# A batch under way: arrays of `size` each.
-cdef struct Batch:
-    Py_ssize_t size
-    PyObject** keys              # held by the caller; NULL if every tag is there already
-    uint64_t* tags               # each replaced by its key's result
-    Draw* draws                  # NULL: every cost is 1
-    PyObject* yes                # True and False
-    PyObject* no
-    uint64_t claim_stripe        # of one counter line, with its sequence, whatever becomes of the limiter's meanwhile
-    uint64_t* claim_sequence
 
 
 # The cost as an integer; larger ones than an int64_t come back as the largest, which no limit allows.
@@ -56,7 +40,6 @@ cdef class CellLimiter(Limiter):
     cdef uint64_t mark_of(self, object key, object request_id, const Draw* draw) except 0
     cdef bint remembers(self, uint64_t mark_tag) except -1
     cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1
-    cdef int hash_batch(self, list keys, const Batch* batch) except -1
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil
 
     cdef inline uint64_t tag_of(self, object key) except 0:

@@ -5,26 +5,24 @@ and the arithmetic that turns a state into a `Decision`. Everything else is here
 """
 
 cimport cython
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New
+from cpython.list cimport PyList_GET_SIZE, PyList_New
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
+from penstock.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
 from penstock.core.decision cimport Decision
-from penstock.core.keys cimport MARK, hash_ascii_text, hash_key_of, hash_pair, is_ascii_text
+from penstock.core.keys cimport MARK, hash_key_of, hash_pair
 from penstock.core.limiter cimport Ask, Draw, Limiter, Shape
 from penstock.core.reservation cimport new_reservation
 from penstock.core.native cimport (
-    PENSTOCK_KIND_TAT, PenstockCell, PenstockHashKey, cas128_acq_rel, hide_from_collector, list_items,
-    load128_acquire, prefetch, show_to_collector,
+    PENSTOCK_KIND_TAT, PenstockCell, cas128_acq_rel, hide_from_collector, list_items, load128_acquire, prefetch,
 )
 from penstock.core.table cimport (
-    ALLOWED, DENIED, LOST, TIME_BITS, UNDECIDED, Decide, Events, Next, Outcome, Table, Verdict, find_in_line,
-    fingerprint_of, home_line, prefetch_away, table_amend, table_decide, table_find, table_now, table_remove,
-    table_try_cell,
+    ALLOWED, DENIED, TIME_BITS, UNDECIDED, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of,
+    home_line, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )
 
 import operator
@@ -38,10 +36,7 @@ cdef object ONE = 1
 
 
 cdef enum:
-    KEYS_AHEAD = 16                      # how far the next keys' objects are fetched ahead of hashing
-    CELLS_AHEAD = 32                     # how far the next cells are fetched ahead of deciding
-    KEYS_PER_READING = 256               # a batch reads the clock once for so many keys: every 10 microseconds or so
-    KEYS_WITH_GIL = 1024                 # a larger batch lets other threads run while it decides
+    KEYS_WITH_GIL = 1024             # a larger batch lets other threads run while it decides
 
 
 cdef int64_t whole_cost(object cost) except -1:
@@ -88,21 +83,6 @@ cdef bint unmark(
 ) noexcept nogil:
     next.state = 0
     return until_ns > now_ns
-
-
-cdef bint peek_at(
-    const Table* table, uint64_t tag, uint64_t now_ns, Decide take, const Draw* draw, Verdict* verdict
-) noexcept nogil:
-    """Whether the request would be allowed; `verdict` is left with the key's cell and its state as it is."""
-    cdef Next next
-    cdef uint64_t again
-    cdef bint allowed
-    while True:
-        verdict.cell = table_find(table, tag, &verdict.state)
-        allowed = take(verdict.cell, tag, verdict.state, now_ns, draw, &next)
-        # The words of the cell were read after its state: they must belong together.
-        if verdict.cell == table_find(table, tag, &again) and verdict.state == again:
-            return allowed
 
 
 cdef class CellLimiter(Limiter):
@@ -164,7 +144,7 @@ cdef class CellLimiter(Limiter):
         verdict.full = False
         verdict.tag = tag
         verdict.now_ns = table_now(&self.table)
-        return peek_at(&self.table, tag, verdict.now_ns, self.take, draw, verdict)
+        return table_peek(&self.table, tag, verdict.now_ns, self.take, draw, verdict)
 
     cdef Decision decide_once(self, object key, const Draw* draw):
         cdef Verdict verdict
@@ -358,9 +338,10 @@ cdef class CellLimiter(Limiter):
     cdef int ask(self, object key, object cost, Ask* ask) except -1:
         ask.tag = self.tag_of(key)
         if cost is ONE:
-            ask.draw = self.unit
+            ask.draw = &self.unit
         else:
-            self.draw(cost, &self.shape, &ask.draw)
+            self.draw(cost, &self.shape, &ask.own_draw)
+            ask.draw = &ask.own_draw
         prefetch(home_line(&self.table, ask.tag))
         return 0
 
@@ -381,7 +362,7 @@ cdef class CellLimiter(Limiter):
         ask.verdict.now_ns = now_ns
         ask.verdict.state = ask.seen.state
         ask.wanted.tag = ask.tag
-        allowed = self.take(cell, ask.tag, ask.seen.state, now_ns, &ask.draw, &next)
+        allowed = self.take(cell, ask.tag, ask.seen.state, now_ns, ask.draw, &next)
         ask.wanted.state = next.state
         ask.verdict.decided_ns = next.decided_ns
         ask.verdict.outcome = ALLOWED if allowed else DENIED
@@ -396,12 +377,12 @@ cdef class CellLimiter(Limiter):
         if self.table.prepare != NULL:
             next.state = ask.wanted.state
             next.decided_ns = ask.verdict.decided_ns
-            self.table.prepare(ask.verdict.cell, ask.seen.state, &next, &ask.draw)
+            self.table.prepare(ask.verdict.cell, ask.seen.state, &next, ask.draw)
         if not cas128_acq_rel(ask.verdict.cell, ask.seen, ask.wanted):
             return False
         ask.verdict.state = ask.wanted.state
         if self.record != NULL:
-            self.record(&ask.draw, &ask.verdict)
+            self.record(ask.draw, &ask.verdict)
         return True
 
     cdef int commit(self, Ask* ask) except -1:
@@ -410,22 +391,22 @@ cdef class CellLimiter(Limiter):
         ask.verdict.full = False
         ask.verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, ask.tag, self.claim_stripe, &self.counters.claims, self.take, &ask.draw, &ask.verdict,
+            &self.table, ask.tag, self.claim_stripe, &self.counters.claims, self.take, ask.draw, &ask.verdict,
             &events)
         self.count_events(&events)
         if ask.verdict.outcome == ALLOWED and self.record != NULL:
-            self.record(&ask.draw, &ask.verdict)
+            self.record(ask.draw, &ask.verdict)
         return ask.verdict.outcome == ALLOWED
 
     cdef int give_up(self, Ask* ask) except -1:
-        if ask.draw.amount != 0:
-            ask.draw.charged_state = ask.verdict.state
-            self.return_draw(ask.tag, &ask.draw)
-            ask.draw.charged_state = 0
+        cdef Draw charge = ask.draw[0]
+        if charge.amount != 0:
+            charge.charged_state = ask.verdict.state
+            self.return_draw(ask.tag, &charge)
         return 0
 
     cdef Decision decision_of(self, const Ask* ask, bint allowed):
-        return self.new_decision(&ask.draw, &ask.verdict, allowed)
+        return self.new_decision(ask.draw, &ask.verdict, allowed)
 
     def allow_many(self, keys, costs=None):
         """Decide a batch in order: a list of bools, one per key.
@@ -447,6 +428,10 @@ cdef class CellLimiter(Limiter):
         batch.size = PyList_GET_SIZE(key_list)
         batch.keys = NULL
         batch.draws = NULL
+        batch.unit = &self.unit
+        batch.table = &self.table
+        batch.hash_key = self.hash_key
+        batch.kind = self.kind
         if isinstance(costs, int):
             raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
         if costs is not None:
@@ -472,7 +457,7 @@ cdef class CellLimiter(Limiter):
             if with_gil and all_ascii_text(key_list, batch.size):
                 batch.keys = list_items(key_list)
             else:
-                self.hash_batch(key_list, &batch)
+                hash_batch(key_list, &batch)
                 self.check_bound()
             generation = self.generation[0]
             batch.claim_stripe = self.claim_stripe
@@ -499,116 +484,5 @@ cdef class CellLimiter(Limiter):
                 memset(batch.tags, 0, batch.size * sizeof(uint64_t))
             PyMem_Free(batch.draws)
 
-    cdef int hash_batch(self, list keys, const Batch* batch) except -1:
-        """The tag of every key."""
-        cdef PenstockHashKey hash_key = self.hash_key
-        cdef uint64_t kind = self.kind
-        cdef PyObject* key
-        cdef Py_ssize_t i
-        for i in range(batch.size):
-            # Reading the costs may have run Python code, and hashing an odd key may: it may have shortened the list.
-            if i + KEYS_AHEAD < PyList_GET_SIZE(keys):
-                prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD))
-                prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD) + 63)
-            elif i >= PyList_GET_SIZE(keys):
-                raise RuntimeError("the list of keys was shortened while it was read")
-            key = PyList_GET_ITEM(keys, i)
-            # Without taking a reference, which would write to every key's memory: no Python code runs in between.
-            if is_ascii_text(key):
-                batch.tags[i] = fingerprint_of(hash_ascii_text(key, hash_key)) | kind
-            else:
-                batch.tags[i] = fingerprint_of(hash_key_of(<object>key, hash_key)) | kind
-        return 0
-
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
-        """Decide the batch without counting; how many were allowed.
-
-        Three stages: hash a key and fetch its home line; half way to the decision, find its cell there, or fetch the
-        other lines of its probe set; decide.
-        """
-        cdef Table table = self.table
-        cdef PenstockHashKey hash_key = self.hash_key
-        cdef Decide take = self.take
-        cdef uint64_t kind = self.kind
-        cdef PenstockCell* cells[CELLS_AHEAD]        # of the keys between the second stage and the third, in a ring
-        cdef uint64_t* tags = batch.tags
-        cdef const Draw* draw = &self.unit
-        cdef uint64_t now_ns = 0
-        cdef uint64_t allowed = 0
-        cdef Verdict verdict
-        cdef PenstockCell* cell
-        cdef Outcome outcome
-        cdef Py_ssize_t i
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
-        for i in range(min(batch.size, CELLS_AHEAD)):
-            fetch_home(&table, batch, i, hash_key, kind)
-        for i in range(min(batch.size, CELLS_AHEAD // 2)):
-            cells[i] = find_home_or_fetch(&table, tags[i])
-        for i in range(batch.size):
-            if i + CELLS_AHEAD < batch.size:
-                fetch_home(&table, batch, i + CELLS_AHEAD, hash_key, kind)
-            if i + CELLS_AHEAD // 2 < batch.size:
-                cells[(i + CELLS_AHEAD // 2) % CELLS_AHEAD] = find_home_or_fetch(&table, tags[i + CELLS_AHEAD // 2])
-            if i % KEYS_PER_READING == 0:
-                now_ns = table_now(&table)
-            if batch.draws != NULL:
-                draw = &batch.draws[i]
-            if draw.amount == 0:
-                outcome = ALLOWED if peek_at(&table, tags[i], now_ns, take, draw, &verdict) else DENIED
-            else:
-                cell = cells[i % CELLS_AHEAD]
-                outcome = UNDECIDED
-                if cell != NULL:
-                    outcome = table_try_cell(&table, cell, tags[i], now_ns, take, draw, &verdict)
-                verdict.now_ns = now_ns
-                if outcome > ALLOWED:
-                    events.cas_retries += outcome == LOST
-                    table_decide(
-                        &table, tags[i], batch.claim_stripe, batch.claim_sequence, take, draw, &verdict, events)
-                    # An insertion has read the clock again; the key's next request must not be judged by an older one.
-                    now_ns = max(now_ns, verdict.now_ns)
-                    outcome = verdict.outcome
-                if self.record != NULL and outcome == ALLOWED:
-                    self.record(draw, &verdict)
-            tags[i] = <uint64_t>(batch.yes if outcome == ALLOWED else batch.no)
-            allowed += outcome == ALLOWED
-        return allowed
-
-
-cdef bint all_ascii_text(list keys, Py_ssize_t size) noexcept:
-    """Whether `decide_batch` may hash these keys itself, while it waits for CASes: that runs no Python code."""
-    cdef PyObject** items = list_items(keys)
-    cdef Py_ssize_t i
-    if PyList_GET_SIZE(keys) < size:
-        return False
-    for i in range(size):
-        if not is_ascii_text(items[i]):
-            return False
-    return True
-
-
-cdef inline void fetch_home(
-    const Table* table, const Batch* batch, Py_ssize_t i, PenstockHashKey hash_key, uint64_t kind
-) noexcept nogil:
-    """Hash key i, if that was left to do, and start fetching its home line."""
-    if batch.keys != NULL:
-        batch.tags[i] = fingerprint_of(hash_ascii_text(batch.keys[i], hash_key)) | kind
-    prefetch(home_line(table, batch.tags[i]))
-
-
-cdef inline PenstockCell* find_home_or_fetch(const Table* table, uint64_t tag) noexcept nogil:
-    """The key's cell in its home line; or NULL, with the other lines of its probe set on their way."""
-    cdef PenstockCell* cell = find_in_line(home_line(table, tag), tag)
-    if cell == NULL:
-        prefetch_away(table, tag)
-    return cell
-
-
-cdef void own_results(list results, uint64_t allowed) noexcept:
-    """Take the references that a list of so many True and else False holds."""
-    cdef uint64_t _
-    for _ in range(allowed):
-        Py_INCREF(True)
-    for _ in range(<uint64_t>PyList_GET_SIZE(results) - allowed):
-        Py_INCREF(False)
-    show_to_collector(results)
+        return decide_batch_by(batch, events, self.take, self.record)

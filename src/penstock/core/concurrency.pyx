@@ -1,16 +1,6 @@
 """Concurrency: a slot for each permit that is held.
 
-A key has `limit` slots in the words of its cell. A slot is a pair {owner, end of the lease} that only changes as a
-whole, by one 128-bit CAS; it is free when the lease has ended or the owner is gone. There are `limit` slots and no
-more, so never are more permits held: that is all the proof there is.
-
-Everything else is a hint, and may be wrong at any time. A bit for each slot says that it is probably taken, so that a
-free one is found without looking at every slot. It is set after a slot was taken and cleared after it was given back.
-A process that is killed in between leaves a bit that is wrong: where it says free, the next one finds the slot taken
-and sets it; where it says taken, whoever finds no free bit looks at the slots themselves.
-
-Only then, before a denial, are ended processes looked for. Their slots are taken away by a CAS from what was seen
-there.
+Slots, and the proof that no more than `limit` are held: slots.pxd.
 
 The cell itself holds the time at which the key may be forgotten. That is never before the last of its leases ends: it
 is moved on before a slot is taken. A process that is stopped between the two for so long that the key is forgotten
@@ -28,20 +18,19 @@ from penstock.core.decision cimport Decision
 from penstock.core.keys cimport hash_key_of
 from penstock.core.limiter cimport Ask, Limiter
 from penstock.core.native cimport (
-    PENSTOCK_KIND_TAT, PenstockCell, cas128_acq_rel, clear_bits_acq_rel, load128_acquire, load_acquire, lowest_bit,
-    monotonic_ns, multiply_high, prefetch, set_bits_acq_rel,
+    PENSTOCK_KIND_TAT, PenstockCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
 )
 from penstock.core.reservation cimport new_reservation
 from penstock.core.segment cimport Extent
+from penstock.core.slots cimport (
+    Slots, free_bits, free_slot, is_free, lease_of, take_any_slot, take_lapsed_slot,
+)
 from penstock.core.table cimport (
     ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, fingerprint_of, home_line, table_decide,
     table_find, table_now, table_try,
 )
 
-import functools
-import inspect
-
-from penstock import waiting
+from penstock import holding, waiting
 from penstock.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, shown
 from penstock.extents import ExtentShape, open_extent
 from penstock.owners import Owners
@@ -59,13 +48,6 @@ cdef enum:
     LONGEST_WATCH_INTERVAL_NS = 10_000_000
 
 
-# The slots of one key.
-cdef struct Slots:
-    uint64_t* bits
-    PenstockCell* slots
-    uint64_t count
-
-
 cdef bint touch(
     PenstockCell* cell, uint64_t tag, uint64_t forget_ns, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
@@ -73,80 +55,6 @@ cdef bint touch(
     cdef uint64_t lease_ns = (<const uint64_t*>parameters)[0]
     next.state = now_ns + 2 * lease_ns
     return forget_ns < now_ns + lease_ns or forget_ns >> TIME_BITS != 0
-
-
-cdef inline bint is_free(PenstockCell slot, uint64_t now_ns) noexcept nogil:
-    # A lease that no clock comes to the end of is damage.
-    return slot.tag == 0 or slot.state <= now_ns or slot.state >> TIME_BITS != 0
-
-
-cdef inline PenstockCell lease_of(uint64_t owner, uint64_t end_ns) noexcept nogil:
-    cdef PenstockCell lease
-    lease.tag = owner
-    lease.state = end_ns
-    return lease
-
-
-cdef inline void mark_taken(const Slots* slots, uint64_t slot) noexcept nogil:
-    cdef uint64_t bit = <uint64_t>1 << (slot % 64)
-    if not load_acquire(&slots.bits[slot // 64]) & bit:
-        set_bits_acq_rel(&slots.bits[slot // 64], bit)
-
-
-cdef inline bint take_slot(const Slots* slots, uint64_t slot, PenstockCell lease, uint64_t now_ns) noexcept nogil:
-    cdef PenstockCell seen = load128_acquire(&slots.slots[slot])
-    if is_free(seen, now_ns) and cas128_acq_rel(&slots.slots[slot], seen, lease):
-        mark_taken(slots, slot)
-        return True
-    return False
-
-
-cdef inline bint free_slot(const Slots* slots, uint64_t slot, PenstockCell seen) noexcept nogil:
-    """Give back a slot that holds what was seen there."""
-    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):
-        clear_bits_acq_rel(&slots.bits[slot // 64], <uint64_t>1 << (slot % 64))
-        return True
-    return False
-
-
-cdef inline uint64_t free_bits(const Slots* slots, uint64_t word) noexcept nogil:
-    cdef uint64_t bits = ~load_acquire(&slots.bits[word])
-    cdef uint64_t used = slots.count - word * 64
-    return bits if used >= 64 else bits & ((<uint64_t>1 << used) - 1)
-
-
-cdef int64_t take_any_slot(
-    const Slots* slots, uint64_t first, PenstockCell lease, uint64_t now_ns
-) noexcept nogil:
-    """A slot whose bit says that it is free, from `first` on; -1 if there is none."""
-    cdef uint64_t words = (slots.count + 63) // 64
-    cdef uint64_t word = first // 64
-    cdef uint64_t bits, slot, _
-    if take_slot(slots, first, lease, now_ns):
-        return first
-    for _ in range(words):
-        bits = free_bits(slots, word)
-        while bits:
-            slot = word * 64 + lowest_bit(bits)
-            if take_slot(slots, slot, lease, now_ns):
-                return slot
-            mark_taken(slots, slot)
-            bits &= bits - 1
-        word = word + 1 if word + 1 < words else 0
-    return -1
-
-
-cdef int64_t take_lapsed_slot(
-    const Slots* slots, PenstockCell lease, uint64_t now_ns, uint64_t* first_end_ns
-) noexcept nogil:
-    """The same by looking at the slots themselves. If all are held, the end of the lease that ends first."""
-    cdef uint64_t slot
-    first_end_ns[0] = ~<uint64_t>0
-    for slot in range(slots.count):
-        if take_slot(slots, slot, lease, now_ns):
-            return slot
-        first_end_ns[0] = min(first_end_ns[0], load_acquire(&slots.slots[slot].state))
-    return -1
 
 
 cdef int trim(list held, uint64_t now_ns) except -1:
@@ -245,38 +153,6 @@ cdef class Lease:
 
     def __repr__(self):
         return f"<Lease of {self.limiter.name!r}: {'held' if self.cell != NULL else 'not held'}>"
-
-
-class Hold:
-    """What ``Concurrency.hold`` returns: waits for permits, holds them in the block, gives them back."""
-
-    __slots__ = ("_arguments", "_leases", "_limiter")
-
-    def __init__(self, limiter, key, cost, timeout):
-        self._limiter = limiter
-        self._arguments = key, cost, timeout
-        # One for each time that it is entered, by threads or one within the other: any of them is as good.
-        self._leases = []
-
-    def __enter__(self):
-        key, cost, timeout = self._arguments
-        if not self._limiter.wait(key, cost, timeout):
-            raise self._limiter.exceeded(key)
-        self._leases.append(self._limiter._take_loose(key, cost))
-        return self._leases[len(self._leases) - 1]
-
-    def __exit__(self, *error):
-        self._leases.pop().release()
-
-    async def __aenter__(self):
-        key, cost, timeout = self._arguments
-        if not await self._limiter.wait_async(key, cost, timeout):
-            raise self._limiter.exceeded(key)
-        self._leases.append(self._limiter._take_loose(key, cost))
-        return self._leases[len(self._leases) - 1]
-
-    async def __aexit__(self, *error):
-        self._leases.pop().release()
 
 
 @cython.final
@@ -569,29 +445,14 @@ cdef class Concurrency(Limiter):
 
         Entering raises ``LimitExceeded`` if they don't come free within `timeout` seconds.
         """
-        return Hold(self, key, cost, timeout)
+        return holding.Hold(self, key, cost, timeout)
 
     def limited(self, key, cost=1, timeout=None):
         """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
 
         `key` is a key, or a callable that makes one of the call's arguments.
         """
-        def decorate(function):
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise TypeError(f"{function!r} is a generator, which runs after its call: use hold() inside it")
-            if inspect.iscoroutinefunction(function):
-                @functools.wraps(function)
-                async def held_async(*args, **kwargs):
-                    async with self.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout):
-                        return await function(*args, **kwargs)
-                return held_async
-
-            @functools.wraps(function)
-            def held(*args, **kwargs):
-                with self.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout):
-                    return function(*args, **kwargs)
-            return held
-        return decorate
+        return holding.limited(self, key, cost, timeout)
 
     def _take_loose(self, key, cost):
         """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
@@ -751,7 +612,8 @@ cdef class Concurrency(Limiter):
 
     cdef int ask(self, object key, object cost, Ask* ask) except -1:
         ask.tag = self.tag_of(key)
-        ask.draw.amount = self.checked_cost(cost)
+        ask.own_draw.amount = self.checked_cost(cost)
+        ask.draw = &ask.own_draw
         return 0
 
     cdef int look(self, Ask* ask, uint64_t now_ns) except -1:

@@ -2,11 +2,12 @@
 
 from libc.stdint cimport uint64_t
 
+from penstock.core.batch cimport Batch, decide_batch_by
 from penstock.core.cell_limiter cimport CellLimiter, whole_cost
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape
 from penstock.core.native cimport PENSTOCK_KIND_TAT, multiply_divide_up
-from penstock.core.table cimport TIME_BITS, Verdict
+from penstock.core.table cimport TIME_BITS, Events, Verdict
 
 from penstock.errors import CostExceedsLimit, InvalidLimiter, shown
 from penstock.rate import as_rate
@@ -59,6 +60,11 @@ cdef class GcraLimiter(CellLimiter):
         draw.charged_state = 0
         draw.shape = shape
         return 0
+
+    cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
+        if self.take == gcra_take:
+            return decide_batch_by(batch, events, gcra_take, NULL)
+        return CellLimiter.decide_batch(self, batch, events)
 
     cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
         """A request that may wait meets a tolerance that is wider by so much; states stay below 2**62 all the same."""

@@ -40,10 +40,15 @@ cdef struct Draw:
     const Shape* shape
 
 
+# What is left to do after a request was allowed, outside of the cell.
+ctypedef void (*Record)(const Draw* draw, const Verdict* verdict) noexcept nogil
+
+
 # A request of several limits on its way to being decided.
 cdef struct Ask:
     uint64_t tag
-    Draw draw
+    const Draw* draw             # the limiter's for a cost of 1, or this one:
+    Draw own_draw
     Verdict verdict
     PenstockCell seen
     PenstockCell wanted

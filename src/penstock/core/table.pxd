@@ -184,6 +184,10 @@ cdef inline Outcome table_try(
 # The cell of a key and the state in it; NULL and 0 if there is none.
 cdef PenstockCell* table_find(const Table* table, uint64_t tag, uint64_t* state) noexcept nogil
 
+# Whether a request would be allowed; `verdict` is left with the key's cell and its state as it is.
+cdef bint table_peek(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
+) noexcept nogil
 
 # Start fetching the lines of a key's probe set other than its home line.
 cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil

@@ -445,6 +445,20 @@ cdef PenstockCell* table_find(const Table* table, uint64_t tag, uint64_t* state)
             return cell
 
 
+cdef bint table_peek(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
+) noexcept nogil:
+    cdef Next next
+    cdef uint64_t again
+    cdef bint allowed
+    while True:
+        verdict.cell = table_find(table, tag, &verdict.state)
+        allowed = decide(verdict.cell, tag, verdict.state, now_ns, parameters, &next)
+        # The words of the cell were read after its state: they must belong together.
+        if verdict.cell == table_find(table, tag, &again) and verdict.state == again:
+            return allowed
+
+
 cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil:
     cdef uint64_t i, kind, live = 0
     cdef uint64_t cells = table.group_count * PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE
