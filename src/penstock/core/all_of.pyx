@@ -104,24 +104,29 @@ cdef class AllOf:
                     break
         return allowed
 
-    cdef bint commit_all(self, Ask* asks, int* charged) except -1:
-        """Charge all in order, and count how many were."""
-        cdef Limiter limiter
+    cdef int commit_seen(self, Ask* asks, int first) except -1:
+        """Charge from the first on for as long as nothing has changed since they were looked at; up to which."""
         cdef int i
-        charged[0] = 0
-        for i in range(self.count):
-            limiter = <Limiter>self.parts[i]
-            if not limiter.commit_seen(&asks[i]) and not limiter.commit(&asks[i]):
-                return False
-            charged[0] += 1
-        return True
+        for i in range(first, self.count):
+            if not (<Limiter>self.parts[i]).commit_seen(&asks[i]):
+                return i
+        return self.count
 
-    cdef int give_up_before(self, int i, Ask* asks) except -1:
-        """Give back what the first i limiters were charged."""
-        cdef int j
-        for j in range(i):
-            (<Limiter>self.parts[j]).give_up(&asks[j])
-        return 0
+    cdef bint commit_rest(self, Ask* asks, int charged) except -1:
+        """Charge the others as well, whatever has changed; or none, the first `charged` included."""
+        cdef int i
+        cdef bint allowed = False
+        try:
+            while charged < self.count:
+                if not (<Limiter>self.parts[charged]).commit(&asks[charged]):
+                    return False
+                charged = self.commit_seen(asks, charged + 1)
+            allowed = True
+        finally:
+            if not allowed:
+                for i in range(charged):
+                    (<Limiter>self.parts[i]).give_up(&asks[i])
+        return True
 
     cdef bint decide(self, object key, object cost, Ask* asks, bint at_each) except -1:
         cdef int i, charged
@@ -130,13 +135,9 @@ cdef class AllOf:
         self.ask_all(key, cost, asks)
         allowed = self.look_at_all(asks, at_each)
         if allowed:
-            try:
-                allowed = self.commit_all(asks, &charged)
-            except BaseException:
-                self.give_up_before(charged, asks)
-                raise
-            if not allowed:
-                self.give_up_before(charged, asks)
+            charged = self.commit_seen(asks, 0)
+            if charged < self.count:
+                allowed = self.commit_rest(asks, charged)
         for i in range(self.count):
             limiter = <Limiter>self.parts[i]
             if allowed:
