@@ -1,10 +1,12 @@
 """Bucketed window: the sum of the newest sub-windows, decided by one CAS.
 
-State and marks --------------- The cell's state (see counts.pxd) holds the bucket in which the key was last allowed
-something, told as the time at which that bucket leaves the window, and a *running total*, modulo ``2**low_bits``, of
-all permits so far. For each bucket in which the key was allowed something there is a *mark* in the words of its cell:
-the bucket's number and the running total at its beginning. What the window holds is the running total less the mark
-of the first bucket in it that has one.
+State and marks
+---------------
+The cell's state (see counts.pxd) holds the bucket in which the key was last allowed something, told as the time at
+which that bucket leaves the window, and a *running total*, modulo ``2**low_bits``, of all permits so far. For each
+bucket in which the key was allowed something there is a *mark* in the words of its cell: the bucket's number and the
+running total at its beginning. What the window holds is the running total less the mark of the first bucket in it that
+has one.
 
 A request in a bucket that has no mark yet writes the mark, then CASes the state. If the CAS fails because the total
 has grown meanwhile, the mark is raised with it. Marks only ever grow, by CAS, to a later bucket or a larger total,
@@ -21,8 +23,7 @@ bucket that the state never came to, of the total at some earlier time.
 
 *Giving back* raises marks, from the newest bucket's down: by what is given back, but the newest one at most to the
 total. So a window that holds the newest bucket holds that much less, and the marks never fall from one bucket to the
-next.
-Killed half-way: something is not given back to windows that reach further back.
+next. Killed half-way: something is not given back to windows that reach further back.
 
 *A denial* reads marks after the state. It only holds if the state is still the same then, which the table looks at.
 
