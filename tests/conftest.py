@@ -8,8 +8,10 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
+import process_helpers
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -26,6 +28,42 @@ settings.register_profile(
     "penstock", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("penstock")
+
+
+FIGURES = pytest.StashKey[list[tuple[str, str]]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="proofs with their full bounds: hours instead of minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FIGURES] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash[FIGURES]:
+        terminalreporter.section("what was walked, killed and counted")
+        width = max(len(what) for what, _ in config.stash[FIGURES])
+        for what, figure in config.stash[FIGURES]:
+            terminalreporter.write_line(f"{what:{width}}  {figure}")
+
+
+@pytest.fixture
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether a proof is asked for with its full bounds."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """``tell("kills", 3000)``: a figure for the end of the run. Whole numbers are shown with their thousands."""
+
+    def tell(what: str, figure: object) -> None:
+        shown = f"{figure:,}" if isinstance(figure, int) else str(figure)
+        request.config.stash[FIGURES].append((what, shown))
+
+    return tell
 
 
 @pytest.fixture
@@ -62,6 +100,23 @@ def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]
         opened = Store(request.getfixturevalue("store_name"), keys=1, clock=clock)
     with opened:
         yield opened
+
+
+@pytest.fixture
+def crew(name: str) -> Iterator[process_helpers.Crew]:
+    """Processes that end with the test, before the store is removed that they may be about to create."""
+    crew = process_helpers.Crew()
+    yield crew
+    crew.end()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A store name that nobody else uses; what was made under it is removed."""
+    name = f"process-test-{os.getpid()}-{secrets.token_hex(4)}"
+    yield name
+    for file in process_helpers.files_of(name):
+        Path(file).unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import process_helpers
 import pytest
-
-
-@pytest.fixture
-def crew(name: str) -> Iterator[process_helpers.Crew]:
-    """Processes that end with the test, before the store is removed that they may be about to create."""
-    crew = process_helpers.Crew()
-    yield crew
-    crew.end()
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """A store name that nobody else uses; what was made under it is removed."""
-    name = f"process-test-{os.getpid()}-{secrets.token_hex(4)}"
-    yield name
-    for file in process_helpers.files_of(name):
-        Path(file).unlink(missing_ok=True)
 
 
 @pytest.fixture
