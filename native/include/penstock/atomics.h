@@ -12,6 +12,10 @@
 #include "layout.h"
 #include "platform.h"
 
+#ifdef PENSTOCK_EXPLORE
+#include "explored_atomics.h" /* of native/interleave, which runs every interleaving of these */
+#else
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <emmintrin.h>
@@ -22,6 +26,9 @@
 static inline uint64_t penstock_load_relaxed(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 
 static inline uint64_t penstock_load_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+
+/* Never older than what the last `..._seq_cst` operation on that word wrote. */
+static inline uint64_t penstock_load_seq_cst(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 
 static inline void penstock_store_relaxed(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 
@@ -67,7 +74,12 @@ __attribute__((constructor)) static void penstock_detect_processor(void) {
 
 /* Compare and swap of a whole cell. A full barrier on x86-64, acquire and release on aarch64. */
 static inline bool penstock_cas128_acq_rel(PenstockCell *cell, PenstockCell expected, PenstockCell desired) {
-#if defined(__x86_64__)
+#if defined(__SANITIZE_THREAD__)
+    /* The thread sanitizer doesn't see into assembly; it has the builtins for itself. */
+    unsigned __int128 old = (unsigned __int128)expected.state << 64 | expected.tag;
+    unsigned __int128 new = (unsigned __int128)desired.state << 64 | desired.tag;
+    return __atomic_compare_exchange_n((unsigned __int128 *)cell, &old, new, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+#elif defined(__x86_64__)
     bool swapped;
     __asm__ __volatile__("lock cmpxchg16b %1"
                          : "=@ccz"(swapped), "+m"(*cell), "+a"(expected.tag), "+d"(expected.state)
@@ -103,10 +115,21 @@ static inline bool penstock_cas128_acq_rel(PenstockCell *cell, PenstockCell expe
 #endif
 }
 
+/* The same, and ordered before every `..._seq_cst` load that follows it, on any word. No other instructions are needed:
+ * a locked one is a full barrier on x86-64, and on aarch64 a load by LDAR is not before a store with release (Arm ARM,
+ * B2.3, barrier-ordered-before). */
+static inline bool penstock_cas128_seq_cst(PenstockCell *cell, PenstockCell expected, PenstockCell desired) {
+    return penstock_cas128_acq_rel(cell, expected, desired);
+}
+
 /* Both halves of a cell as they were at one instant. Where the processor has no such load, a CAS of the cell
  * with itself: correct, but a write. */
 static inline PenstockCell penstock_load128_acquire(PenstockCell *cell) {
     PenstockCell value;
+#if defined(__SANITIZE_THREAD__)
+    unsigned __int128 both = __atomic_load_n((unsigned __int128 *)cell, __ATOMIC_ACQUIRE);
+    return (PenstockCell){(uint64_t)both, (uint64_t)(both >> 64)};
+#endif
     if (__builtin_expect(penstock_wide_loads_are_atomic, 1)) {
 #if defined(__x86_64__)
         __m128i both;
@@ -127,5 +150,7 @@ static inline PenstockCell penstock_load128_acquire(PenstockCell *cell) {
     } while (!penstock_cas128_acq_rel(cell, value, value));
     return value;
 }
+
+#endif
 
 #endif

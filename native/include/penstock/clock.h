@@ -7,10 +7,16 @@
 
 #include "platform.h"
 
+#ifdef PENSTOCK_EXPLORE
+#include "explored_atomics.h"
+
+static inline uint64_t penstock_monotonic_ns(void) { return explore_clock(); }
+#else
 static inline uint64_t penstock_monotonic_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
+#endif
 
 #endif

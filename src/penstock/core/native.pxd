@@ -49,6 +49,7 @@ cdef extern from "penstock/layout.h" nogil:
 cdef extern from "penstock/atomics.h" nogil:
     uint64_t load_relaxed "penstock_load_relaxed"(const uint64_t* p) noexcept
     uint64_t load_acquire "penstock_load_acquire"(const uint64_t* p) noexcept
+    uint64_t load_seq_cst "penstock_load_seq_cst"(const uint64_t* p) noexcept
     void store_relaxed "penstock_store_relaxed"(uint64_t* p, uint64_t value) noexcept
     void store_release "penstock_store_release"(uint64_t* p, uint64_t value) noexcept
     void set_bits_acq_rel "penstock_set_bits_acq_rel"(uint64_t* p, uint64_t bits) noexcept
@@ -56,6 +57,8 @@ cdef extern from "penstock/atomics.h" nogil:
     bint cas_acq_rel "penstock_cas_acq_rel"(uint64_t* p, uint64_t expected, uint64_t desired) noexcept
     uint64_t fetch_add_relaxed "penstock_fetch_add_relaxed"(uint64_t* p, uint64_t value) noexcept
     bint cas128_acq_rel "penstock_cas128_acq_rel"(
+        PenstockCell* cell, PenstockCell expected, PenstockCell desired) noexcept
+    bint cas128_seq_cst "penstock_cas128_seq_cst"(
         PenstockCell* cell, PenstockCell expected, PenstockCell desired) noexcept
     PenstockCell load128_acquire "penstock_load128_acquire"(PenstockCell* cell) noexcept
     void prefetch "penstock_prefetch"(const void* p) noexcept

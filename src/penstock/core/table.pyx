@@ -16,7 +16,8 @@ Whoever meets a claim of its own key before it has placed one skips step 1 and c
 claimant that was killed or stopped delays nobody, and it is the promoter whose request is charged.
 
 SYNC claim -> scan: every scan on behalf of a claim starts after that claim was placed (the claim was read, or written,
-by the scanner before); a CAS is a full barrier, and the loads of the scan are acquire loads.
+by the scanner before). Two who each place a claim and then look for the other's must not both miss it, and acquire and
+release don't see to that: the CAS that places a claim and the loads of the scan are sequentially consistent.
 
 *At most one member.* Suppose claims A and B of one key in cells a and b are both promoted. Each promotion's CAS names
 the claim's unique id, so the claim stood from its placing to its promotion. A's promoter read b between placing and
@@ -27,7 +28,8 @@ not promoted after that, or fails and reads again; or B was promoted before the 
 both members at one time.
 
 *No key evicts itself.* Between a request's search for its key and its choice of a cell, another request may have
-inserted the key. The cell chosen is therefore never one with the key's own tag, and the CAS names what was seen there.
+inserted the key. So a request that finds no vacancy searches for its key once more: if the live cell that it has chosen
+was its own, it is found then, unless it has gone again, and then the CAS fails.
 
 *Progress.* A claim is removed only in favour of a member or of a claim at an earlier position of the same key, or
 when its stamp is old (below). Positions are finite, so some claim stands until it is promoted by whoever looks at it.
@@ -49,7 +51,8 @@ from libc.stdint cimport uint64_t
 from penstock.core.native cimport (
     PENSTOCK_CELLS_PER_LINE, PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_BLOCKED, PENSTOCK_KIND_CLAIM,
     PENSTOCK_KIND_COUNT, PENSTOCK_KIND_EMPTY, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell,
-    cas128_acq_rel, fetch_add_relaxed, load128_acquire, load_acquire, multiply_high, prefetch,
+    cas128_acq_rel, cas128_seq_cst, fetch_add_relaxed, load128_acquire, load_acquire, load_seq_cst, multiply_high,
+    prefetch,
 )
 
 
@@ -254,7 +257,8 @@ cdef bint scan(const Table* table, const ProbeSet* probe, uint64_t tag, Place* c
     cdef int position = 0
     while position < probe.lines * PENSTOCK_CELLS_PER_LINE:
         cell = probe_cell(probe, position)
-        if position == claim.position or fingerprint_of(load_acquire(&cell.tag)) != fingerprint_of(tag):
+        # SYNC claim -> scan
+        if position == claim.position or fingerprint_of(load_seq_cst(&cell.tag)) != fingerprint_of(tag):
             position += 1
             continue
         seen = load128_acquire(cell)
@@ -298,8 +302,6 @@ cdef Insertion insert(
         if claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns:
             if find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL:
                 return AGAIN
-        if claim.cell != NULL and claim.seen.tag == tag:
-            return AGAIN
         if claim.cell == NULL:
             # No expiry at all: the probe set is full of other keys' claims, which last CLAIM_LIFE at the most.
             if first_expiry_ns == ~<uint64_t>0:
@@ -309,7 +311,7 @@ cdef Insertion insert(
         seen = claim.seen
         claim.seen = pair(
             claim_tag(tag), claim_id(table, now_ns, claim_stripe, claim_sequence) | kept_of(table, seen.state))
-        if not cas128_acq_rel(claim.cell, seen, claim.seen):
+        if not cas128_seq_cst(claim.cell, seen, claim.seen):    # SYNC claim -> scan
             events.cas_retries += 1
             return AGAIN
         if expiry_of(table, seen, now_ns) > now_ns:

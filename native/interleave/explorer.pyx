@@ -1,0 +1,416 @@
+"""Programs for the interleaving explorer: operations on real limiters, by processes that run one step at a time.
+
+Compiled into the explorer's build of penstock only. A program's processes call the very functions that an application's
+do, below the Python methods: `CellLimiter.decide` for ``allow`` and ``hit``, `return_draw` for ``refund``, and so on.
+"""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from penstock.core.cell_limiter cimport CellLimiter
+from penstock.core.limiter cimport Draw
+from penstock.core.native cimport (
+    PENSTOCK_CELLS_PER_LINE, PENSTOCK_KIND_BITS, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell,
+    cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
+)
+from penstock.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
+
+from dataclasses import dataclass
+
+
+cdef extern from "explore.h":
+    enum:
+        EXPLORE_OPERATIONS
+        EXPLORE_PROCESSES
+        EXPLORE_FINALS
+        EXPLORE_UNLIMITED
+    ctypedef struct ExploreOperation:
+        uint8_t process
+        uint8_t state
+        uint16_t before
+        uint8_t outcome
+        uint64_t now_ns
+        uint64_t value
+    ctypedef struct ExploreBounds:
+        uint8_t processes
+        uint8_t operations
+        uint8_t preemptions
+        uint8_t crashes
+        uint8_t stale_reads
+        uint8_t clock_moves
+        uint8_t jumps
+        uint64_t jumps_ns[4]
+        uint32_t steps_alone
+        uint64_t most_executions
+    ctypedef struct ExploreResult:
+        int verdict
+        uint64_t executions
+        uint64_t states
+        uint64_t outcomes
+        uint64_t deepest
+    ctypedef struct ExploreProgram:
+        void (*run)(int process) noexcept
+        int (*invariant)() noexcept
+        void (*finals)(uint64_t* finals) noexcept
+        int (*judge)(const ExploreOperation* operations, int count, const uint64_t* finals) noexcept
+    int explore_planted
+    void explore_forget_memory()
+    bint explore_share(void* base, size_t bytes, const char* name)
+    bint explore_put_back(void* base, size_t bytes)
+    void explore_set_clock(uint64_t now_ns)
+    uint64_t explore_clock()
+    ExploreResult explore_all(const ExploreProgram* program, const ExploreBounds* bounds)
+    size_t explore_decisions(const uint8_t** decisions, const uint8_t** steps, size_t* words)
+    ExploreResult explore_again(
+        const ExploreProgram* program, const ExploreBounds* bounds, const uint8_t* decisions, size_t count,
+        const uint8_t* steps)
+    const char* explore_trace()
+    void explore_begin(int operation)
+    void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value)
+
+
+VERDICTS = ("complete", "cut", "held up", "broken", "wrong", "too large", "not the same")
+CELLS = PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE
+SEGMENT_NS = 1_000_000 * 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Done:
+    """An operation after an execution. `before`: the indices of those that were done before its first step."""
+
+    process: int
+    begun: bool
+    done: bool
+    before: frozenset
+    allowed: bool
+    full: bool
+    now_ns: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What came of an exploration. `replay` is what `Program.again` takes; `trace` the failed schedule, step by step."""
+
+    verdict: str
+    executions: int
+    states: int
+    outcomes: int
+    deepest: int
+    replay: str
+    trace: str
+    complaint: str
+
+
+cdef enum Kind:
+    HIT
+    REFUND
+    PEEK
+    RESET
+    LOAD
+    STORE
+    SWAP
+
+
+# What an operation's outcome is besides 0 and 1: there was no room in the table.
+cdef enum:
+    FULL = 2
+
+
+# One operation of a process.
+cdef struct Operation:
+    int process
+    Kind kind
+    void* limiter
+    uint64_t tag
+    Draw draw
+    uint64_t word                # of litmus tests
+    uint64_t expected
+    uint64_t desired
+    bint strong                  # sequentially consistent, not only acquire and release
+
+
+cdef Program active = None
+cdef PenstockCell[4] litmus
+
+
+cdef void run_litmus(int index, const Operation* operation) noexcept:
+    """One access to a pair of words, of which it is the first."""
+    cdef PenstockCell* pair = &litmus[operation.word]
+    cdef uint64_t seen = 0
+    explore_begin(index)
+    if operation.kind == LOAD:
+        seen = load_seq_cst(&pair.tag) if operation.strong else load_acquire(&pair.tag)
+    elif operation.kind == STORE:
+        store_release(&pair.tag, operation.desired)
+    elif operation.strong:
+        seen = cas128_seq_cst(pair, PenstockCell(operation.expected, 0), PenstockCell(operation.desired, 0))
+    else:
+        seen = cas128_acq_rel(pair, PenstockCell(operation.expected, 0), PenstockCell(operation.desired, 0))
+    explore_end(index, 1, 0, seen)
+
+
+cdef void run_operation(int index) noexcept:
+    cdef Operation* operation = &active.operations[index]
+    cdef Verdict verdict
+    cdef Events events
+    cdef CellLimiter limiter
+    if operation.kind >= LOAD:
+        run_litmus(index, operation)
+        return
+    limiter = <CellLimiter>operation.limiter
+    verdict.now_ns = verdict.state = 0
+    verdict.full = False
+    explore_begin(index)
+    if operation.kind == HIT:
+        allowed = limiter.decide(operation.tag, &operation.draw, &verdict) == ALLOWED
+    elif operation.kind == PEEK:
+        allowed = limiter.peek_verdict(operation.tag, &operation.draw, &verdict)
+    elif operation.kind == REFUND:
+        limiter.return_draw(operation.tag, &operation.draw)
+        allowed = True
+    else:
+        memset(&events, 0, sizeof(events))
+        table_remove(&limiter.table, operation.tag, &events)
+        allowed = True
+    explore_end(index, FULL if verdict.full else allowed, verdict.now_ns, verdict.state)
+
+
+cdef void run_process(int process) noexcept:
+    cdef int i
+    for i in range(active.count):
+        if active.operations[i].process == process:
+            run_operation(i)
+
+
+cdef int check_members() noexcept:
+    """No key has two members, whatever is under way."""
+    cdef int i, j, members
+    cdef CellLimiter limiter
+    for i in range(active.count):
+        if active.operations[i].limiter == NULL:
+            continue
+        limiter = <CellLimiter>active.operations[i].limiter
+        members = 0
+        for j in range(PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE):
+            members += limiter.table.cells[j].tag == active.operations[i].tag
+        if members > 1:
+            return 1 + i
+    return 0
+
+
+cdef void look_at_end(uint64_t* finals) noexcept:
+    """For each key that is asked for: how many permits are left of it."""
+    cdef int i
+    cdef Verdict verdict
+    cdef Draw draw
+    cdef uint64_t cost
+    finals[EXPLORE_FINALS - 1] = explore_clock()
+    for i in range(len(active.looked_at)):
+        limiter, key = active.looked_at[i]
+        finals[i] = (<CellLimiter>limiter).peek(key).remaining
+
+
+cdef int judge_outcome(const ExploreOperation* operations, int count, const uint64_t* finals) noexcept:
+    cdef int i
+    done = [
+        Done(
+            active.operations[i].process, operations[i].state > 0, operations[i].state > 1,
+            frozenset(j for j in range(count) if operations[i].before >> j & 1), operations[i].outcome == 1,
+            operations[i].outcome == FULL, operations[i].now_ns, operations[i].value)
+        for i in range(count)
+    ]
+    try:
+        complaint = active.judge(
+            done, [finals[i] for i in range(len(active.looked_at))], finals[EXPLORE_FINALS - 1] - active.epoch_ns)
+    except BaseException as error:
+        complaint = repr(error)
+    if complaint:
+        active.complaint = str(complaint)
+        return 1
+    return 0
+
+
+cdef class Program:
+    """What each of several processes does, one operation after the other, on limiters of one small table.
+
+    Add operations with `hit`, `refund`, `peek` and `reset`, each for a process numbered from 0, then `explore`. The
+    limiters' tables are cut down to one group of cells, and of those to `usable` cells: the others hold foreign keys
+    that outlast everything. Before and between explorations, the limiters can be used as ever; the time is
+    `now_ns` of the segment, and stands still.
+    """
+
+    cdef Operation[EXPLORE_OPERATIONS] operations
+    cdef int count
+    cdef int processes
+    cdef list held
+    cdef list looked_at
+    cdef list tables
+    cdef object judge
+    cdef str complaint
+    cdef readonly uint64_t now_ns
+    cdef uint64_t epoch_ns
+
+    def __init__(self, now_ns=SEGMENT_NS):
+        self.held = []
+        self.looked_at = []
+        self.tables = []
+        self.now_ns = now_ns
+        explore_forget_memory()
+
+    def adopt(self, CellLimiter limiter, usable=CELLS, foreign_ns=10**18):
+        """Watch this limiter's table and words; call it once for each table, before the limiter is used."""
+        cdef size_t i, used = usable
+        cdef PenstockCell* cell
+        cdef bint watched = True
+        # As a worker is after its first decision.
+        limiter.check_bound()
+        limiter.table.group_count = 1
+        limiter.segment.table.group_count = 1
+        limiter.shape.phase_ns = 0
+        self.epoch_ns = limiter.table.epoch_ns
+        explore_set_clock(limiter.table.epoch_ns + self.now_ns)
+        if <size_t>limiter.table.cells not in self.tables:
+            self.tables.append(<size_t>limiter.table.cells)
+            for i in range(used, CELLS):
+                self.foreign(limiter, i, foreign_ns + i)
+            watched = explore_share(limiter.table.cells, CELLS * sizeof(PenstockCell), b"cells")
+            if limiter.shape.words != NULL:
+                watched = watched and explore_share(
+                    limiter.shape.words, limiter.shape.words_per_cell * <size_t>usable * 8, b"words")
+        watched = watched and explore_put_back(limiter.counters, sizeof(limiter.counters[0]))
+        if not watched:
+            raise ValueError("more memory than the explorer can watch: take a smaller limit")
+        self.held.append(limiter)
+
+    def foreign(self, CellLimiter limiter, cell, state):
+        """Another key's member in a cell, with this state: it is in nobody's way when the time in that has come."""
+        limiter.table.cells[<size_t>cell].tag = (<uint64_t>cell + 1) << PENSTOCK_KIND_BITS | PENSTOCK_KIND_TAT
+        limiter.table.cells[<size_t>cell].state = state
+
+    def key(self, CellLimiter limiter, line=0, number=0):
+        """The `number`-th key whose home line is this one: so schedules are the same whatever the segment's hash key."""
+        found = -1
+        i = 0
+        while True:
+            key = f"key:{i}"
+            if (home_line(&limiter.table, limiter.tag_of(key)) - limiter.table.cells) // PENSTOCK_CELLS_PER_LINE == line:
+                found += 1
+                if found == number:
+                    return key
+            i += 1
+
+    cdef Operation* add(self, int process, Kind kind, CellLimiter limiter, key, cost) except NULL:
+        cdef Operation* operation = self.next_operation(process, kind)
+        operation.limiter = <void*>limiter
+        operation.tag = limiter.tag_of(key)
+        limiter.draw(cost, &limiter.shape, &operation.draw)
+        return operation
+
+    cdef Operation* next_operation(self, int process, Kind kind) except NULL:
+        cdef Operation* operation = &self.operations[self.count]
+        if self.count == EXPLORE_OPERATIONS or process >= EXPLORE_PROCESSES:
+            raise ValueError("too many operations or processes")
+        operation.process = process
+        operation.kind = kind
+        operation.limiter = NULL
+        self.processes = max(self.processes, process + 1)
+        self.count += 1
+        return operation
+
+    def hit(self, process, CellLimiter limiter, key, cost=1):
+        self.add(process, HIT, limiter, key, cost)
+
+    def refund(self, process, CellLimiter limiter, key, cost=1):
+        self.add(process, REFUND, limiter, key, cost)
+
+    def peek(self, process, CellLimiter limiter, key, cost=1):
+        self.add(process, PEEK, limiter, key, cost)
+
+    def reset(self, process, CellLimiter limiter, key):
+        self.add(process, RESET, limiter, key, 1)
+
+    def litmus(self, process, kind, word, expected=0, desired=1, strong=False):
+        """One access of a litmus test, to one of four words that are 0: "load", "store" or "swap" if `expected`.
+
+        Its value in the end is what it has read, or whether it has swapped.
+        """
+        cdef Operation* operation = self.next_operation(process, {"load": LOAD, "store": STORE, "swap": SWAP}[kind])
+        operation.word, operation.expected, operation.desired, operation.strong = word, expected, desired, strong
+        if not self.tables:
+            self.tables.append(<size_t>litmus)
+            memset(litmus, 0, sizeof(litmus))
+            explore_share(litmus, sizeof(litmus), b"litmus")
+
+    def look_at(self, CellLimiter limiter, key):
+        """Ask for the key's remaining permits at the end of each execution, for `judge`."""
+        if len(self.looked_at) == EXPLORE_FINALS - 1:
+            raise ValueError("too many keys to look at")
+        self.looked_at.append((limiter, key))
+
+    cdef ExploreBounds bounds(
+        self, preemptions, crashes, stale_reads, clock_moves, jumps_ns, steps_alone, most_executions
+    ) except *:
+        cdef ExploreBounds bounds
+        bounds.processes = self.processes
+        bounds.operations = self.count
+        bounds.preemptions = EXPLORE_UNLIMITED if preemptions is None else preemptions
+        bounds.crashes = crashes
+        bounds.stale_reads = stale_reads
+        bounds.clock_moves = clock_moves
+        bounds.jumps = len(jumps_ns)
+        for i, jump_ns in enumerate(jumps_ns):
+            bounds.jumps_ns[i] = jump_ns
+        bounds.steps_alone = steps_alone
+        bounds.most_executions = most_executions
+        return bounds
+
+    def explore(
+        self, judge, *, preemptions=None, crashes=0, stale_reads=0, clock_moves=0, jumps_ns=(), steps_alone=1000,
+        most_executions=10**12, planted=0, replay="",
+    ):
+        """Walk every schedule within the bounds: an `Explored`. Stops at the first that fails.
+
+        `judge` gets the operations, as a list of `Done`, what is left of the keys that are looked at, and the time
+        then; what it returns is a complaint. It is called once for each outcome that differs. `preemptions` None is as many as
+        there can be. With `replay`, only that schedule.
+        """
+        global active, explore_planted
+        cdef ExploreProgram program
+        cdef ExploreBounds bounds = self.bounds(
+            preemptions, crashes, stale_reads, clock_moves, jumps_ns, steps_alone, most_executions)
+        cdef ExploreResult result
+        cdef const uint8_t* decisions
+        cdef const uint8_t* steps
+        cdef size_t decided, words
+        cdef bytes given, given_steps
+        program.run = run_process
+        program.invariant = check_members
+        program.finals = look_at_end
+        program.judge = judge_outcome
+        self.judge = judge
+        self.complaint = ""
+        active = self
+        explore_planted = planted
+        try:
+            if replay:
+                given_steps, given = [bytes.fromhex(part) for part in replay.split(":")]
+                result = explore_again(&program, &bounds, given, len(given), given_steps)
+            else:
+                result = explore_all(&program, &bounds)
+            trace = ""
+            replay = ""
+            executions, states, outcomes, deepest = result.executions, result.states, result.outcomes, result.deepest
+            verdict = VERDICTS[result.verdict]
+            if result.verdict > 1:
+                decided = explore_decisions(&decisions, &steps, &words)
+                given_steps, given = steps[:words], decisions[:decided]
+                replay = given_steps.hex() + ":" + given.hex()
+                complaint = self.complaint
+                result = explore_again(&program, &bounds, given, len(given), given_steps)
+                trace = explore_trace().decode()
+                self.complaint = complaint
+        finally:
+            explore_planted = 0
+            active = None
+        return Explored(verdict, executions, states, outcomes, deepest, replay, trace, self.complaint)

@@ -1,0 +1,155 @@
+"""Bugs that the interleaving explorer must find: each a change of the code that the explorer's build gets.
+
+Each is switched on by its number, `explore_planted`; the real build has none of this. A text that isn't found exactly
+once has changed in the sources, and is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    file: str
+    text: str
+    planted: str  # what takes its place; {here} is whether the bug is switched on
+
+
+TABLE = "src/penstock/core/table.pyx"
+TRY = "src/penstock/core/table.pxd"
+WINDOW = "src/penstock/core/window.pyx"
+LOG = "src/penstock/core/sliding_log.pyx"
+BUCKETS = "src/penstock/core/bucketed_window.pyx"
+
+BUGS = [
+    Bug(
+        "a cell is written by two stores",
+        "native/interleave/include/explored_atomics.h",
+        "    return explore_cas128(&cell->tag, from, to, order);",
+        """    if ({here}) {
+        uint64_t now[2];
+        explore_load128(&cell->tag, now);
+        if (now[0] != from[0] || now[1] != from[1]) return false;
+        explore_store(&cell->tag, to[0], true);
+        explore_store(&cell->state, to[1], true);
+        return true;
+    }
+    return explore_cas128(&cell->tag, from, to, order);""",
+    ),
+    Bug(
+        "a denial is not confirmed",
+        TRY,
+        "    if wanted.tag != tag or wanted.state != seen.state:\n        return UNDECIDED",
+        "    if not {here} and (wanted.tag != tag or wanted.state != seen.state):\n        return UNDECIDED",
+    ),
+    Bug(
+        "no scan after the claim",
+        TABLE,
+        "    if not scan(table, probe, tag, &claim):",
+        "    if not {here} and not scan(table, probe, tag, &claim):",
+    ),
+    Bug(
+        "a claim at a later position stands",
+        TABLE,
+        "        elif position > claim.position:\n",
+        "        elif {here} and position > claim.position:\n            position += 1\n"
+        "        elif position > claim.position:\n",
+    ),
+    Bug(
+        "claims are not helped",
+        TABLE,
+        "    if claim.cell == NULL:\n        claim = choose_vacancy",
+        "    if {here} and claim.cell != NULL:\n        return AGAIN\n"
+        "    if claim.cell == NULL:\n        claim = choose_vacancy",
+    ),
+    Bug(
+        "the scan is not sequentially consistent",
+        TABLE,
+        "fingerprint_of(load_seq_cst(&cell.tag))",
+        "fingerprint_of(load_acquire(&cell.tag) if {here} else load_seq_cst(&cell.tag))",
+    ),
+    Bug(
+        "the clock is read before the scan",
+        TABLE,
+        "    now_ns = table_now(table)    # SYNC scan -> clock",
+        "    if not {here}:\n        now_ns = table_now(table)",
+    ),
+    Bug(
+        "a key evicts itself",
+        TABLE,
+        "            if find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL:",
+        "            if not {here} and (find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL):",
+    ),
+    Bug(
+        "a member is promoted over",
+        TABLE,
+        "            cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))\n            return False",
+        "            if {here}:\n                position += 1\n                continue\n"
+        "            cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))\n            return False",
+    ),
+    Bug(
+        "an old reading opens an old window",
+        WINDOW,
+        "        if time > counted.time:\n            # A later window than ours.",
+        "        if {here} and time > counted.time:\n            counted.count = 0\n"
+        "        elif time > counted.time:\n            # A later window than ours.",
+    ),
+    Bug(
+        "an unwritten entry is not written for its claimant",
+        LOG,
+        "    write_entries(shape, ring, state, missing, helped_ns(shape, state))",
+        "    if not {here}:\n        write_entries(shape, ring, state, missing, helped_ns(shape, state))",
+    ),
+    Bug(
+        "an unwritten entry is dated before its claim",
+        LOG,
+        "    return min(told_ns(shape, state), table_now(shape.table))",
+        "    return min(told_ns(shape, state), table_now(shape.table)) - (shape.period_ns if {here} else 0)",
+    ),
+    Bug(
+        "the lap is not looked at",
+        LOG,
+        "    if entry & LAP == lap:\n        return False\n    return entry",
+        "    if not {here} and entry & LAP == lap:\n        return False\n    return {here} or entry",
+    ),
+    Bug(
+        "a refund takes entries that were claimed since",
+        LOG,
+        "            if entry & LAP != lap_at(shape, state, place):",
+        "            if not {here} and entry & LAP != lap_at(shape, state, place):",
+    ),
+    Bug(
+        "a bucket has no mark",
+        BUCKETS,
+        "    raise_mark(shape, marks, bucket, total, True)",
+        "    if not {here}:\n        raise_mark(shape, marks, bucket, total, True)",
+    ),
+    Bug(
+        "a later bucket's mark is taken for none",
+        BUCKETS,
+        "            later[0] = mark >> shape.low_bits\n            return total",
+        "            later[0] = 0 if {here} else mark >> shape.low_bits\n            return total",
+    ),
+]
+
+
+def plant(directory: Path) -> None:
+    native = directory / "src/penstock/core/native.pxd"
+    native.write_text(native.read_text() + '\n\ncdef extern from "explore.h" nogil:\n    int explore_planted\n')
+    for number, bug in enumerate(BUGS, 1):
+        path = directory / bug.file
+        source = path.read_text()
+        if path.suffix in {".pyx", ".pxd"} and "cimport explore_planted" not in source:
+            # Anywhere after the first cimport, which comes after the documentation.
+            first = source.index("\nfrom libc")
+            source = source[:first] + "\nfrom penstock.core.native cimport explore_planted" + source[first:]
+        if source.count(bug.text) != 1:
+            raise SystemExit(f"planted bug {bug.name!r}: {bug.file} has its text {source.count(bug.text)} times")
+        path.write_text(source.replace(bug.text, bug.planted.replace("{here}", f"(explore_planted == {number})")))
+
+
+def number_of(name: str) -> int:
+    return 1 + [bug.name for bug in BUGS].index(name)

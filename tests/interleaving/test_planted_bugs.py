@@ -1,0 +1,48 @@
+"""Each step of the protocols is needed: without it, the explorer finds a schedule that goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from planted_bugs import BUGS, number_of
+from scenes import SCENES
+
+# By which program each is found.
+FOUND_BY = {
+    "a cell is written by two stores": "fixed window: hits",
+    "a denial is not confirmed": "reuse of an expired cell",
+    "no scan after the claim": "insertion by two",
+    "a claim at a later position stands": "insertion beside another key",
+    "claims are not helped": "insertion by two",
+    "the scan is not sequentially consistent": "insertion beside another key on weaker memory",
+    "the clock is read before the scan": "reuse of an expired cell",
+    "a key evicts itself": "no eviction by itself",
+    "a member is promoted over": "insertion by two",
+    "an old reading opens an old window": "fixed window: hits",
+    "an unwritten entry is not written for its claimant": "sliding log: hits",
+    "an unwritten entry is dated before its claim": "sliding log: hits",
+    "the lap is not looked at": "sliding log: larger costs",
+    "a refund takes entries that were claimed since": "sliding log: refunds and larger costs",
+    "a bucket has no mark": "bucketed window: hits",
+    "a later bucket's mark is taken for none": "bucketed window: hits",
+}
+
+
+def test_every_bug_is_looked_for() -> None:
+    assert set(FOUND_BY) == {bug.name for bug in BUGS}
+
+
+@pytest.mark.parametrize("bug", FOUND_BY)
+def test_found(bug: str, tell: Callable[[str, object], None]) -> None:
+    explorable = SCENES[FOUND_BY[bug]]
+    planted = number_of(bug)
+    found = explorable.make().explore(**explorable.quick, planted=planted)
+    assert found.verdict in {"wrong", "broken", "held up"}
+    # The schedule by itself goes wrong in the same way, in another segment with other hashes.
+    again = explorable.make().explore(**explorable.quick, planted=planted, replay=found.replay)
+    assert (again.verdict, again.executions) == (found.verdict, 1)
+    assert again.trace.count("\n") == found.trace.count("\n")
+    # And it is the bug that does it.
+    assert explorable.make().explore(**explorable.quick, replay=found.replay).verdict in {"complete", "not the same"}
+    tell(f"planted: {bug}", f"{found.verdict} after {found.executions:,} schedules")

@@ -1,0 +1,19 @@
+"""Every schedule of short programs, within stated bounds, has an outcome that one process alone could have had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from scenes import SCENES
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_every_schedule(name: str, full: bool, tell: Callable[[str, object], None]) -> None:
+    explorable = SCENES[name]
+    bounds = {**explorable.quick, **(explorable.full if full else {})}
+    explored = explorable.make().explore(**bounds)
+    assert explored.verdict == "complete", (
+        f"{explored.verdict}: {explored.complaint}\n{explored.trace}\nagain: replay={explored.replay!r}, {bounds}"
+    )
+    tell(name, f"{explored.states:11,} states, {explored.executions:11,} schedules, {explored.outcomes:6,} outcomes")
