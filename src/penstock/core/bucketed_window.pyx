@@ -42,7 +42,7 @@ from penstock.core.cell_limiter cimport CellLimiter, allow_by
 from penstock.core.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape
-from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel, load_acquire
+from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel, load128_acquire, load_acquire
 from penstock.core.segment cimport Extent
 from penstock.core.table cimport TIME_BITS, Next, Verdict, table_find, table_now
 
@@ -203,6 +203,7 @@ cdef bint bucketed_give_back(
     cdef uint64_t bucket, first, mark, raised, amount
     cdef uint64_t ceiling = now.total            # of the marks before it
     cdef uint64_t* place
+    cdef PenstockCell seen
     if now.fresh:
         return False
     if draw.charged_state != 0 and (draw.charged_state ^ state) & ~low_mask(shape.low_bits) != 0:
@@ -216,6 +217,11 @@ cdef bint bucketed_give_back(
         mark = load_acquire(place)
         while mark >> shape.low_bits == bucket:
             raised = low_of(mark + amount, shape.low_bits)
+            if bucket == now.newest:
+                # Read after the mark: others may have charged, and given back, since the first reading.
+                seen = load128_acquire(cell)
+                if seen.tag == tag and (seen.state ^ state) & ~low_mask(shape.low_bits) == 0:
+                    ceiling = low_of(seen.state, shape.low_bits)
             if is_behind(shape, ceiling, raised):
                 raised = ceiling
             if bucket == now.newest:
@@ -238,10 +244,10 @@ cdef class BucketedWindow(CellLimiter):
     clock.
 
     `keys` is how many keys can be live at once, that is, have a permit in the window; by default as many as half a
-    megabyte holds, but at least 64. Each takes 8 bytes for every bucket (and a third of that again from 49 keys on,
-    so that a key's place is found at once); ``BucketedWindow.bytes_needed(buckets, keys=...)`` says how much that is
-    altogether. It is taken when the limiter is first made, behind the store's table, and kept until the store is
-    unlinked.
+    megabyte holds, but at least 64. Each takes 8 bytes for every bucket (and from 49 keys on a third
+    of that again, of some dozens up to two thirds, so that a key's place is found at once);
+    ``BucketedWindow.bytes_needed(buckets, keys=...)`` says how much that is altogether. It is taken when the limiter is
+    first made, behind the store's table, and kept until the store is unlinked.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
     there is no room. Threads, processes, fork: see ``Limiter``.
@@ -250,7 +256,8 @@ cdef class BucketedWindow(CellLimiter):
     mark of the window's oldest bucket, and on to the first bucket in which the key was allowed something: at most
     all. Guarantee: never more than the limit in `buckets` buckets that follow each other; so at most that in any span
     of a period less one bucket, and at worst twice that in a whole period. A refund gives back at most what the
-    newest bucket holds. A limit above 2**30, or above a quarter of a bucket's length in ns, is refused.
+    newest bucket holds. A limit is below 2**30; up to a quarter of a bucket's length in ns it is accepted, above half
+    of that refused.
     """
 
     cdef readonly object rate
@@ -277,8 +284,8 @@ cdef class BucketedWindow(CellLimiter):
         self.shape.low_bits = min(count_bits_for(self.shape.period_ns), <int>MAX_KEPT_BITS)
         if count_bits_for(self.shape.limit) + 2 > self.shape.low_bits:
             raise InvalidLimiter(
-                f"{self.rate} in {buckets} buckets: a limit can be at most 2**30, and about a quarter of a bucket's "
-                f"length in ns, which is {self.shape.period_ns}; take fewer buckets, or a token bucket")
+                f"{self.rate} in {buckets} buckets: with buckets of {self.shape.period_ns} ns a limit can be at most "
+                f"{low_mask(max(self.shape.low_bits - 2, 0))}; take fewer buckets, or a token bucket")
         encoding = b"bucketed %d %d %d" % (self.shape.period_ns, buckets, self.shape.low_bits)
         self.extent = open_extent(store, name, encoding, shape)
         self.table = self.extent.table
@@ -290,9 +297,9 @@ cdef class BucketedWindow(CellLimiter):
         self.draw(1, &self.shape, &self.unit)
         self.enroll(encoding)
 
+    @cython.binding(False)
     def __init__(self, store, name, rate, buckets=60, *, keys=None):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     @staticmethod
     def bytes_needed(buckets=60, *, keys=None):

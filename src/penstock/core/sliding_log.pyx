@@ -233,32 +233,41 @@ cdef bint log_give_back(
 ) noexcept nogil:
     """Mark the oldest entries that count; the state stays as it is.
 
-    The oldest: then what is left is never earlier than the permits that were kept. None that is later than the state:
-    it would be of a key that has come to this cell since.
+    The oldest: then those that count nothing are still the oldest ones, which is what a request of several permits
+    relies on, and what is left is never earlier than the permits that were kept. An entry of another lap than the state
+    tells has been claimed since: which the oldest are must be seen from a newer state, and by then the cell may be
+    another key's. Likewise one that is later than the state.
     """
     cdef const Draw* draw = <const Draw*>parameters
     cdef const Shape* shape = draw.shape
     cdef uint64_t* ring = ring_of(shape, cell)
-    cdef uint64_t position = position_of(shape, state)
-    cdef uint64_t latest_ns = told_ns(shape, state)
+    cdef PenstockCell seen
     cdef uint64_t entry, place, i, marked = 0
-    if time_of(state, shape.low_bits) <= now_ns:
-        return False
     if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
             <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
         return False
-    now_ns = max(now_ns, newest_ns(shape, cell, state))
-    i = count_left(shape, ring, position, now_ns)
-    while marked < draw.amount and i < shape.limit:
-        place = moved(shape, position, i)
-        entry = load_acquire(&ring[place])
-        if left_window(shape, entry, now_ns):
-            i += 1
-        elif time_of_entry(entry) > latest_ns:
+    while time_of(state, shape.low_bits) > now_ns:
+        now_ns = max(now_ns, newest_ns(shape, cell, state))
+        i = count_left(shape, ring, position_of(shape, state), now_ns)
+        while marked < draw.amount and i < shape.limit:
+            place = moved(shape, position_of(shape, state), i)
+            entry = load_acquire(&ring[place])
+            if entry & LAP != lap_at(shape, state, place):
+                break
+            if left_window(shape, entry, now_ns):
+                i += 1
+            elif time_of_entry(entry) > told_ns(shape, state):
+                break
+            elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
+                marked += 1
+                i += 1
+        if marked == draw.amount or i == shape.limit:
             return False
-        elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
-            marked += 1
-            i += 1
+        seen = load128_acquire(cell)
+        # The same state once more: it is damage that made the lap another one.
+        if seen.tag != tag or seen.state == state:
+            return False
+        state = seen.state
     return False
 
 
@@ -287,17 +296,17 @@ cdef class SlidingLog(CellLimiter):
     """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
 
     ``SlidingLog(store, "export", "10/hour", keys=10_000)``. `keys` is how many keys can be live at once, that is,
-    have a permit in the last period. Each takes 8 bytes for every permit of the limit (and a third of that again from
-    49 keys on, so that a key's place is found at once); ``SlidingLog.bytes_needed(rate, keys=...)`` says how much
-    that is altogether. It is taken when the limiter is first made, behind the store's table, and kept until the store
-    is unlinked.
+    have a permit in the last period. Each takes 8 bytes for every permit of the limit (and from 49 keys on a third of
+    that again, of some dozens up to two thirds, so that a key's place is found at once);
+    ``SlidingLog.bytes_needed(rate, keys=...)`` says how much that is altogether. It is taken when the limiter is first
+    made, behind the store's table, and kept until the store is unlinked.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
     there is no room. Threads, processes, fork: see ``Limiter``.
 
     ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared. A cost of n
     writes n times. ``hit`` and ``peek`` find ``remaining`` in O(log limit). A refund gives back the oldest permits that
-    still count. Rates above some 30 million per second are refused.
+    still count. A limit above 2**23, or above the period in ns, is refused; one up to half of that is not.
     """
 
     cdef readonly object rate
@@ -328,9 +337,9 @@ cdef class SlidingLog(CellLimiter):
         self.draw(1, &self.shape, &self.unit)
         self.enroll(encoding)
 
+    @cython.binding(False)
     def __init__(self, store, name, rate, *, keys):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     @staticmethod
     def extent_shape(rate, keys, name):

@@ -246,9 +246,9 @@ cdef class FixedWindow(WindowLimiter):
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen
-    bytes per key. Guarantee: never more than the limit in a window; so up to twice the limit within one period that
-    lies across two of them.
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: never more than the limit in a window; so up to twice the limit within one period
+    that lies across two of them.
     """
 
     cdef readonly str align
@@ -269,9 +269,9 @@ cdef class FixedWindow(WindowLimiter):
         self.draw(1, &self.shape, &self.unit)
         self.enroll(b"fixed %s %d %d" % (self.align.encode(), self.shape.period_ns, self.shape.low_bits))
 
+    @cython.binding(False)
     def __init__(self, store, name, rate, align="clock"):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         align = "" if self.align == "clock" else f" align={self.align!r}"
@@ -312,12 +312,13 @@ cdef class SlidingWindow(WindowLimiter):
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen bytes
-    per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it; at worst
-    twice the limit within one period, when all of the previous window's requests came at its end. Both counts are
-    exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above that
-    the previous count is rounded up, by less than a sixteenth of the limit, so a little less is admitted than by the
-    formula. Rates above some 30 million per second are refused.
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it; at
+    worst twice the limit within one period, when all of the previous window's requests came at its end. Both counts
+    are exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above
+    that the previous count is rounded up, by less than a seventh of the limit, so a little less is admitted than by
+    the formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth
+    refused.
     """
 
     def __cinit__(self, store, name, rate):
@@ -329,7 +330,7 @@ cdef class SlidingWindow(WindowLimiter):
         self.give_back = sliding_give_back
         count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
         previous_bits = min(count_bits, room - count_bits)
-        if previous_bits < LEAST_PREVIOUS_BITS:
+        if previous_bits < min(count_bits, <int>LEAST_PREVIOUS_BITS):
             raise InvalidLimiter(
                 f"{self.rate} is too much for a sliding window to count in one cell: take a longer period, or a token "
                 f"bucket")
@@ -342,9 +343,9 @@ cdef class SlidingWindow(WindowLimiter):
         self.draw(1, &self.shape, &self.unit)
         self.enroll(b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits))
 
+    @cython.binding(False)
     def __init__(self, store, name, rate):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         return f"<SlidingWindow {self.name!r} {self.rate}>"
