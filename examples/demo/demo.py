@@ -67,6 +67,11 @@ class Run:
         return max(self.statuses.get("200", 0), self.counted)
 
     @property
+    def unanswered(self) -> int:
+        """Admitted, but the client had gone: it doesn't know by which worker."""
+        return self.admitted - sum(self.admitted_by.values())
+
+    @property
     def at_most(self) -> int:
         """The most that the limit allows in that time."""
         return math.ceil(BURST + PER_SECOND * self.seconds)
@@ -232,6 +237,8 @@ def limits_table(rows: list[tuple[str, str, Run]]) -> Table:
         times = run.admitted / run.at_most
         colour, verdict = ("green", "held") if run.is_limited else ("red", "BROKEN")
         by_worker = " + ".join(str(count) for count in sorted(run.admitted_by.values(), reverse=True))
+        if run.unanswered:
+            by_worker += f" + {run.unanswered} too late for the client"
         table.add_row(
             Text.assemble((name, "bold"), f"\n{how}"),
             str(len(run.admitted_by)),

@@ -71,7 +71,7 @@ class CostExceedsLimit(PenstockError, ValueError):
     def __str__(self) -> str:
         return (
             f"a cost of {shown(self.cost)} can never be allowed by limiter {self.limiter!r}, which allows at most "
-            f"{self.limit} at once: raise its burst or split the request"
+            f"{self.limit} at once: raise its limit (a bucket's burst or capacity) or split the request"
         )
 
 
@@ -139,7 +139,7 @@ class ClockMismatch(SegmentError):
 
 
 class SegmentSpaceError(SegmentError):
-    """The file system has no room for the whole segment."""
+    """There is no room for the whole segment, or for all that a limiter needs."""
 
 
 class SegmentBusy(SegmentError):

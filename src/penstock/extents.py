@@ -6,13 +6,12 @@ segment's file under a lock on the list of extents and never removed: whatever h
 
 from __future__ import annotations
 
-import errno
 import os
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock import file_locks, layout
+from penstock import file_locks, layout, room
 from penstock.core.segment import Extent, Segment, forks
 from penstock.errors import (
     DamagedSegment,
@@ -165,38 +164,21 @@ def _append(store: Store, fd: int, limiter: str, identity: int, shape: ExtentSha
 
 
 def _take_space(store: Store, fd: int, limiter: str, offset: int, shape: ExtentShape) -> None:
-    available = _bytes_available(store, fd)
-    error: OSError | None = None
-    if shape.bytes <= available:
-        try:
-            os.posix_fallocate(fd, offset, shape.bytes)
-        except OSError as failed:
-            if failed.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
-                raise
-            error = failed
-    if error is not None or shape.bytes > available:
-        remedy = "make room there, or ask for fewer keys or a smaller limit"
-        if store.path is not None and store.path.startswith("/dev/shm/"):
-            remedy += "; in a container, enlarge /dev/shm (docker run --shm-size=...)"
+    try:
+        room.refuse_what_does_not_fit(fd, store.path, shape.bytes)
+        os.posix_fallocate(fd, offset, shape.bytes)
+    except OSError as error:
+        if not room.is_shortage(error):
+            raise
+        or_else = "ask for fewer keys or a smaller limit"
+        found, remedy = room.shortage(error, fd, store.path, shape.bytes, or_else=or_else)
         raise _refuse(
             store,
             SegmentSpaceError,
-            f"{available} bytes free",
+            found,
             f"{shape.bytes} bytes for the {shape.keys} keys of limiter {limiter!r}, {shape.words_per_key * 8} each",
             remedy,
-        )
-
-
-def _bytes_available(store: Store, fd: int) -> int:
-    """On the file system; for memory, no more than can be had without ending other processes."""
-    sizes = []
-    if store.path is not None:
-        system = os.fstatvfs(fd)
-        sizes.append(system.f_bavail * system.f_frsize)
-    if store.path is None or store.path.startswith("/dev/shm/"):
-        with open("/proc/meminfo", encoding="ascii") as file:
-            sizes += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
-    return min(sizes)
+        ) from None
 
 
 def _map(store: Store, fd: int, offset: int, shape: ExtentShape) -> Extent:

@@ -61,7 +61,13 @@ def limited(limiter: Concurrency, key: Key | Callable[..., Key], cost: int, time
     def hold(*args: object, **kwargs: object) -> Hold:
         return Hold(limiter, key(*args, **kwargs) if callable(key) else key, cost, timeout)
 
-    def decorate(function: F) -> F:
+    def decorate(function: F | None = None, /, *args: object, **kwargs: object) -> F:
+        # With `@limiter.limited` alone the function is taken for a key, and its calls come here.
+        if not callable(function) or args or kwargs:
+            raise TypeError(
+                f"limiter {limiter.name!r} limits a function by @limiter.limited(key) above it, with a key or a "
+                f"function that makes one of the arguments; not by @limiter.limited alone"
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"{function!r} is a generator, which runs after its call: use hold() inside it")
         if inspect.iscoroutinefunction(function):

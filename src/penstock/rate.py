@@ -97,7 +97,10 @@ class Rate:
         period = _matched_period(match)
         if period is None:
             raise InvalidRate(f"{shown(text)} is not a rate: there is no unit {shown(match['unit'])}; {_FORMS}")
-        return cls(int(match["limit"]), period)  # type: ignore[arg-type]  # a Fraction keeps it exact
+        try:
+            return cls(int(match["limit"]), period)  # type: ignore[arg-type]  # a Fraction keeps it exact
+        except InvalidRate as error:
+            raise InvalidRate(f"{shown(text)} is not a rate: {error}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Rate is immutable; make another one")
@@ -148,7 +151,10 @@ def _parse_period_ns(text: str) -> int:
     period = _matched_period(match) if match else None
     if period is None:
         raise InvalidRate(f"{shown(text)} is not a length of time; {_PERIOD_FORMS}")
-    return _checked_period_ns(round(period * NS))
+    try:
+        return _checked_period_ns(round(period * NS))
+    except InvalidRate as error:
+        raise InvalidRate(f"{shown(text)}: {error}") from None
 
 
 def _checked_period_ns(period_ns: int) -> int:

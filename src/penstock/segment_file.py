@@ -25,7 +25,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock import file_locks, layout
+from penstock import file_locks, layout, room
 from penstock.core.segment import use_huge_pages
 from penstock.errors import (
     ClockMismatch,
@@ -43,6 +43,7 @@ from penstock.errors import (
 __all__ = ["Header", "SegmentFile", "create_anonymous", "open_or_create"]
 
 BYTES_PER_KEY: Final = 21
+PRIVATE: Final = "private store"  # instead of a path
 LOCK_TIMEOUT: Final = 30.0
 MAX_AGE_NS: Final = 2**61
 CLEARED_AT_ONCE: Final = 2**20
@@ -66,6 +67,10 @@ class _Wanted:
     mode: int
     gid: int
     boot_id: bytes
+
+    @property
+    def file_path(self) -> str | None:
+        return None if self.path == PRIVATE else self.path
 
     def refuse(self, kind: type[SegmentError], found: str, expected: str, remedy: str) -> SegmentError:
         return kind(self.path, found, expected, remedy)
@@ -188,7 +193,7 @@ def _let_go(fd: int) -> None:
 
 def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
     """A segment without a name: it belongs to this process and to the children that it forks."""
-    wanted = _Wanted("private store", keys, clock_kind, 0o600, os.getegid(), _boot_id())
+    wanted = _Wanted(PRIVATE, keys, clock_kind, 0o600, os.getegid(), _boot_id())
     try:
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -341,6 +346,7 @@ def _create(wanted: _Wanted, fd: int) -> Header:
     size = os.fstat(fd).st_size
     header = Header.new(wanted, at_least=size)
     try:
+        room.refuse_what_does_not_fit(fd, wanted.file_path, header.segment_size - _bytes_taken(fd))
         # One small write, then the rest: whatever a killed creator leaves is empty or says that it isn't ready.
         os.pwrite(fd, header.pack(layout.STATE_CREATING), 0)
         if size == 0:
@@ -354,28 +360,19 @@ def _create(wanted: _Wanted, fd: int) -> Header:
         with contextlib.suppress(OSError):
             if _is_current(wanted, fd):
                 os.unlink(wanted.path)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
+        if not room.is_shortage(error):
             raise
-        raise _no_space(wanted, fd, header.segment_size) from None
+        found, remedy = room.shortage(
+            error, fd, wanted.file_path, header.segment_size, taken=_bytes_taken(fd), or_else="ask for fewer keys"
+        )
+        expected = f"{header.segment_size} bytes for {wanted.keys} keys"
+        raise wanted.refuse(SegmentSpaceError, found, expected, remedy) from None
     os.pwrite(fd, header.pack(layout.STATE_READY)[layout.HEADER_CHECKSUM :], layout.HEADER_CHECKSUM)
     return header
 
 
-def _no_space(wanted: _Wanted, fd: int, needed: int) -> SegmentError:
-    system = os.fstatvfs(fd)
-    free = system.f_bavail * system.f_frsize + os.fstat(fd).st_blocks * 512
-    remedy = "make room there, give path= on a larger file system, or ask for fewer keys"
-    if wanted.path.startswith("/dev/shm/"):
-        remedy += (
-            f"; in a container, enlarge /dev/shm: docker run --shm-size={-(-needed // 2**20) + 1}m, shm_size in "
-            f"Compose, an emptyDir volume with medium: Memory in Kubernetes"
-        )
-    return wanted.refuse(
-        SegmentSpaceError,
-        f"{free} bytes free on its file system",
-        f"{needed} bytes for {wanted.keys} keys",
-        remedy,
-    )
+def _bytes_taken(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512
 
 
 def _check_identity(wanted: _Wanted, raw: bytes) -> None:

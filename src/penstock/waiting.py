@@ -126,7 +126,7 @@ class _Turn:
         self.store = limiter.store
         self.clock = self.store._clock
         # Sleep follows the host's clock, whichever one decisions follow.
-        self.now_ns = self.store._now_ns if self.clock else _host_ns
+        self.now_ns = self.segment_ns if self.clock else _host_ns
         self.deadline_ns = NEVER_NS
         if timeout is not None:
             self.deadline_ns = min(self.now_ns() + round(min(timeout, NEVER_NS / NS) * NS), NEVER_NS)
@@ -140,7 +140,7 @@ class _Turn:
     def proceed(self) -> bool | None:
         """True: the permits are due. False: they can't be in time. None: pause, and call this again."""
         if self.booked:
-            self.store._now_ns()  # raises StoreClosed
+            self.segment_ns()  # raises StoreClosed
             return True
         self.event.clear()
         return self.ask() if self.is_first(join=False) else self.stand_in_line()
@@ -179,7 +179,7 @@ class _Turn:
         # A denial that names no time must not become a loop without sleep.
         delay_ns = reservation.delay_ns or FIRST_BACKOFF_NS
         # The segment's time is read first, so what passes between the readings makes it later.
-        asked_ns = reservation.due_ns - reservation.delay_ns - self.store._now_ns() + self.now_ns()
+        asked_ns = reservation.due_ns - reservation.delay_ns - self.segment_ns() + self.now_ns()
         jittered_ns = asked_ns + round(delay_ns * self.jitter_factor())
         self.until_ns = max(asked_ns + delay_ns, min(jittered_ns, self.deadline_ns))
         self.wakeable = False
@@ -195,6 +195,11 @@ class _Turn:
 
     def jitter_factor(self) -> float:
         return random.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else 1.0
+
+    def segment_ns(self) -> int:
+        if self.store.closed:
+            raise StoreClosed(f"limiter {self.limiter.name!r} was used after its store was closed: {self.store!r}")
+        return self.store._now_ns()
 
     def left_s(self) -> float:
         """How much longer to pause, as far as one sleep may take."""

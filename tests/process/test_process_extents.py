@@ -279,7 +279,7 @@ def _make_there(path: Path, make: Make) -> int:
 @both
 def test_limits_of_file_size_and_address_space(crew: Crew, name: str, make: Make) -> None:
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
-        for what, text in ((resource.RLIMIT_FSIZE, "bytes"), (resource.RLIMIT_AS, "address space")):
+        for what, text in ((resource.RLIMIT_FSIZE, "ulimit -f"), (resource.RLIMIT_AS, "address space")):
             assert text in crew.start(_make_within, name, make, what).result()
             limiter = make(store, "limiter", LIMIT, 20)
             assert take(limiter, what) == LIMIT

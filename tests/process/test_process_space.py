@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -65,17 +66,14 @@ def _find_no_room(me: int, path: Path) -> None:
             Store("a", keys=KEYS, path=path)
 
 
-def test_in_shared_memory_the_remedy_speaks_of_containers(crew: Crew, name: str) -> None:
-    text = crew.start(_named_under_a_limit, name).result()
-    assert "--shm-size=" in text
-    assert "emptyDir" in text
+def test_in_shared_memory_the_remedy_speaks_of_containers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-
-def _named_under_a_limit(name: str) -> str:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-    with pytest.raises(SegmentSpaceError) as caught:
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(SegmentSpaceError, match=r"bytes free on its file system.*--shm-size=22m.*emptyDir"):
         Store(name, keys=KEYS)
-    return str(caught.value)
+    assert not Path(f"/dev/shm/penstock-{name}").exists()
 
 
 @pytest.mark.parametrize("limit", [0, 50, 96, 4096, 1 << 20])
@@ -87,10 +85,9 @@ def test_a_limit_of_file_size(crew: Crew, tmp_path: Path, limit: int) -> None:
 def _create_under_a_limit(path: Path, limit: int) -> None:
     fds = open_fds()
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    with pytest.raises(SegmentSpaceError):
-        Store("a", keys=KEYS, path=path)
-    with pytest.raises(SegmentSpaceError):
-        Store.private(keys=KEYS)
+    for make in (lambda: Store("a", keys=KEYS, path=path), lambda: Store.private(keys=KEYS)):
+        with pytest.raises(SegmentSpaceError, match=rf"a limit of {limit} bytes to a file's size \(ulimit -f\)"):
+            make()
     assert not opened_since(fds)
 
 

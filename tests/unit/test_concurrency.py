@@ -221,6 +221,15 @@ def test_each_call_of_a_decorated_function_holds_a_permit(three: Concurrency) ->
         impatient(1)
 
 
+def test_a_decorator_without_a_key_says_how_to_write_it(three: Concurrency) -> None:
+    ran: list[object] = []
+    decorate: Any = three.limited(ran.append)  # as `@three.limited` alone
+    for arguments, by_name in (((), {}), ((1,), {}), ((ran.append, 2), {}), ((ran.append,), {"number": 3})):
+        with pytest.raises(TypeError, match=r"limiter '.*' limits a function by @limiter.limited\(key\) above it"):
+            decorate(*arguments, **by_name)
+    assert not ran
+
+
 def test_each_run_of_a_decorated_coroutine_holds_a_permit(three: Concurrency) -> None:
     most = 0
     running = 0

@@ -88,6 +88,49 @@ def test_signatures_of_a_limiters_methods(store: Store, name: str) -> None:
         assert inspect.getdoc(bound), method
 
 
+CONSTRUCTORS = {
+    "AllOf": "(*limiters)",
+    "BucketedWindow": "(store, name, rate, buckets=60, *, keys=None)",
+    "Concurrency": "(store, name, limit, lease='30s', *, keys=None)",
+    "FixedWindow": "(store, name, rate, align='clock')",
+    "LeakyBucket": "(store, name, rate, capacity)",
+    "MinInterval": "(store, name, interval)",
+    "SlidingLog": "(store, name, rate, *, keys)",
+    "SlidingWindow": "(store, name, rate)",
+    "TokenBucket": "(store, name, rate, burst=None, refill='continuous')",
+}
+
+
+@pytest.mark.parametrize("name", LIMITERS)
+def test_arguments_that_do_not_fit_are_refused_with_the_limiters_signature(store: Store, name: str) -> None:
+    kind = getattr(penstock, name)
+    assert str(inspect.signature(kind.__init__)) == CONSTRUCTORS[name].replace("(", "(self, /, ", 1)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [((), {"other": 1}, "")]
+    if name != "AllOf":
+        calls += [
+            ((), {}, "missing a required argument: 'store'"),
+            ((store,), {}, "'name'"),
+            ((*"abcdefg",), {}, "too"),
+        ]
+        calls += [((store, "x"), {}, "missing a required argument"), ((store, "x"), {"name": "y"}, "'name'")]
+    for arguments, by_name, text in calls:
+        with pytest.raises(TypeError) as caught:
+            kind(*arguments, **by_name)
+        assert str(caught.value).startswith(f"{name}{CONSTRUCTORS[name]}: ")
+        assert text in str(caught.value)
+    with pytest.raises(TypeError, match=r"SlidingLog\(.*: missing a required argument: 'keys'"):
+        SlidingLog(store, "x", "1/s")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="the first argument of TokenBucket is a Store, not 'x'"):
+        TokenBucket("x", "api", "1/s")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Limiter, CellLimiter, GcraLimiter, WindowLimiter])
+def test_a_base_is_no_limiter(store: Store, kind: Any) -> None:
+    for arguments in ((), (store, "api"), (store, "api", "5/minute")):
+        with pytest.raises(TypeError, match="is a base of the limiters"):
+            kind(*arguments)
+
+
 @pytest.mark.parametrize("name", LIMITERS)
 def test_every_limiter_tells_what_it_is_and_cannot_be_changed(store: Store, name: str) -> None:
     limiter = LIMITERS[name](store)

@@ -222,7 +222,7 @@ def test_times_that_no_segment_can_tell_are_refused(
     assert time_store._segment.now_ns() - now_ns < 60e9
 
 
-@pytest.mark.parametrize("when", ["1970-01-01 00:00:01", "1980-01-01", "2038-01-20", "2095-12-31"])
+@pytest.mark.parametrize("when", ["1970-01-01 00:00:01", "1980-01-01", "2038-01-20", "2085-12-31"])
 def test_times_that_tests_are_frozen_at(time_store: Store, when: str) -> None:
     limiters = [make(time_store) for make in MAKERS.values()]
     with freezegun.freeze_time(when) as frozen:
@@ -353,7 +353,7 @@ YEARLY: list[Callable[[Store], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("when", ["1999-12-31", "2030-01-01", "2095-12-31"])
+@pytest.mark.parametrize("when", ["1999-12-31", "2030-01-01", "2085-12-31"])
 @pytest.mark.parametrize("clock", ["monotonic", "manual"])
 def test_stores_of_other_clocks_do_not_care(store_name: str, clock: str, when: str) -> None:
     """freezegun freezes time.monotonic as well, with the date's time."""

@@ -183,6 +183,14 @@ def test_an_endless_text_is_refused_in_a_short_message(text: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize("text", ["100/0s", "0/minute", "0x/s", "100/11 years", "5/0.0000001 ms"])
+def test_a_refusal_shows_the_text(text: str) -> None:
+    with pytest.raises(InvalidRate, match=f"^'{text}' is not a rate"):
+        Rate.parse(text)
+    with pytest.raises(InvalidRate, match=r"^'0s': a length of time is from 1 ns to 10 years, not 0 ns"):
+        as_period_ns("0s")
+
+
 def test_too_fast_says_what_is_fast_enough() -> None:
     with pytest.raises(InvalidRate, match="1_000_000_000 per second"):
         Rate.parse("2000000000/second")

@@ -22,7 +22,20 @@ def test_what_it_tells_of_itself(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "period"),
-    [(1, 0.01), (100, 0.01), (1000, 1), (30_000, 1), (250_000, 60), (10**6, 3600), (10**6, YEAR), (10**7, YEAR)],
+    [
+        (1, 0.000_001),
+        (3, 0.000_001),
+        (5, 0.001),
+        (7, 0.001),
+        (1, 0.01),
+        (100, 0.01),
+        (1000, 1),
+        (30_000, 1),
+        (250_000, 60),
+        (10**6, 3600),
+        (10**6, YEAR),
+        (10**7, YEAR),
+    ],
 )
 def test_both_counts_are_exact_as_long_as_they_fit(store: Store, clock: ManualClock, limit: int, period: float) -> None:
     limiter = SlidingWindow(store, "api", Rate(limit, period))
@@ -56,9 +69,27 @@ def test_of_larger_limits_the_count_before_is_rounded_up_by_less_than_a_sixteent
     assert limiter.hit("k", remaining + 1)
 
 
-def test_a_rate_too_fast_for_one_cell_is_refused(store: Store) -> None:
-    with pytest.raises(InvalidLimiter, match="longer period"):
-        SlidingWindow(store, "api", "1000000000/second")
+@pytest.mark.parametrize("limit", [2**25, 15 * 2**22, 15 * 2**22 + 1, 2**26 - 1])
+def test_of_the_largest_limits_the_count_before_is_rounded_up_by_less_than_a_seventh_of_the_limit(
+    store: Store, clock: ManualClock, limit: int
+) -> None:
+    limiter = SlidingWindow(store, "api", Rate(limit, 1))
+    clock.set(START)
+    limiter.hit("k")
+    clock.set(START + 1)
+    assert limit // 2**4 <= limit - limiter.peek("k").remaining < limit // 7
+
+
+@pytest.mark.parametrize("period_ns", [100, 1000, 10**6, 2**20 - 1, 2**20, NS, 60 * NS, 3600 * NS])
+def test_limits_up_to_a_sixteenth_of_the_period_are_taken_and_above_an_eighth_refused(
+    store: Store, period_ns: int
+) -> None:
+    for limit in {1, 2, 5, 7, 8, 100, period_ns // 100, period_ns // 17, period_ns // 16}:
+        if 0 < limit <= period_ns // 16:
+            assert SlidingWindow(store, "api", Rate.per_ns(limit, period_ns)).peek("k", limit)
+    for limit in (period_ns // 8 + 4, period_ns // 4, min(period_ns, 2**40)):
+        with pytest.raises(InvalidLimiter, match="longer period"):
+            SlidingWindow(store, "api", Rate.per_ns(limit, period_ns))
 
 
 def test_what_is_given_back_comes_from_this_windows_count_first(store: Store, clock: ManualClock) -> None:

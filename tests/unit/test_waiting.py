@@ -1181,5 +1181,13 @@ def test_a_booking_that_slept_through_the_close_of_its_store(monkeypatch: pytest
         assert limiter.wait("k")
         monkeypatch.setattr(time, "sleep", lambda seconds: store.close())
         monkeypatch.setattr(waiting._Turn, "left_s", lambda turn: 0.0 if store.closed else 1.0)
-        with pytest.raises(StoreClosed):
+        with pytest.raises(StoreClosed, match="limiter 'api' was used after its store was closed"):
             limiter.wait("k")
+
+
+@pytest.mark.parametrize("clock", ["monotonic", ManualClock()])
+def test_a_wait_on_a_closed_store_names_the_limiter(clock: Any) -> None:
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = TokenBucket(store, "api", "1/hour", burst=1)
+    with pytest.raises(StoreClosed, match="limiter 'api' was used after its store was closed"):
+        limiter.wait("k", timeout=0)

@@ -32,7 +32,7 @@
 typedef struct PenstockHeader {
     uint64_t magic; /* `MAGIC` */
     uint32_t layout_version; /* `LAYOUT_VERSION` */
-    uint32_t clock_kind; /* `CLOCK_MONOTONIC` or `CLOCK_MANUAL` */
+    uint32_t clock_kind; /* `CLOCK_MONOTONIC`, `CLOCK_MANUAL` or `CLOCK_PYTHON` */
     uint64_t segment_size; /* bytes of the whole segment */
     uint64_t advertised_keys; /* live keys that the segment was made for */
     uint64_t group_count; /* groups in the table */

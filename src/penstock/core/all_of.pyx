@@ -17,6 +17,7 @@ from penstock.core.reservation cimport new_reservation
 from penstock.core.table cimport table_now
 
 from penstock import waiting
+from penstock.core.limiter import bound_arguments
 from penstock.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
 
 
@@ -48,8 +49,9 @@ cdef class AllOf:
     cdef void* parts[MOST]               # the limiters once more, held by the tuple
     cdef int count
 
-    def __cinit__(self, *limiters):
+    def __cinit__(self, *limiters, **kwargs):
         cdef int i
+        bound_arguments(type(self), limiters, kwargs)
         if not 1 <= len(limiters) <= MOST:
             raise InvalidLimiter(f"AllOf takes 1 to {MOST} limiters, not {len(limiters)}")
         for limiter in limiters:
@@ -66,9 +68,9 @@ cdef class AllOf:
         self.name = " + ".join([limiter.name for limiter in limiters])
         self.may_free_early = any([limiter.may_free_early for limiter in limiters])
 
+    @cython.binding(False)
     def __init__(self, *limiters):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         return f"AllOf({', '.join([repr(limiter) for limiter in self.limiters])})"
@@ -85,6 +87,9 @@ cdef class AllOf:
         if costs is not None and len(costs) != self.count:
             raise InvalidCost(f"{self.count} limiters need one cost for all or {self.count} costs, not {len(costs)}")
         for i in range(self.count):
+            # A cost may run Python code, which may have shortened a list.
+            if (keys is not None and i >= len(keys)) or (costs is not None and i >= len(costs)):
+                raise RuntimeError("a list of keys or costs was shortened while it was read")
             (<Limiter>self.parts[i]).ask(
                 key if keys is None else keys[i], cost if costs is None else costs[i], &asks[i])
         for i in range(self.count):
@@ -231,6 +236,9 @@ cdef class AllOf:
 
     def refund(self, key, cost=1):
         """Give back to every limiter what an allowed ``hit`` with the same arguments charged."""
+        cdef Ask[MOST] asks
+        # Whatever is wrong with the arguments is found before anything is given back.
+        self.ask_all(key, cost, asks)
         keys = key if type(key) is list else [key] * self.count
         costs = cost if type(cost) is list else [cost] * self.count
         for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True):
@@ -242,5 +250,7 @@ cdef class AllOf:
 
     def reset(self, key):
         """Forget `key` in every limiter."""
+        cdef Ask[MOST] asks
+        self.ask_all(key, 1, asks)
         for limiter, its_key in zip(self.limiters, key if type(key) is list else [key] * self.count, strict=True):
             limiter.reset(its_key)

@@ -400,7 +400,8 @@ cdef class CellLimiter(Limiter):
 
     cdef int give_up(self, Ask* ask) except -1:
         cdef Draw charge = ask.draw[0]
-        if charge.amount != 0:
+        # What was allowed because the table was full has left nothing in it.
+        if charge.amount != 0 and not ask.verdict.full:
             charge.charged_state = ask.verdict.state
             self.return_draw(ask.tag, &charge)
         return 0
@@ -479,7 +480,7 @@ cdef class CellLimiter(Limiter):
             self.count_events(&events)
             return results
         finally:
-            if not decided:
+            if not decided and batch.size != 0:
                 # Tags are no objects: the list must not give them up as such.
                 memset(batch.tags, 0, batch.size * sizeof(uint64_t))
             PyMem_Free(batch.draws)

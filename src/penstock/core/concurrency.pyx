@@ -135,6 +135,7 @@ cdef class Lease:
     def __bool__(self):
         return self.allowed
 
+    @cython.nonecheck(True)
     def __enter__(self):
         if not self.allowed:
             raise self.limiter.exceeded(self.key)
@@ -151,6 +152,7 @@ cdef class Lease:
     async def __aexit__(self, *error):
         self.release()
 
+    @cython.nonecheck(True)
     def __repr__(self):
         return f"<Lease of {self.limiter.name!r}: {'held' if self.cell != NULL else 'not held'}>"
 
@@ -171,18 +173,19 @@ cdef class Concurrency(Limiter):
     end of its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews it: ``lease.renew()``.
 
     `keys` is how many keys can be live at once, that is, have been used in the last two leases; by default as many
-    as half a megabyte holds, but at least 64. Each takes 16 bytes for every permit and a bit (and a third of that
-    again from 49 keys on); ``Concurrency.bytes_needed(limit, keys=...)`` says how much that is altogether. It is taken
-    when the limiter is first made, behind the store's table, and kept until the store is unlinked.
+    as half a megabyte holds, but at least 64. Each takes 16 bytes for every permit and a bit (and from 49
+    keys on a third of that again, of some dozens up to two thirds); ``Concurrency.bytes_needed(limit, keys=...)`` says
+    how much that is altogether. It is taken when the limiter is first made, behind the store's table, and kept until
+    the store is unlinked.
 
     Raises ``InvalidLimiter``, ``InvalidRate`` for a lease that is none, ``TooManyLimiters``, and
     ``SegmentSpaceError`` with the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a
     permit belongs to the process that took it, not to its children. Between pid namespaces (containers that share
     ``/dev/shm``) an ended process is only noticed by the end of its leases.
 
-    Taking and giving back is O(1) in the usual case, two CASes each; a denial looks at a bit for each
-    slot, and every tenth of a millisecond at the slots. Guarantee: never more
-    than `limit` permits held, over all processes.
+    Taking and giving back is O(1) in the usual case, two CASes each. Before they deny, ``allow`` and ``acquire`` look
+    at a bit for each slot, and every tenth of a millisecond at the slots; ``hit`` and ``peek`` look at all slots each
+    time, to say when. Guarantee: never more than `limit` permits held, over all processes.
     """
 
     may_free_early = True
@@ -224,9 +227,9 @@ cdef class Concurrency(Limiter):
         self.my_forks = ~<uint64_t>0
         self.enroll(encoding)
 
+    @cython.binding(False)
     def __init__(self, store, name, limit, lease="30s", *, keys=None):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     @staticmethod
     def bytes_needed(limit, *, keys=None):
@@ -587,10 +590,10 @@ cdef class Concurrency(Limiter):
         while held and cost > 0:
             # The oldest: what is left then lasts longer than need be, never less.
             slot, end_ns = held.pop(0)
-            cost -= 1
             if cell != NULL:
                 slots = self.slots_of(cell)
-                free_slot(&slots, slot, lease_of(self.me, end_ns))
+                # One that was taken away, by reset or with the key's cell, is none to give back: the next one is.
+                cost -= free_slot(&slots, slot, lease_of(self.me, end_ns))
                 self.hints[(cell - self.table.cells) % HINTS] = slot
         if held is not None and not held:
             self.loose.pop(tag, None)

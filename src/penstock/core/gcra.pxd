@@ -14,7 +14,7 @@ from libc.stdint cimport uint64_t
 from penstock.core.cell_limiter cimport CellLimiter
 from penstock.core.limiter cimport Draw, Shape
 from penstock.core.native cimport PenstockCell
-from penstock.core.table cimport TIME_BITS, Next
+from penstock.core.table cimport TIME_BITS, Next, Verdict
 
 
 cdef inline bint gcra_take(
@@ -49,7 +49,14 @@ cdef inline bint gcra_give_back(
     return True
 
 
+cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
+    """How far a state is ahead of now."""
+    # One that no limiter can have written is a fresh key's.
+    return verdict.state - verdict.now_ns if verdict.state > verdict.now_ns and verdict.state >> TIME_BITS == 0 else 0
+
+
 cdef class GcraLimiter(CellLimiter):
     cdef readonly object rate
+    cdef uint64_t most_ahead_ns              # of now: no state is later, so none reaches TIME_BITS
 
     cdef int gcra_shape(self, object rate, object burst, str burst_name, Shape* shape) except -1

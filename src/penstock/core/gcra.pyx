@@ -10,9 +10,10 @@ from penstock.core.native cimport PENSTOCK_KIND_TAT, multiply_divide_up
 from penstock.core.table cimport TIME_BITS, Events, Verdict
 
 from penstock.errors import CostExceedsLimit, InvalidLimiter, shown
-from penstock.rate import as_rate
+from penstock.rate import MAX_PERIOD_NS, as_rate
 
 
+cdef object YEAR_NS = 365 * 86_400 * 10**9
 # 73 years: with a segment time of as much, no state reaches TIME_BITS.
 cdef uint64_t MAX_AHEAD_NS = (<uint64_t>1 << 61) - 1
 
@@ -22,6 +23,8 @@ cdef class GcraLimiter(CellLimiter):
 
     def __cinit__(self, *args, **kwargs):
         self.kind = PENSTOCK_KIND_TAT
+        # Python's clock may be told any time, also one that is nearer to the last that there is.
+        self.most_ahead_ns = 2 * MAX_PERIOD_NS if self.segment.follows_python else MAX_AHEAD_NS
         self.take = gcra_take
         self.give_back = gcra_give_back
 
@@ -32,9 +35,9 @@ cdef class GcraLimiter(CellLimiter):
         limit, period_ns = rate.limit, rate.period_ns
         unit_ns = -(-period_ns // limit)
         tolerance_ns = min(burst * unit_ns, burst * period_ns // limit + unit_ns - 1)
-        if tolerance_ns > MAX_AHEAD_NS:
+        if tolerance_ns > self.most_ahead_ns:
             raise InvalidLimiter(
-                f"limiter {self.name!r} would take more than 73 years to refill a {burst_name} of {shown(burst)} at "
+                f"limiter {self.name!r} would take more than {self.most_ahead_ns // YEAR_NS} years to refill a {burst_name} of {shown(burst)} at "
                 f"{rate}: lower the {burst_name} or raise the rate")
         shape.rate_limit = limit
         shape.period_ns = period_ns
@@ -68,12 +71,12 @@ cdef class GcraLimiter(CellLimiter):
 
     cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
         """A request that may wait meets a tolerance that is wider by so much; states stay below 2**62 all the same."""
-        draw.room += min(patience_ns, MAX_AHEAD_NS - draw.shape.tolerance_ns)
+        draw.room += min(patience_ns, self.most_ahead_ns - draw.shape.tolerance_ns)
         return 0
 
     cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
         """Until the state that the request left is within the burst."""
-        cdef uint64_t ahead_ns = verdict.state - verdict.now_ns if verdict.state > verdict.now_ns else 0
+        cdef uint64_t ahead_ns = ahead_of(verdict)
         return ahead_ns - draw.shape.tolerance_ns if ahead_ns > draw.shape.tolerance_ns else 0
 
     cdef uint64_t refused_delay_ns(self, const Draw* draw, const Verdict* verdict) except? 0:
@@ -82,10 +85,7 @@ cdef class GcraLimiter(CellLimiter):
 
     cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
         cdef const Shape* shape = draw.shape
-        cdef uint64_t ahead_ns = 0
-        # One that no limiter can have written is a fresh key's.
-        if verdict.state > verdict.now_ns and verdict.state >> TIME_BITS == 0:
-            ahead_ns = verdict.state - verdict.now_ns
+        cdef uint64_t ahead_ns = ahead_of(verdict)
         decision.rate_limit = shape.rate_limit
         decision.rate_period_ns = shape.period_ns
         decision.available = shape.tolerance_ns - ahead_ns if ahead_ns < shape.tolerance_ns else 0

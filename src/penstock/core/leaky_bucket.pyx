@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport allow_by
-from penstock.core.gcra cimport GcraLimiter, gcra_take
+from penstock.core.gcra cimport GcraLimiter, ahead_of, gcra_take
 from penstock.core.limiter cimport Draw
 from penstock.core.table cimport Verdict
 
@@ -22,9 +22,10 @@ cdef class LeakyBucket(GcraLimiter):
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen
-    bytes per key. Guarantee: with ``reserve`` and ``wait`` any two departures are at least the time of the first one's
-    cost apart, over all processes. Algorithm: GCRA, ITU-T Recommendation I.371 (its "continuous-state leaky bucket").
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: with ``reserve`` and ``wait`` any two departures are at least the time of the first
+    one's cost apart, over all processes. Algorithm: GCRA, ITU-T Recommendation I.371 (its "continuous-state leaky
+    bucket").
     """
 
     cdef readonly uint64_t capacity
@@ -38,9 +39,9 @@ cdef class LeakyBucket(GcraLimiter):
         self.draw(1, &self.shape, &self.unit)
         self.enroll(b"")
 
+    @cython.binding(False)
     def __init__(self, store, name, rate, capacity):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         return f"<LeakyBucket {self.name!r} {self.rate}, capacity={self.capacity}>"
@@ -66,4 +67,5 @@ cdef class LeakyBucket(GcraLimiter):
 
     cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
         """Until those are gone who came before."""
-        return verdict.state - verdict.now_ns - draw.amount if verdict.state > verdict.now_ns + draw.amount else 0
+        cdef uint64_t ahead_ns = ahead_of(verdict)
+        return ahead_ns - draw.amount if ahead_ns > draw.amount else 0

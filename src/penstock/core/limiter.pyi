@@ -6,10 +6,11 @@ from typing_extensions import disjoint_base
 from penstock.core.keys import Key
 from penstock.store import Store
 
+def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]: ...
+
 @disjoint_base
 class Limiter:
     may_free_early: ClassVar[bool]
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def store(self) -> Store: ...
     @property

@@ -4,8 +4,27 @@ from penstock.core.keys cimport derive_key
 from penstock.core.segment cimport Segment
 from penstock.core.table cimport Events
 
+import inspect
+from functools import lru_cache
+
 from penstock import layout, waiting
 from penstock.errors import StoreClosed, shown
+
+
+_signature_of = lru_cache(inspect.signature)  # which takes longer than all else of making a limiter
+
+
+def bound_arguments(kind, args, kwargs):
+    """By name, what a limiter of this class is to be made of.
+
+    Where they don't fit, Cython would name ``__cinit__`` instead of the class.
+    """
+    signature = _signature_of(kind.__init__)
+    _, *parameters = signature.parameters.values()
+    try:
+        return signature.bind(None, *args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"{kind.__name__}{signature.replace(parameters=parameters)}: {error}") from None
 
 
 cdef class Limiter:
@@ -21,7 +40,11 @@ cdef class Limiter:
 
     may_free_early = False
 
-    def __cinit__(self, store, name, *args, **kwargs):
+    def __cinit__(self, *args, **kwargs):
+        arguments = bound_arguments(type(self), args, kwargs)
+        if "store" not in arguments:
+            raise TypeError(f"{type(self).__name__} is a base of the limiters: use TokenBucket or another one")
+        store, name = arguments["store"], arguments["name"]
         if not isinstance(getattr(store, "_segment", None), Segment):
             raise TypeError(f"the first argument of {type(self).__name__} is a Store, not {shown(store)}")
         self.store = store
@@ -30,9 +53,6 @@ cdef class Limiter:
         self.name = name
         self.table = self.segment.table
         self.generation = self.segment.generation
-
-    def __init__(self, *args, **kwargs):
-        raise TypeError("this is a base of the limiters: use TokenBucket or another one")
 
     cdef int enroll(self, bytes encoding) except -1:
         """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up.

@@ -16,8 +16,8 @@ cdef class MinInterval(GcraLimiter):
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen
-    bytes per key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes.
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes.
     """
 
     cdef readonly object interval_ns
@@ -29,9 +29,9 @@ cdef class MinInterval(GcraLimiter):
         self.draw(1, &self.shape, &self.unit)
         self.enroll(b"")
 
+    @cython.binding(False)
     def __init__(self, store, name, interval):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         return f"<MinInterval {self.name!r} {self.rate}>"

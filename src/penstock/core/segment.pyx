@@ -136,8 +136,8 @@ cdef class Extent:
             self.table.cells[i].tag = PENSTOCK_KIND_BLOCKED
 
 
-# In seconds: with the longest period added, no state reaches TIME_BITS.
-cdef object LAST_PYTHON_S = (2**62 - MAX_PERIOD_NS) // 10**9
+# In seconds: with what any state may be ahead of now, two of the longest periods and a quantum, none reaches TIME_BITS.
+cdef object LAST_PYTHON_S = (2**62 - 3 * MAX_PERIOD_NS) // 10**9
 
 
 @cython.final
@@ -182,7 +182,7 @@ cdef class Segment:
         cdef uint64_t python_ns, seen_ns
         seconds = time.time()
         if not 0 <= seconds <= LAST_PYTHON_S:
-            raise ValueError(f"time.time() says {seconds!r}: a segment's time is from 1970 to 2106")
+            raise ValueError(f"time.time() says {seconds!r}: a segment's time is from 1970 to 2086")
         # A double holds no more than microseconds of the present.
         python_ns = round(seconds * 1e6) * 1000
         seen_ns = load_acquire(self.table.manual_ns)

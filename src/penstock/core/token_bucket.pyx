@@ -3,10 +3,11 @@
 Refill in intervals
 -------------------
 Permits are put back at the boundaries of clock-aligned periods, `rate_limit` of them each time. The state is the
-boundary F at which the bucket is full again, and the *surplus*: how many permits of that last refill would find no
-place. So the deficit, the permits missing, is ``(boundaries from now until F) * rate_limit - surplus``, and it shrinks
-at every boundary by itself, as with GCRA: nothing is ever refilled. F is rounded up to a quantum, as `count_time` in
-counts.pxd says; a boundary is at least two quanta from the next one, so it can be told from its neighbours.
+boundary F at which the bucket is full again, and the *rest*: how many permits of that last refill find a place, less
+one. So the deficit, the permits missing, is ``(boundaries from now until F, less one) * rate_limit + rest + 1``, and it
+shrinks at every boundary by itself, as with GCRA: nothing is ever refilled. F is rounded up to a quantum, as
+`count_time` in counts.pxd says; a boundary is at least two quanta from the next one, so it can be told from its
+neighbours. Of two states the larger one lacks more, so who has used more is evicted later.
 """
 
 cimport cython
@@ -32,7 +33,7 @@ cdef inline uint64_t deficit_of(const Shape* shape, uint64_t state, uint64_t end
         return 0
     # Rounded up by less than half a period, so rounding down finds it.
     boundaries = (full_ns - end_ns) // shape.period_ns + 1
-    return boundaries * shape.rate_limit - low_of(state, shape.low_bits)
+    return (boundaries - 1) * shape.rate_limit + low_of(state, shape.low_bits) + 1
 
 
 cdef inline uint64_t boundaries_for(const Shape* shape, uint64_t permits) noexcept nogil:
@@ -45,7 +46,7 @@ cdef inline uint64_t state_of_deficit(const Shape* shape, uint64_t deficit, uint
     if deficit == 0:
         return 0
     return count_state(
-        end_ns + (boundaries - 1) * shape.period_ns, shape.low_bits, boundaries * shape.rate_limit - deficit)
+        end_ns + (boundaries - 1) * shape.period_ns, shape.low_bits, deficit - (boundaries - 1) * shape.rate_limit - 1)
 
 
 cdef inline uint64_t delay_of(
@@ -96,8 +97,8 @@ cdef class TokenBucket(GcraLimiter):
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. Sixteen
-    bytes per key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all
     processes; with intervals, at most ``burst`` and a rate's limit for each top of a period in the span. Algorithm:
     GCRA, ITU-T Recommendation I.371.
     """
@@ -115,7 +116,11 @@ cdef class TokenBucket(GcraLimiter):
             self.give_back = interval_give_back
             self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
             self.shape.low_bits = count_bits_for(self.shape.rate_limit - 1)
-            encoding = b"interval %d %d %d" % (self.shape.rate_limit, self.shape.period_ns, self.shape.low_bits)
+            if self.full_ns() > self.most_ahead_ns:
+                raise InvalidLimiter(
+                    f"limiter {self.name!r} would take too long to refill a burst of {shown(burst)} at {self.rate}: "
+                    "lower the burst or raise the rate")
+            encoding = b"intervals %d %d %d" % (self.shape.rate_limit, self.shape.period_ns, self.shape.low_bits)
         elif refill == "continuous":
             encoding = b""
         else:
@@ -124,9 +129,9 @@ cdef class TokenBucket(GcraLimiter):
         self.draw(1, &self.shape, &self.unit)
         self.enroll(encoding)
 
+    @cython.binding(False)
     def __init__(self, store, name, rate, burst=None, refill="continuous"):
-        # For its signature. __cinit__ has done the work: it can't be skipped or run twice.
-        pass
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         refill = "" if self.refill == "continuous" else ", refill='interval'"
@@ -141,6 +146,10 @@ cdef class TokenBucket(GcraLimiter):
         if self.take == interval_take:
             return allow_by(self, key, interval_take, NULL)
         return allow_by(self, key, gcra_take, NULL)
+
+    cdef object full_ns(self):
+        """After so long at the latest, an empty bucket refilled in intervals is full, with a quantum to spare."""
+        return (int(boundaries_for(&self.shape, self.shape.limit)) + 1) * self.shape.period_ns
 
     cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
         if rate is None and burst is None:
@@ -161,8 +170,10 @@ cdef class TokenBucket(GcraLimiter):
         return 0
 
     cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
-        draw.patience_ns = min(patience_ns, (<uint64_t>1 << 60))
-        return GcraLimiter.be_patient(self, draw, patience_ns)
+        if self.take != interval_take:
+            return GcraLimiter.be_patient(self, draw, patience_ns)
+        draw.patience_ns = min(patience_ns, self.most_ahead_ns - <uint64_t>self.full_ns())
+        return 0
 
     cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
         cdef uint64_t end_ns
