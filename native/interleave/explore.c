@@ -23,7 +23,7 @@
 #include <time.h>
 
 enum {
-    REGIONS = 8,
+    REGIONS = 32,
     WORDS = 512,
     VALUES = 48, /* of one word, in one execution */
     DECISIONS = 1 << 14,
@@ -546,6 +546,8 @@ uint64_t explore_clock(void) {
 void explore_set_clock(uint64_t now_ns) { clock_ns = first_clock_ns = now_ns; }
 
 int explore_current(void) { return current; }
+
+bool explore_is_killed(int process) { return processes[process].status == CRASHED; }
 
 void explore_begin(int operation) { processes[current].to_begin = operation; }
 

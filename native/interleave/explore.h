@@ -103,5 +103,6 @@ const char *explore_trace(void);
 void explore_begin(int operation);
 void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value);
 int explore_current(void);
+bool explore_is_killed(int process);
 
 #endif

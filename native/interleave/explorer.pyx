@@ -4,15 +4,19 @@ Compiled into the explorer's build of penstock only. A program's processes call 
 do, below the Python methods: `CellLimiter.decide` for ``allow`` and ``hit``, `return_draw` for ``refund``, and so on.
 """
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from penstock.core.all_of cimport MOST, AllOf
 from penstock.core.cell_limiter cimport CellLimiter
-from penstock.core.limiter cimport Draw
+from penstock.core.concurrency cimport Concurrency
+from penstock.core.decision cimport Decision
+from penstock.core.limiter cimport Ask, Draw
 from penstock.core.native cimport (
     PENSTOCK_CELLS_PER_LINE, PENSTOCK_KIND_BITS, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell,
     cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
+from penstock.core.slots cimport Slots, free_slot
 from penstock.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
 
 from dataclasses import dataclass
@@ -66,6 +70,7 @@ cdef extern from "explore.h":
         const uint8_t* steps)
     const char* explore_trace()
     void explore_begin(int operation)
+    bint explore_is_killed(int process)
     void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value)
 
 
@@ -107,6 +112,10 @@ cdef enum Kind:
     REFUND
     PEEK
     RESET
+    HIT_ALL
+    HIT_ONCE
+    ACQUIRE
+    RELEASE
     LOAD
     STORE
     SWAP
@@ -124,6 +133,11 @@ cdef struct Operation:
     void* limiter
     uint64_t tag
     Draw draw
+    void* key                    # of AllOf and of requests with an id: held by the program
+    void* request_id
+    int acquired                 # by which operation, of a release
+    int64_t slot                 # where: of an acquisition
+    PenstockCell lease
     uint64_t word                # of litmus tests
     uint64_t expected
     uint64_t desired
@@ -150,6 +164,37 @@ cdef void run_litmus(int index, const Operation* operation) noexcept:
     explore_end(index, 1, 0, seen)
 
 
+cdef void run_object(int index, Operation* operation) noexcept:
+    """Operations that take Python's objects. None of their steps has Python code on the stack."""
+    cdef Verdict verdict
+    cdef Ask[MOST] asks
+    cdef Decision decision
+    cdef Operation* acquired
+    cdef Slots slots
+    cdef bint allowed = False
+    cdef uint64_t now_ns = 0
+    explore_begin(index)
+    if operation.kind == HIT_ALL:
+        allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, asks, False)
+        now_ns = asks[0].verdict.now_ns
+    elif operation.kind == HIT_ONCE:
+        decision = (<CellLimiter>operation.limiter).hit_once(<object>operation.key, &operation.draw, <object>operation.request_id, 3600)
+        allowed = decision.allowed
+    elif operation.kind == ACQUIRE:
+        operation.slot = -1
+        taken = (<Concurrency>operation.limiter).take(operation.tag, 1, &verdict, &operation.lease)
+        if taken is not None:
+            operation.slot = taken
+        allowed = taken is not None
+        now_ns = verdict.now_ns
+    else:
+        acquired = &active.operations[operation.acquired]
+        if acquired.slot >= 0:
+            slots = (<Concurrency>operation.limiter).slots_of((<Concurrency>operation.limiter).table.cells)
+            allowed = free_slot(&slots, acquired.slot, acquired.lease)
+    explore_end(index, allowed, now_ns, 0)
+
+
 cdef void run_operation(int index) noexcept:
     cdef Operation* operation = &active.operations[index]
     cdef Verdict verdict
@@ -157,6 +202,9 @@ cdef void run_operation(int index) noexcept:
     cdef CellLimiter limiter
     if operation.kind >= LOAD:
         run_litmus(index, operation)
+        return
+    if operation.kind >= HIT_ALL:
+        run_object(index, operation)
         return
     limiter = <CellLimiter>operation.limiter
     verdict.now_ns = verdict.state = 0
@@ -188,7 +236,7 @@ cdef int check_members() noexcept:
     cdef int i, j, members
     cdef CellLimiter limiter
     for i in range(active.count):
-        if active.operations[i].limiter == NULL:
+        if active.operations[i].limiter == NULL or active.operations[i].kind >= HIT_ALL:
             continue
         limiter = <CellLimiter>active.operations[i].limiter
         members = 0
@@ -229,6 +277,13 @@ cdef int judge_outcome(const ExploreOperation* operations, int count, const uint
         active.complaint = str(complaint)
         return 1
     return 0
+
+
+class WatchedOwners:
+    """What a concurrency limiter asks for ended processes."""
+
+    def dead_among(self, owners):
+        return {owner for owner in owners if explore_is_killed(owner - 1)}
 
 
 cdef class Program:
@@ -329,6 +384,71 @@ cdef class Program:
 
     def reset(self, process, CellLimiter limiter, key):
         self.add(process, RESET, limiter, key, 1)
+
+    def hit_all(self, process, AllOf limits, key):
+        """``AllOf.allow``. Each of its limiters must have been adopted."""
+        self.held.append((limits, key))
+        cdef Operation* operation = self.next_operation(process, HIT_ALL)
+        operation.limiter, operation.key = <void*>limits, <void*>key
+
+    def hit_once(self, process, CellLimiter limiter, key):
+        """``hit`` with a request id, always the same: one whose mark has the last home line."""
+        cdef Operation* operation = self.next_operation(process, HIT_ONCE)
+        cdef uint64_t number = 0, mark
+        limiter.draw(1, &limiter.shape, &operation.draw)
+        while True:
+            mark = limiter.mark_of(key, number, &operation.draw)
+            if home_line(&limiter.table, mark) == &limiter.table.cells[CELLS - PENSTOCK_CELLS_PER_LINE]:
+                break
+            number += 1
+        cdef object request_id = number
+        self.held.append((limiter, key, request_id))
+        operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
+
+    def adopt_slots(self, list limiters, key):
+        """Watch one concurrency limit, which each process has as an object of its own, and one key of it."""
+        cdef Concurrency first = limiters[0], limiter
+        cdef int i
+        cdef bint watched
+        first.check_bound()
+        first.table.group_count = 1
+        self.epoch_ns = first.table.epoch_ns
+        explore_set_clock(first.table.epoch_ns + self.now_ns)
+        # The key's own cell comes first, so its slots are the first words.
+        first.table.cells[0].tag = first.tag_of(key)
+        first.table.cells[0].state = self.now_ns + 2 * first.lease
+        for i in range(1, CELLS):
+            first.table.cells[i].tag = (<uint64_t>i + 1) << PENSTOCK_KIND_BITS | PENSTOCK_KIND_TAT
+            first.table.cells[i].state = 10**18
+        watched = explore_share(first.table.cells, CELLS * sizeof(PenstockCell), b"cells")
+        watched = watched and explore_share(first.words, first.words_per_cell * 8, b"words")
+        for i, other in enumerate(limiters):
+            limiter = other
+            limiter.check_bound()
+            limiter.table, limiter.words = first.table, first.words
+            limiter.me = i + 1
+            limiter.my_forks = limiter.segment.forks[0]
+            limiter.owners = WatchedOwners()
+            memset(limiter.hints, 0, sizeof(limiter.hints))
+            watched = watched and explore_put_back(limiter.hints, sizeof(limiter.hints))
+            watched = watched and explore_put_back(
+                &limiter.watch_again_ns,
+                <char*>&limiter.first_end_ns + sizeof(uint64_t) - <char*>&limiter.watch_again_ns)
+            watched = watched and explore_put_back(limiter.counters, sizeof(limiter.counters[0]))
+        if not watched:
+            raise ValueError("more memory than the explorer can watch: take a smaller limit")
+        self.held.append(limiters)
+
+    def acquire(self, process, Concurrency limiter, key):
+        """``Concurrency.acquire`` of one permit; its number, for `release`."""
+        cdef Operation* operation = self.next_operation(process, ACQUIRE)
+        operation.limiter = <void*>limiter
+        operation.tag = limiter.tag_of(key)
+        return self.count - 1
+
+    def release(self, process, Concurrency limiter, acquired):
+        cdef Operation* operation = self.next_operation(process, RELEASE)
+        operation.limiter, operation.acquired = <void*>limiter, acquired
 
     def litmus(self, process, kind, word, expected=0, desired=1, strong=False):
         """One access of a litmus test, to one of four words that are 0: "load", "store" or "swap" if `expected`.

@@ -23,6 +23,7 @@ TRY = "src/penstock/core/table.pxd"
 WINDOW = "src/penstock/core/window.pyx"
 LOG = "src/penstock/core/sliding_log.pyx"
 BUCKETS = "src/penstock/core/bucketed_window.pyx"
+SLOTS = "src/penstock/core/slots.pxd"
 
 BUGS = [
     Bug(
@@ -132,6 +133,32 @@ BUGS = [
         BUCKETS,
         "            later[0] = mark >> shape.low_bits\n            return total",
         "            later[0] = 0 if {here} else mark >> shape.low_bits\n            return total",
+    ),
+    Bug(
+        "what was charged before a denial is kept",
+        "src/penstock/core/all_of.pyx",
+        "                for i in range(charged):\n                    (<Limiter>self.parts[i]).give_up",
+        "                for i in range(0 if {here} else charged):\n                    (<Limiter>self.parts[i]).give_up",
+    ),
+    Bug(
+        "who loses a race for a request's mark keeps its charge",
+        "src/penstock/core/cell_limiter.pyx",
+        "                charge.charged_state = verdict.state\n                self.return_draw(tag, &charge)",
+        "                charge.charged_state = verdict.state\n"
+        "                if not {here}:\n                    self.return_draw(tag, &charge)",
+    ),
+    Bug(
+        "a slot that is held is taken",
+        SLOTS,
+        "    if is_free(seen, now_ns) and cas128_acq_rel",
+        "    if ({here} or is_free(seen, now_ns)) and cas128_acq_rel",
+    ),
+    Bug(
+        "a slot is given back whoever holds it",
+        SLOTS,
+        "    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):",
+        "    if {here}:\n        seen = load128_acquire(&slots.slots[slot])\n"
+        "    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):",
     ),
 ]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from oracle import Rule
 from penstock.core.explorer import Done, Explored, Program
 
-from penstock import Store
+from penstock import AllOf, Concurrency, Store
 
 NS = 1_000_000_000
 
@@ -22,7 +23,7 @@ NS = 1_000_000_000
 @dataclass(frozen=True)
 class Operation:
     process: int
-    kind: str  # "hit", "refund", "peek" or "reset"
+    kind: str  # as the method of Program that adds it
     key: str
     cost: int
 
@@ -169,3 +170,171 @@ class Scene:
             if final > most or (final < most and self.exact_finals):
                 return False
         return True
+
+
+@dataclass(frozen=True)
+class Both(Rule[tuple[Any, ...]]):
+    """Several rules, all or none."""
+
+    rules: tuple[Rule[Any], ...]
+
+    @property
+    def fresh(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return tuple(rule.fresh for rule in self.rules)
+
+    @property
+    def most(self) -> int:
+        return min(rule.most for rule in self.rules)
+
+    def allows(self, state: tuple[Any, ...], now_ns: int, cost: int) -> bool:
+        return all(rule.allows(part, now_ns, cost) for rule, part in zip(self.rules, state, strict=True))
+
+    def charged(self, state: tuple[Any, ...], now_ns: int, cost: int) -> tuple[Any, ...]:
+        return tuple(rule.charged(part, now_ns, cost) for rule, part in zip(self.rules, state, strict=True))
+
+    def refunded(self, state: tuple[Any, ...], now_ns: int, cost: int) -> tuple[Any, ...]:
+        return tuple(rule.refunded(part, now_ns, cost) for rule, part in zip(self.rules, state, strict=True))
+
+    def over_ns(self, state: tuple[Any, ...]) -> int:
+        return max(rule.over_ns(part) for rule, part in zip(self.rules, state, strict=True))
+
+
+class SceneOfSeveral(Scene):
+    """Several limiters asked as one, by ``AllOf``, of one key in one table.
+
+    In a race a request may be denied that would have fitted, so denials are not judged.
+    """
+
+    def __init__(self, makes: Sequence[tuple[Callable[[Store], Any], Rule[Any]]], **options: Any) -> None:
+        super().__init__(makes[0][0], Both(tuple(rule for _, rule in makes)), exact=False, **options)
+        self.parts = [self.limiter, *(make(self.store) for make, _ in makes[1:])]
+        for part in self.parts[1:]:
+            self.program.adopt(part)
+        self.limiter = AllOf(*self.parts)
+        self.keys = [self.program.key(part) for part in self.parts]
+        for part, its_key in zip(self.parts, self.keys, strict=True):
+            self.program.look_at(part, its_key)
+
+    def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
+        assert (kind, cost, key) == ("hit", 1, None)
+        self.program.hit_all(process, self.limiter, self.keys)
+        self.operations.append(Operation(process, kind, self.key, cost))
+        return self
+
+    def effects(
+        self, operation: Operation, done: Done, readings: Sequence[int], states: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Each limit is exact by a clock reading of its own: one that is charged late reads the clock again."""
+        state = states.get(operation.key, self.rule.fresh)
+        assert isinstance(self.rule, Both)
+        if done.done and not done.allowed:
+            yield states
+            return
+        for times_ns in product(readings, repeat=len(self.parts)):
+            charged = []
+            for rule, part, now_ns in zip(self.rule.rules, state, times_ns, strict=True):
+                if not rule.allows(part, now_ns, operation.cost):
+                    break
+                charged.append(rule.charged(part, now_ns, operation.cost))
+                if not done.done:
+                    # Killed: the first ones may be charged, and the others not.
+                    yield states | {operation.key: (*charged, *state[len(charged) :])}
+            if done.done and len(charged) == len(self.parts):
+                yield states | {operation.key: tuple(charged)}
+
+    def matches(self, states: dict[str, Any], finals: Sequence[int], final_ns: int) -> bool:
+        assert isinstance(self.rule, Both)
+        state = states.get(self.key, self.rule.fresh)
+        for rule, part, final in zip(self.rule.rules, state, finals, strict=True):
+            most = max((n for n in range(rule.most + 1) if rule.allows(part, final_ns, n)), default=0)
+            if final > most or (final < most and self.exact_finals):
+                return False
+        return True
+
+
+class SceneOfOneRequest(Scene):
+    """One request, told by its id, that is sent several times: it is charged once.
+
+    Whoever is killed between the charge and the mark leaves a charge that nobody knows of: the safe side.
+    """
+
+    def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
+        if kind == "hit":
+            self.program.hit_once(process, self.limiter, self.key)
+            self.operations.append(Operation(process, kind, self.key, cost))
+            if not self.looked_at:
+                self.looked_at.append(self.key)
+                self.program.look_at(self.limiter, self.key)
+        return self
+
+    def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
+        answers = [d.allowed for d in done if d.done]
+        killed = sum(d.begun and not d.done for d in done)
+        charged = self.rule.most - finals[0]
+        if not all(answers):
+            return f"the request was denied: {answers}"
+        if not bool(answers) <= charged <= 1 + killed:
+            return f"charged {charged} times, with {killed} killed"
+        return ""
+
+
+class SceneOfSlots:
+    """A concurrency limit of one key; each process has a limiter object of its own, as real ones have."""
+
+    def __init__(self, limit: int, processes: int) -> None:
+        self.limit = limit
+        self.store = Store.private(keys=1)
+        self.limiters = [Concurrency(self.store, "slots", limit, lease="1 second") for _ in range(processes)]
+        self.program = Program()
+        self.program.adopt_slots(self.limiters, "key")
+        self.kinds: list[tuple[str, int, int]] = []  # kind, process, and of a release what it releases
+
+    def holds_once(self, *processes: int) -> SceneOfSlots:
+        """Each of these takes a permit and gives it back."""
+        for process in processes:
+            acquired = self.acquires(process)
+            self.program.release(process, self.limiters[process], acquired)
+            self.kinds.append(("release", process, acquired))
+        return self
+
+    def acquires(self, process: int) -> int:
+        self.kinds.append(("acquire", process, -1))
+        return int(self.program.acquire(process, self.limiters[process], "key"))
+
+    def explore(self, **bounds: Any) -> Explored:
+        self.lease_may_end = bool(bounds.get("clock_moves"))
+        explored: Explored = self.program.explore(self.judge, **bounds)
+        return explored
+
+    def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
+        if self.some_order(done, frozenset(), frozenset()):
+            return ""
+        return f"more than {self.limit} held: " + ", ".join(
+            f"{kind} by {process}: " + ("yes" if d.allowed else "no" if d.done else "killed")
+            for (kind, process, _), d in zip(self.kinds, done, strict=True)
+        )
+
+    def some_order(self, done: Sequence[Done], placed: frozenset[int], held: frozenset[int]) -> bool:
+        """Whether the operations can follow each other with never more permits held than there are.
+
+        A killed process's permits may go at any time; a lease that has ended, by the reading of whoever looks, too.
+        """
+        killed = {process for (_, process, _), d in zip(self.kinds, done, strict=True) if not d.done}
+        if all(i in placed or not d.done for i, d in enumerate(done)):
+            return True
+        for i, d in enumerate(done):
+            if i in placed or not d.done or not d.before <= placed:
+                continue
+            kind, _, acquired = self.kinds[i]
+            if kind == "release":
+                after = held - {acquired}
+            elif d.allowed:
+                still = {h for h in held if self.kinds[h][1] not in killed and done[h].now_ns + NS > d.now_ns}
+                if len(still) >= self.limit:
+                    continue
+                after = frozenset(still | {i})
+            else:
+                after = held
+            if self.some_order(done, placed | {i}, after):
+                return True
+        return False

@@ -10,7 +10,7 @@ from oracle import Bucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, FirstWindow, IntervalBucket, Log
 from oracle_counts import SlidingWindow as Sliding
-from programs import NS, Scene
+from programs import NS, Scene, SceneOfOneRequest, SceneOfSeveral, SceneOfSlots
 
 import penstock
 
@@ -20,7 +20,7 @@ EDGE_NS = 1_000_000 * NS - 5
 
 @dataclass(frozen=True)
 class Explorable:
-    make: Callable[[], Scene]
+    make: Callable[[], Scene | SceneOfSlots]
     quick: dict[str, Any]
     full: dict[str, Any] = field(default_factory=dict)
 
@@ -225,5 +225,49 @@ SCENES |= {
         lambda: sliding_log(2).before().hits(0, 1, 2),
         {**SECOND, "stale_reads": 1, "preemptions": 3},
         {"stale_reads": 2, "preemptions": 5, "crashes": 1},
+    ),
+}
+
+# Several limits at once, requests that are sent again, and permits that are held.
+
+TOKENS = (lambda s: penstock.TokenBucket(s, "tokens", "1/second", burst=2), Bucket(1, NS, 2))
+FEWER = (lambda s: penstock.TokenBucket(s, "fewer", "1/second", burst=1), Bucket(1, NS, 1))
+WINDOW = (lambda s: penstock.FixedWindow(s, "window", "2/second"), ClockWindow(2, NS))
+
+
+def one_request() -> Scene:
+    return SceneOfOneRequest(lambda s: penstock.TokenBucket(s, "limit", "1/hour", burst=3), Bucket(1, 3600 * NS, 3))
+
+
+SCENES |= {
+    "two limits at once": Explorable(
+        lambda: SceneOfSeveral([TOKENS, FEWER]).hits(0, 1), {"preemptions": 4}, {"preemptions": 6}
+    ),
+    "two limits at once, killed half-way": Explorable(
+        lambda: SceneOfSeveral([TOKENS, FEWER], exact_finals=False).hits(0, 1),
+        {"preemptions": 3, "crashes": 1},
+        {"preemptions": 5},
+    ),
+    "two limits at once, one a window": Explorable(
+        lambda: SceneOfSeveral([TOKENS, WINDOW], at_ns=EDGE_NS, exact_finals=False).hits(0, 1, 2),
+        {**OVER_THE_EDGE, "preemptions": 2},
+        {"preemptions": 4},
+    ),
+    "one request sent twice": Explorable(
+        lambda: one_request().hits(0, 1), {"preemptions": 4, "crashes": 1}, {"preemptions": 6}
+    ),
+    "slots: one for two": Explorable(
+        lambda: SceneOfSlots(1, 2).holds_once(0, 1, 0), {"crashes": 1, "preemptions": 4}, {"preemptions": None}
+    ),
+    "slots: two for three": Explorable(
+        lambda: SceneOfSlots(2, 3).holds_once(0, 1, 2), {"crashes": 1, "preemptions": 3}, {"preemptions": 5}
+    ),
+    "slots: leases that end": Explorable(
+        lambda: SceneOfSlots(1, 2).holds_once(0, 1, 0),
+        {"preemptions": 4, "clock_moves": 2, "jumps_ns": [NS]},
+        {"crashes": 1},
+    ),
+    "slots on weaker memory": Explorable(
+        lambda: SceneOfSlots(1, 2).holds_once(0, 1), {"preemptions": 4, "stale_reads": 2}, {"crashes": 1}
     ),
 }

@@ -26,6 +26,10 @@ FOUND_BY = {
     "a refund takes entries that were claimed since": "sliding log: refunds and larger costs",
     "a bucket has no mark": "bucketed window: hits",
     "a later bucket's mark is taken for none": "bucketed window: hits",
+    "what was charged before a denial is kept": "two limits at once",
+    "who loses a race for a request's mark keeps its charge": "one request sent twice",
+    "a slot that is held is taken": "slots: one for two",
+    "a slot is given back whoever holds it": "slots: leases that end",
 }
 
 

@@ -21,10 +21,6 @@ from penstock.core.limiter import bound_arguments
 from penstock.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
 
 
-cdef enum:
-    MOST = 16
-
-
 @cython.final
 cdef class AllOf:
     """Several limiters of one store as one: a request is charged to all of them or to none.
@@ -41,13 +37,6 @@ cdef class AllOf:
     O(number of limiters), lock-free; a denied request writes nothing shared. In a race of several requests for the last
     permits, some may be denied that would have been allowed one after the other.
     """
-
-    cdef readonly object store
-    cdef readonly str name
-    cdef readonly tuple limiters
-    cdef readonly bint may_free_early
-    cdef void* parts[MOST]               # the limiters once more, held by the tuple
-    cdef int count
 
     def __cinit__(self, *limiters, **kwargs):
         cdef int i

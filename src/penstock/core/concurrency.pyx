@@ -41,7 +41,6 @@ cdef enum:
     MAX_LIMIT = 1 << 24
     # Of memory, for as many keys as nobody has asked for otherwise.
     DEFAULT_WORDS = 1 << 16
-    HINTS = 64                           # a power of two
     SWEEP_AT_LEAST = 1024
     # So seldom, while denials follow each other, all slots are looked at and ended processes looked for.
     WATCH_INTERVAL_NS = 100_000
@@ -76,16 +75,6 @@ cdef class Lease:
     Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
     or with the process; it doesn't end when this object is garbage.
     """
-
-    cdef Concurrency limiter
-    cdef object key
-    cdef object more                     # what `cost` above 1 takes: a list of (slot, end) of which the first is below
-    cdef PenstockCell* cell              # NULL: none was allowed, or allowed without a slot because the table is full
-    cdef uint64_t slot
-    cdef PenstockCell held
-    cdef uint64_t forks
-    cdef bint released
-    cdef readonly bint allowed
 
     def __init__(self):
         raise TypeError("leases are made by limiters: use limiter.acquire(key)")
@@ -190,25 +179,6 @@ cdef class Concurrency(Limiter):
 
     may_free_early = True
 
-    cdef readonly uint64_t limit
-    cdef readonly object lease_ns
-    cdef uint64_t lease
-    cdef uint64_t words_per_cell
-    cdef uint64_t bit_words
-    cdef uint64_t last_cell              # that has words
-    cdef uint64_t* words
-    cdef Extent extent
-    cdef object owners
-    cdef uint64_t me                     # this process as an owner
-    cdef uint64_t my_forks               # for which `me` is right
-    cdef uint64_t watch_again_ns         # when ended processes may be looked for again
-    cdef PenstockCell* scanned           # the cell whose slots were all found held, and until when at the least
-    cdef uint64_t scan_again_ns          # when they may be looked at again
-    cdef uint64_t first_end_ns
-    cdef dict loose                      # by tag, what was taken without a lease object: lists of (slot, end)
-    cdef Py_ssize_t loose_swept          # how many tags there may be before lapsed ones are swept out
-    cdef uint64_t[HINTS] hints           # by cell, a slot that was free a while ago
-
     def __cinit__(self, store, name, limit, lease="30s", *, keys=None):
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
             raise InvalidLimiter(f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {shown(limit)}")
@@ -250,9 +220,6 @@ cdef class Concurrency(Limiter):
         slots.slots = <PenstockCell*>(slots.bits + self.bit_words)
         slots.count = self.limit
         return slots
-
-    cdef inline uint64_t tag_of(self, object key) except 0:
-        return fingerprint_of(hash_key_of(key, self.hash_key)) | PENSTOCK_KIND_TAT
 
     cdef int check_process(self) except -1:
         """Before a slot is taken: after a fork, this is another owner, and holds nothing."""
