@@ -75,8 +75,8 @@ BUGS = [
     Bug(
         "the clock is read before the scan",
         TABLE,
-        "    now_ns = table_now(table)    # SYNC scan -> clock",
-        "    if not {here}:\n        now_ns = table_now(table)",
+        "    verdict.now_ns = now_ns = table_now(table)    # SYNC scan -> clock",
+        "    if not {here}:\n        verdict.now_ns = now_ns = table_now(table)",
     ),
     Bug(
         "a key evicts itself",
@@ -121,6 +121,19 @@ BUGS = [
         LOG,
         "            if entry & LAP != lap_at(shape, state, place):",
         "            if not {here} and entry & LAP != lap_at(shape, state, place):",
+    ),
+    Bug(
+        "a new key's entries are cleared with the old one's",
+        LOG,
+        "            if again.tag != claim.tag or again.state != claim.state:\n                return\n            # Not at one",
+        "            if not {here} and (again.tag != claim.tag or again.state != claim.state):\n                return\n"
+        "            # Not at one",
+    ),
+    Bug(
+        "an evicted key's entries stay",
+        TABLE,
+        "    if table.clear != NULL:\n",
+        "    if not {here} and table.clear != NULL:\n",
     ),
     Bug(
         "a bucket has no mark",

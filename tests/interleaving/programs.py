@@ -84,6 +84,9 @@ class Scene:
             self.add(process, "hit", cost, key)
         return self
 
+    def hits_of_another(self, *processes: int) -> Scene:
+        return self.hits(*processes, key=self.other)
+
     def explore(self, **bounds: Any) -> Explored:
         self.jumps_ns = [0, *bounds.get("jumps_ns", ())]
         self.moves = bounds.get("clock_moves", 0)

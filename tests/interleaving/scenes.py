@@ -79,8 +79,7 @@ def sliding_log(limit: int, **options: Any) -> Scene:
         lambda s: penstock.SlidingLog(s, "limit", f"{limit}/second", keys=1),
         Log(limit, NS),
         # An entry that is written by another process than its claimant may be dated later: less is allowed then.
-        exact_finals=False,
-        **{"usable": 2, "exact": False, **options},
+        **{"usable": 2, "exact": False, "exact_finals": False, **options},
     )
 
 
@@ -147,6 +146,12 @@ def eviction() -> Scene:
     """Two keys and one cell: what a key has used is forgotten when the other one comes, and only then."""
     scene = token_bucket(1, usable=1, on_full="evict", evicts=True)
     return scene.hits(0, 1).hits(2, key=scene.other)
+
+
+def evictions(make: Callable[..., Scene]) -> Scene:
+    """Of words: one cell, in which a key at its limit gives way to another one that uses all of its own."""
+    scene = make(2, usable=1, on_full="evict", evicts=True, exact=False, exact_finals=False)
+    return scene.before(2).hits(0, key=scene.other).hits(1, 1, key=scene.other).hits(2, cost=2, key=scene.other)
 
 
 def removal() -> Scene:
@@ -220,6 +225,20 @@ SCENES |= {
         lambda: sliding_log(3).before(2).add(0, "refund").hits(1).hits(2, cost=2),
         {**SECOND, "preemptions": 4},
         {"preemptions": 7, "crashes": 1},
+    ),
+    "sliding log: eviction": Explorable(
+        lambda: evictions(sliding_log), {**SECOND, "preemptions": 3}, {"preemptions": 5, "crashes": 1}
+    ),
+    "sliding log: a clean start after an eviction": Explorable(
+        lambda: sliding_log(2, usable=1, on_full="evict", evicts=True, exact=True).before(2).hits_of_another(0, 1),
+        {},
+        SECOND,
+    ),
+    "sliding log: eviction, killed half-way": Explorable(
+        lambda: evictions(sliding_log), {"preemptions": 2, "crashes": 1}, {"preemptions": 4}
+    ),
+    "bucketed window: eviction": Explorable(
+        lambda: evictions(bucketed_window), {**BUCKETS, "preemptions": 2}, {"preemptions": 4, "crashes": 1}
     ),
     "sliding log: hits on weaker memory": Explorable(
         lambda: sliding_log(2).before().hits(0, 1, 2),

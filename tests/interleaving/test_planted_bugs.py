@@ -24,6 +24,8 @@ FOUND_BY = {
     "an unwritten entry is dated before its claim": "sliding log: hits",
     "the lap is not looked at": "sliding log: larger costs",
     "a refund takes entries that were claimed since": "sliding log: refunds and larger costs",
+    "a new key's entries are cleared with the old one's": "sliding log: eviction",
+    "an evicted key's entries stay": "sliding log: a clean start after an eviction",
     "a bucket has no mark": "bucketed window: hits",
     "a later bucket's mark is taken for none": "bucketed window: hits",
     "what was charged before a denial is kept": "two limits at once",

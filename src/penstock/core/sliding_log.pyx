@@ -33,28 +33,27 @@ what is missing. Nobody waits.
 
 *Stalled* in 2: whoever claims an entry's next lap has seen it written, so the late writer finds either its own lap,
 or a later time than its own; it changes neither. (Two laps can't have one time: between them a window passes; or,
-with permits given back, as many requests as the ring has entries, for which a nanosecond is too short. Only a clock
-that stands still could show it, and then on the safe side.)
+with permits given back, as many requests as the ring has entries, for which a nanosecond is too short. Only with a
+clock that stands still, as in tests, can a state come again: refunds that race may then lose permits, or give them
+twice.)
 
 *A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
 
-*A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come and another key
-moves in. By then all entries have left the window. An evicted key's entries are marked as given back (`log_clear`),
-but only those from before the eviction. If the process that evicts is killed before that, the new key begins with the
-old one's entries: the safe side.
+*A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come, or it is evicted,
+and another key moves in. While the cell is claimed for that one, whoever promotes the claim first marks all entries
+that still count as given back, and writes those that the old key's process has left unwritten (`log_clear`): so a new
+member begins with a ring in which nothing counts. A process that is stopped in there can't harm the new key: it
+changes only what an entry held before the claim was seen to stand.
 """
 
 cimport cython
 from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport CellLimiter, allow_by
-from penstock.core.counts cimport FRACTION_BITS, count_bits_for, count_state, low_mask, low_of, time_of
+from penstock.core.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape
-from penstock.core.native cimport (
-    PENSTOCK_KIND_BITS, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel, load128_acquire,
-    load_acquire,
-)
+from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel, load128_acquire, load_acquire
 from penstock.core.segment cimport Extent
 from penstock.core.table cimport Next, Verdict, table_find, table_now
 
@@ -124,28 +123,6 @@ cdef void write_entries(
         position = moved(shape, position, 1)
 
 
-cdef void disown_entries(
-    const Shape* shape, PenstockCell* cell, uint64_t* ring, uint64_t state, uint64_t count
-) noexcept nogil:
-    """The same for entries that were claimed by a key that has left the cell: they count for nothing.
-
-    Only while the cell is still claimed by the next key. Then nothing of that key's is in the ring: what an entry held
-    before the claim was seen to stand is not the next key's, and the CAS is from that.
-    """
-    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - count)
-    cdef PenstockCell claim
-    cdef uint64_t _, seen
-    for _ in range(count):
-        seen = load_acquire(&ring[position])
-        claim = load128_acquire(cell)
-        if claim.tag & low_mask(PENSTOCK_KIND_BITS) != PENSTOCK_KIND_CLAIM or low_of(
-                claim.state ^ state, shape.low_bits) != 0:
-            return
-        if seen & LAP != lap_at(shape, state, position):
-            cas_acq_rel(&ring[position], seen, seen ^ LAP | GIVEN_BACK)
-        position = moved(shape, position, 1)
-
-
 cdef inline uint64_t told_ns(const Shape* shape, uint64_t state) noexcept nogil:
     """When the last request was decided: less than a quantum later than the truth."""
     cdef uint64_t leaves_ns = time_of(state, shape.low_bits)
@@ -170,12 +147,12 @@ cdef inline uint64_t newest_ns(const Shape* shape, PenstockCell* cell, uint64_t 
     cdef uint64_t position = newest
     if entry & LAP == lap_at(shape, state, newest):
         return time_of_entry(entry) if entry & ~(GIVEN_BACK | LAP) else 0
+    if time_of(state, shape.low_bits) == 0:
+        # A claim's, and others have promoted it since its entries were seen to.
+        return 0
     while missing < shape.limit and load_acquire(&ring[position]) & LAP != lap_at(shape, state, position):
         missing += 1
         position = moved(shape, position, shape.limit - 1)
-    if time_of(state, shape.low_bits) == 0:
-        disown_entries(shape, cell, ring, state, missing)
-        return 0
     write_entries(shape, ring, state, missing, helped_ns(shape, state))
     return time_of_entry(load_acquire(&ring[newest]))
 
@@ -271,24 +248,31 @@ cdef bint log_give_back(
     return False
 
 
-cdef void log_clear(PenstockCell* cell, uint64_t state, uint64_t now_ns, const void* parameters) noexcept nogil:
-    """Mark what counts of an evicted key, from the newest entry back.
+cdef void log_clear(PenstockCell* cell, PenstockCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
+    """Mark everything that counts of the key that was there before, from the newest entry back.
 
-    Only entries from before the claim: those of a key that has come to this cell since are none of ours.
+    An entry that it had claimed and not written is written for it, as given back. Each is changed by a CAS from what it
+    was before the claim was seen to stand: so it isn't the new key's, which claims entries only once it is a member.
     """
     cdef const Shape* shape = (<const Draw*>parameters).shape
     cdef uint64_t* ring = ring_of(shape, cell)
-    cdef uint64_t position = position_of(shape, state)
-    cdef uint64_t latest_ns = max(now_ns, newest_ns(shape, cell, state))
-    cdef uint64_t entry, _
+    cdef uint64_t position = position_of(shape, claim.state)
+    cdef PenstockCell again
+    cdef uint64_t entry, wanted, lap, _
     for _ in range(shape.limit):
         position = moved(shape, position, shape.limit - 1)
-        entry = load_acquire(&ring[position])
-        # Not at one that was given back: there may be others behind it.
-        if left_window(shape, entry & ~GIVEN_BACK, now_ns):
-            return
-        if time_of_entry(entry) <= latest_ns:
-            cas_acq_rel(&ring[position], entry, entry | GIVEN_BACK)
+        lap = lap_at(shape, claim.state, position)
+        while True:
+            entry = load_acquire(&ring[position])
+            again = load128_acquire(cell)
+            if again.tag != claim.tag or again.state != claim.state:
+                return
+            # Not at one that was given back: there may be others behind it.
+            if entry & LAP == lap and left_window(shape, entry & ~GIVEN_BACK, now_ns):
+                return
+            wanted = entry | GIVEN_BACK if entry & LAP == lap else lap | GIVEN_BACK | (now_ns + 1)
+            if entry == wanted or cas_acq_rel(&ring[position], entry, wanted):
+                break
 
 
 @cython.final

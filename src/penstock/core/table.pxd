@@ -39,8 +39,11 @@ ctypedef void (*Prepare)(
     PenstockCell* cell, uint64_t state, const Next* next, const void* parameters
 ) noexcept nogil
 
-# Forget what the words of a cell say of a key that was evicted from it, in this state, at `now_ns`.
-ctypedef void (*Clear)(PenstockCell* cell, uint64_t state, uint64_t now_ns, const void* parameters) noexcept nogil
+# Make the words of a cell that is claimed for a key say nothing of the key that was there before. Others may do the same
+# at the same time, or have promoted the claim meanwhile: then it must do no harm.
+ctypedef void (*Clear)(
+    PenstockCell* cell, PenstockCell claim, uint64_t now_ns, const void* parameters
+) noexcept nogil
 
 
 # A process's view of one table. Copied out of the validated header once, so that nothing that is written to the

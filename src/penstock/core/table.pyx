@@ -10,7 +10,8 @@ backed off from:
 2. *scan*: on behalf of that claim, look at every other cell of the probe set. A member of this key: take the claim
    back and use the member. A claim of this key at a later position: take that one away. At an earlier position: take
    ours away and go on on behalf of the earlier one, from the start of the scan.
-3. *promote*: CAS the claim to a member with the state that the caller's own request leaves.
+3. *promote*: CAS the claim to a member with the state that the caller's own request leaves. If the cell has words,
+   whoever promotes has made them the new key's before (`Clear`, `Prepare`).
 
 Whoever meets a claim of its own key before it has placed one skips step 1 and carries on with that claim, so a
 claimant that was killed or stopped delays nobody, and it is the promoter whose request is charged.
@@ -316,18 +317,20 @@ cdef Insertion insert(
             return AGAIN
         if expiry_of(table, seen, now_ns) > now_ns:
             events.evicted += 1
-            if table.clear != NULL:
-                table.clear(claim.cell, seen.state, now_ns, parameters)
     if not scan(table, probe, tag, &claim):
         return AGAIN
-    now_ns = table_now(table)    # SYNC scan -> clock
+    verdict.now_ns = now_ns = table_now(table)    # SYNC scan -> clock
     verdict.cell = claim.cell
     next.decided_ns = now_ns
+    if table.clear != NULL:
+        table.clear(claim.cell, claim.seen, now_ns, parameters)
     if not decide(claim.cell, tag, kept_of(table, claim.seen.state), now_ns, parameters, &next):
-        cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))
+        # If the claim has been promoted meanwhile, the words that spoke against the request may be of after that.
+        if not cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen)):
+            events.cas_retries += 1
+            return AGAIN
         verdict.state = 0
         verdict.outcome = DENIED
-        verdict.now_ns = now_ns
         return INSERTED
     if table.prepare != NULL:
         table.prepare(claim.cell, kept_of(table, claim.seen.state), &next, parameters)
@@ -339,7 +342,6 @@ cdef Insertion insert(
     else:
         events.cas_retries += 1
         return AGAIN
-    verdict.now_ns = now_ns
     return INSERTED
 
 
