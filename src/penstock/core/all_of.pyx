@@ -6,6 +6,8 @@ deny, the limits that were charged before get their permits back.
 
 So a request that is denied takes nothing, but for a moment it may have: others may be denied meanwhile that would not
 have been. Never is one allowed that should not be. A process that is killed half-way leaves the first limits charged.
+And a leaky bucket can't take back a place behind which others already stand, nor a bucketed window what was charged in
+a bucket that is over: such a limiter belongs last.
 """
 
 cimport cython

@@ -200,8 +200,10 @@ cdef bint bucketed_give_back(
     cdef const Shape* shape = draw.shape
     cdef Summed now = summed(shape, cell, state, now_ns)
     cdef uint64_t* marks = marks_of(shape, cell)
-    cdef uint64_t bucket, first, mark, raised, amount
-    cdef uint64_t ceiling = now.total            # of the marks before it
+    cdef uint64_t bucket, first, mark, raised, raised_newer, amount
+    cdef uint64_t ceiling = now.total            # of the mark
+    cdef uint64_t newer_bucket = 0
+    cdef uint64_t* newer = NULL                  # the mark that was raised before, of that bucket
     cdef uint64_t* place
     cdef PenstockCell seen
     if now.fresh:
@@ -222,12 +224,19 @@ cdef bint bucketed_give_back(
                 seen = load128_acquire(cell)
                 if seen.tag == tag and (seen.state ^ state) & ~low_mask(shape.low_bits) == 0:
                     ceiling = low_of(seen.state, shape.low_bits)
+            elif newer != NULL:
+                # The marks never fall from one bucket to the next; and others may have raised the newer one further.
+                raised_newer = load_acquire(newer)
+                if raised_newer >> shape.low_bits == newer_bucket:
+                    ceiling = low_of(raised_newer, shape.low_bits)
             if is_behind(shape, ceiling, raised):
                 raised = ceiling
             if bucket == now.newest:
                 amount = low_of(raised - mark, shape.low_bits)
             if not is_behind(shape, mark, raised) or cas_acq_rel(place, mark, bucket << shape.low_bits | raised):
                 ceiling = raised
+                newer = place
+                newer_bucket = bucket
                 break
             mark = load_acquire(place)
             if bucket == now.newest:

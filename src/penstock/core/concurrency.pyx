@@ -15,18 +15,16 @@ from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.cell_limiter cimport whole_cost
 from penstock.core.decision cimport Decision
-from penstock.core.keys cimport hash_key_of
 from penstock.core.limiter cimport Ask, Limiter
 from penstock.core.native cimport (
-    PENSTOCK_KIND_TAT, PenstockCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
+    PenstockCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
 )
 from penstock.core.reservation cimport new_reservation
-from penstock.core.segment cimport Extent
 from penstock.core.slots cimport (
     Slots, free_bits, free_slot, is_free, lease_of, take_any_slot, take_lapsed_slot,
 )
 from penstock.core.table cimport (
-    ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, fingerprint_of, home_line, table_decide,
+    ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, home_line, table_decide,
     table_find, table_now, table_try,
 )
 

@@ -7,7 +7,7 @@ from penstock.core.cell_limiter cimport CellLimiter, whole_cost
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape
 from penstock.core.native cimport PENSTOCK_KIND_TAT, multiply_divide_up
-from penstock.core.table cimport TIME_BITS, Events, Verdict
+from penstock.core.table cimport Events, Verdict
 
 from penstock.errors import CostExceedsLimit, InvalidLimiter, shown
 from penstock.rate import MAX_PERIOD_NS, as_rate
@@ -37,8 +37,8 @@ cdef class GcraLimiter(CellLimiter):
         tolerance_ns = min(burst * unit_ns, burst * period_ns // limit + unit_ns - 1)
         if tolerance_ns > self.most_ahead_ns:
             raise InvalidLimiter(
-                f"limiter {self.name!r} would take more than {self.most_ahead_ns // YEAR_NS} years to refill a {burst_name} of {shown(burst)} at "
-                f"{rate}: lower the {burst_name} or raise the rate")
+                f"limiter {self.name!r} would take more than {self.most_ahead_ns // YEAR_NS} years to refill a "
+                f"{burst_name} of {shown(burst)} at {rate}: lower the {burst_name} or raise the rate")
         shape.rate_limit = limit
         shape.period_ns = period_ns
         shape.limit = burst

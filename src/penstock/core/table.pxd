@@ -39,8 +39,8 @@ ctypedef void (*Prepare)(
     PenstockCell* cell, uint64_t state, const Next* next, const void* parameters
 ) noexcept nogil
 
-# Make the words of a cell that is claimed for a key say nothing of the key that was there before. Others may do the same
-# at the same time, or have promoted the claim meanwhile: then it must do no harm.
+# Make the words of a cell that is claimed for a key say nothing of the key that was there before. Others may do the
+# same at the same time, or have promoted the claim meanwhile: then it must do no harm.
 ctypedef void (*Clear)(
     PenstockCell* cell, PenstockCell claim, uint64_t now_ns, const void* parameters
 ) noexcept nogil

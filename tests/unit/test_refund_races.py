@@ -1,0 +1,52 @@
+"""Permits that are given back while others are taken: none is lost, and none is given twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from process_helpers import Crew, Meeting
+
+from penstock import BucketedWindow, SlidingLog, Store
+from penstock.testing import ManualClock
+
+LIMIT: Final = 8
+WORKERS: Final = 3
+HELD: Final = LIMIT - WORKERS
+TURNS: Final = 40
+PAIRS: Final = 5_000
+
+# So long that nothing leaves a window meanwhile, and no bucket ends.
+# With a mark in an older bucket as well: the first, in which nothing was asked.
+TWO_BUCKETS: Final = "bucketed window, with an older bucket"
+MAKERS: Final[dict[str, Callable[[Store], Any]]] = {
+    "sliding log": lambda store: SlidingLog(store, "api", f"{LIMIT}/year", keys=1),
+    "bucketed window": lambda store: BucketedWindow(store, "api", f"{LIMIT}/year", 4, keys=1),
+    TWO_BUCKETS: lambda store: BucketedWindow(store, "api", f"{LIMIT}/hour", keys=1),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_refunds_that_race_with_hits(crew: Crew, kind: str) -> None:
+    """There is room for one permit of each worker beside those that nobody gives back, so none is ever denied one."""
+    for _ in range(TURNS):
+        with Store.private(keys=1, clock=ManualClock(100) if kind == TWO_BUCKETS else "monotonic") as store:
+            limiter = MAKERS[kind](store)
+            assert limiter.hit("k", HELD)
+            asked = crew.run(WORKERS, _take_and_give_back, limiter, Meeting(WORKERS))
+            crew.workers.clear()
+            assert asked == [(PAIRS, 0)] * WORKERS
+            assert limiter.peek("k").remaining == LIMIT - HELD
+
+
+def _take_and_give_back(me: int, limiter: Any, meeting: Meeting) -> tuple[int, int]:
+    """How often it got a permit, and how often more than were free at any time."""
+    meeting.wait(me)
+    one = too_many = 0
+    for _ in range(PAIRS):
+        too_many += limiter.hit("k", LIMIT - HELD + 1).allowed
+        if limiter.allow("k"):
+            one += 1
+            limiter.refund("k")
+    return one, too_many
