@@ -1,0 +1,73 @@
+"""``penstock verify``: whether a segment is sound."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from penstock.errors import PenstockError
+from penstock.verification import Report, verify
+
+__all__ = ["command"]
+
+LARGE: Final = 64 * 2**20
+SHOWN: Final = 50
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--path", type=click.Path(path_type=Path), help="The segment's file, instead of its name.")
+def command(name: str | None, path: Path | None) -> None:
+    """Check everything that must hold in the segment of the store NAME.
+
+    Only reads; the store may be in use. Exits with 0 if the segment is sound, with 1 if it is damaged, with 2 if it
+    can't be read.
+    """
+    if (name is None) == (path is None):
+        raise click.UsageError("give a store's NAME or --path FILE")
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        report = _verify_with_progress(name if path is None else path.absolute(), errors)
+    except (PenstockError, ValueError) as error:
+        errors.print(str(error), markup=False)
+        sys.exit(2)
+    _print(report, console)
+    sys.exit(0 if report.sound else 1)
+
+
+def _verify_with_progress(name_or_path: str | Path | None, console: Console) -> Report:
+    assert name_or_path is not None
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False, total=None)
+        return verify(
+            name_or_path,
+            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=total >= LARGE),
+        )
+
+
+def _print(report: Report, console: Console) -> None:
+    table = Table(title=f"{report.path}: {report.bytes:,} bytes, {report.clock} clock", title_justify="left")
+    for heading in ("", "algorithm"):
+        table.add_column(heading)
+    for heading in ("cells", "live keys", "claims", "held"):
+        table.add_column(heading, justify="right")
+    for part in report.parts:
+        cells = sum(part.cells.values()) - part.cells["blocked"]
+        held = f"{part.held:,}" if part.algorithm == "Concurrency" else ""
+        table.add_row(part.name, part.algorithm, f"{cells:,}", f"{part.live_keys:,}", f"{part.cells['claims']:,}", held)
+    console.print(table, markup=False)
+    findings = (*report.damage, *(finding for finding in report.findings if finding.severity == "note"))
+    for finding in findings[:SHOWN]:
+        console.print(str(finding), markup=False, soft_wrap=True)
+    if len(findings) > SHOWN:
+        console.print(f"... and {len(findings) - SHOWN} more")
+    damaged = len(report.damage)
+    limiters = f"{len(report.limiters)} limiter{'' if len(report.limiters) == 1 else 's'}"
+    console.print("sound" if report.sound else f"damaged: {damaged} findings", f"({limiters})")

@@ -1,0 +1,83 @@
+"""The command ``penstock verify``, as it is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_helpers import path_of
+
+from penstock import SlidingLog, Store, TokenBucket, layout
+
+COMMAND = Path(sys.executable).parent / "penstock"
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100", **environment}
+    )
+
+
+@pytest.fixture
+def used(name: str) -> str:
+    with Store(name, keys=1000) as store:
+        assert TokenBucket(store, "api", "100/hour").allow("user:42")
+        assert SlidingLog(store, "[export]", "5/hour", keys=3).allow("user:42")
+    return name
+
+
+def test_a_sound_segment(used: str) -> None:
+    result = run("verify", used)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "sound (2 limiters)" in result.stdout
+    assert path_of(used) in result.stdout
+    assert "[export]" in result.stdout
+    assert "SlidingLog" in result.stdout
+
+
+def test_by_path(used: str) -> None:
+    assert run("verify", "--path", path_of(used)).returncode == 0
+
+
+def test_damage(used: str) -> None:
+    with open(path_of(used), "r+b") as file:
+        file.seek(layout.TABLE_OFFSET)
+        file.write(b"\x05" * layout.CELL.size * 200)
+    result = run("verify", used)
+    assert result.returncode == 1
+    assert "damage: cell 0 of the table: found kind 5" in result.stdout
+    assert "... and 150 more" in result.stdout
+    assert "damaged: 200 findings (2 limiters)" in result.stdout
+
+
+def test_what_cannot_be_read(name: str) -> None:
+    result = run("verify", name)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"{path_of(name)}: found no such file, expected a segment")
+    assert len(result.stderr.splitlines()) == 1
+    assert not Path(path_of(name)).exists()
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["verify", "a", "--path", "b"], ["verify", "a b"], ["nothing"]])
+def test_what_was_not_meant(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_help_names_the_commands() -> None:
+    assert "verify" in run("--help").stdout
+    assert "Exits with 0 if the segment is sound" in " ".join(run("verify", "--help").stdout.split())
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra_one_line_says_how_to_get_it(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from penstock.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", program, "verify", "x"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == 'the penstock command needs packages of its own: pip install "penstock[cli]"\n'

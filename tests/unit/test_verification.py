@@ -1,0 +1,528 @@
+"""`verify`: what it finds, that it finds nothing where there is nothing, and that it leaves everything alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_helpers import Crew, SharedNumbers, extents, kind_of, path_of, read_cells
+
+from penstock import (
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+    layout,
+)
+from penstock.errors import (
+    DamagedSegment,
+    ForeignSegment,
+    SegmentBusy,
+    SegmentError,
+    SegmentVersionMismatch,
+    TruncatedSegment,
+    UntrustedSegment,
+)
+from penstock.testing import ManualClock
+from penstock.verification import Report, verify
+
+KEYS = 60
+CELL = layout.CELL.size
+
+
+def make_limiters(store: Store) -> list[Any]:
+    return [
+        TokenBucket(store, "bucket", "100/hour", 20),
+        TokenBucket(store, "interval bucket", "100/hour", 20, refill="interval"),
+        FixedWindow(store, "fixed", "10/hour"),
+        FixedWindow(store, "first", "10/hour", align="first"),
+        SlidingWindow(store, "sliding", "10/hour"),
+        BucketedWindow(store, "buckets", "10/hour", 6, keys=KEYS),
+        SlidingLog(store, "log", "5/hour", keys=3),
+        SlidingLog(store, "larger log", "100/minute", keys=KEYS),
+        Concurrency(store, "held", 20, lease="1 hour", keys=KEYS),
+        Concurrency(store, "held by few", 200, lease="1 hour", keys=3),
+    ]
+
+
+def use(store: Store) -> None:
+    for limiter in make_limiters(store):
+        for key in range(KEYS):
+            limiter.allow(key)
+            limiter.allow(key % 5)
+            limiter.hit(key % 7, 2)
+            limiter.refund(key % 3)
+    store.stats()
+
+
+@pytest.fixture(params=["monotonic", "manual"])
+def used(request: pytest.FixtureRequest, name: str) -> Iterator[str]:
+    """The name of a store in which every kind of limiter has left something."""
+    clock = ManualClock(10_000_000) if request.param == "manual" else "monotonic"
+    with Store(name, keys=1000, clock=clock) as store:  # type: ignore[arg-type]
+        use(store)
+        yield name
+
+
+class Vandal:
+    """Writes to a segment's file what doesn't belong there."""
+
+    def __init__(self, name: str) -> None:
+        self.path = Path(path_of(name))
+        self.extents = extents(str(self.path))
+
+    def read(self, offset: int) -> int:
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return int.from_bytes(file.read(8), "little")
+
+    def write(self, offset: int, *words: int) -> None:
+        with self.path.open("r+b", buffering=0) as file:
+            file.seek(offset)
+            file.write(struct.pack(f"<{len(words)}Q", *words))
+
+    def cell(self, kind: int, start: int = layout.TABLE_OFFSET, which: int = 0) -> int:
+        """The offset of one that holds this kind."""
+        offset = start
+        while kind_of(self.read(offset)) != kind or which:
+            which -= kind_of(self.read(offset)) == kind
+            offset += CELL
+        return offset
+
+    def extent_cell(self, number: int, kind: int, which: int = 0) -> tuple[int, int]:
+        """A cell in an extent, and where its words begin."""
+        entry = self.extents[number]
+        offset = self.cell(kind, entry["offset"], which)
+        groups = -(-entry["keys"] // 16) if entry["keys"] <= 48 else -(-entry["keys"] * 21 // layout.GROUP_BYTES)
+        used = entry["keys"] if entry["keys"] <= 48 else 16 * groups
+        words = (entry["bytes"] - groups * layout.GROUP_BYTES) // used
+        return offset, entry["offset"] + groups * layout.GROUP_BYTES + (offset - entry["offset"]) // CELL * words
+
+
+BUCKETS, LOG, LARGER_LOG, HELD, HELD_BY_FEW = range(5)
+
+
+def damage_header(vandal: Vandal) -> None:
+    vandal.write(layout.HEADER_MANUAL_NS + 8, 1)
+
+
+def damage_time(vandal: Vandal) -> None:
+    vandal.write(layout.HEADER_MANUAL_NS, 2**63)
+
+
+def damage_name(vandal: Vandal) -> None:
+    vandal.write(
+        layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME, int.from_bytes(b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8")
+    )
+
+
+def damage_name_hash(vandal: Vandal) -> None:
+    vandal.write(layout.LIMITERS_OFFSET, 12345)
+
+
+def damage_name_length(vandal: Vandal) -> None:
+    vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME_BYTES, 49)
+
+
+def free_a_limiter(vandal: Vandal) -> None:
+    vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY.size, *[0] * 8)
+
+
+def count_for_nobody(vandal: Vandal) -> None:
+    vandal.write(layout.COUNTERS_OFFSET + 500 * 64, 200)
+
+
+def count_in_a_free_line(vandal: Vandal) -> None:
+    vandal.write(layout.COUNTERS_OFFSET + 500 * 64 + 16, 1)
+
+
+def count_too_far(vandal: Vandal) -> None:
+    vandal.write(layout.COUNTERS_OFFSET + 16, 2**63)
+
+
+def move_an_extent(vandal: Vandal) -> None:
+    vandal.write(layout.EXTENTS_OFFSET + layout.EXTENT_ENTRY_OFFSET, vandal.extents[0]["offset"] + 64)
+
+
+def lengthen_an_extent(vandal: Vandal) -> None:
+    vandal.write(layout.EXTENTS_OFFSET + layout.EXTENT_ENTRY_BYTES, vandal.extents[0]["bytes"] + 8)
+
+
+def put_an_extent_into_another(vandal: Vandal) -> None:
+    vandal.write(
+        layout.EXTENTS_OFFSET + layout.EXTENT_ENTRY.size + layout.EXTENT_ENTRY_OFFSET, vandal.extents[0]["offset"]
+    )
+
+
+def free_an_extent(vandal: Vandal) -> None:
+    vandal.write(layout.EXTENTS_OFFSET, 0)
+
+
+def repeat_an_extent(vandal: Vandal) -> None:
+    vandal.write(layout.EXTENTS_OFFSET, vandal.extents[1]["identity"])
+
+
+def unknown_kind(vandal: Vandal) -> None:
+    offset = vandal.cell(layout.KIND_TAT)
+    vandal.write(offset, vandal.read(offset) & ~7 | 5)
+
+
+def block_a_cell(vandal: Vandal) -> None:
+    vandal.write(vandal.cell(layout.KIND_EMPTY), layout.KIND_BLOCKED)
+
+
+def state_in_an_empty_cell(vandal: Vandal) -> None:
+    vandal.write(vandal.cell(layout.KIND_EMPTY) + 8, 1)
+
+
+def tag_in_an_empty_cell(vandal: Vandal) -> None:
+    vandal.write(vandal.cell(layout.KIND_EMPTY), 8)
+
+
+def late_state(vandal: Vandal) -> None:
+    vandal.write(vandal.cell(layout.KIND_TAT) + 8, 2**62)
+
+
+def claim_of_nobody(vandal: Vandal) -> None:
+    offset = vandal.cell(layout.KIND_TAT)
+    vandal.write(offset, vandal.read(offset) & ~7 | layout.KIND_CLAIM, 0xFFF << 28)
+
+
+def key_elsewhere(vandal: Vandal) -> None:
+    offset = vandal.cell(layout.KIND_TAT)
+    vandal.write(offset, vandal.read(offset) ^ 1 << 63)
+
+
+def key_twice(vandal: Vandal) -> None:
+    offset = vandal.cell(layout.KIND_TAT)
+    group = (offset - layout.TABLE_OFFSET) // layout.GROUP_BYTES
+    start = layout.TABLE_OFFSET + group * layout.GROUP_BYTES
+    other = next(at for at in range(start, start + layout.GROUP_BYTES, CELL) if at != offset)
+    vandal.write(other, vandal.read(offset), vandal.read(offset + 8))
+
+
+def unblock(vandal: Vandal) -> None:
+    vandal.write(vandal.cell(layout.KIND_BLOCKED, vandal.extents[LOG]["offset"]), 0)
+
+
+def foreign_kind(vandal: Vandal) -> None:
+    offset, _ = vandal.extent_cell(LARGER_LOG, layout.KIND_COUNT)
+    vandal.write(offset, vandal.read(offset) & ~7 | layout.KIND_TAT)
+
+
+def position_beyond_the_ring(vandal: Vandal) -> None:
+    offset, _ = vandal.extent_cell(LARGER_LOG, layout.KIND_COUNT)
+    vandal.write(offset + 8, vandal.read(offset + 8) & ~255 | 101 << 1)
+
+
+def entry_of_another_lap(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(LARGER_LOG, layout.KIND_COUNT)
+    vandal.write(words + 8 * 50, vandal.read(words + 8 * 50) ^ 1 << 62)
+
+
+def entry_from_the_future(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(LARGER_LOG, layout.KIND_COUNT)
+    vandal.write(words, vandal.read(words) + 10**15)
+
+
+def entries_in_disorder(vandal: Vandal) -> None:
+    # A key with several entries.
+    which = 0
+    while True:
+        offset, words = vandal.extent_cell(LARGER_LOG, layout.KIND_COUNT, which)
+        position = (vandal.read(offset + 8) & 255) >> 1
+        if position > 8:
+            break
+        which += 1
+    vandal.write(words + 8 * (position - 1), vandal.read(words + 8 * (position - 1)) - 10**6)
+
+
+def mark_elsewhere(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(BUCKETS, layout.KIND_COUNT)
+    vandal.write(words + 8, 6 << 32)
+
+
+def mark_beyond_the_total(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(BUCKETS, layout.KIND_COUNT)
+    # Bucket 0 has 0 for a mark; in a segment with a manual clock that is long ago.
+    for i in range(6):
+        vandal.write(words + 8 * i, vandal.read(words + 8 * i) + 1000 * (i == 0 or vandal.read(words + 8 * i) != 0))
+
+
+def state_of_no_bucket(vandal: Vandal) -> None:
+    offset, _ = vandal.extent_cell(BUCKETS, layout.KIND_COUNT)
+    vandal.write(offset + 8, vandal.read(offset + 8) + (1 << 34))
+
+
+def hint_of_no_slot(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(HELD, layout.KIND_TAT)
+    vandal.write(words, 1 << 20)
+
+
+def slot_of_nobody(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(HELD, layout.KIND_TAT)
+    vandal.write(words + 16, 1 << 22)
+
+
+def endless_lease(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(HELD, layout.KIND_TAT)
+    vandal.write(words + 16, 1234, 2**62)
+
+
+def behind_the_slots(vandal: Vandal) -> None:
+    _, words = vandal.extent_cell(HELD, layout.KIND_TAT)
+    vandal.write(words + 16 + 20 * 16, 1)
+
+
+DAMAGES: list[tuple[Callable[[Vandal], None], str]] = [
+    (damage_header, "header: found bytes behind the fields"),
+    (damage_time, "header: found a"),
+    (damage_name, "limiter 0: found 6 bytes"),
+    (damage_name_hash, "limiter 0: found a hash"),
+    (damage_name_length, "limiter 0: found 49 bytes"),
+    (free_a_limiter, "limiter 2: found a free entry before it"),
+    (count_for_nobody, "counter line 500: found counts of limiter 199"),
+    (count_in_a_free_line, "counter line 500: found counts in a line that was never used"),
+    (count_too_far, "counter line 0: found a count of 2**63"),
+    (move_an_extent, "extent 0: found"),
+    (lengthen_an_extent, "extent 0: found"),
+    (put_an_extent_into_another, "found that it begins within"),
+    (free_an_extent, "extent 1: found a free entry before it"),
+    (repeat_an_extent, "for the second time"),
+    (unknown_kind, "found kind 5"),
+    (block_a_cell, "found kind 7"),
+    (state_in_an_empty_cell, "in an empty cell"),
+    (tag_in_an_empty_cell, "in an empty cell"),
+    (late_state, "found state 0x4000000000000000"),
+    (claim_of_nobody, "a claim of a counter line that there isn't"),
+    (key_elsewhere, "that is never looked for there"),
+    (key_twice, "one cell for each key"),
+    (unblock, "as it is no key's place"),
+    (foreign_kind, "limiter 'larger log': found kind 2"),
+    (position_beyond_the_ring, "limiter 'larger log': found position 101"),
+    (entry_of_another_lap, "limiter 'larger log': found entry 50 of another lap"),
+    (entry_from_the_future, "limiter 'larger log': found entry 0"),
+    (entries_in_disorder, "later than a newer one"),
+    (mark_elsewhere, "limiter 'buckets': found mark"),
+    (mark_beyond_the_total, "beyond the state's total"),
+    (state_of_no_bucket, "limiter 'buckets': found state"),
+    (hint_of_no_slot, "limiter 'held': found hint 0"),
+    (slot_of_nobody, "limiter 'held': found"),
+    (endless_lease, "limiter 'held': found a lease"),
+    (behind_the_slots, "limiter 'held': found 0x1 behind the slots"),
+]
+
+
+def test_what_was_used_is_sound(used: str) -> None:
+    report = verify(used)
+    assert report.findings == ()
+    assert [(part.name, part.algorithm) for part in report.parts] == [
+        ("table", ""),
+        ("buckets", "BucketedWindow"),
+        ("log", "SlidingLog"),
+        ("larger log", "SlidingLog"),
+        ("held", "Concurrency"),
+        ("held by few", "Concurrency"),
+    ]
+    assert len(report.limiters) == 10
+    assert report.parts[4].held > KEYS
+
+
+def test_it_counts_what_there_is(used: str, name: str) -> None:
+    cells = read_cells(path_of(used))
+    report = verify(used)
+    table = cells[: sum(report.cells.values())]
+    assert report.cells["times"] == sum(kind_of(tag) == layout.KIND_TAT for tag, _ in table)
+    assert report.cells["counts"] == sum(kind_of(tag) == layout.KIND_COUNT for tag, _ in table)
+    assert report.cells["unknown"] == report.cells["blocked"] == 0
+    clock = ManualClock() if report.clock == "manual" else "monotonic"
+    with Store(name, keys=1000, clock=clock) as store:  # type: ignore[arg-type]
+        assert report.live_keys == store.stats().live_keys > 0
+    assert report.parts[2].cells["blocked"] == 13
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
+def test_damage_is_found(used: str, damage: Callable[[Vandal], None], told: str) -> None:
+    damage(Vandal(used))
+    report = verify(used)
+    assert not report.sound
+    assert any(told in str(finding) for finding in report.damage), report.damage
+
+
+def test_it_changes_nothing_and_needs_no_right_to(used: str) -> None:
+    path = Path(path_of(used))
+    before = path.stat()
+    # A manual clock stands still, the other one is not in the file.
+    content = path.read_bytes()
+    path.chmod(0o400)
+    assert verify(used).sound
+    after = path.stat()
+    assert path.read_bytes() == content
+    assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+def test_a_name_or_a_path(used: str, tmp_path: Path) -> None:
+    assert verify(used) == verify(path_of(used)) == verify(Path(path_of(used)))
+    with Store("x", keys=1, path=tmp_path / "limits"):
+        assert verify(tmp_path / "limits").path == str(tmp_path / "limits")
+
+
+def test_it_tells_how_far_it_is(used: str) -> None:
+    told: list[tuple[int, int]] = []
+    verify(used, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    (total,) = {total for _, total in told}
+    assert total - told[-1][0] < layout.TABLE_OFFSET + layout.GROUP_BYTES
+
+
+# What can't be read.
+
+
+def test_nothing_there_is_an_error_and_stays_so(name: str) -> None:
+    with pytest.raises(SegmentError, match="no such file"):
+        verify(name)
+    assert not Path(path_of(name)).exists()
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(ValueError, match="a store's name is"):
+        verify("a b")
+
+
+def damaged_header(used: str, offset: int, value: int) -> None:
+    Vandal(used).write(offset, value)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "error"),
+    [
+        (layout.HEADER_MAGIC, 1, ForeignSegment),
+        (layout.HEADER_LAYOUT_VERSION, 99, SegmentVersionMismatch),
+        (layout.HEADER_GROUP_COUNT, 5, DamagedSegment),
+        (layout.HEADER_CHECKSUM, layout.STATE_CREATING << 32, SegmentBusy),
+    ],
+)
+def test_a_header_that_cannot_be_read_is_refused(used: str, offset: int, value: int, error: type[SegmentError]) -> None:
+    damaged_header(used, offset, value)
+    with pytest.raises(error):
+        verify(used)
+
+
+@pytest.mark.parametrize("size", [0, 50, 96, 200, 5000])
+def test_a_short_file_is_refused(used: str, size: int, tmp_path: Path) -> None:
+    copy = tmp_path / "short"
+    copy.write_bytes(Path(path_of(used)).read_bytes()[:size])
+    with pytest.raises(SegmentError) as refused:
+        verify(copy)
+    assert type(refused.value) in (ForeignSegment, TruncatedSegment, SegmentBusy, DamagedSegment)
+    assert copy.stat().st_size == size
+
+
+def test_links_directories_and_devices_are_refused(used: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(path_of(used))
+    with pytest.raises(UntrustedSegment):
+        verify(tmp_path / "link")
+    for path in (tmp_path, Path("/dev/null")):
+        with pytest.raises(ForeignSegment):
+            verify(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ForeignSegment):
+        verify(tmp_path / "pipe")
+
+
+def test_no_bytes_whatever_are_too_much(used: str) -> None:
+    """Damage everywhere behind the header: a report or a refusal, nothing else."""
+    draws = random.Random(3)
+    path = Path(path_of(used))
+    size = path.stat().st_size
+    found = 0
+    for _ in range(60):
+        with path.open("r+b", buffering=0) as file:
+            for _ in range(20):
+                start = draws.choice((layout.LIMITERS_OFFSET, layout.EXTENTS_OFFSET, layout.TABLE_OFFSET))
+                file.seek(draws.randrange(start, size - 64) if draws.random() < 0.5 else start + draws.randrange(2000))
+                file.write(draws.randbytes(draws.choice((1, 8, 16, 64))))
+        report = verify(used)
+        found += not report.sound
+        assert len(str(report)) > 0
+    assert found == 60
+
+
+# What is sound though it doesn't look so.
+
+
+def test_a_claim_that_was_left_behind_is_a_note(name: str) -> None:
+    clock = ManualClock(1000)
+    with Store(name, keys=100, clock=clock) as store:
+        assert TokenBucket(store, "bucket", "1/hour").allow("key")
+        vandal = Vandal(name)
+        offset = vandal.cell(layout.KIND_TAT)
+        stamp = 10**12 >> 30
+        vandal.write(offset, vandal.read(offset) & ~7 | layout.KIND_CLAIM, stamp << 40)
+        assert verify(name).findings == ()
+        assert verify(name).cells["claims"] == 1
+        clock.advance(10)
+        (note,) = verify(name).findings
+        assert (note.severity, note.where) == ("note", "the table")
+        assert "1 claims of killed processes" in note.found
+        assert verify(name).sound
+
+
+def test_a_ring_that_was_not_written_to_the_end_is_a_note(name: str) -> None:
+    with Store(name, keys=100, clock=ManualClock(1000)) as store:
+        log = SlidingLog(store, "log", "5/hour", keys=1)
+        assert log.hit("key", 3)
+        assert log.hit("key", 2)
+        vandal = Vandal(name)
+        _, words = vandal.extent_cell(0, layout.KIND_COUNT)
+        vandal.write(words + 8 * 3, 0, 0)
+        (note,) = verify(name).findings
+        assert note.severity == "note"
+        assert "not written to the end" in note.found
+
+
+def test_the_words_of_an_unusual_period_are_left_out(name: str) -> None:
+    with Store(name, keys=100, clock=ManualClock(1000)) as store:
+        assert SlidingLog(store, "log", "3 per 7919.123 seconds", keys=5).allow("key")
+        report = verify(name)
+        (note,) = report.findings
+        assert note.where == "extent 0"
+        assert report.parts[1].algorithm == ""
+        # Its cells are looked at all the same.
+        vandal = Vandal(name)
+        vandal.write(vandal.cell(layout.KIND_BLOCKED, vandal.extents[0]["offset"]), 0)
+        assert not verify(name).sound
+
+
+def test_a_segment_in_use_is_not_damage(crew: Crew, name: str) -> None:
+    ticks = SharedNumbers(3)
+
+    def work(place: int) -> None:
+        draws = random.Random(place)
+        limiters = make_limiters(store)
+        while True:
+            for limiter in limiters:
+                key = draws.randrange(200)
+                limiter.hit(key, draws.choice((1, 1, 3)))
+                limiter.allow(draws.randrange(4))
+                limiter.refund(key)
+                limiter.reset(draws.randrange(200))
+            ticks[place] += 1
+
+    with Store(name, keys=1) as store:
+        make_limiters(store)
+        workers = [crew.start(work, place) for place in range(3)]
+        reports: list[Report] = []
+        while len(reports) < 40 or min(ticks) < 1000:
+            reports.append(verify(name))
+            assert reports[-1].sound, reports[-1].damage
+        assert all(worker.is_running() for worker in workers)
+        assert reports[-1].live_keys > 100
