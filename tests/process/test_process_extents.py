@@ -7,9 +7,11 @@ import itertools
 import os
 import random
 import resource
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import pytest
@@ -101,16 +103,22 @@ def _check_places(name: str) -> None:
 
 @both
 def test_creators_that_are_killed_leave_nothing_that_blocks(crew: Crew, name: str, make: Make) -> None:
+    """At random moments; and so that some do fall into a creation on any machine, before each of its steps too."""
     draws = random.Random(17)
     begun = SharedNumbers(1)
     half_way = turn = 0
     with Store(name, keys=100, clock=ManualClock(10**6)) as store, open(path_of(name), "r+b") as file:
-        while turn < 40 or (half_way < 3 and turn < layout.EXTENT_CAPACITY):
-            worker = crew.start(_make_one, name, make, turn, begun)
-            wait_until(functools.partial(_is_above, begun, turn), "its begin")
-            for _ in range(draws.randrange(8000)):
-                pass
-            worker.pause()
+        while turn < 40 + len(STEPS):
+            step = STEPS[turn - 40] if turn >= 40 else None
+            worker = crew.start(_make_one, name, make, turn, begun, step)
+            if step:
+                worker.wait_for_stop()
+                assert _is_being_changed(file.fileno()), step
+            else:
+                wait_until(functools.partial(_is_above, begun, turn), "its begin")
+                for _ in range(draws.randrange(8000)):
+                    pass
+                worker.pause()
             half_way += _is_being_changed(file.fileno())
             worker.kill()
             crew.workers.remove(worker)
@@ -120,7 +128,7 @@ def test_creators_that_are_killed_leave_nothing_that_blocks(crew: Crew, name: st
             turn += 1
             assert len(extents(path_of(name))) == turn
         _check_places(name)
-    assert half_way > 0, "no kill fell into the middle of a creation"
+    assert half_way >= len(STEPS)
 
 
 def _is_above(numbers: SharedNumbers, value: int) -> bool:
@@ -140,9 +148,22 @@ def _is_being_changed(fd: int) -> bool:
 MANY_KEYS: Final[dict[Make, int]] = {_log: 64, _bucketed: 2000}
 
 
-def _make_one(name: str, make: Make, turn: int, begun: SharedNumbers) -> None:
+# Of a creation, under its lock: a module's function before which it stops.
+STEPS: Final = [
+    (penstock.extents, "_take_space"),
+    (os, "posix_fallocate"),
+    (penstock.extents, "_map"),
+    (file_locks, "unlock"),
+]
+
+
+def _make_one(
+    name: str, make: Make, turn: int, begun: SharedNumbers, step: tuple[ModuleType, str] | None = None
+) -> None:
     with Store(name, keys=100, clock=ManualClock()) as store:
         begun[0] = turn + 1
+        if step:
+            setattr(*step, lambda *arguments: os.kill(os.getpid(), signal.SIGSTOP))
         make(store, f"limiter {turn}", LIMIT, MANY_KEYS[make])
         wait_until(lambda: False, "the end")
 
