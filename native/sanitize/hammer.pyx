@@ -1,0 +1,151 @@
+"""The hot path in threads that run without the GIL, as nothing in Python can: for the thread sanitizer.
+
+What a limiter of penstock.core does with the table, and what a concurrency limit does with its slots, in loops.
+"""
+
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memset
+
+from penstock.core.cell_limiter cimport CellLimiter
+from penstock.core.limiter cimport Draw
+from penstock.core.native cimport PenstockCell, fetch_add_relaxed, load128_acquire, load_relaxed
+from penstock.core.slots cimport Slots, free_slot, lease_of, take_any_slot, take_lapsed_slot
+from penstock.core.table cimport (
+    ALLOWED, LOST, Events, Outcome, Verdict, table_amend, table_count_live, table_decide, table_find, table_now,
+    table_peek, table_remove, table_try,
+)
+
+
+cdef extern from "<stdlib.h>" nogil:
+    void* aligned_alloc(size_t alignment, size_t size)
+
+
+cdef enum:
+    MOST_TAGS = 4096
+    MOST_HELD = 8
+
+
+cdef inline uint64_t next_random(uint64_t* seed) noexcept nogil:
+    """Marsaglia's xorshift."""
+    seed[0] ^= seed[0] << 13
+    seed[0] ^= seed[0] >> 7
+    seed[0] ^= seed[0] << 17
+    return seed[0]
+
+
+cdef void decide(
+    CellLimiter limiter, uint64_t tag, const Draw* draw, uint64_t stripe, uint64_t* sequence, Events* events
+) noexcept nogil:
+    """As in `decide_by`, without the counting, for which a process has its GIL."""
+    cdef Verdict verdict
+    cdef Outcome outcome
+    verdict.now_ns = table_now(&limiter.table)
+    verdict.full = False
+    verdict.tag = tag
+    outcome = table_try(&limiter.table, tag, verdict.now_ns, limiter.take, draw, &verdict)
+    if outcome > ALLOWED:
+        events.cas_retries += outcome == LOST
+        table_decide(&limiter.table, tag, stripe, sequence, limiter.take, draw, &verdict, events)
+    if verdict.outcome == ALLOWED and limiter.record != NULL:
+        limiter.record(draw, &verdict)
+
+
+def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
+    """So many operations on these keys, at random; what was rare in them: inserted, evicted, full, CASes lost."""
+    cdef uint64_t[MOST_TAGS] tags
+    cdef uint64_t count = <uint64_t>len(keys)
+    cdef uint64_t i, chance, tag, state, stripe
+    cdef uint64_t* sequence
+    cdef bint removes = not limiter.table.has_words      # with words, a reset is a refund of all
+    cdef Draw draw = limiter.unit
+    cdef Verdict verdict
+    cdef Events events
+    if not 1 <= count <= MOST_TAGS:
+        raise ValueError(f"1 to {MOST_TAGS} keys")
+    for i in range(count):
+        tags[i] = limiter.tag_of(keys[i])
+    limiter.check_bound()
+    stripe = limiter.claim_stripe
+    sequence = &limiter.counters.claims
+    events.inserted = events.evicted = events.full = events.cas_retries = 0
+    with nogil:
+        for i in range(turns):
+            chance = next_random(&seed)
+            tag = tags[(chance >> 8) % count]
+            chance %= 64
+            if chance < 48:
+                decide(limiter, tag, &draw, stripe, sequence, &events)
+            elif chance < 54:
+                table_amend(&limiter.table, tag, limiter.give_back, &draw, &events)
+            elif chance < 58:
+                table_peek(&limiter.table, tag, table_now(&limiter.table), limiter.take, &draw, &verdict)
+            elif chance < 60:
+                table_find(&limiter.table, tag, &state)
+            elif chance < 63:
+                if removes:
+                    table_remove(&limiter.table, tag, &events)
+            elif i % 64 == 0:
+                table_count_live(&limiter.table, table_now(&limiter.table))
+    return events.inserted, events.evicted, events.full, events.cas_retries
+
+
+cdef class SharedSlots:
+    """Slots of one key, in memory of their own."""
+
+    cdef Slots slots
+    cdef void* memory
+    cdef uint64_t held                   # by all threads
+    cdef readonly uint64_t count
+
+    def __cinit__(self, uint64_t count):
+        cdef uint64_t bit_words = (count + 127) // 128 * 2
+        cdef size_t size = (bit_words + 2 * count) * sizeof(uint64_t)
+        self.memory = aligned_alloc(16, size)
+        if self.memory == NULL:
+            raise MemoryError
+        memset(self.memory, 0, size)
+        self.count = self.slots.count = count
+        self.slots.bits = <uint64_t*>self.memory
+        self.slots.slots = <PenstockCell*>(self.slots.bits + bit_words)
+
+    def __dealloc__(self):
+        free(self.memory)
+
+    def hammer(self, uint64_t me, uint64_t seed, uint64_t turns):
+        """Take slots and give them back; how many were held at the most, by all, and how often none was free."""
+        cdef PenstockCell lease = lease_of(me, <uint64_t>1 << 61)
+        cdef uint64_t[MOST_HELD] mine
+        cdef uint64_t _, chance, first_end_ns, most = 0, denied = 0
+        cdef int held = 0
+        cdef int64_t slot
+        with nogil:
+            for _ in range(turns):
+                chance = next_random(&seed)
+                if held < MOST_HELD and chance % 16 < 9:
+                    slot = take_any_slot(&self.slots, (chance >> 8) % self.slots.count, lease, 1)
+                    if slot < 0:
+                        slot = take_lapsed_slot(&self.slots, lease, 1, &first_end_ns)
+                    if slot < 0:
+                        denied += 1
+                    else:
+                        mine[held] = <uint64_t>slot
+                        held += 1
+                        most = max(most, fetch_add_relaxed(&self.held, 1) + 1)
+                elif held > 0:
+                    held -= 1
+                    # Before: another thread may have the slot at once.
+                    fetch_add_relaxed(&self.held, <uint64_t>-1)
+                    free_slot(&self.slots, mine[held], lease)
+            while held > 0:
+                held -= 1
+                fetch_add_relaxed(&self.held, <uint64_t>-1)
+                free_slot(&self.slots, mine[held], lease)
+        return most, denied
+
+    def left(self):
+        """How many are held."""
+        cdef uint64_t i, taken = 0
+        for i in range(self.slots.count):
+            taken += load128_acquire(&self.slots.slots[i]).tag != 0
+        return taken + load_relaxed(&self.held)

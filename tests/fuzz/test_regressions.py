@@ -1,0 +1,58 @@
+"""What fuzzing has found, once more as tests; and what is fuzzed, on the inputs that fuzzing begins with.
+
+Run by ``ci/test``. ``ci/fuzz`` goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from seeds import seeds
+from segments import SegmentBytes
+from targets import TARGETS
+
+from penstock import LeakyBucket, MinInterval, Store, TokenBucket, layout
+from penstock.testing import ManualClock
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_first_inputs(target: str) -> None:
+    for data in seeds(target):
+        TARGETS[target](data)
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Iterator[tuple[Store, SegmentBytes]]:
+    path = str(tmp_path / "segment")
+    with Store("fuzz", keys=1, path=path, clock=ManualClock(1000)) as store:
+        memory = SegmentBytes(path)
+        yield store, memory
+        memory.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda store: TokenBucket(store, "a", "5/minute"),
+        lambda store: LeakyBucket(store, "a", "2/second", 4),
+        lambda store: MinInterval(store, "a", "2s"),
+    ],
+)
+def test_a_time_that_nobody_can_have_written_delays_nobody(
+    segment: tuple[Store, SegmentBytes], make: Callable[[Store], Any]
+) -> None:
+    """A booking that costs nothing was told to wait for centuries, whatever its longest delay."""
+    store, memory = segment
+    limiter = make(store)
+    limiter.allow("key")
+    (cell,) = memory.live_cells()
+    memory.write_word(cell + layout.CELL_STATE, 2**63)
+    reservation = limiter.reserve("key", 0, 10)
+    assert reservation.allowed
+    assert reservation.delay == 0
+    assert limiter.wait("key", 0, timeout=1)
+    assert store._now_ns() == 1000 * 10**9
