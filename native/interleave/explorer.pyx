@@ -19,6 +19,7 @@ from penstock.core.native cimport (
 from penstock.core.slots cimport Slots, free_slot
 from penstock.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
 
+import itertools
 from dataclasses import dataclass
 
 
@@ -95,7 +96,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Explored:
-    """What came of an exploration. `replay` is what `Program.again` takes; `trace` the failed schedule, step by step."""
+    """What came of an exploration. `trace` is the failed schedule step by step, `replay` walks it again."""
 
     verdict: str
     executions: int
@@ -178,7 +179,8 @@ cdef void run_object(int index, Operation* operation) noexcept:
         allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, asks, False)
         now_ns = asks[0].verdict.now_ns
     elif operation.kind == HIT_ONCE:
-        decision = (<CellLimiter>operation.limiter).hit_once(<object>operation.key, &operation.draw, <object>operation.request_id, 3600)
+        decision = (<CellLimiter>operation.limiter).hit_once(
+            <object>operation.key, &operation.draw, <object>operation.request_id, 3600)
         allowed = decision.allowed
     elif operation.kind == ACQUIRE:
         operation.slot = -1
@@ -250,9 +252,6 @@ cdef int check_members() noexcept:
 cdef void look_at_end(uint64_t* finals) noexcept:
     """For each key that is asked for: how many permits are left of it."""
     cdef int i
-    cdef Verdict verdict
-    cdef Draw draw
-    cdef uint64_t cost
     finals[EXPLORE_FINALS - 1] = explore_clock()
     for i in range(len(active.looked_at)):
         limiter, key = active.looked_at[i]
@@ -316,7 +315,6 @@ cdef class Program:
     def adopt(self, CellLimiter limiter, usable=CELLS, foreign_ns=10**18):
         """Watch this limiter's table and words; call it once for each table, before the limiter is used."""
         cdef size_t i, used = usable
-        cdef PenstockCell* cell
         cdef bint watched = True
         # As a worker is after its first decision.
         limiter.check_bound()
@@ -344,16 +342,14 @@ cdef class Program:
         limiter.table.cells[<size_t>cell].state = state
 
     def key(self, CellLimiter limiter, line=0, number=0):
-        """The `number`-th key whose home line is this one: so schedules are the same whatever the segment's hash key."""
-        found = -1
-        i = 0
-        while True:
+        """The `number`-th key with this home line: so schedules are the same whatever the segment's hash key."""
+        cdef PenstockCell* home = limiter.table.cells + <size_t>line * PENSTOCK_CELLS_PER_LINE
+        for i in itertools.count():
             key = f"key:{i}"
-            if (home_line(&limiter.table, limiter.tag_of(key)) - limiter.table.cells) // PENSTOCK_CELLS_PER_LINE == line:
-                found += 1
-                if found == number:
+            if home_line(&limiter.table, limiter.tag_of(key)) == home:
+                if number == 0:
                     return key
-            i += 1
+                number -= 1
 
     cdef Operation* add(self, int process, Kind kind, CellLimiter limiter, key, cost) except NULL:
         cdef Operation* operation = self.next_operation(process, kind)
@@ -492,8 +488,8 @@ cdef class Program:
         """Walk every schedule within the bounds: an `Explored`. Stops at the first that fails.
 
         `judge` gets the operations, as a list of `Done`, what is left of the keys that are looked at, and the time
-        then; what it returns is a complaint. It is called once for each outcome that differs. `preemptions` None is as many as
-        there can be. With `replay`, only that schedule.
+        then; what it returns is a complaint. It is called once for each outcome that differs. `preemptions` None is as
+        many as there can be. With `replay`, only that schedule.
         """
         global active, explore_planted
         cdef ExploreProgram program

@@ -125,9 +125,10 @@ BUGS = [
     Bug(
         "a new key's entries are cleared with the old one's",
         LOG,
-        "            if again.tag != claim.tag or again.state != claim.state:\n                return\n            # Not at one",
-        "            if not {here} and (again.tag != claim.tag or again.state != claim.state):\n                return\n"
-        "            # Not at one",
+        "            if again.tag != claim.tag or again.state != claim.state:\n"
+        "                return\n            # Not at one",
+        "            if not {here} and (again.tag != claim.tag or again.state != claim.state):\n"
+        "                return\n            # Not at one",
     ),
     Bug(
         "an evicted key's entries stay",
@@ -151,7 +152,8 @@ BUGS = [
         "what was charged before a denial is kept",
         "src/penstock/core/all_of.pyx",
         "                for i in range(charged):\n                    (<Limiter>self.parts[i]).give_up",
-        "                for i in range(0 if {here} else charged):\n                    (<Limiter>self.parts[i]).give_up",
+        "                for i in range(0 if {here} else charged):\n"
+        "                    (<Limiter>self.parts[i]).give_up",
     ),
     Bug(
         "who loses a race for a request's mark keeps its charge",

@@ -80,6 +80,13 @@ class Store:
     rarer than one insertion in 10,000: ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
     request and ``"allow"`` allows it. Each is counted. It is each process's own choice, not the segment's.
 
+    With ``"evict"``, a flood of keys that come once never resets a key that is at its limit where states tell how
+    much was used: ``TokenBucket``, ``LeakyBucket``, and within a window ``FixedWindow`` by the clock and
+    ``SlidingWindow`` (limits below 4 in windows and intervals excepted). With the others, and between limiters of
+    one store that forget at different times, about one such key for each cell does. Where anybody can make up keys,
+    use ``"deny"``, a store of its own, or a second limit by something that can't be made up; docs/operations.md has
+    the figures.
+
     `clock` is ``"monotonic"``, the host's; a ``penstock.testing.ManualClock``; or ``"time"``: what Python's
     ``time.time`` says, so that libraries that freeze or move it move the limits too. It is asked before every
     decision, and never goes back; for tests, as it is slower and follows every step of the wall clock.

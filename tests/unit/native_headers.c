@@ -63,10 +63,12 @@ static void semantics(void) {
     seen = penstock_load128_acquire(cell);
     CHECK(seen.tag == UINT64_MAX && seen.state == UINT64_MAX - 1);
     CHECK(penstock_cas128_acq_rel(cell, seen, seen));
+    CHECK(penstock_cas128_seq_cst(cell, seen, seen));
     CHECK(cells[0].tag == 1 && cells[0].state == 2 && cells[2].tag == 5 && cells[2].state == 6);
 
     uint64_t words[3] = {1, UINT64_MAX, 3};
     CHECK(penstock_load_relaxed(&words[1]) == UINT64_MAX && penstock_load_acquire(&words[1]) == UINT64_MAX);
+    CHECK(penstock_load_seq_cst(&words[1]) == UINT64_MAX);
     CHECK(penstock_fetch_add_relaxed(&words[1], 5) == UINT64_MAX && words[1] == 4);
     CHECK(!penstock_cas_acq_rel(&words[1], 5, 6) && words[1] == 4);
     CHECK(penstock_cas_acq_rel(&words[1], 4, 6) && words[1] == 6);

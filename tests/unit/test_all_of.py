@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from process_helpers import extents, path_of
 
 from penstock import (
     AllOf,
+    Concurrency,
     CostExceedsLimit,
     FixedWindow,
     InvalidCost,
@@ -18,7 +22,9 @@ from penstock import (
     Store,
     StoreClosed,
     TokenBucket,
+    layout,
 )
+from penstock.owners import Owners
 from penstock.testing import ManualClock
 
 NS = 1_000_000_000
@@ -118,3 +124,94 @@ def test_after_its_store_is_closed(clock: ManualClock) -> None:
         limits = AllOf(TokenBucket(store, "one", "1/second"))
     with pytest.raises(StoreClosed):
         limits.allow("k")
+
+
+@pytest.mark.parametrize("keys", [[], ["k"], ["k", "k", "k"]])
+def test_what_gives_back_or_forgets_takes_as_many_keys_as_limiters(both: AllOf, keys: list[str]) -> None:
+    assert both.hit("k", 2)
+    for do in (both.refund, both.reset):
+        with pytest.raises(InvalidKey):
+            do(keys)
+    assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
+
+
+@pytest.mark.parametrize(
+    ("keys", "costs", "error"),
+    [
+        ("k", [1, 6], CostExceedsLimit),
+        ("k", [1, -1], InvalidCost),
+        ("k", [1, 0.5], InvalidCost),
+        ("k", [1], InvalidCost),
+        ("k", [1, 1, 1], InvalidCost),
+        (["k", 0.5], 1, InvalidKey),
+        (["k", ["k"]], 1, InvalidKey),
+    ],
+)
+def test_a_refund_that_is_refused_gives_nothing_back(
+    both: AllOf, keys: Any, costs: Any, error: type[Exception]
+) -> None:
+    assert both.hit("k", 2)
+    with pytest.raises(error):
+        both.refund(keys, costs)
+    assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
+
+
+class Clearing:
+    """A cost of one, that empties a list when it is read."""
+
+    def __init__(self, emptied: list[Any]) -> None:
+        self._emptied = emptied
+
+    def __index__(self) -> int:
+        self._emptied.clear()
+        return 1
+
+
+ASK: dict[str, Callable[[AllOf, Any, Any], object]] = {
+    "hit": AllOf.hit,
+    "peek": AllOf.peek,
+    "reserve": AllOf.reserve,
+    "wait": AllOf.wait,
+    "refund": AllOf.refund,
+    "allow_many": lambda limits, keys, costs: limits.allow_many([keys], [costs]),
+}
+
+
+@pytest.mark.parametrize("emptied", ["keys", "costs"])
+@pytest.mark.parametrize("ask", ASK)
+def test_lists_that_are_emptied_while_they_are_read(both: AllOf, in_child: Any, ask: str, emptied: str) -> None:
+    keys: list[Any] = ["k", "k"]
+    costs: list[Any] = [1, 1]
+    costs[0] = Clearing(keys if emptied == "keys" else costs)
+    assert both.hit("k", 2)
+    with pytest.raises(RuntimeError, match="shortened"):
+        in_child(lambda: ASK[ask](both, keys, costs))
+    assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
+
+
+def test_what_a_full_table_let_in_is_not_given_back_from_anothers_charge(
+    name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens in between: before a concurrency limit denies, it looks for ended processes, and a test can step in.
+
+    The bits that say which slots are taken are hints. With them gone, it seems at first that one is free.
+    """
+    with Store(name, keys=1, on_full="allow", clock=clock) as store:
+        bucket, crowd = TokenBucket(store, "bucket", "5/hour"), TokenBucket(store, "crowd", "1/hour")
+        gate = Concurrency(store, "gate", 1, lease="1h", keys=1)
+        crowd.allow_many(range(5000))
+        homeless = next(key for key in range(5000) if bucket.hit(key, 5) and bucket.hit(key, 5))
+        assert gate.allow("k")
+        (extent,) = extents(path_of(name))
+        with open(path_of(name), "r+b") as file:
+            os.pwrite(file.fileno(), bytes(8), extent["offset"] + layout.GROUP_BYTES)
+
+        def make_room_and_charge(owners: Owners, among: set[int]) -> set[int]:
+            for key in range(5000):
+                crowd.reset(key)
+            assert bucket.hit(homeless, 3).remaining == 2
+            return set()
+
+        monkeypatch.setattr(Owners, "dead_among", make_room_and_charge)
+        assert not AllOf(bucket, gate).allow([homeless, "k"])
+        assert bucket.peek(homeless).remaining == 2

@@ -65,6 +65,13 @@ def test_an_empty_batch(bucket: TokenBucket) -> None:
     assert bucket.store.stats().total == LimiterStats()
 
 
+def test_an_empty_batch_on_a_closed_store(bucket: TokenBucket) -> None:
+    bucket.store.close()
+    for keys in ([], (), iter(())):
+        with pytest.raises(StoreClosed):
+            bucket.allow_many(keys)
+
+
 def test_keys_of_all_types(bucket: TokenBucket) -> None:
     keys = ["1", b"1", 1, ("1",), (1,), "é", "\ud800", 2**70, ()]
     assert bucket.allow_many(keys, [3] * len(keys)) == [True] * len(keys)

@@ -77,6 +77,35 @@ def test_it_is_released_once(three: Concurrency, cost: int) -> None:
     assert second.release()
 
 
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_refund_gives_back_what_was_taken_after_a_reset(store: Store, clock: ManualClock, limit: int) -> None:
+    """What the reset has taken away is none to give back."""
+    limiter = Concurrency(store, "some", limit, lease=30, keys=1)
+    for _ in range(3):
+        assert all(limiter.allow("k") for _ in range(limit))
+        limiter.reset("k")
+        clock.advance(1)
+        assert all(limiter.allow("k") for _ in range(limit))
+        limiter.refund("k", limit)
+        assert remaining(limiter) == limit
+
+
+def test_a_lease_that_nobody_granted_does_not_crash(in_child: Callable[..., Any]) -> None:
+    async def enter() -> None:
+        async with Lease.__new__(Lease):
+            pytest.fail("the block must not run")
+
+    def use(do: Callable[[Any], object]) -> object:
+        return do(Lease.__new__(Lease))
+
+    uses: list[Callable[[Any], object]] = [repr, str, Lease.__enter__, lambda lease: asyncio.run(enter())]
+    for do in uses:
+        with pytest.raises(AttributeError, match="NoneType"):
+            in_child(lambda do=do: use(do))
+    for do in (bool, Lease.release, Lease.renew):
+        assert in_child(lambda do=do: use(do)) is False
+
+
 @pytest.mark.parametrize("cost", [1, 3])
 def test_a_lease_ends_by_itself(three: Concurrency, clock: ManualClock, cost: int) -> None:
     first = three.acquire("k", cost)

@@ -1,0 +1,441 @@
+"""What an attacker gets who makes up keys.
+
+*Crafted keys.* Where a key lives follows from its hash under a key that is random per segment. Who knows the source but
+not that key can choose no better than chance: keys that all collide under one hash key are spread like any others
+under another.
+
+*A flood of one-off keys* with ``on_full="evict"``. A newcomer that finds all 48 cells of its probe set live takes the
+one that expires first. So a key can be evicted only if the 47 others in a probe set expire no earlier than it does.
+Whether one request for each is enough for that is the algorithm's affair:
+
+* Where a state tells how much was used (token bucket and leaky bucket; in fours, a token bucket in intervals, and
+  fixed and sliding window within one window), an eviction forgives no more permits than each of those 47 was charged.
+  A flood of keys that come once never resets a key that is at its limit, however long it lasts. One of keys that are
+  charged k permits each forgives k; it takes about as many keys as the table has cells, and got k permits for each of
+  them.
+* Where it only tells when the key was last used (sliding log, bucketed window, ``align="first"`` and ``"stagger"``,
+  minimum interval, concurrency, and a sliding window that has not been used in this window yet), newcomers outlast it
+  with one request each. Since they can't be aimed, it takes about as many of them as the table has cells. The same
+  holds between limiters of one store that forget at different times.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+import pytest
+from process_helpers import path_of, read_cells
+
+from penstock import (
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+    layout,
+)
+from penstock.testing import ManualClock
+
+Tell = Callable[[str, object], None]
+HashKey = tuple[int, int]
+
+MASK: Final = 2**64 - 1
+CELLS: Final = layout.MIN_GROUPS * layout.LINES_PER_GROUP * layout.CELLS_PER_LINE
+LINES: Final = CELLS // layout.CELLS_PER_LINE
+EXTENT_KEYS: Final = 780  # that an extent of as many cells is made for
+LIMITER: Final = "login"
+
+
+# Crafted keys.
+
+
+def sip13(key: HashKey, data: bytes) -> int:
+    """SipHash-1-3."""
+    v0, v1 = key[0] ^ 0x736F6D6570736575, key[1] ^ 0x646F72616E646F6D
+    v2, v3 = key[0] ^ 0x6C7967656E657261, key[1] ^ 0x7465646279746573
+    padded = data + bytes(-(len(data) + 1) % 8) + bytes([len(data) % 256])
+    words = [int.from_bytes(padded[start : start + 8], "little") for start in range(0, len(padded), 8)]
+    for word in [*words, None, None, None]:
+        if word is None:
+            # The first of three rounds that end it.
+            v2 ^= 0xFF if words else 0
+            words = []
+        else:
+            v3 ^= word
+        v0, v2 = v0 + v1 & MASK, v2 + v3 & MASK
+        v1, v3 = (v1 << 13 & MASK | v1 >> 51) ^ v0, (v3 << 16 & MASK | v3 >> 48) ^ v2
+        v0, v2 = (v0 << 32 & MASK | v0 >> 32) + v3 & MASK, v2 + v1 & MASK
+        v1, v3 = (v1 << 17 & MASK | v1 >> 47) ^ v2, (v3 << 21 & MASK | v3 >> 43) ^ v0
+        v2 = v2 << 32 & MASK | v2 >> 32
+        if word is not None:
+            v0 ^= word
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+def key_of_limiter(segment_key: HashKey) -> HashKey:
+    """Under which a token bucket hashes its keys; integers in a domain of their own."""
+    return (
+        sip13(segment_key, b"0" + LIMITER.encode()),
+        sip13(segment_key, b"1" + LIMITER.encode()) ^ 2,
+    )
+
+
+def home_of(tag: int) -> int:
+    """The home line of the key with this tag, in the smallest table."""
+    fingerprint = tag >> layout.KIND_BITS << layout.KIND_BITS
+    group = fingerprint * layout.MIN_GROUPS >> 64
+    return group * layout.LINES_PER_GROUP + (fingerprint >> layout.KIND_BITS) % layout.LINES_PER_GROUP
+
+
+def craft(segment_key: HashKey, count: int, line: int) -> list[int]:
+    """Keys that share a home line under this hash key."""
+    key = key_of_limiter(segment_key)
+    found: list[int] = []
+    candidate = 0
+    while len(found) < count:
+        if home_of(sip13(key, candidate.to_bytes(8, "little"))) == line:
+            found.append(candidate)
+        candidate += 1
+    return found
+
+
+def hash_key_of(name: str) -> HashKey:
+    with open(path_of(name), "rb") as file:
+        first, second = struct.unpack_from("<QQ", file.read(layout.HEADER.size), layout.HEADER_HASH_KEY)
+    return first, second
+
+
+def set_hash_key(name: str, key: HashKey) -> None:
+    """Of a segment that nobody has used yet."""
+    with open(path_of(name), "r+b") as file:
+        head = bytearray(file.read(layout.HEADER_CHECKSUM))
+        struct.pack_into("<QQ", head, layout.HEADER_HASH_KEY, *key)
+        file.seek(0)
+        file.write(head + struct.pack("<I", zlib.crc32(head)))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where keys came to lie."""
+
+    most_of_a_line: int
+    """Keys that have one line for their home."""
+    chi_squared: float
+    """Of their numbers per home line: with keys spread by chance, LINES - 1 on average."""
+    away: int
+    """Keys that found no room in their home line."""
+
+
+def spread(name: str, keys: Iterable[int], segment_key: HashKey) -> Spread:
+    keys = list(keys)
+    Store(name, keys=1).close()
+    set_hash_key(name, segment_key)
+    try:
+        with Store(name, keys=1, on_full="deny") as store:
+            TokenBucket(store, LIMITER, "1/year").allow_many(keys)
+        cells = read_cells(path_of(name))
+    finally:
+        Store.unlink(name)
+    taken = [(at // layout.CELLS_PER_LINE, home_of(tag)) for at, (tag, _) in enumerate(cells) if tag]
+    counts = Counter(home for _, home in taken)
+    mean = len(keys) / LINES
+    return Spread(
+        max(counts.values()),
+        sum((counts[line] - mean) ** 2 / mean for line in range(LINES)),
+        len(keys) - sum(line == home for line, home in taken),
+    )
+
+
+def test_where_a_key_lives_is_as_this_file_works_it_out(name: str) -> None:
+    with Store(name, keys=1) as store:
+        key = key_of_limiter(hash_key_of(name))
+        TokenBucket(store, LIMITER, "1/year").allow_many(range(100))
+        tags = {tag for tag, _ in read_cells(path_of(name)) if tag}
+    hashes = {sip13(key, number.to_bytes(8, "little")) for number in range(100)}
+    assert {tag >> layout.KIND_BITS for tag in tags} == {value >> layout.KIND_BITS for value in hashes}
+
+
+def test_keys_that_collide_under_one_hash_key_do_not_under_others(name: str, full: bool, tell: Tell) -> None:
+    draws = random.Random(8)
+    known = (draws.getrandbits(64), draws.getrandbits(64))
+    crafted = craft(known, 300, line=77)
+
+    # That the attack is one: with the hash key known, nearly every key is away from home, and every probe a long one.
+    hit = spread(name, crafted, known)
+    assert hit.most_of_a_line > 250
+    assert hit.away == 300 - layout.CELLS_PER_LINE
+
+    others = [(draws.getrandbits(64), draws.getrandbits(64)) for _ in range(1000 if full else 100)]
+    spreads = [spread(name, crafted, other) for other in others]
+    ordinary = [spread(name, draws.sample(range(10**15), 300), other) for other in others]
+    for measured in (spreads, ordinary):
+        # Six standard deviations of the sum of so many chi-squared statistics.
+        freedom = (LINES - 1) * len(others)
+        assert abs(sum(each.chi_squared for each in measured) - freedom) < 6 * (2 * freedom) ** 0.5
+        assert max(each.most_of_a_line for each in measured) <= 12
+    mean = [sum(each.away for each in measured) / len(others) for measured in (spreads, ordinary)]
+    tell(
+        "flooding, of 300 keys with one home line, away from it",
+        f"{hit.away} under the hash key that they are for; under {len(others)} others {mean[0]:.1f}, "
+        f"of keys by chance {mean[1]:.1f}",
+    )
+
+
+def test_every_segment_has_a_hash_key_of_its_own(make_name: Callable[[], str]) -> None:
+    """From the system's entropy: the same seed makes another key."""
+    names = [make_name() for _ in range(64)]
+    for name in names:
+        random.seed(1)
+        Store(name, keys=1).close()
+    keys = [hash_key_of(name) for name in names]
+    words = [word for key in keys for word in key]
+    assert len(set(words)) == len(words)
+    ones = sum(word.bit_count() for word in words)
+    # Six standard deviations.
+    assert abs(ones - 32 * len(words)) < 6 * (16 * len(words)) ** 0.5
+
+
+def test_nothing_public_tells_the_hash_key(name: str) -> None:
+    with Store(name, keys=1) as store:
+        bucket = TokenBucket(store, LIMITER, "1/minute")
+        told = " ".join(_told_by([store, store.stats(), bucket, bucket.hit("k"), bucket.reserve("k", max_delay=60)]))
+        key = hash_key_of(name)
+    numbers = {int(number, 0) for number in re.findall(r"\b(?:0x[0-9a-f]+|[1-9]\d*)\b", told)}
+    assert LIMITER in told
+    assert not numbers & {*key, *key_of_limiter(key)}
+    assert not any(f"{word:x}" in told for word in key)
+
+
+def _told_by(things: Iterable[Any]) -> Iterator[str]:
+    for thing in things:
+        yield repr(thing)
+        for attribute in dir(thing):
+            if not attribute.startswith("_"):
+                yield repr(getattr(thing, attribute))
+
+
+# Floods.
+
+HOUR_S: Final = 3600
+LIMIT: Final = 100
+VICTIMS: Final = [f"victim {number}" for number in range(24)]
+START_S: Final = 1000 * HOUR_S  # the beginning of a window
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A limiter of so many permits an hour."""
+
+    name: str
+    make: Callable[[Store, int], Any]
+
+
+TOKEN_BUCKET: Final = Kind("token bucket", lambda store, limit: TokenBucket(store, LIMITER, f"{limit}/hour"))
+INTERVALS: Final = Kind(
+    "token bucket, intervals", lambda store, limit: TokenBucket(store, LIMITER, f"{limit}/hour", refill="interval")
+)
+LEAKY_BUCKET: Final = Kind("leaky bucket", lambda store, limit: LeakyBucket(store, LIMITER, f"{limit}/hour", limit))
+FIXED_WINDOW: Final = Kind("fixed window", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour"))
+SLIDING_WINDOW: Final = Kind("sliding window", lambda store, limit: SlidingWindow(store, LIMITER, f"{limit}/hour"))
+
+TELLING_USE: Final = [TOKEN_BUCKET, INTERVALS, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_WINDOW]
+TELLING_TIME: Final = [
+    Kind("fixed window, first", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour", align="first")),
+    Kind("fixed window, stagger", lambda store, limit: FixedWindow(store, LIMITER, f"{limit}/hour", align="stagger")),
+    Kind(
+        "bucketed window",
+        lambda store, limit: BucketedWindow(store, LIMITER, f"{limit}/hour", keys=EXTENT_KEYS),
+    ),
+    Kind("sliding log", lambda store, limit: SlidingLog(store, LIMITER, f"{limit}/hour", keys=EXTENT_KEYS)),
+    Kind("concurrency", lambda store, limit: Concurrency(store, LIMITER, limit, lease="30m", keys=EXTENT_KEYS)),
+    Kind("minimum interval", lambda store, limit: MinInterval(store, LIMITER, "1 hour")),
+]
+
+FILLS: Final = (0.0, 0.4, 0.76)
+fills = pytest.mark.parametrize("fill", FILLS)
+
+
+@contextmanager
+def flooded(kind: Kind, fill: float, limit: int = LIMIT) -> Iterator[tuple[Any, ManualClock, Store]]:
+    """A limiter in a table of which `fill` is taken by keys of ordinary use, and in which the victims are at their
+    limit.
+    """
+    draws = random.Random(7)
+    clock = ManualClock(START_S)
+    with Store.private(keys=1, on_full="evict", clock=clock) as store:
+        limiter = kind.make(store, limit)
+        ordinary = [f"ordinary {number}" for number in range(round(fill * CELLS) - len(VICTIMS))]
+        for _ in range(30):
+            clock.advance(10)
+            asking = draws.sample(ordinary, len(ordinary) // 10)
+            limiter.allow_many(asking, [draws.choice((1, 1, 1, 2, 5)) if limit > 5 else 1 for _ in asking])
+        use_up(limiter, VICTIMS)
+        yield limiter, clock, store
+
+
+def use_up(limiter: Any, keys: list[str]) -> None:
+    for key in keys:
+        while limiter.allow(key):
+            pass
+
+
+def is_reset(limiter: Any, key: str) -> bool:
+    return bool(limiter.peek(key, 0).reset_after_ns == 0)
+
+
+class Flood:
+    """Keys that come once, each with one request of the same cost, some milliseconds apart."""
+
+    def __init__(self, limiter: Any, clock: ManualClock, cost: int = 1, pause_s: float = 0.005) -> None:
+        self._limiter, self._clock, self._cost, self._pause_s = limiter, clock, cost, pause_s
+        self.keys = 0
+
+    def go_on(self, count: int = 16) -> None:
+        self._limiter.allow_many(range(self.keys, self.keys + count), [self._cost] * count)
+        self.keys += count
+        self._clock.advance(self._pause_s)
+
+    def until_reset(self, limiter: Any, victims: list[str], most: int = 40 * CELLS) -> list[int]:
+        """After how many keys each victim was reset; those are left out that weren't before they would have been."""
+        began_s = self._clock.now()
+        after: list[int] = []
+        left = {victim: began_s + limiter.peek(victim, 0).reset_after for victim in victims}
+        while left and self.keys < most:
+            self.go_on()
+            ends_s = [left.pop(victim) for victim in list(left) if is_reset(limiter, victim)]
+            after += [self.keys for end_s in ends_s if self._clock.now() < end_s]
+        return after
+
+
+def tell_after(tell: Tell, what: str, after: list[int]) -> None:
+    tell(
+        f"flooding, {what}: reset by one-off keys",
+        f"{min(after) / CELLS:.2f} to {max(after) / CELLS:.2f} per cell, {median(after) / CELLS:.2f} in the middle",
+    )
+
+
+# Where states tell how much was used.
+
+
+@fills
+@pytest.mark.parametrize("kind", TELLING_USE, ids=lambda kind: kind.name)
+def test_keys_that_come_once_never_reset_one_at_its_limit(kind: Kind, fill: float, tell: Tell) -> None:
+    with flooded(kind, fill) as (limiter, clock, store):
+        flood = Flood(limiter, clock)
+        assert flood.until_reset(limiter, VICTIMS) == []
+        assert store.stats().total.evicted > 30 * CELLS, "this was no flood"
+        assert max(limiter.peek(victim).remaining for victim in VICTIMS) == 0
+    if fill == max(FILLS):
+        tell(f"flooding, {kind.name}: not reset by one-off keys", f"{flood.keys / CELLS:.0f} per cell")
+
+
+@pytest.mark.parametrize("charged", [1, 2, 5, 20])
+@pytest.mark.parametrize("kind", [TOKEN_BUCKET, LEAKY_BUCKET], ids=lambda kind: kind.name)
+def test_an_evicted_bucket_is_forgiven_no_more_than_each_key_of_the_flood_was_charged(kind: Kind, charged: int) -> None:
+    limit = 20
+    permit_ns = HOUR_S * 10**9 // limit
+    forgiven_ns = []
+    with flooded(kind, 0.4, limit) as (limiter, clock, _):
+        # In the time of one permit, more keys than there are cells.
+        flood = Flood(limiter, clock, charged, pause_s=0)
+        left = set(VICTIMS)
+        while left:
+            clock.advance(permit_ns / 8e9)
+            missing_ns = {victim: limiter.peek(victim, 0).reset_after_ns for victim in left}
+            flood.go_on(256)
+            for victim in [victim for victim in left if is_reset(limiter, victim)]:
+                left.remove(victim)
+                forgiven_ns.append(missing_ns[victim])
+    assert max(forgiven_ns) <= charged * permit_ns
+    # And that much it can be: the bound is a tight one.
+    assert max(forgiven_ns) > (charged - 1) * permit_ns * 3 // 4
+
+
+@pytest.mark.parametrize("charged", [1, 3, 4, 30, LIMIT])
+@pytest.mark.parametrize("kind", [INTERVALS, FIXED_WINDOW, SLIDING_WINDOW], ids=lambda kind: kind.name)
+def test_an_evicted_count_was_no_higher_than_that_of_each_key_of_the_flood(kind: Kind, charged: int) -> None:
+    """In fours: the two lowest bits of a state are below a nanosecond. A bucket's begin with 0 for one permit."""
+    first = 1 if kind is INTERVALS else 0
+    with flooded(kind, 0.4) as (limiter, clock, _):
+        counts = {f"count {count}": count for count in range(1, LIMIT + 1)}
+        assert all(limiter.hit(key, count) for key, count in counts.items())
+        flood = Flood(limiter, clock, charged)
+        while flood.keys < 10 * CELLS:
+            flood.go_on()
+        lost = {count for key, count in counts.items() if is_reset(limiter, key)}
+    four = (charged - first) // 4
+    assert lost >= {count for count in counts.values() if (count - first) // 4 < four}
+    assert max(lost, default=0) <= four * 4 + 3 + first
+
+
+@pytest.mark.parametrize("kind", [TOKEN_BUCKET, LEAKY_BUCKET], ids=lambda kind: kind.name)
+def test_what_it_costs_to_reset_a_bucket_at_its_limit(kind: Kind, tell: Tell) -> None:
+    """Every key of the flood must be driven as far; then it takes about as many of them as there are cells."""
+    with flooded(kind, max(FILLS)) as (limiter, clock, _):
+        after = Flood(limiter, clock, LIMIT).until_reset(limiter, VICTIMS)
+    assert len(after) == len(VICTIMS)
+    assert min(after) > CELLS // 4
+    tell(
+        f"flooding, {kind.name} of {LIMIT}: reset by permits for other keys",
+        f"{min(after) * LIMIT / CELLS:.0f} to {max(after) * LIMIT / CELLS:.0f} per cell",
+    )
+
+
+# Where they tell when it was used.
+
+
+@fills
+@pytest.mark.parametrize("kind", TELLING_TIME, ids=lambda kind: kind.name)
+def test_how_many_keys_that_come_once_reset_one_where_states_tell_times(kind: Kind, fill: float, tell: Tell) -> None:
+    with flooded(kind, fill, 1 if kind.name == "minimum interval" else LIMIT) as (limiter, clock, _):
+        after = Flood(limiter, clock, pause_s=0.9).until_reset(limiter, VICTIMS)
+    # Each key's windows end at a time of its own: those that end soon go first, and by themselves.
+    assert len(after) == len(VICTIMS) or (kind.name == "fixed window, stagger" and after)
+    # Nobody can aim, so there must be many before one of them comes to the right place.
+    assert min(after) > CELLS // 16
+    if fill in (0, max(FILLS)):
+        tell_after(tell, f"{kind.name}, {fill:.0%} full", after)
+
+
+def test_a_sliding_window_that_goes_on_is_reset_in_the_window_after_unless_it_was_used_in_it(tell: Tell) -> None:
+    for used in (False, True):
+        with flooded(SLIDING_WINDOW, 0.4) as (limiter, clock, _):
+            clock.set(START_S + HOUR_S + 40)
+            # A hundredth of the last window has left: one permit.
+            assert not used or limiter.allow_many(VICTIMS) == [True] * len(VICTIMS)
+            after = Flood(limiter, clock).until_reset(limiter, VICTIMS)
+        if used:
+            assert after == []
+        else:
+            assert len(after) == len(VICTIMS)
+            tell_after(tell, "sliding window not yet used in this window, 40% full", after)
+
+
+def test_a_fixed_window_of_less_than_four(tell: Tell) -> None:
+    """The two lowest bits of a count tell nothing: it is like any other key of its window."""
+    with flooded(FIXED_WINDOW, 0.4, 3) as (limiter, clock, _):
+        after = Flood(limiter, clock).until_reset(limiter, VICTIMS)
+    assert min(after, default=CELLS) > CELLS // 8
+    tell("flooding, fixed window of 3, 40% full: reset by one-off keys", f"{len(after)} of {len(VICTIMS)} keys")
+
+
+def test_a_flood_of_another_limiter_of_the_store_that_forgets_later(tell: Tell) -> None:
+    """Limiters of one store share its table: what counts is who expires first, whatever the limiter."""
+    with flooded(TOKEN_BUCKET, 0.4) as (limiter, clock, store):
+        after = Flood(TokenBucket(store, "slow", "1/day"), clock).until_reset(limiter, VICTIMS)
+    assert len(after) == len(VICTIMS)
+    assert min(after) > CELLS // 8
+    tell_after(tell, "token bucket of an hour beside one of a day, 40% full", after)

@@ -1,0 +1,237 @@
+"""Every limiter against the oracle where the bits of its words end.
+
+Windows of nanoseconds, in which counts, laps and running totals come round all the time; limits, bursts, costs and
+periods as large as there are; times from 0 to the last that a clock can have, with jumps of years either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bucket_strategies import NS, YEAR_NS, answer_of, buckets, magnitudes, rate_of, set_ns
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from limiter_cases import Case, rate_ns
+from oracle import Bucket, Oracle, Queue
+from oracle_counts import BucketedWindow, ClockWindow, FirstWindow, IntervalBucket, Log, SlidingWindow
+from test_every_limiter import KEYS, NativeAndOracle, keys
+
+import penstock
+from penstock import Store, TokenBucket
+from penstock.testing import ManualClock
+
+LAST_NS = 2**61
+LONGEST_PERIOD_NS = 10 * YEAR_NS
+MOST_PERMITS = 2**40
+# Further than that no state of a bucket is ahead of now.
+MOST_AHEAD_NS = 2**61 - 1
+
+
+def tiny_periods_ns(least: int) -> st.SearchStrategy[int]:
+    return st.integers(least, least + 5) | magnitudes(least, 1000 * least)
+
+
+def longest_periods_ns() -> st.SearchStrategy[int]:
+    return st.sampled_from([LONGEST_PERIOD_NS, LONGEST_PERIOD_NS - 1]) | magnitudes(YEAR_NS, LONGEST_PERIOD_NS)
+
+
+def most_and_less(most: int) -> st.SearchStrategy[int]:
+    """Limits up to `most`, and it most of all."""
+    return st.sampled_from([most, max(1, most - 1), 1]) | magnitudes(1, most)
+
+
+@st.composite
+def token_buckets(draw: st.DrawFn) -> Case:
+    """Whose refill takes as long as it may, or that give a permit every nanosecond."""
+    bucket = draw(buckets(longest_refill_ns=MOST_AHEAD_NS) | full_buckets())
+    make = draw(st.sampled_from([TokenBucket, penstock.LeakyBucket]))
+    return Case(
+        lambda store, name="native": make(store, name, rate_of(bucket), bucket.burst),
+        (Queue if make is penstock.LeakyBucket else Bucket)(bucket.limit, bucket.period_ns, bucket.burst),
+        step_ns=bucket.unit_ns,
+        span_ns=bucket.tolerance_ns,
+    )
+
+
+@st.composite
+def full_buckets(draw: st.DrawFn) -> Bucket:
+    """With the largest burst that the rate allows."""
+    period_ns = draw(st.sampled_from([1, 3, NS, LONGEST_PERIOD_NS]) | magnitudes(1, LONGEST_PERIOD_NS))
+    limit = draw(most_and_less(min(period_ns, MOST_PERMITS)))
+    least, most = 1, MOST_AHEAD_NS
+    while least < most:
+        middle = (least + most + 1) // 2
+        fits = Bucket(limit, period_ns, middle).tolerance_ns <= MOST_AHEAD_NS
+        least, most = (middle, most) if fits else (least, middle - 1)
+    return Bucket(limit, period_ns, least)
+
+
+@st.composite
+def interval_buckets(draw: st.DrawFn) -> Case:
+    period_ns = draw(tiny_periods_ns(1) | longest_periods_ns())
+    limit = draw(most_and_less(min(period_ns, MOST_PERMITS)))
+    # Half of what is left to a state at the last time, as a reservation may double it.
+    longest = 2**58 * limit // period_ns
+    burst = draw(st.just(limit) | magnitudes(1, max(1, longest)))
+    return Case(
+        lambda store, name="native": TokenBucket(
+            store, name, rate_ns(limit, period_ns), burst=burst, refill="interval"
+        ),
+        IntervalBucket(limit, period_ns, burst),
+        step_ns=period_ns,
+        span_ns=-(-burst // limit) * period_ns,
+    )  # fmt: skip
+
+
+@st.composite
+def fixed_windows(draw: st.DrawFn, align: Any) -> Case:
+    period_ns = draw(tiny_periods_ns(1) | longest_periods_ns() | magnitudes(MOST_PERMITS, 2 * MOST_PERMITS))
+    limit = draw(most_and_less(min(period_ns, MOST_PERMITS)))
+    tier = draw(most_and_less(limit))
+    window = (FirstWindow if align == "first" else ClockWindow)(limit, period_ns)
+    return Case(
+        lambda store, name="native": penstock.FixedWindow(store, name, rate_ns(limit, period_ns), align=align),
+        window,
+        step_ns=period_ns,
+        span_ns=period_ns,
+        tiers=[({"rate": rate_ns(tier, period_ns)}, replace(window, limit=tier))],
+        slack_ns=limit if align == "first" else 0,
+        staggered=align == "stagger",
+    )
+
+
+@st.composite
+def sliding_windows(draw: st.DrawFn) -> Case:
+    """With limits up to the largest of which both counts are exact."""
+    period_ns = draw(tiny_periods_ns(300) | longest_periods_ns())
+    most = (1 << (period_ns.bit_length() - 1) // 2) - 1
+    limit = draw(most_and_less(most))
+    return Case(
+        lambda store, name="native": penstock.SlidingWindow(store, name, rate_ns(limit, period_ns)),
+        SlidingWindow(limit, period_ns),
+        step_ns=draw(st.sampled_from([period_ns, max(1, period_ns // limit)])),
+        span_ns=2 * period_ns,
+    )
+
+
+@st.composite
+def bucketed_windows(draw: st.DrawFn) -> Case:
+    """With running totals of as few bits as there can be, or of all 32."""
+    bucket_ns = draw(tiny_periods_ns(8) | magnitudes(2**31, LONGEST_PERIOD_NS // 8))
+    count = draw(st.integers(1, 8))
+    low_bits = min(bucket_ns.bit_length(), 32)
+    limit = draw(most_and_less((1 << low_bits - 2) - 1))
+    period_ns = bucket_ns * count
+    window = BucketedWindow(limit, period_ns, count)
+    return Case(
+        lambda store, name="native": penstock.BucketedWindow(
+            store, name, rate_ns(limit, period_ns), buckets=count, keys=64
+        ),
+        window,
+        step_ns=window.bucket_ns,
+        span_ns=count * window.bucket_ns,
+    )
+
+
+@st.composite
+def sliding_logs(draw: st.DrawFn) -> Case:
+    """With as many permits as fit into windows of nanoseconds, or windows as long as there are."""
+    period_ns = draw(tiny_periods_ns(2) | longest_periods_ns())
+    limit = draw(most_and_less(min(max(1, 1 << period_ns.bit_length() - 2), period_ns, 300)))
+    return Case(
+        lambda store, name="native": penstock.SlidingLog(store, name, rate_ns(limit, period_ns), keys=64),
+        Log(limit, period_ns),
+        step_ns=period_ns,
+        span_ns=period_ns,
+    )
+
+
+class AtTheEdges(NativeAndOracle):
+    @initialize(data=st.data(), start_ns=st.sampled_from([0, 1, LAST_NS - 1, LAST_NS]) | magnitudes(0, LAST_NS))
+    def begin(self, data: st.DataObject, start_ns: int) -> None:
+        self.case = data.draw(type(self).cases)
+        self.now_ns = self.latest_ns = start_ns
+        self.earliest_ns = 0
+        self.clock = ManualClock()
+        set_ns(self.clock, start_ns)
+        self.store = Store.private(keys=1, clock=self.clock)
+        self.native = self.case.make(self.store)
+        self.oracle: Oracle[Any] = Oracle()
+        self.told_ns: list[int] = []
+        self.allowed = self.denied = 0
+        self.phases_ns = {key: self.phase_of(key) for key in KEYS} if self.case.staggered else {}
+
+    def times_ns(self) -> st.SearchStrategy[int]:
+        spans_ns = st.sampled_from(
+            [0, 1, self.case.step_ns, self.case.span_ns, YEAR_NS, LONGEST_PERIOD_NS, 60 * YEAR_NS]
+        ) | magnitudes(0, LAST_NS)
+        near = st.builds(lambda span_ns, off_ns, sign: self.now_ns + sign * span_ns + off_ns,
+                         spans_ns, st.integers(-1, 1), st.sampled_from([1, 1, 1, -1]))  # fmt: skip
+        ends = st.sampled_from([0, 1, LAST_NS, LAST_NS - 1]) | st.builds(lambda span_ns: LAST_NS - span_ns, spans_ns)
+        whole = near.map(lambda time_ns: time_ns // self.case.step_ns * self.case.step_ns)
+        return near | near | whole | ends
+
+    @rule(key=keys, rounds=st.integers(1, 20), giving_back=st.booleans(), data=st.data())
+    def wind_on(self, key: Any, rounds: int, giving_back: bool, data: st.DataObject) -> None:
+        """Laps and running totals, to where they come round."""
+        cost = data.draw(st.just(self.case.rule.most) | self.case.costs())
+        for _ in range(rounds):
+            assert answer_of(self.native.hit(key, cost)) == self.expect(key, cost)
+            if giving_back:
+                self.native.refund(key, (cost + 1) // 2)
+                self.oracle.refund(self.rule_of(key), key, (cost + 1) // 2, self.now_ns)
+                self.stay()
+                self.check(key, 1)
+            self.move(self.now_ns + self.case.span_ns)
+        # And not all forgotten.
+        assert answer_of(self.native.hit(key, cost)) == self.expect(key, cost)
+
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        self.move(data.draw(self.times_ns()))
+
+    @rule(data=st.data())
+    def go_back(self, data: st.DataObject) -> None:
+        self.move(self.now_ns - data.draw(magnitudes(0, LAST_NS)))
+
+    @rule(key=keys, data=st.data())
+    def reserve(self, key: Any, data: st.DataObject) -> None:
+        """What is ahead of now has its bound, so only what is due before that: the rest is for every limiter's test."""
+        cost = data.draw(self.case.costs().filter(bool))
+        before = self.oracle.states.get(key)
+        booking = self.oracle.reserve(self.rule_of(key), key, cost, self.now_ns, 0)
+        reservation = self.native.reserve(key, cost, 0)
+        assert (reservation.allowed, reservation.delay_ns) == (booking.allowed, booking.delay_ns)
+        self.allowed += booking.allowed
+        self.denied += not booking.allowed
+        if self.case.slack_ns and booking.allowed and (before is None or before[0] <= self.now_ns):
+            self.learn_end(key)
+
+    def move(self, now_ns: int) -> None:
+        self.now_ns = min(max(now_ns, self.earliest_ns), LAST_NS)
+        self.latest_ns = max(self.latest_ns, self.now_ns)
+        set_ns(self.clock, self.now_ns)
+
+
+CASES: dict[str, st.SearchStrategy[Case]] = {
+    "Buckets": token_buckets(),
+    "BucketsInIntervals": interval_buckets(),
+    "FixedWindowClock": fixed_windows("clock"),
+    "FixedWindowFirst": fixed_windows("first"),
+    "FixedWindowStagger": fixed_windows("stagger"),
+    "SlidingWindow": sliding_windows(),
+    "BucketedWindow": bucketed_windows(),
+    "SlidingLog": sliding_logs(),
+}
+
+
+def machine_of(kind: str) -> Any:
+    machine: Any = type(kind, (AtTheEdges,), {"cases": CASES[kind], "store_kind": "private"})
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+    return machine.TestCase
+
+
+for kind in CASES:
+    globals()[f"Test{kind}"] = machine_of(kind)
