@@ -152,6 +152,11 @@ class Scene:
             for now_ns in readings:
                 if operation.kind == "hit" and self.rule.allows(state, now_ns, operation.cost):
                     yield states | {operation.key: self.rule.charged(state, now_ns, operation.cost)}
+                    if self.evicts:
+                        yield {operation.key: self.rule.charged(state, now_ns, operation.cost)}
+            if self.evicts:
+                # Killed after it had taken the other's place, and before it had one.
+                yield {operation.key: state}
             return
         if done.full:
             yield states

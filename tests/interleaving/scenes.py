@@ -167,10 +167,10 @@ INSERTION = {
         lambda: token_bucket(2, usable=3).hits(0, 1, 2), {"preemptions": 4}, {"preemptions": None, "crashes": 1}
     ),
     "insertion beside another key": Explorable(
-        insertion_beside_another, {"preemptions": 4}, {"preemptions": 7, "crashes": 1}
+        insertion_beside_another, {"preemptions": 4}, {"preemptions": 5, "crashes": 1}
     ),
     "insertion beside another key on weaker memory": Explorable(
-        insertion_beside_another, {"preemptions": 3, "stale_reads": 2}, {"preemptions": 5, "stale_reads": 3}
+        insertion_beside_another, {"preemptions": 3, "stale_reads": 2}, {"preemptions": 4, "stale_reads": 3}
     ),
     "reuse of an expired cell": Explorable(reuse, {**LATER, "preemptions": 4}, {"preemptions": None, "crashes": 1}),
     "reuse by the same key": Explorable(reuse_by_itself, {**LATER, "crashes": 1}, {"crashes": 2}),
@@ -181,6 +181,10 @@ INSERTION = {
     "removal": Explorable(removal, {"preemptions": 4, "crashes": 1}, {"preemptions": 6}),
 }
 SCENES |= INSERTION
+
+SCENES["minimum interval: hits"] = Explorable(
+    lambda: min_interval().hits(0, 1), {**SECOND, "crashes": 1}, {"crashes": 2, "stale_reads": 2}
+)
 
 SCENES |= {
     "bucketed window: hits": Explorable(

@@ -196,9 +196,19 @@ def claim_of_nobody(vandal: Vandal) -> None:
     vandal.write(offset, vandal.read(offset) & ~7 | layout.KIND_CLAIM, 0xFFF << 28)
 
 
+def groups_of(tag: int, groups: int) -> set[int]:
+    """Of the cells in which a key may be; where two were the same, the next one is one of them, too."""
+    mixed = [(tag & ~7) * factor % 2**64 for factor in (1, 0x9E3779B97F4A7C15, 0xD1342543DE82EF95)]
+    return {((value * groups >> 64) + more) % groups for value in mixed for more in range(3)}
+
+
 def key_elsewhere(vandal: Vandal) -> None:
     offset = vandal.cell(layout.KIND_TAT)
-    vandal.write(offset, vandal.read(offset) ^ 1 << 63)
+    tag, groups = vandal.read(offset), vandal.read(layout.HEADER_GROUP_COUNT)
+    here = (offset - layout.TABLE_OFFSET) // layout.GROUP_BYTES
+    # Of the other groups that it would be looked for in, one may be this one, by chance.
+    others = (tag ^ 1 << bit for bit in range(63, 40, -1))
+    vandal.write(offset, next(other for other in others if here not in groups_of(other, groups)))
 
 
 def key_twice(vandal: Vandal) -> None:
