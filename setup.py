@@ -1,5 +1,6 @@
 """The compiled modules; everything else about the package is in pyproject.toml."""
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -39,5 +40,5 @@ for extension in extensions:
 
 setup(
     ext_modules=extensions,
-    options={"build_ext": {"cython_c_in_temp": True}},
+    options={"build_ext": {"cython_c_in_temp": True, "parallel": os.cpu_count()}},
 )

@@ -45,7 +45,7 @@ def build(directory: Path) -> None:
     subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-Wall", "-Werror", *library], check=True)
     flags = f"-O1 -DPENSTOCK_EXPLORE -I{explorer} -I{explorer / 'include'}"
     subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", f"-j{os.cpu_count()}"],
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
         cwd=directory,
         env=os.environ
         | {"CFLAGS": flags, "LDFLAGS": f"-L{core} -Wl,--no-as-needed -lpenstock_explore -Wl,-rpath,$ORIGIN"},

@@ -204,7 +204,7 @@ SCENES |= {
     "bucketed window: hits on weaker memory": Explorable(
         lambda: bucketed_window(2).before().hits(0, 1, 2),
         {**BUCKETS, "stale_reads": 1, "preemptions": 3},
-        {"stale_reads": 2, "preemptions": 5, "crashes": 1},
+        {"stale_reads": 2, "preemptions": 4},
     ),
     "sliding log: hits": Explorable(
         lambda: sliding_log(2).before().hits(0, 1, 2), {**SECOND, "crashes": 1}, {"crashes": 2}
@@ -220,7 +220,7 @@ SCENES |= {
     "sliding log: larger costs": Explorable(
         lambda: sliding_log(3).before().hits(0, cost=2).hits(1, cost=2).hits(2),
         {**SECOND, "preemptions": 4, "crashes": 1},
-        {"preemptions": 7},
+        {"preemptions": 5},
     ),
     "sliding log: a hit and a refund": Explorable(
         lambda: sliding_log(2).before().hits(0, 1).add(2, "refund"), {**SECOND, "crashes": 1}, {"crashes": 2}
@@ -228,10 +228,10 @@ SCENES |= {
     "sliding log: refunds and larger costs": Explorable(
         lambda: sliding_log(3).before(2).add(0, "refund").hits(1).hits(2, cost=2),
         {**SECOND, "preemptions": 4},
-        {"preemptions": 7, "crashes": 1},
+        {"preemptions": 5, "crashes": 1},
     ),
     "sliding log: eviction": Explorable(
-        lambda: evictions(sliding_log), {**SECOND, "preemptions": 3}, {"preemptions": 5, "crashes": 1}
+        lambda: evictions(sliding_log), {**SECOND, "preemptions": 3}, {"preemptions": 4}
     ),
     "sliding log: a clean start after an eviction": Explorable(
         lambda: sliding_log(2, usable=1, on_full="evict", evicts=True, exact=True).before(2).hits_of_another(0, 1),
@@ -239,15 +239,15 @@ SCENES |= {
         SECOND,
     ),
     "sliding log: eviction, killed half-way": Explorable(
-        lambda: evictions(sliding_log), {"preemptions": 2, "crashes": 1}, {"preemptions": 4}
+        lambda: evictions(sliding_log), {"preemptions": 2, "crashes": 1}, {"preemptions": 3}
     ),
     "bucketed window: eviction": Explorable(
-        lambda: evictions(bucketed_window), {**BUCKETS, "preemptions": 2}, {"preemptions": 4, "crashes": 1}
+        lambda: evictions(bucketed_window), {**BUCKETS, "preemptions": 2}, {"preemptions": 3, "crashes": 1}
     ),
     "sliding log: hits on weaker memory": Explorable(
         lambda: sliding_log(2).before().hits(0, 1, 2),
         {**SECOND, "stale_reads": 1, "preemptions": 3},
-        {"stale_reads": 2, "preemptions": 5, "crashes": 1},
+        {"stale_reads": 2, "preemptions": 4},
     ),
 }
 
@@ -274,7 +274,7 @@ SCENES |= {
     "two limits at once, one a window": Explorable(
         lambda: SceneOfSeveral([TOKENS, WINDOW], at_ns=EDGE_NS, exact_finals=False).hits(0, 1, 2),
         {**OVER_THE_EDGE, "preemptions": 2},
-        {"preemptions": 4},
+        {"preemptions": 3},
     ),
     "one request sent twice": Explorable(
         lambda: one_request().hits(0, 1), {"preemptions": 4, "crashes": 1}, {"preemptions": 6}
