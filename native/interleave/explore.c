@@ -446,6 +446,7 @@ void explore_store(uint64_t *p, uint64_t value, bool release) {
         return;
     }
     note("process %d writes %s: %#llx\n", current, name_of(word), (unsigned long long)value);
+    observe(value);
     put(word, 1, &value, release, false);
 }
 
@@ -547,7 +548,10 @@ void explore_set_clock(uint64_t now_ns) { clock_ns = first_clock_ns = now_ns; }
 
 int explore_current(void) { return current; }
 
-bool explore_is_killed(int process) { return processes[process].status == CRASHED; }
+bool explore_is_killed(int process) {
+    if (current >= 0) observe(processes[process].status);
+    return processes[process].status == CRASHED;
+}
 
 void explore_begin(int operation) { processes[current].to_begin = operation; }
 

@@ -81,8 +81,20 @@ BUGS = [
     Bug(
         "a key evicts itself",
         TABLE,
-        "            if find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL:",
-        "            if not {here} and (find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL):",
+        "            if find_claim(probe, tag).cell != NULL or find_member(probe, tag) != NULL:",
+        "            if not {here} and (find_claim(probe, tag).cell != NULL or find_member(probe, tag) != NULL):",
+    ),
+    Bug(
+        "old permits count in a new key's buckets",
+        BUCKETS,
+        "        raise_marks(shape, marks, first_of(shape, bucket), bucket, total)",
+        "        if not {here}:\n            raise_marks(shape, marks, first_of(shape, bucket), bucket, total)",
+    ),
+    Bug(
+        "a refund gives back more than there is",
+        BUCKETS,
+        "            if is_behind(shape, ceiling, raised):\n                raised = ceiling",
+        "            if not {here} and is_behind(shape, ceiling, raised):\n                raised = ceiling",
     ),
     Bug(
         "a member is promoted over",

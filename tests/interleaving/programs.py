@@ -33,7 +33,7 @@ class Scene:
 
     `exact` False: a denial that the rule would have allowed is no fault; what is admitted still is judged. `borrows`: a
     decision may be by another process's later clock reading, of which the limiter's memory told. `evicts`: a key that
-    comes may take the place of any other.
+    comes may take the place of any other. `crowded`: a key may find no room.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class Scene:
         exact_finals: bool = True,
         borrows: bool = False,
         evicts: bool = False,
+        crowded: bool = False,
     ) -> None:
         self.store = Store.private(keys=1, on_full=on_full)
         self.limiter = make(self.store)
         self.rule, self.exact, self.exact_finals, self.borrows = rule, exact, exact_finals, borrows
-        self.evicts = evicts
+        self.evicts, self.crowded = evicts, crowded
         self.program = Program(now_ns=at_ns)
         self.at_ns = at_ns
         self.program.adopt(self.limiter, usable=usable)
@@ -95,9 +96,8 @@ class Scene:
 
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
         readings = self.readings(done, final_ns)
-        self.used = {d.now_ns for d in done if d.done}
-        if any(d.begun and not d.done for d in done):
-            self.used |= set(readings)
+        self.done = done
+        self.all_readings = readings
         for states in self.orders(done, readings, frozenset(), dict(self.states)):
             if self.matches(states, finals, final_ns):
                 return ""
@@ -159,9 +159,11 @@ class Scene:
                 yield {operation.key: state}
             return
         if done.full:
-            yield states
+            # Only where there can be no room, and never for a key that has a cell by everybody's reading.
+            if self.crowded and any(self.rule.is_settled(state, d.now_ns) for d in self.done if d.begun):
+                yield states
             return
-        for now_ns in [done.now_ns, *(t for t in self.used if t > done.now_ns and self.borrows)]:
+        for now_ns in [done.now_ns, *(t for t in self.borrowed(done) if t > done.now_ns)]:
             allowed = self.rule.allows(state, now_ns, operation.cost)
             if done.allowed and allowed:
                 charged = self.rule.charged(state, now_ns, operation.cost)
@@ -170,6 +172,15 @@ class Scene:
                     yield {operation.key: charged}
             elif not done.allowed and not (allowed and self.exact):
                 yield states
+
+    def borrowed(self, done: Done) -> set[int]:
+        """Readings of processes whose operations had begun when this one ended."""
+        if not self.borrows:
+            return set()
+        if any(d.begun and not d.done for d in self.done):
+            return set(self.all_readings)
+        index = next(i for i, d in enumerate(self.done) if d is done)
+        return {d.now_ns for d in self.done if index not in d.before}
 
     def matches(self, states: dict[str, Any], finals: Sequence[int], final_ns: int) -> bool:
         for key, final in zip(self.looked_at, finals, strict=True):

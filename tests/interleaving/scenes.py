@@ -127,14 +127,14 @@ for _name, (_make, _times) in ONE_CELL.items():
 
 
 def insertion_beside_another() -> Scene:
-    scene = token_bucket(1, usable=2)
+    scene = token_bucket(1, usable=2, crowded=True)
     scene.program.foreign(scene.limiter, 0, scene.at_ns - 1)
     return scene.hits(0, 1).hits(2, key=scene.other).add(2, "reset", key=scene.other)
 
 
 def reuse() -> Scene:
     """One cell for all: it expires, and is another key's."""
-    scene = token_bucket(1, usable=1)
+    scene = token_bucket(1, usable=1, crowded=True)
     return scene.before().hits(0).hits(1, key=scene.other).hits(2)
 
 
@@ -144,13 +144,19 @@ def reuse_by_itself() -> Scene:
 
 def eviction() -> Scene:
     """Two keys and one cell: what a key has used is forgotten when the other one comes, and only then."""
-    scene = token_bucket(1, usable=1, on_full="evict", evicts=True)
+    scene = token_bucket(1, usable=1, on_full="evict", evicts=True, crowded=True)
     return scene.hits(0, 1).hits(2, key=scene.other)
+
+
+def no_eviction_of_a_neighbour() -> Scene:
+    """Two keys and two cells: there is room for both, whoever comes first."""
+    scene = token_bucket(1, usable=2, on_full="evict")
+    return scene.before(key=scene.other).hits(0, 1).hits(2, key=scene.other)
 
 
 def evictions(make: Callable[..., Scene]) -> Scene:
     """Of words: one cell, in which a key at its limit gives way to another one that uses all of its own."""
-    scene = make(2, usable=1, on_full="evict", evicts=True, exact=False, exact_finals=False)
+    scene = make(2, usable=1, on_full="evict", evicts=True, crowded=True, exact=False, exact_finals=False)
     return scene.before(2).hits(0, key=scene.other).hits(1, 1, key=scene.other).hits(2, cost=2, key=scene.other)
 
 
@@ -178,6 +184,8 @@ INSERTION = {
         lambda: token_bucket(1, usable=1, on_full="evict").hits(0, 1), {"crashes": 1}, {"crashes": 2}
     ),
     "eviction": Explorable(eviction, {"preemptions": 4}, {"preemptions": None, "crashes": 1}),
+    "one cell for two": Explorable(lambda: token_bucket(2, usable=1).hits(0, 1), {"crashes": 1}, {"crashes": 2}),
+    "no eviction of a neighbour": Explorable(no_eviction_of_a_neighbour, {"preemptions": 3}, {"preemptions": 5}),
     "removal": Explorable(removal, {"preemptions": 4, "crashes": 1}, {"preemptions": 6}),
 }
 SCENES |= INSERTION
@@ -225,6 +233,14 @@ SCENES |= {
     "sliding log: a hit and a refund": Explorable(
         lambda: sliding_log(2).before().hits(0, 1).add(2, "refund"), {**SECOND, "crashes": 1}, {"crashes": 2}
     ),
+    "sliding log: a hit and a refund, none killed": Explorable(
+        lambda: sliding_log(2, exact=True, exact_finals=True).before().hits(0, 1).add(2, "refund"), SECOND
+    ),
+    "sliding log: two refunds": Explorable(
+        lambda: sliding_log(2, exact=True, exact_finals=True).before(2).add(0, "refund").add(1, "refund").hits(2),
+        {"preemptions": 4},
+        {"preemptions": 6},
+    ),
     "sliding log: refunds and larger costs": Explorable(
         lambda: sliding_log(3).before(2).add(0, "refund").hits(1).hits(2, cost=2),
         {**SECOND, "preemptions": 4},
@@ -240,6 +256,13 @@ SCENES |= {
     ),
     "sliding log: eviction, killed half-way": Explorable(
         lambda: evictions(sliding_log), {"preemptions": 2, "crashes": 1}, {"preemptions": 3}
+    ),
+    "bucketed window: two refunds of more than there is": Explorable(
+        lambda: bucketed_window(3).before(2).add(0, "refund", 2).add(1, "refund").hits(2), {}, {"crashes": 1}
+    ),
+    "bucketed window: a clean start after an eviction": Explorable(
+        lambda: bucketed_window(2, usable=1, on_full="evict", evicts=True).before(2).hits_of_another(0, 1),
+        {"clock_moves": 1, "jumps_ns": [10]},
     ),
     "bucketed window: eviction": Explorable(
         lambda: evictions(bucketed_window), {**BUCKETS, "preemptions": 2}, {"preemptions": 3, "crashes": 1}

@@ -27,6 +27,8 @@ FOUND_BY = {
     "a new key's entries are cleared with the old one's": "sliding log: eviction",
     "an evicted key's entries stay": "sliding log: a clean start after an eviction",
     "a bucket has no mark": "bucketed window: hits",
+    "old permits count in a new key's buckets": "bucketed window: a clean start after an eviction",
+    "a refund gives back more than there is": "bucketed window: two refunds of more than there is",
     "a later bucket's mark is taken for none": "bucketed window: hits",
     "what was charged before a denial is kept": "two limits at once",
     "who loses a race for a request's mark keeps its charge": "one request sent twice",

@@ -81,3 +81,14 @@ def test_without_the_extra_one_line_says_how_to_get_it(missing: str) -> None:
     result = subprocess.run([sys.executable, "-c", program, "verify", "x"], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == 'the penstock command needs packages of its own: pip install "penstock[cli]"\n'
+
+
+def test_what_is_no_file(used: str) -> None:
+    """The system's own refusals are not taken for damage."""
+    result = run("verify", "--path", "/proc/self/mem")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([COMMAND, "verify", used], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

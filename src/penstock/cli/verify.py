@@ -34,10 +34,11 @@ def command(name: str | None, path: Path | None) -> None:
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         report = _verify_with_progress(name if path is None else path.absolute(), errors)
-    except (PenstockError, ValueError) as error:
+        _print(report, console)
+    except (PenstockError, ValueError, OSError) as error:
+        # Also for what the system says of a file that is no file, or of an output that takes nothing.
         errors.print(str(error), markup=False)
         sys.exit(2)
-    _print(report, console)
     sys.exit(0 if report.sound else 1)
 
 
@@ -70,4 +71,4 @@ def _print(report: Report, console: Console) -> None:
         console.print(f"... and {len(findings) - SHOWN} more")
     damaged = len(report.damage)
     limiters = f"{len(report.limiters)} limiter{'' if len(report.limiters) == 1 else 's'}"
-    console.print("sound" if report.sound else f"damaged: {damaged} findings", f"({limiters})")
+    console.print("sound" if report.sound else f"damaged: {damaged} finding{'' if damaged == 1 else 's'}", f"({limiters})")

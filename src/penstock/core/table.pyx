@@ -301,7 +301,8 @@ cdef Insertion insert(
         # No vacancy: somebody may have just taken the last one for this very key. Then it has a cell, and must neither
         # lose it to itself, nor cost a neighbour's, nor be told that there is no room.
         if claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns:
-            if find_member(probe, tag) != NULL or find_claim(probe, tag).cell != NULL:
+            # The claim is looked for first: it may become a member meanwhile, but a member doesn't become a claim.
+            if find_claim(probe, tag).cell != NULL or find_member(probe, tag) != NULL:
                 return AGAIN
         if claim.cell == NULL:
             # No expiry at all: the probe set is full of other keys' claims, which last CLAIM_LIFE at the most.
