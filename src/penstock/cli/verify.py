@@ -69,6 +69,9 @@ def _print(report: Report, console: Console) -> None:
         console.print(str(finding), markup=False, soft_wrap=True)
     if len(findings) > SHOWN:
         console.print(f"... and {len(findings) - SHOWN} more")
-    damaged = len(report.damage)
-    limiters = f"{len(report.limiters)} limiter{'' if len(report.limiters) == 1 else 's'}"
-    console.print("sound" if report.sound else f"damaged: {damaged} finding{'' if damaged == 1 else 's'}", f"({limiters})")
+    verdict = "sound" if report.sound else f"damaged: {_count(len(report.damage), 'finding')}"
+    console.print(verdict, f"({_count(len(report.limiters), 'limiter')})")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
