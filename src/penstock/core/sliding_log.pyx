@@ -32,10 +32,10 @@ read r(p) + window <= d(p + limit). So d(p + limit) >= d(p) + window: any limit 
 what is missing. Nobody waits.
 
 *Stalled* in 2: whoever claims an entry's next lap has seen it written, so the late writer finds either its own lap,
-or a later time than its own; it changes neither. (Two laps can't have one time: between them a window passes; or,
-with permits given back, as many requests as the ring has entries, for which a nanosecond is too short. Only with a
-clock that stands still, as in tests, can a state come again: refunds that race may then lose permits, or give them
-twice.)
+or a later time than its own; it changes neither. Its own is the decision's, or less than a quantum later; and the laps
+of an entry lie further apart: by a window, or, with permits given back, by two CASes of each entry in turn, which take
+longer than a quantum, of less than one ns for each. Only with a clock that stands still meanwhile, as in tests, can
+several processes bring two laps so close: refunds that race may then lose permits, or give them twice.
 
 *A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
 
