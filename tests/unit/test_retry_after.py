@@ -1,0 +1,337 @@
+"""What ``Retry-After`` means, and pauses: as long as told, never added up, seen by every process."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from process_helpers import Crew, Meeting
+
+from penstock import AllOf, Concurrency, InvalidLimiter, InvalidRate, SlidingLog, Store, TokenBucket
+from penstock.contrib import outbound
+from penstock.contrib.outbound import Sending, WaitTimeout, WayOut, give_back, pause_s
+from penstock.testing import ManualClock
+
+NS: Final = 1_000_000_000
+SERVER_DATE: Final = "Sun, 06 Nov 1994 08:49:30 GMT"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("120", 120),
+        ("\t007 ", 7),
+        ("99999999999", 10**10),
+        ("9" * 10_000, 10**10),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 7),
+        ("Sunday, 06-Nov-94 08:49:37 GMT", 7),
+        ("Sun Nov  6 08:49:37 1994", 7),
+        ("Sun, 06 Nov 1994 08:49:60 GMT", 29),
+        ("Sun, 06 Nov 1994 08:49:29 GMT", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 661_300_710),
+    ],
+)
+def test_what_rfc_9110_says_is_read(text: str, seconds: int) -> None:
+    assert pause_s(text, SERVER_DATE) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "-1",
+        "+1",
+        "1.5",
+        "1e3",
+        "1_000",
+        "١٢",
+        "120, 120",
+        "soon",
+        "0x10",
+        "1\n",
+        "Sun, 06 Nov 1994 08:49:37",
+        "Sun, 06 Nov 1994 08:49:37 CET",
+        "Sun, 06 Nov 1994 08:49:37 +0100",
+        "sun, 06 nov 1994 08:49:37 gmt",
+        "Sun, 6 Nov 1994 08:49:37 GMT",
+        "06 Nov 1994 08:49:37 GMT",
+        "Sun, 31 Feb 1994 08:49:37 GMT",
+        "Sun, 06 Nov 0000 08:49:37 GMT",
+        "Sun, 06 Nov 1994 24:49:37 GMT",
+        "Sun, 06 Nov 1994 08:49:61 GMT",
+        "Sun, 06 Nov 1994 08:49:37 GMT, Sun, 06 Nov 1994 08:49:37 GMT",
+        "1994-11-06T08:49:37Z",
+    ],
+)
+def test_nonsense_is_ignored(text: str) -> None:
+    assert pause_s(text, SERVER_DATE) is None
+
+
+def test_no_header_is_no_pause() -> None:
+    assert pause_s(None) is None
+
+
+def test_a_date_without_a_servers_date_is_by_our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 784_111_770.9)
+    assert pause_s("Sun, 06 Nov 1994 08:49:37 GMT") == pause_s("Sun, 06 Nov 1994 08:49:37 GMT", "today") == 7
+
+
+@given(st.text(), st.none() | st.text())
+def test_no_text_is_an_error(text: str, date: str | None) -> None:
+    seconds = pause_s(text, date)
+    assert seconds is None or 0 <= seconds <= 10**10
+
+
+@given(st.integers(0, 10**9))
+def test_every_date_is_read(seconds: int) -> None:
+    server = datetime(2026, 11, 21, tzinfo=UTC)
+    until = server + timedelta(seconds=seconds)
+    assert pause_s(format_datetime(until, usegmt=True), format_datetime(server, usegmt=True)) == seconds
+    assert pause_s(until.strftime("%a %b %e %H:%M:%S %Y"), format_datetime(server, usegmt=True)) == seconds
+
+
+def way_out(limiter: Any, **options: Any) -> WayOut[str]:
+    return WayOut(limiter, lambda request: request, WaitTimeout, options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bucket(store: Store) -> TokenBucket:
+    return TokenBucket(store, "partner", "1/second", burst=2)
+
+
+def told(sending: Sending, retry_after: str | None, *, status: int = 429, method: str = "GET", again: bool) -> None:
+    assert sending.is_sent_again(method, status, retry_after, None, replayable=True) is again
+
+
+def test_requests_wait_for_the_end_of_a_pause_and_then_for_a_permit(bucket: TokenBucket, clock: ManualClock) -> None:
+    way = way_out(bucket)
+    told(way.sending("a"), "30", again=True)
+    for waited in (30, 30, 31, 32):
+        way.sending("a").admit()
+        assert waited <= clock.now() - 1000 <= waited + 0.001
+    assert way.sending("b").admit() == []
+
+
+def test_a_pause_is_the_longest_that_was_told(bucket: TokenBucket, clock: ManualClock) -> None:
+    way = way_out(bucket)
+    key = way.sending("a").pause_key
+    for seconds, longest in ((10, 10), (10, 10), (4, 10), (30, 30), (29, 30)):
+        assert way.pause(key, seconds * NS) == way.paused_ns(key) == longest * NS
+    clock.advance(25.0000005)
+    assert way.paused_ns(key) == 4_999_999_500
+    assert 5 * NS <= way.pause(key, 5 * NS) <= 5 * NS + outbound.GRAIN_NS
+    clock.advance(10)
+    assert way.paused_ns(key) == 0
+
+
+def test_pauses_of_many_processes_do_not_add_up(crew: Crew, name: str) -> None:
+    count, rounds = 4, 300
+    meeting = Meeting(count)
+
+    def pause_together(who: int) -> list[int]:
+        clock = ManualClock(1000)
+        with Store(name, keys=100, clock=clock) as store:
+            way = way_out(TokenBucket(store, "partner", "1/second"))
+            meeting.wait(who)
+            seen = []
+            for turn in range(rounds):
+                # Each has another wish; time stands still. The longest is that of the process whose turn it is.
+                seconds = 10 + (who + turn) % count
+                assert way.pause(str(turn), seconds * NS) >= seconds * NS
+                meeting.wait(who)
+                seen.append(way.paused_ns(str(turn)))
+            return seen
+
+    for seen in crew.run(count, pause_together):
+        assert seen == [13 * NS] * rounds
+
+
+def test_a_permit_that_a_pause_has_overtaken_is_given_up(store: Store, clock: ManualClock) -> None:
+    log = SlidingLog(store, "log", "2/second", keys=1)
+
+    class Overtaken:
+        """Whose first permits come just before another process is told to pause."""
+
+        name, store = log.name, log.store
+        taken = 0
+
+        def wait(self, key: Any, cost: int, timeout: float | None) -> bool:
+            allowed = log.wait(key, cost, timeout)
+            self.taken += 1
+            if self.taken == 1:
+                way.pause(way.sending("a").pause_key, 5 * NS)
+            return allowed
+
+        def wait_async(self, key: Any, cost: int, timeout: float | None) -> None: ...
+
+    limiter = Overtaken()
+    way = way_out(limiter)
+    way.sending("a").admit()
+    assert limiter.taken == 2
+    assert 5 <= clock.now() - 1000 <= 5.001
+
+
+def test_leases_are_given_back_when_a_pause_overtakes_them(store: Store, clock: ManualClock) -> None:
+    slots = Concurrency(store, "slots", 1)
+    way = way_out(slots)
+    sending = way.sending("a")
+    steps = sending.steps()
+    assert next(steps)[0] is slots
+    assert slots.wait("a")
+    way.pause(sending.pause_key, NS)
+    assert steps.send(True)[0] is way.pauses
+    assert slots.allow("a")
+
+
+def test_all_of_holds_what_is_concurrency(store: Store) -> None:
+    slots, other = Concurrency(store, "slots", 2), Concurrency(store, "other", 1)
+    limits = AllOf(TokenBucket(store, "bucket", "1/second", burst=9), slots, other)
+    way = way_out(limits, key=lambda request: ["x", request, "everybody"], timeout=0)
+    leases = way.sending("a").admit()
+    assert len(leases) == 2
+    with pytest.raises(WaitTimeout, match=r"not sent: a permit of limiter 'bucket \+ slots \+ other' for \['x', 'b', "):
+        way.sending("b").admit()
+    give_back(leases)
+    give_back(way.sending("b").admit())
+    assert slots.acquire("a", 2)
+
+
+def test_what_is_sent_again(bucket: TokenBucket) -> None:
+    way = way_out(bucket, retries=1)
+    for method in ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"):
+        told(way.sending("a"), "1", status=503, method=method, again=True)
+    for method in ("POST", "PATCH", "CONNECT", "LOCK"):
+        told(way.sending("a"), "1", status=503, method=method, again=False)
+        told(way.sending("a"), "1", status=429, method=method, again=True)
+    for status in (200, 301, 400, 500, 502):
+        told(way.sending("b"), "1", status=status, again=False)
+    told(way.sending("b"), "soon", again=False)
+    told(way.sending("b"), None, again=False)
+    assert way.paused_ns(way.sending("b").pause_key) == 0
+    told(way.sending("b"), "0", again=True)
+    assert not way.sending("c").is_sent_again("GET", 429, "1", None, replayable=False)
+
+
+def test_it_is_sent_again_so_often(bucket: TokenBucket) -> None:
+    sending = way_out(bucket, retries=2).sending("a")
+    told(sending, "1", again=True)
+    told(sending, "1", again=True)
+    told(sending, "1", again=False)
+    told(way_out(bucket, retries=0).sending("a"), "1", again=False)
+
+
+def test_a_pause_that_is_too_long_is_cut_short_and_its_request_is_not_sent_again(bucket: TokenBucket) -> None:
+    way = way_out(bucket, max_pause="1 minute")
+    told(way.sending("a"), "60", again=True)
+    told(way.sending("a"), "61", again=False)
+    told(way.sending("a"), "9" * 100, again=False)
+    assert way.paused_ns(way.sending("a").pause_key) == 60 * NS
+
+
+def test_a_request_is_not_sent_again_after_its_timeout(bucket: TokenBucket, clock: ManualClock) -> None:
+    sending = way_out(bucket, timeout=10).sending("a")
+    clock.advance(4)
+    told(sending, "7", again=False)
+    sending = way_out(bucket, timeout=10).sending("b")
+    told(sending, "9", again=True)
+    sending.admit()
+    told(sending, "2", again=False)
+
+
+def test_a_timeout_says_what_was_waited_for(bucket: TokenBucket) -> None:
+    way = way_out(bucket, timeout=1.5)
+    told(way.sending("a"), "2", again=False)
+    with pytest.raises(WaitTimeout) as caught:
+        way.sending("a").admit()
+    assert str(caught.value) == (
+        "not sent: the end of the pause that the server asked for of limiter 'partner' for 'a' would have taken longer "
+        "than 1.5 s"
+    )
+    assert (caught.value.limiter, caught.value.key, caught.value.timeout, caught.value.paused) == (
+        "partner",
+        "a",
+        1.5,
+        True,
+    )
+    bucket.hit("b", 2)
+    bucket.reserve("b", 2)
+    with pytest.raises(WaitTimeout, match=r"not sent: a permit of limiter 'partner' for 'b' would") as caught:
+        way.sending("b").admit()
+    assert not caught.value.paused
+
+
+@pytest.mark.parametrize(
+    ("on_full", "again"), [("deny", False), ("allow", False), ("evict", True)], ids=["deny", "allow", "evict"]
+)
+def test_a_full_store_is_no_endless_loop(clock: ManualClock, on_full: Any, again: bool) -> None:
+    with Store.private(keys=1, clock=clock, on_full=on_full) as store:
+        other = TokenBucket(store, "other", "1/hour")
+        for number in range(2000):
+            other.hit(number)
+        told(way_out(TokenBucket(store, "partner", "1/second")).sending("a"), "10", again=again)
+
+
+def test_limiters_of_one_store_pause_apart(store: Store) -> None:
+    way, other = (way_out(TokenBucket(store, name, "1/second")) for name in ("one", "other"))
+    told(way.sending("a"), "10", again=True)
+    assert way.paused_ns(way.sending("a").pause_key)
+    assert not other.paused_ns(other.sending("a").pause_key)
+
+
+def test_pauses_can_be_kept_elsewhere(bucket: TokenBucket, clock: ManualClock) -> None:
+    with Store.private(keys=10, clock=clock) as elsewhere:
+        assert way_out(bucket, store=elsewhere).pauses.store is elsewhere
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"timeout": -1}, ValueError, "timeout is None or a number of seconds of at least 0, not -1"),
+        ({"timeout": float("inf")}, ValueError, "not inf"),
+        ({"retries": 1.5}, ValueError, "retries is a whole number of at least 0, not 1.5"),
+        ({"retries": True}, ValueError, "not True"),
+        ({"max_pause": "soon"}, InvalidRate, "'soon' is not a length of time"),
+        (
+            {"retry": 1},
+            TypeError,
+            "there is no option 'retry': those are key, cost, timeout, retries, max_pause, store",
+        ),
+    ],
+)
+def test_bad_options_are_refused(
+    bucket: TokenBucket, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        way_out(bucket, **options)
+
+
+def test_something_else_than_a_limiter_is_refused() -> None:
+    with pytest.raises(InvalidLimiter, match="not for namespace"):
+        way_out(SimpleNamespace(wait=None))
+
+
+def test_origins() -> None:
+    assert outbound.origin("https", "example.com", None) == ("https", "example.com", 443)
+    assert outbound.origin("http", "::1", 8000) == ("http", "::1", 8000)
+
+
+def test_a_pause_gives_up_after_so_many_attempts(bucket: TokenBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that are always faster make it longer, so nothing is lost; but nobody is held up for ever."""
+    way = way_out(bucket)
+    calls: list[int] = []
+
+    def lose(*_: object, **__: object) -> bool:
+        calls.append(1)
+        return False
+
+    monkeypatch.setattr(way, "pauses", SimpleNamespace(peek=way.pauses.peek, hit=lose))
+    assert way.pause("a", NS) == 0
+    assert len(calls) == outbound.ATTEMPTS

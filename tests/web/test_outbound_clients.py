@@ -1,0 +1,431 @@
+"""Real clients against a real server, in several processes: judged by what the server saw, at its own times.
+
+A request arrives later than it was sent. So the server can be sure of this much: that by any time no more had come than
+had got a permit by then, and that none came too early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Protocol
+
+import aiohttp
+import httpx
+import pytest
+import requests
+from outbound_server import RecordingServer
+from process_helpers import Crew, Meeting, increment_ns, nanoseconds
+
+import penstock.contrib.aiohttp_client
+import penstock.contrib.httpx
+import penstock.contrib.requests
+from penstock import AllOf, Concurrency, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
+from penstock.contrib import outbound
+from penstock.contrib.aiohttp_client import LimitedMiddleware
+from penstock.contrib.httpx import AsyncLimitedTransport, LimitedTransport
+from penstock.contrib.requests import LimitedAdapter
+from penstock.testing import ManualClock
+
+NS: Final = 1_000_000_000
+PROCESSES: Final = 3
+
+
+class Ask(Protocol):
+    """A client's request: the status of the final response."""
+
+    def __call__(self, url: str, method: str = "GET", body: Any = None) -> int: ...
+
+
+@contextmanager
+def httpx_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+    with httpx.Client(transport=LimitedTransport(limiter, **options), timeout=None) as client:
+        yield lambda url, method="GET", body=None: client.request(method, url, content=body).status_code
+
+
+@contextmanager
+def async_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+    with asyncio.Runner() as runner:
+        client = httpx.AsyncClient(transport=AsyncLimitedTransport(limiter, **options), timeout=None)
+
+        async def ask(url: str, method: str, body: Any) -> int:
+            content = body if isinstance(body, (bytes, str, type(None))) else as_async(body)
+            return (await client.request(method, url, content=content)).status_code
+
+        yield lambda url, method="GET", body=None: runner.run(ask(url, method, body))
+        runner.run(client.aclose())
+
+
+@contextmanager
+def requests_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+    with requests.Session() as session:
+        session.mount("http://", LimitedAdapter(limiter, **options))
+        yield lambda url, method="GET", body=None: session.request(method, url, data=body).status_code
+
+
+@contextmanager
+def aiohttp_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+    with asyncio.Runner() as runner:
+
+        async def connect() -> aiohttp.ClientSession:
+            return aiohttp.ClientSession(middlewares=[LimitedMiddleware(limiter, **options)])
+
+        session = runner.run(connect())
+
+        async def ask(url: str, method: str, body: Any) -> int:
+            content = body if isinstance(body, (bytes, str, type(None))) else as_async(body)
+            async with session.request(method, url, data=content) as response:
+                assert method == "HEAD" or await response.read() == b"there"
+                return response.status
+
+        yield lambda url, method="GET", body=None: runner.run(ask(url, method, body))
+        runner.run(session.close())
+
+
+async def as_async(body: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for part in body:
+        yield part
+
+
+Client = Callable[..., Any]
+CLIENTS: Final = {
+    "httpx": httpx_client,
+    "httpx async": async_client,
+    "requests": requests_client,
+    "aiohttp": aiohttp_client,
+}
+EACH_CLIENT = pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS.keys())
+
+
+@pytest.fixture
+def server(crew: Crew) -> RecordingServer:
+    return RecordingServer(crew)
+
+
+@pytest.fixture
+def shared(name: str) -> Iterator[Store]:
+    with Store(name, keys=100) as store:
+        yield store
+
+
+@EACH_CLIENT
+def test_the_server_sees_no_more_than_the_limit(
+    crew: Crew, server: RecordingServer, shared: Store, client: Client
+) -> None:
+    rate, burst, each = "50/second", 5, 8
+
+    def ask_often(who: int) -> list[int]:
+        with client(TokenBucket(shared, "partner", rate, burst=burst)) as ask:
+            return [ask(f"{server.url}/ok") for _ in range(each)]
+
+    begun_ns = nanoseconds()
+    assert crew.run(PROCESSES, ask_often) == [[200] * each] * PROCESSES
+    seen = server.seen()
+    assert len(seen) == PROCESSES * each
+    for number, request in enumerate(seen, start=1):
+        assert request.arrived_ns >= begun_ns + (number - burst) * increment_ns(rate)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda store: SlidingLog(store, "log", "4/200ms", keys=10),
+        lambda store: AllOf(
+            SlidingLog(store, "log", "4/200ms", keys=10), LeakyBucket(store, "queue", "1000/second", capacity=100)
+        ),
+    ],
+    ids=["sliding log", "all of"],
+)
+def test_in_each_period_no_more_than_the_limit(
+    crew: Crew, server: RecordingServer, shared: Store, make: Callable[[Store], Any]
+) -> None:
+    def ask_often(who: int) -> None:
+        with httpx_client(make(shared), key="partner") as ask:
+            for _ in range(5):
+                assert ask(f"{server.url}/ok") == 200
+
+    begun_ns = nanoseconds()
+    crew.run(PROCESSES, ask_often)
+    seen = server.seen()
+    assert len(seen) == PROCESSES * 5
+    for number, request in enumerate(seen):
+        assert request.arrived_ns >= begun_ns + number // 4 * 200_000_000
+
+
+def test_clients_of_all_kinds_share_a_limit(crew: Crew, server: RecordingServer, shared: Store) -> None:
+    def ask_once(client: Client) -> int:
+        with client(MinInterval(shared, "gap", "100 ms")) as ask:
+            return int(ask(f"{server.url}/ok"))
+
+    begun_ns = nanoseconds()
+    assert crew.results([crew.start(ask_once, client) for client in CLIENTS.values()]) == [200] * len(CLIENTS)
+    for number, request in enumerate(server.seen()):
+        assert request.arrived_ns >= begun_ns + number * 100_000_000
+
+
+@EACH_CLIENT
+def test_a_permit_is_held_until_the_response_is_read(
+    crew: Crew, server: RecordingServer, shared: Store, client: Client
+) -> None:
+    limit = 2
+
+    def ask_often(who: int) -> None:
+        with client(Concurrency(shared, "slots", limit), key="partner") as ask:
+            for _ in range(6):
+                assert ask(f"{server.url}/busy") == 200
+
+    slots = Concurrency(shared, "slots", limit)
+    crew.run(PROCESSES, ask_often)
+    assert len(server.seen()) == PROCESSES * 6
+    assert 1 <= server.most_at_once() <= limit
+    assert slots.acquire("partner", limit)
+
+
+@EACH_CLIENT
+def test_permits_come_back_in_the_same_process(server: RecordingServer, shared: Store, client: Client) -> None:
+    """A process that has ended doesn't hold any in any case."""
+    slots = Concurrency(shared, "slots", 1)
+    with client(slots, key="partner", timeout=0) as ask:
+        for path in ("ok", "429/0/1", "429/soon/1", "503/0/9", "ok"):
+            ask(f"{server.url}/{path}")
+            assert slots.peek("partner").remaining == 1
+        with pytest.raises((httpx.ConnectError, requests.ConnectionError, aiohttp.ClientError)):
+            ask("http://127.0.0.1:1/nobody-listens-there")
+    assert slots.peek("partner").remaining == 1
+
+
+def test_a_streamed_response_holds_its_permit_until_it_is_closed(server: RecordingServer, shared: Store) -> None:
+    slots = Concurrency(shared, "slots", 1)
+    with httpx.Client(transport=LimitedTransport(slots, key="x")) as client:
+        with client.stream("GET", f"{server.url}/ok") as response:
+            assert not slots.peek("x")
+            assert response.read() == b"there"
+        assert slots.peek("x")
+    with requests.Session() as session:
+        session.mount("http://", LimitedAdapter(slots, key="x"))
+        with session.get(f"{server.url}/ok", stream=True) as streamed:
+            assert not slots.peek("x")
+            assert streamed.content == b"there"
+        assert slots.peek("x")
+
+
+@EACH_CLIENT
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "429/1/1"), ("POST", "429/1/1"), ("PUT", "503/1/1"), ("GET", "503/date/1")]
+)
+def test_the_request_is_sent_again_after_what_was_told(
+    server: RecordingServer, shared: Store, client: Client, method: str, path: str
+) -> None:
+    body = b"order 7" if method != "GET" else None
+    with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as ask:
+        assert ask(f"{server.url}/{path}", method, body) == 200
+    first, again = server.seen()
+    assert again.arrived_ns >= first.told_until_ns > first.arrived_ns
+    assert first.checksum == again.checksum == zlib.crc32(body or b"")
+
+
+@EACH_CLIENT
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "503/1/1", b"order 7"),  # it may have been taken, and refused by somebody behind it
+        ("POST", "429/1/1", [b"order ", b"7"]),  # read, and gone
+        ("GET", "429/soon/1", None),
+        ("GET", "429/301/1", None),
+        ("GET", "500/1/1", None),
+    ],
+    ids=["not idempotent", "a body that is gone", "nonsense", "too long", "another error"],
+)
+def test_a_request_that_is_not_sent_again_gets_its_response(
+    server: RecordingServer, shared: Store, client: Client, method: str, path: str, body: Any
+) -> None:
+    with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as ask:
+        assert ask(f"{server.url}/{path}", method, iter(body) if isinstance(body, list) else body) == int(path[:3])
+    [seen] = server.seen()
+    assert seen.checksum == zlib.crc32(b"order 7" if body else b"")
+
+
+@EACH_CLIENT
+def test_the_last_response_is_the_callers(server: RecordingServer, shared: Store, client: Client) -> None:
+    with client(TokenBucket(shared, "partner", "1000/second", burst=1000), retries=2) as ask:
+        assert ask(f"{server.url}/429/0/9") == 429
+    assert len(server.seen()) == 3
+
+
+def test_all_processes_pause(crew: Crew, server: RecordingServer, shared: Store) -> None:
+    """One is told; then all others send, and none of them before that is over."""
+    told = Meeting(1 + len(CLIENTS))
+
+    def limiter() -> TokenBucket:
+        return TokenBucket(shared, "partner", "1000/second", burst=1000)
+
+    def be_told() -> int:
+        with httpx_client(limiter(), retries=0) as ask:
+            status = ask(f"{server.url}/429/1/1")
+            told.wait(0)
+            return int(status)
+
+    def ask_after(who: int, client: Client) -> list[int]:
+        with client(limiter()) as ask:
+            told.wait(who)
+            return [ask(f"{server.url}/ok") for _ in range(3)]
+
+    first = crew.start(be_told)
+    others = [crew.start(ask_after, who, client) for who, client in enumerate(CLIENTS.values(), start=1)]
+    assert first.result() == 429
+    assert crew.results(others) == [[200] * 3] * len(CLIENTS)
+    refused, *rest = server.seen()
+    assert refused.status == 429
+    assert len(rest) == 3 * len(CLIENTS)
+    for seen in rest:
+        assert seen.arrived_ns >= refused.told_until_ns
+
+
+def test_after_a_pause_the_limit_holds(crew: Crew, server: RecordingServer, shared: Store) -> None:
+    """Those that a pause has held up don't all come at its end, but by the limit."""
+    limit, period_ns = 3, 300_000_000
+    told = Meeting(1 + PROCESSES)
+
+    def ask_often(who: int) -> None:
+        with httpx_client(SlidingLog(shared, "log", "3/300ms", keys=10), key="partner", retries=0) as ask:
+            if who == 0:
+                assert ask(f"{server.url}/429/1/1") == 429
+            told.wait(who)
+            for _ in range(3 if who else 0):
+                assert ask(f"{server.url}/ok") == 200
+
+    crew.run(1 + PROCESSES, ask_often)
+    refused, *rest = server.seen()
+    assert len(rest) == 3 * PROCESSES
+    for number, seen in enumerate(rest):
+        assert seen.arrived_ns >= refused.told_until_ns + number // limit * period_ns
+
+
+def test_only_the_key_that_was_told_pauses(server: RecordingServer, shared: Store) -> None:
+    limiter = TokenBucket(shared, "partner", "1000/second", burst=1000)
+    with httpx_client(limiter, key=lambda request: request.url.path, timeout=0, retries=0) as ask:
+        assert ask(f"{server.url}/429/300/1") == 429
+        assert ask(f"{server.url}/ok") == 200
+        with pytest.raises(outbound.WaitTimeout):
+            ask(f"{server.url}/429/300/1")
+
+
+@EACH_CLIENT
+def test_a_timeout_is_an_error_of_the_client(server: RecordingServer, shared: Store, client: Client) -> None:
+    kinds: dict[Client, tuple[type[Exception], type[Exception]]] = {
+        requests_client: (penstock.contrib.requests.WaitTimeout, requests.Timeout),
+        aiohttp_client: (penstock.contrib.aiohttp_client.WaitTimeout, aiohttp.ClientError),
+    }
+    ours, theirs = kinds.get(client, (penstock.contrib.httpx.WaitTimeout, httpx.TimeoutException))
+    assert issubclass(ours, outbound.WaitTimeout)
+    bucket = TokenBucket(shared, "partner", "1/hour", burst=1)
+    with client(bucket, timeout=0.01) as ask:
+        assert ask(f"{server.url}/429/200/1") == 429
+        with pytest.raises(ours, match=r"not sent: the end of the pause .* for \('http', '127.0.0.1', ") as paused:
+            ask(f"{server.url}/ok")
+    assert isinstance(paused.value, theirs)
+    with client(bucket, timeout=0.01, key="x", cost=lambda request: 1) as ask:
+        assert ask(f"{server.url}/ok") == 200
+        with pytest.raises(theirs, match="not sent: a permit of limiter 'partner' for 'x' would") as refused:
+            ask(f"{server.url}/ok")
+    assert isinstance(refused.value, ours)
+    if client is not aiohttp_client:
+        assert refused.value.request.method == "GET"  # type: ignore[attr-defined]
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+    assert len(server.seen()) == 2
+
+
+def test_waiting_does_not_block_the_loop_and_a_cancelled_request_charges_nothing(
+    crew: Crew, server: RecordingServer, shared: Store
+) -> None:
+    bucket = TokenBucket(shared, "partner", "1/hour", burst=1)
+
+    async def cancel_while_it_waits() -> None:
+        async with httpx.AsyncClient(transport=AsyncLimitedTransport(bucket, key="x")) as client:
+            assert (await client.get(f"{server.url}/ok")).status_code == 200
+            before = bucket.peek("x").reset_after
+            task = asyncio.create_task(client.get(f"{server.url}/ok"))
+            while bucket.peek("x").reset_after <= before:
+                await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            assert task.cancelled()
+            assert bucket.peek("x").reset_after <= before
+
+    # In a process that is ended if it hangs.
+    crew.start(lambda: asyncio.run(cancel_while_it_waits())).result()
+    assert len(server.seen()) == 1
+
+
+def test_a_cancelled_request_that_was_under_way_gives_its_permit_back(shared: Store) -> None:
+    slots = Concurrency(shared, "slots", 1)
+
+    class Silent(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def cancel() -> None:
+        async with httpx.AsyncClient(transport=AsyncLimitedTransport(slots, transport=Silent(), key="x")) as client:
+            task = asyncio.create_task(client.get("http://127.0.0.1:1"))
+            while slots.peek("x"):
+                await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        assert slots.peek("x")
+
+    asyncio.run(cancel())
+
+
+def test_each_redirect_takes_a_permit(shared: Store) -> None:
+    bucket = TokenBucket(shared, "partner", "1/hour", burst=10)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(302, headers={"Location": "/2"}) if request.url.path == "/1" else httpx.Response(200)
+
+    with httpx.Client(transport=LimitedTransport(bucket, transport=httpx.MockTransport(answer))) as client:
+        assert client.get("http://partner/1", follow_redirects=True).status_code == 200
+    assert bucket.peek(("http", "partner", 80)).remaining == 8
+
+
+def test_with_a_manual_clock_nobody_sleeps() -> None:
+    clock = ManualClock()
+    answers = [httpx.Response(503, headers={"Retry-After": "100"}), httpx.Response(200)]
+    with Store.private(keys=10, clock=clock) as store:
+        limited = LimitedTransport(
+            TokenBucket(store, "partner", "1/minute"), transport=httpx.MockTransport(lambda _: answers.pop(0))
+        )
+        with httpx.Client(transport=limited) as client:
+            assert client.get("https://partner").status_code == 200
+        assert clock.now() >= 100
+
+
+def test_the_transport_within_is_closed(shared: Store) -> None:
+    closed: list[str] = []
+
+    class Within(httpx.BaseTransport):
+        def close(self) -> None:
+            closed.append("sync")
+
+    class AsyncWithin(httpx.AsyncBaseTransport):
+        async def aclose(self) -> None:
+            closed.append("async")
+
+    bucket = TokenBucket(shared, "partner", "1/hour")
+    with httpx.Client(transport=LimitedTransport(bucket, transport=Within())):
+        pass
+    asyncio.run(AsyncLimitedTransport(bucket, transport=AsyncWithin()).aclose())
+    assert closed == ["sync", "async"]
+
+
+def test_an_adapter_is_not_copied_to_another_process(shared: Store) -> None:
+    adapter = LimitedAdapter(TokenBucket(shared, "partner", "1/hour"))
+    for function in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="a LimitedAdapter can't be pickled or copied: make one with a limiter"):
+            function(adapter)
