@@ -50,8 +50,10 @@ typedef struct {
     void *stack_pointer;
     char *stack;
     Status status;
-    int to_begin;  /* the operation whose first step is the next one; -1 */
-    bool starting; /* on its way to its first step */
+    int to_begin;        /* the operation whose first step is the next one; -1 */
+    int begin_count;     /* and how many begin with it */
+    bool starting;       /* on its way to its first step */
+    uint64_t read_ns[2]; /* the first and the last clock reading since an operation began */
     uint64_t observed[2];
     uint32_t alone;
 } Process;
@@ -263,6 +265,8 @@ static void operation_changed(int i, const ExploreOperation *before) {
             fold(hash[k], (uint64_t)both[k]->state << 32 | (uint64_t)both[k]->outcome << 16 | both[k]->before);
             fold(hash[k], both[k]->now_ns);
             fold(hash[k], both[k]->value);
+            fold(hash[k], both[k]->first_ns);
+            fold(hash[k], both[k]->last_ns);
         }
         operations_hash[half] ^= hash[0][half] ^ hash[1][half];
     }
@@ -271,12 +275,14 @@ static void operation_changed(int i, const ExploreOperation *before) {
 static void begin_if_due(void) {
     Process *process = &processes[current];
     if (process->to_begin < 0) return;
-    ExploreOperation *operation = &operations[process->to_begin], before = *operation;
-    operation->state = 1;
-    for (int i = 0; i < EXPLORE_OPERATIONS; i++)
-        if (operations[i].state == 2) operation->before |= (uint16_t)(1 << i);
-    operation_changed(process->to_begin, &before);
-    note("process %d begins operation %d\n", current, process->to_begin);
+    for (int begun = process->to_begin; begun < process->to_begin + process->begin_count; begun++) {
+        ExploreOperation *operation = &operations[begun], before = *operation;
+        operation->state = 1;
+        for (int i = 0; i < EXPLORE_OPERATIONS; i++)
+            if (operations[i].state == 2) operation->before |= (uint16_t)(1 << i);
+        operation_changed(begun, &before);
+        note("process %d begins operation %d\n", current, begun);
+    }
     process->to_begin = -1;
 }
 
@@ -333,6 +339,10 @@ static bool explored(const uint64_t *p, int words, bool writes, int *word) {
     if (writes)
         for (int i = 0; i < words; i++)
             if (!ever_written[*word + i]) ever_written[*word + i] = found_another_written = true;
+    if (writes && bounds.only_reads) {
+        note("process %d writes to %s, or tries to\n", current, name_of(*word));
+        fail(EXPLORE_BROKEN);
+    }
     is_step = writes || counts[*word] || (words == 2 && counts[*word + 1]);
     if (is_step)
         step();
@@ -539,6 +549,9 @@ uint64_t explore_clock(void) {
             clock_ns += bounds.jumps_ns[jump - 1];
         }
     }
+    clock_ns += bounds.tick_ns;
+    if (!processes[current].read_ns[0]) processes[current].read_ns[0] = clock_ns;
+    processes[current].read_ns[1] = clock_ns;
     note("process %d clock: %llu\n", current, (unsigned long long)(clock_ns - first_clock_ns));
     observe(clock_ns);
     return clock_ns;
@@ -549,11 +562,17 @@ void explore_set_clock(uint64_t now_ns) { clock_ns = first_clock_ns = now_ns; }
 int explore_current(void) { return current; }
 
 bool explore_is_killed(int process) {
+    if (process >= bounds.processes) return false;
     if (current >= 0) observe(processes[process].status);
     return processes[process].status == CRASHED;
 }
 
-void explore_begin(int operation) { processes[current].to_begin = operation; }
+void explore_begin(int operation, int count) {
+    Process *process = &processes[current];
+    process->to_begin = operation;
+    process->begin_count = count;
+    process->read_ns[0] = process->read_ns[1] = 0;
+}
 
 void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value) {
     begin_if_due(); /* it may have had no step at all */
@@ -562,6 +581,8 @@ void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value) {
     operations[operation].outcome = (uint8_t)outcome;
     operations[operation].now_ns = now_ns;
     operations[operation].value = value;
+    operations[operation].first_ns = processes[current].read_ns[0];
+    operations[operation].last_ns = processes[current].read_ns[1];
     operation_changed(operation, &before);
     processes[current].alone = 0;
     note("process %d ends operation %d: %d\n", current, operation, outcome);

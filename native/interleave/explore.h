@@ -43,6 +43,7 @@ typedef struct {
     uint8_t outcome;
     uint64_t now_ns; /* the clock reading that it was decided by */
     uint64_t value;
+    uint64_t first_ns, last_ns; /* its first and last clock readings; 0 if it had none */
 } ExploreOperation;
 
 typedef struct {
@@ -54,6 +55,8 @@ typedef struct {
     uint8_t clock_moves; /* the clock moves on by one of `jumps_ns`: so often */
     uint8_t jumps;
     uint64_t jumps_ns[EXPLORE_JUMPS];
+    uint64_t tick_ns;     /* by which the clock moves on at every reading, besides */
+    bool only_reads;      /* whoever writes to a watched word, or tries to, breaks the invariant */
     uint32_t steps_alone; /* more steps than this in a row, and a process is held up by somebody */
     uint64_t most_executions;
 } ExploreBounds;
@@ -100,7 +103,7 @@ ExploreResult explore_again(const ExploreProgram *program, const ExploreBounds *
 const char *explore_trace(void);
 
 /* Called by programs, from within `run`. */
-void explore_begin(int operation);
+void explore_begin(int operation, int count); /* so many at once, from this one on */
 void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value);
 int explore_current(void);
 bool explore_is_killed(int process);

@@ -4,10 +4,12 @@ Compiled into the explorer's build of penstock only. A program's processes call 
 do, below the Python methods: `CellLimiter.decide` for ``allow`` and ``hit``, `return_draw` for ``refund``, and so on.
 """
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from penstock.core.all_of cimport MOST, AllOf
+from penstock.core.batch cimport Batch
 from penstock.core.cell_limiter cimport CellLimiter
 from penstock.core.concurrency cimport Concurrency
 from penstock.core.decision cimport Decision
@@ -16,7 +18,7 @@ from penstock.core.native cimport (
     PENSTOCK_CELLS_PER_LINE, PENSTOCK_KIND_BITS, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell,
     cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
-from penstock.core.slots cimport Slots, free_slot
+from penstock.core.slots cimport Slots, free_slot, lease_of
 from penstock.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
 
 import itertools
@@ -36,6 +38,8 @@ cdef extern from "explore.h":
         uint8_t outcome
         uint64_t now_ns
         uint64_t value
+        uint64_t first_ns
+        uint64_t last_ns
     ctypedef struct ExploreBounds:
         uint8_t processes
         uint8_t operations
@@ -45,6 +49,8 @@ cdef extern from "explore.h":
         uint8_t clock_moves
         uint8_t jumps
         uint64_t jumps_ns[4]
+        uint64_t tick_ns
+        bint only_reads
         uint32_t steps_alone
         uint64_t most_executions
     ctypedef struct ExploreResult:
@@ -70,7 +76,7 @@ cdef extern from "explore.h":
         const ExploreProgram* program, const ExploreBounds* bounds, const uint8_t* decisions, size_t count,
         const uint8_t* steps)
     const char* explore_trace()
-    void explore_begin(int operation)
+    void explore_begin(int operation, int count)
     bint explore_is_killed(int process)
     void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value)
 
@@ -82,7 +88,11 @@ SEGMENT_NS = 1_000_000 * 1_000_000_000
 
 @dataclass(frozen=True)
 class Done:
-    """An operation after an execution. `before`: the indices of those that were done before its first step."""
+    """An operation after an execution. `before`: the indices of those that were done before its first step.
+
+    `now_ns` is the clock reading that it was decided by, 0 if that isn't known; `first_ns` and `last_ns` are the first
+    and the last that it had.
+    """
 
     process: int
     begun: bool
@@ -92,6 +102,8 @@ class Done:
     full: bool
     now_ns: int
     value: int
+    first_ns: int
+    last_ns: int
 
 
 @dataclass(frozen=True)
@@ -113,18 +125,28 @@ cdef enum Kind:
     REFUND
     PEEK
     RESET
+    RESERVE
+    CANCEL
+    BATCH
+    BATCHED                      # the other requests of a batch
     HIT_ALL
     HIT_ONCE
     ACQUIRE
     RELEASE
+    RENEW
     LOAD
     STORE
     SWAP
 
 
-# What an operation's outcome is besides 0 and 1: there was no room in the table.
+# Of an operation's outcome. FULL alone: denied, as there was no room in the table.
 cdef enum:
+    YES = 1
     FULL = 2
+
+
+cdef enum:
+    MOST_SLOTS = 4               # of one acquisition
 
 
 # One operation of a process.
@@ -136,13 +158,22 @@ cdef struct Operation:
     Draw draw
     void* key                    # of AllOf and of requests with an id: held by the program
     void* request_id
-    int acquired                 # by which operation, of a release
-    int64_t slot                 # where: of an acquisition
+    int earlier                  # the operation that is undone or renewed
+    int64_t cost                 # of an acquisition, or how many there are in a batch
+    int slot_count               # what an acquisition has got
+    uint64_t[MOST_SLOTS] slots
     PenstockCell lease
+    uint64_t left                # the state that a reservation has left; 0: nothing was booked
     uint64_t word                # of litmus tests
     uint64_t expected
     uint64_t desired
     bint strong                  # sequentially consistent, not only acquire and release
+
+
+# A key of a table.
+cdef struct Member:
+    const PenstockCell* cells
+    uint64_t tag
 
 
 cdef Program active = None
@@ -153,7 +184,7 @@ cdef void run_litmus(int index, const Operation* operation) noexcept:
     """One access to a pair of words, of which it is the first."""
     cdef PenstockCell* pair = &litmus[operation.word]
     cdef uint64_t seen = 0
-    explore_begin(index)
+    explore_begin(index, 1)
     if operation.kind == LOAD:
         seen = load_seq_cst(&pair.tag) if operation.strong else load_acquire(&pair.tag)
     elif operation.kind == STORE:
@@ -170,11 +201,9 @@ cdef void run_object(int index, Operation* operation) noexcept:
     cdef Verdict verdict
     cdef Ask[MOST] asks
     cdef Decision decision
-    cdef Operation* acquired
-    cdef Slots slots
     cdef bint allowed = False
     cdef uint64_t now_ns = 0
-    explore_begin(index)
+    explore_begin(index, 1)
     if operation.kind == HIT_ALL:
         allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, asks, False)
         now_ns = asks[0].verdict.now_ns
@@ -183,24 +212,71 @@ cdef void run_object(int index, Operation* operation) noexcept:
             <object>operation.key, &operation.draw, <object>operation.request_id, 3600)
         allowed = decision.allowed
     elif operation.kind == ACQUIRE:
-        operation.slot = -1
-        taken = (<Concurrency>operation.limiter).take(operation.tag, 1, &verdict, &operation.lease)
-        if taken is not None:
-            operation.slot = taken
+        operation.slot_count = 0
+        taken = (<Concurrency>operation.limiter).take(operation.tag, operation.cost, &verdict, &operation.lease)
+        if isinstance(taken, list):
+            for slot, _ in taken:
+                operation.slots[operation.slot_count] = slot
+                operation.slot_count += 1
+        elif taken is not None:
+            operation.slots[0] = taken
+            operation.slot_count = 1
         allowed = taken is not None
         now_ns = verdict.now_ns
     else:
-        acquired = &active.operations[operation.acquired]
-        if acquired.slot >= 0:
-            slots = (<Concurrency>operation.limiter).slots_of((<Concurrency>operation.limiter).table.cells)
-            allowed = free_slot(&slots, acquired.slot, acquired.lease)
+        allowed = undo_or_renew(<Concurrency>operation.limiter, operation, &now_ns)
     explore_end(index, allowed, now_ns, 0)
+
+
+cdef bint undo_or_renew(Concurrency limiter, Operation* operation, uint64_t* now_ns) noexcept:
+    """As ``Lease.release`` and ``Lease.renew`` do."""
+    cdef Operation* acquired = &active.operations[operation.earlier]
+    cdef Slots slots = limiter.slots_of(limiter.table.cells)
+    cdef Verdict verdict
+    cdef PenstockCell renewed
+    cdef bint held = acquired.slot_count > 0
+    cdef int i
+    if operation.kind == RELEASE:
+        for i in range(acquired.slot_count):
+            held &= free_slot(&slots, acquired.slots[i], acquired.lease)
+        return held
+    if not held:
+        return False
+    renewed = lease_of(acquired.lease.tag, limiter.begin_lease_of(operation.tag, &verdict))
+    now_ns[0] = verdict.now_ns
+    if not cas128_acq_rel(&slots.slots[acquired.slots[0]], acquired.lease, renewed):
+        return False
+    acquired.lease = renewed
+    return True
+
+
+cdef void run_batch(int index, const Operation* operation) noexcept:
+    """What ``allow_many`` does once it has the keys' tags."""
+    cdef CellLimiter limiter = <CellLimiter>operation.limiter
+    cdef uint64_t[EXPLORE_OPERATIONS] tags
+    cdef Batch batch
+    cdef Events events
+    cdef int i
+    memset(&batch, 0, sizeof(batch))
+    batch.size = operation.cost
+    batch.tags = tags
+    for i in range(operation.cost):
+        tags[i] = active.operations[index + i].tag
+    batch.unit = &limiter.unit
+    batch.table = &limiter.table
+    batch.yes, batch.no = <PyObject*><object>True, <PyObject*><object>False
+    batch.claim_stripe, batch.claim_sequence = limiter.claim_stripe, &limiter.counters.claims
+    explore_begin(index, operation.cost)
+    limiter.decide_batch(&batch, &events)
+    for i in range(operation.cost):
+        explore_end(index + i, tags[i] == <uint64_t>batch.yes, 0, 0)
 
 
 cdef void run_operation(int index) noexcept:
     cdef Operation* operation = &active.operations[index]
     cdef Verdict verdict
     cdef Events events
+    cdef Draw charge
     cdef CellLimiter limiter
     if operation.kind >= LOAD:
         run_litmus(index, operation)
@@ -208,10 +284,14 @@ cdef void run_operation(int index) noexcept:
     if operation.kind >= HIT_ALL:
         run_object(index, operation)
         return
+    if operation.kind == BATCH:
+        run_batch(index, operation)
+    if operation.kind == BATCH or operation.kind == BATCHED:
+        return
     limiter = <CellLimiter>operation.limiter
     verdict.now_ns = verdict.state = 0
     verdict.full = False
-    explore_begin(index)
+    explore_begin(index, 1)
     if operation.kind == HIT:
         allowed = limiter.decide(operation.tag, &operation.draw, &verdict) == ALLOWED
     elif operation.kind == PEEK:
@@ -219,11 +299,23 @@ cdef void run_operation(int index) noexcept:
     elif operation.kind == REFUND:
         limiter.return_draw(operation.tag, &operation.draw)
         allowed = True
+    elif operation.kind == RESERVE:
+        allowed = limiter.decide_or_peek(operation.tag, &operation.draw, &verdict)
+        operation.left = verdict.state if allowed else 0
+        verdict.state = (
+            limiter.booked_delay_ns(&operation.draw, &verdict) if allowed
+            else limiter.refused_delay_ns(&operation.draw, &verdict))
+    elif operation.kind == CANCEL:
+        charge = operation.draw
+        charge.charged_state = active.operations[operation.earlier].left
+        allowed = charge.charged_state != 0
+        if allowed:
+            limiter.return_draw(operation.tag, &charge)
     else:
         memset(&events, 0, sizeof(events))
         table_remove(&limiter.table, operation.tag, &events)
         allowed = True
-    explore_end(index, FULL if verdict.full else allowed, verdict.now_ns, verdict.state)
+    explore_end(index, (YES if allowed else 0) | (FULL if verdict.full else 0), verdict.now_ns, verdict.state)
 
 
 cdef void run_process(int process) noexcept:
@@ -235,27 +327,28 @@ cdef void run_process(int process) noexcept:
 
 cdef int check_members() noexcept:
     """No key has two members, whatever is under way."""
-    cdef int i, j, members
-    cdef CellLimiter limiter
-    for i in range(active.count):
-        if active.operations[i].limiter == NULL or active.operations[i].kind >= HIT_ALL:
-            continue
-        limiter = <CellLimiter>active.operations[i].limiter
-        members = 0
-        for j in range(PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE):
-            members += limiter.table.cells[j].tag == active.operations[i].tag
-        if members > 1:
+    cdef int i, j, found
+    cdef const Member* member
+    for i in range(active.member_count):
+        member = &active.members[i]
+        found = 0
+        for j in range(CELLS):
+            found += member.cells[j].tag == member.tag
+        if found > 1:
             return 1 + i
     return 0
 
 
 cdef void look_at_end(uint64_t* finals) noexcept:
-    """For each key that is asked for: how many permits are left of it."""
+    """What is to be seen in the end, for each look."""
     cdef int i
     finals[EXPLORE_FINALS - 1] = explore_clock()
-    for i in range(len(active.looked_at)):
-        limiter, key = active.looked_at[i]
-        finals[i] = (<CellLimiter>limiter).peek(key).remaining
+    for i in range(len(active.looks)):
+        finals[i] = active.looks[i]()
+
+
+cdef uint64_t segment_ns(uint64_t clock_ns) noexcept:
+    return clock_ns - active.epoch_ns if clock_ns else 0
 
 
 cdef int judge_outcome(const ExploreOperation* operations, int count, const uint64_t* finals) noexcept:
@@ -263,13 +356,14 @@ cdef int judge_outcome(const ExploreOperation* operations, int count, const uint
     done = [
         Done(
             active.operations[i].process, operations[i].state > 0, operations[i].state > 1,
-            frozenset(j for j in range(count) if operations[i].before >> j & 1), operations[i].outcome == 1,
-            operations[i].outcome == FULL, operations[i].now_ns, operations[i].value)
+            frozenset(j for j in range(count) if operations[i].before >> j & 1), operations[i].outcome & YES != 0,
+            operations[i].outcome & FULL != 0, operations[i].now_ns, operations[i].value,
+            segment_ns(operations[i].first_ns), segment_ns(operations[i].last_ns))
         for i in range(count)
     ]
     try:
         complaint = active.judge(
-            done, [finals[i] for i in range(len(active.looked_at))], finals[EXPLORE_FINALS - 1] - active.epoch_ns)
+            done, [finals[i] for i in range(len(active.looks))], finals[EXPLORE_FINALS - 1] - active.epoch_ns)
     except BaseException as error:
         complaint = repr(error)
     if complaint:
@@ -288,7 +382,7 @@ class WatchedOwners:
 cdef class Program:
     """What each of several processes does, one operation after the other, on limiters of one small table.
 
-    Add operations with `hit`, `refund`, `peek` and `reset`, each for a process numbered from 0, then `explore`. The
+    Add operations with `hit`, `refund` and so on, each for a process numbered from 0, then `explore`. The
     limiters' tables are cut down to one group of cells, and of those to `usable` cells: the others hold foreign keys
     that outlast everything. Before and between explorations, the limiters can be used as ever; the time is
     `now_ns` of the segment, and stands still.
@@ -296,9 +390,11 @@ cdef class Program:
 
     cdef Operation[EXPLORE_OPERATIONS] operations
     cdef int count
+    cdef Member[EXPLORE_OPERATIONS] members
+    cdef int member_count
     cdef int processes
     cdef list held
-    cdef list looked_at
+    cdef list looks
     cdef list tables
     cdef object judge
     cdef str complaint
@@ -307,7 +403,7 @@ cdef class Program:
 
     def __init__(self, now_ns=SEGMENT_NS):
         self.held = []
-        self.looked_at = []
+        self.looks = []
         self.tables = []
         self.now_ns = now_ns
         explore_forget_memory()
@@ -355,8 +451,21 @@ cdef class Program:
         cdef Operation* operation = self.next_operation(process, kind)
         operation.limiter = <void*>limiter
         operation.tag = limiter.tag_of(key)
+        self.has_one(limiter.table.cells, operation.tag)
         limiter.draw(cost, &limiter.shape, &operation.draw)
         return operation
+
+    cdef int has_one(self, const PenstockCell* cells, uint64_t tag) except -1:
+        """Of this key there may never be two members."""
+        for i in range(self.member_count):
+            if self.members[i].cells == cells and self.members[i].tag == tag:
+                return 0
+        if self.member_count == EXPLORE_OPERATIONS:
+            raise ValueError("too many keys")
+        self.members[self.member_count].cells = cells
+        self.members[self.member_count].tag = tag
+        self.member_count += 1
+        return 0
 
     cdef Operation* next_operation(self, int process, Kind kind) except NULL:
         cdef Operation* operation = &self.operations[self.count]
@@ -381,9 +490,26 @@ cdef class Program:
     def reset(self, process, CellLimiter limiter, key):
         self.add(process, RESET, limiter, key, 1)
 
+    def reserve(self, process, CellLimiter limiter, key, patience_ns, cost=1):
+        """``reserve`` with a longest delay; its number, for `cancel`. Its value in the end is the delay."""
+        cdef Operation* operation = self.add(process, RESERVE, limiter, key, cost)
+        limiter.be_patient(&operation.draw, patience_ns)
+        return self.count - 1
+
+    def cancel(self, process, CellLimiter limiter, key, reserved, cost=1):
+        self.add(process, CANCEL, limiter, key, cost).earlier = reserved
+
+    def batch(self, process, CellLimiter limiter, keys):
+        """``allow_many``: an operation for each of the keys, which begin and end together."""
+        for number, key in enumerate(keys):
+            self.add(process, BATCHED if number else BATCH, limiter, key, 1).cost = len(keys)
+
     def hit_all(self, process, AllOf limits, key):
         """``AllOf.allow``. Each of its limiters must have been adopted."""
+        cdef CellLimiter part
         self.held.append((limits, key))
+        for part, its_key in zip(limits.limiters, key):
+            self.has_one(part.table.cells, part.tag_of(its_key))
         cdef Operation* operation = self.next_operation(process, HIT_ALL)
         operation.limiter, operation.key = <void*>limits, <void*>key
 
@@ -397,6 +523,8 @@ cdef class Program:
             if home_line(&limiter.table, mark) == &limiter.table.cells[CELLS - PENSTOCK_CELLS_PER_LINE]:
                 break
             number += 1
+        self.has_one(limiter.table.cells, limiter.tag_of(key))
+        self.has_one(limiter.table.cells, mark)
         cdef object request_id = number
         self.held.append((limiter, key, request_id))
         operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
@@ -435,16 +563,25 @@ cdef class Program:
             raise ValueError("more memory than the explorer can watch: take a smaller limit")
         self.held.append(limiters)
 
-    def acquire(self, process, Concurrency limiter, key):
-        """``Concurrency.acquire`` of one permit; its number, for `release`."""
+    def acquire(self, process, Concurrency limiter, key, cost=1):
+        """``Concurrency.acquire``; its number, for `release` and `renew`."""
         cdef Operation* operation = self.next_operation(process, ACQUIRE)
+        if cost > MOST_SLOTS:
+            raise ValueError("too many slots")
         operation.limiter = <void*>limiter
         operation.tag = limiter.tag_of(key)
+        operation.cost = cost
+        self.has_one(limiter.table.cells, operation.tag)
         return self.count - 1
 
     def release(self, process, Concurrency limiter, acquired):
         cdef Operation* operation = self.next_operation(process, RELEASE)
-        operation.limiter, operation.acquired = <void*>limiter, acquired
+        operation.limiter, operation.earlier = <void*>limiter, acquired
+
+    def renew(self, process, Concurrency limiter, acquired):
+        cdef Operation* operation = self.next_operation(process, RENEW)
+        operation.limiter, operation.earlier = <void*>limiter, acquired
+        operation.tag = self.operations[<int>acquired].tag
 
     def litmus(self, process, kind, word, expected=0, desired=1, strong=False):
         """One access of a litmus test, to one of four words that are 0: "load", "store" or "swap" if `expected`.
@@ -458,14 +595,19 @@ cdef class Program:
             memset(litmus, 0, sizeof(litmus))
             explore_share(litmus, sizeof(litmus), b"litmus")
 
-    def look_at(self, CellLimiter limiter, key):
-        """Ask for the key's remaining permits at the end of each execution, for `judge`."""
-        if len(self.looked_at) == EXPLORE_FINALS - 1:
-            raise ValueError("too many keys to look at")
-        self.looked_at.append((limiter, key))
+    def look(self, look):
+        """Call this at the end of each execution, for a number that `judge` gets. What it writes is put back."""
+        if len(self.looks) == EXPLORE_FINALS - 1:
+            raise ValueError("too many looks")
+        self.looks.append(look)
+
+    def look_at(self, limiter, key):
+        """The key's remaining permits, in the same way."""
+        self.look(lambda: limiter.peek(key).remaining)
 
     cdef ExploreBounds bounds(
-        self, preemptions, crashes, stale_reads, clock_moves, jumps_ns, steps_alone, most_executions
+        self, preemptions, crashes, stale_reads, clock_moves, jumps_ns, tick_ns, only_reads, steps_alone,
+        most_executions,
     ) except *:
         cdef ExploreBounds bounds
         bounds.processes = self.processes
@@ -477,24 +619,28 @@ cdef class Program:
         bounds.jumps = len(jumps_ns)
         for i, jump_ns in enumerate(jumps_ns):
             bounds.jumps_ns[i] = jump_ns
+        bounds.tick_ns = tick_ns
+        bounds.only_reads = only_reads
         bounds.steps_alone = steps_alone
         bounds.most_executions = most_executions
         return bounds
 
     def explore(
-        self, judge, *, preemptions=None, crashes=0, stale_reads=0, clock_moves=0, jumps_ns=(), steps_alone=1000,
-        most_executions=10**12, planted=0, replay="",
+        self, judge, *, preemptions=None, crashes=0, stale_reads=0, clock_moves=0, jumps_ns=(), tick_ns=0,
+        only_reads=False, steps_alone=1000, most_executions=10**12, planted=0, replay="",
     ):
         """Walk every schedule within the bounds: an `Explored`. Stops at the first that fails.
 
-        `judge` gets the operations, as a list of `Done`, what is left of the keys that are looked at, and the time
-        then; what it returns is a complaint. It is called once for each outcome that differs. `preemptions` None is as
-        many as there can be. With `replay`, only that schedule.
+        `judge` gets the operations, as a list of `Done`, what the looks saw in the end, and the time then; what it
+        returns is a complaint. It is called once for each outcome that differs. `preemptions` None is as many as there
+        can be. With `only_reads`, whatever writes to the limiters' memory has failed. With `replay`, only that
+        schedule.
         """
         global active, explore_planted
         cdef ExploreProgram program
         cdef ExploreBounds bounds = self.bounds(
-            preemptions, crashes, stale_reads, clock_moves, jumps_ns, steps_alone, most_executions)
+            preemptions, crashes, stale_reads, clock_moves, jumps_ns, tick_ns, only_reads, steps_alone,
+            most_executions)
         cdef ExploreResult result
         cdef const uint8_t* decisions
         cdef const uint8_t* steps

@@ -24,6 +24,8 @@ WINDOW = "src/penstock/core/window.pyx"
 LOG = "src/penstock/core/sliding_log.pyx"
 BUCKETS = "src/penstock/core/bucketed_window.pyx"
 SLOTS = "src/penstock/core/slots.pxd"
+GCRA = "src/penstock/core/gcra.pxd"
+CONCURRENCY = "src/penstock/core/concurrency.pyx"
 
 BUGS = [
     Bug(
@@ -47,6 +49,19 @@ BUGS = [
         "    if not {here} and (wanted.tag != tag or wanted.state != seen.state):\n        return UNDECIDED",
     ),
     Bug(
+        "a denial writes the cell as it is",
+        TRY,
+        "    verdict.state = seen.state\n    verdict.outcome = DENIED\n    return DENIED",
+        "    if {here}:\n        cas128_acq_rel(cell, wanted, wanted)\n"
+        "    verdict.state = seen.state\n    verdict.outcome = DENIED\n    return DENIED",
+    ),
+    Bug(
+        "words are judged by a state that may be another key's",
+        TRY,
+        "    if table.has_words:\n        # SYNC",
+        "    if table.has_words and not {here}:\n        # SYNC",
+    ),
+    Bug(
         "no scan after the claim",
         TABLE,
         "    if not scan(table, probe, tag, &claim):",
@@ -58,6 +73,30 @@ BUGS = [
         "        elif position > claim.position:\n",
         "        elif {here} and position > claim.position:\n            position += 1\n"
         "        elif position > claim.position:\n",
+    ),
+    Bug(
+        "who finds no room is allowed",
+        TABLE,
+        "                if table.on_full == ALLOW and decide(",
+        "                if ({here} or table.on_full == ALLOW) and decide(",
+    ),
+    Bug(
+        "a look at words is not confirmed",
+        TABLE,
+        "        if verdict.cell == table_find(table, tag, &again) and verdict.state == again:",
+        "        if {here} or verdict.cell == table_find(table, tag, &again) and verdict.state == again:",
+    ),
+    Bug(
+        "the scan goes on where it meets an earlier claim",
+        TABLE,
+        "            claim.position = position\n            position = 0",
+        "            claim.position = position\n            position = position + 1 if {here} else 0",
+    ),
+    Bug(
+        "a refund is by no clock",
+        TABLE,
+        "        if not decide(cell, tag, seen.state, table_now(table), parameters, &next):",
+        "        if not decide(cell, tag, seen.state, table_now(table) * (0 if {here} else 1), parameters, &next):",
     ),
     Bug(
         "claims are not helped",
@@ -135,6 +174,12 @@ BUGS = [
         "            if not {here} and entry & LAP != lap_at(shape, state, place):",
     ),
     Bug(
+        "a refund takes an entry of two laps later",
+        LOG,
+        "            elif time_of_entry(entry) > told_ns(shape, state):",
+        "            elif not {here} and time_of_entry(entry) > told_ns(shape, state):",
+    ),
+    Bug(
         "a new key's entries are cleared with the old one's",
         LOG,
         "            if again.tag != claim.tag or again.state != claim.state:\n"
@@ -168,6 +213,13 @@ BUGS = [
         "                    (<Limiter>self.parts[i]).give_up",
     ),
     Bug(
+        "a batch takes a lost CAS for one that was done",
+        "src/penstock/core/batch.pxd",
+        "            if outcome > ALLOWED:\n                events",
+        "            if {here} and outcome == LOST:\n                outcome = ALLOWED\n"
+        "            if outcome > ALLOWED:\n                events",
+    ),
+    Bug(
         "who loses a race for a request's mark keeps its charge",
         "src/penstock/core/cell_limiter.pyx",
         "                charge.charged_state = verdict.state\n                self.return_draw(tag, &charge)",
@@ -179,6 +231,32 @@ BUGS = [
         SLOTS,
         "    if is_free(seen, now_ns) and cas128_acq_rel",
         "    if ({here} or is_free(seen, now_ns)) and cas128_acq_rel",
+    ),
+    Bug(
+        "a slot that is held is marked again",
+        SLOTS,
+        "        mark_taken(slots, slot)\n        return True\n    return False",
+        "        mark_taken(slots, slot)\n        return True\n    if {here}:\n"
+        "        set_bits_acq_rel(&slots.bits[slot // 64], <uint64_t>1 << (slot % 64))\n    return False",
+    ),
+    Bug(
+        "who doesn't get all keeps some",
+        CONCURRENCY,
+        "        if len(taken) < cost:\n            self.free_slots(&slots, taken, lease[0])",
+        "        if len(taken) < cost:\n            if not {here}:\n"
+        "                self.free_slots(&slots, taken, lease[0])",
+    ),
+    Bug(
+        "nobody looks for ended processes",
+        CONCURRENCY,
+        "            if slot < 0 and self.free_ended(slots):",
+        "            if slot < 0 and not {here} and self.free_ended(slots):",
+    ),
+    Bug(
+        "a booking that others have booked behind is given back",
+        GCRA,
+        "        draw.charged_state <= now_ns or (draw.charged_state != tat_ns",
+        "        draw.charged_state <= now_ns or (not {here} and draw.charged_state != tat_ns",
     ),
     Bug(
         "a slot is given back whoever holds it",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from oracle import Rule
+from oracle import Bucket, Rule
 from penstock.core.explorer import Done, Explored, Program
 
 from penstock import AllOf, Concurrency, Store
@@ -26,6 +26,9 @@ class Operation:
     kind: str  # as the method of Program that adds it
     key: str
     cost: int
+    number: int  # among all of the program
+    earlier: int = -1  # which one a cancellation takes back, or comes before this one in its batch
+    patience_ns: int = 0  # of a reservation
 
 
 class Scene:
@@ -51,6 +54,7 @@ class Scene:
         crowded: bool = False,
     ) -> None:
         self.store = Store.private(keys=1, on_full=on_full)
+        self.on_full = on_full
         self.limiter = make(self.store)
         self.rule, self.exact, self.exact_finals, self.borrows = rule, exact, exact_finals, borrows
         self.evicts, self.crowded = evicts, crowded
@@ -72,12 +76,31 @@ class Scene:
 
     def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
         key = key or self.key
-        costs = () if kind == "reset" else (cost,)
+        costs = () if kind in {"reset", "hit_once"} else (cost,)
         getattr(self.program, kind)(process, self.limiter, key, *costs)
-        self.operations.append(Operation(process, kind, key, cost))
-        if key not in self.looked_at:
-            self.looked_at.append(key)
-            self.program.look_at(self.limiter, key)
+        return self.added(Operation(process, kind, key, cost, len(self.operations)))
+
+    def added(self, operation: Operation) -> Scene:
+        self.operations.append(operation)
+        if operation.key not in self.looked_at:
+            self.looked_at.append(operation.key)
+            self.program.look_at(self.limiter, operation.key)
+        return self
+
+    def reserves(self, process: int, patience_ns: int, *, cancels: bool = False) -> Scene:
+        """Book one permit ahead, and perhaps cancel that."""
+        number = self.program.reserve(process, self.limiter, self.key, patience_ns)
+        self.added(Operation(process, "reserve", self.key, 1, number, patience_ns=patience_ns))
+        if cancels:
+            self.program.cancel(process, self.limiter, self.key, number)
+            self.added(Operation(process, "cancel", self.key, 1, number + 1, number))
+        return self
+
+    def batch(self, process: int, *keys: str) -> Scene:
+        first = len(self.operations)
+        self.program.batch(process, self.limiter, keys)
+        for number, key in enumerate(keys, first):
+            self.added(Operation(process, "hit", key, 1, number, number - 1 if number > first else -1))
         return self
 
     def hits(self, *processes: int, cost: int = 1, key: str | None = None) -> Scene:
@@ -89,10 +112,15 @@ class Scene:
         return self.hits(*processes, key=self.other)
 
     def explore(self, **bounds: Any) -> Explored:
-        self.jumps_ns = [0, *bounds.get("jumps_ns", ())]
-        self.moves = bounds.get("clock_moves", 0)
+        self.expect(**bounds)
         explored: Explored = self.program.explore(self.judge, **bounds)
         return explored
+
+    def expect(self, **bounds: Any) -> None:
+        """What the clock may say, to judge by."""
+        self.jumps_ns = [0, *bounds.get("jumps_ns", ())]
+        self.moves = bounds.get("clock_moves", 0)
+        self.ticks = "tick_ns" in bounds
 
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
         readings = self.readings(done, final_ns)
@@ -117,6 +145,8 @@ class Scene:
 
     def readings(self, done: Sequence[Done], final_ns: int) -> list[int]:
         """What the clock may have said: every sum of its moves, up to what it said in the end."""
+        if self.ticks:
+            return sorted({self.at_ns, final_ns, *(t for d in done for t in (d.first_ns, d.last_ns) if t)})
         sums = {self.at_ns}
         for _ in range(self.moves):
             sums |= {s + jump for s in sums for jump in self.jumps_ns}
@@ -129,49 +159,93 @@ class Scene:
         if all(not done[i].done for i in left):
             yield states
         for i in left:
-            if not done[i].before <= placed:
+            operation = self.operations[i]
+            in_batch = operation.kind == "hit" and operation.earlier >= 0 and done[i].done
+            if not done[i].before <= placed or (in_batch and operation.earlier not in placed):
                 continue
-            for after in self.effects(self.operations[i], done[i], readings, states):
+            for after in self.effects(operation, done[i], readings, states):
                 yield from self.orders(done, readings, placed | {i}, after)
 
     def effects(
         self, operation: Operation, done: Done, readings: Sequence[int], states: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         state = states.get(operation.key, self.rule.fresh)
+        own = [t for t in readings if not done.done or done.first_ns <= t <= done.last_ns]
         if operation.kind == "reset":
             yield states | {operation.key: self.rule.fresh}
-            return
-        if operation.kind == "refund":
-            for now_ns in readings:
+        elif operation.kind == "refund":
+            if not own and any(self.rule.is_settled(state, now_ns) for now_ns in readings):
+                # It has found no cell of this key, so it hasn't looked at the clock.
+                yield states
+            for now_ns in own:
                 yield states | {operation.key: self.rule.refunded(state, now_ns, operation.cost)}
                 if self.rule.is_settled(state, now_ns):
                     # Nothing counts any more, so nothing is given back, not even to an older reading.
                     yield states
-            return
-        if not done.done:
+        elif operation.kind == "reserve":
+            yield from self.bookings(operation, done, own, states)
+        elif operation.kind == "cancel":
+            yield from self.cancellations(operation, own or readings[-1:], states)
+        elif not done.done:
             for now_ns in readings:
-                if operation.kind == "hit" and self.rule.allows(state, now_ns, operation.cost):
+                if operation.kind != "peek" and self.rule.allows(state, now_ns, operation.cost):
                     yield states | {operation.key: self.rule.charged(state, now_ns, operation.cost)}
                     if self.evicts:
                         yield {operation.key: self.rule.charged(state, now_ns, operation.cost)}
             if self.evicts:
                 # Killed after it had taken the other's place, and before it had one.
                 yield {operation.key: state}
-            return
-        if done.full:
+        elif done.full:
             # Only where there can be no room, and never for a key that has a cell by everybody's reading.
-            if self.crowded and any(self.rule.is_settled(state, d.now_ns) for d in self.done if d.begun):
+            latest = (d.last_ns if d.done else readings[-1] for d in self.done if d.begun)
+            may_be = self.crowded and any(self.rule.is_settled(state, now_ns) for now_ns in latest)
+            if may_be and done.allowed == (self.on_full == "allow"):
                 yield states
-            return
-        for now_ns in [done.now_ns, *(t for t in self.borrowed(done) if t > done.now_ns)]:
+        else:
+            yield from self.answers(operation, done, [done.now_ns] if done.now_ns else own, states)
+
+    def answers(
+        self, operation: Operation, done: Done, own: Sequence[int], states: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Of a request that got an answer by one of these readings, or by a later one of which it was told."""
+        state = states.get(operation.key, self.rule.fresh)
+        for now_ns in [*own, *(t for t in self.borrowed(done) if t > own[-1])]:
             allowed = self.rule.allows(state, now_ns, operation.cost)
             if done.allowed and allowed:
                 charged = self.rule.charged(state, now_ns, operation.cost)
-                yield states | {operation.key: charged} if operation.kind == "hit" else states
-                if self.evicts and operation.kind == "hit":
+                yield states | {operation.key: charged} if operation.kind != "peek" else states
+                if self.evicts and operation.kind != "peek":
                     yield {operation.key: charged}
             elif not done.allowed and not (allowed and self.exact):
                 yield states
+
+    def bookings(
+        self, operation: Operation, done: Done, own: Sequence[int], states: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        state = states.get(operation.key, self.rule.fresh)
+        for now_ns in own:
+            delay_ns = self.rule.delay_ns(state, now_ns, operation.cost)
+            booked = delay_ns <= operation.patience_ns
+            if done.done and (done.allowed, done.value) != (booked, delay_ns):
+                continue
+            if booked:
+                charged = self.rule.charged(state, now_ns, operation.cost)
+                yield states | {operation.key: charged, f"left by {operation.number}": charged}
+            else:
+                yield states
+
+    def cancellations(
+        self, operation: Operation, own: Sequence[int], states: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Nothing is given back while somebody who has booked behind may not go yet, nor what counts no more."""
+        assert isinstance(self.rule, Bucket)
+        state, left = states.get(operation.key, self.rule.fresh), states.get(f"left by {operation.earlier}", 0)
+        for now_ns in own:
+            behind = left != state and state - now_ns > self.rule.tolerance_ns
+            if left <= now_ns or behind:
+                yield states
+            else:
+                yield states | {operation.key: self.rule.refunded(state, now_ns, operation.cost)}
 
     def borrowed(self, done: Done) -> set[int]:
         """Readings of processes whose operations had begun when this one ended."""
@@ -221,7 +295,7 @@ class Both(Rule[tuple[Any, ...]]):
 class SceneOfSeveral(Scene):
     """Several limiters asked as one, by ``AllOf``, of one key in one table.
 
-    In a race a request may be denied that would have fitted, so denials are not judged.
+    A request may be denied that would have fitted if it races with another one.
     """
 
     def __init__(self, makes: Sequence[tuple[Callable[[Store], Any], Rule[Any]]], **options: Any) -> None:
@@ -237,7 +311,15 @@ class SceneOfSeveral(Scene):
     def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
         assert (kind, cost, key) == ("hit", 1, None)
         self.program.hit_all(process, self.limiter, self.keys)
-        self.operations.append(Operation(process, kind, self.key, cost))
+        self.operations.append(Operation(process, kind, self.key, cost, len(self.operations)))
+        return self
+
+    def before(self, cost: int = 1, key: str | None = None) -> Scene:
+        """Charge the last of the limits, and not the others."""
+        assert isinstance(self.rule, Both)
+        assert self.parts[-1].hit(self.keys[-1], cost)
+        fresh = self.rule.fresh
+        self.states[self.key] = (*fresh[:-1], self.rule.rules[-1].charged(fresh[-1], self.at_ns, cost))
         return self
 
     def effects(
@@ -247,7 +329,9 @@ class SceneOfSeveral(Scene):
         state = states.get(operation.key, self.rule.fresh)
         assert isinstance(self.rule, Both)
         if done.done and not done.allowed:
-            yield states
+            races = any(d.begun and not (d.done and operation.number in d.before) for d in self.others(done))
+            if races or not all(self.rule.allows(state, now_ns, operation.cost) for now_ns in readings):
+                yield states
             return
         for times_ns in product(readings, repeat=len(self.parts)):
             charged = []
@@ -260,6 +344,10 @@ class SceneOfSeveral(Scene):
                     yield states | {operation.key: (*charged, *state[len(charged) :])}
             if done.done and len(charged) == len(self.parts):
                 yield states | {operation.key: tuple(charged)}
+
+    def others(self, done: Done) -> list[Done]:
+        """Those that were not done before this one began."""
+        return [d for i, d in enumerate(self.done) if d is not done and i not in done.before]
 
     def matches(self, states: dict[str, Any], finals: Sequence[int], final_ns: int) -> bool:
         assert isinstance(self.rule, Both)
@@ -280,7 +368,7 @@ class SceneOfOneRequest(Scene):
     def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
         if kind == "hit":
             self.program.hit_once(process, self.limiter, self.key)
-            self.operations.append(Operation(process, kind, self.key, cost))
+            self.operations.append(Operation(process, kind, self.key, cost, len(self.operations)))
             if not self.looked_at:
                 self.looked_at.append(self.key)
                 self.program.look_at(self.limiter, self.key)
@@ -297,63 +385,150 @@ class SceneOfOneRequest(Scene):
         return ""
 
 
+@dataclass(frozen=True)
+class Holding:
+    """An operation on slots."""
+
+    kind: str
+    process: int
+    cost: int
+    acquired: int  # by which operation, of a release and of a renewal
+
+
+Held = frozenset[tuple[int, int]]  # which acquisitions hold theirs, and until when
+
+
 class SceneOfSlots:
-    """A concurrency limit of one key; each process has a limiter object of its own, as real ones have."""
+    """A concurrency limit of one key; each process has a limiter object of its own, as real ones have.
+
+    One more object belongs to somebody who looks on: who has taken some before, and sees in the end what is free.
+    """
 
     def __init__(self, limit: int, processes: int) -> None:
         self.limit = limit
         self.store = Store.private(keys=1)
-        self.limiters = [Concurrency(self.store, "slots", limit, lease="1 second") for _ in range(processes)]
+        self.limiters = [Concurrency(self.store, "slots", limit, lease="1 second") for _ in range(processes + 1)]
         self.program = Program()
+        self.at_ns = self.program.now_ns
         self.program.adopt_slots(self.limiters, "key")
-        self.kinds: list[tuple[str, int, int]] = []  # kind, process, and of a release what it releases
+        self.program.look(self.free_in_the_end)
+        self.operations: list[Holding] = []
+        self.taken_before = 0
 
-    def holds_once(self, *processes: int) -> SceneOfSlots:
-        """Each of these takes a permit and gives it back."""
+    def holds_once(self, *processes: int, cost: int = 1, renews: bool = False) -> SceneOfSlots:
+        """Each of these takes permits and gives them back."""
         for process in processes:
-            acquired = self.acquires(process)
+            acquired = self.acquires(process, cost)
+            if renews:
+                self.program.renew(process, self.limiters[process], acquired)
+                self.operations.append(Holding("renew", process, 1, acquired))
             self.program.release(process, self.limiters[process], acquired)
-            self.kinds.append(("release", process, acquired))
+            self.operations.append(Holding("release", process, cost, acquired))
         return self
 
-    def acquires(self, process: int) -> int:
-        self.kinds.append(("acquire", process, -1))
-        return int(self.program.acquire(process, self.limiters[process], "key"))
+    def acquires(self, process: int, cost: int = 1) -> int:
+        self.operations.append(Holding("acquire", process, cost, -1))
+        return int(self.program.acquire(process, self.limiters[process], "key", cost))
+
+    def before(self, cost: int = 1) -> SceneOfSlots:
+        """Whoever looks on takes some, for as long as the program lasts."""
+        self.taken_before += cost
+        assert self.limiters[-1].hit("key", cost)
+        return self
+
+    def tries(self, *processes: int) -> SceneOfSlots:
+        for process in processes:
+            self.acquires(process)
+        return self
+
+    def free_in_the_end(self) -> int:
+        """How many can be taken; so what ended processes hold comes back."""
+        free = sum(self.limiters[-1].allow("key") for _ in range(self.limit))
+        self.limiters[-1].refund("key", free)
+        return free
+
+    def expect(self, **bounds: Any) -> None:
+        self.lease_may_end = bool(bounds.get("clock_moves"))
 
     def explore(self, **bounds: Any) -> Explored:
-        self.lease_may_end = bool(bounds.get("clock_moves"))
+        self.expect(**bounds)
         explored: Explored = self.program.explore(self.judge, **bounds)
         return explored
 
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
-        if self.some_order(done, frozenset(), frozenset()):
+        self.done, self.free, self.final_ns = done, finals[0], final_ns
+        self.killed = {op.process for op, d in zip(self.operations, done, strict=True) if not d.done}
+        if self.some_order(frozenset(), frozenset()):
             return ""
-        return f"more than {self.limit} held: " + ", ".join(
-            f"{kind} by {process}: " + ("yes" if d.allowed else "no" if d.done else "killed")
-            for (kind, process, _), d in zip(self.kinds, done, strict=True)
+        said = ", ".join(
+            f"{op.kind} {op.cost} by {op.process}: " + ("yes" if d.allowed else "no" if d.done else "killed")
+            for op, d in zip(self.operations, done, strict=True)
+        )
+        return f"no order of these operations gives these answers: {said}; {finals[0]} of {self.limit} free in the end"
+
+    def some_order(self, placed: frozenset[int], held: Held) -> bool:
+        if all(i in placed or not d.done for i, d in enumerate(self.done)):
+            # Whoever looks on takes away what ended processes hold.
+            return self.free == self.limit - self.taken_before - self.living(held, self.final_ns)
+        return any(
+            self.some_order(placed | {i}, after)
+            for i, d in enumerate(self.done)
+            if d.done and i not in placed and d.before <= placed
+            for after in self.effects(i, d, held)
         )
 
-    def some_order(self, done: Sequence[Done], placed: frozenset[int], held: frozenset[int]) -> bool:
-        """Whether the operations can follow each other with never more permits held than there are.
+    def living(self, held: Held, now_ns: int) -> int:
+        """How many permits are held by processes that go on. A killed one's may go at any time."""
+        return sum(
+            self.operations[i].cost
+            for i, end_ns in held
+            if end_ns > now_ns and self.operations[i].process not in self.killed
+        )
 
-        A killed process's permits may go at any time; a lease that has ended, by the reading of whoever looks, too.
+    def effects(self, number: int, done: Done, held: Held) -> Iterator[Held]:
+        operation = self.operations[number]
+        free = self.limit - self.taken_before
+        without = frozenset((i, end_ns) for i, end_ns in held if i != operation.acquired)
+        if operation.kind == "acquire" and done.allowed:
+            if self.living(held, done.now_ns) + operation.cost <= free:
+                yield frozenset((i, end_ns) for i, end_ns in held if end_ns > done.now_ns) | {
+                    (number, done.now_ns + NS)
+                }
+        elif operation.kind == "acquire":
+            # One that was taken meanwhile, by a reading of a whole lease ago, makes a CAS fail as well.
+            taken = sum(
+                self.operations[i].cost for i, end_ns in held if end_ns > done.now_ns or self.taken_since(i, done)
+            )
+            if taken + self.under_way(number, done) + operation.cost > free:
+                yield held
+        elif not self.done[operation.acquired].allowed:
+            if not done.allowed:
+                yield held
+        elif not done.allowed:
+            # It had ended, and somebody else has it.
+            if self.lease_may_end and any(i == operation.acquired and end_ns <= self.final_ns for i, end_ns in held):
+                yield without
+            elif self.lease_may_end and without == held:
+                yield held
+        elif operation.kind == "release":
+            yield without
+        elif self.living(without, done.now_ns) + operation.cost <= free:
+            yield without | {(operation.acquired, done.now_ns + NS)}
+
+    def taken_since(self, acquired: int, done: Done) -> bool:
+        """Whether that was taken, or renewed, while this operation was under way."""
+        return acquired not in done.before or any(
+            op.kind == "renew" and op.acquired == acquired and i not in done.before
+            for i, op in enumerate(self.operations)
+        )
+
+    def under_way(self, number: int, done: Done) -> int:
+        """What others may have held meanwhile: who was killed as it took it, who took some and gave them back as there
+        weren't enough, and who gives several back, which is done one by one.
         """
-        killed = {process for (_, process, _), d in zip(self.kinds, done, strict=True) if not d.done}
-        if all(i in placed or not d.done for i, d in enumerate(done)):
-            return True
-        for i, d in enumerate(done):
-            if i in placed or not d.done or not d.before <= placed:
-                continue
-            kind, _, acquired = self.kinds[i]
-            if kind == "release":
-                after = held - {acquired}
-            elif d.allowed:
-                still = {h for h in held if self.kinds[h][1] not in killed and done[h].now_ns + NS > d.now_ns}
-                if len(still) >= self.limit:
-                    continue
-                after = frozenset(still | {i})
-            else:
-                after = held
-            if self.some_order(done, placed | {i}, after):
-                return True
-        return False
+        return sum(
+            op.cost
+            for i, (op, d) in enumerate(zip(self.operations, self.done, strict=True))
+            if d.begun and i != number and i not in done.before and number not in d.before
+            if (op.cost > 1 and (op.kind == "release" or not d.allowed)) or (op.kind == "acquire" and not d.done)
+        )

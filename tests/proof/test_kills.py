@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from limiter_kinds import (
     check_bounds,
     every_kind,
 )
-from process_helpers import Crew, SharedNumbers, Worker, nanoseconds, path_of, wait_until
+from process_helpers import CreepingClock, Crew, SharedNumbers, Worker, nanoseconds, path_of, wait_until
 
 from penstock import (
     AllOf,
@@ -104,43 +103,6 @@ class Campaign:
         report = verify(self.path)
         assert report.sound, "\n".join(map(str, report.damage))
         COUNTED["segments verified"] += 1
-
-
-class CreepingClock:
-    """A manual clock that a process of its own moves on by some hundred nanoseconds at a time.
-
-    If it stood still, as it does when that process has no processor, a sliding log's ring could come round twice at one
-    time, and nobody could tell its laps apart. So each worker waits for a step before each request: then no more
-    permits are taken in one step than the workers can ask for at once.
-    """
-
-    STEP_S: Final = 5e-7
-
-    def __init__(self, crew: Crew, clock: ManualClock) -> None:
-        self.clock, self.jumps_ms = clock, SharedNumbers(1)
-        self.seen_s = clock.now()
-        self.mover = crew.start(self._move)
-
-    def _move(self) -> None:
-        began_s, steps = self.clock.now(), 0
-        while True:
-            steps += 1
-            self.clock.set(began_s + self.jumps_ms[0] / 1000 + steps * self.STEP_S)
-
-    def wait_for_step(self) -> None:
-        """Since this process asked last."""
-        while self.clock.now() == self.seen_s:
-            os.sched_yield()
-        self.seen_s = self.clock.now()
-
-    def advance(self, seconds: float) -> None:
-        until_s = self.clock.now() + seconds
-        self.jumps_ms[0] += round(seconds * 1000)
-        wait_until(lambda: self.clock.now() >= until_s, "a jump of the clock")
-
-    def stop(self, crew: Crew) -> None:
-        self.mover.kill()
-        crew.workers.remove(self.mover)
 
 
 @dataclass(frozen=True)
@@ -252,7 +214,7 @@ def test_what_is_taken_and_given_back_adds_up(crew: Crew, name: str, subject: st
             # Claims that killed processes left behind become free.
             between=lambda: creeping.advance(CLAIM_LIFE_S),
         )
-        creeping.stop(crew)
+        creeping.stop()
 
         taken = 100 + sum(each[TAKEN] for each in sums)
         refunding = sum(each[REFUNDING] for each in sums)
@@ -488,7 +450,7 @@ def test_kills_while_keys_evict_each_other(crew: Crew, name: str, kind: str, bou
         campaign = Campaign(crew, name, bounds)
         creeping = CreepingClock(crew, clock)
         campaign.run(ask, between=lambda: creeping.advance(CLAIM_LIFE_S * campaign.draws.choice((1, 1, 500))))
-        creeping.stop(crew)
+        creeping.stop()
         assert store.stats().limiters["it"].evicted > 0
         # Whatever was left behind, after some time every key is a fresh one.
         clock.advance(3 * 3600)

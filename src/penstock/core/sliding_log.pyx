@@ -57,8 +57,9 @@ from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel
 from penstock.core.segment cimport Extent
 from penstock.core.table cimport Next, Verdict, table_find, table_now
 
+from penstock import layout
 from penstock.errors import InvalidLimiter
-from penstock.extents import ExtentShape, open_extent
+from penstock.extents import ExtentShape, Purpose, open_extent
 from penstock.rate import as_rate
 
 
@@ -213,7 +214,8 @@ cdef bint log_give_back(
     The oldest: then those that count nothing are still the oldest ones, which is what a request of several permits
     relies on, and what is left is never earlier than the permits that were kept. An entry of another lap than the state
     tells has been claimed since: which the oldest are must be seen from a newer state, and by then the cell may be
-    another key's. Likewise one that is later than the state.
+    another key's. Likewise one that is later than the state: it has been claimed twice since, and its lap, of one bit,
+    is the same again.
     """
     cdef const Draw* draw = <const Draw*>parameters
     cdef const Shape* shape = draw.shape
@@ -298,7 +300,7 @@ cdef class SlidingLog(CellLimiter):
 
     def __cinit__(self, store, name, rate, *, keys):
         self.rate = as_rate(rate)
-        shape = self.extent_shape(self.rate, keys, name)
+        self.extent_shape(self.rate, keys, name)
         self.kind = PENSTOCK_KIND_COUNT
         self.take = log_take
         self.give_back = log_give_back
@@ -310,13 +312,15 @@ cdef class SlidingLog(CellLimiter):
         if self.shape.low_bits > count_bits_for(self.shape.period_ns):
             raise InvalidLimiter(f"{self.rate} is too fast for a sliding log: take a token bucket")
         encoding = b"log %d %d" % (self.shape.limit, self.shape.period_ns)
-        self.extent = open_extent(store, name, encoding, shape)
+        self.extent = open_extent(store, name, Purpose(
+            algorithm=layout.ALGORITHM_SLIDING_LOG, words_per_cell=self.shape.words_per_cell,
+            low_bits=self.shape.low_bits, limit=self.shape.limit, period_ns=self.shape.period_ns), keys)
         self.table = self.extent.table
         self.table.clear = log_clear
         self.table.kept_bits = self.shape.low_bits
         self.shape.cells = self.table.cells
         self.shape.words = self.extent.words
-        self.shape.last_cell = shape.used_cells - 1
+        self.shape.last_cell = self.extent.used_cells - 1
         self.shape.table = &self.table
         self.draw(1, &self.shape, &self.unit)
         self.enroll(encoding)

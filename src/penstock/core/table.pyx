@@ -234,18 +234,22 @@ cdef Place choose_vacancy(
 
 
 cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
-    """The earliest claim of a key."""
-    cdef Place place = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
-    cdef int position
-    for position in range(probe.lines * PENSTOCK_CELLS_PER_LINE):
-        place.cell = probe_cell(probe, position)
+    """The earliest claim of a key.
+
+    From the last position to the first: a claim is only ever given up for an earlier one that stands by then, or for a
+    member. So one that moves while it is looked for is met, or has become a member.
+    """
+    cdef Place place
+    cdef Place found = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
+    place.position = probe.lines * PENSTOCK_CELLS_PER_LINE
+    while place.position > 0:
+        place.position -= 1
+        place.cell = probe_cell(probe, place.position)
         if load_acquire(&place.cell.tag) == claim_tag(tag):
             place.seen = load128_acquire(place.cell)
             if place.seen.tag == claim_tag(tag):
-                place.position = position
-                return place
-    place.cell = NULL
-    return place
+                found = place
+    return found
 
 
 cdef bint scan(const Table* table, const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil:
