@@ -2,17 +2,30 @@
 
 An extent is a small table of its own and, behind it, so many words for each of its cells. Extents are appended to the
 segment's file under a lock on the list of extents and never removed: whatever has one mapped may still use it.
+
+Who makes one does so in this order: the limiter's number, as any limiter takes it; the lock; bytes at the end of the
+file; its blocked cells; its entry in the list, and in that its identity last.
+
+*Found.* Whoever looks for an identity takes no lock. It is stored by a release and loaded by an acquire, so who finds
+it reads a whole entry, of bytes that are in place and of a limiter that has a name. No entry changes after that.
+
+*Crash.* Killed after the number: a limiter that nobody has used yet. Killed under the lock, which the kernel then gives
+to the next one, the entry's identity is still 0: the next maker overwrites whatever else stands in it, and appends
+behind the bytes that were left. Nobody finds those. Killed after the identity: it is made.
+
+*Damage.* An identity is a hash of all that says what an extent is for. What is found by it must say the same again, and
+lie within the file, or it is refused.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock import file_locks, layout, room
-from penstock.core.segment import Extent, Segment, forks
+from penstock.core.segment import Extent, forks
 from penstock.errors import (
     DamagedSegment,
     InvalidLimiter,
@@ -28,7 +41,7 @@ from penstock.segment_file import BYTES_PER_KEY, LOCK_TIMEOUT
 if TYPE_CHECKING:
     from penstock.store import Store
 
-__all__ = ["ExtentShape", "open_extent"]
+__all__ = ["ExtentEntry", "ExtentShape", "Purpose", "open_extent"]
 
 MAX_KEYS: Final = 2**32
 # Not the header's: who attaches need not wait for who makes an extent.
@@ -71,14 +84,74 @@ class ExtentShape:
         return self.group_count * layout.GROUP_BYTES + self.used_cells * self.words_per_key * 8
 
 
-def open_extent(store: Store, limiter: str, encoding: bytes, wanted: ExtentShape) -> Extent:
-    """Map the extent of `limiter`, which is made if there is none.
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a limiter keeps in an extent, and the numbers that this is read with: an entry, from its algorithm on."""
 
-    `encoding` tells it from the limiter's extents of another shape. One for another number of keys than `wanted` is
-    used as it is. Raises ``SegmentSpaceError`` if there is no room, before anything is taken.
+    algorithm: int
+    words_per_cell: int
+    low_bits: int
+    limit: int
+    period_ns: int
+
+    def __str__(self) -> str:
+        return (
+            f"algorithm {self.algorithm}, {self.words_per_cell} words per cell, {self.low_bits} low bits, limit "
+            f"{self.limit}, period {self.period_ns} ns"
+        )
+
+    def identity_text(self, limiter: bytes) -> bytes:
+        """What an extent's identity is the hash of."""
+        entry = ExtentEntry(identity=0, offset=0, size=0, keys=0, limiter=0, purpose=self)
+        return limiter + b"\0" + entry.pack()[layout.EXTENT_ENTRY_ALGORITHM :]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentEntry:
+    """What the list has for an extent. It may say anything: see `lies_within`."""
+
+    identity: int
+    offset: int
+    size: int
+    keys: int
+    limiter: int
+    purpose: Purpose
+
+    @classmethod
+    def unpack(cls, raw: memoryview | bytes) -> ExtentEntry:
+        identity, offset, size, keys, limiter, *purpose = layout.EXTENT_ENTRY.unpack(raw)
+        return cls(identity, offset, size, keys, limiter, Purpose(*purpose))
+
+    def pack(self) -> bytes:
+        whose = (self.identity, self.offset, self.size, self.keys, self.limiter)
+        return layout.EXTENT_ENTRY.pack(*whose, *astuple(self.purpose))
+
+    @property
+    def shape(self) -> ExtentShape:
+        return ExtentShape(self.keys, self.purpose.words_per_cell)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its length is that of its keys' cells and words."""
+        return 1 <= self.keys <= MAX_KEYS and self.purpose.words_per_cell >= 1 and self.shape.bytes == self.size
+
+    def lies_within(self, segment_size: int, file_size: int) -> bool:
+        """Whether it is behind the table and within the file."""
+        return (
+            self.offset >= segment_size
+            and self.offset % layout.EXTENT_ALIGNMENT == 0
+            and self.offset + self.size <= file_size
+        )
+
+
+def open_extent(store: Store, limiter: str, purpose: Purpose, keys: int) -> Extent:
+    """Map the extent of `limiter` for this purpose, which is made if there is none.
+
+    One for another number of keys is used as it is. Raises ``SegmentSpaceError`` if there is no room, before any is
+    taken.
     """
     segment = store._segment
-    identity = segment.extent_identity(store._limiter_name(limiter) + b"\0" + encoding)
+    identity = segment.extent_identity(purpose.identity_text(store._limiter_name(limiter)))
     with store._lock():
         fd = store._own_file(forks())
         if fd is None:
@@ -93,42 +166,38 @@ def open_extent(store: Store, limiter: str, encoding: bytes, wanted: ExtentShape
                     "make the limiter before the worker is forked, or before it gives up its rights",
                 )
             )
-        entry = _find(segment, identity)
-        if entry is None:
-            entry = _append(store, fd, limiter, identity, wanted)
-        _, offset, size, keys = entry
-        shape = ExtentShape(keys, wanted.words_per_key)
-        if (
-            not 1 <= keys <= MAX_KEYS
-            or shape.bytes != size
-            or offset < segment.size
-            or offset % layout.EXTENT_ALIGNMENT
-            or offset + size > os.fstat(fd).st_size
-        ):
-            raise _refuse(
-                store,
-                DamagedSegment,
-                f"an extent of {size} bytes for {keys} keys at {offset}",
-                f"one of {shape.bytes} bytes within the file",
-                "stop its users and call Store.unlink to start with an empty one",
-            )
-        if keys != wanted.keys:
+        number = store._limiter_number(limiter)
+        raw = segment.extent_entry(identity)
+        if raw is None:
+            raw = _append(store, fd, limiter, ExtentEntry(identity, 0, 0, keys, number, purpose))
+        entry = ExtentEntry.unpack(raw)
+        _check(store, entry, number, purpose, os.fstat(fd).st_size)
+        if keys != entry.keys:
             warnings.warn(
-                f"the memory of limiter {limiter!r} was made for {keys} keys and is used as it is, not for the "
-                f"{wanted.keys} asked for; to change that, stop its users and call Store.unlink",
+                f"the memory of limiter {limiter!r} was made for {entry.keys} keys and is used as it is, not for the "
+                f"{keys} asked for; to change that, stop its users and call Store.unlink",
                 SegmentSizeWarning,
                 stacklevel=3,
             )
-        return _map(store, fd, offset, shape)
+        return _map(store, fd, entry.offset, entry.shape)
 
 
-def _find(segment: Segment, identity: int) -> tuple[int, int, int, int] | None:
-    raw = segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
-    return next((entry for entry in layout.EXTENT_ENTRY.iter_unpack(raw) if entry[0] == identity), None)
+def _check(store: Store, entry: ExtentEntry, number: int, purpose: Purpose, file_size: int) -> None:
+    found = expected = ""
+    if not entry.is_whole or not entry.lies_within(store._segment.size, file_size):
+        found = f"an extent of {entry.size} bytes for {entry.keys} keys at {entry.offset}"
+        expected = f"one of {ExtentShape(entry.keys, purpose.words_per_cell).bytes} bytes within the file"
+    if entry.limiter != number or entry.purpose != purpose:
+        found = f"an extent of limiter {entry.limiter} ({entry.purpose})"
+        expected = f"one of limiter {number} ({purpose})"
+    if found:
+        remedy = "stop its users and call Store.unlink to start with an empty one"
+        raise _refuse(store, DamagedSegment, found, expected, remedy)
 
 
-def _append(store: Store, fd: int, limiter: str, identity: int, shape: ExtentShape) -> tuple[int, int, int, int]:
-    segment = store._segment
+def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
+    """Make an extent like that, wherever there is room. Its entry, or that of who was faster."""
+    segment, shape = store._segment, wanted.shape
     if not file_locks.lock_within(fd, layout.EXTENTS_OFFSET, LOCKED_BYTES, LOCK_TIMEOUT):
         raise _refuse(
             store,
@@ -138,10 +207,10 @@ def _append(store: Store, fd: int, limiter: str, identity: int, shape: ExtentSha
             "look for a stopped process that has the file open (fuser)",
         )
     try:
-        entry = _find(segment, identity)
-        if entry is not None:
-            return entry
-        raw = segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
+        raw = segment.extent_entry(wanted.identity)
+        if raw is not None:
+            return raw
+        raw = segment.read(layout.EXTENTS_OFFSET, LOCKED_BYTES)
         free = [number for number, entry in enumerate(layout.EXTENT_ENTRY.iter_unpack(raw)) if entry[0] == 0]
         if not free:
             raise _refuse(
@@ -157,8 +226,9 @@ def _append(store: Store, fd: int, limiter: str, identity: int, shape: ExtentSha
         offset = -(-end // layout.EXTENT_ALIGNMENT) * layout.EXTENT_ALIGNMENT
         _take_space(store, fd, limiter, offset, shape)
         _map(store, fd, offset, shape).block_cells(shape.used_cells)
-        segment.publish_extent(free[0], identity, offset, shape.bytes, shape.keys)
-        return identity, offset, shape.bytes, shape.keys
+        made = replace(wanted, offset=offset, size=shape.bytes).pack()
+        segment.publish_extent(free[0], made)
+        return made
     finally:
         file_locks.unlock(fd, layout.EXTENTS_OFFSET, LOCKED_BYTES)
 

@@ -5,7 +5,7 @@ import struct
 from typing import Final
 
 MAGIC: Final = 0x4B434F54534E4550
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 STATE_CREATING: Final = 1
 STATE_READY: Final = 2
 CLOCK_MONOTONIC: Final = 1
@@ -21,6 +21,9 @@ KIND_CLAIM: Final = 1
 KIND_TAT: Final = 2
 KIND_COUNT: Final = 3
 KIND_BLOCKED: Final = 7
+ALGORITHM_SLIDING_LOG: Final = 1
+ALGORITHM_BUCKETED_WINDOW: Final = 2
+ALGORITHM_CONCURRENCY: Final = 3
 OWNED_COUNTER_LINES: Final = 768
 LIMITER_CAPACITY: Final = 256
 EXTENT_CAPACITY: Final = 256
@@ -69,17 +72,29 @@ LIMITER_ENTRY_NAME_HASH: Final = 0
 LIMITER_ENTRY_NAME_BYTES: Final = 8
 LIMITER_ENTRY_NAME: Final = 16
 
-EXTENT_ENTRY: Final = struct.Struct("<QQQQ")
+EXTENT_ENTRY: Final = struct.Struct("<QQQQIIIIQQ")
 EXTENT_ENTRY_FIELDS: Final = (
     "identity",
     "offset",
     "bytes",
     "keys",
+    "limiter",
+    "algorithm",
+    "words_per_cell",
+    "low_bits",
+    "limit",
+    "period_ns",
 )
 EXTENT_ENTRY_IDENTITY: Final = 0
 EXTENT_ENTRY_OFFSET: Final = 8
 EXTENT_ENTRY_BYTES: Final = 16
 EXTENT_ENTRY_KEYS: Final = 24
+EXTENT_ENTRY_LIMITER: Final = 32
+EXTENT_ENTRY_ALGORITHM: Final = 36
+EXTENT_ENTRY_WORDS_PER_CELL: Final = 40
+EXTENT_ENTRY_LOW_BITS: Final = 44
+EXTENT_ENTRY_LIMIT: Final = 48
+EXTENT_ENTRY_PERIOD_NS: Final = 56
 
 COUNTER_LINE: Final = struct.Struct("<IIQQQQQQQ")
 COUNTER_LINE_FIELDS: Final = (

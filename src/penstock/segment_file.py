@@ -40,7 +40,19 @@ from penstock.errors import (
     UntrustedSegment,
 )
 
-__all__ = ["Header", "SegmentFile", "create_anonymous", "open_or_create"]
+__all__ = [
+    "SEAL",
+    "Header",
+    "SegmentFile",
+    "Wanted",
+    "check_consistency",
+    "check_identity",
+    "create_anonymous",
+    "monotonic_ns",
+    "not_opened",
+    "open_or_create",
+    "read_boot_id",
+]
 
 BYTES_PER_KEY: Final = 21
 PRIVATE: Final = "private store"  # instead of a path
@@ -53,12 +65,12 @@ CLOCK_NAMES: Final = {
     layout.CLOCK_PYTHON: "Python (time.time)",
 }
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-_SEAL: Final = struct.Struct("<II")  # the header's checksum and state
+SEAL: Final = struct.Struct("<II")  # the header's checksum and state
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class Wanted:
     """What the caller asked for."""
 
     path: str
@@ -90,7 +102,7 @@ class Header:
     boot_id: bytes
 
     @classmethod
-    def new(cls, wanted: _Wanted, at_least: int) -> Header:
+    def new(cls, wanted: Wanted, at_least: int) -> Header:
         size = max(wanted.keys * BYTES_PER_KEY, at_least - layout.TABLE_OFFSET)
         group_count = max(layout.MIN_GROUPS, -(-size // layout.GROUP_BYTES))
         return cls(
@@ -98,7 +110,7 @@ class Header:
             advertised_keys=wanted.keys,
             group_count=group_count,
             clock_kind=wanted.clock_kind,
-            epoch_ns=_monotonic_ns(),
+            epoch_ns=monotonic_ns(),
             wall_epoch_ns=time.time_ns(),
             hash_key=(secrets.randbits(64), secrets.randbits(64)),
             boot_id=wanted.boot_id,
@@ -123,7 +135,7 @@ class Header:
             0,
             b"",
         )[: layout.HEADER_CHECKSUM]
-        return head + _SEAL.pack(zlib.crc32(head) if state == layout.STATE_READY else 0, state)
+        return head + SEAL.pack(zlib.crc32(head) if state == layout.STATE_READY else 0, state)
 
     @classmethod
     def unpack(cls, raw: bytes) -> Header:
@@ -146,7 +158,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
 
     `mode` is that of a new file, and says whom to trust: with group write permission, also what members of `gid` made.
     """
-    wanted = _Wanted(path, keys, clock_kind, mode, gid, _boot_id())
+    wanted = Wanted(path, keys, clock_kind, mode, gid, read_boot_id())
     while True:
         fd = _open(wanted)
         try:
@@ -177,7 +189,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
                 )
         except OSError as error:
             _let_go(fd)
-            raise _not_opened(wanted, error) from None
+            raise not_opened(wanted, error) from None
         except BaseException:
             _let_go(fd)
             raise
@@ -193,24 +205,24 @@ def _let_go(fd: int) -> None:
 
 def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
     """A segment without a name: it belongs to this process and to the children that it forks."""
-    wanted = _Wanted(PRIVATE, keys, clock_kind, 0o600, os.getegid(), _boot_id())
+    wanted = Wanted(PRIVATE, keys, clock_kind, 0o600, os.getegid(), read_boot_id())
     try:
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        raise _not_opened(wanted, error) from None
+        raise not_opened(wanted, error) from None
     try:
         header = _create(wanted, fd)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except OSError as error:
         os.close(fd)
-        raise _not_opened(wanted, error) from None
+        raise not_opened(wanted, error) from None
     except BaseException:
         os.close(fd)
         raise
     return SegmentFile(fd, header)
 
 
-def _open(wanted: _Wanted) -> int:
+def _open(wanted: Wanted) -> int:
     """Open the file, or make an empty one."""
     while True:
         try:
@@ -218,12 +230,12 @@ def _open(wanted: _Wanted) -> int:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise _not_opened(wanted, error) from None
+            raise not_opened(wanted, error) from None
         with contextlib.suppress(FileExistsError):
             return _make_empty(wanted)
 
 
-def _make_empty(wanted: _Wanted) -> int:
+def _make_empty(wanted: Wanted) -> int:
     """An empty file at the path, from its first moment on with the group and the mode that it is to have.
 
     Made without a name and then linked: a creator that is killed before leaves nothing, least of all a file that the
@@ -232,7 +244,7 @@ def _make_empty(wanted: _Wanted) -> int:
     try:
         fd = os.open(os.path.dirname(wanted.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise _not_opened(wanted, error) from None
+        raise not_opened(wanted, error) from None
     try:
         if os.fstat(fd).st_gid != wanted.gid and wanted.mode & 0o070:
             os.fchown(fd, -1, wanted.gid)
@@ -255,11 +267,12 @@ def _make_empty(wanted: _Wanted) -> int:
         ) from None
     except OSError as error:
         os.close(fd)
-        raise _not_opened(wanted, error) from None
+        raise not_opened(wanted, error) from None
     return fd
 
 
-def _not_opened(wanted: _Wanted, error: OSError) -> SegmentError:
+def not_opened(wanted: Wanted, error: OSError) -> SegmentError:
+    """What to raise for a file that the system didn't open."""
     if error.errno == errno.ELOOP:
         return wanted.refuse(
             UntrustedSegment, "a symbolic link", "a regular file", "remove the link, or give the path it leads to"
@@ -294,7 +307,7 @@ def _not_opened(wanted: _Wanted, error: OSError) -> SegmentError:
     return wanted.refuse(SegmentError, f"a file that can't be opened ({error.strerror})", "a segment", "choose another")
 
 
-def _check_trust(wanted: _Wanted, status: os.stat_result) -> None:
+def _check_trust(wanted: Wanted, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise wanted.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
     mode = stat.S_IMODE(status.st_mode)
@@ -316,7 +329,7 @@ def _check_trust(wanted: _Wanted, status: os.stat_result) -> None:
         )
 
 
-def _is_current(wanted: _Wanted, fd: int) -> bool:
+def _is_current(wanted: Wanted, fd: int) -> bool:
     """Whether the path still leads to this file: it may have been unlinked while we waited for the lock."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(wanted.path, follow_symlinks=False))
@@ -324,23 +337,23 @@ def _is_current(wanted: _Wanted, fd: int) -> bool:
         return False
 
 
-def _make_usable(wanted: _Wanted, fd: int) -> Header | None:
+def _make_usable(wanted: Wanted, fd: int) -> Header | None:
     """The header of a segment that is ready; None if the file is of no use. Called with the creation lock held."""
     raw = os.pread(fd, layout.HEADER.size, 0)
     if not raw:
         return _create(wanted, fd)
-    _check_identity(wanted, raw)
-    checksum, state = _SEAL.unpack_from(raw, layout.HEADER_CHECKSUM)
+    check_identity(wanted, raw)
+    checksum, state = SEAL.unpack_from(raw, layout.HEADER_CHECKSUM)
     if state == layout.STATE_CREATING and checksum == 0:
         # Its creator is gone, or it would hold the lock.
         return _create(wanted, fd)
-    header = _check_consistency(wanted, raw, checksum, state, os.fstat(fd).st_size)
+    header = check_consistency(wanted, raw, checksum, state, os.fstat(fd).st_size)
     if header.clock_kind == layout.CLOCK_MONOTONIC and header.boot_id != wanted.boot_id:
         return _rebase(wanted, fd, header)
     return header
 
 
-def _create(wanted: _Wanted, fd: int) -> Header:
+def _create(wanted: Wanted, fd: int) -> Header:
     """Make a segment in a file that has never been ready. It may have grown already, and it is never made smaller:
     should somebody be attached after all, because of damage, that would kill them."""
     size = os.fstat(fd).st_size
@@ -375,7 +388,8 @@ def _bytes_taken(fd: int) -> int:
     return os.fstat(fd).st_blocks * 512
 
 
-def _check_identity(wanted: _Wanted, raw: bytes) -> None:
+def check_identity(wanted: Wanted, raw: bytes) -> None:
+    """That a header is one, and of our layout."""
     magic = layout.MAGIC.to_bytes(8, "little")
     if raw[:8] != magic:
         raise wanted.refuse(
@@ -403,7 +417,8 @@ def _check_identity(wanted: _Wanted, raw: bytes) -> None:
 _START_AGAIN: Final = "stop its users and call Store.unlink to start with an empty one"
 
 
-def _check_consistency(wanted: _Wanted, raw: bytes, checksum: int, state: int, size: int) -> Header:
+def check_consistency(wanted: Wanted, raw: bytes, checksum: int, state: int, size: int) -> Header:
+    """A header that is ready, as of a file of that size."""
     if len(raw) < layout.HEADER.size:
         raise wanted.refuse(
             TruncatedSegment, f"{len(raw)} bytes", f"a header of {layout.HEADER.size} bytes", _START_AGAIN
@@ -438,7 +453,7 @@ def _check_consistency(wanted: _Wanted, raw: bytes, checksum: int, state: int, s
     return header
 
 
-def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header | None:
+def _rebase(wanted: Wanted, fd: int, header: Header) -> Header | None:
     """After a reboot: let the segment's time go on by the wall clock, as nobody was attached meanwhile.
 
     If the wall clock says that this is before the segment was made, or 73 years later, nothing is known about the
@@ -452,17 +467,19 @@ def _rebase(wanted: _Wanted, fd: int, header: Header) -> Header | None:
             stacklevel=5,
         )
         return None
-    rebased = replace(header, epoch_ns=(_monotonic_ns() - elapsed_ns) % 2**64, boot_id=wanted.boot_id)
+    rebased = replace(header, epoch_ns=(monotonic_ns() - elapsed_ns) % 2**64, boot_id=wanted.boot_id)
     os.pwrite(fd, rebased.pack(layout.STATE_READY), 0)
     return rebased
 
 
-def _monotonic_ns() -> int:
+def monotonic_ns() -> int:
+    """The host's clock."""
     # Not time.monotonic_ns: what freezes the time for a test would freeze it here, and the segment's never would begin.
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
-def _boot_id() -> bytes:
+def read_boot_id() -> bytes:
+    """Which boot this is."""
     try:
         with open(BOOT_ID, encoding="ascii") as file:
             return bytes.fromhex(file.read().strip().replace("-", ""))

@@ -26,7 +26,7 @@ from penstock.errors import (
 from penstock.segment_file import SegmentFile, create_anonymous, open_or_create
 from penstock.testing import ManualClock
 
-__all__ = ["LimiterStats", "Store", "StoreStats"]
+__all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
 
 DIRECTORY: Final = "/dev/shm/"
 MAX_KEYS: Final = 2**36
@@ -73,7 +73,7 @@ class Store:
     """Shared memory that holds the state of any number of limiters for all processes of the host.
 
     ``Store("shop", keys=1_000_000)`` creates ``/dev/shm/penstock-shop`` or attaches to it. `keys` is how many keys can
-    be live at once (a key is live while its state differs from a fresh key's); it takes 21 bytes per key and 92 KiB,
+    be live at once (a key is live while its state differs from a fresh key's); it takes 21 bytes per key and 100 KiB,
     all of it at once. The size of a segment that exists is kept; asking for another one warns.
 
     `on_full` says what happens to a new key when there is no room near its place, which up to `keys` live keys is
@@ -113,7 +113,7 @@ class Store:
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_options(keys, on_full, clock)
-        target = _default_path(name) if path is None else os.path.abspath(os.fspath(path))
+        target = default_path(name) if path is None else os.path.abspath(os.fspath(path))
         file = open_or_create(
             target, keys=keys, clock_kind=_clock_kind(clock), mode=_checked_mode(mode, group), gid=_gid(group)
         )
@@ -144,7 +144,7 @@ class Store:
         if (name is None) == (path is None):
             raise ValueError("Store.unlink takes a name or a path")
         with contextlib.suppress(*[FileNotFoundError] if missing_ok else []):
-            os.unlink(_default_path(name) if name is not None else os.fspath(path))  # type: ignore[arg-type]
+            os.unlink(default_path(name) if name is not None else os.fspath(path))  # type: ignore[arg-type]
 
     def _attach(
         self,
@@ -346,7 +346,8 @@ class Store:
         return self._locks.setdefault(forks(), threading.RLock())
 
 
-def _default_path(name: str) -> str:
+def default_path(name: str) -> str:
+    """The path of the store of that name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "

@@ -117,14 +117,14 @@ def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) 
     import hashlib
     import tempfile
 
-    from penstock.store import DIRECTORY, Store, _default_path
+    from penstock.store import DIRECTORY, Store, default_path
 
     init, private, unlink = Store.__init__, Store.__dict__["private"], Store.__dict__["unlink"]
 
     with tempfile.TemporaryDirectory(prefix="penstock-test-", dir=DIRECTORY) as directory:
 
         def stand_in(name: Any, path: str | os.PathLike[str] | None) -> str:
-            real = _default_path(name) if path is None else os.path.abspath(path)
+            real = default_path(name) if path is None else os.path.abspath(path)
             return f"{directory}/{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}"
 
         def make(store: Store, name: str, *, path: Any = None, **options: Any) -> None:
@@ -172,7 +172,7 @@ def reset_store(store: Store) -> None:
             _clear(fd, line + layout.COUNTER_LINE_ALLOWED, line + layout.COUNTER_LINE.size)
         _clear(fd, layout.TABLE_OFFSET, segment.size)
         raw = segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
-        for identity, offset, size, keys in layout.EXTENT_ENTRY.iter_unpack(raw):
+        for identity, offset, size, keys, *_ in layout.EXTENT_ENTRY.iter_unpack(raw):
             if identity:
                 shape = ExtentShape(keys, 0)
                 # The cells behind those in use stay blocked.

@@ -57,7 +57,7 @@ class SegmentBytes:
             self.bytes = mmap.mmap(file.fileno(), self.size)
         self.extents = [
             (offset, min(offset + size, self.size), keys)
-            for identity, offset, size, keys in layout.EXTENT_ENTRY.iter_unpack(
+            for identity, offset, size, keys, *_ in layout.EXTENT_ENTRY.iter_unpack(
                 self.bytes[layout.EXTENTS_OFFSET : layout.COUNTERS_OFFSET]
             )
             if identity

@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from process_helpers import (
     FREE_USER,
     SHARED_GROUP,
+    CreepingClock,
     Crew,
     Meeting,
     SharedNumbers,
@@ -29,7 +30,7 @@ from process_helpers import (
 )
 
 import penstock.extents
-from penstock import BucketedWindow, SlidingLog, Store, TokenBucket, file_locks, layout
+from penstock import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket, file_locks, layout
 from penstock.errors import (
     DamagedSegment,
     InvalidLimiter,
@@ -38,8 +39,10 @@ from penstock.errors import (
     SegmentError,
     SegmentSizeWarning,
     SegmentSpaceError,
+    TooManyLimiters,
 )
 from penstock.testing import ManualClock
+from penstock.verification import verify
 
 LIMIT: Final = 2000
 PROCESSES: Final = 4
@@ -209,6 +212,29 @@ def test_another_number_of_keys_warns_and_is_shared(crew: Crew, name: str, make:
         assert len(extents(path_of(name))) == 1
 
 
+@pytest.mark.parametrize("first", [3, 500])
+@pytest.mark.parametrize(
+    "make_any",
+    [
+        lambda store, keys: _log(store, "limiter", 10, keys),
+        lambda store, keys: _bucketed(store, "limiter", 10, keys),
+        lambda store, keys: Concurrency(store, "limiter", 10, lease="1 hour", keys=keys),
+    ],
+    ids=["sliding log", "bucketed window", "concurrency"],
+)
+def test_whoever_asks_for_another_number_of_keys_finds_each_keys_words(
+    name: str, make_any: Callable[[Store, int], Limiter | Concurrency], first: int
+) -> None:
+    """Who asked for fewer keys than there were took the last of them for the words of all the others."""
+    with Store(name, keys=100, on_full="deny", clock=ManualClock(10**6)) as store:
+        made = make_any(store, first)
+        with pytest.warns(SegmentSizeWarning):
+            found = make_any(store, 503 - first)
+        for key in range(min(first, 60)):
+            assert [(made if i % 3 else found).allow(key) for i in range(11)] == [True] * 10 + [False]
+        assert verify(name).findings == ()
+
+
 def _warned(name: str, make: Make) -> tuple[bool, int, int]:
     with warnings.catch_warnings(record=True) as caught, Store(name, keys=100, clock=ManualClock()) as store:
         warnings.simplefilter("always")
@@ -318,6 +344,18 @@ def _make_within(name: str, make: Make, what: int) -> str:
 
 
 @both
+def test_a_limiter_for_which_there_is_no_number_takes_nothing(name: str, make: Make) -> None:
+    with Store(name, keys=100, clock=ManualClock(10**6)) as store:
+        for number in range(layout.LIMITER_CAPACITY):
+            TokenBucket(store, f"bucket {number}", "10/hour")
+        size = os.stat(path_of(name)).st_size
+        with pytest.raises(TooManyLimiters):
+            make(store, "limiter", LIMIT, 20)
+        assert os.stat(path_of(name)).st_size == size
+        assert extents(path_of(name)) == []
+
+
+@both
 def test_no_more_than_the_list_holds(name: str, make: Make) -> None:
     """The same limiter with other parameters takes another extent."""
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
@@ -414,27 +452,31 @@ def test_a_key_that_evicts_another_starts_afresh(name: str, make: Make) -> None:
 @pytest.mark.parametrize("size", [1, 3, 20, 64])
 def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make: Make, size: int) -> None:
     """However they get into each other's way: nobody gets more, and after a window each key has its whole limit."""
-    limit = 25
+    limit = 250
     clock = ManualClock(10**6)
     draws = random.Random(23)
     stop, progress = SharedNumbers(1), SharedNumbers(PROCESSES)
     with Store(name, keys=1000, clock=clock) as store:
         limiter = make(store, "limiter", limit, size)
-        workers = [crew.start(_evict_each_other, i, name, make, limit, size, progress, stop) for i in range(PROCESSES)]
+        creeping = CreepingClock(crew, clock)
+        workers = [
+            crew.start(_evict_each_other, i, limiter, creeping, limit, size, progress, stop) for i in range(PROCESSES)
+        ]
         wait_until(lambda: min(progress.values), "the first decisions")
         seen = list(progress)
         for _ in range(300):
-            clock.advance(draws.choice((1e-6, 0.1, 60, 200)))
+            creeping.advance(draws.choice((0, 0.1, 60, 200)))
             victim = draws.randrange(PROCESSES)
             workers[victim].pause()
             for _ in range(draws.randrange(3000)):
                 pass
             workers[victim].resume()
         wait_until(functools.partial(_has_grown, progress, seen), "progress")
+        wait_until(lambda: store.stats().total.cas_retries, "a race")
         stop[0] = 1
         crew.results(workers)
-        stats = store.stats().total
-        assert stats.evicted > 0 < stats.cas_retries
+        creeping.stop()
+        assert store.stats().total.evicted > 0
         for key in range(2 * size):
             assert take(limiter, key, limit) <= limit
         clock.advance(2 * 3600)
@@ -443,25 +485,27 @@ def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make
 
 
 def _evict_each_other(
-    me: int, name: str, make: Make, limit: int, size: int, progress: SharedNumbers, stop: SharedNumbers
+    me: int, limiter: Any, creeping: CreepingClock, limit: int, size: int, progress: SharedNumbers, stop: SharedNumbers
 ) -> None:
     draws = random.Random(me)
-    with Store(name, keys=1000, clock=ManualClock()) as store:
-        limiter = make(store, "limiter", limit, size)
-        while not stop[0]:
-            for _ in range(100):
-                key = draws.randrange(2 * size)
-                limiter.hit(key, draws.choice((1, 3, limit)))
-                if draws.random() < 0.1:
-                    limiter.refund(key, draws.choice((1, 3)))
-                if draws.random() < 0.05:
-                    limiter.reset(key)
-            progress[me] += 1
+    while not stop[0]:
+        for request in range(100):
+            key = draws.randrange(2 * size)
+            if request % 8 == 0:
+                # In one step all together take no more than the limit.
+                creeping.wait_for_step()
+            limiter.hit(key, draws.choice((1, 3, 7)))
+            if draws.random() < 0.1:
+                limiter.refund(key, draws.choice((1, 3)))
+            if draws.random() < 0.05:
+                limiter.reset(key)
+        progress[me] += 1
 
 
 # Damage.
 
 ENTRY_FIELDS: Final = layout.EXTENT_ENTRY_FIELDS
+SHORT_FIELDS: Final = ("limiter", "algorithm", "words_per_cell", "low_bits")
 
 
 def _write(name: str, offset: int, data: bytes) -> None:
@@ -478,11 +522,24 @@ def test_a_damaged_entry_is_refused_or_passed_over(crew: Crew, name: str, make: 
         limiter = make(store, "limiter", LIMIT, 20)
         [entry] = extents(path_of(name))
         whole = layout.EXTENT_ENTRY.pack(*entry.values())
-        values = [0, 1, 7, entry[field] - 1, entry[field] + 1, entry[field] + 4096, entry[field] * 2, 2**32, 2**63]
+        values = [
+            0,
+            1,
+            2,
+            3,
+            7,
+            entry[field] - 1,
+            entry[field] + 1,
+            entry[field] + 4096,
+            entry[field] * 2,
+            2**32,
+            2**63,
+        ]
         values += [2**64 - 1, 2**64 - 4096, 2**64 - entry["bytes"], *(draws.getrandbits(64) for _ in range(10))]
-        for value in values:
-            damaged = layout.EXTENT_ENTRY.pack(*{**entry, field: value % 2**64}.values())
-            _write(name, layout.EXTENTS_OFFSET, damaged + bytes(32))
+        below = 2**32 if field in SHORT_FIELDS else 2**64
+        for value in sorted({value % below for value in values} - {entry[field]}):
+            damaged = layout.EXTENT_ENTRY.pack(*{**entry, field: value}.values())
+            _write(name, layout.EXTENTS_OFFSET, damaged + bytes(layout.EXTENT_ENTRY.size))
             refused = crew.start(_use_damaged, name, make).result(deadline_s=20)
             # With another identity it is another limiter's.
             assert refused == (field != "identity"), value

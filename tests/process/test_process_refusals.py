@@ -193,7 +193,7 @@ def test_damage_behind_the_header_is_no_reason_to_refuse(segment: Path) -> None:
 
 
 def test_another_layout_version(segment: Path) -> None:
-    for version in (0, layout.LAYOUT_VERSION + 1, 2**32 - 1):
+    for version in (0, layout.LAYOUT_VERSION - 1, layout.LAYOUT_VERSION + 1, 2**32 - 1):
         put(segment, layout.HEADER_LAYOUT_VERSION, version, 4)
         refused(
             segment,

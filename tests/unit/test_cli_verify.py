@@ -53,6 +53,15 @@ def test_damage(used: str) -> None:
     assert "damaged: 200 findings (2 limiters)" in result.stdout
 
 
+def test_a_note_is_told_and_is_no_damage(used: str) -> None:
+    size = os.stat(path_of(used)).st_size
+    os.truncate(path_of(used), size + 8192)
+    result = run("verify", used)
+    assert result.returncode == 0
+    assert "note: the file: found 8192 bytes behind extent 0, limiter '[export]' that are in no list" in result.stdout
+    assert "sound (2 limiters)" in result.stdout
+
+
 def test_what_cannot_be_read(name: str) -> None:
     result = run("verify", name)
     assert result.returncode == 2

@@ -405,7 +405,7 @@ def test_a_claim_that_was_left_is_taken_after_two_units_and_again_when_its_stamp
     with Store(store_name, keys=1, on_full="deny", clock=clock) as store:
         limiter = make(store)
         path = Path(store.path or "")
-        ((_, offset, _, _),) = layout.EXTENT_ENTRY.iter_unpack(
+        ((_, offset, *_),) = layout.EXTENT_ENTRY.iter_unpack(
             path.read_bytes()[layout.EXTENTS_OFFSET :][: layout.EXTENT_ENTRY.size]
         )
         assert limiter.allow("own")

@@ -49,7 +49,7 @@ def test_a_private_store_larger_than_memory_is_refused(machine: Machine) -> None
     with pytest.raises(SegmentSpaceError) as caught:
         Store.private(keys=1_000_000)
     assert caught.value.found == f"{20 * MIB} bytes of memory available"
-    assert caught.value.expected == "21094400 bytes for 1000000 keys"
+    assert caught.value.expected == "21102592 bytes for 1000000 keys"
     assert "path=" not in caught.value.remedy
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
     machine.has_available(21 * MIB)

@@ -22,6 +22,7 @@ from penstock import (
     TokenBucket,
     layout,
 )
+from penstock.core.audit import keyed_hash
 from penstock.errors import (
     DamagedSegment,
     ForeignSegment,
@@ -31,11 +32,26 @@ from penstock.errors import (
     TruncatedSegment,
     UntrustedSegment,
 )
+from penstock.extents import ExtentEntry
 from penstock.testing import ManualClock
 from penstock.verification import Report, verify
+from penstock.verification.extent_list import Extents
+from penstock.verification.mapped_segment import MappedSegment
 
 KEYS = 60
 CELL = layout.CELL.size
+NAMES = (
+    "bucket",
+    "interval bucket",
+    "fixed",
+    "first",
+    "sliding",
+    "buckets",
+    "log",
+    "larger log",
+    "held",
+    "held by few",
+)
 
 
 def make_limiters(store: Store) -> list[Any]:
@@ -164,6 +180,10 @@ def put_an_extent_into_another(vandal: Vandal) -> None:
 
 def free_an_extent(vandal: Vandal) -> None:
     vandal.write(layout.EXTENTS_OFFSET, 0)
+
+
+def forget_the_last_extent(vandal: Vandal) -> None:
+    vandal.write(layout.EXTENTS_OFFSET + HELD_BY_FEW * layout.EXTENT_ENTRY.size, 0)
 
 
 def repeat_an_extent(vandal: Vandal) -> None:
@@ -306,6 +326,7 @@ DAMAGES: list[tuple[Callable[[Vandal], None], str]] = [
     (lengthen_an_extent, "extent 0: found"),
     (put_an_extent_into_another, "found that it begins within"),
     (free_an_extent, "extent 1: found a free entry before it"),
+    (forget_the_last_extent, "behind extent 3, limiter 'held' that are in no list"),
     (repeat_an_extent, "for the second time"),
     (unknown_kind, "found kind 5"),
     (block_a_cell, "found kind 7"),
@@ -342,7 +363,7 @@ def test_what_was_used_is_sound(used: str) -> None:
         ("held", "Concurrency"),
         ("held by few", "Concurrency"),
     ]
-    assert len(report.limiters) == 10
+    assert report.limiters == NAMES
     assert report.parts[4].held > KEYS
 
 
@@ -415,6 +436,7 @@ def damaged_header(used: str, offset: int, value: int) -> None:
     ("offset", "value", "error"),
     [
         (layout.HEADER_MAGIC, 1, ForeignSegment),
+        (layout.HEADER_LAYOUT_VERSION, layout.LAYOUT_VERSION - 1, SegmentVersionMismatch),
         (layout.HEADER_LAYOUT_VERSION, 99, SegmentVersionMismatch),
         (layout.HEADER_GROUP_COUNT, 5, DamagedSegment),
         (layout.HEADER_CHECKSUM, layout.STATE_CREATING << 32, SegmentBusy),
@@ -499,17 +521,164 @@ def test_a_ring_that_was_not_written_to_the_end_is_a_note(name: str) -> None:
         assert "not written to the end" in note.found
 
 
-def test_the_words_of_an_unusual_period_are_left_out(name: str) -> None:
+def leave(name: str, size: int, *words: int) -> None:
+    """As a killed maker of an extent would, behind everything else."""
+    with open(path_of(name), "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        os.posix_fallocate(file.fileno(), end, -end % layout.EXTENT_ALIGNMENT + size)
+    Vandal(name).write(end + -end % layout.EXTENT_ALIGNMENT, *words)
+
+
+def test_bytes_that_are_in_no_list_are_a_note(name: str) -> None:
+    with Store(name, keys=100) as store:
+        end = os.stat(path_of(name)).st_size
+        leave(name, 4096)
+        (note,) = verify(name).findings
+        told = f"{os.stat(path_of(name)).st_size - end} bytes behind the table that are in no list, all zero"
+        assert (note.severity, note.where, note.found) == ("note", "the file", told)
+        # They are not used again: the next one is made behind them.
+        SlidingLog(store, "log", "5/hour", keys=3).allow("key")
+        assert [finding.found for finding in verify(name).findings] == [
+            f"{extents(path_of(name))[0]['offset'] - end} bytes behind the table that are in no list, all zero"
+        ]
+        leave(name, 4096, 0, 0, layout.KIND_BLOCKED, 0, layout.KIND_BLOCKED)
+        notes = verify(name).findings
+        assert len(notes) == 2
+        assert "behind extent 0, limiter 'log' that are in no list, all zero but for 2 blocked cells" in notes[1].found
+        assert verify(name).sound
+
+
+def test_what_only_aligns_the_next_extent_is_no_note(used: str) -> None:
+    assert len(extents(path_of(used))) == 5
+    assert verify(used).findings == ()
+
+
+@pytest.mark.parametrize("words", [(1,), (0, layout.KIND_BLOCKED), (0,) * 511 + (2**63,)])
+def test_what_nobody_can_have_left_there_is_damage(used: str, words: tuple[int, ...]) -> None:
+    leave(used, 4096, *words)
+    (finding,) = verify(used).findings
+    assert finding.severity == "damage"
+    assert "behind extent 4, limiter 'held by few' that are in no list" in finding.found
+
+
+def test_bytes_that_are_no_whole_word_are_looked_at(used: str) -> None:
+    end = os.stat(path_of(used)).st_size
+    for last, severity in ((b"\0", "note"), (b"\1", "damage")):
+        with open(path_of(used), "r+b") as file:
+            file.seek(end)
+            file.write(b"\0\0" + last)
+        (finding,) = verify(used).findings
+        assert finding.severity == severity
+        assert "3 bytes behind extent 4" in finding.found
+
+
+@pytest.mark.parametrize("rate", ["3 per 7919.123 seconds", "3 per 0.007919 ms", "3 per 9.7 years"])
+def test_the_words_of_any_period_are_checked(name: str, rate: str) -> None:
     with Store(name, keys=100, clock=ManualClock(1000)) as store:
-        assert SlidingLog(store, "log", "3 per 7919.123 seconds", keys=5).allow("key")
+        assert BucketedWindow(store, "buckets", rate, 2, keys=5).allow("key")
+        assert SlidingLog(store, "log", rate, keys=5).allow("key")
         report = verify(name)
-        (note,) = report.findings
-        assert note.where == "extent 0"
-        assert report.parts[1].algorithm == ""
+        assert report.findings == ()
+        assert [part.algorithm for part in report.parts] == ["", "BucketedWindow", "SlidingLog"]
+        _, words = Vandal(name).extent_cell(1, layout.KIND_COUNT)
+        Vandal(name).write(words, 2**62 + 2**61)
+        assert verify(name).damage[0].where.endswith("of extent 1, limiter 'log'")
+
+
+# What an extent is for.
+
+
+def put(vandal: Vandal, field: str, value: int, number: int = LARGER_LOG) -> None:
+    """Into an extent's entry."""
+    entry = layout.EXTENT_ENTRY.pack(*{**vandal.extents[number], field: value}.values())
+    words = struct.unpack("<8Q", entry)
+    vandal.write(layout.EXTENTS_OFFSET + number * layout.EXTENT_ENTRY.size, *words)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("identity", 12345, "found identity 0x3039, expected that of limiter 'larger log' and algorithm 1"),
+        ("limiter", 0, "expected that of limiter 'bucket' and algorithm 1"),
+        ("limiter", 10, "found an extent of limiter 10, expected one that is in the list of limiters"),
+        ("limiter", 2**32 - 1, "found an extent of limiter 4294967295"),
+        ("algorithm", 0, "found algorithm 0, 100 words per cell"),
+        ("algorithm", 2, "expected numbers that fit each other"),
+        ("algorithm", 4, "expected numbers that fit each other"),
+        ("words_per_cell", 101, "found 65280 bytes for 60 keys of 101 words"),
+        ("words_per_cell", 0, "of 0 words"),
+        ("low_bits", 9, "expected numbers that fit each other"),
+        ("limit", 99, "expected numbers that fit each other"),
+        ("limit", 2**64 - 1, "expected numbers that fit each other"),
+        ("period_ns", 0, "expected numbers that fit each other"),
+        ("period_ns", 59 * 10**9, "period 59000000000 ns: its words were not checked"),
+        ("keys", 61, "bytes for 61 keys"),
+    ],
+)
+def test_an_entry_that_is_damaged(used: str, field: str, value: int, told: str) -> None:
+    vandal = Vandal(used)
+    put(vandal, field, value)
+    report = verify(used)
+    assert len(report.damage) == 1
+    assert str(report.damage[0]).startswith(f"damage: extent {LARGER_LOG}: found")
+    assert told in str(report.damage[0])
+    if field not in ("words_per_cell", "keys"):
         # Its cells are looked at all the same.
-        vandal = Vandal(name)
-        vandal.write(vandal.cell(layout.KIND_BLOCKED, vandal.extents[0]["offset"]), 0)
-        assert not verify(name).sound
+        assert report.parts[1 + LARGER_LOG].name == f"extent {LARGER_LOG}"
+        assert report.parts[1 + LARGER_LOG].algorithm == ""
+        assert report.parts[1 + LARGER_LOG].live_keys == KEYS
+        unknown_kind_of_the_log(vandal)
+        assert len(verify(used).damage) == 2
+
+
+def unknown_kind_of_the_log(vandal: Vandal) -> None:
+    offset, _ = vandal.extent_cell(LARGER_LOG, layout.KIND_COUNT)
+    vandal.write(offset, vandal.read(offset) & ~7 | 5)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_numbers_that_no_limiter_has_are_not_used_even_with_the_right_identity(used: str, number: int) -> None:
+    """Whoever damages a segment may know its hash key. Some of these would lead out of the words, or divide by 0."""
+    vandal = Vandal(used)
+    key = (vandal.read(layout.HEADER_HASH_KEY), vandal.read(layout.HEADER_HASH_KEY + 8))
+    whole = dict(vandal.extents[number])
+    draws = random.Random(number)
+    for field, below in {"algorithm": 5, "low_bits": 2**32, "limit": 2**64, "period_ns": 2**64}.items():
+        for value in {0, 1, 64, whole[field] + 100, below - 1, draws.randrange(below)} - {whole[field]}:
+            vandal.extents[number] = {**whole, field: value}
+            purpose = ExtentEntry.unpack(layout.EXTENT_ENTRY.pack(*vandal.extents[number].values())).purpose
+            name = NAMES[whole["limiter"]].encode()
+            put(vandal, "identity", keyed_hash(key, purpose.identity_text(name)), number)
+            report = verify(used)
+            # Another limit of a bucketed window or another period of a log can be, but not with that content.
+            assert report.parts[number + 1].live_keys > 0
+            if field != "period_ns":
+                assert [finding.where for finding in report.damage] == [f"extent {number}"], (field, value)
+
+
+def test_an_entry_that_was_not_finished_is_free(used: str) -> None:
+    """Its maker was killed before the identity: whatever else there is."""
+    draws = random.Random(5)
+    vandal = Vandal(used)
+    words = struct.unpack("<7Q", draws.randbytes(56))
+    vandal.write(layout.EXTENTS_OFFSET + 5 * layout.EXTENT_ENTRY.size, 0, *words)
+    assert verify(used).findings == ()
+    clock = ManualClock() if verify(used).clock == "manual" else "monotonic"
+    with Store(used, keys=1000, clock=clock) as store:  # type: ignore[arg-type]
+        assert SlidingLog(store, "next", "5/hour", keys=3).allow("key")
+    assert verify(used).findings == ()
+    assert verify(used).parts[6].name == "next"
+
+
+def test_an_extent_that_is_made_meanwhile_is_looked_at(used: str) -> None:
+    clock = ManualClock() if verify(used).clock == "manual" else "monotonic"
+    with MappedSegment(used) as segment, Store(used, keys=1000, clock=clock) as store:  # type: ignore[arg-type]
+        before = len(segment.memory)
+        SlidingLog(store, "next", "5/hour", keys=3)
+        list_of_extents = Extents(segment)
+        assert list_of_extents.look() == []
+        assert [extent.limiter for extent in list_of_extents.sound][-1] == "next"
+        assert len(segment.memory) > before
 
 
 def test_a_segment_in_use_is_not_damage(crew: Crew, name: str) -> None:
@@ -519,6 +688,9 @@ def test_a_segment_in_use_is_not_damage(crew: Crew, name: str) -> None:
         draws = random.Random(place)
         limiters = make_limiters(store)
         while True:
+            if place == 0 and ticks[0] % 20 == 0 and ticks[0] < 1600:
+                # New limiters, and extents behind what was mapped.
+                limiters.append(SlidingLog(store, f"log {ticks[0]}", "5/hour", keys=3))
             for limiter in limiters:
                 key = draws.randrange(200)
                 limiter.hit(key, draws.choice((1, 1, 3)))

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #define PENSTOCK_MAGIC UINT64_C(0x4B434F54534E4550) /* the bytes `PENSTOCK`, read as a little-endian integer */
-#define PENSTOCK_LAYOUT_VERSION 2 /* changes whenever any byte of a segment changes its meaning */
+#define PENSTOCK_LAYOUT_VERSION 3 /* changes whenever any byte of a segment changes its meaning */
 #define PENSTOCK_STATE_CREATING 1 /* the creator has not sealed the segment yet; whoever takes the creation lock starts again */
 #define PENSTOCK_STATE_READY 2 /* sealed: everything else in the segment is in place */
 #define PENSTOCK_CLOCK_MONOTONIC 1 /* the time is CLOCK_MONOTONIC minus `epoch_ns` */
@@ -22,6 +22,9 @@
 #define PENSTOCK_KIND_TAT 2 /* the state is a time in ns of segment time, most often a theoretical arrival time; expired when that has come */
 #define PENSTOCK_KIND_COUNT 3 /* the state's high bits are a time in quarters of a ns, rounded up, its low bits counts: how many of each is the limiter's affair; expired when that time has come */
 #define PENSTOCK_KIND_BLOCKED 7 /* a cell that is never used: the table has room for fewer keys than cells */
+#define PENSTOCK_ALGORITHM_SLIDING_LOG 1 /* of an extent: its words are rings of entries */
+#define PENSTOCK_ALGORITHM_BUCKETED_WINDOW 2 /* of an extent: its words are marks of buckets */
+#define PENSTOCK_ALGORITHM_CONCURRENCY 3 /* of an extent: its words are hints and slots */
 #define PENSTOCK_OWNED_COUNTER_LINES 768 /* counter lines that one process each can own */
 #define PENSTOCK_LIMITER_CAPACITY 256 /* limiters that a segment can hold */
 #define PENSTOCK_EXTENT_CAPACITY 256 /* extents that a segment can have */
@@ -74,18 +77,30 @@ _Static_assert(offsetof(PenstockLimiterEntry, name_hash) == 0, "offset of Limite
 _Static_assert(offsetof(PenstockLimiterEntry, name_bytes) == 8, "offset of LimiterEntry.name_bytes");
 _Static_assert(offsetof(PenstockLimiterEntry, name) == 16, "offset of LimiterEntry.name");
 
-/* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then so many words for each of its cells. Written under a file lock on this list, `identity` last. */
+/* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then so many words for each of its cells. Written once, under a file lock on this list, `identity` last; everything from `algorithm` on says what it is for. */
 typedef struct PenstockExtentEntry {
-    uint64_t identity; /* keyed hash of the limiter's name and of what its memory is shaped by; 0 in a free entry */
+    uint64_t identity; /* keyed hash of the limiter's name, a zero byte and this entry from `algorithm` on; 0 in a free entry */
     uint64_t offset; /* its first byte */
     uint64_t bytes; /* its length */
     uint64_t keys; /* live keys that it was made for */
-} __attribute__((aligned(32))) PenstockExtentEntry;
-_Static_assert(sizeof(PenstockExtentEntry) == 32, "size of ExtentEntry");
+    uint32_t limiter; /* number of the limiter whose it is */
+    uint32_t algorithm; /* `ALGORITHM_SLIDING_LOG`, `ALGORITHM_BUCKETED_WINDOW` or `ALGORITHM_CONCURRENCY` */
+    uint32_t words_per_cell; /* words of each of its cells; of a log, one per permit; of a bucketed window, one per bucket */
+    uint32_t low_bits; /* bits of a state below its time, and kept bits of a cell; 0 for a concurrency limit */
+    uint64_t limit; /* permits of a log or a concurrency limit; 0 for a bucketed window: those of any limit share it */
+    uint64_t period_ns; /* of a log its window, of a bucketed window the length of a bucket; 0 for a concurrency limit */
+} __attribute__((aligned(64))) PenstockExtentEntry;
+_Static_assert(sizeof(PenstockExtentEntry) == 64, "size of ExtentEntry");
 _Static_assert(offsetof(PenstockExtentEntry, identity) == 0, "offset of ExtentEntry.identity");
 _Static_assert(offsetof(PenstockExtentEntry, offset) == 8, "offset of ExtentEntry.offset");
 _Static_assert(offsetof(PenstockExtentEntry, bytes) == 16, "offset of ExtentEntry.bytes");
 _Static_assert(offsetof(PenstockExtentEntry, keys) == 24, "offset of ExtentEntry.keys");
+_Static_assert(offsetof(PenstockExtentEntry, limiter) == 32, "offset of ExtentEntry.limiter");
+_Static_assert(offsetof(PenstockExtentEntry, algorithm) == 36, "offset of ExtentEntry.algorithm");
+_Static_assert(offsetof(PenstockExtentEntry, words_per_cell) == 40, "offset of ExtentEntry.words_per_cell");
+_Static_assert(offsetof(PenstockExtentEntry, low_bits) == 44, "offset of ExtentEntry.low_bits");
+_Static_assert(offsetof(PenstockExtentEntry, limit) == 48, "offset of ExtentEntry.limit");
+_Static_assert(offsetof(PenstockExtentEntry, period_ns) == 56, "offset of ExtentEntry.period_ns");
 
 /* Counts of one limiter. Lines below `OWNED_COUNTER_LINES` are written by the one process that holds the file lock on their bytes; behind them stands one shared line per limiter, written with atomic additions. */
 typedef struct PenstockCounterLine {

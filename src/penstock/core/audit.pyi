@@ -4,7 +4,6 @@ from typing import Final, final
 from penstock.owners import PID_BITS as PID_BITS
 
 PROBLEMS: Final[tuple[str, ...]]
-ALGORITHMS: Final[tuple[str, ...]]
 LATEST_NS: Final[int]
 
 @final
@@ -41,7 +40,7 @@ def look_at_words(
     last: int,
     *,
     used: int,
-    algorithm: str,
+    algorithm: int,
     word_count: int,
     limit: int,
     period_ns: int,
@@ -49,7 +48,5 @@ def look_at_words(
     low_bits: int,
     now_ns: int,
 ) -> None: ...
-def hash_of_name(hash_key: tuple[int, int], name: bytes) -> int: ...
-def find_identity(
-    hash_key: tuple[int, int], identity: int, names: list[bytes], encodings: list[bytes]
-) -> tuple[int, int] | None: ...
+def keyed_hash(hash_key: tuple[int, int], text: bytes) -> int: ...
+def look_at_unused(memory: mmap, first: int, last: int) -> tuple[int, int]: ...

@@ -14,9 +14,10 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from penstock.core.counts cimport FRACTION_BITS, count_time, low_mask, low_of, time_of
 from penstock.core.native cimport (
-    PENSTOCK_CELLS_PER_LINE, PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_BLOCKED, PENSTOCK_KIND_CLAIM,
-    PENSTOCK_KIND_COUNT, PENSTOCK_KIND_EMPTY, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell,
-    PenstockHashKey, load_acquire, multiply_high, prefetch, siphash13,
+    PENSTOCK_ALGORITHM_BUCKETED_WINDOW, PENSTOCK_ALGORITHM_CONCURRENCY, PENSTOCK_CELLS_PER_LINE,
+    PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_BLOCKED, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_COUNT,
+    PENSTOCK_KIND_EMPTY, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell, PenstockHashKey, load_acquire,
+    multiply_high, prefetch, siphash13,
 )
 from penstock.core.table cimport TIME_BITS
 
@@ -268,15 +269,6 @@ def look_at_cells(
     counts.stale_claims += stale
 
 
-cdef enum Algorithm:
-    SLIDING_LOG
-    BUCKETED_WINDOW
-    CONCURRENCY
-
-
-ALGORITHMS = ("SlidingLog", "BucketedWindow", "Concurrency")
-
-
 # The words of an extent, and how to read them.
 cdef struct Words:
     const uint64_t* first
@@ -396,30 +388,34 @@ cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) 
 
 def look_at_words(
     Counts counts, const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
-    uint64_t used, str algorithm, uint64_t word_count, uint64_t limit, uint64_t period_ns, uint64_t phase_ns,
+    uint64_t used, uint64_t algorithm, uint64_t word_count, uint64_t limit, uint64_t period_ns, uint64_t phase_ns,
     int low_bits, uint64_t now_ns,
 ):
     """The words of each cell from `first` to before `last`, read while the cell's state stayed what it was."""
     cdef Cells cells = cells_at(memory, offset, group_count, used, (), -1, now_ns, 0)
     cdef Words words = Words(NULL, word_count, limit, period_ns, phase_ns, low_bits, now_ns)
-    cdef Algorithm which = ALGORITHMS.index(algorithm)
     cdef uint64_t begin = offset + group_count * <uint64_t>layout.GROUP_BYTES
     cdef uint64_t index, held = 0
+    cdef uint64_t needed = limit
     cdef const uint64_t* own
     cdef PenstockCell seen, again
     cdef Found found
     cdef int _
     if used > group_count * CELLS_PER_GROUP or begin + used * word_count * 8 > <uint64_t>len(memory):
         raise IndexError("the words are not in the segment")
+    if algorithm == PENSTOCK_ALGORITHM_CONCURRENCY:
+        needed = (limit + 127) // 128 * 2 + 2 * limit
+    if word_count < max(needed, <uint64_t>1) or period_ns == 0 or not 0 <= low_bits <= TIME_BITS:
+        raise ValueError("these are no words of a limiter")
     words.first = <const uint64_t*>&memory[begin]
     for index in range(first, min(last, used)):
         own = words.first + index * word_count
         with nogil:
             for _ in range(MOST_READS):
                 seen = read_pair(&cells.cells[index])
-                if which == CONCURRENCY:
+                if algorithm == PENSTOCK_ALGORITHM_CONCURRENCY:
                     found = check_slots(&words, own, &held)
-                elif which == BUCKETED_WINDOW:
+                elif algorithm == PENSTOCK_ALGORITHM_BUCKETED_WINDOW:
                     found = check_marks(&words, seen, own)
                 else:
                     found = check_ring(&words, seen, own)
@@ -442,19 +438,37 @@ cdef PenstockHashKey hash_key_from(tuple hash_key) except *:
     return key
 
 
-def hash_of_name(tuple hash_key, bytes name):
-    """What the list of limiters has for a limiter of this name."""
+def keyed_hash(tuple hash_key, bytes text):
+    """What the list of limiters has for a name, and the list of extents for what an extent is for."""
     return siphash13(
-        hash_key_from(hash_key), <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
+        hash_key_from(hash_key), <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)) | 1
 
 
-def find_identity(tuple hash_key, uint64_t identity, list names, list encodings):
-    """Which of the names and of the encodings an extent's identity was made of, as their places; None for none."""
-    cdef PenstockHashKey key = hash_key_from(hash_key)
-    cdef bytes text
-    for n, name in enumerate(names):
-        for e, encoding in enumerate(encodings):
-            text = <bytes>name + b"\0" + <bytes>encoding
-            if siphash13(key, <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)) | 1 == identity:
-                return n, e
-    return None
+cdef int64_t first_used(const uint8_t* bytes, uint64_t first, uint64_t last, uint64_t* blocked) noexcept nogil:
+    cdef uint64_t place = first
+    cdef uint64_t word
+    while place + 8 <= last:
+        word = load_acquire(<const uint64_t*>(bytes + place))
+        if word == PENSTOCK_KIND_BLOCKED and place % sizeof(PenstockCell) == 0:
+            blocked[0] += 1
+        elif word != 0:
+            return <int64_t>place
+        place += 8
+    while place < last:
+        if bytes[place] != 0:
+            return <int64_t>place
+        place += 1
+    return -1
+
+
+def look_at_unused(const uint8_t[::1] memory, uint64_t first, uint64_t last):
+    """Of bytes that belong to nobody: how many blocked cells are there, and the place of the first word that is neither
+    of those nor zero; -1 if there is none."""
+    cdef uint64_t blocked = 0
+    cdef int64_t used = -1
+    if first % 8 or last > <uint64_t>len(memory):
+        raise IndexError("the bytes are not in the segment")
+    if first < last:
+        with nogil:
+            used = first_used(&memory[0], first, last, &blocked)
+    return blocked, used

@@ -46,8 +46,9 @@ from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel
 from penstock.core.segment cimport Extent
 from penstock.core.table cimport TIME_BITS, Next, Verdict, table_find, table_now
 
+from penstock import layout
 from penstock.errors import InvalidLimiter, shown
-from penstock.extents import ExtentShape, open_extent
+from penstock.extents import ExtentShape, Purpose, open_extent
 from penstock.rate import as_rate
 
 
@@ -296,13 +297,15 @@ cdef class BucketedWindow(CellLimiter):
                 f"{self.rate} in {buckets} buckets: with buckets of {self.shape.period_ns} ns a limit can be at most "
                 f"{low_mask(max(self.shape.low_bits - 2, 0))}; take fewer buckets, or a token bucket")
         encoding = b"bucketed %d %d %d" % (self.shape.period_ns, buckets, self.shape.low_bits)
-        self.extent = open_extent(store, name, encoding, shape)
+        self.extent = open_extent(store, name, Purpose(
+            algorithm=layout.ALGORITHM_BUCKETED_WINDOW, words_per_cell=buckets, low_bits=self.shape.low_bits, limit=0,
+            period_ns=self.shape.period_ns), shape.keys)
         self.table = self.extent.table
         self.table.prepare = bucketed_prepare
         self.table.kept_bits = self.shape.low_bits
         self.shape.cells = self.table.cells
         self.shape.words = self.extent.words
-        self.shape.last_cell = shape.used_cells - 1
+        self.shape.last_cell = self.extent.used_cells - 1
         self.draw(1, &self.shape, &self.unit)
         self.enroll(encoding)
 

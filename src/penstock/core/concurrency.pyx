@@ -28,9 +28,9 @@ from penstock.core.table cimport (
     table_find, table_now, table_try,
 )
 
-from penstock import holding, waiting
+from penstock import holding, layout, waiting
 from penstock.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, shown
-from penstock.extents import ExtentShape, open_extent
+from penstock.extents import ExtentShape, Purpose, open_extent
 from penstock.owners import Owners
 from penstock.rate import as_period_ns
 
@@ -187,10 +187,12 @@ cdef class Concurrency(Limiter):
         self.words_per_cell = words_for(limit)
         shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, self.words_per_cell, name)
         encoding = b"concurrency %d" % self.limit
-        self.extent = open_extent(store, name, encoding, shape)
+        self.extent = open_extent(store, name, Purpose(
+            algorithm=layout.ALGORITHM_CONCURRENCY, words_per_cell=self.words_per_cell, low_bits=0, limit=limit,
+            period_ns=0), shape.keys)
         self.table = self.extent.table
         self.words = self.extent.words
-        self.last_cell = shape.used_cells - 1
+        self.last_cell = self.extent.used_cells - 1
         self.loose = {}
         self.my_forks = ~<uint64_t>0
         self.enroll(encoding)

@@ -16,6 +16,8 @@ cdef extern from "penstock/layout.h" nogil:
     const uint64_t PENSTOCK_KIND_TAT
     const uint64_t PENSTOCK_KIND_COUNT
     const uint64_t PENSTOCK_KIND_BLOCKED
+    const uint64_t PENSTOCK_ALGORITHM_BUCKETED_WINDOW
+    const uint64_t PENSTOCK_ALGORITHM_CONCURRENCY
 
     ctypedef struct PenstockHeader:
         uint64_t manual_ns
@@ -27,9 +29,6 @@ cdef extern from "penstock/layout.h" nogil:
 
     ctypedef struct PenstockExtentEntry:
         uint64_t identity
-        uint64_t offset
-        uint64_t bytes
-        uint64_t keys
 
     ctypedef struct PenstockCounterLine:
         uint32_t limiter

@@ -11,6 +11,7 @@ cdef class Extent:
     cdef char* base                      # NULL only before __cinit__ is through
     cdef readonly size_t size
     cdef readonly uint64_t keys          # live keys that it was made for
+    cdef readonly uint64_t used_cells    # that they may live in, and that have words
     cdef Table table                     # its own, of the segment's time and policy
     cdef uint64_t* words                 # behind the table: so many for each of its cells
 

@@ -12,6 +12,7 @@ from penstock.core.native cimport (
     PenstockLimiterEntry, cas_acq_rel, load_acquire, next_generation as native_next_generation, penstock_forks,
     penstock_generation, siphash13, store_release, watch_forks,
 )
+from penstock.core.keys cimport derive_key
 from penstock.core.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
 
 import time
@@ -108,6 +109,7 @@ cdef class Extent:
         cdef void* address
         self.size = table_bytes + word_count * sizeof(uint64_t)
         self.keys = keys
+        self.used_cells = used_cells
         address = mmap(NULL, self.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, <long>offset)
         if address == MAP_FAILED:
             raise OSError(errno, f"cannot map an extent of {self.size} bytes")
@@ -221,19 +223,40 @@ cdef class Segment:
                 return number
         return -1
 
+    def secret(self, bytes purpose):
+        """16 bytes that every process of the segment derives from its hash key, which they don't reveal."""
+        cdef PenstockHashKey key = derive_key(self.hash_key, b"secret " + purpose)
+        return key.k0.to_bytes(8) + key.k1.to_bytes(8)
+
     def extent_identity(self, bytes name):
         """The identity of the extent of that name."""
         return siphash13(
             self.hash_key, <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
 
-    def publish_extent(self, int number, uint64_t identity, uint64_t offset, uint64_t size, uint64_t keys):
+    def extent_entry(self, uint64_t identity):
+        """The bytes of the entry of the extent of that identity; None if there is none."""
+        cdef PenstockExtentEntry* entries = <PenstockExtentEntry*>(self.base + <size_t>layout.EXTENTS_OFFSET)
+        cdef int number
+        for number in range(layout.EXTENT_CAPACITY):
+            # SYNC entry -> identity: who reads an identity reads the whole entry. A killed writer leaves 0.
+            if load_acquire(&entries[number].identity) == identity:
+                return PyBytes_FromStringAndSize(<char*>&entries[number], sizeof(PenstockExtentEntry))
+        return None
+
+    def publish_extent(self, int number, bytes entry):
         """Let every process find an extent. Call with the list's lock held, when its bytes are in place."""
-        cdef PenstockExtentEntry* entry = (
+        cdef PenstockExtentEntry* place = (
             <PenstockExtentEntry*>(self.base + <size_t>layout.EXTENTS_OFFSET) + number)
-        entry.offset = offset
-        entry.bytes = size
-        entry.keys = keys
-        store_release(&entry.identity, identity)
+        cdef PenstockExtentEntry made
+        cdef uint64_t identity
+        if PyBytes_GET_SIZE(entry) != sizeof(PenstockExtentEntry) or not 0 <= number < layout.EXTENT_CAPACITY:
+            raise ValueError(f"no entry {number} of a list of extents, of {PyBytes_GET_SIZE(entry)} bytes")
+        memcpy(&made, PyBytes_AS_STRING(entry), sizeof(PenstockExtentEntry))
+        identity = made.identity
+        made.identity = 0
+        place[0] = made
+        # SYNC entry -> identity: see extent_entry.
+        store_release(&place.identity, identity)
 
     def take_counter_line(self, size_t number, uint32_t limiter):
         """Give an unused line to `limiter`. Whether it is that limiter's now. Call with the line's lock held."""

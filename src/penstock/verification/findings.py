@@ -1,0 +1,67 @@
+"""What is found, and how it is made sure of: what is found once may be on its way; what lasts is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["LOOKS", "PAUSE_S", "Finding", "Findings", "damage", "note"]
+
+LOOKS: Final = 3  # after the first one
+PAUSE_S: Final = 0.002
+MOST_FINDINGS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be; or, as a note, that is sound and worth knowing."""
+
+    severity: Literal["damage", "note"]
+    where: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.where}: found {self.found}, expected {self.expected}"
+
+
+def damage(where: str, found: str, expected: str) -> Finding:
+    return Finding("damage", where, found, expected)
+
+
+def note(where: str, found: str, expected: str) -> Finding:
+    return Finding("note", where, found, expected)
+
+
+class Findings:
+    """Those of one segment; not more of them than anybody reads."""
+
+    def __init__(self) -> None:
+        self._told: list[Finding] = []
+        self.unshown = 0
+
+    def lasting(self, look: Callable[[], list[Finding]]) -> None:
+        """Add what is found each time."""
+        found = look()
+        for _ in range(LOOKS):
+            if not found:
+                return
+            time.sleep(PAUSE_S)
+            again = look()
+            found = [finding for finding in found if finding in again]
+        self.add(found)
+
+    def add(self, findings: list[Finding]) -> None:
+        room = MOST_FINDINGS - len(self._told)
+        self._told += findings[:room]
+        self.unshown += len(findings[room:])
+
+    def note(self, where: str, found: str, expected: str) -> None:
+        self._told.append(note(where, found, expected))
+
+    def all(self) -> tuple[Finding, ...]:
+        if not self.unshown:
+            return tuple(self._told)
+        return (*self._told, damage("the rest", f"{self.unshown} more that look like damage", "none"))
