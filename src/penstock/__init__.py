@@ -14,6 +14,7 @@ from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import (
     ClockMismatch,
     CostExceedsLimit,
+    CountsPerWorkerWarning,
     DamagedSegment,
     ForeignSegment,
     InvalidCost,
@@ -41,6 +42,7 @@ __all__ = [
     "ClockMismatch",
     "Concurrency",
     "CostExceedsLimit",
+    "CountsPerWorkerWarning",
     "DamagedSegment",
     "Decision",
     "FixedWindow",

@@ -7,6 +7,7 @@ import os
 __all__ = [
     "ClockMismatch",
     "CostExceedsLimit",
+    "CountsPerWorkerWarning",
     "DamagedSegment",
     "ForeignSegment",
     "InvalidCost",
@@ -148,3 +149,7 @@ class SegmentBusy(SegmentError):
 
 class SegmentSizeWarning(UserWarning):
     """The segment that exists was made for another number of keys than the one asked for."""
+
+
+class CountsPerWorkerWarning(UserWarning):
+    """Each of several workers has a store of its own, so each lets as many requests in as all should together."""

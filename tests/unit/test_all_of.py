@@ -215,3 +215,20 @@ def test_what_a_full_table_let_in_is_not_given_back_from_anothers_charge(
         monkeypatch.setattr(Owners, "dead_among", make_room_and_charge)
         assert not AllOf(bucket, gate).allow([homeless, "k"])
         assert bucket.peek(homeless).remaining == 2
+
+
+def test_hit_each_tells_of_every_limit(both: AllOf) -> None:
+    window, bucket = both.limiters
+    assert [(d.limiter, d.allowed, d.remaining) for d in both.hit_each("ada", [4, 3])] == [
+        ("window", True, 6),
+        ("bucket", True, 2),
+    ]
+    told = both.hit_each("ada", 3)
+    assert [d.allowed for d in told] == [True, False]
+    assert told[1].retry_after_ns > 0
+    # Nothing was charged.
+    assert [limiter.peek("ada", 0).remaining for limiter in (window, bucket)] == [6, 2]  # type: ignore[attr-defined]
+    with pytest.raises(InvalidKey):
+        both.hit_each(["ada"])
+    with pytest.raises(CostExceedsLimit):
+        both.hit_each("ada", 11)

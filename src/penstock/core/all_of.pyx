@@ -184,6 +184,17 @@ cdef class AllOf:
         cdef bint allowed = self.decide(key, cost, asks, True)
         return self.binding(asks, allowed)
 
+    def hit_each(self, key, cost=1):
+        """``hit``, with the ``Decision`` of each limiter, in their order, instead of the one that binds.
+
+        The request is allowed if all of them are; else nothing was charged, whatever the others say is left.
+        """
+        cdef Ask[MOST] asks
+        cdef int i
+        self.decide(key, cost, asks, True)
+        return [
+            (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0) for i in range(self.count)]
+
     def peek(self, key, cost=1):
         """What ``hit`` would decide now, without charging or counting anything."""
         cdef Ask[MOST] asks

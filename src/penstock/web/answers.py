@@ -1,0 +1,85 @@
+"""What a request is told that was denied: a problem report (RFC 9457), or what the rule says instead."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from penstock.core.decision import Decision
+from penstock.web.policies import allowance
+from penstock.web.rules import Answer, Rule
+
+__all__ = ["Denial", "problem_report", "reason_of"]
+
+NS: Final = 1_000_000_000
+# The types of draft-ietf-httpapi-ratelimit-headers-10.
+PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+QUOTA_EXCEEDED: Final = PROBLEM_TYPES + "quota-exceeded"
+REDUCED_CAPACITY: Final = PROBLEM_TYPES + "temporary-reduced-capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why a request is not handled.
+
+    ``rule`` is the one that bound it: of those that denied, the one with the longest wait. ``violated`` are the names
+    of all that denied. ``retry_after_s`` is in whole seconds, after which the same request is allowed if nothing else
+    happens; None if it never will be, because it costs more than the limit. ``decision`` is the limiter's, None then.
+    ``fields`` are the header fields that tell of it.
+    """
+
+    rule: Rule
+    violated: tuple[str, ...]
+    decision: Decision | None
+    retry_after_s: int | None
+    fields: tuple[tuple[str, str], ...]
+
+
+def seconds_up(duration_ns: int) -> int:
+    """Whole seconds, never fewer: who comes back then is not too early."""
+    return -(-duration_ns // NS)
+
+
+def problem_report(denial: Denial) -> Answer:
+    """``application/problem+json`` that says what is allowed, and when to ask again."""
+    status = denial.rule.denial_status
+    wait_s = denial.retry_after_s
+    if wait_s is None:
+        again = "this request costs more than that, so it is never allowed"
+    else:
+        again = f"ask again in {wait_s} second{'s' * (wait_s != 1)}"
+    report = {
+        "type": REDUCED_CAPACITY if status == 503 else QUOTA_EXCEEDED,
+        "title": reason_of(status),
+        "status": status,
+        "detail": f"The limit is {allowance(denial.rule.limiter)}: {again}.",
+        "violated-policies": list(denial.violated),
+    }
+    headers = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *denial.fields]
+    if wait_s is not None:
+        headers.append(("Retry-After", str(wait_s)))
+    return Answer(status, tuple(headers), json.dumps(report).encode())
+
+
+def reason_of(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Refused"
+
+
+def status_line(status: int) -> str:
+    return f"{status} {reason_of(status)}"
+
+
+def body_too_large(max_bytes: int) -> Answer:
+    report = {
+        "type": "about:blank",
+        "title": "Content Too Large",
+        "status": 413,
+        "detail": f"The body of a request here has at most {max_bytes} bytes.",
+    }
+    headers = (("Content-Type", "application/problem+json"),)
+    return Answer(413, headers, json.dumps(report).encode())

@@ -1,0 +1,181 @@
+"""The ASGI middleware (ASGI 3): HTTP and WebSocket."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, TypeAlias
+
+from penstock.web.answers import Denial, body_too_large
+from penstock.web.body import BodyTooLarge, is_told_longer
+from penstock.web.gate import Gate, OnEnd
+from penstock.web.renewal import Renewal
+from penstock.web.request import ASGIRequest, KeyFunction, Scope
+from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
+
+__all__ = ["ASGIMiddleware"]
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+TRY_AGAIN_LATER = 1013
+
+
+class ASGIMiddleware:
+    """Limits around an ASGI application: ``app = ASGIMiddleware(app, [Rule(limiter)])``.
+
+    With Starlette or FastAPI: ``app.add_middleware(ASGIMiddleware, rules=[Rule(limiter)])``. See ``Gate`` for the
+    arguments. It never waits and starts no thread; a decision takes less time than handing it to one. A WebSocket is
+    asked about once, when it is opened, and holds its ``Concurrency`` until it is closed.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        rules: Iterable[Rule | BodyLimit],
+        *,
+        client: KeyFunction | None = None,
+        headers: str | Iterable[str] = "draft-10",
+        partition_keys: bool = False,
+    ) -> None:
+        self.app = app
+        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        if kind != "http" and kind != "websocket":
+            return await self.app(scope, receive, send)
+        request = ASGIRequest(scope)
+        app = self.app
+        if self.gate.body_limits and kind == "http":
+            most_bytes = self.gate.max_body_bytes(request)
+            if most_bytes is not None:
+                if is_told_longer(request, most_bytes):
+                    return await send_answer(body_too_large(most_bytes), scope, receive, send)
+                app = _within(app, most_bytes)
+        passage = self.gate.enter(request)
+        if passage is None:
+            return await app(scope, receive, send)
+        if isinstance(passage, Denial):
+            return await send_answer(self.gate.answer(request, passage), scope, receive, send)
+        fields = passage.fields
+        if passage.on_end is not None:
+            return await Ended(fields, passage.on_end, receive, send).run(app, scope)
+
+        def send_with_fields(message: Message) -> Awaitable[None]:
+            kind = message["type"]
+            if kind == "http.response.start" or kind == "websocket.accept":
+                message = {**message, "headers": [*message.get("headers", ()), *fields]}
+            return send(message)
+
+        return await app(scope, receive, send_with_fields)
+
+
+STARTS = frozenset({"http.response.start", "websocket.accept"})
+
+
+def encoded(fields: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+
+
+async def send_answer(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        await receive()  # the client's wish to connect
+        if "websocket.http.response" not in (scope.get("extensions") or ()):
+            # The server makes a 403 of it.
+            return await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": "Too Many Requests"})
+        kind = "websocket.http.response"
+    await send({"type": f"{kind}.start", "status": answer.status, "headers": encoded(answer.fields)})
+    return await send({"type": f"{kind}.body", "body": answer.body})
+
+
+class Ended:
+    """A request whose end is told: what it was answered, or that the client has gone."""
+
+    def __init__(self, fields: Sequence[Any], on_end: OnEnd, receive: Receive, send: Send) -> None:
+        self.fields, self.on_end, self.receive_next, self.send_on = fields, on_end, receive, send
+        # Until the application has said something else.
+        self.status = 500
+        self.is_sent = self.is_gone = False
+        self.renewal = Renewal(on_end)
+
+    async def run(self, app: Application, scope: Scope) -> None:
+        try:
+            self.renewal.start()
+            await app(scope, self.receive, self.send)
+        except Exception:
+            if not self.is_gone and not self.is_sent:
+                self.status, self.is_sent = 500, True
+            raise
+        except BaseException:
+            # Cancelled.
+            self.is_gone = True
+            raise
+        finally:
+            self.renewal.stop()
+            self.on_end.end(DISCONNECTED if self.is_gone and not self.is_sent else self.status)
+
+    async def receive(self) -> Message:
+        message = await self.receive_next()
+        if message["type"] in {"http.disconnect", "websocket.disconnect"} and not self.is_sent:
+            self.is_gone = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind in STARTS:
+            message = {**message, "headers": [*message.get("headers", ()), *self.fields]}
+            self.status = message.get("status", 101)
+        elif kind == "websocket.http.response.start":
+            self.status = message["status"]
+        elif kind == "websocket.close" and self.status == 500:
+            # Closed before it was accepted: the server makes a 403 of it.
+            self.status = 403
+        try:
+            await self.send_on(message)
+        except OSError:
+            self.is_gone = True
+            raise
+        if kind == "websocket.accept" or (kind == "http.response.body" and not message.get("more_body", False)):
+            # A WebSocket that was opened has had its answer, whoever closes it.
+            self.is_sent = True
+
+
+def _within(app: Application, most_bytes: int) -> Application:
+    """An application whose requests' bodies are limited: what comes beyond is an error, and answered by 413."""
+
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        body = _LimitedBody(most_bytes, receive, send)
+        try:
+            await app(scope, body.receive, body.send)
+        except Exception:
+            # Whatever the application makes of its failure to read.
+            if body.is_started or not body.is_exceeded:
+                raise
+        if body.is_exceeded and not body.is_started:
+            await send_answer(body_too_large(most_bytes), scope, receive, send)
+
+    return limited
+
+
+class _LimitedBody:
+    def __init__(self, most_bytes: int, receive: Receive, send: Send) -> None:
+        self.left, self.receive_next, self.send_on = most_bytes, receive, send
+        self.is_exceeded = self.is_started = False
+
+    async def receive(self) -> Message:
+        if not self.is_exceeded:
+            message = await self.receive_next()
+            self.left -= len(message.get("body", b""))
+            if self.left >= 0:
+                return message
+        self.is_exceeded = True
+        raise BodyTooLarge(f"the body is larger than its limit, by {-self.left} bytes or more")
+
+    async def send(self, message: Message) -> None:
+        if self.is_exceeded and not self.is_started:
+            return
+        self.is_started = True
+        await self.send_on(message)

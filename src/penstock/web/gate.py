@@ -1,0 +1,331 @@
+"""Whether a request may be handled: every rule that matches it is asked, all or none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from penstock.core.all_of import AllOf
+from penstock.core.bucketed_window import BucketedWindow
+from penstock.core.concurrency import Concurrency, Lease
+from penstock.core.decision import Decision
+from penstock.core.leaky_bucket import LeakyBucket
+from penstock.core.reservation import Reservation
+from penstock.errors import CostExceedsLimit, InvalidLimiter, shown
+from penstock.web.answers import Denial, problem_report, seconds_up
+from penstock.web.client import ClientAddress
+from penstock.web.policies import Policy, Writer, checked_styles, header_writer, partition_text
+from penstock.web.request import KeyFunction, Request
+from penstock.web.rules import Answer, BodyLimit, Rule
+from penstock.web.workers import warn_if_each_counts_alone
+
+__all__ = ["Gate", "Passage"]
+
+NS: Final = 1_000_000_000
+# A holder may be done at any time: nobody knows when.
+WAIT_FOR_A_HOLDER_S: Final = 1
+# As AllOf.
+MOST_AT_ONCE: Final = 16
+
+
+class Passage:
+    """Leave for one request. `fields` go into its answer.
+
+    If there is something `on_end`, its ``end`` must be called with the answer's status.
+    """
+
+    __slots__ = ("fields", "on_end")
+
+    def __init__(self, fields: Sequence[tuple[Any, Any]], on_end: OnEnd | None = None) -> None:
+        self.fields = fields
+        self.on_end = on_end
+
+
+class OnEnd:
+    """What is held for a request until its end, and what may be given back then."""
+
+    __slots__ = ("booked", "leases", "renew_after_s")
+
+    def __init__(self) -> None:
+        self.booked: list[tuple[Rule, Reservation]] = []
+        self.leases: list[Lease] = []
+        self.renew_after_s = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.leases or self.booked)
+
+    def add(self, more: OnEnd) -> None:
+        """What the same request was let in with by others, too."""
+        self.booked += more.booked
+        self.leases += more.leases
+        self.renew_after_s = min(more.renew_after_s or math.inf, self.renew_after_s or math.inf)
+
+    def renew(self) -> None:
+        """For an answer that takes long: hold on to what is held."""
+        for lease in self.leases:
+            lease.renew()
+
+    def end(self, status: int) -> None:
+        """Give back what is held, and what an answer of this status is not charged. Does nothing the second time."""
+        booked, self.booked = self.booked, []
+        leases, self.leases = self.leases, []
+        with contextlib.ExitStack() as stack:
+            # Each, also if another one can't be.
+            for lease in leases:
+                stack.callback(lease.release)
+            for rule, reservation in booked:
+                stack.callback(self._settle, rule, reservation, status)
+
+    @staticmethod
+    def _settle(rule: Rule, reservation: Reservation, status: int) -> None:
+        if not rule.stays_charged(status):
+            reservation.cancel()
+
+    def undo(self) -> None:
+        """As if the request had not been let in."""
+        booked, self.booked = self.booked, []
+        for _, reservation in booked:
+            reservation.cancel()
+        self.end(0)
+
+
+class Gate:
+    """What both middlewares and the frameworks' extensions ask.
+
+    `rules` are ``Rule`` and ``BodyLimit``; all limiters belong to one store. `client` says who is asking where a rule
+    has no key of its own. `headers` says which fields go into answers: ``"draft-10"`` (``RateLimit-Policy`` and
+    ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit``
+    says which key it is about, by a keyed hash. A passage's fields are bytes if `encoded`, and their names in small
+    letters, as ASGI has them.
+
+    Raises ``InvalidLimiter``. Thread-safe, fork-safe, never waits. O(rules), and of what matches one decision.
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[Rule | BodyLimit],
+        *,
+        client: KeyFunction | None = None,
+        headers: str | Iterable[str] = "draft-10",
+        partition_keys: bool = False,
+        encoded: bool = False,
+    ) -> None:
+        everything = [rules] if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else list(rules)
+        for rule in everything:
+            if not isinstance(rule, (Rule, BodyLimit)):
+                raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {shown(rule)}: write Rule(limiter)")
+        if client is not None and not callable(client):
+            raise InvalidLimiter(f"client is a ClientAddress or another key function, not {shown(client)}")
+        self.client = ClientAddress() if client is None else client
+        self.rules = tuple(rule for rule in everything if isinstance(rule, Rule))
+        self.body_limits = tuple(limit for limit in everything if isinstance(limit, BodyLimit))
+        self._styles = checked_styles(headers)
+        self._encoded = encoded
+        self._secret = (
+            self.rules[0].limiter.store._segment.secret(b"partitions") if partition_keys and self.rules else b""
+        )
+        for rule in self.rules:
+            if rule.limiter.store is not self.rules[0].limiter.store:
+                raise InvalidLimiter(
+                    f"the rules' limiters belong to one store, but {rule.limiter!r} is in another than "
+                    f"{self.rules[0].limiter!r}"
+                )
+        warn_if_each_counts_alone(rule.limiter for rule in self.rules)
+        # What must be looked at for each request, and the rules that always match, as bits.
+        self._sometimes = [
+            (1 << i, rule) for i, rule in enumerate(self.rules) if rule.exempt or not rule.where.is_everywhere
+        ]
+        self._always = sum(1 << i for i in range(len(self.rules))) - sum(bit for bit, _ in self._sometimes)
+        self._plans: dict[int, Plan | None] = {0: None}
+        # What is wrong with the rules of every request, is wrong now.
+        self._plan(self._always)
+
+    def enter(self, request: Request) -> Passage | Denial | None:
+        """None: there is no rule for this request."""
+        matching = self._always
+        if self._sometimes:
+            method, path = request.method, request.path
+            for bit, rule in self._sometimes:
+                if rule.where.matches(method, path) and not (rule.exempt and rule.exempt(request)):
+                    matching |= bit
+        plan = self._plans[matching] if matching in self._plans else self._plan(matching)
+        return plan.enter(request) if plan is not None else None
+
+    def max_body_bytes(self, request: Request) -> int | None:
+        if not self.body_limits:
+            return None
+        method, path = request.method, request.path
+        return min((b.max_bytes for b in self.body_limits if b.where.matches(method, path)), default=None)
+
+    def answer(self, request: Request, denial: Denial) -> Answer:
+        """What a denied request is told."""
+        wanted = denial.rule.answer
+        if wanted is None:
+            return problem_report(denial)
+        if not isinstance(wanted, Answer):
+            return wanted(request, denial)
+        return wanted._replace(headers=(*wanted.headers, *denial.fields)) if denial.rule.is_hidden else wanted
+
+    def _plan(self, matching: int) -> Plan | None:
+        rules = [rule for i, rule in enumerate(self.rules) if matching >> i & 1]
+        if len(rules) > MOST_AT_ONCE:
+            raise InvalidLimiter(f"a request has at most {MOST_AT_ONCE} rules, but {len(rules)} match one")
+        self._plans[matching] = plan = (
+            Plan(rules, self.client, self._styles, self._encoded, self._secret) if rules else None
+        )
+        return plan
+
+
+class Plan:
+    """How the rules that match a request are asked together.
+
+    First those whose charge depends on the answer are booked, then what is held is taken, and last the others are
+    charged as one: so whatever denies, what was taken before can be given back to the permit. While the others deny,
+    nothing is held: a flood of denied requests writes nothing.
+    """
+
+    def __init__(
+        self, rules: Sequence[Rule], client: KeyFunction, styles: Sequence[str], encoded: bool, secret: bytes
+    ) -> None:
+        self.client = client
+        self.secret = secret
+        self.styles = styles
+        self.held = [rule for rule in rules if isinstance(rule.limiter, Concurrency)]
+        self.booked = [rule for rule in rules if rule.charge_on is not None]
+        self.charged = [rule for rule in rules if not isinstance(rule.limiter, Concurrency) and rule.charge_on is None]
+        # Those last that can't take back a charge behind which others stand already.
+        self.charged.sort(key=lambda rule: isinstance(rule.limiter, (LeakyBucket, BucketedWindow)))
+        # What is held has no remaining number to show: it changes without anybody asking. And what looks like success
+        # when it is denied isn't shown either.
+        self.shown = [rule for rule in [*self.charged, *self.booked] if not rule.is_hidden]
+        self.told = [Policy(rule.limiter) for rule in [*self.shown, *self.held] if not rule.is_hidden]
+        self.write = header_writer(styles, self.told[: len(self.shown)], self.told, encoded) if self.told else _nothing
+        self.denial_writers: dict[tuple[int, ...], Writer] = {}
+        self.is_plain = len(self.charged) == 1 and not self.held and not self.booked
+        limiters = [rule.limiter for rule in self.charged]
+        self.limiter: Any = limiters[0] if self.is_plain else AllOf(*limiters) if limiters else None
+        keys = [rule.key or client for rule in self.charged]
+        self.keys = keys[:1] if all(key is keys[0] for key in keys) else keys
+        costs = [rule.cost for rule in self.charged]
+        self.cost = costs[0] if costs and all(type(cost) is int and cost == costs[0] for cost in costs) else None
+
+    def enter(self, request: Request) -> Passage | Denial:
+        if self.is_plain:
+            rule = self.charged[0]
+            cost = rule.cost_of(request) if self.cost is None else self.cost
+            try:
+                decision = self.limiter.hit(self.keys[0](request), cost)
+            except CostExceedsLimit:
+                return _never(rule)
+            if not decision.allowed:
+                return self._denial(request, self.charged, [decision])
+            return Passage(self.write((decision,) if self.shown else (), self._partitions(request, self.shown)))
+        on_end = OnEnd()
+        try:
+            decisions = self._charge(request, on_end)
+        except CostExceedsLimit as error:
+            on_end.undo()
+            rules = [*self.charged, *self.booked, *self.held]
+            return _never(next(rule for rule in rules if rule.limiter.name == error.limiter))
+        except BaseException:
+            on_end.undo()
+            raise
+        if isinstance(decisions, Denial):
+            on_end.undo()
+            return decisions
+        fields = self.write(self._shown(decisions), self._partitions(request, self.shown))
+        return Passage(fields, on_end if on_end else None)
+
+    def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
+        booked = []
+        for rule in self.booked:
+            limiter: Any = rule.limiter
+            key, its_cost = self._key_of(rule, request), rule.cost_of(request)
+            # A leaky bucket's place is one in a queue, and taken whenever there is one.
+            reservation = limiter.reserve(key, its_cost, None if isinstance(limiter, LeakyBucket) else 0)
+            if not reservation:
+                return self._denial(request, [rule], [limiter.peek(key, its_cost)])
+            on_end.booked.append((rule, reservation))
+            booked.append(limiter.peek(key, 0))
+        if self.limiter is None:
+            return self._hold(request, on_end) or booked
+        keys = self.keys[0](request) if len(self.keys) == 1 else [key(request) for key in self.keys]
+        cost = [rule.cost_of(request) for rule in self.charged] if self.cost is None else self.cost
+        if self.held and self.limiter.peek(keys, cost).allowed:
+            denial = self._hold(request, on_end)
+            if denial is not None:
+                return denial
+        decisions = self.limiter.hit_each(keys, cost)
+        if not all(decision.allowed for decision in decisions):
+            return self._denial(request, self.charged, decisions)
+        if self.held and not on_end.leases:
+            # Some permits have come back since nothing was held for want of them.
+            denial = self._hold(request, on_end)
+            if denial is not None:
+                self.limiter.refund(keys, cost)
+                return denial
+        return [*decisions, *booked]
+
+    def _hold(self, request: Request, on_end: OnEnd) -> Denial | None:
+        for rule in self.held:
+            limiter, key, cost = rule.limiter, self._key_of(rule, request), rule.cost_of(request)
+            assert isinstance(limiter, Concurrency)
+            lease = limiter.acquire(key, cost)
+            if not lease:
+                return self._denial(request, [rule], [limiter.peek(key, cost)])
+            on_end.leases.append(lease)
+            on_end.renew_after_s = min(limiter.lease_ns / NS / 3, on_end.renew_after_s or math.inf)
+        return None
+
+    def _key_of(self, rule: Rule, request: Request) -> Any:
+        return (rule.key or self.client)(request)
+
+    def _shown(self, decisions: Sequence[Decision]) -> Sequence[Decision]:
+        """Of `charged` and `booked`."""
+        if len(decisions) == len(self.shown):
+            return decisions
+        rules = [*self.charged, *self.booked]
+        return [decision for rule, decision in zip(rules, decisions, strict=True) if not rule.is_hidden]
+
+    def _denial(self, request: Request, rules: Sequence[Rule], decisions: Sequence[Decision]) -> Denial:
+        denied = [
+            (rule, decision) for rule, decision in zip(rules, decisions, strict=True) if not decision.allowed
+        ] or list(zip(rules, decisions, strict=True))  # booked by others, and free again by now
+        rule, decision = max(denied, key=lambda pair: pair[1].retry_after_ns)
+        wait_s = max(1, seconds_up(decision.retry_after_ns))
+        if isinstance(rule.limiter, Concurrency):
+            wait_s = WAIT_FOR_A_HOLDER_S
+        # What is to look like success has the fields of one.
+        told = list(zip(rules, decisions, strict=True)) if rule.is_hidden else denied
+        told = [pair for pair in told if not pair[0].is_hidden]
+        told_rules = [rule for rule, _ in told]
+        fields = self._denial_writer(told_rules)(
+            [decision for _, decision in told], self._partitions(request, told_rules)
+        )
+        violated = tuple(Policy(rule.limiter).name for rule, _ in denied)
+        return Denial(rule, violated, decision, wait_s, tuple(fields))
+
+    def _partitions(self, request: Request, rules: Sequence[Rule]) -> Sequence[str]:
+        if not self.secret:
+            return ()
+        return [partition_text(self.secret, rule.limiter, self._key_of(rule, request)) for rule in rules]
+
+    def _denial_writer(self, rules: Sequence[Rule]) -> Writer:
+        """What turns decisions of these rules into fields."""
+        names = tuple(map(id, rules))
+        if names not in self.denial_writers:
+            policies = [Policy(rule.limiter) for rule in rules]
+            writer = header_writer(self.styles, policies, self.told, False) if self.told else _nothing
+            self.denial_writers[names] = writer
+        return self.denial_writers[names]
+
+
+def _nothing(decisions: Sequence[Decision], partitions: Sequence[str]) -> list[Any]:
+    return []
+
+
+def _never(rule: Rule) -> Denial:
+    """The request costs more than the limit allows at once."""
+    return Denial(rule, (Policy(rule.limiter).name,), None, None, ())

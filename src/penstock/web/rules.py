@@ -1,0 +1,197 @@
+"""Which requests a limit is for, what they are charged, and what is answered when they are denied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.core.concurrency import Concurrency
+from penstock.core.limiter import Limiter
+from penstock.errors import InvalidLimiter, shown
+from penstock.web.keys import everyone
+from penstock.web.request import KeyFunction, Request
+
+if TYPE_CHECKING:
+    from penstock.web.answers import Denial
+
+__all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Rule"]
+
+DISCONNECTED: Final = 499
+"""What `charge_on` is asked about a request whose client went away before it had its whole answer."""
+
+_PLACEHOLDER: Final = re.compile(r"\{[^{}/]*\}|\*")
+_METHOD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Answer(NamedTuple):
+    """A whole response."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """The headers with the length of the body."""
+        own = [(name, value) for name, value in self.headers if name.lower() != "content-length"]
+        return [*own, ("Content-Length", str(len(self.body)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Paths and methods. Nothing said is everything."""
+
+    patterns: tuple[re.Pattern[str], ...]
+    methods: frozenset[str]
+
+    @classmethod
+    def of(cls, path: str | Iterable[str] | None, methods: str | Iterable[str]) -> Where:
+        paths = [] if path is None else _listed(path, "path")
+        if path is not None and not paths:
+            raise InvalidLimiter("path is a pattern or several, or None for every path: an empty list is neither")
+        names = _listed(methods, "methods")
+        for name in names:
+            if not isinstance(name, str) or not _METHOD.fullmatch(name):
+                raise InvalidLimiter(f'methods are names such as "GET", not {shown(name)}')
+        capitals = {name.upper() for name in names}
+        # Frameworks answer HEAD with the handler of GET.
+        return cls(tuple(map(_pattern, paths)), frozenset(capitals | {"HEAD"} if "GET" in capitals else capitals))
+
+    @property
+    def is_everywhere(self) -> bool:
+        return not self.patterns and not self.methods
+
+    def matches(self, method: str, path: str) -> bool:
+        if self.methods and method not in self.methods:
+            return False
+        return not self.patterns or any(pattern.fullmatch(path) for pattern in self.patterns)
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    if isinstance(values, str):
+        return [values]
+    if not isinstance(values, Iterable):
+        raise InvalidLimiter(f"{what} is text or several texts, not {shown(values)}")
+    return list(values)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """In any case linear in the length of a path, which whoever asks can choose."""
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise InvalidLimiter(f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {shown(path)}')
+    text, end = path.rstrip("/"), "/*"
+    if text.endswith("/*"):
+        text, end = text[:-2], "(?:/.*)?"
+    segments = []
+    for segment in text.split("/"):
+        found = _PLACEHOLDER.findall(segment)
+        literal = _PLACEHOLDER.sub("", segment)
+        if len(found) > 1 or any(c in literal for c in "{}<>"):
+            raise InvalidLimiter(
+                f"the path pattern {shown(path)} has {shown(segment)}: a segment has one {{name}} or one * at the most"
+            )
+        before, _, after = segment.partition(found[0] if found else "\0")
+        middle = "" if not found else ".*" if found[0] == "*" or found[0].endswith(":path}") else "[^/]+"
+        segments.append(re.escape(before) + middle + re.escape(after))
+    pattern = "/".join(segments)
+    if pattern.count(".*") > 1:
+        raise InvalidLimiter(
+            f"the path pattern {shown(path)} has more than one *, besides the one at its end: write several patterns"
+        )
+    return re.compile(pattern + end, re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A limit and the requests that it is for.
+
+    * `limiter`: any limiter. A ``Concurrency`` is held while the request is handled and its answer is sent; its lease
+      must last longer than the longest request, or than the longest pause in a streamed answer, which renews it.
+    * `path`: a pattern or several; ``*`` is anything, ``{name}`` one segment, ``{name:path}`` anything, a slash at the
+      end is the same as none. ``"/api/*"`` is ``/api`` and all below. None: every path.
+    * `methods`: as in ``{"POST", "PUT"}``; empty: all. ``GET`` is ``HEAD``, too; a WebSocket's is ``"WEBSOCKET"``.
+    * `key`: for whom a request counts, a callable that takes a ``Request``; None: the client's address.
+    * `cost`: how many permits, a number or a callable that takes a ``Request``.
+    * `exempt`: a callable that takes a ``Request``; if it says yes, the rule is not for that one.
+    * `charge_on`: statuses of answers that stay charged, as in ``{401, 403}`` for failed logins or
+      ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Others get their
+      permits back. The permits are taken before the handler runs, so many guesses at once don't get past the limit. A
+      client that went away is 499. None: all are charged.
+    * `status`: of a denial; by default 429, and 503 for a ``Concurrency`` that everyone shares.
+    * `answer`: what is sent instead of the problem report: an ``Answer`` (with status 200, a shadow ban), or a callable
+      that takes the ``Request`` and the ``Denial`` and returns one.
+
+    Raises ``InvalidLimiter``.
+    """
+
+    limiter: Limiter
+    _: KW_ONLY
+    path: str | Iterable[str] | None = None
+    methods: str | Iterable[str] = ()
+    key: KeyFunction | None = None
+    cost: int | Callable[[Request], int] = 1
+    exempt: Callable[[Request], bool] | None = None
+    charge_on: Container[int] | Callable[[int], bool] | None = None
+    status: int | None = None
+    answer: Answer | Callable[[Request, Denial], Answer] | None = None
+    where: Where = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.limiter, Limiter):
+            raise InvalidLimiter(
+                f"a rule is for one limiter, not {shown(self.limiter)}: "
+                "several rules that match a request are asked as one, all or none"
+            )
+        for what in ("key", "exempt"):
+            if getattr(self, what) is not None and not callable(getattr(self, what)):
+                raise InvalidLimiter(f"{what} is a callable that takes a request, not {shown(getattr(self, what))}")
+        if not callable(self.cost) and (isinstance(self.cost, bool) or not isinstance(self.cost, int) or self.cost < 0):
+            raise InvalidLimiter(f"cost is a whole number or a callable that takes a request, not {shown(self.cost)}")
+        if self.status is not None and (type(self.status) is not int or self.status not in range(200, 600)):
+            raise InvalidLimiter(f"status is an HTTP status such as 429, not {shown(self.status)}")
+        if self.answer is not None and not (callable(self.answer) or isinstance(self.answer, Answer)):
+            raise InvalidLimiter(f"answer is an Answer or a callable that makes one, not {shown(self.answer)}")
+        if isinstance(self.charge_on, (str, bytes)) or not (
+            self.charge_on is None or callable(self.charge_on) or hasattr(self.charge_on, "__contains__")
+        ):
+            raise InvalidLimiter(f"charge_on is a set of statuses or a callable, not {shown(self.charge_on)}")
+        if self.charge_on is not None and isinstance(self.limiter, Concurrency):
+            raise InvalidLimiter(f"{self.limiter!r} gives every permit back: charge_on says nothing about it")
+        object.__setattr__(self, "where", Where.of(self.path, self.methods))
+
+    @property
+    def denial_status(self) -> int:
+        if self.status is not None:
+            return self.status
+        return 503 if isinstance(self.limiter, Concurrency) and self.key is everyone else 429
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether its denial looks like success, so that no field may tell of it."""
+        return isinstance(self.answer, Answer) and self.answer.status < 400
+
+    def cost_of(self, request: Request) -> int:
+        return self.cost(request) if callable(self.cost) else self.cost
+
+    def stays_charged(self, status: int) -> bool:
+        if self.charge_on is None:
+            return True
+        return self.charge_on(status) if callable(self.charge_on) else status in self.charge_on
+
+
+@dataclass(frozen=True)
+class BodyLimit:
+    """How many bytes a request's body may have: more are answered by 413, before or while they are read."""
+
+    max_bytes: int
+    _: KW_ONLY
+    path: str | Iterable[str] | None = None
+    methods: str | Iterable[str] = ()
+    where: Where = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int) or self.max_bytes < 0:
+            raise InvalidLimiter(f"max_bytes is a whole number of bytes, not {shown(self.max_bytes)}")
+        object.__setattr__(self, "where", Where.of(self.path, self.methods))

@@ -1,0 +1,80 @@
+"""A warning at start, where each worker would count for itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Final
+
+from penstock.core.limiter import Limiter
+from penstock.core.segment import forks
+from penstock.errors import CountsPerWorkerWarning
+
+__all__ = ["warn_if_each_counts_alone"]
+
+SERVERS: Final = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")
+
+
+def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
+    """Warn of private stores that are made in each of several workers, instead of once before they are forked."""
+    # A store that was made before a fork is shared by all.
+    alone = [x for x in limiters if x.store.path is None and not x.store.closed and min(x.store._files) == forks()]
+    workers = worker_count() if alone else 1
+    if workers > 1:
+        warnings.warn(
+            f"limiter {alone[0].name!r} is in a private store of this process, one of {workers} workers: each counts "
+            f"for itself, so together they let {workers} times its limit in. Name the store, "
+            f'Store("shop", keys={alone[0].store.keys}), or load the application before the workers are forked '
+            f"(gunicorn --preload)",
+            CountsPerWorkerWarning,
+            stacklevel=4,
+        )
+
+
+def worker_count() -> int:
+    """How many workers run, if this is one of them; 1 if it isn't, or can't be told."""
+    config = _gunicorn_config()
+    if config is not None:
+        return int(config.workers)
+    if (uwsgi := sys.modules.get("uwsgi")) is not None:
+        # 0: not forked yet.
+        return int(uwsgi.numproc) if uwsgi.worker_id() else 1
+    if multiprocessing.parent_process() is None:
+        return 1
+    folder, name = os.path.split(sys.argv[0] if sys.argv else "")
+    if name == "__main__.py":
+        name = os.path.basename(folder)
+    if name not in SERVERS:
+        return 1
+    return _told(sys.argv[1:]) or _told(["--workers", os.environ.get("WEB_CONCURRENCY", "")]) or 1
+
+
+def _gunicorn_config() -> Any:
+    """Of the gunicorn worker that imports this process's application now; None if there isn't one."""
+    for frame in _frames():
+        if frame.f_globals.get("__name__", "").startswith("gunicorn.workers."):
+            config = getattr(frame.f_locals.get("self"), "cfg", None)
+            if config is not None:
+                return config
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _told(arguments: Sequence[str]) -> int:
+    """The number of workers that a command line names; 0 if it names none."""
+    for i, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name in {"--workers", "-w"}:
+            number = value or (arguments[i + 1] if i + 1 < len(arguments) else "")
+            return int(number) if number.isdecimal() else 0
+    return 0

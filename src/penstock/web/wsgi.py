@@ -1,0 +1,216 @@
+"""The WSGI middleware (PEP 3333)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.web.answers import Denial, body_too_large, status_line
+from penstock.web.body import BodyTooLarge, is_told_longer
+from penstock.web.gate import Gate, OnEnd
+from penstock.web.request import Environ, KeyFunction, WSGIRequest
+from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
+
+__all__ = ["WSGIMiddleware"]
+
+StartResponse = Callable[..., Callable[[bytes], object]]
+Application = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class WSGIMiddleware:
+    """Limits around a WSGI application: ``app = WSGIMiddleware(app, [Rule(limiter)])``.
+
+    See ``Gate`` for the arguments. Works in threads, in processes, forked after it was made or before, and under
+    gevent; never waits.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        rules: Iterable[Rule | BodyLimit],
+        *,
+        client: KeyFunction | None = None,
+        headers: str | Iterable[str] = "draft-10",
+        partition_keys: bool = False,
+    ) -> None:
+        self.app = app
+        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        request = WSGIRequest(environ)
+        app = self.app
+        if self.gate.body_limits:
+            most_bytes = self.gate.max_body_bytes(request)
+            if most_bytes is not None:
+                if is_told_longer(request, most_bytes):
+                    return _send(body_too_large(most_bytes), request, start_response)
+                app = _Within(app, most_bytes)
+        passage = self.gate.enter(request)
+        if passage is None:
+            return app(environ, start_response)
+        if isinstance(passage, Denial):
+            return _send(self.gate.answer(request, passage), request, start_response)
+        fields = passage.fields
+        if passage.on_end is not None:
+            return Ended(app, environ, start_response, fields, passage.on_end)
+
+        def start(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
+            return start_response(status, [*headers, *fields], *exc_info)
+
+        return app(environ, start)
+
+
+def _send(answer: Answer, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
+    start_response(status_line(answer.status), answer.fields)
+    # Not every server leaves it out by itself.
+    return [] if request.method == "HEAD" else [answer.body]
+
+
+class Ended:
+    """An answer whose end is told: the server closes it, whether it was sent or the client has gone."""
+
+    def __init__(
+        self, app: Application, environ: Environ, start_response: StartResponse, fields: Sequence[Any], on_end: OnEnd
+    ) -> None:
+        self.start_response = start_response
+        self.fields, self.on_end = fields, on_end
+        # Until the application has said something else.
+        self.status = 500
+        self.is_sent = False
+        try:
+            self.body = app(environ, self.start)
+            self.parts = iter(self.body)
+        except BaseException:
+            on_end.end(500)
+            raise
+
+    def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
+        self.status = int(status[:3])
+        return self.start_response(status, [*headers, *self.fields], *exc_info)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            part = next(self.parts)
+        except StopIteration:
+            self.is_sent = True
+            raise
+        except BaseException:
+            self.status, self.is_sent = 500, True
+            raise
+        self.on_end.renew()
+        return part
+
+    def close(self) -> None:
+        try:
+            close = getattr(self.body, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self.on_end.end(self.status if self.is_sent else DISCONNECTED)
+
+
+class _Within:
+    """An application whose requests' bodies are limited: what it reads beyond is an error, and answered by 413."""
+
+    def __init__(self, app: Application, most_bytes: int) -> None:
+        self.app, self.most_bytes = app, most_bytes
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        body = environ["wsgi.input"] = _LimitedBody(environ["wsgi.input"], self.most_bytes)
+        return _AnswerOrTooLarge(self.app, environ, start_response, body, body_too_large(self.most_bytes))
+
+
+class _AnswerOrTooLarge:
+    """What the application answers; or, if it has read too much before the first part of that, that it has.
+
+    Whatever it makes of its failure to read, and also if it reads only when the server asks for the first part.
+    """
+
+    def __init__(
+        self, app: Application, environ: Environ, start_response: StartResponse, read: _LimitedBody, otherwise: Answer
+    ) -> None:
+        self.start_response, self.read, self.otherwise = start_response, read, otherwise
+        self.is_begun = False
+        self.body: Iterable[bytes] = ()
+        self.parts: Iterator[bytes] = iter(())
+        try:
+            self.body = app(environ, self.start)
+            self.parts = iter(self.body)
+        except Exception:
+            if not read.is_exceeded:
+                raise
+
+    def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
+        if self.read.is_exceeded and not self.is_begun:
+            raise BodyTooLarge("the body was larger than its limit")
+        return self.start_response(status, headers, *exc_info)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self.is_begun:
+            return next(self.parts)
+        part = b""
+        ends: BaseException | None = None
+        try:
+            part = next(self.parts)
+        except (StopIteration, Exception) as error:
+            ends = error
+        self.is_begun = True
+        if self.read.is_exceeded:
+            self.parts = iter(())
+            # The application may have started its answer already, and nothing of it has been sent.
+            failure = BodyTooLarge("the body was larger than its limit")
+            exc_info = (BodyTooLarge, failure, None)
+            self.start_response(status_line(self.otherwise.status), self.otherwise.fields, exc_info)
+            return self.otherwise.body
+        if ends is not None:
+            raise ends
+        return part
+
+    def close(self) -> None:
+        close = getattr(self.body, "close", None)
+        if close is not None:
+            close()
+
+
+class _LimitedBody:
+    """A request's body that can't be read further than its limit."""
+
+    def __init__(self, body: Any, most_bytes: int) -> None:
+        self.body = body
+        self.left = most_bytes
+        self.is_exceeded = False
+
+    def _counted(self, part: bytes) -> bytes:
+        self.left -= len(part)
+        if self.left < 0:
+            self.is_exceeded = True
+            raise BodyTooLarge(f"the body is larger than its limit, by {-self.left} bytes or more")
+        return part
+
+    def _most(self, size: int | None) -> int:
+        """One byte more than is left tells that there is more."""
+        return self.left + 1 if size is None or size < 0 else min(size, self.left + 1)
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is not None and size >= 0:
+            return self._counted(self.body.read(self._most(size)))
+        parts = []
+        while part := self._counted(self.body.read(min(self.left + 1, 65536))):
+            parts.append(part)
+        return b"".join(parts)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._counted(self.body.readline(self._most(size)))
+
+    def readlines(self, hint: int | None = None) -> list[bytes]:
+        return list(self)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while line := self.readline():
+            yield line

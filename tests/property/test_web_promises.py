@@ -1,0 +1,83 @@
+"""What header fields promise is kept: by every limiter, at any time, whatever was asked before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import http_sf
+from hypothesis import given
+from hypothesis import strategies as st
+from web_requests import CLIENT, Site
+
+from penstock import (
+    BucketedWindow,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    Rate,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+)
+from penstock.testing import ManualClock
+from penstock.web import Rule
+
+MAKERS: dict[str, Any] = {
+    "token bucket": lambda store, rate, burst: TokenBucket(store, "x", rate, burst),
+    "interval bucket": lambda store, rate, burst: TokenBucket(store, "x", rate, burst, refill="interval"),
+    "leaky bucket": lambda store, rate, burst: LeakyBucket(store, "x", rate, burst),
+    "fixed window": lambda store, rate, burst: FixedWindow(store, "x", rate),
+    "fixed window, first": lambda store, rate, burst: FixedWindow(store, "x", rate, align="first"),
+    "fixed window, stagger": lambda store, rate, burst: FixedWindow(store, "x", rate, align="stagger"),
+    "sliding window": lambda store, rate, burst: SlidingWindow(store, "x", rate),
+    "bucketed window": lambda store, rate, burst: BucketedWindow(store, "x", rate, 4, keys=4),
+    "sliding log": lambda store, rate, burst: SlidingLog(store, "x", rate, keys=4),
+    "minimum interval": lambda store, rate, burst: MinInterval(store, "x", rate.period_ns / 1e9),
+}
+rates = st.builds(
+    Rate,
+    st.integers(1, 12),
+    st.sampled_from([0.004, 0.1, 0.7, 1, 1.5, 3, 7, 10, 59.999, 60, 3600, 86400]),
+)
+steps = st.lists(st.tuples(st.sampled_from([0, 0, 0.001, 0.3, 0.999, 1, 2.5, 20]), st.integers(0, 4)), max_size=12)
+
+
+@given(st.sampled_from(sorted(MAKERS)), rates, st.integers(1, 12), steps, st.booleans(), st.floats(0, 1e6))
+def test_what_is_told_is_kept(
+    kind: str, rate: Rate, burst: int, steps: list[tuple[float, int]], is_booked: bool, start: float
+) -> None:
+    clock = ManualClock(start)
+    with Store.private(keys=10, clock=clock) as store:
+        limiter = MAKERS[kind](store, rate, burst)
+        cost = 1
+        rule = Rule(limiter, cost=lambda request: cost, charge_on=range(600) if is_booked else None)
+        site = Site("wsgi", [rule])
+        for wait_s, cost in [*steps, (0, 1)]:
+            clock.advance(wait_s)
+            answer = site.ask()
+            if "ratelimit" not in answer:
+                # It costs more than there ever is.
+                assert answer.status == 429
+                assert "retry-after" not in answer
+                continue
+            found: Any = http_sf.parse(answer["ratelimit"].encode(), tltype="list")
+            ((name, told),) = found
+            assert name == "x"
+            remaining, now = told["r"], clock.now()
+            assert remaining == limiter.peek(CLIENT, 0).remaining
+            assert limiter.peek(CLIENT, remaining).allowed
+            if answer.status == 429:
+                clock.advance(int(answer["retry-after"]))
+                assert limiter.peek(CLIENT, cost).allowed, "after Retry-After"
+                assert int(answer["retry-after"]) == told.get("t", 1)
+            elif "t" in told:
+                clock.advance(told["t"])
+                assert limiter.peek(CLIENT, 0).remaining > remaining, "after t"
+            else:
+                assert cost == 0 or kind == "leaky bucket" or remaining == limiter.peek(CLIENT, 0).limit
+            clock.set(now)
+        # That many pass at once, one by one.
+        cost = 1
+        left = limiter.peek(CLIENT, 0).remaining
+        assert [site.ask().status for _ in range(left + 1)] == [200] * left + [429]

@@ -1,0 +1,203 @@
+"""What a denied request is told: problem reports, answers of one's own, and the worked examples W25 and W26."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from web_requests import CLIENT, Kind, Site
+
+from penstock import Concurrency, FixedWindow, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
+from penstock.testing import ManualClock
+from penstock.web import Answer, Denial, Request, Rule, everyone, problem_report
+
+MakeSite = Callable[..., Site]
+TYPES = "https://iana.org/assignments/http-problem-types#"
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def site(request: pytest.FixtureRequest) -> MakeSite:
+    kind: Kind = request.param
+    return lambda rules, **options: Site(kind, rules, options)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Store:
+    return Store.private(keys=100, clock=clock)
+
+
+def test_w25(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    """A denied request: 429, a JSON body with status and detail, Retry-After, how many requests in which period."""
+    asked = site([Rule(FixedWindow(store, "api", "2/minute"))])
+    clock.set(61.5)
+    assert [asked.ask().status for _ in range(2)] == [200, 200]
+    answer = asked.ask()
+    assert answer.status == 429
+    assert answer["content-type"] == "application/problem+json"
+    assert answer["retry-after"] == "59"
+    assert answer["content-length"] == str(len(answer.body))
+    assert answer.json["status"] == 429
+    assert answer.json["title"] == "Too Many Requests"
+    assert answer.json["type"] == TYPES + "quota-exceeded"
+    assert answer.json["violated-policies"] == ["api"]
+    assert answer.json["detail"] == "The limit is 2 requests per minute: ask again in 59 seconds."
+    assert asked.handled == 2
+
+
+def test_w26(site: MakeSite, store: Store) -> None:
+    """A known abuser is told 200, and the work is not done."""
+    welcome = Answer(200, (("Content-Type", "text/plain"),), b"done")
+    abusers = {"203.0.113.66"}
+    limit = FixedWindow(store, "abusers", "1/day")
+    asked = site([Rule(limit, cost=2, exempt=lambda request: request.peer not in abusers, answer=welcome)])
+    honest, banned = asked.ask(), asked.ask(client="203.0.113.66")
+    assert (honest.status, honest.body) == (banned.status, banned.body) == (200, b"done")
+    assert asked.handled == 1
+
+
+def test_a_shadow_ban_tells_nothing(site: MakeSite, store: Store) -> None:
+    """Neither before nor after it does anything show that there is such a limit."""
+    welcome = Answer(200, (("Content-Type", "text/plain"),), b"done")
+    shadow, shown = FixedWindow(store, "shadow", "2/day"), FixedWindow(store, "shown", "99/day")
+    asked = site([Rule(shadow, answer=welcome), Rule(shown)])
+    answers = [asked.ask() for _ in range(4)]
+    assert asked.handled == 2
+    for answer in answers:
+        assert (answer.status, answer.body) == (200, b"done")
+        assert "retry-after" not in answer
+        assert "shadow" not in repr(answer)
+        assert answer["ratelimit-policy"] == '"shown";q=99;w=86400'
+        assert "ratelimit" in answer
+
+
+@pytest.mark.parametrize(
+    ("make", "allowance"),
+    [
+        (lambda s: FixedWindow(s, "x", "1/second"), "1 request per second"),
+        (lambda s: FixedWindow(s, "x", "1000/hour"), "1000 requests per hour"),
+        (lambda s: SlidingLog(s, "x", "5 per 10 seconds", keys=10), "5 requests per 10 seconds"),
+        (lambda s: TokenBucket(s, "x", "3 per 1.5 seconds", burst=3), "3 requests per 1500 milliseconds"),
+        (lambda s: LeakyBucket(s, "x", "7/day", 2), "7 requests per day"),
+        (lambda s: MinInterval(s, "x", "2s"), "1 request per 2 seconds"),
+        (lambda s: Concurrency(s, "x", 4), "4 requests at a time"),
+    ],
+)
+def test_the_detail_says_how_many_per_which_period(
+    site: MakeSite, store: Store, make: Callable[[Store], Any], allowance: str
+) -> None:
+    answer = site([Rule(make(store), cost=1000_000)]).ask()
+    assert (
+        answer.json["detail"] == f"The limit is {allowance}: this request costs more than that, so it is never allowed."
+    )
+
+
+def test_one_second_is_singular(site: MakeSite, store: Store) -> None:
+    asked = site([Rule(FixedWindow(store, "x", "1/second"))])
+    asked.ask()
+    assert asked.ask().json["detail"].endswith("ask again in 1 second.")
+
+
+@pytest.mark.parametrize(
+    "name", ["a", 'quo"ted', "back\\slash", "caf\xe9", "\u20ac \U0001f600", "\n\t", " ", "\x7f", "a;b=c, d"]
+)
+def test_any_name_can_be_told(site: MakeSite, store: Store, name: str) -> None:
+    asked = site([Rule(FixedWindow(store, name, "1/minute"))], headers=("draft-10", "x-ratelimit"))
+    allowed, denied = asked.ask(), asked.ask()
+    assert (allowed.status, denied.status) == (200, 429)
+    for answer in (allowed, denied):
+        for field, value in answer.fields:
+            assert value.isprintable(), field
+            assert value.isascii(), field
+
+
+def test_reports_are_not_kept(site: MakeSite, store: Store) -> None:
+    assert site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)]).ask()["cache-control"] == "no-store"
+
+
+def test_head_has_no_body(site: MakeSite, store: Store) -> None:
+    """Where a server passes it on, the next answer on the connection would be taken for its end."""
+    asked = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)])
+    if asked.kind == "wsgi":
+        answer = asked.ask(method="HEAD")
+        assert (answer.status, answer.body) == (429, b"")
+        assert int(answer["content-length"]) > 0
+
+
+class TestStatuses:
+    @pytest.mark.parametrize(("status", "kind"), [(429, "quota-exceeded"), (503, "temporary-reduced-capacity")])
+    def test_a_chosen_status(self, site: MakeSite, store: Store, status: int, kind: str) -> None:
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=status)]).ask()
+        assert (answer.status, answer.json["status"], answer.json["type"]) == (status, status, TYPES + kind)
+
+    def test_one_without_a_name(self, site: MakeSite, store: Store) -> None:
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=499)]).ask()
+        assert (answer.status, answer.json["title"]) == (499, "Refused")
+
+    @pytest.mark.parametrize(
+        ("options", "status"),
+        [({"key": everyone}, 503), ({}, 429), ({"key": everyone, "status": 429}, 429), ({"status": 503}, 503)],
+    )
+    def test_of_what_is_held(self, site: MakeSite, store: Store, options: Any, status: int) -> None:
+        held = Concurrency(store, "held", 1)
+        with held.acquire("everyone"), held.acquire(CLIENT):
+            assert site([Rule(held, **options)]).ask().status == status
+
+    def test_a_limit_of_all_together_is_429(self, site: MakeSite, store: Store) -> None:
+        asked = site([Rule(FixedWindow(store, "x", "1/minute"), key=everyone)])
+        assert [asked.ask().status for _ in range(2)] == [200, 429]
+
+
+class TestOwnAnswers:
+    def test_an_answer(self, site: MakeSite, store: Store) -> None:
+        teapot = Answer(418, (("Content-Type", "text/plain"), ("X-Tea", "yes")), b"short and stout")
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=teapot)]).ask()
+        assert answer.status == 418
+        assert answer.fields == [("content-type", "text/plain"), ("x-tea", "yes"), ("content-length", "15")]
+        assert answer.body == b"short and stout"
+
+    def test_a_length_of_its_own_is_not_told_twice(self, site: MakeSite, store: Store) -> None:
+        own = Answer(429, (("Content-Type", "text/plain"), ("content-length", "2")), b"no")
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=own)]).ask()
+        assert answer["content-length"] == "2"
+
+    def test_a_callable(self, site: MakeSite, store: Store) -> None:
+        told: list[tuple[str, Denial]] = []
+
+        def answer(request: Request, denial: Denial) -> Answer:
+            told.append((request.path, denial))
+            return Answer(429, (("Content-Type", "text/html"), *denial.fields), b"<p>Later!</p>")
+
+        rule = Rule(FixedWindow(store, "x", "1/minute"), answer=answer)
+        asked = site([rule])
+        asked.ask("/a")
+        denied = asked.ask("/a")
+        (path, denial), *_ = told
+        assert (denied.body, path, len(told)) == (b"<p>Later!</p>", "/a", 1)
+        assert denied["ratelimit"].startswith('"x";r=0;t=')
+        assert denial.rule is rule
+        assert denial.violated == ("x",)
+        assert denial.decision is not None
+        assert not denial.decision
+        assert 0 < denial.decision.retry_after <= (denial.retry_after_s or 0)
+
+    def test_a_callable_that_adds_to_the_report(self, site: MakeSite, store: Store) -> None:
+        def answer(request: Request, denial: Denial) -> Answer:
+            report = problem_report(denial)
+            return report._replace(headers=(*report.headers, ("X-More", "yes")))
+
+        denied = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=answer)]).ask()
+        assert (denied.status, denied["x-more"]) == (429, "yes")
+
+    def test_the_rule_that_bound_it_answers(self, site: MakeSite, store: Store) -> None:
+        def answer(body: bytes) -> Answer:
+            return Answer(429, (("Content-Type", "text/plain"),), body)
+
+        asked = site(
+            [
+                Rule(FixedWindow(store, "short", "1/second"), answer=answer(b"short")),
+                Rule(FixedWindow(store, "long", "1/day"), answer=answer(b"long")),
+            ]
+        )
+        asked.ask()
+        assert asked.ask().body == b"long"

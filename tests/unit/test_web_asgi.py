@@ -1,0 +1,448 @@
+"""The ASGI middleware: streams and WebSockets and their ends, bodies that are too large, lifespan untouched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from web_requests import CLIENT, Wire, asgi_scope, ask_asgi
+
+from penstock import Concurrency, FixedWindow, Store
+from penstock.testing import ManualClock
+from penstock.web import DISCONNECTED, Answer, ASGIMiddleware, BodyLimit, Rule
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]}
+REQUEST = {"type": "http.request", "body": b"", "more_body": False}
+GONE = {"type": "http.disconnect"}
+CONNECT, ACCEPT, CLOSE = {"type": "websocket.connect"}, {"type": "websocket.accept"}, {"type": "websocket.close"}
+PATIENCE_S = 120.0  # a wait that long is a failure; nothing else is said about how long anything takes
+CLOSED = {"type": "websocket.disconnect", "code": 1001}
+
+
+def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+def socket_scope(**more: Any) -> dict[str, Any]:
+    scope = asgi_scope("/socket") | {"type": "websocket", "extensions": {"websocket.http.response": {}}, **more}
+    del scope["method"]
+    return scope
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Store:
+    return Store.private(keys=100, clock=clock)
+
+
+class Ending:
+    """Rules that show how a request ended: what `charge_on` was told, and whether the permit is back."""
+
+    def __init__(self, store: Store, lease: str = "30s") -> None:
+        self.told: list[int] = []
+        self.booked, self.held = FixedWindow(store, "booked", "100/hour"), Concurrency(store, "held", 2, lease)
+
+        def charge_on(status: int) -> bool:
+            self.told.append(status)
+            return status < 400
+
+        self.rules = [Rule(self.booked, charge_on=charge_on), Rule(self.held)]
+
+    @property
+    def is_held(self) -> bool:
+        return self.held.peek(CLIENT, 0).remaining == 1
+
+    def check(self, status: int) -> None:
+        assert self.told == [status]
+        assert not self.is_held
+        assert self.booked.peek(CLIENT, 0).remaining == 100 - (status < 400)
+
+
+@pytest.fixture
+def ending(store: Store) -> Ending:
+    return Ending(store)
+
+
+def run(app: Callable[..., Any], rules: Any, *messages: Any, scope: Any = None) -> Wire:
+    wire = Wire(*messages)
+    asyncio.run(ASGIMiddleware(app, rules)(scope or asgi_scope(), wire.receive, wire.send))
+    return wire
+
+
+class TestEnds:
+    def test_a_stream_is_held_until_its_end(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            for _ in range(3):
+                await send(part(b"part", more=True))
+                assert ending.is_held
+            await send(part(b""))
+
+        assert run(app, ending.rules).answered().body == b"part" * 3
+        ending.check(200)
+
+    @pytest.mark.parametrize("parts", [0, 1, 2])
+    def test_a_client_that_goes_away(self, ending: Ending, parts: int) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            if parts:
+                await send(START)
+            for _ in range(parts):
+                await send(part(b"part", more=True))
+            assert (await receive())["type"] == "http.disconnect"
+
+        run(app, ending.rules, REQUEST, GONE)
+        ending.check(DISCONNECTED)
+
+    def test_a_client_that_goes_away_after_its_answer(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            await send(part(b"all"))
+            await receive()
+
+        run(app, ending.rules, GONE)
+        ending.check(200)
+
+    def test_sending_to_a_client_that_has_gone(self, ending: Ending) -> None:
+        class Gone(Wire):
+            async def send(self, message: Any) -> None:
+                await super().send(message)
+                if message["type"] == "http.response.body":
+                    raise OSError("gone")
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            await send(part(b"part", more=True))
+
+        wire = Gone()
+        with pytest.raises(OSError, match="gone"):
+            asyncio.run(ASGIMiddleware(app, ending.rules)(asgi_scope(), wire.receive, wire.send))
+        ending.check(DISCONNECTED)
+
+    @pytest.mark.parametrize("has_begun", [True, False])
+    @pytest.mark.parametrize("error", [LookupError, OSError, ExceptionGroup("some", [LookupError()])])
+    def test_an_error_of_the_handler(self, ending: Ending, has_begun: bool, error: Any) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if has_begun:
+                await send(START)
+                await send(part(b"part", more=True))
+            raise error
+
+        with pytest.raises(error if isinstance(error, type) else ExceptionGroup):
+            run(app, ending.rules)
+        ending.check(500)
+
+    def test_an_error_after_the_answer(self, ending: Ending) -> None:
+        """Of something that is done in the background: the client has had its answer."""
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            await send(part(b"all"))
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            run(app, ending.rules)
+        ending.check(200)
+
+    def test_an_application_that_answers_nothing(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+        run(app, ending.rules)
+        ending.check(500)
+
+    @pytest.mark.parametrize("has_begun", [True, False])
+    def test_a_task_that_is_cancelled(self, ending: Ending, has_begun: bool) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if has_begun:
+                await send(START)
+            await asyncio.Event().wait()
+
+        async def main() -> None:
+            wire = Wire()
+            task = asyncio.create_task(ASGIMiddleware(app, ending.rules)(asgi_scope(), wire.receive, wire.send))
+            while not ending.is_held or (has_begun and not wire.sent):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+        ending.check(DISCONNECTED)
+
+    def test_no_timer_is_left(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            await send(part(b""))
+
+        async def main() -> list[Any]:
+            wire = Wire()
+            await ASGIMiddleware(app, ending.rules)(asgi_scope(), wire.receive, wire.send)
+            loop: Any = asyncio.get_running_loop()
+            return [timer for timer in loop._scheduled if not timer.cancelled()]
+
+        assert asyncio.run(main()) == []
+
+    def test_what_is_held_is_held_on_to(
+        self, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However long a handler takes, and however short the lease: here ten of them."""
+        ending = Ending(store, "30ms")
+        delays: list[float] = []
+        call_later = asyncio.BaseEventLoop.call_later
+
+        def noted(loop: Any, delay: float, *arguments: Any, **options: Any) -> Any:
+            delays.append(delay)
+            return call_later(loop, delay, *arguments, **options)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            assert delays, "a renewal is due"
+            for renewals in range(2, 12):
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(delays) < renewals:
+                        await asyncio.sleep(0)
+                clock.advance(0.029)
+                assert ending.is_held
+            await send(part(b""))
+
+        monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", noted)
+        run(app, ending.rules)
+        assert set(delays) == {0.01}
+        ending.check(200)
+
+
+class TestFields:
+    @pytest.mark.parametrize("charge_on", [None, {200}])
+    def test_they_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            await send(part(b"all"))
+
+        for _ in range(2):
+            wire = run(app, [Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)])
+            assert [name for name, _ in wire.answered().fields] == ["x-own", "ratelimit-policy", "ratelimit"]
+        assert START["headers"] == [(b"x-own", b"1")], "the application's message is its own"
+
+    def test_an_answer_without_headers(self, store: Store) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 204})
+            await send({"type": "http.response.body"})
+
+        assert "ratelimit" in run(app, [Rule(FixedWindow(store, "x", "9/hour"))]).answered()
+
+    def test_other_messages_are_passed_on(self, store: Store) -> None:
+        messages = [
+            {"type": "http.response.early_hint", "links": [b"</a.css>"]},
+            START,
+            part(b"a", more=True),
+            {"type": "http.response.pathsend", "path": "/dev/null"},
+            {"type": "http.response.trailers", "headers": []},
+        ]
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            for message in messages:
+                await send(message)
+
+        wire = run(app, [Rule(FixedWindow(store, "x", "9/hour"), charge_on={200})])
+        assert [wire.sent[i] for i in (0, 2, 3, 4)] == [messages[i] for i in (0, 2, 3, 4)]
+
+    @pytest.mark.parametrize("kind", ["lifespan", "something.else"])
+    def test_lifespan_is_left_alone(self, store: Store, kind: str) -> None:
+        seen: list[Any] = []
+
+        async def app(*arguments: Any) -> None:
+            seen.extend(arguments)
+
+        wire = Wire()
+        scope, receive, send = {"type": kind}, wire.receive, wire.send
+        asyncio.run(
+            ASGIMiddleware(app, [BodyLimit(1), Rule(FixedWindow(store, "x", "1/hour"), cost=2)])(scope, receive, send)
+        )
+        assert seen == [scope, receive, send]
+
+    def test_fields_of_the_servers_own_header_bytes(self, store: Store) -> None:
+        """A denial's fields are bytes, their names in small letters."""
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError
+
+        wire = run(app, [Rule(FixedWindow(store, "x", "1/hour"), cost=2)])
+        assert all(type(n) is bytes and n == n.lower() and type(v) is bytes for n, v in wire.sent[0]["headers"])
+
+
+class TestWebSockets:
+    async def accepts(self, scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        await send(ACCEPT)
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+
+    def test_one_that_is_accepted(self, store: Store, ending: Ending) -> None:
+        wire = run(
+            self.accepts,
+            ending.rules,
+            CONNECT,
+            {"type": "websocket.receive", "text": "x"},
+            CLOSED,
+            scope=socket_scope(),
+        )
+        assert wire.sent[0]["type"] == "websocket.accept"
+        assert [name for name, _ in wire.sent[0]["headers"]] == [b"ratelimit-policy", b"ratelimit"]
+        ending.check(101)
+        assert "headers" not in ACCEPT
+
+    def test_it_is_held_until_it_is_closed(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send(ACCEPT)
+            assert ending.is_held
+            await receive()
+            assert ending.is_held
+            await send(CLOSE)
+
+        run(app, ending.rules, CONNECT, {"type": "websocket.receive", "text": "x"}, scope=socket_scope())
+        ending.check(101)
+
+    def test_one_that_the_application_refuses(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send(CLOSE)
+
+        run(app, ending.rules, CONNECT, scope=socket_scope())
+        ending.check(403)
+
+    def test_one_that_the_application_refuses_with_an_answer(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "websocket.http.response.start", "status": 401, "headers": []})
+            await send({"type": "websocket.http.response.body", "body": b"who?"})
+
+        run(app, ending.rules, CONNECT, scope=socket_scope())
+        ending.check(401)
+
+    def test_a_client_that_goes_away_before_it_is_accepted(self, ending: Ending) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await receive()
+
+        run(app, ending.rules, CONNECT, CLOSED, scope=socket_scope())
+        ending.check(DISCONNECTED)
+
+    def test_a_denial_is_an_answer(self, store: Store) -> None:
+        wire = run(self.accepts, [Rule(FixedWindow(store, "x", "1/hour"), cost=2)], CONNECT, scope=socket_scope())
+        assert [message["type"] for message in wire.sent] == [
+            "websocket.http.response.start",
+            "websocket.http.response.body",
+        ]
+        assert wire.received == 1
+        answer = wire.answered()
+        assert (answer.status, answer.json["status"]) == (429, 429)
+
+    @pytest.mark.parametrize("extensions", [None, {}, {"tls": {}}, "absent"])
+    def test_or_a_refusal_where_the_server_cannot(self, store: Store, extensions: Any) -> None:
+        scope = socket_scope(extensions=extensions)
+        if extensions == "absent":
+            del scope["extensions"]
+        wire = run(self.accepts, [Rule(FixedWindow(store, "x", "1/hour"), cost=2)], CONNECT, scope=scope)
+        assert [(message["type"], message["code"]) for message in wire.sent] == [("websocket.close", 1013)]
+
+    def test_a_rule_for_them_alone(self, store: Store) -> None:
+        rules = [Rule(FixedWindow(store, "x", "1/hour"), cost=2, methods="WEBSOCKET")]
+        assert run(self.accepts, rules, CONNECT, scope=socket_scope()).answered().status == 429
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            await send(part(b""))
+
+        assert run(app, rules).answered().status == 200
+
+    def test_bodies_are_not_theirs(self) -> None:
+        messages = [CONNECT, {"type": "websocket.receive", "bytes": b"x" * 100}, CLOSED]
+        wire = run(self.accepts, [BodyLimit(1)], *messages, scope=socket_scope())
+        assert wire.received == 3
+
+    def test_the_answer_of_a_rule(self, store: Store) -> None:
+        rules = [Rule(FixedWindow(store, "x", "1/hour"), cost=2, answer=Answer(418, (), b"tea"))]
+        assert run(self.accepts, rules, CONNECT, scope=socket_scope()).answered().body == b"tea"
+
+
+LIMIT = 100
+
+
+async def read(receive: Any) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message["body"]
+        if not message["more_body"]:
+            return body
+
+
+class TestBodies:
+    @pytest.mark.parametrize("size", [0, 1, LIMIT - 1, LIMIT])
+    def test_one_that_is_small_enough(self, size: int) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            await send(part(await read(receive)))
+
+        answer = ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * size, chunked=True)
+        assert (answer.status, answer.body) == (200, b"x" * size)
+
+    @pytest.mark.parametrize("size", [LIMIT + 1, 10 * LIMIT])
+    @pytest.mark.parametrize("shape", ["plain", "swallows", "wraps", "grouped", "reads again", "answers and raises"])
+    def test_one_that_is_too_large(self, store: Store, size: int, shape: str) -> None:
+        told: list[int] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await read(receive)
+            except OSError as error:
+                if shape == "wraps":
+                    raise LookupError from error
+                if shape == "grouped":
+                    raise ExceptionGroup("some", [error]) from None
+                if shape == "reads again":
+                    await read(receive)
+                if shape == "plain":
+                    raise
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send(part(b"what?"))
+            if shape == "answers and raises":
+                raise LookupError
+
+        charge_on: Any = told.append
+        rules = [BodyLimit(LIMIT), Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)]
+        answer = ask_asgi(ASGIMiddleware(app, rules), "/", "POST", body=b"x" * size, chunked=True)
+        assert (answer.status, answer.json["status"]) == (413, 413)
+        assert told == [413]
+
+    def test_an_answer_that_has_begun_goes_on(self) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send(START)
+            try:
+                await read(receive)
+            except OSError:
+                await send(part(b"too much"))
+
+        answer = ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * 200, chunked=True)
+        assert (answer.status, answer.body) == (200, b"too much")
+
+    def test_another_error_is_the_applications(self) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await read(receive)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x", chunked=True)
+
+    @pytest.mark.parametrize(("version", "has_connection"), [("1.1", True), ("2", False), ("3", False)])
+    def test_a_length_that_is_told(self, version: str, has_connection: bool) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError
+
+        limited = ASGIMiddleware(app, [BodyLimit(LIMIT)])
+        answer = ask_asgi(limited, "/", "POST", body=b"x" * 200, http_version=version)
+        assert answer.status == 413
+        if not has_connection:
+            assert "connection" not in answer, "what HTTP/2 forbids"

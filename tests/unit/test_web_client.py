@@ -1,0 +1,374 @@
+"""Who is asking: the client's address, and what a client can't do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from web_requests import asgi_scope, wsgi_environ
+
+from penstock import InvalidLimiter
+from penstock.web import ClientAddress, everyone, header, user
+from penstock.web.request import ASGIRequest, Request, WSGIRequest
+
+PROXY = "10.0.0.1"
+CLIENT = "203.0.113.7"
+PROXIES = ["10.0.0.0/8", "2001:db8:ffff::/48"]
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def request_of(
+    kind: str, *values: str, name: str = "X-Forwarded-For", peer: str | None = PROXY, **more: Any
+) -> Request:
+    fields = [(name, value) for value in values]
+    if kind == "wsgi":
+        return WSGIRequest(wsgi_environ(client=peer, fields=fields, **more))
+    return ASGIRequest(asgi_scope(client=peer, fields=fields, **more))
+
+
+def behind(*values: str, name: str = "X-Forwarded-For", peer: str | None = PROXY, kind: str = "wsgi") -> str:
+    """Who is asking, of a peer that sent lines of this field."""
+    return ClientAddress(trusted_proxies=PROXIES, header=name)(request_of(kind, *values, name=name, peer=peer))
+
+
+class TestWithoutProxies:
+    def test_it_is_the_peer(self, kind: str) -> None:
+        assert ClientAddress()(request_of(kind, peer=CLIENT)) == CLIENT
+
+    def test_no_field_is_believed(self, kind: str) -> None:
+        request = request_of(kind, "1.2.3.4", peer=CLIENT)
+        assert ClientAddress()(request) == CLIENT
+
+    def test_a_unix_socket_has_no_address(self, kind: str) -> None:
+        with pytest.raises(InvalidLimiter, match=r'trusted_proxies=\["unix"\]'):
+            ClientAddress()(request_of(kind, peer=None))
+
+    def test_gunicorn_gives_an_empty_address_for_a_unix_socket(self) -> None:
+        with pytest.raises(InvalidLimiter, match="Unix socket"):
+            ClientAddress()(request_of("wsgi", peer=""))
+
+    def test_a_peer_that_is_no_address_is_itself(self, kind: str) -> None:
+        assert ClientAddress()(request_of(kind, peer="testclient")) == "testclient"
+
+
+class TestHowManyAreOne:
+    @pytest.mark.parametrize(
+        ("peer", "client"),
+        [
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+            ("2001:db8:1:2::", "2001:db8:1:2::/64"),
+            ("2001:DB8:1:2::9%eth0", "2001:db8:1:2::/64"),
+            ("::ffff:203.0.113.7", CLIENT),
+            ("::ffff:cb00:7107", CLIENT),
+            (CLIENT, CLIENT),
+        ],
+    )
+    def test_one_ipv6_network_and_one_ipv4_address(self, peer: str, client: str) -> None:
+        assert ClientAddress()(request_of("wsgi", peer=peer)) == client
+
+    @pytest.mark.parametrize(
+        ("prefix", "client"),
+        [(1, "::/1"), (48, "2001:db8:1::/48"), (56, "2001:db8:1::/56"), (128, "2001:db8:1:2:3:4:5:6")],
+    )
+    def test_other_prefixes(self, prefix: int, client: str) -> None:
+        assert ClientAddress(ipv6_prefix=prefix)(request_of("wsgi", peer="2001:db8:1:2:3:4:5:6")) == client
+
+    def test_an_ipv4_network(self) -> None:
+        assert ClientAddress(ipv4_prefix=24)(request_of("wsgi", peer=CLIENT)) == "203.0.113.0/24"
+
+    def test_all_addresses_of_a_host_are_one_client_behind_a_proxy(self) -> None:
+        assert behind("2001:db8:1:2::1") == behind("2001:db8:1:2:ffff::9") != behind("2001:db8:1:3::1")
+
+
+class TestForwardedFor:
+    @pytest.mark.parametrize(
+        ("lines", "client"),
+        [
+            ((CLIENT,), CLIENT),
+            (("1.2.3.4, 203.0.113.7",), CLIENT),
+            (("1.2.3.4", CLIENT), CLIENT),
+            (("1.2.3.4, 5.6.7.8", f"9.9.9.9,{CLIENT}"), CLIENT),
+            # Several proxies, each of which vouches for the one before.
+            ((f"1.2.3.4, {CLIENT}, 10.0.0.2, 10.9.9.9",), CLIENT),
+            ((f"1.2.3.4, {CLIENT}", "10.0.0.2", "2001:db8:ffff::1"), CLIENT),
+            # The client pretends that a proxy stands behind it.
+            ((f"1.2.3.4, 10.0.0.2, {CLIENT}",), CLIENT),
+            # All are proxies: one of them asks by itself.
+            (("10.0.0.3, 10.0.0.2",), "10.0.0.3"),
+            # How proxies write it.
+            ((f"{CLIENT}:4711",), CLIENT),
+            (("[2001:db8::1]:4711",), "2001:db8::/64"),
+            (("[2001:db8::1]",), "2001:db8::/64"),
+            (("2001:db8::1",), "2001:db8::/64"),
+            (("fe80::1%eth0",), "fe80::/64"),
+            (("[fe80::1%25eth0]:80",), "fe80::/64"),
+            (("::ffff:203.0.113.7",), CLIENT),
+            (("::ffff:10.0.0.2, ",), PROXY),
+            ((f"  {CLIENT}\t",), CLIENT),
+            # What can't be read ends the reading: the last proxy's address is everybody's.
+            (("",), PROXY),
+            ((",",), PROXY),
+            ((f"{CLIENT},",), PROXY),
+            (("unknown",), PROXY),
+            (("_hidden",), PROXY),
+            ((f"{CLIENT}, unknown",), PROXY),
+            ((f"{CLIENT}, unknown, 10.0.0.2",), "10.0.0.2"),
+            (("203.0.113.7.9",), PROXY),
+            (("203.0.113.007",), PROXY),
+            (("0x7f.1",), PROXY),
+            (("3405803783",), PROXY),
+            (("[203.0.113.7",), PROXY),
+            (("203.0.113.7]",), PROXY),
+            (("2001:db8::1:::",), PROXY),
+            (('"203.0.113.7"',), PROXY),
+            (("\x00",), PROXY),
+            (("\xb2\xb3.1.1.1",), PROXY),
+        ],
+    )
+    def test_it_is_read_from_the_right(self, kind: str, lines: tuple[str, ...], client: str) -> None:
+        assert behind(*lines, kind=kind) == client
+
+    def test_it_is_not_believed_of_a_stranger(self, kind: str) -> None:
+        assert behind("1.2.3.4", peer=CLIENT, kind=kind) == CLIENT
+        assert behind("10.0.0.2", peer=CLIENT, kind=kind) == CLIENT
+
+    def test_without_the_field_it_is_the_proxy(self, kind: str) -> None:
+        assert behind(kind=kind) == PROXY
+
+    def test_only_the_named_field_counts(self, kind: str) -> None:
+        by_forwarded = ClientAddress(trusted_proxies=PROXIES, header="Forwarded")
+        assert by_forwarded(request_of(kind, "1.2.3.4", name="X-Forwarded-For")) == PROXY
+
+    def test_a_mapped_proxy_is_trusted(self) -> None:
+        assert behind(CLIENT, peer="::ffff:10.0.0.1") == CLIENT
+
+    @pytest.mark.parametrize("network", ["::ffff:10.0.0.0/104", "::ffff:10.0.0.1"])
+    def test_a_network_of_mapped_addresses_is_the_ipv4_network(self, network: str) -> None:
+        client = ClientAddress(trusted_proxies=[network], header="X-Forwarded-For")
+        assert client(request_of("wsgi", CLIENT)) == CLIENT
+
+    def test_a_field_with_one_address(self) -> None:
+        assert behind(CLIENT, name="X-Real-IP") == CLIENT
+
+    def test_a_very_long_field(self, kind: str) -> None:
+        assert behind("1.2.3.4," * 8000 + CLIENT, kind=kind) == CLIENT
+        assert behind("a" * 65000 + "," + CLIENT, kind=kind) == CLIENT
+        assert behind("a" * 65000, kind=kind) == PROXY
+        assert behind("10.0.0.2," * 7000 + "10.0.0.3", kind=kind) == "10.0.0.2"
+
+    def test_the_same_again_is_the_same(self) -> None:
+        client = ClientAddress(trusted_proxies=PROXIES, header="X-Forwarded-For")
+        first = [client(request_of("wsgi", f"1.2.{i // 250}.{i % 250}")) for i in range(5000)]
+        assert first == [client(request_of("wsgi", f"1.2.{i // 250}.{i % 250}")) for i in range(5000)]
+        assert len(set(first)) == 5000
+
+
+class TestUnixSockets:
+    def client(self, *values: str, kind: str = "wsgi") -> str:
+        trusting = ClientAddress(trusted_proxies=["unix", "10.0.0.0/8"], header="X-Forwarded-For")
+        return trusting(request_of(kind, *values, peer=None))
+
+    def test_whoever_connects_is_believed(self, kind: str) -> None:
+        assert self.client(f"1.2.3.4, {CLIENT}", kind=kind) == CLIENT
+        assert self.client(f"1.2.3.4, {CLIENT}, 10.0.0.2", kind=kind) == CLIENT
+
+    @pytest.mark.parametrize("values", [(), ("",), ("unknown",), ("a, b",)])
+    def test_and_is_one_client_if_it_says_nothing(self, values: tuple[str, ...]) -> None:
+        assert self.client(*values) == "unix"
+
+    def test_but_no_stranger_is(self) -> None:
+        trusting = ClientAddress(trusted_proxies="unix", header="X-Forwarded-For")
+        assert trusting(request_of("wsgi", "1.2.3.4", peer=CLIENT)) == CLIENT
+
+
+class TestForwarded:
+    @pytest.mark.parametrize(
+        ("lines", "client"),
+        [
+            ((f"for={CLIENT}",), CLIENT),
+            ((f"for=1.2.3.4, for={CLIENT}",), CLIENT),
+            (("for=1.2.3.4", f"for={CLIENT}"), CLIENT),
+            ((f"for={CLIENT}, for=10.0.0.2",), CLIENT),
+            ((f"For={CLIENT};Proto=https;by=10.0.0.9",), CLIENT),
+            ((f"by=10.0.0.9; proto=http ; for={CLIENT}",), CLIENT),
+            ((f'for="{CLIENT}:4711"',), CLIENT),
+            (('for="[2001:db8:1:2::5]:4711"',), "2001:db8:1:2::/64"),
+            (('for="[2001:db8:1:2::5]"',), "2001:db8:1:2::/64"),
+            ((r'for="203.0.11\3.7"',), CLIENT),
+            ((f'for={CLIENT};ext="a, for=1.2.3.4; \\" for=5.6.7.8"',), CLIENT),
+            ((f'ext=";for=1.2.3.4";for={CLIENT}',), CLIENT),
+            # The client made up what stands to the left, and spoilt it.
+            ((f'for="evil, for={CLIENT}',), CLIENT),
+            ((f'for="evil\\, for="{CLIENT}"',), CLIENT),
+            ((f'x=", for="{CLIENT}:1"',), CLIENT),
+            ((f'x="\\", for="{CLIENT}:1", for=10.0.0.2',), CLIENT),
+            ((f'", for={CLIENT}',), CLIENT),
+            ((f";;;,=,for=, for={CLIENT}",), CLIENT),
+            # What isn't said clearly ends the reading.
+            (("for=unknown",), PROXY),
+            (("for=_hidden",), PROXY),
+            (('for="_gazonk:_port"',), PROXY),
+            (("proto=https",), PROXY),
+            ((CLIENT,), PROXY),
+            ((f"for = {CLIENT}",), PROXY),
+            ((f"for={CLIENT};for=1.2.3.4",), PROXY),
+            (("for=[2001:db8::1]",), PROXY),
+            ((f'for="{CLIENT}',), PROXY),
+            ((f'for={CLIENT}"',), PROXY),
+            (("",), PROXY),
+            ((f"for={CLIENT}, for=unknown, for=10.0.0.2",), "10.0.0.2"),
+        ],
+    )
+    def test_it_is_read_from_the_right(self, kind: str, lines: tuple[str, ...], client: str) -> None:
+        assert behind(*lines, name="Forwarded", kind=kind) == client
+
+    @pytest.mark.parametrize("made_up", ['"' * 30_000, '"a",' * 15_000, "\\" * 60_000, "for=" * 15_000, ";" * 60_000])
+    def test_a_very_long_field(self, made_up: str) -> None:
+        assert behind(f"{made_up}, for={CLIENT}", name="Forwarded") == CLIENT
+        assert behind(made_up, name="Forwarded") == PROXY
+
+
+class TestHalfConfigured:
+    def test_proxies_without_a_field(self) -> None:
+        with pytest.raises(InvalidLimiter, match=r'10\.0\.0\.0/8.*with which field.*header="X-Forwarded-For"'):
+            ClientAddress(trusted_proxies=["10.0.0.0/8"])
+
+    def test_a_field_without_proxies(self) -> None:
+        with pytest.raises(InvalidLimiter, match=r"'X-Forwarded-For' would be believed of anybody.*trusted_proxies="):
+            ClientAddress(header="X-Forwarded-For")
+
+    @pytest.mark.parametrize("network", ["0.0.0.0/0", "::/0"])
+    def test_everybody_is_no_proxy(self, network: str) -> None:
+        with pytest.raises(InvalidLimiter, match=network):
+            ClientAddress(trusted_proxies=[network], header="X-Forwarded-For")
+
+    @pytest.mark.parametrize(
+        "network", ["10.0.0.1/8", "localhost", "10.0.0.0/33", "", "10.0.0", "*", 5, b"\x0a\0\0\0", None, 2**32, [""]]
+    )
+    def test_what_is_no_network(self, network: Any) -> None:
+        with pytest.raises(InvalidLimiter, match=r'network such as "10\.0\.0\.0/8"'):
+            ClientAddress(trusted_proxies=[network], header="X-Forwarded-For")
+
+    @pytest.mark.parametrize("proxies", [None, 5, b"10.0.0.0/8"])
+    def test_what_is_no_list_of_networks(self, proxies: Any) -> None:
+        with pytest.raises(InvalidLimiter):
+            ClientAddress(trusted_proxies=proxies, header="X-Forwarded-For")
+
+    @pytest.mark.parametrize(
+        "name", ["", 5, b"X-Forwarded-For", "X Forwarded For", "X-Forwarded-For:", "X-Forw\xe4rded"]
+    )
+    def test_what_is_no_field(self, name: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="field"):
+            ClientAddress(trusted_proxies=["10.0.0.0/8"], header=name)
+
+    @pytest.mark.parametrize("name", ["ipv4_prefix", "ipv6_prefix"])
+    @pytest.mark.parametrize("prefix", [0, -1, 129, True, 24.0, "24", None])
+    def test_what_is_no_prefix(self, name: str, prefix: Any) -> None:
+        with pytest.raises(InvalidLimiter, match=rf"{name} is from 1 to \d+ bits"):
+            ClientAddress(**{name: prefix})
+
+    def test_one_network_alone(self) -> None:
+        client = ClientAddress(trusted_proxies="10.0.0.0/8", header="X-Forwarded-For")
+        assert client(request_of("wsgi", CLIENT)) == CLIENT
+
+    def test_its_repr_tells_whom_it_trusts(self) -> None:
+        told = repr(ClientAddress(trusted_proxies=["10.0.0.0/8", "unix"], header="Forwarded"))
+        assert told == "ClientAddress(trusted_proxies=['10.0.0.0/8', 'unix'], header='Forwarded')"
+        assert "unix" in repr(ClientAddress(trusted_proxies=["unix"], header="Forwarded"))
+
+
+class TestOtherKeys:
+    def test_everyone_is_one(self, kind: str) -> None:
+        assert everyone(request_of(kind)) == everyone(request_of(kind, peer="1.1.1.1"))
+
+    def test_a_field(self, kind: str) -> None:
+        key = header("X-API-Key", otherwise=ClientAddress())
+        assert key(request_of(kind, "a", name="x-api-key")) == key(
+            request_of(kind, "a", name="X-API-KEY", peer="1.1.1.1")
+        )
+        assert key(request_of(kind, "a", name="X-API-Key")) != key(request_of(kind, "b", name="X-API-Key"))
+
+    @pytest.mark.parametrize("values", [(), ("",)])
+    def test_a_request_without_the_field(self, kind: str, values: tuple[str, ...]) -> None:
+        key = header("X-API-Key", otherwise=ClientAddress())
+        assert key(request_of(kind, *values, name="X-API-Key", peer=CLIENT)) == CLIENT
+
+    def test_nobody_passes_for_somebody_without_the_field(self, kind: str) -> None:
+        key = header("X-API-Key", otherwise=ClientAddress())
+        assert key(request_of(kind, CLIENT, name="X-API-Key", peer="1.1.1.1")) != key(request_of(kind, peer=CLIENT))
+
+    def test_equal_values_of_different_fields_are_different(self, kind: str) -> None:
+        key = header("X-API-Key", otherwise=header("X-Tenant", otherwise=everyone))
+        assert key(request_of(kind, "ada", name="X-API-Key")) != key(request_of(kind, "ada", name="X-Tenant"))
+        by_user = header("X-API-Key", otherwise=user(otherwise=everyone))
+        assert by_user(request_of(kind, "ada", name="X-API-Key")) != by_user(request_of(kind, user="ada"))
+
+    def test_several_lines_are_one_value(self, kind: str) -> None:
+        assert request_of(kind, "a", "b", name="X-Key").header("x-key") in {"a,b", "a, b"}
+
+    def test_fields_that_wsgi_keeps_elsewhere(self) -> None:
+        environ = wsgi_environ(body=b"abc") | {"CONTENT_TYPE": "text/csv"}
+        assert WSGIRequest(environ).header("Content-Type") == "text/csv"
+        assert WSGIRequest(environ).header("content-length") == "3"
+
+    @pytest.mark.parametrize("name", ["", 5, None, b"X-Key"])
+    def test_what_is_no_field(self, name: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="name of a header field is text"):
+            header(name, otherwise=everyone)
+
+    def test_a_user(self, kind: str) -> None:
+        key = user(otherwise=ClientAddress())
+        assert key(request_of(kind, user="ada")) == key(request_of(kind, user="ada", peer="1.1.1.1"))
+        assert key(request_of(kind, user="ada")) != key(request_of(kind, user="eve"))
+        assert key(request_of(kind, peer=CLIENT)) == CLIENT
+
+
+class TestStarlettesUsers:
+    def name(self, user: Any) -> str | None:
+        return ASGIRequest(asgi_scope(user=user)).user
+
+    def test_whose_identity_is_not_written(self) -> None:
+        class BaseUser:
+            is_authenticated = True
+            display_name = "ada"
+
+            @property
+            def identity(self) -> str:
+                raise NotImplementedError
+
+        assert self.name(BaseUser()) == "ada"
+
+    def test_with_an_identity(self) -> None:
+        class User:
+            is_authenticated, identity, display_name = True, "42", "ada"
+
+        assert self.name(User()) == "42"
+
+    def test_who_is_not_let_in(self) -> None:
+        class Unauthenticated:
+            is_authenticated, display_name = False, ""
+
+        assert self.name(Unauthenticated()) is None
+
+    def test_who_says_nothing(self) -> None:
+        assert self.name(object()) is None
+
+
+class TestRequests:
+    def test_the_path_is_text(self) -> None:
+        assert WSGIRequest(wsgi_environ("/caf\xc3\xa9")).path == "/caf\xe9"
+        assert WSGIRequest(wsgi_environ("/\xff")).path == "/\ufffd"
+        assert ASGIRequest(asgi_scope("/caf\xe9")).path == "/caf\xe9"
+
+    def test_the_path_of_a_mounted_application_is_from_the_root(self) -> None:
+        assert WSGIRequest(wsgi_environ("/b") | {"SCRIPT_NAME": "/a"}).path == "/a/b"
+
+    def test_methods_are_in_capitals(self, kind: str) -> None:
+        if kind == "wsgi":
+            assert WSGIRequest(wsgi_environ(method="post")).method == "POST"
+        else:
+            assert ASGIRequest(asgi_scope(method="post")).method == "POST"

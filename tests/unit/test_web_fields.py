@@ -1,0 +1,181 @@
+"""The header fields of answers, read with a parser of structured fields, against what the limiter says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import http_sf
+import pytest
+from web_requests import CLIENT, Answered, Kind, Site
+
+from penstock import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, Store, TokenBucket
+from penstock.testing import ManualClock
+from penstock.web import Gate, Passage, Rule
+from penstock.web.request import WSGIRequest
+
+MakeSite = Callable[..., Site]
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def site(request: pytest.FixtureRequest) -> MakeSite:
+    kind: Kind = request.param
+    return lambda rules, **options: Site(kind, rules, options)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Store:
+    return Store.private(keys=100, clock=clock)
+
+
+def items(answer: Answered, name: str) -> list[tuple[Any, dict[str, Any]]]:
+    """Of a List whose members are Items."""
+    found: Any = http_sf.parse(answer[name].encode(), tltype="list")
+    return list(found)
+
+
+@pytest.mark.parametrize(
+    ("make", "policy"),
+    [
+        (lambda s: FixedWindow(s, "x", "100/minute"), {"q": 100, "w": 60}),
+        (lambda s: TokenBucket(s, "x", "100/minute", burst=20), {"q": 100, "w": 60}),
+        (lambda s: FixedWindow(s, "x", "5 per 10 seconds"), {"q": 5, "w": 10}),
+        (lambda s: FixedWindow(s, "x", "5 per 100 ms"), {"q": 50, "w": 1}),
+        (lambda s: FixedWindow(s, "x", "5 per 1.5 seconds"), {"q": 5}),
+        (lambda s: FixedWindow(s, "x", "1000000 per 1 ms"), {"q": 1_000_000_000, "w": 1}),
+        (lambda s: TokenBucket(s, "x", "1099511627776/year", burst=1), {"q": 2**40, "w": 31_536_000}),
+        (lambda s: LeakyBucket(s, "x", "7/day", 2), {"q": 7, "w": 86400}),
+        (lambda s: MinInterval(s, "x", "2s"), {"q": 1, "w": 2}),
+        (lambda s: Concurrency(s, "x", 4), {"q": 4, "qu": "concurrent-requests"}),
+    ],
+)
+def test_policies(site: MakeSite, store: Store, make: Callable[[Store], Any], policy: dict[str, Any]) -> None:
+    assert items(site([Rule(make(store))]).ask(), "ratelimit-policy") == [("x", policy)]
+
+
+def test_every_limit_has_an_item_in_both_fields(site: MakeSite, store: Store) -> None:
+    fast, slow = FixedWindow(store, "fast", "10/minute"), FixedWindow(store, "slow", "99/day")
+    booked, held = TokenBucket(store, "booked", "5/minute"), Concurrency(store, "held", 3)
+    answer = site([Rule(held), Rule(booked, charge_on={200}), Rule(fast), Rule(slow, cost=9)]).ask()
+    assert dict(items(answer, "ratelimit-policy")) == {
+        "fast": {"q": 10, "w": 60},
+        "slow": {"q": 99, "w": 86400},
+        "booked": {"q": 5, "w": 60},
+        "held": {"q": 3, "qu": "concurrent-requests"},
+    }
+    told = dict(items(answer, "ratelimit"))
+    assert {name: item["r"] for name, item in told.items()} == {"fast": 9, "slow": 90, "booked": 4}
+    assert all(item["t"] > 0 for item in told.values())
+
+
+def test_policies_stay_the_same_when_denied(site: MakeSite, store: Store) -> None:
+    asked = site([Rule(FixedWindow(store, "a", "1/minute")), Rule(FixedWindow(store, "b", "9/minute"))])
+    allowed, denied = asked.ask(), asked.ask()
+    assert allowed["ratelimit-policy"] == denied["ratelimit-policy"]
+    assert items(denied, "ratelimit") == [("a", {"r": 0, "t": int(denied["retry-after"])})]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a", 'quo"ted', "back\\slash", '\\"', "caf\xe9", "\u20ac \U0001f600", "\n\t", " ", "\x7f", 'a";r=9, "b', "x" * 48],
+)
+def test_names_are_told_apart_and_can_be_parsed(site: MakeSite, store: Store, name: str) -> None:
+    asked = site([Rule(FixedWindow(store, name, "1/minute"))])
+    for answer in (asked.ask(), asked.ask()):
+        ((policy, told),) = items(answer, "ratelimit-policy")
+        assert told == {"q": 1, "w": 60}
+        assert [item for item, _ in items(answer, "ratelimit")] == [policy]
+        if answer.status == 429:
+            assert answer.json["violated-policies"] == [policy]
+        if name.isprintable() and name.isascii():
+            assert policy == name
+
+
+def test_remaining_and_the_time_until_there_is_more(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    asked = site([Rule(TokenBucket(store, "x", "6/minute", burst=3))])
+    seen = []
+    for _ in range(4):
+        seen.append(items(asked.ask(), "ratelimit")[0][1])
+        clock.advance(1)
+    # One comes every ten seconds, and the first was used up at 0.
+    assert seen == [{"r": 2, "t": 10}, {"r": 1, "t": 9}, {"r": 0, "t": 8}, {"r": 0, "t": 7}]
+
+
+def test_a_denial_agrees_with_retry_after(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    asked = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=("draft-10", "x-ratelimit"))
+    clock.set(120.001)
+    asked.ask()
+    before = time.time()
+    denied = asked.ask()
+    assert (denied["retry-after"], denied["ratelimit"]) == ("60", '"x";r=0;t=60')
+    assert before + 60 <= int(denied["x-ratelimit-reset"]) <= time.time() + 61
+
+
+class TestForerunners:
+    def test_draft_06(self, site: MakeSite, store: Store) -> None:
+        fast, slow = FixedWindow(store, "fast", "10/minute"), FixedWindow(store, "slow", "99/day")
+        slow.hit(CLIENT, 95)
+        answer = site([Rule(fast), Rule(slow), Rule(Concurrency(store, "held", 3))], headers="draft-06").ask()
+        assert http_sf.parse(answer["ratelimit-limit"].encode(), tltype="item") == (99, {})
+        assert http_sf.parse(answer["ratelimit-remaining"].encode(), tltype="item") == (3, {})
+        reset: Any = http_sf.parse(answer["ratelimit-reset"].encode(), tltype="item")
+        assert 60 < reset[0] <= 86400
+        policies = items(answer, "ratelimit-policy")
+        assert (10, {"w": 60}) in policies
+        assert (99, {"w": 86400}) in policies
+        assert "ratelimit" not in answer
+
+    def test_x_ratelimit(self, site: MakeSite, store: Store) -> None:
+        before = time.time()
+        answer = site([Rule(FixedWindow(store, "x", "10/minute"))], headers="x-ratelimit").ask()
+        assert (answer["x-ratelimit-limit"], answer["x-ratelimit-remaining"]) == ("10", "9")
+        assert before < int(answer["x-ratelimit-reset"]) <= time.time() + 61
+        assert "ratelimit" not in answer
+        assert "ratelimit-policy" not in answer
+
+    def test_none(self, site: MakeSite, store: Store) -> None:
+        asked = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=())
+        assert asked.ask().fields == [("content-type", "text/plain")]
+        denied = asked.ask()
+        assert "ratelimit" not in denied
+        assert "retry-after" in denied
+
+    def test_both_drafts_would_write_one_field(self, store: Store) -> None:
+        with pytest.raises(InvalidLimiter, match=r"draft-10.*draft-06"):
+            Gate([Rule(FixedWindow(store, "x", "1/minute"))], headers=("draft-10", "draft-06"))
+
+    @pytest.mark.parametrize("order", [("slow", "fast"), ("fast", "slow")])
+    def test_of_several_denials_the_longest_wait_is_told(
+        self, site: MakeSite, store: Store, order: tuple[str, str]
+    ) -> None:
+        limits = {"slow": TokenBucket(store, "slow", "10/hour"), "fast": TokenBucket(store, "fast", "10/minute")}
+        limits["slow"].hit(CLIENT, 8)
+        limits["fast"].hit(CLIENT, 10)
+        denied = site([Rule(limits[name], cost=5) for name in order], headers="draft-06").ask()
+        assert denied["ratelimit-reset"] == denied["retry-after"] == "1080"
+
+    @pytest.mark.parametrize("headers", ["draft-06", "x-ratelimit"])
+    def test_what_is_only_held_has_no_count(self, site: MakeSite, store: Store, headers: str) -> None:
+        answer = site([Rule(Concurrency(store, "held", 3))], headers=headers).ask()
+        assert answer.status == 200
+        assert "ratelimit-remaining" not in answer
+        assert "x-ratelimit-remaining" not in answer
+
+
+def test_a_partition_is_told_by_a_hash_that_all_processes_of_the_store_agree_on(name: str) -> None:
+    """The same key, the same text; another key or limiter, another one; nothing of the key in it."""
+    with Store(name, keys=10) as store, Store(name, keys=10) as same:
+        told = []
+        for each in (store, same):
+            rules = [Rule(FixedWindow(each, "hour", "5/hour")), Rule(FixedWindow(each, "day", "9/day"))]
+            gate = Gate(rules, headers="draft-10", partition_keys=True)
+            for address in ("192.0.2.1", "192.0.2.2"):
+                passage = gate.enter(WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": address}))
+                assert isinstance(passage, Passage)
+                fields = dict(passage.fields)
+                items = http_sf.parse(fields["RateLimit"].encode(), tltype="list")
+                told.append([parameters["pk"] for _, parameters in items])
+                assert "192.0.2" not in fields["RateLimit"]
+        assert told[:2] == told[2:]
+        assert len({pk for pks in told[:2] for pk in pks}) == 4

@@ -1,0 +1,603 @@
+"""Which requests a rule is for, what they are charged, and that they are charged to all limits or to none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import permutations
+from typing import Any, ClassVar
+
+import pytest
+from limiter_kinds import KINDS
+from web_requests import CLIENT, Kind, Site
+
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    InvalidCost,
+    InvalidKey,
+    InvalidLimiter,
+    LeakyBucket,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+)
+from penstock.testing import ManualClock
+from penstock.web import Answer, BodyLimit, ClientAddress, Gate, Rule, everyone, header
+
+MakeSite = Callable[..., Site]
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def site(request: pytest.FixtureRequest) -> MakeSite:
+    kind: Kind = request.param
+
+    def make(rules: Any, handle: Callable[[], int] = lambda: 200, **options: Any) -> Site:
+        return Site(kind, rules, options, handle)
+
+    return make
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Store:
+    return Store.private(keys=1000, clock=clock)
+
+
+@pytest.fixture
+def limit(store: Store) -> FixedWindow:
+    return FixedWindow(store, "limit", "3/hour")
+
+
+def left(limiter: Any, key: Any = CLIENT) -> int:
+    remaining: int = limiter.peek(key, 0).remaining
+    return remaining
+
+
+class TestWhere:
+    @pytest.mark.parametrize(
+        ("path", "matches", "others"),
+        [
+            ("/login", ["/login", "/login/"], ["/", "/login2", "/login/x", "/a/login", "/Login", "/login\n"]),
+            ("/login/", ["/login", "/login/", "/login//"], ["/loginx", "/login/x"]),
+            ("/", ["/", "", "//"], ["/a"]),
+            ("/*", ["/", "", "/a", "/a/b/"], []),
+            ("/api/*", ["/api", "/api/", "/api/a", "/api/a/b", "/api/\n"], ["/apis", "/", "/b/api"]),
+            ("/api*", ["/api", "/apis", "/api/a"], ["/ap"]),
+            ("/users/{id}", ["/users/1", "/users/a.b", "/users/1/"], ["/users", "/users/", "/users/1/2"]),
+            ("/users/{id}/posts/{post}", ["/users/1/posts/2"], ["/users/1/posts", "/users/1/2/posts/3"]),
+            ("/a/*/z", ["/a/b/z", "/a/b/c/z", "/a//z"], ["/a/z", "/a/b/zz"]),
+            ("/a.b(c)+[d]^$", ["/a.b(c)+[d]^$"], ["/aXb(c)+[d]^$"]),
+            ("/caf\xe9", ["/caf\xe9"], ["/cafe"]),
+            ("/files/{rest:path}", ["/files/a", "/files/a/b"], ["/file"]),
+            ("/users/{id:int}", ["/users/1"], ["/users/1/2"]),
+            (["/a", "/b/*"], ["/a", "/b", "/b/c"], ["/c"]),
+        ],
+    )
+    def test_paths(self, limit: FixedWindow, path: Any, matches: list[str], others: list[str]) -> None:
+        where = Rule(limit, path=path).where
+        assert [path for path in matches if not where.matches("GET", path)] == []
+        assert [path for path in others if where.matches("GET", path)] == []
+
+    def test_a_pattern_never_looks_at_a_path_again_and_again(self, limit: FixedWindow) -> None:
+        """Anybody can send such paths; to try all ways in which stars may match takes longer than anybody waits."""
+        for path in (
+            "/a/*/b/*/c",
+            "/a/*/b/*/c/*",
+            "/*/{id}/*/c",
+            "/{a:path}/b/{c:path}/d",
+            "/**/a",
+            "/a*b*c",
+            "/{a}{b}",
+        ):
+            with pytest.raises(InvalidLimiter, match="pattern"):
+                Rule(limit, path=path)
+        for path in ("/a/*/b", "/a/*/b/*", "/a/{b}/*/c/*", "/a*b/*"):
+            assert not Rule(limit, path=path).where.matches("GET", "/a" + "/bz/cz" * 100_000)
+
+    @pytest.mark.parametrize(
+        "path", ["", "login", "*", 5, b"/a", [5], [""], "/a/{id", "/a/id}", "/a{b/{id}", "/a}b/{id}", []]
+    )
+    def test_what_is_no_path(self, limit: FixedWindow, path: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="path"):
+            Rule(limit, path=path)
+
+    def test_a_placeholder_of_another_framework_is_no_path(self, limit: FixedWindow) -> None:
+        with pytest.raises(InvalidLimiter, match="/users/<int:id>"):
+            Rule(limit, path="/users/<int:id>")
+
+    @pytest.mark.parametrize(
+        ("methods", "matches", "others"),
+        [
+            ("POST", ["POST"], ["GET", "HEAD", "WEBSOCKET"]),
+            ("get", ["GET", "HEAD"], ["POST"]),
+            ({"POST", "PUT"}, ["POST", "PUT"], ["GET"]),
+            (["HEAD"], ["HEAD"], ["GET"]),
+            ("WEBSOCKET", ["WEBSOCKET"], ["GET"]),
+            ((), ["GET", "POST", "WEBSOCKET", "BREW"], []),
+            ("M-SEARCH", ["M-SEARCH"], ["SEARCH"]),
+        ],
+    )
+    def test_methods(self, limit: FixedWindow, methods: Any, matches: list[str], others: list[str]) -> None:
+        where = Rule(limit, methods=methods).where
+        assert all(where.matches(method, "/") for method in matches)
+        assert not any(where.matches(method, "/") for method in others)
+
+    @pytest.mark.parametrize("methods", ["", 5, [5], ["GET POST"], "GET,POST", b"GET"])
+    def test_what_is_no_method(self, limit: FixedWindow, methods: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="method"):
+            Rule(limit, methods=methods)
+
+    def test_other_requests_are_left_alone(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, path="/login", methods="POST")])
+        for _ in range(5):
+            assert asked.ask("/").status == asked.ask("/login").status == 200
+            assert "ratelimit" not in asked.ask("/")
+        assert [asked.ask("/login/", "POST").status for _ in range(4)] == [200, 200, 200, 429]
+        assert asked.handled == 18
+
+    def test_small_letters_are_no_way_around(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, methods="POST", cost=3)])
+        assert asked.ask(method="POST").status == 200
+        with pytest.warns() if asked.kind == "wsgi" else nullcontext():
+            assert asked.ask(method="post").status == 429
+
+    def test_no_rules(self, site: MakeSite) -> None:
+        assert site([]).ask().fields == [("content-type", "text/plain")]
+
+    def test_one_rule_alone(self, site: MakeSite, limit: FixedWindow) -> None:
+        assert site(Rule(limit)).ask()["ratelimit"].startswith('"limit";r=2;t=')
+
+
+class TestKeysAndCosts:
+    def test_each_client_has_its_own(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, cost=3)])
+        assert [asked.ask(client=c).status for c in ("1.1.1.1", "1.1.1.2", "1.1.1.1")] == [200, 200, 429]
+
+    def test_everyone_together(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, key=everyone)])
+        assert [asked.ask(client=f"1.1.1.{i}").status for i in range(4)] == [200, 200, 200, 429]
+
+    def test_a_key_of_a_field(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, key=header("X-API-Key", otherwise=everyone), cost=3)])
+        assert asked.ask(fields=[("X-API-Key", "a")]).status == 200
+        assert asked.ask(fields=[("X-API-Key", "a")]).status == 429
+        assert asked.ask(fields=[("x-api-key", "b")]).status == 200
+        assert asked.ask().status == 200
+        assert asked.ask(client="1.1.1.1").status == 429
+
+    def test_the_client_that_the_gate_is_told(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, cost=3)], client=ClientAddress(trusted_proxies=[CLIENT], header="X-Forwarded-For"))
+        assert asked.ask(fields=[("X-Forwarded-For", "1.1.1.1")]).status == 200
+        assert asked.ask(fields=[("X-Forwarded-For", "2.2.2.2, 1.1.1.1")]).status == 429
+        assert asked.ask(fields=[("X-Forwarded-For", "2.2.2.2")]).status == 200
+
+    def test_a_cost_of_each_request(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, cost=lambda request: int(request.header("X-Cost") or 1))])
+        assert asked.ask(fields=[("X-Cost", "2")])["ratelimit"].startswith('"limit";r=1')
+        assert asked.ask(fields=[("X-Cost", "2")]).status == 429
+        assert asked.ask().status == 200
+        assert asked.ask(fields=[("X-Cost", "0")]).status == 200
+
+    def test_a_cost_that_never_fits(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, cost=4)])
+        answer = asked.ask()
+        assert answer.status == 429
+        assert "retry-after" not in answer
+        assert "never" in answer.json["detail"]
+        assert asked.handled == 0
+
+    def test_exempt_requests_are_not_asked(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, cost=3, exempt=lambda request: request.header("X-Health") == "yes")])
+        assert asked.ask().status == 200
+        assert asked.ask().status == 429
+        answer = asked.ask(fields=[("X-Health", "yes")])
+        assert answer.status == 200
+        assert "ratelimit" not in answer
+        assert left(limit) == 0
+
+    def test_exempt_from_one_rule_only(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
+        other = FixedWindow(store, "other", "10/hour")
+        asked = site([Rule(limit, exempt=lambda request: True), Rule(other)])
+        assert asked.ask()["ratelimit"].startswith('"other";r=9;')
+        assert left(limit) == 3
+
+    @pytest.mark.parametrize("options", [{"cost": lambda request: -1}, {"cost": lambda request: "1"}])
+    def test_a_cost_that_is_none(self, site: MakeSite, limit: FixedWindow, options: Any) -> None:
+        with pytest.raises(InvalidCost):
+            site([Rule(limit, **options)]).ask()
+
+    def test_a_key_that_is_none(self, site: MakeSite, limit: FixedWindow) -> None:
+        with pytest.raises(InvalidKey):
+            site([Rule(limit, key=lambda request: None)]).ask()
+
+    @pytest.mark.parametrize("what", ["key", "cost", "exempt"])
+    def test_an_error_of_such_a_function_charges_nothing(self, site: MakeSite, store: Store, what: str) -> None:
+        def fail(request: Any) -> Any:
+            raise LookupError(what)
+
+        booked, charged = FixedWindow(store, "booked", "3/hour"), FixedWindow(store, "charged", "3/hour")
+        held = Concurrency(store, "held", 1)
+        last = Rule(FixedWindow(store, "last", "3/hour"), **{what: fail})
+        with pytest.raises(LookupError):
+            site([Rule(booked, charge_on={200}), Rule(charged), Rule(held), last]).ask()
+        assert left(booked) == left(charged) == 3
+        assert held.acquire(CLIENT)
+
+
+class TestSeveralLimits:
+    LIMITERS: ClassVar[dict[str, Callable[[Store, str], Any]]] = {
+        **{
+            name: lambda store, label, kind=kind: kind.make(store, label, kind.limit and min(kind.limit, 3), 3_600_000)
+            for name, kind in KINDS.items()
+        },
+        "concurrency": lambda store, label: Concurrency(store, label, 3),
+    }
+
+    @pytest.mark.parametrize("charge_on", [None, {200}], ids=["charged", "booked"])
+    @pytest.mark.parametrize("denies_first", [True, False])
+    @pytest.mark.parametrize("kind", LIMITERS)
+    def test_nothing_is_charged_if_one_denies(
+        self, site: MakeSite, store: Store, kind: str, denies_first: bool, charge_on: Any
+    ) -> None:
+        """Whatever kind, booked or charged at once: three that have room, and one that hasn't."""
+        others = [self.LIMITERS[kind](store, f"other {i}") for i in range(2)]
+        before = [left(other) for other in others]
+        rules = [Rule(other, charge_on=None if isinstance(other, Concurrency) else charge_on) for other in others]
+        full = FixedWindow(store, "full", "1/hour")
+        full.allow(CLIENT)
+        asked = site([Rule(full), *rules] if denies_first else [*rules, Rule(full)])
+        answers = [asked.ask() for _ in range(5)]
+        assert {answer.status for answer in answers} == {429}
+        assert asked.handled == 0
+        assert [left(other) for other in others] == before
+        assert all(answer.json["violated-policies"] == ["full"] for answer in answers)
+
+    @pytest.mark.parametrize("denied", ["charged", "booked", "held"])
+    def test_each_kind_of_rule_denies_without_charging_the_others(
+        self, site: MakeSite, store: Store, denied: str
+    ) -> None:
+        charged, booked = FixedWindow(store, "charged", "3/hour"), TokenBucket(store, "booked", "3/hour")
+        held = Concurrency(store, "held", 3)
+        limiters: dict[str, Any] = {"charged": charged, "booked": booked, "held": held}
+        rules = [Rule(charged), Rule(booked, charge_on={200}), Rule(held)]
+        full = limiters.pop(denied)
+        leases = [full.acquire(CLIENT) for _ in range(3)] if denied == "held" else [full.hit(CLIENT, 3)]
+        assert all(leases)
+        for order in permutations(rules):
+            asked = site(order)
+            answer = asked.ask()
+            assert (answer.status, asked.handled) == (429, 0)
+            assert answer.json["violated-policies"] == [denied]
+            assert [left(limiter) for limiter in limiters.values()] == [3, 3]
+
+    def test_all_that_deny_are_named(self, site: MakeSite, store: Store) -> None:
+        slow, fast = FixedWindow(store, "slow", "1/day"), FixedWindow(store, "fast", "1/minute")
+        asked = site([Rule(fast), Rule(FixedWindow(store, "free", "9/day")), Rule(slow)])
+        asked.ask()
+        answer = asked.ask()
+        assert answer.json["violated-policies"] == ["fast", "slow"]
+        assert answer.json["detail"].startswith("The limit is 1 request per day:")
+        assert int(answer["retry-after"]) > 60
+
+    def test_each_with_its_own_key_and_cost(self, site: MakeSite, store: Store) -> None:
+        mine, ours = FixedWindow(store, "mine", "2/day"), FixedWindow(store, "ours", "10/day")
+        asked = site([Rule(mine), Rule(ours, key=everyone, cost=3)])
+        assert [asked.ask(client=f"1.1.1.{i}").status for i in (1, 1, 1, 2, 3)] == [200, 200, 429, 200, 429]
+        assert left(ours, "everyone") == 1
+        assert left(mine, "1.1.1.3") == 2
+
+    def test_one_limiter_in_two_rules(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit), Rule(limit, path="/dear")])
+        assert asked.ask("/dear").status == 200
+        assert left(limit) == 1
+        assert asked.ask("/dear").status == 429
+        assert left(limit) == 1
+        assert asked.ask("/").status == 200
+
+    def test_many_rules_for_different_paths(self, site: MakeSite, store: Store) -> None:
+        limits = [FixedWindow(store, f"limit {i}", "1/hour") for i in range(40)]
+        asked = site([Rule(limit, path=f"/{i}") for i, limit in enumerate(limits)])
+        assert [asked.ask(f"/{i}").status for i in range(40)] == [200] * 40
+        assert [asked.ask(f"/{i}").status for i in range(40)] == [429] * 40
+
+    def test_what_is_asked_of_whom_changes_from_request_to_request(self, site: MakeSite, store: Store) -> None:
+        limits = [FixedWindow(store, f"limit {i}", "100/hour") for i in range(6)]
+        asked = site(
+            [Rule(limit, exempt=lambda request, i=i: str(i) not in request.path) for i, limit in enumerate(limits)]
+        )
+        for number in range(64):
+            wanted = [i for i in range(6) if number >> i & 1]
+            answer = asked.ask("/" + "".join(map(str, wanted)))
+            assert (
+                [item.split(";")[0] for item in answer["ratelimit"].split(", ")] == [f'"limit {i}"' for i in wanted]
+                if wanted
+                else "ratelimit" not in answer
+            )
+        assert [left(limit) for limit in limits] == [100 - 32] * 6
+
+    def test_limiters_that_cannot_take_back_come_last(self, site: MakeSite, store: Store) -> None:
+        for kind in (LeakyBucket, BucketedWindow):
+            last = (
+                LeakyBucket(store, "queue", "3/hour", 3)
+                if kind is LeakyBucket
+                else BucketedWindow(store, "buckets", "3/hour", 8, keys=10)
+            )
+            first = FixedWindow(store, f"before {kind.__name__}", "1/hour")
+            asked = site([Rule(last), Rule(first)])
+            assert [asked.ask().status for _ in range(3)] == [200, 429, 429]
+            assert left(last) == 2
+
+
+class TestChargeOn:
+    STATUSES = (200, 201, 302, 401, 404, 500, 503)
+
+    @pytest.mark.parametrize("charge_on", [{401, 404}, range(400, 500), lambda status: 400 <= status < 500, [401, 404]])
+    @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name].limit > 1])
+    def test_answers_that_stay_charged(self, site: MakeSite, store: Store, kind: str, charge_on: Any) -> None:
+        limiter = KINDS[kind].make(store, "limit", 10, 3_600_000)
+        status = 0
+        asked = site([Rule(limiter, charge_on=charge_on)], lambda: status)
+        expected = 10
+        for status in self.STATUSES:
+            assert asked.ask().status == status
+            expected -= 400 <= status < 500
+            assert left(limiter) == expected
+
+    def test_failed_logins_only(self, site: MakeSite, clock: ManualClock, limit: FixedWindow) -> None:
+        status = 401
+        asked = site([Rule(limit, path="/login", methods="POST", charge_on={401, 403})], lambda: status)
+        assert [asked.ask("/login", "POST").status for _ in range(4)] == [401, 401, 401, 429]
+        clock.advance(3600)
+        status = 200
+        assert [asked.ask("/login", "POST").status for _ in range(9)] == [200] * 9
+        status = 403
+        assert [asked.ask("/login", "POST").status for _ in range(4)] == [403, 403, 403, 429]
+
+    def test_it_is_taken_before_the_handler_runs(self, site: MakeSite, limit: FixedWindow) -> None:
+        seen = []
+
+        def handle() -> int:
+            seen.append(left(limit))
+            return 200
+
+        asked = site([Rule(limit, charge_on={401})], handle)
+        asked.ask()
+        assert (seen, left(limit)) == ([2], 3)
+
+    def test_an_exception_of_the_handler_is_500(self, site: MakeSite, limit: FixedWindow) -> None:
+        told: list[int] = []
+
+        def charge_on(status: int) -> bool:
+            told.append(status)
+            return status < 500
+
+        def handle() -> int:
+            raise LookupError
+
+        asked = site([Rule(limit, charge_on=charge_on)], handle)
+        with pytest.raises(LookupError):
+            asked.ask()
+        assert (told, left(limit)) == ([500], 3)
+
+    def test_the_cost_is_given_back(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, cost=2, charge_on={401})])
+        assert [asked.ask().status for _ in range(5)] == [200] * 5
+        assert left(limit) == 3
+
+    def test_a_cost_that_never_fits(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
+        other = FixedWindow(store, "other", "9/hour")
+        asked = site([Rule(other, charge_on={401}), Rule(limit, cost=4, charge_on={401})])
+        answer = asked.ask()
+        assert answer.status == 429
+        assert "retry-after" not in answer
+        assert answer.json["violated-policies"] == ["limit"]
+        assert left(other) == 9
+
+    def test_its_fields_tell_what_is_left_with_the_request(self, site: MakeSite, limit: FixedWindow) -> None:
+        asked = site([Rule(limit, charge_on={401})], lambda: 401)
+        assert [asked.ask()["ratelimit"][:11] for _ in range(3)] == ['"limit";r=2', '"limit";r=1', '"limit";r=0']
+
+    def test_all_are_given_back_even_if_one_function_fails(self, site: MakeSite, store: Store) -> None:
+        def fail(status: int) -> bool:
+            raise LookupError
+
+        limits = [FixedWindow(store, f"limit {i}", "3/hour") for i in range(3)]
+        held = Concurrency(store, "held", 1)
+        rules = [Rule(limits[0], charge_on={401}), Rule(limits[1], charge_on=fail), Rule(limits[2], charge_on={401})]
+        with pytest.raises(LookupError):
+            site([*rules, Rule(held)]).ask()
+        assert [left(limits[0]), left(limits[2])] == [3, 3]
+        assert held.acquire(CLIENT)
+
+
+class TestConcurrency:
+    def test_it_is_held_while_the_handler_runs(self, site: MakeSite, store: Store) -> None:
+        held = Concurrency(store, "held", 2)
+        seen = []
+
+        def handle() -> int:
+            seen.append(left(held))
+            return 200
+
+        asked = site([Rule(held)], handle)
+        for _ in range(3):
+            assert asked.ask().status == 200
+        assert seen == [1, 1, 1]
+        assert left(held) == 2
+
+    def test_a_denial_says_when_to_ask_again(self, site: MakeSite, store: Store) -> None:
+        held = Concurrency(store, "held", 1)
+        with held.acquire(CLIENT):
+            answer = site([Rule(held)]).ask()
+        assert (answer.status, answer["retry-after"]) == (429, "1")
+        assert answer.json["detail"].startswith("The limit is 1 request at a time:")
+
+    def test_shedding_is_503(self, site: MakeSite, store: Store) -> None:
+        held = Concurrency(store, "workers", 1)
+        asked = site([Rule(held, key=everyone)])
+        with held.acquire("everyone"):
+            answer = asked.ask()
+        assert (answer.status, answer["retry-after"]) == (503, "1")
+        assert answer.json["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+        assert answer.json["status"] == 503
+        assert asked.ask().status == 200
+
+    def test_it_is_given_back_after_an_exception(self, site: MakeSite, store: Store) -> None:
+        def handle() -> int:
+            raise LookupError
+
+        held = Concurrency(store, "held", 1)
+        asked = site([Rule(held)], handle)
+        for _ in range(3):
+            with pytest.raises(LookupError):
+                asked.ask()
+        assert left(held) == 1
+
+    def test_a_flood_of_denied_requests_holds_nothing(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
+        held = Concurrency(store, "held", 1)
+        asked = site([Rule(held), Rule(limit)])
+        limit.hit(CLIENT, 3)
+        before = store.stats().limiters["held"]
+        assert {asked.ask().status for _ in range(20)} == {429}
+        assert store.stats().limiters["held"] == before
+
+    @pytest.mark.parametrize("readings", range(1, 8))
+    def test_permits_that_come_back_while_it_is_decided(
+        self, site: MakeSite, monkeypatch: pytest.MonkeyPatch, readings: int
+    ) -> None:
+        """Whatever is seen of them in between, a request that is denied in the end was charged nothing."""
+        with Store.private(keys=10, clock="time") as store:
+            held, limiter = Concurrency(store, "held", 1, "9 hours"), TokenBucket(store, "limit", "1/hour", 1)
+            now, read = time.time(), 0
+            assert limiter.allow(CLIENT)
+            lease = held.acquire(CLIENT)
+
+            def later() -> float:
+                nonlocal read
+                read += 1
+                return now + 7200 * (read > readings)
+
+            asked = site([Rule(held), Rule(limiter)])
+            with monkeypatch.context() as patched:
+                patched.setattr(time, "time", later)
+                assert asked.ask().status == 429
+            monkeypatch.setattr(time, "time", lambda: now + 7200)
+            assert lease
+            assert (left(held), left(limiter), asked.handled) == (0, 1, 0)
+
+    def test_several_and_a_cost(self, site: MakeSite, store: Store) -> None:
+        one, other = Concurrency(store, "one", 4), Concurrency(store, "other", 4)
+        seen = []
+
+        def handle() -> int:
+            seen.append((left(one), left(other, "everyone")))
+            return 200
+
+        asked = site([Rule(one, cost=3), Rule(other, key=everyone)], handle)
+        assert asked.ask().status == 200
+        with other.acquire("everyone", 4):
+            assert asked.ask().status == 503
+        assert left(one) == 4
+        with one.acquire(CLIENT, 2):
+            assert asked.ask().status == 429
+        assert left(other, "everyone") == 4
+        assert seen == [(1, 3)]
+
+    def test_a_cost_that_never_fits(self, site: MakeSite, store: Store) -> None:
+        answer = site([Rule(Concurrency(store, "held", 2), cost=3)]).ask()
+        assert (answer.status, "retry-after" in answer) == (429, False)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("rules", [None, 5, "rules", [5], [None], [[]]])
+    def test_what_are_no_rules(self, site: MakeSite, rules: Any) -> None:
+        with pytest.raises(InvalidLimiter, match=r"Rule\(limiter\)"):
+            site(rules)
+
+    def test_a_limiter_is_no_rule(self, site: MakeSite, limit: FixedWindow) -> None:
+        with pytest.raises(InvalidLimiter, match=r"write Rule\(limiter\)"):
+            site([limit])
+
+    @pytest.mark.parametrize("limiter", [None, 5, "api", FixedWindow])
+    def test_what_is_no_limiter(self, limiter: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="a rule is for one limiter"):
+            Rule(limiter)
+
+    def test_several_limiters_are_several_rules(self, limit: FixedWindow) -> None:
+        with pytest.raises(InvalidLimiter, match="several rules that match a request are asked as one"):
+            Rule(AllOf(limit))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"key": 5}, "key is a callable"),
+            ({"key": "user"}, "key is a callable"),
+            ({"exempt": True}, "exempt is a callable"),
+            ({"cost": -1}, "cost is a whole number"),
+            ({"cost": 1.0}, "cost is a whole number"),
+            ({"cost": True}, "cost is a whole number"),
+            ({"cost": "1"}, "cost is a whole number"),
+            ({"cost": None}, "cost is a whole number"),
+            ({"charge_on": 401}, "charge_on is a set"),
+            ({"charge_on": "4xx"}, "charge_on is a set"),
+            ({"charge_on": b"401"}, "charge_on is a set"),
+            ({"status": 0}, "status is an HTTP status"),
+            ({"status": 199}, "status is an HTTP status"),
+            ({"status": 600}, "status is an HTTP status"),
+            ({"status": "429"}, "status is an HTTP status"),
+            ({"status": 429.0}, "status is an HTTP status"),
+            ({"answer": "denied"}, "answer is an Answer"),
+            ({"answer": 200}, "answer is an Answer"),
+            ({"answer": (200, (), b"")}, "answer is an Answer"),
+        ],
+    )
+    def test_bad_arguments(self, limit: FixedWindow, options: Any, what: str) -> None:
+        with pytest.raises(InvalidLimiter, match=what):
+            Rule(limit, **options)
+
+    def test_what_is_held_is_never_charged(self, store: Store) -> None:
+        with pytest.raises(InvalidLimiter, match="charge_on says nothing about it"):
+            Rule(Concurrency(store, "held", 1), charge_on={401})
+
+    @pytest.mark.parametrize("max_bytes", [-1, 1.0, True, "1 MB", None])
+    def test_what_is_no_body_limit(self, max_bytes: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="max_bytes is a whole number of bytes"):
+            BodyLimit(max_bytes)
+
+    @pytest.mark.parametrize("client", [5, "127.0.0.1", ["10.0.0.0/8"]])
+    def test_what_is_no_client(self, site: MakeSite, client: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="client is a ClientAddress or another key function"):
+            site([], client=client)
+
+    @pytest.mark.parametrize("headers", [5, "draft-11", ["draft-10", "x"], None, [[]], b"draft-10"])
+    def test_what_are_no_header_fields(self, site: MakeSite, headers: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="draft-10, draft-06, x-ratelimit"):
+            site([], headers=headers)
+
+    @pytest.mark.parametrize("options", [{}, {"charge_on": {401}}, {"path": "/elsewhere"}])
+    def test_limiters_of_different_stores(self, clock: ManualClock, limit: FixedWindow, options: Any) -> None:
+        other = FixedWindow(Store.private(keys=10, clock=clock), "other", "1/hour")
+        for rules in ([Rule(limit), Rule(other, **options)], [Rule(other, **options), Rule(limit)]):
+            with pytest.raises(InvalidLimiter, match="store"):
+                Gate(rules)
+
+    def test_a_held_limiter_of_another_store(self, clock: ManualClock, limit: FixedWindow) -> None:
+        other = Concurrency(Store.private(keys=10, clock=clock), "other", 1)
+        with pytest.raises(InvalidLimiter, match="store"):
+            Gate([Rule(limit), Rule(other)])
+
+    def test_every_kind_of_limiter_is_allowed(self, site: MakeSite, store: Store) -> None:
+        limiters = [
+            TokenBucket(store, "1", "9/hour"),
+            SlidingWindow(store, "2", "9/hour"),
+            SlidingLog(store, "3", "9/hour", keys=10),
+            Concurrency(store, "4", 3),
+        ]
+        assert site([Rule(limiter) for limiter in limiters]).ask().status == 200
+
+    def test_an_answer_is_kept_as_it_is(self, limit: FixedWindow) -> None:
+        assert Rule(limit, answer=Answer(418)).answer == Answer(418)

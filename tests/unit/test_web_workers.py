@@ -1,0 +1,98 @@
+"""How many workers a process is one of, by how its server was started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock import CountsPerWorkerWarning, FixedWindow, Store
+from penstock.web import Gate, Rule
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """As a child that a server has spawned, which has the server's arguments."""
+
+    def start(command: str, *, is_child: bool = True, environment: str = "") -> None:
+        monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_child else None)
+        monkeypatch.setattr(sys, "argv", command.split())
+        monkeypatch.setenv("WEB_CONCURRENCY", environment)
+
+    return start
+
+
+def warned(store: Store) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Gate([Rule(FixedWindow(store, "api", "1/minute"))])
+    assert all(warning.category is CountsPerWorkerWarning for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "count"),
+    [
+        ("/bin/uvicorn app:app --workers 4", "", 4),
+        ("/bin/uvicorn app:app --workers=4", "", 4),
+        ("/lib/uvicorn/__main__.py app:app --workers 4", "", 4),
+        ("/bin/hypercorn -w 3 app:app", "", 3),
+        ("/bin/granian --workers 2 app:app", "", 2),
+        ("/bin/fastapi run --workers 5", "", 5),
+        ("/bin/uvicorn app:app", "6", 6),
+        ("/bin/uvicorn app:app --workers 4", "6", 4),
+        ("/bin/uvicorn app:app --workers 1", "6", 1),
+        ("/bin/uvicorn app:app", "", 1),
+        ("/bin/uvicorn app:app --workers", "", 1),
+        ("/bin/uvicorn app:app --workers many", "", 1),
+        ("/bin/uvicorn app:app", "auto", 1),
+        ("/bin/pytest --workers 4", "6", 1),
+        ("manage.py runworker -w 4", "6", 1),
+    ],
+)
+def test_what_a_command_line_says(started: Any, command: str, environment: str, count: int) -> None:
+    started(command, environment=environment)
+    messages = warned(Store.private(keys=10))
+    assert len(messages) == (count > 1)
+    for message in messages:
+        assert f"one of {count} workers" in message
+        assert f"{count} times its limit" in message
+        assert "limiter 'api'" in message
+        assert 'Store("shop", keys=10)' in message
+
+
+def test_who_is_no_child_is_no_worker(started: Any) -> None:
+    started("/bin/uvicorn app:app --workers 4", is_child=False)
+    assert warned(Store.private(keys=10)) == []
+
+
+def test_a_named_store_is_everybodys(started: Any, store_name: str) -> None:
+    started("/bin/uvicorn app:app --workers 4")
+    with Store(store_name, keys=10) as store:
+        assert warned(store) == []
+
+
+def test_a_store_from_before_a_fork_is_everybodys(started: Any, in_child: Any) -> None:
+    started("/bin/uvicorn app:app --workers 4")
+    store = Store.private(keys=10)
+    assert in_child(lambda: warned(store)) == []
+    assert len(in_child(lambda: warned(Store.private(keys=10)))) == 1
+
+
+@pytest.mark.parametrize(("worker", "count"), [(0, 0), (1, 1)])
+def test_uwsgi(monkeypatch: pytest.MonkeyPatch, worker: int, count: int) -> None:
+    """Whose workers are forked after the application was loaded, or load it each for itself."""
+    monkeypatch.setitem(sys.modules, "uwsgi", SimpleNamespace(numproc=4, worker_id=lambda: worker))  # type: ignore[arg-type]
+    assert len(warned(Store.private(keys=10))) == count
+
+
+def test_no_rules_no_warning(started: Any) -> None:
+    started("/bin/uvicorn app:app --workers 4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Gate([])

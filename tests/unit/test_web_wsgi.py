@@ -1,0 +1,421 @@
+"""The WSGI middleware: streamed answers and their ends, bodies that are too large, and nothing that isn't WSGI."""
+
+from __future__ import annotations
+
+import io
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from http.client import HTTPConnection
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.validate import validator
+
+import pytest
+from web_requests import CLIENT, Answered, ask_wsgi, wsgi_environ
+
+from penstock import Concurrency, FixedWindow, Store
+from penstock.testing import ManualClock
+from penstock.web import DISCONNECTED, BodyLimit, Rule, WSGIMiddleware
+
+TEXT = [("Content-Type", "text/plain")]
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Store:
+    return Store.private(keys=100, clock=clock)
+
+
+class Ending:
+    """Rules that show how a request ended: what `charge_on` was told, and whether the permit is back."""
+
+    def __init__(self, store: Store, keep: Callable[[int], bool] = lambda status: status < 400) -> None:
+        self.told: list[int] = []
+        self.booked, self.held = FixedWindow(store, "booked", "100/hour"), Concurrency(store, "held", 2, "9s")
+
+        def charge_on(status: int) -> bool:
+            self.told.append(status)
+            return keep(status)
+
+        self.rules = [Rule(self.booked, charge_on=charge_on), Rule(self.held)]
+
+    @property
+    def is_held(self) -> bool:
+        return self.held.peek(CLIENT, 0).remaining == 1
+
+    def check(self, status: int) -> None:
+        """It has ended once, with `status`."""
+        assert self.told == [status]
+        assert not self.is_held
+        assert self.booked.peek(CLIENT, 0).remaining == 100 - (status < 400)
+
+
+@pytest.fixture
+def ending(store: Store) -> Ending:
+    return Ending(store)
+
+
+class Stream:
+    """An answer in three parts, that can fail before a part, and notes that it was closed."""
+
+    def __init__(self, fail_before: int = 9) -> None:
+        self.parts, self.fail_before, self.closed = 0, fail_before, 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self.parts == self.fail_before:
+            raise LookupError
+        self.parts += 1
+        if self.parts > 3:
+            raise StopIteration
+        return b"part"
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def __call__(self, environ: Any, start_response: Any) -> Stream:
+        start_response("200 OK", TEXT)
+        return self
+
+
+def start(app: Any) -> Any:
+    return app(wsgi_environ(), lambda status, fields, exc_info=None: lambda part: None)
+
+
+class TestEnds:
+    def test_it_is_held_until_the_stream_is_closed(self, ending: Ending) -> None:
+        stream = Stream()
+        answer = start(WSGIMiddleware(stream, ending.rules))
+        for part in answer:
+            assert (part, ending.is_held, ending.told) == (b"part", True, [])
+        assert ending.is_held
+        answer.close()
+        assert stream.closed == 1
+        ending.check(200)
+        answer.close()
+        ending.check(200)
+
+    @pytest.mark.parametrize("parts", [0, 1, 3])
+    def test_closed_before_the_end_is_a_client_that_went_away(self, ending: Ending, parts: int) -> None:
+        stream = Stream()
+        answer = start(WSGIMiddleware(stream, ending.rules))
+        for _ in range(parts):
+            next(answer)
+        answer.close()
+        assert stream.closed == 1
+        ending.check(DISCONNECTED)
+
+    @pytest.mark.parametrize("part", [0, 1, 2])
+    def test_an_error_of_the_stream(self, ending: Ending, part: int) -> None:
+        stream = Stream(fail_before=part)
+        with pytest.raises(LookupError):
+            ask_wsgi(WSGIMiddleware(stream, ending.rules))
+        assert stream.closed == 1
+        ending.check(500)
+
+    @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt, GeneratorExit, SystemExit])
+    @pytest.mark.parametrize("has_begun", [True, False])
+    def test_an_error_of_the_handler(self, ending: Ending, has_begun: bool, error: type[BaseException]) -> None:
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            if has_begun:
+                start_response("200 OK", TEXT)
+            raise error
+
+        with pytest.raises(error):
+            start(WSGIMiddleware(app, ending.rules))
+        ending.check(500)
+
+    def test_an_answer_that_cannot_be_iterated(self, ending: Ending) -> None:
+        def app(environ: Any, start_response: Any) -> Any:
+            start_response("200 OK", TEXT)
+            return 5
+
+        with pytest.raises(TypeError):
+            start(WSGIMiddleware(app, ending.rules))
+        ending.check(500)
+
+    def test_an_error_while_it_is_closed(self, ending: Ending) -> None:
+        class Failing(Stream):
+            def close(self) -> None:
+                raise LookupError
+
+        answer = start(WSGIMiddleware(Failing(), ending.rules))
+        assert list(answer) == [b"part"] * 3
+        with pytest.raises(LookupError):
+            answer.close()
+        ending.check(200)
+
+    def test_a_generator(self, ending: Ending) -> None:
+        """It says its status when it is asked for its first part."""
+
+        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+            start_response("204 No Content", [])
+            yield b""
+
+        assert ask_wsgi(WSGIMiddleware(app, ending.rules)).status == 204
+        ending.check(204)
+
+    def test_a_generator_that_is_never_begun(self, ending: Ending) -> None:
+        def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+            raise AssertionError
+            yield
+
+        start(WSGIMiddleware(app, ending.rules)).close()
+        ending.check(DISCONNECTED)
+
+    def test_the_status_that_replaced_another(self, ending: Ending) -> None:
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            start_response("200 OK", TEXT)
+            try:
+                raise LookupError
+            except LookupError:
+                start_response("502 Bad Gateway", TEXT, sys.exc_info())
+            return [b"sorry"]
+
+        answer = ask_wsgi(WSGIMiddleware(app, ending.rules))
+        assert answer.status == 502
+        assert len(answer.all("ratelimit")) == 1
+        ending.check(502)
+
+    def test_the_write_callable(self, ending: Ending) -> None:
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            start_response("200 OK", TEXT)(b"written, ")
+            return [b"returned"]
+
+        assert ask_wsgi(WSGIMiddleware(app, ending.rules)).body == b"written, returned"
+        ending.check(200)
+
+    def test_a_long_stream_keeps_what_it_holds(self, ending: Ending, clock: ManualClock) -> None:
+        answer = start(WSGIMiddleware(Stream(), ending.rules))
+        for _ in range(3):
+            next(answer)
+            clock.advance(8)
+            assert ending.is_held
+        answer.close()
+        ending.check(DISCONNECTED)
+
+    def test_many_threads_end_each_their_own(self, store: Store) -> None:
+        held = Concurrency(store, "held", 8)
+        app = WSGIMiddleware(Stream(), [Rule(held)])
+
+        def ask() -> None:
+            for _ in range(50):
+                app(wsgi_environ(), lambda *started: lambda part: None).close()  # type: ignore[attr-defined]
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert held.peek(CLIENT, 0).remaining == 8
+
+
+class TestFields:
+    @pytest.mark.parametrize("charge_on", [None, {200}])
+    def test_they_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
+        own = [*TEXT, ("X-Own", "1")]
+
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            start_response("200 OK", own)
+            return [b""]
+
+        limits = WSGIMiddleware(app, [Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)])
+        for _ in range(2):
+            answer = ask_wsgi(limits)
+            assert [name for name, _ in answer.fields] == ["content-type", "x-own", "ratelimit-policy", "ratelimit"]
+        assert len(own) == 2
+
+    def test_the_answer_of_the_application_is_passed_on_as_it_is(self, store: Store) -> None:
+        """A server knows the length of a list, and sends a file by itself."""
+        parts = [b"a", b"b"]
+
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            start_response("200 OK", TEXT)
+            return parts
+
+        limits = WSGIMiddleware(app, [Rule(FixedWindow(store, "x", "9/hour"))])
+        assert limits(wsgi_environ(), lambda *started: lambda part: None) is parts
+
+
+LIMIT = 1000
+
+
+def read_all(body: Any) -> bytes:
+    found: bytes = body.read()
+    return found
+
+
+def read_in_parts(body: Any) -> bytes:
+    return b"".join(iter(lambda: body.read(64), b""))
+
+
+def read_at_once(body: Any) -> bytes:
+    return bytes(body.read(10**9))
+
+
+def read_lines(body: Any) -> bytes:
+    return b"".join(iter(body.readline, b""))
+
+
+def read_parts_of_lines(body: Any) -> bytes:
+    return b"".join(iter(lambda: body.readline(10), b""))
+
+
+def read_list_of_lines(body: Any) -> bytes:
+    return b"".join(body.readlines())
+
+
+def iterate(body: Any) -> bytes:
+    return b"".join(body)
+
+
+READERS = [read_all, read_in_parts, read_at_once, read_lines, read_parts_of_lines, read_list_of_lines, iterate]
+
+
+def body_of(size: int) -> bytes:
+    return (b"x" * 99 + b"\n") * (size // 100) + b"y" * (size % 100)
+
+
+class TestBodies:
+    @pytest.mark.parametrize("reader", READERS)
+    @pytest.mark.parametrize("size", [0, 1, LIMIT - 1, LIMIT])
+    def test_one_that_is_small_enough(self, reader: Callable[[Any], bytes], size: int) -> None:
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            start_response("200 OK", TEXT)
+            return [reader(environ["wsgi.input"])]
+
+        answer = ask_wsgi(WSGIMiddleware(app, BodyLimit(LIMIT)), "/", "POST", body=body_of(size), chunked=True)  # type: ignore[arg-type]
+        assert (answer.status, answer.body) == (200, body_of(size))
+
+    @pytest.mark.parametrize("reader", READERS)
+    @pytest.mark.parametrize("size", [LIMIT + 1, LIMIT + 50, 10 * LIMIT, 300_000])
+    @pytest.mark.parametrize(
+        "shape", ["plain", "swallows", "wraps", "lazy", "started", "swallows lazily", "reads again"]
+    )
+    def test_one_that_is_too_large(self, store: Store, reader: Any, size: int, shape: str) -> None:
+        told: list[int] = []
+
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            body = environ["wsgi.input"]
+            if shape == "started":
+                start_response("200 OK", TEXT)
+            try:
+                reader(body)
+            except OSError as error:
+                if shape == "wraps":
+                    raise LookupError from error
+                if shape == "reads again":
+                    reader(body)
+                if "swallows" not in shape:
+                    raise
+            start_response("400 Bad Request", TEXT)
+            return [b"what?"]
+
+        def lazy_app(environ: Any, start_response: Any) -> Iterator[bytes]:
+            yield from app(environ, start_response)
+
+        inner: Any = lazy_app if "laz" in shape else app
+        charge_on: Any = told.append
+        rules = [BodyLimit(LIMIT), Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)]
+        stream = io.BytesIO(body_of(size))
+        answer = ask_wsgi(_with_input(WSGIMiddleware(inner, rules), stream), "/", "POST", chunked=True)
+        assert (answer.status, answer.json["status"]) == (413, 413)
+        assert str(LIMIT) in answer.json["detail"]
+        assert stream.tell() == LIMIT + 1, "no more is read than tells that it is too large"
+        assert told == [413]
+
+    @pytest.mark.parametrize(("told", "status"), [(LIMIT, 200), (LIMIT + 1, 413), (10**30, 413)])
+    def test_a_length_that_is_told(self, store: Store, told: int, status: int) -> None:
+        limit = FixedWindow(store, "x", "9/hour")
+        app = _with_length(WSGIMiddleware(_hello, [BodyLimit(LIMIT), Rule(limit)]), str(told))
+        assert ask_wsgi(app, "/", "POST").status == status
+
+    @pytest.mark.parametrize("told", ["-1", "+9999", "0x9999", "9999,9999", "1e9", "\xb2", ""])
+    def test_a_length_that_is_none_is_counted(self, told: str) -> None:
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            environ["wsgi.input"].read()
+            return _hello(environ, start_response)
+
+        limited = _with_length(WSGIMiddleware(app, [BodyLimit(LIMIT)]), told)
+        assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
+
+    def test_of_some_paths_and_methods(self) -> None:
+        rules = [BodyLimit(10, path="/small/*"), BodyLimit(100), BodyLimit(0, methods="GET")]
+        app = WSGIMiddleware(_hello, rules)
+        sizes = [
+            ("/", "POST", 100),
+            ("/", "POST", 101),
+            ("/small/a", "POST", 10),
+            ("/small", "POST", 11),
+            ("/", "GET", 1),
+        ]
+        assert [ask_wsgi(app, path, method, body=b"x" * size).status for path, method, size in sizes] == [
+            200,
+            413,
+            200,
+            413,
+            413,
+        ]
+
+    def test_it_is_wsgi(self) -> None:
+        def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+            body = environ["wsgi.input"]
+            body.read(3), body.readline(), body.readlines(), list(body)
+            return _hello(environ, start_response)
+
+        limited: Any = validator(WSGIMiddleware(validator(app), [BodyLimit(LIMIT)]))  # type: ignore[arg-type]
+        assert ask_wsgi(limited, "/", "POST", body=b"abc", chunked=True).status == 200
+        assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
+        assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1)).status == 413
+
+
+def _hello(environ: Any, start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", TEXT)
+    return [b"hello"]
+
+
+def _with_input(app: Any, stream: Any) -> Any:
+    return lambda environ, start_response: app(environ | {"wsgi.input": stream}, start_response)
+
+
+def _with_length(app: Any, told: str) -> Any:
+    return lambda environ, start_response: app(environ | {"CONTENT_LENGTH": told}, start_response)
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *message: object) -> None: ...
+
+
+@pytest.mark.parametrize(("size", "status"), [(10, 200), (LIMIT + 1, 413)])
+def test_pythons_own_server(store: Store, size: int, status: int) -> None:
+    """It asserts more than others: no connection-level field may come from an application."""
+    rules = [
+        BodyLimit(LIMIT),
+        Rule(FixedWindow(store, "x", "1/hour"), charge_on={200}),
+        Rule(Concurrency(store, "y", 1)),
+    ]
+    app: Any = WSGIMiddleware(_hello, rules)
+    with make_server("127.0.0.1", 0, app, _Server, _Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            answers = []
+            for _ in range(2):
+                connection = HTTPConnection("127.0.0.1", server.server_port)
+                with suppress(ConnectionError):
+                    connection.request("POST", "/", body=b"x" * size)
+                answer = connection.getresponse()
+                answers.append(Answered(answer.status, answer.getheaders(), answer.read()))
+                connection.close()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [answer.status for answer in answers] == ([200, 429] if status == 200 else [413, 413])

@@ -1,0 +1,57 @@
+"""The middleware under real servers with four workers: the limit is the host's, and answers say what was decided."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET
+
+import pytest
+from middleware_app_limits import KEYS, LIMIT
+from middleware_server import UVICORN, MiddlewareServer
+from shop_server import wait_until
+
+from penstock import Concurrency, Store, TokenBucket
+
+every_server = pytest.mark.parametrize("server", ["sync", "gthread", "gevent", UVICORN, "uvicorn"])
+
+
+@every_server
+def test_exactly_the_limit_is_admitted_and_every_answer_tells_another_rest(
+    server: str, store_name: str, tmp_path: Path
+) -> None:
+    with MiddlewareServer(tmp_path, server, store_name=store_name) as site:
+        site.wait_made(site.workers)
+        answers = site.ask("/", 2 * LIMIT)
+        allowed = [answer for answer in answers if answer.status == 200]
+        denied = [answer for answer in answers if answer.status == 429]
+        assert (len(allowed), len(denied)) == (LIMIT, LIMIT)
+        assert len({answer.body for answer in allowed}) > 1, "several workers answered"
+        told = [re.fullmatch(r'"limit";r=(\d+);t=(\d+)', answer.ratelimit) for answer in answers]
+        assert sorted(int(match[1]) for match in told[: len(told)] if match) == sorted([*range(LIMIT), *[0] * LIMIT])
+        assert sorted(int(answer.ratelimit.split("=")[1].split(";")[0]) for answer in allowed) == list(range(LIMIT))
+        for answer in denied:
+            assert answer.ratelimit == f'"limit";r=0;t={answer.retry_after}'
+
+
+@every_server
+def test_a_client_that_goes_away_in_the_middle_gets_all_back(server: str, store_name: str, tmp_path: Path) -> None:
+    with MiddlewareServer(tmp_path, server, store_name=store_name) as site, Store(store_name, keys=KEYS) as store:
+        site.wait_made(site.workers)
+        held = Concurrency(store, "held", 3, "10 minutes")
+        kept = TokenBucket(store, "kept", "100/year", 100)
+        for _ in range(2):
+            streams = [site.open_stream() for _ in range(3)]
+            assert [status for status, _ in streams] == [200] * 3
+            assert held.peek("everyone", 0).remaining == 0
+            assert kept.peek("everyone", 0).remaining == 97
+            status, refused = site.open_stream()
+            assert status == 503
+            refused.close()
+            for _, connection in streams:
+                # Gone for good, without a farewell.
+                connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+            wait_until(lambda: held.peek("everyone", 0).remaining == 3, "what was held is given back")
+            wait_until(lambda: kept.peek("everyone", 0).remaining == 100, "what was charged is given back")

@@ -1,0 +1,63 @@
+"""Who counts in each worker alone is warned when the server starts, and nobody else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from middleware_server import UVICORN, WORKERS, MiddlewareServer
+
+WARNING = "CountsPerWorkerWarning"
+
+
+@pytest.mark.parametrize("when", ["import", "late"])
+@pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
+def test_a_private_store_in_each_worker(server: str, when: str, tmp_path: Path) -> None:
+    with MiddlewareServer(tmp_path, server, when=when) as site:
+        _let_all_make(site, server, when)
+        log = site.log
+        assert log.count(f"{WARNING}: ") == len(list(site.made.iterdir())) >= 1
+        assert f"one of {WORKERS} workers" in log
+        assert 'Store("shop", keys=1000)' in log
+
+
+@pytest.mark.parametrize("when", ["import", "late"])
+@pytest.mark.parametrize("server", ["sync", UVICORN])
+def test_a_private_store_made_before_the_fork(server: str, when: str, tmp_path: Path) -> None:
+    """It is shared by all workers, however late the middleware is made."""
+    with MiddlewareServer(tmp_path, server, when=when, preload=True) as site:
+        answers = site.ask("/", 50)
+        site.wait_made(1)
+        assert WARNING not in site.log
+        assert {answer.ratelimit.split(";")[1] for answer in answers} == {f"r={199 - i}" for i in range(50)}
+
+
+@pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
+def test_a_named_store(server: str, store_name: str, tmp_path: Path) -> None:
+    with MiddlewareServer(tmp_path, server, store_name=store_name) as site:
+        site.wait_made(site.workers)
+        assert WARNING not in site.log
+
+
+@pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
+def test_one_worker(server: str, tmp_path: Path) -> None:
+    with MiddlewareServer(tmp_path, server, workers=1) as site:
+        site.ask("/")
+        site.wait_made(1)
+        assert WARNING not in site.log
+
+
+@pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
+def test_workers_of_the_environment(server: str, tmp_path: Path) -> None:
+    with MiddlewareServer(tmp_path, server, environment={"WEB_CONCURRENCY": "3"}) as site:
+        site.wait_made(3)
+        assert "one of 3 workers" in site.log
+
+
+def _let_all_make(site: MiddlewareServer, server: str, when: str) -> None:
+    if when == "import" or server != "sync":
+        # An ASGI application is asked at the start of each worker for its lifespan.
+        site.wait_made(site.workers)
+    else:
+        site.ask("/", 50)
+        site.wait_made(1)

@@ -1,0 +1,189 @@
+"""Requests to an application behind the middleware, without a server: the same for WSGI and ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from wsgiref.util import setup_testing_defaults
+from wsgiref.validate import validator
+
+from penstock.web import ASGIMiddleware, WSGIMiddleware
+
+CLIENT = "192.0.2.1"
+Kind = Literal["wsgi", "asgi"]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A whole response. Names of fields are in small letters, in the order in which they came."""
+
+    status: int
+    fields: list[tuple[str, str]]
+    body: bytes
+
+    def __getitem__(self, name: str) -> str:
+        values = self.all(name)
+        assert len(values) == 1, f"{name}: {values} in {self.fields}"
+        return values[0]
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self.all(name))
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self.fields if key == name.lower()]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Site:
+    """An application that answers by what `handle` returns, a status, behind the middleware."""
+
+    kind: Kind
+    rules: Any
+    options: dict[str, Any] = field(default_factory=dict)
+    handle: Callable[[], int] = lambda: 200
+    handled: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind == "wsgi":
+            # Once around and once inside: neither the server nor the application may see anything that isn't WSGI.
+            self.app: Any = validator(WSGIMiddleware(validator(self._wsgi), self.rules, **self.options))  # type: ignore[arg-type]
+        else:
+            self.app = ASGIMiddleware(self._asgi, self.rules, **self.options)
+
+    def ask(self, path: str = "/", method: str = "GET", **options: Any) -> Answered:
+        return (ask_wsgi if self.kind == "wsgi" else ask_asgi)(self.app, path, method, **options)
+
+    def _handle(self) -> int:
+        self.handled += 1
+        return self.handle()
+
+    def _wsgi(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        status = self._handle()
+        start_response(f"{status} Told", [("Content-Type", "text/plain")])
+        return [b"done"]
+
+    async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        status = self._handle()
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"done"})
+
+
+def wsgi_environ(
+    path: str = "/",
+    method: str = "GET",
+    *,
+    client: str | None = CLIENT,
+    fields: Sequence[tuple[str, str]] = (),
+    body: bytes = b"",
+    chunked: bool = False,
+    user: str | None = None,
+) -> dict[str, Any]:
+    environ: dict[str, Any] = {}
+    setup_testing_defaults(environ)
+    environ |= {"PATH_INFO": path, "REQUEST_METHOD": method, "QUERY_STRING": "", "wsgi.input": io.BytesIO(body)}
+    if client is not None:
+        environ["REMOTE_ADDR"] = client
+    if user is not None:
+        environ["REMOTE_USER"] = user
+    for name, value in fields:
+        key = "HTTP_" + name.upper().replace("-", "_")
+        environ[key] = f"{environ[key]},{value}" if key in environ else value
+    if chunked:
+        environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+    elif body:
+        environ["CONTENT_LENGTH"] = str(len(body))
+    return environ
+
+
+def ask_wsgi(app: Any, path: str = "/", method: str = "GET", **options: Any) -> Answered:
+    """As a server asks: iterated to the end, then closed, whatever happened."""
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    written: list[bytes] = []
+
+    def start_response(status: str, fields: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
+        if started and exc_info is None:
+            raise AssertionError("start_response was called twice")
+        started[:] = [(status, fields)]
+        return written.append
+
+    answer = app(wsgi_environ(path, method, **options), start_response)
+    try:
+        written.extend(answer)
+    finally:
+        if hasattr(answer, "close"):
+            answer.close()
+    status, fields = started[0]
+    return Answered(int(status[:3]), [(name.lower(), value) for name, value in fields], b"".join(written))
+
+
+def asgi_scope(
+    path: str = "/",
+    method: str = "GET",
+    *,
+    client: str | None = CLIENT,
+    fields: Sequence[tuple[str, str]] = (),
+    user: Any = None,
+    **scope: Any,
+) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields],
+        "client": None if client is None else (client, 4711),
+        **({} if user is None else {"user": user}),
+        **scope,
+    }
+
+
+class Wire:
+    """Both ends of an ASGI application's connection: what it receives, in order, and what it has sent.
+
+    When there is nothing left to receive it waits, as for a client that listens.
+    """
+
+    def __init__(self, *messages: Mapping[str, Any]) -> None:
+        self.messages = [dict(message) for message in messages]
+        self.sent: list[dict[str, Any]] = []
+        self.received = 0
+
+    async def receive(self) -> dict[str, Any]:
+        if not self.messages:
+            await asyncio.Event().wait()
+        self.received += 1
+        return self.messages.pop(0)
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.sent.append(dict(message))
+
+    def answered(self) -> Answered:
+        starts = [message for message in self.sent if message["type"].endswith("response.start")]
+        assert len(starts) == 1, self.sent
+        return Answered(
+            starts[0]["status"],
+            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in starts[0]["headers"]],
+            b"".join(m.get("body", b"") for m in self.sent if m["type"].endswith("response.body")),
+        )
+
+
+def ask_asgi(
+    app: Any, path: str = "/", method: str = "GET", *, body: bytes = b"", chunked: bool = False, **options: Any
+) -> Answered:
+    parts = [body[at : at + 7] for at in range(0, len(body), 7)] or [b""]
+    fields = [*options.pop("fields", ())]
+    fields += [("Transfer-Encoding", "chunked")] if chunked else [("Content-Length", str(len(body)))] if body else []
+    wire = Wire(
+        *[{"type": "http.request", "body": part, "more_body": i < len(parts) - 1} for i, part in enumerate(parts)]
+    )
+    asyncio.run(app(asgi_scope(path, method, fields=fields, **options), wire.receive, wire.send))
+    return wire.answered()
