@@ -1,0 +1,176 @@
+"""Limits in an aiohttp server: of all requests and of handlers. See docs/frameworks.md.
+
+``setup(app, [Rule(limiter)])`` and ``@limited(limiter)``. Needs ``penstock[aiohttp]``. For clients see
+``penstock.contrib.aiohttp_client``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from functools import wraps
+from typing import Any, Final, Protocol, TypeVar, Unpack
+
+from aiohttp import web
+
+from penstock.contrib.views import (
+    Asker,
+    AsyncVisit,
+    NotInstalled,
+    RuleOptions,
+    Rules,
+    Visit,
+    mark,
+    rules_of,
+    stacked,
+    without_body_limits,
+)
+from penstock.core.limiter import Limiter
+from penstock.web import DISCONNECTED, BodyLimit, Gate, Rule
+from penstock.web.request import KeyFunction
+
+__all__ = ["limited", "middleware", "setup"]
+
+# aiohttp 3.14 warns of text.
+ASKER: Final[Any] = web.RequestKey("penstock.asker", Asker) if hasattr(web, "RequestKey") else "penstock.asker"
+VISIT: Final[Any] = web.RequestKey("penstock.visit", AsyncVisit) if hasattr(web, "RequestKey") else "penstock.visit"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Middleware(Protocol):
+    def __call__(self, request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]: ...
+
+
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Awaitable[web.StreamResponse]])
+
+
+class AiohttpRequest:
+    """The request as key functions see it: `native` is aiohttp's."""
+
+    __slots__ = ("native",)
+
+    def __init__(self, request: web.Request) -> None:
+        self.native = request
+
+    @property
+    def method(self) -> str:
+        is_websocket = self.native.headers.get("Upgrade", "").lower() == "websocket"
+        return "WEBSOCKET" if is_websocket else self.native.method
+
+    @property
+    def path(self) -> str:
+        return self.native.path
+
+    @property
+    def peer(self) -> str | None:
+        return self.native.remote or None
+
+    @property
+    def user(self) -> str | None:
+        """What an outer middleware has left in ``request["user"]``."""
+        user = self.native.get("user")
+        return None if user is None else str(user)
+
+    def header(self, name: str) -> str | None:
+        values = self.native.headers.getall(name, [])
+        return ",".join(values) if values else None
+
+
+def setup(
+    app: web.Application,
+    rules: Iterable[Rule | BodyLimit] = (),
+    *,
+    client: KeyFunction | None = None,
+    headers: str | Iterable[str] = "draft-10",
+) -> None:
+    """Ask `rules` about every request of `app` and its sub-applications, and see to their handlers' own limits.
+
+    See ``Gate`` for the arguments.
+    """
+    app.middlewares.append(middleware(rules, client=client, headers=headers))
+    app.on_response_prepare.append(_tell)
+
+
+def middleware(
+    rules: Iterable[Rule | BodyLimit] = (),
+    *,
+    client: KeyFunction | None = None,
+    headers: str | Iterable[str] = "draft-10",
+) -> Middleware:
+    """What ``setup`` installs, for ``web.Application(middlewares=[...])``.
+
+    By itself it comes too late for the fields of a response that its handler begins to send, such as a WebSocket's.
+    """
+    gate = Gate(rules, client=client, headers=headers)
+    asker = Asker(without_body_limits(gate, "say web.Application(client_max_size=...)"), headers=headers)
+
+    @web.middleware
+    async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[ASKER] = asker
+        visit = request[VISIT] = AsyncVisit()
+        status = 500
+        try:
+            denied = _ask(request, visit)
+            response = await handler(request) if denied is None else denied
+            status = response.status
+            if not response.prepared:
+                response.headers.update(visit.fields)
+            return response
+        except web.HTTPException as error:
+            status = error.status
+            error.headers.update(visit.fields)
+            raise
+        except asyncio.CancelledError:
+            status = DISCONNECTED
+            raise
+        finally:
+            if visit.on_end:
+                _end_later(request, visit, status)
+
+    return limits
+
+
+def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[AnyHandler], AnyHandler]:
+    """A decorator for handlers and for the methods of a ``web.View``; the options are those of ``Rule``.
+
+    Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
+    """
+    rules = rules_of(limits, options)
+
+    def decorate(handler: AnyHandler) -> AnyHandler:
+        inner, all_rules = stacked(handler, rules)
+
+        @wraps(inner)
+        async def ask_first(*arguments: Any) -> web.StreamResponse:
+            # A method's is its view.
+            request = arguments[-1].request if isinstance(arguments[-1], web.View) else arguments[-1]
+            visit = request.get(VISIT)
+            if visit is None:
+                raise NotInstalled("a handler is limited, but its application isn't set up: setup(app)")
+            denied = _ask(request, visit, all_rules)
+            return await inner(*arguments) if denied is None else denied
+
+        mark(ask_first, inner, all_rules)
+        return ask_first  # type: ignore[return-value]
+
+    return decorate
+
+
+def _ask(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.StreamResponse | None:
+    answer = request[ASKER].ask(AiohttpRequest(request), visit, rules)
+    if answer is None:
+        return None
+    return web.Response(body=answer.body, status=answer.status, headers=answer.headers)
+
+
+def _end_later(request: web.Request, visit: AsyncVisit, status: int) -> None:
+    """When the response has been sent: that is the last thing that the request's task does."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda _: visit.end(DISCONNECTED if request.transport is None else status))
+
+
+async def _tell(request: web.Request, response: web.StreamResponse) -> None:
+    visit = request.get(VISIT)
+    if visit is not None:
+        response.headers.update(visit.fields)

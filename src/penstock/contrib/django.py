@@ -1,0 +1,275 @@
+"""Limits in a Django project: of all requests and of views, sync and async. See docs/frameworks.md.
+
+``"penstock.contrib.django.LimitsMiddleware"`` in ``MIDDLEWARE``, the rules in ``PENSTOCK``, and ``@limited(limiter)``.
+Needs ``penstock[django]``. For Django REST framework see ``penstock.contrib.rest_framework``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import cache, wraps
+from typing import Any, Final, TypeVar, Unpack
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.module_loading import import_string
+
+from penstock.contrib.views import (
+    Asker,
+    AsyncVisit,
+    NotInstalled,
+    RuleOptions,
+    Rules,
+    Visit,
+    mark,
+    rules_of,
+    stacked,
+    without_body_limits,
+)
+from penstock.core.limiter import Limiter
+from penstock.errors import shown
+from penstock.web import DISCONNECTED, Gate, Rule
+
+__all__ = ["DjangoRequest", "LimitsMiddleware", "limited", "setting"]
+
+SETTINGS: Final = {"RULES": (), "CLIENT": None, "HEADERS": "draft-10", "STORE": None}
+VISIT: Final = "_penstock_visit"
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+class DjangoRequest:
+    """The request as key functions see it: `django` is Django's own, `native` its ``META``."""
+
+    __slots__ = ("django", "native")
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.django = request
+        self.native: Mapping[str, Any] = request.META
+
+    @property
+    def method(self) -> str:
+        return self.django.method or ""
+
+    @property
+    def path(self) -> str:
+        return self.django.path
+
+    @property
+    def peer(self) -> str | None:
+        return self.native.get("REMOTE_ADDR") or None
+
+    @property
+    def user(self) -> str | None:
+        """The primary key of the user who has logged in, by Django's ``AuthenticationMiddleware``."""
+        user = getattr(self.django, "user", None)
+        return str(user.pk) if user is not None and user.is_authenticated else None
+
+    def header(self, name: str) -> str | None:
+        return self.django.headers.get(name)
+
+
+class _UserUnknown(BaseException):
+    """Somebody wants to know the user, who can only be fetched with await."""
+
+
+class _AsyncRequest(DjangoRequest):
+    """Tells the user once that is known, since the database must not be waited for here."""
+
+    __slots__ = ("fetched",)
+
+    def __init__(self, request: HttpRequest) -> None:
+        super().__init__(request)
+        self.fetched: str | type[_UserUnknown] | None = _UserUnknown
+
+    @property
+    def user(self) -> str | None:
+        if self.fetched is _UserUnknown:
+            raise _UserUnknown
+        return self.fetched  # type: ignore[return-value]
+
+    async def fetch_user(self) -> None:
+        fetch: Callable[[], Awaitable[Any]] | None = getattr(self.django, "auser", None)
+        user = None if fetch is None else await fetch()
+        self.fetched = str(user.pk) if user is not None and user.is_authenticated else None
+
+
+def setting(name: str) -> Any:
+    """Of ``settings.PENSTOCK``: a value, or what stands at the dotted path in its place."""
+    options = getattr(settings, "PENSTOCK", {})
+    if not isinstance(options, dict):
+        raise ImproperlyConfigured(f'PENSTOCK is a dict such as {{"RULES": "shop.limits.rules"}}, not {shown(options)}')
+    unknown = options.keys() - SETTINGS.keys()
+    if unknown:
+        raise ImproperlyConfigured(f"PENSTOCK has no {shown(min(unknown))}: there are {', '.join(SETTINGS)}")
+    value = options.get(name, SETTINGS[name])
+    if not isinstance(value, str) or name == "HEADERS":
+        return value
+    try:
+        return import_string(value)
+    except ImportError as error:
+        raise ImproperlyConfigured(f'PENSTOCK["{name}"] is the dotted path of nothing: {error}') from error
+
+
+@cache
+def _asker() -> Asker:
+    headers = setting("HEADERS")
+    gate = Gate(setting("RULES"), client=setting("CLIENT"), headers=headers)
+    instead = "put WSGIMiddleware or ASGIMiddleware of penstock.web around the application in wsgi.py or asgi.py"
+    return Asker(without_body_limits(gate, instead), headers=headers)
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "PENSTOCK":
+        _asker.cache_clear()
+
+
+# By override_settings, in tests.
+setting_changed.connect(_forget)
+
+
+class LimitsMiddleware:
+    """Asks ``PENSTOCK["RULES"]`` about every request, and sees to the views' own limits.
+
+    Below ``AuthenticationMiddleware`` if keys are of users. Sync and async; the latter never waits, but for the user
+    where a rule is for users.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        _asker()
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if iscoroutinefunction(self):
+            return self._answer_async(request)
+        visit = Visit()
+        setattr(request, VISIT, visit)
+        response = _ask(DjangoRequest(request), visit)
+        if response is None:
+            try:
+                response = self.get_response(request)
+            except BaseException:
+                visit.on_end.end(500)
+                raise
+        _finish(response, visit)
+        return response
+
+    async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
+        visit = AsyncVisit()
+        setattr(request, VISIT, visit)
+        response = await _ask_async(request, visit)
+        if response is None:
+            try:
+                response = await self.get_response(request)
+            except Exception:
+                visit.end(500)
+                raise
+            except BaseException:
+                visit.end(DISCONNECTED)
+                raise
+        # From here on nobody promises to tell the end: what is sent in parts renews by each.
+        visit.renewal.stop()
+        _finish(response, visit)
+        return response
+
+
+def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
+    """A decorator for views, sync and async; the options are those of ``Rule``.
+
+    Several limiters, and several of these decorators one upon the other, are asked as one, all or none. Needs the
+    middleware. For a class: ``limited(...)(TheView.as_view())``, or ``method_decorator(limited(...), "dispatch")``.
+    """
+    rules = rules_of(limits, options)
+
+    def decorate(view: View) -> View:
+        inner, all_rules = stacked(view, rules)
+        ask_first: Callable[..., Any]
+        if iscoroutinefunction(inner):
+
+            @wraps(inner)
+            async def ask_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
+                response = await _ask_async(request, _visit_of(request), all_rules)
+                return await inner(request, *arguments, **named) if response is None else response
+
+        else:
+
+            @wraps(inner)
+            def ask_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
+                response = _ask(DjangoRequest(request), _visit_of(request), all_rules)
+                return inner(request, *arguments, **named) if response is None else response
+
+        mark(ask_first, inner, all_rules)
+        return ask_first  # type: ignore[return-value]
+
+    return decorate
+
+
+def _visit_of(request: HttpRequest) -> Visit:
+    visit: Visit | None = getattr(request, VISIT, None)
+    if visit is None:
+        raise NotInstalled(
+            'a view is limited, but "penstock.contrib.django.LimitsMiddleware" doesn\'t stand in MIDDLEWARE'
+        )
+    return visit
+
+
+def _ask(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
+    answer = _asker().ask(request, visit, rules)
+    if answer is None:
+        return None
+    return HttpResponse(answer.body, status=answer.status, headers=dict(answer.fields))
+
+
+async def _ask_async(request: HttpRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
+    asked = _AsyncRequest(request)
+    try:
+        return _ask(asked, visit, rules)
+    except _UserUnknown:
+        # Nothing has been taken, or all of it given back.
+        await asked.fetch_user()
+        return _ask(asked, visit, rules)
+
+
+def _finish(response: HttpResponseBase, visit: Visit) -> None:
+    """Tell of the limits, and see to the end, when the server closes the response."""
+    for name, value in visit.fields.items():
+        response.headers[name] = value
+    on_end = visit.on_end
+    if not on_end:
+        return
+    is_sent = True
+    if isinstance(response, StreamingHttpResponse):
+        is_sent = False
+
+        def sync_parts(parts: Iterator[bytes]) -> Iterator[bytes]:
+            nonlocal is_sent
+            for part in parts:
+                yield part
+                on_end.renew()
+            is_sent = True
+
+        async def async_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            nonlocal is_sent
+            async for part in parts:
+                yield part
+                on_end.renew()
+            is_sent = True
+
+        parts: Any = response.streaming_content
+        response.streaming_content = async_parts(parts) if response.is_async else sync_parts(parts)
+    close = response.close
+
+    def close_and_end() -> None:
+        try:
+            close()
+        finally:
+            on_end.end(response.status_code if is_sent else DISCONNECTED)
+
+    response.close = close_and_end  # type: ignore[method-assign]

@@ -1,0 +1,165 @@
+"""Limits in a Flask application: of all requests, of blueprints and of views. See docs/frameworks.md.
+
+``limits = Limits(app)`` and ``@limits.limit(limiter)``. Needs ``penstock[flask]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, Final, TypeVar, Unpack
+
+from flask import Blueprint, Flask, Response, current_app, request
+from werkzeug import exceptions
+
+from penstock.contrib.views import Asker, NotInstalled, RuleOptions, Rules, Visit, mark, rules_of, stacked
+from penstock.core.limiter import Limiter
+from penstock.errors import InvalidLimiter
+from penstock.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
+from penstock.web.request import Environ, KeyFunction, WSGIRequest
+from penstock.web.wsgi import Application, Ended, StartResponse
+
+__all__ = ["Limits", "ServiceUnavailable", "TooManyRequests"]
+
+EXTENSION: Final = "penstock"
+EXEMPT: Final = "_penstock_exempt"
+View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
+
+
+class _Denied(exceptions.HTTPException):
+    """Raised for a request that is denied; `denial` says why. An ``app.errorhandler`` may make its own response."""
+
+    denial: Denial
+
+    @classmethod
+    def because_of(cls, denial: Denial, response: Response) -> _Denied:
+        error = cls(response=response)
+        error.denial = denial
+        return error
+
+
+class TooManyRequests(_Denied, exceptions.TooManyRequests): ...
+
+
+class ServiceUnavailable(_Denied, exceptions.ServiceUnavailable): ...
+
+
+# Flask finds a handler by the class. A denial of another status isn't an error, and sent as it is.
+_ERRORS: Final[dict[int, type[_Denied]]] = {429: TooManyRequests, 503: ServiceUnavailable}
+
+
+class Limits:
+    """The extension: ``Limits(app, rules)``, or ``limits = Limits(rules=rules)`` and later ``limits.init_app(app)``.
+
+    `rules` are asked about every request before its view, as are those of the views and blueprints that ``limit``
+    decorates when it comes to them. See ``Gate`` for the arguments. Denials are raised, and go through the error
+    handlers and ``after_request`` of the application.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        rules: Iterable[Rule | BodyLimit] = (),
+        *,
+        client: KeyFunction | None = None,
+        headers: str | Iterable[str] = "draft-10",
+    ) -> None:
+        self._gate = Gate(rules, client=client, headers=headers)
+        self._asker = Asker(self._gate, headers=headers)
+        # In the environment, of visits to an application of these limits.
+        self._visit = f"penstock.visit.{id(self)}"
+        self._has_exempted = False
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        if EXTENSION in app.extensions:
+            raise InvalidLimiter("this application has its Limits already: give them all rules")
+        app.extensions[EXTENSION] = self
+        visited, body_limits = self._visited(app.wsgi_app), self._gate.body_limits
+        around: Any = WSGIMiddleware(visited, body_limits) if body_limits else visited
+        app.wsgi_app = around  # type: ignore[method-assign]
+        app.before_request(self._ask_for_all)
+        app.after_request(self._tell)
+
+    def limit(self, *limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
+        """A decorator for views, beneath ``route``, and for blueprints; the options are those of ``Rule``.
+
+        Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
+        """
+        rules = rules_of(limits, options)
+
+        def decorate(view: View) -> View:
+            if isinstance(view, Blueprint):
+                view.before_request(lambda: self._ask(rules))
+                return view
+            inner, all_rules = stacked(view, rules)
+
+            @wraps(inner)
+            def limited(*arguments: Any, **named: Any) -> Any:
+                self._ask(all_rules)
+                return current_app.ensure_sync(inner)(*arguments, **named)
+
+            mark(limited, inner, all_rules)
+            return limited  # type: ignore[return-value]
+
+        return decorate
+
+    def exempt(self, view: View) -> View:
+        """A decorator: the rules for all requests are not for this view or blueprint."""
+        setattr(view, EXEMPT, True)
+        self._has_exempted = True
+        return view
+
+    def _ask_for_all(self) -> None:
+        if self._gate.rules and not (self._has_exempted and _is_exempt()):
+            self._ask(None)
+
+    def _ask(self, rules: Rules | None) -> None:
+        environ = request.environ
+        visit = environ.get(self._visit)
+        if visit is None:
+            raise NotInstalled("these limits don't know the application: Limits(app), or limits.init_app(app)")
+        answer = self._asker.ask(WSGIRequest(environ), visit, rules)
+        if answer is None:
+            return
+        response = _response(answer)
+        error = _ERRORS.get(answer.status)
+        raise exceptions.HTTPException(response=response) if error is None else error.because_of(visit.denial, response)
+
+    def _visited(self, app: Application) -> Application:
+        """Opens the visits, and ends them when the answer has been sent."""
+        key = self._visit
+
+        def visited(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+            visit = environ[key] = Visit()
+            ended = Ended(app, environ, start_response, (), visit.on_end)
+            # Usually there is nothing to end, and the server may have its own way of sending a file.
+            return ended if visit.on_end else ended.body
+
+        return visited
+
+    def _tell(self, response: Response) -> Response:
+        visit: Visit | None = request.environ.get(self._visit)
+        if visit is None:
+            return response
+        for name, value in visit.fields.items():
+            response.headers[name] = value
+        denial = visit.denial
+        # A rule's own answer says what it wants to. That of an error handler has yet to tell when to come back.
+        if denial is not None and denial.rule.answer is None:
+            for name, value in denial.fields:
+                response.headers.setdefault(name, value)
+            if denial.retry_after_s is not None:
+                response.headers.setdefault("Retry-After", str(denial.retry_after_s))
+        return response
+
+
+def _is_exempt() -> bool:
+    if getattr(current_app.view_functions.get(request.endpoint or ""), EXEMPT, False):
+        return True
+    return any(getattr(current_app.blueprints[name], EXEMPT, False) for name in request.blueprints)
+
+
+def _response(answer: Answer) -> Response:
+    return current_app.response_class(answer.body, answer.status, answer.headers)

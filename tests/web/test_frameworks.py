@@ -1,0 +1,225 @@
+"""The frameworks' extensions under real servers with several workers: one test for all, what differs below."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from framework_limits import AT_ONCE, FAILURES, LIMIT, WIDE, key_of
+from framework_server import Answer, Served, ask, running, served, workers_of
+from shop_server import EXAMPLE, UVICORN, wait_until
+
+SERVERS = {
+    "flask": ("framework_flask", "gthread", "app"),
+    "flask gevent": ("framework_flask", "gevent", "app"),
+    "django": ("framework_django", "gthread", "app"),
+    "django async": ("framework_django", UVICORN, "asgi"),
+    "fastapi": ("framework_fastapi", UVICORN, "app"),
+    "aiohttp": ("framework_aiohttp", "aiohttp.GunicornWebWorker", "app"),
+}
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest, store_name: str, tmp_path: Path) -> Iterator[Served]:
+    module, worker_class, app = SERVERS[request.param]
+    with served(module, worker_class, store_name, tmp_path, app) as server:
+        yield server
+
+
+def only(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("server", names, indirect=True)
+
+
+def statuses(answers: list[Answer]) -> dict[int, int]:
+    return dict(Counter(answer.status for answer in answers))
+
+
+def test_every_worker_counts_the_same_limits(server: Served) -> None:
+    limits = server.limits
+
+    # A view's limit is exact over all workers, in both colours of view together.
+    workers: set[int] = set()
+    customers = 0
+
+    def every_worker_admitted() -> bool:
+        nonlocal customers
+        customers += 1
+        answers = server.ask_many(LIMIT, "/orders", X_Customer=str(customers))
+        answers += server.ask_many(LIMIT, "/orders/other", X_Customer=str(customers))
+        assert statuses(answers) == {200: LIMIT, 429: LIMIT}
+        workers.update(workers_of(answers))
+        return len(workers) > 1
+
+    wait_until(every_worker_admitted, "more than one worker has admitted")
+
+    # What is let in is told how much is left, what isn't when to come back.
+    first = server.ask("/orders", X_Customer="ada")
+    assert first.headers["ratelimit-policy"] == f'"orders";q={LIMIT};w=86400'
+    assert re.fullmatch(rf'"orders";r={LIMIT - 1};t=\d+', first.headers["ratelimit"])
+    denied = server.ask("/orders", X_Customer="1")
+    assert denied.status == 429
+    assert denied.headers["content-type"] == "application/problem+json"
+    assert denied.headers["content-length"] == str(len(denied.body))
+    assert denied.report["status"] == 429
+    assert denied.report["violated-policies"] == ["orders"]
+    assert 0 < int(denied.headers["retry-after"]) <= 86400 / LIMIT
+    assert denied.headers["ratelimit"] == f'"orders";r=0;t={denied.headers["retry-after"]}'
+
+    # Two limits of one view are charged both or not at all.
+    answers = server.ask_many(LIMIT + 20, "/both", X_Customer="ada")
+    assert statuses(answers) == {200: LIMIT, 429: 20}
+    assert limits.ample.peek(key_of("ada"), 0).remaining == LIMIT
+    assert {answer.headers["ratelimit-policy"] for answer in answers if answer.status == 200} == {
+        f'"ample";q={2 * LIMIT};w=86400, "narrow";q={LIMIT};w=86400'
+    }
+
+    # The application's rule is for whom it is for.
+    answers = server.ask_many(WIDE + 20, "/wide/1", X_Customer="ada")
+    assert statuses(answers) == {200: WIDE, 429: 20}
+    assert server.ask("/wide/2", X_Customer="ada").status == 429
+    assert server.ask("/wide/1", X_Customer="ada", X_Internal="yes").status == 200
+    assert "ratelimit" not in server.ask("/worker").headers
+    missing = server.ask("/wide/2/missing", X_Customer="bob")
+    assert missing.status == 404
+    assert missing.headers["ratelimit-policy"] == f'"wide";q={WIDE};w=86400'
+
+    # Only failures are charged, and only so many.
+    for _ in range(FAILURES):
+        assert server.ask("/login?status=200", "POST", X_Customer="ada").status == 200
+    wait_until(lambda: limits.failures.peek(key_of("ada"), 0).remaining == FAILURES, "successes are given back")
+    for attempt in range(FAILURES):
+        assert server.ask(f"/login?status={401 + 2 * (attempt % 2)}", "POST", X_Customer="ada").status in (401, 403)
+    assert server.ask("/login?status=200", "POST", X_Customer="ada").status == 429
+    assert limits.failures.peek(key_of("ada"), 0).remaining == 0
+
+    # The server's own errors aren't.
+    for status in (500, 503, 0):
+        assert server.ask(f"/fragile?status={status}", X_Customer="ada").status == (status or 500)
+    wait_until(lambda: limits.handled.peek(key_of("ada"), 0).remaining == LIMIT, "errors are given back")
+    assert server.ask("/fragile?status=404", X_Customer="ada").status == 404
+    assert limits.handled.peek(key_of("ada"), 0).remaining == LIMIT - 1
+
+
+def test_what_is_held_comes_back(server: Served) -> None:
+    held, sent = server.limits.held, server.limits.sent
+    key = key_of("ada")
+
+    with server.begun("/held", X_Customer="ada") as one, server.begun("/held", X_Customer="ada"):
+        assert held.peek(key, 0).remaining == 0
+        denied = server.ask("/held", X_Customer="ada")
+        assert denied.status == 429
+        assert denied.headers["retry-after"] == "1"
+
+        # The client of one has gone.
+        one.close()
+        wait_until(lambda: held.peek(key, 0).remaining == 1, "its permit is back")
+        wait_until(lambda: sent.peek(key, 0).remaining == LIMIT - 1, "what was not sent is not charged")
+
+        # The other gets its whole answer.
+        server.open()
+        wait_until(lambda: held.peek(key, 0).remaining == AT_ONCE, "all permits are back")
+    assert sent.peek(key, 0).remaining == LIMIT - 1
+    assert server.ask("/held", X_Customer="ada").body.rstrip().endswith(b"second")
+
+
+@only("fastapi", "aiohttp")
+def test_a_websocket_is_limited(server: Served) -> None:
+    held, key = server.limits.held, key_of("ada")
+    with open_websocket(server.port) as first, open_websocket(server.port) as second:
+        for connection in first, second:
+            assert b" 101 " in head_of(connection)
+        with open_websocket(server.port) as third:
+            assert b" 429 " in head_of(third)
+    wait_until(lambda: held.peek(key, 0).remaining == AT_ONCE, "all permits are back")
+
+
+def open_websocket(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(
+        b"GET /socket HTTP/1.1\r\nHost: shop\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Customer: ada\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    return connection
+
+
+def head_of(connection: socket.socket) -> bytes:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        part = connection.recv(65536)
+        assert part, received
+        received += part
+    return received.partition(b"\r\n\r\n")[0]
+
+
+@only("django", "django async")
+def test_django_limits_its_users(server: Served) -> None:
+    cookies = [server.ask(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
+    # By all workers, sync views and async ones.
+    answers = server.ask_many(LIMIT, "/account", Cookie=cookies[0])
+    answers += server.ask_many(10, "/account/other", Cookie=cookies[0])
+    assert statuses(answers) == {200: LIMIT, 429: 10}
+    assert server.ask("/account/other", Cookie=cookies[1]).status == 200
+    assert server.limits.users.peek(("user", "1"), 0).remaining == 0
+    assert server.limits.users.peek(("user", "2"), 0).remaining == LIMIT - 1
+    assert server.limits.users.peek("nobody", 0).remaining == LIMIT
+
+
+@only("django")
+def test_the_throttles_of_rest_framework(server: Served) -> None:
+    cookies = [server.ask(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
+
+    # Strangers by address, whatever they say about it.
+    answers = server.ask_many(30, "/api")
+    answers += server.ask_many(30, "/api", X_Forwarded_For="192.0.2.1")
+    assert statuses(answers) == {200: 40, 429: 20}
+    denied = server.ask("/api")
+    assert 0 < int(denied.headers["retry-after"]) <= 86400
+    assert f"{denied.headers['retry-after']} second" in denied.report["detail"]
+    # REST framework asks all throttles, and the one for users counts strangers, too.
+    policies = denied.headers["ratelimit-policy"]
+    assert policies == '"throttle anon 40/86400s";q=40;w=86400, "throttle user 60/86400s";q=60;w=86400'
+    assert denied.headers["ratelimit"].startswith(f'"throttle anon 40/86400s";r=0;t={denied.headers["retry-after"]}, ')
+
+    # Users by themselves.
+    assert statuses(server.ask_many(70, "/api", Cookie=cookies[0])) == {200: 60, 429: 10}
+    # A scope by itself.
+    assert statuses(server.ask_many(15, "/api/uploads", Cookie=cookies[1])) == {200: 10, 429: 5}
+    assert server.ask("/api", Cookie=cookies[1]).status == 200
+
+
+@only("flask")
+def test_flask_handles_denials_as_its_other_errors(server: Served) -> None:
+    assert statuses(server.ask_many(LIMIT + 5, "/handled", X_Customer="ada")) == {200: LIMIT, 429: 5}
+    denied = server.ask("/handled", X_Customer="ada")
+    assert denied.report == {"violated": ["orders"]}
+    assert 0 < int(denied.headers["retry-after"]) <= 86400 / LIMIT
+    assert denied.headers["ratelimit"] == f'"orders";r=0;t={denied.headers["retry-after"]}'
+
+    # A view that is exempt from the application's rules.
+    assert statuses(server.ask_many(WIDE + 1, "/wide/1", X_Customer="ada")) == {200: WIDE, 429: 1}
+    assert statuses(server.ask_many(WIDE + 1, "/wide/exempt", X_Customer="ada")) == {200: WIDE + 1}
+    assert "ratelimit" not in server.ask("/wide/exempt", X_Customer="ada").headers
+
+
+EXAMPLES = {
+    "flask": ("app:app", "sync"),
+    "django": ("shop:application", "sync"),
+    "fastapi": ("app:app", UVICORN),
+    "aiohttp": ("app:app", "aiohttp.GunicornWebWorker"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_example_is_as_strict_as_it_says(name: str, store_name: str, tmp_path: Path) -> None:
+    app, worker_class = EXAMPLES[name]
+    with running(app, worker_class, EXAMPLE.parent / name, tmp_path / "log", SHOP_STORE=store_name) as port:
+        answers = [ask(port, "/orders", "POST") for _ in range(8)]
+        # In the unlikely case that twelve seconds pass, a sixth order is due.
+        assert 5 <= statuses(answers)[200] < 8
+        denied = next(answer for answer in answers if answer.status == 429)
+        assert denied.report["violated-policies"] == ["orders"]
+        assert '"everything";r=' in answers[0].headers["ratelimit"]

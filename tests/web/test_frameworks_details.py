@@ -1,0 +1,484 @@
+"""The frameworks' extensions in one process: what goes wrong, and what is seldom."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase
+from django.test import AsyncRequestFactory, RequestFactory
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
+
+import penstock.contrib.aiohttp
+import penstock.contrib.fastapi
+from penstock import Concurrency, InvalidLimiter, Store, TokenBucket
+from penstock.contrib.flask import Limits
+from penstock.contrib.views import NotInstalled, Visit
+from penstock.testing import ManualClock
+from penstock.web import Answer, BodyLimit, Passage, Rule, everyone
+
+if not settings.configured:
+    settings.configure(SECRET_KEY="known to everybody", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__)
+
+import penstock.contrib.django as in_django
+
+urlpatterns: list[Any] = []
+
+
+class Its:
+    """The limits of a test."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1000)
+        self.store = Store.private(keys=100, clock=self.clock)
+        self.two = TokenBucket(self.store, "two", "2/day")
+        self.three = TokenBucket(self.store, "three", "3/day")
+        self.held = Concurrency(self.store, "held", 1, lease="0.3s")
+        self.rules = [Rule(self.three, key=everyone)]
+
+    def left(self) -> tuple[int, int, int]:
+        two, three, held = (limiter.peek("everyone", 0).remaining for limiter in (self.two, self.three, self.held))
+        return two, three, held
+
+    async def outlast_the_lease(self) -> None:
+        for _ in range(4):
+            self.clock.advance(0.2)
+            # It is renewed every 0.1 s of the event loop's, so before this is over, however late.
+            await asyncio.sleep(0.15)
+            assert self.left()[2] == 0
+
+
+@pytest.fixture
+def its() -> Iterator[Its]:
+    its = Its()
+    with its.store:
+        yield its
+
+
+def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator of somebody else."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    return wrapper
+
+
+# What all have in common
+
+
+def test_limits_of_a_view_must_be_limits(its: Its) -> None:
+    limited = penstock.contrib.fastapi.limited
+    with pytest.raises(InvalidLimiter, match="which limiter"):
+        limited()
+    with pytest.raises(InvalidLimiter, match=r"cost: beside a Rule, an option belongs into it, Rule\(limiter, ...\)"):
+        limited(its.rules[0], cost=2)
+    with pytest.raises(InvalidLimiter, match="charge_on says nothing about it"):
+        limited(its.held, charge_on={500})
+    with Store.private(keys=1) as other:
+        with pytest.raises(InvalidLimiter, match="belong to one store"):
+            limited(its.two, TokenBucket(other, "other", "1/day"))
+        limited_view = in_django.limited(its.two)(lambda request: HttpResponse())
+        with pytest.raises(InvalidLimiter, match="belong to one store"):
+            in_django.limited(TokenBucket(other, "other", "1/day"))(limited_view)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rate'"):
+        limited(its.two, rate="1/day")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("encode", [str, str.encode])
+def test_lists_grow_and_other_fields_are_replaced(encode: Callable[[str], Any]) -> None:
+    names = [encode(name) for name in ("RateLimit", "X-RateLimit-Limit")]
+    if encode is str.encode:
+        names = [name.lower() for name in names]
+    visit = Visit(Passage([(names[0], encode('"a";r=1')), (names[1], encode("1"))]))
+    visit.add(Passage([(names[0], encode('"b";r=2')), (names[1], encode("2"))]))
+    assert visit.fields == {names[0]: encode('"a";r=1, "b";r=2'), names[1]: encode("2")}
+
+
+# Flask
+
+
+def flask_app(its: Its, *more: BodyLimit, **options: Any) -> tuple[flask.Flask, Limits]:
+    app = flask.Flask(__name__)
+    limits = Limits(app, [*its.rules, *more], **options)
+    return app, limits
+
+
+def test_flask_needs_the_extension(its: Its) -> None:
+    for has_another in False, True:
+        app = flask.Flask(__name__)
+        app.testing = True
+        app.get("/")(Limits().limit(its.two, key=everyone)(lambda: "there"))
+        if has_another:
+            limits = Limits(app)
+            with pytest.raises(InvalidLimiter, match="has its Limits already"):
+                limits.init_app(app)
+        with pytest.raises(NotInstalled, match=r"Limits\(app\)"):
+            app.test_client().get("/")
+    assert its.left() == (2, 3, 1)
+
+
+def test_flask_asks_decorators_as_one_unless_somebody_is_between(its: Its) -> None:
+    app = flask.Flask(__name__)
+    limits = Limits(app)
+    one = limits.limit(its.two, key=everyone)
+    other = limits.limit(its.three, key=everyone)
+    app.get("/stacked", endpoint="stacked")(other(one(lambda: "there")))
+    app.get("/between", endpoint="between")(other(unwrapped(one(lambda: "there"))))
+    client = app.test_client()
+    assert [client.get("/stacked").status_code for _ in range(3)] == [200, 200, 429]
+    assert its.left() == (0, 1, 1)
+    # The outer one lets it in before the inner one is reached.
+    assert client.get("/between").status_code == 429
+    assert its.left() == (0, 0, 1)
+
+
+def test_flask_gives_back_when_a_view_raises_through(its: Its) -> None:
+    app, limits = flask_app(its)
+    app.testing = True
+
+    @app.get("/")
+    @limits.limit(its.held, its.two, key=everyone)
+    @limits.limit(its.three, key=everyone, charge_on=range(500))
+    def view() -> str:
+        assert its.left() == (1, 1, 0)
+        raise RuntimeError("it broke")
+
+    with pytest.raises(RuntimeError, match="it broke"):
+        app.test_client().get("/")
+    assert its.left() == (1, 2, 1)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_flask_holds_while_a_file_is_sent(its: Its, method: str) -> None:
+    app, limits = flask_app(its)
+    app.get("/")(limits.limit(its.held, key=everyone)(lambda: flask.send_file(Path(__file__))))
+    response = app.test_client().open("/", method=method)
+    assert its.left()[2] == 0
+    response.close()
+    assert its.left()[2] == 1
+
+
+def test_flask_views_may_be_async(its: Its) -> None:
+    app, limits = flask_app(its)
+
+    @app.get("/")
+    @limits.limit(its.two, key=everyone)
+    async def view() -> str:
+        return "there"
+
+    assert [app.test_client().get("/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_flask_exempts_blueprints_and_limits_bodies(its: Its) -> None:
+    app, limits = flask_app(its, BodyLimit(4), headers="x-ratelimit")
+    free = flask.Blueprint("free", __name__)
+    free.post("/free")(lambda: "there")
+    app.register_blueprint(limits.exempt(free))
+    app.post("/")(lambda: "there")
+    client = app.test_client()
+    assert client.post("/", data=b"12345").status_code == 413
+    assert client.post("/", data=b"1234").headers["X-RateLimit-Remaining"] == "2"
+    assert [client.post("/free").status_code for _ in range(5)] == [200] * 5
+    assert its.left()[1] == 2
+
+
+def test_flask_sends_a_shadow_ban_as_if_it_were_an_answer(its: Its) -> None:
+    app, limits = flask_app(its)
+    banned = Answer(200, (("Content-Type", "text/plain"),), b"there")
+    app.get("/")(limits.limit(its.two, key=everyone, answer=banned)(lambda: ("there", {"Content-Type": "text/plain"})))
+    app.errorhandler(429)(lambda error: ("no", 429))
+    responses = [app.test_client().get("/") for _ in range(3)]
+    assert {(response.status_code, response.data) for response in responses} == {(200, b"there")}
+    # Nor do its fields tell.
+    assert [sorted(response.headers.keys()) for response in responses] == [sorted(responses[0].headers.keys())] * 3
+    assert responses[2].headers["RateLimit"].startswith('"three";r=0')
+    assert its.left() == (0, 0, 1)
+
+
+# Starlette
+
+
+def ask_asgi(app: Any, path: str = "/", kind: str = "http", body: bytes = b"", **scope: Any) -> list[dict[str, Any]]:
+    """What an ASGI application sends."""
+    sent: list[dict[str, Any]] = []
+    headers = [(b"content-length", str(len(body)).encode())] if body else []
+    asked = {"type": kind, "method": "GET", "path": path, "query_string": b"", "headers": headers, "client": None}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body} if kind == "http" else {"type": "websocket.connect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(app(asked | scope, receive, send))
+    return sent
+
+
+def starlette_app(its: Its, *dependencies: Callable[[HTTPConnection], Any]) -> Starlette:
+    app = Starlette()
+
+    async def endpoint(connection: HTTPConnection) -> None:
+        for depend in dependencies:
+            await depend(connection)
+
+    async def http(scope: Any, receive: Any, send: Any) -> None:
+        await endpoint(HTTPConnection(scope))
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body"})
+
+    app.mount("/", http)
+    return app
+
+
+def test_starlette_needs_the_middleware(its: Its) -> None:
+    app = starlette_app(its, penstock.contrib.fastapi.limited(its.two, key=everyone))
+    with pytest.raises(NotInstalled, match=r"setup\(app\)"):
+        ask_asgi(app)
+
+
+def test_a_dependency_that_denies_undoes_what_can_be(its: Its) -> None:
+    limited = penstock.contrib.fastapi.limited
+    app = starlette_app(
+        its,
+        limited(its.held, key=everyone),
+        limited(its.three, key=everyone, charge_on=range(600)),
+        limited(its.two, key=everyone),
+    )
+    penstock.contrib.fastapi.setup(app)
+    assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
+    assert its.left() == (0, 1, 1)
+    denied = ask_asgi(app)[0]
+    fields = [name for name, _ in denied["headers"]]
+    assert sorted(fields) == sorted(set(fields))
+    assert dict(denied["headers"])[b"ratelimit"].startswith(b'"two";r=0;')
+
+
+def test_starlette_limits_bodies_and_leaves_the_lifespan_alone(its: Its) -> None:
+    app = starlette_app(its)
+    penstock.contrib.fastapi.setup(app, [*its.rules, BodyLimit(4)])
+    assert ask_asgi(app, body=b"12345")[0]["status"] == 413
+    assert ask_asgi(app, body=b"1234")[0]["status"] == 200
+    assert its.left()[1] == 2
+    seen: list[str] = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    async def nothing(*_: Any) -> Any: ...
+
+    around = penstock.contrib.fastapi.LimitsMiddleware(inner, its.rules)
+    asyncio.run(around({"type": "lifespan"}, nothing, nothing))
+    assert seen == ["lifespan"]
+
+
+def test_starlette_holds_on_for_as_long_as_it_takes(its: Its) -> None:
+    async def endpoint(connection: HTTPConnection) -> None:
+        await its.outlast_the_lease()
+
+    app = starlette_app(its, penstock.contrib.fastapi.limited(its.held, key=everyone), endpoint)
+    penstock.contrib.fastapi.setup(app)
+    assert ask_asgi(app)[0]["status"] == 200
+    assert its.left()[2] == 1
+
+
+# aiohttp
+
+
+def ask_aiohttp(app: web.Application, count: int, path: str = "/", **options: Any) -> list[tuple[int, dict[str, str]]]:
+    async def ask() -> list[tuple[int, dict[str, str]]]:
+        async with TestClient(TestServer(app)) as client:
+            answers = []
+            for _ in range(count):
+                async with client.get(path, **options) as response:
+                    await response.read()
+                    answers.append((response.status, dict(response.headers)))
+            return answers
+
+    return asyncio.run(ask())
+
+
+def test_aiohttp_needs_the_middleware(its: Its) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", penstock.contrib.aiohttp.limited(its.two, key=everyone)(handler))
+    assert ask_aiohttp(app, 1)[0][0] == 500
+    with pytest.raises(InvalidLimiter, match=r"comes too late here: say web.Application\(client_max_size=...\)"):
+        penstock.contrib.aiohttp.setup(app, [BodyLimit(10)])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_aiohttp_tells_of_streams_when_it_is_set_up(its: Its, whole: bool) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write_eof()
+        return response
+
+    app = web.Application(middlewares=[] if whole else [penstock.contrib.aiohttp.middleware(its.rules)])
+    if whole:
+        penstock.contrib.aiohttp.setup(app, its.rules)
+    app.router.add_get("/", handler)
+    answers = ask_aiohttp(app, 4)
+    assert [status for status, _ in answers] == [200, 200, 200, 429]
+    assert ["RateLimit" in headers for _, headers in answers] == [whole, whole, whole, True]
+
+
+def test_aiohttp_holds_until_a_file_is_sent(its: Its, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1 << 16))
+    left: list[int] = []
+
+    class Response(web.FileResponse):
+        async def prepare(self, request: web.BaseRequest) -> Any:
+            left.append(its.left()[2])
+            return await super().prepare(request)
+
+    @penstock.contrib.aiohttp.limited(its.held, key=everyone)
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return Response(tmp_path / "file")
+
+    app = web.Application()
+    penstock.contrib.aiohttp.setup(app)
+    app.router.add_get("/", handler)
+    assert [status for status, _ in ask_aiohttp(app, 2)] == [200, 200]
+    assert left == [0, 0]
+    assert its.left()[2] == 1
+
+
+def test_aiohttp_holds_on_for_as_long_as_it_takes(its: Its) -> None:
+    @penstock.contrib.aiohttp.limited(its.held, key=everyone)
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await its.outlast_the_lease()
+        return web.Response()
+
+    app = web.Application()
+    penstock.contrib.aiohttp.setup(app)
+    app.router.add_get("/", handler)
+    assert ask_aiohttp(app, 1)[0][0] == 200
+    assert its.left()[2] == 1
+
+
+# Django
+
+
+class DjangoSettings:
+    """``settings.PENSTOCK`` as a test sets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, value: Any) -> None:
+        self._monkeypatch.setattr(settings, "PENSTOCK", value, raising=False)
+        in_django._asker.cache_clear()
+
+
+@pytest.fixture
+def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[DjangoSettings]:
+    yield DjangoSettings(monkeypatch)
+    in_django._asker.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (["shop.rules"], r"PENSTOCK is a dict such as .*, not \['shop.rules'\]"),
+        ({"RULE": ()}, "PENSTOCK has no 'RULE': there are RULES, CLIENT, HEADERS, STORE"),
+        ({"RULES": "shop.rules"}, r'PENSTOCK\["RULES"\] is the dotted path of nothing: No module named'),
+        ({"RULES": f"{__name__}.nothing"}, "does not define a"),
+    ],
+)
+def test_django_refuses_settings_that_it_cannot_use(configure: DjangoSettings, value: Any, message: str) -> None:
+    configure(value)
+    with pytest.raises(ImproperlyConfigured, match=message):
+        in_django.LimitsMiddleware(lambda request: HttpResponse())
+
+
+def test_django_leaves_bodies_to_others(configure: DjangoSettings) -> None:
+    configure({"RULES": [BodyLimit(10)]})
+    with pytest.raises(InvalidLimiter, match=r"comes too late here: put WSGIMiddleware or ASGIMiddleware .* wsgi.py"):
+        in_django.LimitsMiddleware(lambda request: HttpResponse())
+
+
+def test_django_needs_the_middleware(its: Its) -> None:
+    view = in_django.limited(its.two, key=everyone)(lambda request: HttpResponse())
+    with pytest.raises(NotInstalled, match="doesn't stand in MIDDLEWARE"):
+        view(RequestFactory().get("/"))
+
+
+def test_django_holds_while_a_file_is_sent(its: Its, configure: DjangoSettings) -> None:
+    configure({"RULES": its.rules, "HEADERS": ["draft-10", "x-ratelimit"]})
+
+    @in_django.limited(its.held, key=everyone)
+    @in_django.limited(its.two, key=everyone)
+    def view(request: HttpRequest) -> HttpResponseBase:
+        return FileResponse(Path(__file__).open("rb"))
+
+    handle = in_django.LimitsMiddleware(view)
+    response = handle(RequestFactory().get("/"))
+    assert its.left() == (1, 2, 0)
+    assert response["RateLimit-Policy"].count("q=") == 3
+    assert response["X-RateLimit-Remaining"] == "1"
+    assert b"".join(response) == Path(__file__).read_bytes()
+    assert its.left() == (1, 2, 0)
+    response.close()
+    assert its.left() == (1, 2, 1)
+
+    # A view that denies tells of what it denies.
+    handle(RequestFactory().get("/")).close()
+    denied = handle(RequestFactory().get("/"))
+    assert denied["RateLimit-Policy"] == '"two";q=2;w=86400, "held";q=1;qu="concurrent-requests"'
+
+    # Whatever the view raises through the middleware.
+    its.three.reset("everyone")
+    broken = in_django.LimitsMiddleware(unwrapped(in_django.limited(its.held, key=everyone)(lambda request: 1 / 0)))
+    with pytest.raises(ZeroDivisionError):
+        broken(RequestFactory().get("/"))
+    assert its.left() == (0, 2, 1)
+
+
+def test_an_async_django_request_that_is_cancelled_gives_back(its: Its, configure: DjangoSettings) -> None:
+    configure({"RULES": [*its.rules, Rule(its.two, key=everyone, charge_on=range(499))]})
+
+    @in_django.limited(its.held, key=everyone)
+    async def view(request: HttpRequest) -> HttpResponse:
+        assert its.left() == (1, 2, 0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def ask() -> None:
+        task = asyncio.ensure_future(in_django.LimitsMiddleware(view)(AsyncRequestFactory().get("/")))
+        while its.left()[2]:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(ask())
+    assert its.left() == (2, 2, 1)
+
+
+def test_async_django_holds_on_for_as_long_as_it_takes(its: Its, configure: DjangoSettings) -> None:
+    configure({})
+
+    @in_django.limited(its.held, key=everyone)
+    async def view(request: HttpRequest) -> HttpResponse:
+        await its.outlast_the_lease()
+        return HttpResponse()
+
+    response = asyncio.run(in_django.LimitsMiddleware(view)(AsyncRequestFactory().get("/")))
+    assert its.left()[2] == 0
+    response.close()
+    assert its.left()[2] == 1
