@@ -1,0 +1,81 @@
+"""What a storage's URI and keywords say.
+
+=====================  =================================================================================================
+``keys``               how many keys can be live at once, 100,000 by default; 21 bytes each, taken at once
+``moving_window_keys`` how many of them for each limit of the moving window, 10,000 by default or `keys` if that is
+                       less; each takes 8 bytes for every permit of the limit, taken when the limit is first met
+``on_full``            ``"evict"``, ``"deny"`` or ``"allow"``, see ``Store``
+``mode``, ``group``    who may share the store, see ``Store``; a mode in a URI is octal: ``mode=660&group=www-data``
+``path``               the segment's file, instead of a name
+``clock``              ``"monotonic"`` or ``"time"``, or as a keyword a ``ManualClock``; for tests
+=====================  =================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from limits.errors import ConfigurationError
+
+from penstock.errors import shown
+
+__all__ = ["StorageOptions"]
+
+NAMES: Final = ("keys", "moving_window_keys", "on_full", "mode", "group", "path", "clock")
+KEYS: Final = 100_000
+MOVING_WINDOW_KEYS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """Which store a storage opens, and what for."""
+
+    name: str
+    moving_window_keys: int
+    store: dict[str, Any]
+    """For ``Store``."""
+
+    @classmethod
+    def of(cls, uri: str | None, keywords: dict[str, Any]) -> StorageOptions:
+        """Raises ``ConfigurationError`` that names what can't be used."""
+        parts = urlsplit(uri or "penstock://")
+        options: dict[str, Any] = {}
+        for option, value in [*parse_qsl(parts.query, keep_blank_values=True), *keywords.items()]:
+            if option not in NAMES:
+                raise ConfigurationError(
+                    f"a penstock storage has no option {shown(option)}; its options are {', '.join(NAMES)}"
+                )
+            if option in options:
+                raise ConfigurationError(f"the option {option} of a penstock storage is given twice, in {shown(uri)}")
+            options[option] = value
+        for option, base in {"keys": 10, "moving_window_keys": 10, "mode": 8}.items():
+            if isinstance(options.get(option), str):
+                options[option] = _number(option, options[option], base)
+        if str(options.get("group", "")).isdigit():
+            options["group"] = int(options["group"])
+        options.setdefault("keys", KEYS)
+        moving_window_keys = options.pop("moving_window_keys", min(options["keys"], MOVING_WINDOW_KEYS))
+        return cls(_name(uri, parts.netloc, parts.path, options), moving_window_keys, options)
+
+
+def _name(uri: str | None, netloc: str, path: str, options: dict[str, Any]) -> str:
+    name = netloc + path.removeprefix("/")
+    if "path" in options:
+        if name:
+            raise ConfigurationError(f"{shown(uri)} names a store and a path: a penstock storage has one of them")
+        return str(options["path"])
+    if not name or (netloc and path.removeprefix("/")):
+        raise ConfigurationError(
+            f"{shown(uri)} names no store: the URI of a penstock storage is like penstock:///shop?keys=100000"
+        )
+    return name
+
+
+def _number(option: str, text: str, base: int) -> int:
+    try:
+        return int(text.removeprefix("0o"), base)
+    except ValueError:
+        kind = "a whole number" if base == 10 else "an octal number"
+        raise ConfigurationError(f"the option {option} of a penstock storage is {kind}, not {shown(text)}") from None

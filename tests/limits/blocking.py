@@ -1,0 +1,55 @@
+"""What is for asyncio, called as if it weren't: so that one test serves both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import limits.aio.strategies
+import limits.strategies
+from limits.storage import storage_from_string
+
+import penstock.limits  # noqa: F401  # which makes the library know it
+
+SCHEMES = ("penstock", "async+penstock")
+STRATEGIES = ("fixed-window", "sliding-window-counter", "moving-window", "gcra")
+
+
+class Blocking:
+    """Runs whatever coroutine a method returns."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.wrapped, name)
+        return _blocking(attribute) if inspect.ismethod(attribute) else attribute
+
+
+def _blocking(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        return _result(result) if inspect.iscoroutine(result) else result
+
+    return call
+
+
+def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Of a coroutine that never waits, as none of ours does: so it needs no event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError(f"{coroutine} waits")
+
+
+def open_storage(uri: str, **options: Any) -> Any:
+    return Blocking(storage_from_string(uri, **options))
+
+
+def limiter(strategy: str, storage: Any) -> Any:
+    """The strategy of that name, over a storage of `open_storage`."""
+    asynchronous = isinstance(storage.wrapped, limits.aio.storage.Storage)
+    strategies = limits.aio.strategies.STRATEGIES if asynchronous else limits.strategies.STRATEGIES
+    return Blocking(strategies[strategy](storage.wrapped))

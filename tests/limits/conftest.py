@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import Store
+
+
+@pytest.fixture
+def store_name() -> Iterator[str]:
+    """A store's name that nobody else uses; the store is gone afterwards."""
+    name = f"test-limits-{os.getpid()}-{secrets.token_hex(4)}"
+    yield name
+    Store.unlink(name, missing_ok=True)

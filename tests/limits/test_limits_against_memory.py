@@ -1,0 +1,64 @@
+"""The library's own memory storage is the oracle: what it decides in one process, ours decides.
+
+Time is Python's, and moved. Steps are such that nothing happens within a thousandth of a window's end, where ours lasts
+longer, nor within a rounding error of it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import limits.strategies
+import pytest
+import time_machine
+from blocking import SCHEMES, limiter, open_storage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from limits import parse
+from limits.storage import MemoryStorage
+
+from penstock import Store
+
+T0 = 1_700_000_000.123456
+STEP_S = 7.3
+
+ITEMS = ("1/minute", "10/minute", "40 per 2 minute", "1000/hour")
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 12), st.sampled_from("ab"), st.sampled_from((1, 1, 1, 2, 5, 9, 300))), max_size=60
+)
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def storage(request: pytest.FixtureRequest) -> Iterator[Any]:
+    name = f"test-limits-{os.getpid()}-{secrets.token_hex(4)}"
+    storage = open_storage(f"{request.param}:///{name}?keys=1000&moving_window_keys=100&clock=time")
+    yield storage
+    storage.store.close()
+    Store.unlink(name)
+
+
+@pytest.mark.parametrize("strategy", ["fixed-window", "moving-window", "sliding-window-counter"])
+@pytest.mark.parametrize("limit", ITEMS)
+@settings(max_examples=40)
+@given(requests=REQUESTS)
+def test_decides_as_the_memory_storage(
+    storage: Any, strategy: str, limit: str, requests: list[tuple[int, str, int]]
+) -> None:
+    item = parse(limit)
+    with time_machine.travel(T0, tick=False) as traveller:
+        storage.reset()
+        ours, theirs = limiter(strategy, storage), limits.strategies.STRATEGIES[strategy](MemoryStorage())
+        steps_taken = 0
+        for steps, key, cost in requests:
+            steps_taken += steps
+            traveller.move_to(T0 + steps_taken * STEP_S)
+            assert ours.test(item, key, cost=cost) == theirs.test(item, key, cost=cost)
+            assert ours.hit(item, key, cost=cost) == theirs.hit(item, key, cost=cost)
+            told, expected = ours.get_window_stats(item, key), theirs.get_window_stats(item, key)
+            assert told.remaining == expected.remaining
+            # Of a moving window in which nothing counts any more, the library tells an end that is over.
+            if told.remaining < item.amount and strategy != "sliding-window-counter":
+                assert told.reset_time == pytest.approx(expected.reset_time, rel=0, abs=item.get_expiry() / 1000)

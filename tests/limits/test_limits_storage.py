@@ -1,0 +1,327 @@
+"""The storage for the limits library: what a caller of it can rely on, sync and async alike."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from blocking import SCHEMES, STRATEGIES, limiter, open_storage
+from limits import parse
+from limits.errors import ConfigurationError, StorageError
+from limits.storage import MemoryStorage
+
+from penstock import SegmentSpaceError, Store, StoreClosed, TokenBucket
+from penstock.limits import AsyncGCRARateLimiter, GCRARateLimiter, PenstockStorage
+from penstock.testing import ManualClock, private_stores
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(params=SCHEMES)
+def scheme(request: pytest.FixtureRequest) -> str:
+    scheme: str = request.param
+    return scheme
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def opened(scheme: str, store_name: str, clock: ManualClock) -> Iterator[Open]:
+    """Open a storage over the test's store, whose clock stands still."""
+    storages = []
+
+    def open_one(query: str = "keys=1000&moving_window_keys=100", **options: Any) -> Any:
+        storages.append(open_storage(f"{scheme}:///{store_name}?{query}", clock=clock, **options))
+        return storages[-1]
+
+    yield open_one
+    for storage in storages:
+        storage.store.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_limit_is_used_up_and_cleared(opened: Open, strategy: str) -> None:
+    storage = opened()
+    limited, item = limiter(strategy, storage), parse("10/hour")
+    assert limited.test(item, "ada", cost=10)
+    assert not limited.test(item, "ada", cost=11)
+    assert not limited.hit(item, "bob", cost=11)
+    assert [limited.hit(item, "ada") for _ in range(6)] == [True] * 6
+    assert limited.get_window_stats(item, "ada").remaining == 4
+    assert not limited.test(item, "ada", cost=5)
+    assert limited.test(item, "ada", cost=4)
+    assert limited.hit(item, "ada", cost=4)
+    assert not limited.test(item, "ada")
+    assert not limited.hit(item, "ada")
+    assert limited.get_window_stats(item, "ada").remaining == 0
+    assert limited.hit(item, "cyd")
+    limited.clear(item, "ada")
+    assert limited.get_window_stats(item, "ada").remaining == 10
+    assert limited.get_window_stats(item, "cyd").remaining == 9
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_reset_forgets_all_keys(opened: Open, strategy: str) -> None:
+    storage = opened()
+    limited, item = limiter(strategy, storage), parse("2/hour")
+    for key in "abc":
+        limited.hit(item, key, cost=2)
+    live = storage.reset()
+    # The keys of moving windows are in a memory of their own and not counted.
+    assert live == (0 if strategy == "moving-window" else 3)
+    assert all(limited.hit(item, key, cost=2) for key in "abc")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fresh_s", "used_s"),
+    [("fixed-window", 0, 50), ("moving-window", 60, 50), ("gcra", 0, 2)],
+)
+def test_window_stats_tell_when_something_is_free_again(
+    opened: Open, strategy: str, fresh_s: float, used_s: float, clock: ManualClock
+) -> None:
+    limited, item = limiter(strategy, opened()), parse("5/minute")
+    assert limited.get_window_stats(item, "ada").reset_time - time.time() == pytest.approx(fresh_s, abs=0.5)
+    limited.hit(item, "ada", cost=2)
+    clock.advance(10)
+    limited.hit(item, "ada")
+    stats = limited.get_window_stats(item, "ada")
+    assert stats.remaining == 2
+    assert stats.reset_time - time.time() == pytest.approx(used_s, abs=0.5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_limit_of_nothing(opened: Open, strategy: str) -> None:
+    limited, item = limiter(strategy, opened()), parse("0/minute")
+    assert not limited.test(item, "ada")
+    assert not limited.hit(item, "ada")
+    assert limited.get_window_stats(item, "ada").remaining == 0
+
+
+def test_fixed_window_counts_what_is_denied_as_the_library_does(opened: Open) -> None:
+    storage = opened()
+    limited, item = limiter("fixed-window", storage), parse("3/minute")
+    assert [limited.hit(item) for _ in range(5)] == [True, True, True, False, False]
+    assert storage.get(item.key_for()) == 5
+
+
+def test_count_that_cannot_be_kept_is_above_every_limit(opened: Open, clock: ManualClock) -> None:
+    storage = opened()
+    most = 2**21 - 1
+    assert storage.incr("key", 1, most) == most
+    assert storage.incr("key", 1) == sys.maxsize
+    assert storage.incr("other", 1, most + 1) == sys.maxsize
+    assert (storage.get("key"), storage.get("other")) == (most, 0)
+    clock.advance(1.001)
+    assert storage.incr("key", 1) == 1
+
+
+def test_window_ends_a_thousandth_late_at_most(opened: Open, clock: ManualClock) -> None:
+    storage = opened()
+    storage.incr("key", 3600)
+    clock.advance(3600 - 1e-6)
+    assert storage.get("key") == 1
+    clock.advance(3.6)
+    assert storage.get("key") == 0
+
+
+def test_full_store_denies_or_allows_as_it_is_told(scheme: str, store_name: str) -> None:
+    for on_full in ("deny", "allow"):
+        storage = open_storage(f"{scheme}:///{store_name}-{on_full}?keys=1&on_full={on_full}")
+        try:
+            counts = {storage.incr(str(i), 3600) for i in range(3000)}
+            assert counts == ({1, sys.maxsize} if on_full == "deny" else {1})
+        finally:
+            storage.store.close()
+            Store.unlink(f"{store_name}-{on_full}")
+
+
+def test_another_storage_knows_windows_and_limits_that_this_one_made(opened: Open) -> None:
+    here, there = opened(), opened()
+    here.incr("key", 61)
+    assert there.get("key") == 1
+    here.incr("key2", 62)
+    assert there.get_expiry("key2") - time.time() == pytest.approx(62, abs=1)
+    large, log = parse("1000000/hour"), parse("7/minute")
+    assert limiter("sliding-window-counter", here).hit(large, "ada", cost=999_999)
+    assert limiter("sliding-window-counter", there).get_window_stats(large, "ada").remaining == 1
+    assert limiter("moving-window", here).hit(log, "ada", cost=7)
+    there.clear(log.key_for("ada"))
+    assert limiter("moving-window", here).hit(log, "ada", cost=7)
+
+
+@pytest.mark.parametrize("limit", [100_000_000, 10**12 // 17])
+def test_large_sliding_window(opened: Open, limit: int) -> None:
+    """Above what is counted exactly, what remains is told all the same."""
+    item = parse(f"{limit} per 1000 second")
+    limited = limiter("sliding-window-counter", opened())
+    assert limited.hit(item, "ada", cost=limit - 3)
+    assert limited.get_window_stats(item, "ada").remaining == 3
+    assert limited.test(item, "ada", cost=3)
+    assert not limited.test(item, "ada", cost=4)
+    limited.clear(item, "ada")
+    assert limited.hit(item, "ada", cost=limit)
+
+
+@pytest.mark.parametrize(
+    ("previous", "current"), [(0, 0), (0, 1), (1, 0), (1, 1), (3, 2), (7, 93), (100, 0), (1000, 0)]
+)
+@pytest.mark.parametrize("share_left", [0.999, 0.5, 0.25, 0.001])
+def test_both_counts_of_a_sliding_window(
+    opened: Open, clock: ManualClock, previous: int, current: int, share_left: float
+) -> None:
+    storage = opened()
+    period_s = 60
+    _, _, _, left_s = storage.get_sliding_window("key", period_s)
+    clock.advance(left_s - period_s)  # to the top of a window
+    if previous:
+        assert storage.acquire_sliding_window_entry("key", 1000, period_s, previous)
+    clock.advance(period_s * (2 - share_left))
+    if current:
+        assert storage.acquire_sliding_window_entry("key", 10_000, period_s, current)
+    found_previous, previous_s, found_current, current_s = storage.get_sliding_window("key", period_s)
+    # A count that weighs less than one is as good as none.
+    expected = previous if previous * share_left >= 1 else 0
+    assert (found_previous, found_current) == (expected, current)
+    assert previous_s == pytest.approx(period_s * share_left if expected else 0)
+    assert current_s == pytest.approx(period_s * (1 + share_left))
+
+
+def test_check(opened: Open, store_name: str) -> None:
+    storage = opened()
+    assert storage.check()
+    Store.unlink(store_name)
+    assert not storage.check()  # who comes now would count in another segment
+    assert opened().check()
+    assert not storage.check()
+    storage.store.close()
+    assert not storage.check()
+
+
+def test_errors_are_wrapped_as_told(opened: Open) -> None:
+    for wraps, expected in {True: StorageError, False: StoreClosed}.items():
+        storage = opened(wrap_exceptions=wraps)
+        storage.store.close()
+        with pytest.raises(expected):
+            storage.incr("key", 60)
+        for call in (storage.acquire_entry, storage.acquire_sliding_window_entry, storage.acquire_gcra):
+            with pytest.raises(expected):
+                call("key", 10, 60)
+        with pytest.raises(expected):
+            storage.get_gcra("key", 10, 60)
+
+
+def test_moving_window_without_room_names_the_option(opened: Open) -> None:
+    storage = opened("keys=1000&moving_window_keys=1000000")
+    with pytest.raises(SegmentSpaceError, match="moving_window_keys is 1000000; the strategies gcra and") as raised:
+        storage.acquire_entry("key", 8_000_000, 60)
+    assert raised.value.path.endswith(storage.store.name)
+
+
+def test_pickled_storage_opens_the_store_again(store_name: str, scheme: str) -> None:
+    storage = open_storage(f"{scheme}:///{store_name}?keys=1000", wrap_exceptions=True)
+    storage.incr("key", 60)
+    again = type(storage)(pickle.loads(pickle.dumps(storage.wrapped)))
+    assert again.get("key") == 1
+    assert again.wrap_exceptions
+
+
+def test_gcra_gives_back_evenly(opened: Open, clock: ManualClock) -> None:
+    limited, item = limiter("gcra", opened()), parse("6/minute")
+    assert limited.hit(item, "ada", cost=6)
+    for _ in range(3):
+        clock.advance(9.9)
+        assert not limited.hit(item, "ada")
+        clock.advance(0.1)
+        assert limited.hit(item, "ada")
+
+
+def test_gcra_needs_this_storage() -> None:
+    for strategy in (GCRARateLimiter, AsyncGCRARateLimiter):
+        with pytest.raises(NotImplementedError, match="penstock:///shop and async"):
+            strategy(MemoryStorage())
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "message"),
+    [
+        ("penstock://", {}, "'penstock://' names no store"),
+        ("penstock:///", {}, "names no store"),
+        ("penstock://a/b", {}, "'penstock://a/b' names no store"),
+        ("penstock:///shop?kees=5", {}, "no option 'kees'; its options are keys, moving_window_keys, on_full"),
+        ("penstock:///shop", {"kees": 5}, "no option 'kees'"),
+        ("penstock:///shop?keys=5&keys=6", {}, "the option keys .* given twice"),
+        ("penstock:///shop?keys=5", {"keys": 5}, "the option keys .* given twice, in 'penstock:///shop.keys=5'"),
+        ("penstock:///shop?keys=many", {}, "the option keys of a penstock storage is a whole number, not 'many'"),
+        ("penstock:///shop?keys=", {}, "is a whole number, not ''"),
+        ("penstock:///shop?mode=rw", {}, "the option mode .* is an octal number, not 'rw'"),
+        ("penstock:///shop?path=/dev/shm/x", {}, "names a store and a path"),
+    ],
+)
+def test_options_that_are_refused(scheme: str, uri: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("'penstock:", f"'{re.escape(scheme)}:")):
+        open_storage(uri.replace("penstock:", f"{scheme}:"), **options)
+
+
+def test_storage_made_by_its_class_needs_a_name_too() -> None:
+    with pytest.raises(ConfigurationError, match="None names no store"):
+        PenstockStorage()
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("keys=0", "keys is a whole number from 1"),
+        ("on_full=never", "on_full is"),
+        ("clock=sundial", "clock is"),
+        ("mode=777", "mode is 0o600"),
+        ("group=www-data", "needs mode=0o660"),
+    ],
+)
+def test_values_that_the_store_refuses(scheme: str, store_name: str, query: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_storage(f"{scheme}:///{store_name}?{query}")
+
+
+def test_ways_to_name_a_store(store_name: str, tmp_path: Any) -> None:
+    for uri in (f"penstock://{store_name}", f"penstock:///{store_name}", f"async+penstock://{store_name}?keys=100000"):
+        storage = open_storage(uri)
+        assert (storage.store.path, storage.store.keys) == (f"/dev/shm/penstock-{store_name}", 100_000)
+    storage = open_storage(f"penstock://?path={tmp_path}/limits&keys=1_000&mode=660")
+    assert (storage.store.path, storage.store.keys) == (f"{tmp_path}/limits", 1000)
+    assert (tmp_path / "limits").stat().st_mode & 0o777 == 0o660
+    assert open_storage("penstock://", path=tmp_path / "limits", keys=1000, mode=0o660).check()
+
+
+def test_storage_in_a_private_store() -> None:
+    clock = ManualClock()
+    with private_stores(clock):
+        storage = open_storage("penstock:///shop")
+        assert [storage.incr("key", 60), storage.incr("key", 60)] == [1, 2]
+        clock.advance(61)
+        assert storage.get("key") == 0
+        assert storage.check()
+
+
+def test_limiters_of_the_storage_are_few_and_leave_others_alone(opened: Open) -> None:
+    storage = opened()
+    own = TokenBucket(storage.store, "own", "1/hour")
+    assert own.allow("key")
+    for limit in range(1, 50):
+        for strategy in ("fixed-window", "sliding-window-counter", "gcra"):
+            limiter(strategy, storage).hit(parse(f"{limit}/hour"), "ada", "x" * limit)
+    assert list(storage.store.stats().limiters) == [
+        "own",
+        "limits fixed-window 3600",
+        "limits sliding-window 3600",
+        "limits gcra",
+    ]
+    storage.clear("key")
+    assert not own.allow("key")
