@@ -29,6 +29,7 @@ SECTIONS = [
     "One process, beyond the cache",
     "Many processes",
     "Others, allowed",
+    "In the web stack: what a request costs more",
 ]
 
 
@@ -79,7 +80,17 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
     if "totals" in info:
         yield from _process_rows(info)
         return
+    if "requests" in info:
+        shares = [limited / without for without, limited in info["requests"]]
+        kept = f"{median(shares):.1%} kept ({min(shares):.1%} to {max(shares):.1%})"
+        rate = f"{median(limited for _, limited in info['requests']):,.0f} requests/s"
+        bar = info["bar"]
+        yield Row(info["title"], rate, kept, f"{bar:.0%} kept" if bar else "", median(shares) >= bar if bar else None)
+        return
     result = Result(raw)
+    if info.get("added"):
+        yield _added_row(result)
+        return
     title = info["title"] + (f" ({info['scope']})" if "scope" in info else "")
     bar = info.get("bar")
     yield Row(
@@ -98,6 +109,19 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
         yield Row("the batch as a share of that loop", "", f"{share:.3f} of it", f"{bar} of it", share <= bar)
     if info.get("cold"):
         yield from _cold_rows(result)
+
+
+def _added_row(result: Result) -> Row:
+    """What the same request costs more than without the limit."""
+    added_us = median(own - other for own, other in zip(result.ns, result.beside("without"), strict=True)) / 1000
+    bar_us = result.info.get("bar_us")
+    return Row(
+        result.info["title"],
+        f"{added_us:,.1f} µs more than {median(result.beside('without')) / 1000:,.1f} µs",
+        "",
+        f"{bar_us} µs more" if bar_us else "",
+        added_us <= bar_us if bar_us else None,
+    )
 
 
 def _cold_rows(result: Result) -> Iterator[Row]:

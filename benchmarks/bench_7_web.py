@@ -1,0 +1,294 @@
+"""What limits add to a request in the web stack, beside the same application without them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Measure, must, statement, time_per_call
+from pytest_benchmark.fixture import BenchmarkFixture
+from web_apps import fastapi_app, flask_app, plain_asgi, plain_wsgi, rules_of
+
+from penstock import Store
+from penstock.web import ASGIMiddleware, WSGIMiddleware
+
+SECTION = "In the web stack: what a request costs more"
+WITHOUT = "without"
+ADDED_US = {1: 6, 3: 9}
+REQUESTS_AT_ONCE = 100
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store.private(keys=10_000) as store:
+        yield store
+
+
+# WSGI
+
+ENVIRON = {
+    "REQUEST_METHOD": "GET",
+    "SCRIPT_NAME": "",
+    "PATH_INFO": "/",
+    "QUERY_STRING": "",
+    "SERVER_NAME": "localhost",
+    "SERVER_PORT": "8000",
+    "SERVER_PROTOCOL": "HTTP/1.1",
+    "REMOTE_ADDR": "203.0.113.7",
+    "HTTP_HOST": "localhost:8000",
+    "HTTP_USER_AGENT": "wrk",
+    "HTTP_ACCEPT": "*/*",
+    "wsgi.version": (1, 0),
+    "wsgi.url_scheme": "http",
+    "wsgi.multithread": False,
+    "wsgi.multiprocess": True,
+    "wsgi.run_once": False,
+}
+
+
+def wsgi_request(app: Callable[..., Any]) -> Callable[[], list[tuple[str, str]]]:
+    """One request as a server makes it; returns the answer's header."""
+
+    def request() -> list[tuple[str, str]]:
+        told: list[tuple[str, str]] = []
+
+        def start_response(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> None:
+            told[:] = headers
+
+        answer = app(dict(ENVIRON), start_response)
+        for _ in answer:
+            pass
+        close = getattr(answer, "close", None)
+        if close is not None:
+            close()
+        return told
+
+    return request
+
+
+def measure_wsgi(measure: Measure, title: str, app: Any, plain: Any, calls: int, **facts: Any) -> None:
+    request, without = wsgi_request(app), statement("request()", request=wsgi_request(plain))
+    must(any("ratelimit" in name.lower() for name, _ in request()))
+    measure(
+        title,
+        statement("request()", request=request),
+        calls=calls,
+        rounds=31,
+        beside={WITHOUT: lambda: time_per_call(without, calls)},
+        section=SECTION,
+        added=True,
+        **facts,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def bench_wsgi(measure: Measure, store: Store, count: int) -> None:
+    title = f"WSGI, bare: penstock, {count} limit{'s' * (count > 1)} and headers"
+    app = WSGIMiddleware(plain_wsgi, rules_of(store, count))
+    measure_wsgi(measure, title, app, plain_wsgi, 10_000, bar_us=ADDED_US[count])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def bench_flask(measure: Measure, store: Store, count: int) -> None:
+    title = f"Flask: penstock around it, {count} limit{'s' * (count > 1)} and headers"
+    app = WSGIMiddleware(flask_app(), rules_of(store, count))
+    measure_wsgi(measure, title, app, flask_app(), 2_000, bar_us=ADDED_US[count])
+
+
+@pytest.mark.parametrize("where", ["memory", "Redis"])
+def bench_flask_limiter(measure: Measure, redis_port: int, where: str) -> None:
+    uri = "memory://" if where == "memory" else f"redis://127.0.0.1:{redis_port}/3"
+    calls = 1_000 if where == "memory" else 200
+    measure_wsgi(measure, f"Flask: Flask-Limiter on {where}, 1 limit and headers", flask_app(uri), flask_app(), calls)
+
+
+# ASGI
+
+
+def asgi_requests(app: Callable[..., Awaitable[None]], loop: asyncio.AbstractEventLoop) -> Callable[[], set[bytes]]:
+    """Some requests after each other, as a server makes them; returns the names of the last answer's fields."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def requests() -> set[bytes]:
+        told: set[bytes] = set()
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                told.update(name for name, _ in message["headers"])
+
+        for _ in range(REQUESTS_AT_ONCE):
+            scope = {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": "1.1",
+                "method": "GET",
+                "scheme": "http",
+                "path": "/",
+                "raw_path": b"/",
+                "query_string": b"",
+                "root_path": "",
+                "headers": [(b"host", b"localhost:8000"), (b"user-agent", b"wrk"), (b"accept", b"*/*")],
+                "client": ("203.0.113.7", 50000),
+                "server": ("127.0.0.1", 8000),
+                "state": {},
+            }
+            await app(scope, receive, send)
+        return told
+
+    return lambda: loop.run_until_complete(requests())
+
+
+def measure_asgi(measure: Measure, title: str, app: Any, plain: Any, calls: int, **facts: Any) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        requests = asgi_requests(app, loop)
+        without = statement("requests()", requests=asgi_requests(plain, loop))
+        must(any(b"ratelimit" in name for name in requests()))
+        measure(
+            title,
+            statement("requests()", requests=requests),
+            calls=calls,
+            operations_per_call=REQUESTS_AT_ONCE,
+            rounds=31,
+            beside={WITHOUT: lambda: time_per_call(without, calls, REQUESTS_AT_ONCE)},
+            section=SECTION,
+            added=True,
+            **facts,
+        )
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def bench_asgi(measure: Measure, store: Store, count: int) -> None:
+    title = f"ASGI, bare: penstock, {count} limit{'s' * (count > 1)} and headers"
+    app = ASGIMiddleware(plain_asgi, rules_of(store, count))
+    measure_asgi(measure, title, app, plain_asgi, 100, bar_us=ADDED_US[count])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def bench_fastapi(measure: Measure, store: Store, count: int) -> None:
+    title = f"FastAPI: penstock around it, {count} limit{'s' * (count > 1)} and headers"
+    app = ASGIMiddleware(fastapi_app(), rules_of(store, count))
+    measure_asgi(measure, title, app, fastapi_app(), 20, bar_us=ADDED_US[count])
+
+
+@pytest.mark.parametrize("where", ["memory", "Redis"])
+def bench_slowapi(measure: Measure, redis_port: int, where: str) -> None:
+    uri = "memory://" if where == "memory" else f"redis://127.0.0.1:{redis_port}/4"
+    with warnings.catch_warnings():
+        # slowapi asks for coroutine functions in a way that Python is giving up.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        app = fastapi_app(uri)
+        title = f"FastAPI: slowapi on {where}, 1 limit and headers"
+        measure_asgi(measure, title, app, fastapi_app(), 10 if where == "memory" else 2)
+
+
+# Servers under load
+
+WRK = re.compile(r"Requests/sec:\s+([\d.]+)")
+CORES = 2  # for the server, as many workers as that, and for the load
+# An asyncio server on sockets that it has not made itself, as of uvicorn's own workers, waits for the client's
+# acknowledgement between header and body: gunicorn's are made right.
+SERVERS = {
+    "gunicorn, WSGI": ("wsgi", "sync"),
+    "gunicorn, Flask": ("flask", "sync"),
+    "gunicorn with uvicorn's workers, ASGI": ("asgi", "uvicorn_worker.UvicornWorker"),
+    "gunicorn with uvicorn's workers, FastAPI": ("fastapi", "uvicorn_worker.UvicornWorker"),
+}
+
+
+@contextlib.contextmanager
+def served(app: str, worker_class: str, store_name: str, cores: list[int]) -> Iterator[int]:
+    """A server of this application on a free loopback port: which."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            *(str(Path(sys.executable).with_name("gunicorn")), "--workers", str(CORES), "--worker-class", worker_class),
+            *("--bind", f"127.0.0.1:{port}", "--log-level", "warning", "web_apps:served"),
+        ],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"BENCH_APP": app, "BENCH_STORE": store_name},
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    try:
+        for _ in range(200):
+            with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
+                break
+            must(process.poll() is None)
+            time.sleep(0.05)
+        yield port
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(20)
+
+
+def requests_per_second(port: int, seconds: float, cores: list[int]) -> float:
+    answer = subprocess.run(
+        ["wrk", "-t2", "-c32", f"-d{seconds}s", f"http://127.0.0.1:{port}/"],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    ).stdout
+    must("Non-2xx" not in answer)
+    found = WRK.search(answer)
+    must(found is not None)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("server", SERVERS)
+def bench_server(
+    benchmark: BenchmarkFixture,
+    say: Callable[[str], None],
+    store_name: str,
+    all_cores: list[int],
+    quick: bool,
+    server: str,
+    count: int,
+) -> None:
+    """What is left of the requests per second, round by round with and without."""
+    app, worker_class = SERVERS[server]
+    server_cores, load_cores = all_cores[:CORES], all_cores[-CORES:]
+    rounds, seconds = (1, 1) if quick else (7, 3)
+    pairs: list[tuple[float, float]] = []
+    with (
+        served(f"{app}+0", worker_class, store_name, server_cores) as plain,
+        served(f"{app}+{count}", worker_class, store_name, server_cores) as limited,
+    ):
+        for port in (plain, limited):
+            requests_per_second(port, 1, load_cores)
+
+        def one_round() -> None:
+            without = requests_per_second(plain, seconds, load_cores)
+            pairs.append((without, requests_per_second(limited, seconds, load_cores)))
+
+        benchmark.pedantic(one_round, rounds=rounds)
+    share = statistics.median(limited / without for without, limited in pairs)
+    benchmark.extra_info.update(
+        title=f"{server}, {CORES} workers, under wrk: {count} limit{'s' * (count > 1)}",
+        section=SECTION,
+        requests=pairs,
+        bar=0.97,
+    )
+    say(f"{share:12.1%}")

@@ -1,0 +1,90 @@
+"""The applications that `bench_7_web.py` asks, with limits and without; also what its servers import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import fastapi
+import flask
+import flask_limiter.util
+import slowapi.util
+from fastapi.responses import PlainTextResponse
+
+from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
+from penstock.web import ASGIMiddleware, Rule, WSGIMiddleware
+
+# Never reached.
+PEERS_LIMIT = "1000000000/hour"
+
+
+def rules_of(store: Store, count: int) -> list[Rule]:
+    """One limit, or three."""
+    limiters = [
+        TokenBucket(store, "api", "1000/second", burst=2_000_000_000),
+        FixedWindow(store, "day", "1000000000/day"),
+        SlidingWindow(store, "hour", "1000000/hour"),
+    ]
+    return [Rule(limiter) for limiter in limiters[:count]]
+
+
+def plain_wsgi(environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "6")])
+    return [b"Hello\n"]
+
+
+async def plain_asgi(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+    if scope["type"] != "http":
+        return
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"6")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"Hello\n"})
+
+
+def flask_app(storage_uri: str | None = None) -> Any:
+    """With Flask-Limiter, if it is told where to count."""
+    app = flask.Flask(__name__)
+
+    def hello() -> str:
+        return "Hello\n"
+
+    if storage_uri is not None:
+        limiter = flask_limiter.Limiter(
+            flask_limiter.util.get_remote_address, app=app, storage_uri=storage_uri, headers_enabled=True
+        )
+        hello = limiter.limit(PEERS_LIMIT)(hello)
+    app.add_url_rule("/", view_func=hello)
+    return app
+
+
+def fastapi_app(storage_uri: str | None = None) -> Any:
+    """With slowapi, if it is told where to count."""
+    app = fastapi.FastAPI(openapi_url=None)
+
+    async def hello(request: fastapi.Request, response: fastapi.Response) -> PlainTextResponse:
+        return PlainTextResponse("Hello\n")
+
+    if storage_uri is not None:
+        app.state.limiter = slowapi.Limiter(
+            slowapi.util.get_remote_address, storage_uri=storage_uri, headers_enabled=True
+        )
+        hello = app.state.limiter.limit(PEERS_LIMIT)(hello)
+    app.add_api_route("/", hello)
+    return app
+
+
+# What a server is told to serve: "web_apps:served", of this kind and so many limits, all in one store.
+def _served() -> Any:
+    kind, limits = os.environ["BENCH_APP"].split("+")
+    app = {"wsgi": plain_wsgi, "asgi": plain_asgi, "flask": flask_app, "fastapi": fastapi_app}[kind]
+    if kind in {"flask", "fastapi"}:
+        app = app()  # type: ignore[operator]
+    if limits == "0":
+        return app
+    rules = rules_of(Store(os.environ["BENCH_STORE"], keys=10_000), int(limits))
+    return (WSGIMiddleware if kind in {"wsgi", "flask"} else ASGIMiddleware)(app, rules)  # type: ignore[arg-type]
+
+
+if "BENCH_APP" in os.environ:
+    served = _served()
