@@ -119,3 +119,30 @@ def test_single_requests_use_up_the_limit_exactly(kind: str, data: st.DataObject
             limiter.allow("k") for _ in range(most + 2)
         ]  # fmt: skip
         assert passed == [True] * most + [False] * 2
+
+
+@every_limiter
+@given(data=st.data())
+@settings(max_examples=60)
+def test_after_the_next_permits_time_there_is_more(kind: str, data: st.DataObject) -> None:
+    case = data.draw(ALL[kind])
+    now_ns, clock = START_NS, ManualClock()
+    set_ns(clock, now_ns)
+    with Store.private(keys=1, clock=clock) as store:
+        limiter = case.make(store)
+        for _ in range(data.draw(st.integers(1, 8))):
+            decision = limiter.hit("k", data.draw(case.costs()))
+            if not decision:
+                assert decision.next_after_ns == decision.retry_after_ns
+            elif decision.remaining == decision.limit:
+                assert decision.next_after_ns == 0
+            else:
+                now_ns += decision.next_after_ns
+                set_ns(clock, now_ns)
+                assert limiter.peek("k", decision.remaining + 1)
+            assert decision.next_after_ns <= max(decision.reset_after_ns, decision.retry_after_ns)
+            assert decision.next_after >= decision.next_after_ns / 1e9
+            now_ns = data.draw(st.just(now_ns) | case.times_ns(now_ns))
+            if now_ns > LATEST_NS // 2:
+                break
+            set_ns(clock, now_ns)

@@ -16,10 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from penstock.core.concurrency import Concurrency
 from penstock.core.decision import Decision
-from penstock.core.leaky_bucket import LeakyBucket
 from penstock.core.limiter import Limiter
-from penstock.core.min_interval import MinInterval
-from penstock.core.token_bucket import TokenBucket
 from penstock.errors import InvalidLimiter, shown
 from penstock.rate import Rate
 
@@ -47,7 +44,7 @@ def allowance(limiter: Limiter) -> str:
 class Policy:
     """One limiter's items of the fields."""
 
-    __slots__ = ("interval_ns", "is_held", "name", "policy_item", "prefix", "quota", "window_s")
+    __slots__ = ("is_held", "name", "policy_item", "prefix", "quota", "window_s")
 
     def __init__(self, limiter: Limiter) -> None:
         rate = rate_of(limiter)
@@ -60,7 +57,6 @@ class Policy:
         self.prefix = f"{name};r="
         self.quota: int = limiter.limit if isinstance(limiter, Concurrency) else rate.limit if rate else 1
         self.window_s = 0
-        self.interval_ns = 0
         if isinstance(limiter, Concurrency):
             self.policy_item = f'{name};q={self.quota};qu="concurrent-requests"'
             return
@@ -75,22 +71,10 @@ class Policy:
             self.policy_item = f"{name};q={self.quota};w=1"
         else:
             self.policy_item = f"{name};q={self.quota}"
-        if isinstance(limiter, (LeakyBucket, MinInterval)) or (
-            isinstance(limiter, TokenBucket) and limiter.refill == "continuous"
-        ):
-            # Rounded down: then what is told is rounded up.
-            self.interval_ns = rate.period_ns // rate.limit
 
     def wait_s(self, decision: Decision) -> int:
         """Whole seconds until there is more than now; 0 if there can't be, or nobody knows."""
-        if not decision.allowed:
-            return 0 if self.is_held else -(-decision.retry_after_ns // NS)
-        wait_ns = decision.reset_after_ns
-        interval_ns = self.interval_ns
-        if interval_ns and wait_ns > interval_ns:
-            # The other permits come after the next one.
-            wait_ns -= (decision.limit - decision.remaining - 1) * interval_ns
-        return -(-wait_ns // NS)
+        return 0 if self.is_held else -(-decision.next_after_ns // NS)
 
     def item(self, decision: Decision) -> str:
         """Of ``RateLimit``."""
