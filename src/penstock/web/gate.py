@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 from penstock.core.all_of import AllOf
 from penstock.core.bucketed_window import BucketedWindow
@@ -28,6 +28,9 @@ NS: Final = 1_000_000_000
 WAIT_FOR_A_HOLDER_S: Final = 1
 # As AllOf.
 MOST_AT_ONCE: Final = 16
+
+
+Enter: TypeAlias = "Callable[[Request], Passage | Denial]"
 
 
 class Passage:
@@ -151,7 +154,7 @@ class Gate:
                 if rule.where.matches(method, path) and not (rule.exempt and rule.exempt(request)):
                     matching |= bit
         plan = self._plans[matching] if matching in self._plans else self._plan(matching)
-        return plan.enter(request) if plan is not None else None
+        return None if plan is None else plan.enter(request)
 
     def max_body_bytes(self, request: Request) -> int | None:
         if not self.body_limits:
@@ -203,39 +206,71 @@ class Plan:
         self.told = [Policy(rule.limiter) for rule in [*self.shown, *self.held] if not rule.is_hidden]
         self.write = header_writer(styles, self.told[: len(self.shown)], self.told, encoded) if self.told else _nothing
         self.denial_writers: dict[tuple[int, ...], Writer] = {}
-        self.is_plain = len(self.charged) == 1 and not self.held and not self.booked
         limiters = [rule.limiter for rule in self.charged]
-        self.limiter: Any = limiters[0] if self.is_plain else AllOf(*limiters) if limiters else None
+        self.limiter: Any = AllOf(*limiters) if limiters else None
         keys = [rule.key or client for rule in self.charged]
         self.keys = keys[:1] if all(key is keys[0] for key in keys) else keys
         costs = [rule.cost for rule in self.charged]
         self.cost = costs[0] if costs and all(type(cost) is int and cost == costs[0] for cost in costs) else None
+        self.enter: Enter = self._in_steps
+        if self.shown == self.charged == list(rules):
+            self.enter = self._one() if len(rules) == 1 else self._several()
 
-    def enter(self, request: Request) -> Passage | Denial:
-        if self.is_plain:
-            rule = self.charged[0]
-            cost = rule.cost_of(request) if self.cost is None else self.cost
+    def _one(self) -> Enter:
+        """For one rule that is neither held nor booked, the usual case: with everything at hand."""
+        [rule] = self.charged
+        hit: Any = rule.limiter.hit  # type: ignore[attr-defined]  # as every limiter
+        key_of, write = self.keys[0], self.write
+        cost_of = None if isinstance(rule.cost, int) else rule.cost
+        cost = rule.cost
+
+        def enter(request: Request) -> Passage | Denial:
             try:
-                decision = self.limiter.hit(self.keys[0](request), cost)
-            except CostExceedsLimit:
-                return _never(rule)
+                decision = hit(key_of(request), cost if cost_of is None else cost_of(request))
+            except CostExceedsLimit as error:
+                return self._never(error)
             if not decision.allowed:
                 return self._denial(request, self.charged, [decision])
-            return Passage(self.write((decision,) if self.shown else (), self._partitions(request, self.shown)))
+            return Passage(write((decision,), self._partitions(request) if self.secret else ()))
+
+        return enter
+
+    def _several(self) -> Enter:
+        """For several such rules."""
+        hit_each, write = self.limiter.hit_each, self.write
+
+        def enter(request: Request) -> Passage | Denial:
+            try:
+                decisions = hit_each(self._keys(request), self._costs(request) if self.cost is None else self.cost)
+            except CostExceedsLimit as error:
+                return self._never(error)
+            for decision in decisions:
+                if not decision.allowed:
+                    return self._denial(request, self.charged, decisions)
+            return Passage(write(decisions, self._partitions(request) if self.secret else ()))
+
+        return enter
+
+    def _keys(self, request: Request) -> Any:
+        return self.keys[0](request) if len(self.keys) == 1 else [key(request) for key in self.keys]
+
+    def _costs(self, request: Request) -> list[int]:
+        return [rule.cost_of(request) for rule in self.charged]
+
+    def _in_steps(self, request: Request) -> Passage | Denial:
         on_end = OnEnd()
         try:
             decisions = self._charge(request, on_end)
         except CostExceedsLimit as error:
             on_end.undo()
-            rules = [*self.charged, *self.booked, *self.held]
-            return _never(next(rule for rule in rules if rule.limiter.name == error.limiter))
+            return self._never(error)
         except BaseException:
             on_end.undo()
             raise
         if isinstance(decisions, Denial):
             on_end.undo()
             return decisions
-        fields = self.write(self._shown(decisions), self._partitions(request, self.shown))
+        fields = self.write(self._shown(decisions), self._partitions(request))
         return Passage(fields, on_end if on_end else None)
 
     def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
@@ -251,8 +286,7 @@ class Plan:
             booked.append(limiter.peek(key, 0))
         if self.limiter is None:
             return self._hold(request, on_end) or booked
-        keys = self.keys[0](request) if len(self.keys) == 1 else [key(request) for key in self.keys]
-        cost = [rule.cost_of(request) for rule in self.charged] if self.cost is None else self.cost
+        keys, cost = self._keys(request), self._costs(request) if self.cost is None else self.cost
         if self.held and self.limiter.peek(keys, cost).allowed:
             denial = self._hold(request, on_end)
             if denial is not None:
@@ -289,6 +323,12 @@ class Plan:
         rules = [*self.charged, *self.booked]
         return [decision for rule, decision in zip(rules, decisions, strict=True) if not rule.is_hidden]
 
+    def _never(self, error: CostExceedsLimit) -> Denial:
+        """The request costs more than a limit allows at once."""
+        rules = [*self.charged, *self.booked, *self.held]
+        rule = next(rule for rule in rules if rule.limiter.name == error.limiter)
+        return Denial(rule, (Policy(rule.limiter).name,), None, None, ())
+
     def _denial(self, request: Request, rules: Sequence[Rule], decisions: Sequence[Decision]) -> Denial:
         denied = [
             (rule, decision) for rule, decision in zip(rules, decisions, strict=True) if not decision.allowed
@@ -307,9 +347,11 @@ class Plan:
         violated = tuple(Policy(rule.limiter).name for rule, _ in denied)
         return Denial(rule, violated, decision, wait_s, tuple(fields))
 
-    def _partitions(self, request: Request, rules: Sequence[Rule]) -> Sequence[str]:
+    def _partitions(self, request: Request, rules: Sequence[Rule] | None = None) -> Sequence[str]:
+        """Of these rules, or of all that are shown."""
         if not self.secret:
             return ()
+        rules = self.shown if rules is None else rules
         return [partition_text(self.secret, rule.limiter, self._key_of(rule, request)) for rule in rules]
 
     def _denial_writer(self, rules: Sequence[Rule]) -> Writer:
@@ -324,8 +366,3 @@ class Plan:
 
 def _nothing(decisions: Sequence[Decision], partitions: Sequence[str]) -> list[Any]:
     return []
-
-
-def _never(rule: Rule) -> Denial:
-    """The request costs more than the limit allows at once."""
-    return Denial(rule, (Policy(rule.limiter).name,), None, None, ())

@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 class Where:
     """Paths and methods. Nothing said is everything."""
 
-    patterns: tuple[re.Pattern[str], ...]
+    pattern: re.Pattern[str] | None
     methods: frozenset[str]
 
     @classmethod
@@ -57,16 +57,17 @@ class Where:
                 raise InvalidLimiter(f'methods are names such as "GET", not {shown(name)}')
         capitals = {name.upper() for name in names}
         # Frameworks answer HEAD with the handler of GET.
-        return cls(tuple(map(_pattern, paths)), frozenset(capitals | {"HEAD"} if "GET" in capitals else capitals))
+        pattern = re.compile("|".join(map(_pattern, paths)), re.DOTALL) if paths else None
+        return cls(pattern, frozenset(capitals | {"HEAD"} if "GET" in capitals else capitals))
 
     @property
     def is_everywhere(self) -> bool:
-        return not self.patterns and not self.methods
+        return self.pattern is None and not self.methods
 
     def matches(self, method: str, path: str) -> bool:
         if self.methods and method not in self.methods:
             return False
-        return not self.patterns or any(pattern.fullmatch(path) for pattern in self.patterns)
+        return self.pattern is None or self.pattern.fullmatch(path) is not None
 
 
 def _listed(values: Any, what: str) -> list[Any]:
@@ -77,7 +78,7 @@ def _listed(values: Any, what: str) -> list[Any]:
     return list(values)
 
 
-def _pattern(path: str) -> re.Pattern[str]:
+def _pattern(path: str) -> str:
     """In any case linear in the length of a path, which whoever asks can choose."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise InvalidLimiter(f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {shown(path)}')
@@ -100,7 +101,7 @@ def _pattern(path: str) -> re.Pattern[str]:
         raise InvalidLimiter(
             f"the path pattern {shown(path)} has more than one *, besides the one at its end: write several patterns"
         )
-    return re.compile(pattern + end, re.DOTALL)
+    return pattern + end
 
 
 @dataclass(frozen=True)
