@@ -82,12 +82,13 @@ def setup(
     *,
     client: KeyFunction | None = None,
     headers: str | Iterable[str] = "draft-10",
+    partition_keys: bool = False,
 ) -> None:
     """Ask `rules` about every request of `app` and its sub-applications, and see to their handlers' own limits.
 
     See ``Gate`` for the arguments.
     """
-    app.middlewares.append(middleware(rules, client=client, headers=headers))
+    app.middlewares.append(middleware(rules, client=client, headers=headers, partition_keys=partition_keys))
     app.on_response_prepare.append(_tell)
 
 
@@ -96,13 +97,15 @@ def middleware(
     *,
     client: KeyFunction | None = None,
     headers: str | Iterable[str] = "draft-10",
+    partition_keys: bool = False,
 ) -> Middleware:
     """What ``setup`` installs, for ``web.Application(middlewares=[...])``.
 
     By itself it comes too late for the fields of a response that its handler begins to send, such as a WebSocket's.
     """
-    gate = Gate(rules, client=client, headers=headers)
-    asker = Asker(without_body_limits(gate, "say web.Application(client_max_size=...)"), headers=headers)
+    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
+    without_body_limits(gate, "say web.Application(client_max_size=...)")
+    asker = Asker(gate, headers=headers, partition_keys=partition_keys)
 
     @web.middleware
     async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:

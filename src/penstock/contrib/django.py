@@ -35,7 +35,7 @@ from penstock.web import DISCONNECTED, Gate, Rule
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "limited", "setting"]
 
-SETTINGS: Final = {"RULES": (), "CLIENT": None, "HEADERS": "draft-10", "STORE": None}
+SETTINGS: Final = {"RULES": (), "CLIENT": None, "HEADERS": "draft-10", "PARTITION_KEYS": False, "STORE": None}
 VISIT: Final = "_penstock_visit"
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -115,10 +115,10 @@ def setting(name: str) -> Any:
 
 @cache
 def _asker() -> Asker:
-    headers = setting("HEADERS")
-    gate = Gate(setting("RULES"), client=setting("CLIENT"), headers=headers)
+    told = {"headers": setting("HEADERS"), "partition_keys": setting("PARTITION_KEYS")}
+    gate = Gate(setting("RULES"), client=setting("CLIENT"), **told)
     instead = "put WSGIMiddleware or ASGIMiddleware of penstock.web around the application in wsgi.py or asgi.py"
-    return Asker(without_body_limits(gate, instead), headers=headers)
+    return Asker(without_body_limits(gate, instead), **told)
 
 
 def _forget(*, setting: str, **_: Any) -> None:
@@ -238,32 +238,35 @@ async def _ask_async(request: HttpRequest, visit: Visit, rules: Rules | None = N
 
 
 def _finish(response: HttpResponseBase, visit: Visit) -> None:
-    """Tell of the limits, and see to the end, when the server closes the response."""
+    """Tell of the limits, and see to the end: of a stream, when the server closes it."""
     for name, value in visit.fields.items():
         response.headers[name] = value
     on_end = visit.on_end
     if not on_end:
         return
-    is_sent = True
-    if isinstance(response, StreamingHttpResponse):
-        is_sent = False
+    on_end.begin(response.status_code)
+    if not isinstance(response, StreamingHttpResponse):
+        # Before the client has it and can ask again.
+        on_end.end(response.status_code)
+        return
+    is_sent = False
 
-        def sync_parts(parts: Iterator[bytes]) -> Iterator[bytes]:
-            nonlocal is_sent
-            for part in parts:
-                yield part
-                on_end.renew()
-            is_sent = True
+    def sync_parts(parts: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal is_sent
+        for part in parts:
+            yield part
+            on_end.renew()
+        is_sent = True
 
-        async def async_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-            nonlocal is_sent
-            async for part in parts:
-                yield part
-                on_end.renew()
-            is_sent = True
+    async def async_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        nonlocal is_sent
+        async for part in parts:
+            yield part
+            on_end.renew()
+        is_sent = True
 
-        parts: Any = response.streaming_content
-        response.streaming_content = async_parts(parts) if response.is_async else sync_parts(parts)
+    parts: Any = response.streaming_content
+    response.streaming_content = async_parts(parts) if response.is_async else sync_parts(parts)
     close = response.close
 
     def close_and_end() -> None:

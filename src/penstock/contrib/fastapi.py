@@ -46,13 +46,14 @@ def setup(
     *,
     client: KeyFunction | None = None,
     headers: str | Iterable[str] = "draft-10",
+    partition_keys: bool = False,
 ) -> None:
     """Ask `rules` about every request of `app`, and see to the limits of its routes.
 
     See ``Gate`` for the arguments. Middleware that is added later stands outside: of its kind should be what finds out
     who is asking.
     """
-    app.add_middleware(LimitsMiddleware, rules=rules, client=client, headers=headers)
+    app.add_middleware(LimitsMiddleware, rules=rules, client=client, headers=headers, partition_keys=partition_keys)
     app.add_exception_handler(LimitDenied, _answer)  # type: ignore[arg-type]  # one for both kinds of connection
 
 
@@ -87,10 +88,11 @@ class LimitsMiddleware:
         *,
         client: KeyFunction | None = None,
         headers: str | Iterable[str] = "draft-10",
+        partition_keys: bool = False,
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, client=client, headers=headers, encoded=True)
-        self.asker = Asker(self.gate, headers=headers, encoded=True)
+        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True)
+        self.asker = Asker(self.gate, headers=headers, partition_keys=partition_keys, encoded=True)
         body_limits = self.gate.body_limits
         self.visited = ASGIMiddleware(self._visit, body_limits) if body_limits else self._visit
 

@@ -14,7 +14,7 @@ from werkzeug import exceptions
 
 from penstock.contrib.views import Asker, NotInstalled, RuleOptions, Rules, Visit, mark, rules_of, stacked
 from penstock.core.limiter import Limiter
-from penstock.errors import InvalidLimiter
+from penstock.errors import InvalidLimiter, shown
 from penstock.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
 from penstock.web.request import Environ, KeyFunction, WSGIRequest
 from penstock.web.wsgi import Application, Ended, StartResponse
@@ -63,9 +63,12 @@ class Limits:
         *,
         client: KeyFunction | None = None,
         headers: str | Iterable[str] = "draft-10",
+        partition_keys: bool = False,
     ) -> None:
-        self._gate = Gate(rules, client=client, headers=headers)
-        self._asker = Asker(self._gate, headers=headers)
+        if app is not None and not isinstance(app, Flask):
+            raise InvalidLimiter(f"Limits(app, rules), or Limits(rules=[...]): {shown(app)} is no Flask application")
+        self._gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
+        self._asker = Asker(self._gate, headers=headers, partition_keys=partition_keys)
         # In the environment, of visits to an application of these limits.
         self._visit = f"penstock.visit.{id(self)}"
         self._has_exempted = False

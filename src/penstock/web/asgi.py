@@ -128,18 +128,24 @@ class Ended:
         if kind in STARTS:
             message = {**message, "headers": [*message.get("headers", ()), *self.fields]}
             self.status = message.get("status", 101)
+            self.on_end.begin(self.status)
         elif kind == "websocket.http.response.start":
             self.status = message["status"]
         elif kind == "websocket.close" and self.status == 500:
             # Closed before it was accepted: the server makes a 403 of it.
             self.status = 403
+        if kind == "http.response.body" and not message.get("more_body", False) and not self.is_gone:
+            # Before the client has its whole answer and can ask again.
+            self.is_sent = True
+            self.renewal.stop()
+            self.on_end.end(self.status)
         try:
             await self.send_on(message)
         except OSError:
             self.is_gone = True
             raise
-        if kind == "websocket.accept" or (kind == "http.response.body" and not message.get("more_body", False)):
-            # A WebSocket that was opened has had its answer, whoever closes it.
+        if kind == "websocket.accept":
+            # One that was opened has had its answer, whoever closes it.
             self.is_sent = True
 
 

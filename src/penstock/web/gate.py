@@ -18,7 +18,7 @@ from penstock.web.answers import Denial, problem_report, seconds_up
 from penstock.web.client import ClientAddress
 from penstock.web.policies import Policy, Writer, checked_styles, header_writer, partition_text
 from penstock.web.request import KeyFunction, Request
-from penstock.web.rules import Answer, BodyLimit, Rule
+from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
 from penstock.web.workers import warn_if_each_counts_alone
 
 __all__ = ["Gate", "Passage"]
@@ -36,7 +36,8 @@ Enter: TypeAlias = "Callable[[Request], Passage | Denial]"
 class Passage:
     """Leave for one request. `fields` go into its answer.
 
-    If there is something `on_end`, its ``end`` must be called with the answer's status.
+    If there is something `on_end`, its ``begin`` and ``end`` must be called with the answer's status: ``end`` before
+    the last part of the answer is sent, or the client's next request may come before.
     """
 
     __slots__ = ("fields", "on_end")
@@ -69,6 +70,13 @@ class OnEnd:
         """For an answer that takes long: hold on to what is held."""
         for lease in self.leases:
             lease.renew()
+
+    def begin(self, status: int) -> None:
+        """The answer begins: give back what won't be charged however it ends, before the client can ask again."""
+        for pair in [pair for pair in self.booked if not pair[0].stays_charged(DISCONNECTED)]:
+            if not pair[0].stays_charged(status):
+                self.booked.remove(pair)
+                pair[1].cancel()
 
     def end(self, status: int) -> None:
         """Give back what is held, and what an answer of this status is not charged. Does nothing the second time."""

@@ -38,7 +38,11 @@ def allowance(limiter: Limiter) -> str:
     rate = rate_of(limiter)
     count = limiter.limit if isinstance(limiter, Concurrency) else rate.limit if rate else 1
     requests = "1 request" if count == 1 else f"{count} requests"
-    return f"{requests} at a time" if rate is None else f"{requests} per {str(rate).partition(' per ')[2]}"
+    if rate is None:
+        return f"{requests} at a time"
+    burst = getattr(limiter, "burst", count)
+    at_once = "" if burst == count else f", and {burst} at once"
+    return f"{requests} per {str(rate).partition(' per ')[2]}{at_once}"
 
 
 class Policy:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency
 from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
@@ -141,10 +142,10 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.limiter, Limiter):
-            raise InvalidLimiter(
-                f"a rule is for one limiter, not {shown(self.limiter)}: "
-                "several rules that match a request are asked as one, all or none"
-            )
+            remedy = "say TokenBucket(store, 'orders', '5/minute')"
+            if isinstance(self.limiter, AllOf):
+                remedy = "several rules that match a request are asked as one, all or none"
+            raise InvalidLimiter(f"a rule is for one limiter, not {shown(self.limiter)}: {remedy}")
         for what in ("key", "exempt"):
             if getattr(self, what) is not None and not callable(getattr(self, what)):
                 raise InvalidLimiter(f"{what} is a callable that takes a request, not {shown(getattr(self, what))}")

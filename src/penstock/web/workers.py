@@ -28,8 +28,8 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
         warnings.warn(
             f"limiter {alone[0].name!r} is in a private store of this process, one of {workers} workers: each counts "
             f"for itself, so together they let {workers} times its limit in. Name the store, "
-            f'Store("shop", keys={alone[0].store.keys}), or load the application before the workers are forked '
-            f"(gunicorn --preload)",
+            f'Store("shop", keys={alone[0].store.keys}), or make it before the workers are forked, as by '
+            f"gunicorn --preload",
             CountsPerWorkerWarning,
             stacklevel=4,
         )

@@ -67,7 +67,11 @@ def _send(answer: Answer, request: WSGIRequest, start_response: StartResponse) -
 
 
 class Ended:
-    """An answer whose end is told: the server closes it, whether it was sent or the client has gone."""
+    """An answer whose end is told: when its last part is sent, or when the server closes it.
+
+    What comes back then is there before the client has its whole answer and can ask again: where the length is told by
+    a field or by the body itself. A server closes the others after they have been sent.
+    """
 
     def __init__(
         self, app: Application, environ: Environ, start_response: StartResponse, fields: Sequence[Any], on_end: OnEnd
@@ -77,15 +81,22 @@ class Ended:
         # Until the application has said something else.
         self.status = 500
         self.is_sent = False
+        self.left: int | None = None
         try:
             self.body = app(environ, self.start)
             self.parts = iter(self.body)
+            if self.left is None and isinstance(self.body, (list, tuple)):
+                self.left = sum(map(len, self.body))
         except BaseException:
             on_end.end(500)
             raise
 
     def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
         self.status = int(status[:3])
+        for name, value in headers:
+            if name.lower() == "content-length" and value.isdecimal():
+                self.left = int(value)
+        self.on_end.begin(self.status)
         return self.start_response(status, [*headers, *self.fields], *exc_info)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -100,6 +111,11 @@ class Ended:
         except BaseException:
             self.status, self.is_sent = 500, True
             raise
+        if self.left is not None:
+            self.left -= len(part)
+            if self.left <= 0:
+                self.is_sent = True
+                self.on_end.end(self.status)
         self.on_end.renew()
         return part
 
