@@ -141,11 +141,15 @@ class Rule:
     where: Where = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.limiter, Limiter):
-            remedy = "say TokenBucket(store, 'orders', '5/minute')"
-            if isinstance(self.limiter, AllOf):
-                remedy = "several rules that match a request are asked as one, all or none"
-            raise InvalidLimiter(f"a rule is for one limiter, not {shown(self.limiter)}: {remedy}")
+        limiter: Any = self.limiter
+        if isinstance(limiter, AllOf):
+            raise InvalidLimiter(
+                f"a rule is for one limiter, not {shown(limiter)}: several rules that match a request are asked as one"
+            )
+        if not isinstance(limiter, Limiter):
+            raise InvalidLimiter(
+                f"a rule is for one limiter, not {shown(limiter)}: say TokenBucket(store, 'orders', '5/minute')"
+            )
         for what in ("key", "exempt"):
             if getattr(self, what) is not None and not callable(getattr(self, what)):
                 raise InvalidLimiter(f"{what} is a callable that takes a request, not {shown(getattr(self, what))}")
