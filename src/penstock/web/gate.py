@@ -30,9 +30,6 @@ WAIT_FOR_A_HOLDER_S: Final = 1
 MOST_AT_ONCE: Final = 16
 
 
-Enter: TypeAlias = "Callable[[Request], Passage | Denial]"
-
-
 class Passage:
     """Leave for one request. `fields` go into its answer.
 
@@ -45,6 +42,9 @@ class Passage:
     def __init__(self, fields: Sequence[tuple[Any, Any]], on_end: OnEnd | None = None) -> None:
         self.fields = fields
         self.on_end = on_end
+
+
+Enter: TypeAlias = Callable[[Request], Passage | Denial]
 
 
 class OnEnd:
