@@ -120,8 +120,8 @@ BUGS = [
     Bug(
         "a key evicts itself",
         TABLE,
-        "            if find_claim(probe, tag).cell != NULL or find_member(probe, tag) != NULL:",
-        "            if not {here} and (find_claim(probe, tag).cell != NULL or find_member(probe, tag) != NULL):",
+        "> now_ns) and (met or has_cell(probe, tag)):",
+        "> now_ns) and not {here} and (met or has_cell(probe, tag)):",
     ),
     Bug(
         "old permits count in a new key's buckets",

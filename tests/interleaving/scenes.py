@@ -225,7 +225,10 @@ SCENES |= {
     "removal": Explorable(removal, {"crashes": 1}, {"crashes": 2}),
     "insertion, three claims": Explorable(three_claims, {"preemptions": 5}, {"crashes": 1}),
     "insertion, a claim that moves": Explorable(
-        moving_claim, {"preemptions": 3, "clock_moves": 1, "jumps_ns": [2]}, {"preemptions": 5}
+        moving_claim, {"preemptions": 5, "clock_moves": 1, "jumps_ns": [2]}, {"preemptions": 5}
+    ),
+    "insertion, a member that becomes a claim": Explorable(
+        lambda: token_bucket(1, usable=1, on_full="allow").hits(0, 1).add(2, "reset").hits(2), {"preemptions": 5}
     ),
 }
 

@@ -452,3 +452,18 @@ class TestBeforeTheClientCanAskAgain:
 
         assert list(start(WSGIMiddleware(app, [Rule(limit, charge_on={401})]))) == [b"welcome"]
         assert limit.peek(CLIENT, 0).remaining == 5
+
+
+def test_a_refusal_is_charged_however_little_of_it_is_read(store: Store) -> None:
+    """Else who leaves as soon as the status is there would guess for nothing."""
+    wrong = FixedWindow(store, "wrong", "3/hour")
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("401 Unauthorized", [])
+        yield b"no"
+        yield b"no"
+
+    answer = start(WSGIMiddleware(app, [Rule(wrong, charge_on={401})]))
+    next(iter(answer))
+    answer.close()
+    assert wrong.peek(CLIENT, 0).remaining == 2

@@ -11,10 +11,10 @@ from typing import Any
 import flask
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
@@ -482,3 +482,23 @@ def test_async_django_holds_on_for_as_long_as_it_takes(its: Its, configure: Djan
     asyncio.run(in_django.LimitsMiddleware(view)(AsyncRequestFactory().get("/")))
     # Before the client has its answer and can ask again.
     assert its.left()[2] == 1
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_django_gives_back_though_another_response_is_sent(
+    its: Its, configure: DjangoSettings, is_stream: bool
+) -> None:
+    """As outer middleware does, for a missing slash or what the client has already; nobody closes the first one."""
+    configure({"RULES": [Rule(its.held, key=everyone)]})
+    first = StreamingHttpResponse([b"a"]) if is_stream else HttpResponse(b"a")
+    request = RequestFactory().get("/")
+    in_django.LimitsMiddleware(lambda _: first)(request)
+    # What Django does at the end of every request.
+    request.close()
+    assert its.left()[2] == 1
+
+
+def test_aiohttp_routes_and_rules_see_the_same_path() -> None:
+    request = make_mocked_request("POST", "/users/1%2F2/%41", headers={"Upgrade": "websocket"})
+    seen = penstock.contrib.aiohttp.AiohttpRequest(request)
+    assert (seen.method, seen.path) == ("POST", "/users/1%2F2/A")

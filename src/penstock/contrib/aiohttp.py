@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
 from typing import Any, Final, Protocol, TypeVar, Unpack
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -28,6 +29,7 @@ from penstock.contrib.views import (
 from penstock.core.limiter import Limiter
 from penstock.web import DISCONNECTED, BodyLimit, Gate, Rule
 from penstock.web.request import KeyFunction
+from penstock.web.rules import outcome
 
 __all__ = ["limited", "middleware", "setup"]
 
@@ -54,12 +56,14 @@ class AiohttpRequest:
 
     @property
     def method(self) -> str:
-        is_websocket = self.native.headers.get("Upgrade", "").lower() == "websocket"
-        return "WEBSOCKET" if is_websocket else self.native.method
+        """A WebSocket's is ``GET``: aiohttp gives any request to its handler, whatever its ``Upgrade`` says."""
+        return self.native.method
 
     @property
     def path(self) -> str:
-        return self.native.path
+        """As aiohttp routes it: an encoded slash doesn't end a segment."""
+        segments = self.native.rel_url.raw_path.split("/")
+        return "/".join([unquote(segment).replace("/", "%2F") for segment in segments])
 
     @property
     def peer(self) -> str | None:
@@ -111,7 +115,7 @@ def middleware(
     async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[ASKER] = asker
         visit = request[VISIT] = AsyncVisit()
-        status = 500
+        status: int | None = None
         try:
             denied = _ask(request, visit)
             response = await handler(request) if denied is None else denied
@@ -166,11 +170,16 @@ def _ask(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.
     return web.Response(body=answer.body, status=answer.status, headers=answer.headers)
 
 
-def _end_later(request: web.Request, visit: AsyncVisit, status: int) -> None:
-    """When the response has been sent: that is the last thing that the request's task does."""
+def _end_later(request: web.Request, visit: AsyncVisit, status: int | None) -> None:
+    """When the response has been sent: that is the last thing that the request's task does. None: there is none."""
     task = asyncio.current_task()
     assert task is not None
-    task.add_done_callback(lambda _: visit.end(DISCONNECTED if request.transport is None else status))
+
+    def end(_: object) -> None:
+        is_gone = request.transport is None
+        visit.end(DISCONNECTED if is_gone and status is None else outcome(status or 500, is_gone))
+
+    task.add_done_callback(end)
 
 
 async def _tell(request: web.Request, response: web.StreamResponse) -> None:

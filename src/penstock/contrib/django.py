@@ -32,6 +32,7 @@ from penstock.contrib.views import (
 from penstock.core.limiter import Limiter
 from penstock.errors import shown
 from penstock.web import DISCONNECTED, Gate, Rule
+from penstock.web.rules import outcome
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "limited", "setting"]
 
@@ -158,7 +159,7 @@ class LimitsMiddleware:
             except BaseException:
                 visit.on_end.end(500)
                 raise
-        _finish(response, visit)
+        _finish(request, response, visit)
         return response
 
     async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
@@ -176,7 +177,7 @@ class LimitsMiddleware:
                 raise
         # From here on nobody promises to tell the end: what is sent in parts renews by each.
         visit.renewal.stop()
-        _finish(response, visit)
+        _finish(request, response, visit)
         return response
 
 
@@ -237,7 +238,7 @@ async def _ask_async(request: HttpRequest, visit: Visit, rules: Rules | None = N
         return _ask(asked, visit, rules)
 
 
-def _finish(response: HttpResponseBase, visit: Visit) -> None:
+def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> None:
     """Tell of the limits, and see to the end: of a stream, when the server closes it."""
     for name, value in visit.fields.items():
         response.headers[name] = value
@@ -249,30 +250,36 @@ def _finish(response: HttpResponseBase, visit: Visit) -> None:
         # Before the client has it and can ask again.
         on_end.end(response.status_code)
         return
-    is_sent = False
+    is_broken_off = False
 
     def sync_parts(parts: Iterator[bytes]) -> Iterator[bytes]:
-        nonlocal is_sent
+        nonlocal is_broken_off
+        is_broken_off = True
         for part in parts:
             yield part
             on_end.renew()
-        is_sent = True
+        is_broken_off = False
 
     async def async_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        nonlocal is_sent
+        nonlocal is_broken_off
+        is_broken_off = True
         async for part in parts:
             yield part
             on_end.renew()
-        is_sent = True
+        is_broken_off = False
 
     parts: Any = response.streaming_content
     response.streaming_content = async_parts(parts) if response.is_async else sync_parts(parts)
-    close = response.close
 
-    def close_and_end() -> None:
-        try:
-            close()
-        finally:
-            on_end.end(response.status_code if is_sent else DISCONNECTED)
+    def ending(close: Callable[[], None]) -> Callable[[], None]:
+        def close_and_end() -> None:
+            try:
+                close()
+            finally:
+                on_end.end(outcome(response.status_code, is_broken_off))
 
-    response.close = close_and_end  # type: ignore[method-assign]
+        return close_and_end
+
+    response.close = ending(response.close)  # type: ignore[method-assign]
+    # An outer middleware may send another response in its place, and nobody closes this one. The request is closed.
+    request.close = ending(request.close)  # type: ignore[method-assign]

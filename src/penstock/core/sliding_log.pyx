@@ -32,10 +32,13 @@ read r(p) + window <= d(p + limit). So d(p + limit) >= d(p) + window: any limit 
 what is missing. Nobody waits.
 
 *Stalled* in 2: whoever claims an entry's next lap has seen it written, so the late writer finds either its own lap,
-or a later time than its own; it changes neither. Its own is the decision's, or less than a quantum later; and the laps
-of an entry lie further apart: by a window, or, with permits given back, by two CASes of each entry in turn, which take
-longer than a quantum, of less than one ns for each. Only with a clock that stands still meanwhile, as in tests, can
-several processes bring two laps so close: refunds that race may then lose permits, or give them twice.
+or a later time than its own; it changes neither. Its own is the decision's, or less than a quantum later. The laps of
+an entry lie a window apart; or, with permits given back, two CASes of each entry, which take longer than a quantum.
+
+*Not shown*, and not true to the last: that laps with permits given back between them have *dates* a quantum apart. A
+date is never before the newest permit's, so where the clock stands still, or where requests bring readings of it that
+are older than that permit, two laps can bear one date. A late writer can then put back an entry of an old lap, and a
+permit be taken twice or lost: docs/correctness.md has the schedule.
 
 *A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
 

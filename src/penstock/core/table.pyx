@@ -193,12 +193,13 @@ cdef uint64_t expiry_of(const Table* table, PenstockCell cell, uint64_t now_ns) 
 
 
 cdef Place choose_vacancy(
-    const Table* table, const ProbeSet* probe, uint64_t now_ns, uint64_t* first_expiry_ns
+    const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t now_ns, uint64_t* first_expiry_ns, bint* met
 ) noexcept nogil:
     """A vacancy in the home line, else one in the emptiest line; when evicting, else the live cell that expires first.
 
     Which line is the rule that benchmarks/probe_simulation.py measures. Within a line, the cell that has been vacant
-    for longest: the owner of one that expired just now is the likeliest to come back to it.
+    for longest: the owner of one that expired just now is the likeliest to come back to it. `met` says whether the key
+    itself was among what was looked at.
     """
     cdef Place place
     cdef Place vacancy = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
@@ -207,6 +208,7 @@ cdef Place choose_vacancy(
     cdef int line, i, vacancies, most = 0
     cdef uint64_t expiry, earliest
     first_expiry_ns[0] = ~<uint64_t>0
+    met[0] = False
     for line in range(probe.lines):
         vacancies = 0
         earliest = ~<uint64_t>0
@@ -216,6 +218,7 @@ cdef Place choose_vacancy(
                 continue
             place.position = line * PENSTOCK_CELLS_PER_LINE + i
             place.seen = load128_acquire(place.cell)
+            met[0] = met[0] or place.seen.tag == tag or place.seen.tag == claim_tag(tag)
             expiry = expiry_of(table, place.seen, now_ns)
             if expiry <= now_ns:
                 vacancies += 1
@@ -234,22 +237,36 @@ cdef Place choose_vacancy(
 
 
 cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
-    """The earliest claim of a key.
-
-    From the last position to the first: a claim is only ever given up for an earlier one that stands by then, or for a
-    member. So one that moves while it is looked for is met, or has become a member.
-    """
-    cdef Place place
-    cdef Place found = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
-    place.position = probe.lines * PENSTOCK_CELLS_PER_LINE
-    while place.position > 0:
-        place.position -= 1
-        place.cell = probe_cell(probe, place.position)
+    """The earliest claim of a key."""
+    cdef Place place = Place(NULL, 0, pair(PENSTOCK_KIND_EMPTY, 0))
+    cdef int position
+    for position in range(probe.lines * PENSTOCK_CELLS_PER_LINE):
+        place.cell = probe_cell(probe, position)
         if load_acquire(&place.cell.tag) == claim_tag(tag):
             place.seen = load128_acquire(place.cell)
             if place.seen.tag == claim_tag(tag):
-                found = place
-    return found
+                place.position = position
+                return place
+    place.cell = NULL
+    return place
+
+
+cdef bint has_cell(const ProbeSet* probe, uint64_t tag) noexcept nogil:
+    """Whether a key has a member or a claim.
+
+    From the last position to the first, one look at each. A cell goes from claim to member and, when the member has
+    gone, to a claim again, which one look at either takes for what it is; and a claim is given up for a member, or for
+    a claim at an earlier position that stands by then. So a key that has a cell all the time is met, unless its cell
+    goes to a later position: then it had none in between.
+    """
+    cdef uint64_t seen
+    cdef int position = probe.lines * PENSTOCK_CELLS_PER_LINE
+    while position > 0:
+        position -= 1
+        seen = load_acquire(&probe_cell(probe, position).tag)
+        if seen == tag or seen == claim_tag(tag):
+            return True
+    return False
 
 
 cdef bint scan(const Table* table, const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil:
@@ -297,17 +314,16 @@ cdef Insertion insert(
 ) noexcept nogil:
     """One attempt to make a member of a key that had none, with the state that the request leaves."""
     cdef uint64_t first_expiry_ns, now_ns = verdict.now_ns
+    cdef bint met
     cdef PenstockCell seen
     cdef Next next
     cdef Place claim = find_claim(probe, tag)
     if claim.cell == NULL:
-        claim = choose_vacancy(table, probe, now_ns, &first_expiry_ns)
+        claim = choose_vacancy(table, probe, tag, now_ns, &first_expiry_ns, &met)
         # No vacancy: somebody may have just taken the last one for this very key. Then it has a cell, and must neither
         # lose it to itself, nor cost a neighbour's, nor be told that there is no room.
-        if claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns:
-            # The claim is looked for first: it may become a member meanwhile, but a member doesn't become a claim.
-            if find_claim(probe, tag).cell != NULL or find_member(probe, tag) != NULL:
-                return AGAIN
+        if (claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns) and (met or has_cell(probe, tag)):
+            return AGAIN
         if claim.cell == NULL:
             # No expiry at all: the probe set is full of other keys' claims, which last CLAIM_LIFE at the most.
             if first_expiry_ns == ~<uint64_t>0:

@@ -15,6 +15,7 @@ From these names each process knows the limiters of the others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -122,6 +123,14 @@ class Counting:
         except KeyError:
             log = self._sliding_log(expiry, limit)
         return log.allow(key) if amount == 1 else log.hit(key, amount).allowed
+
+    def has_log(self, limit: int, expiry: float) -> bool:
+        """Whether the memory of a moving window has been taken here."""
+        return (expiry, limit) in self._sliding_logs
+
+    def make_log(self, limit: int, expiry: float) -> None:
+        """Take it."""
+        self._sliding_log(expiry, limit)
 
     def get_moving_window(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
         """When the oldest entry was taken that counts, in seconds since 1970, and how many count."""
@@ -265,7 +274,9 @@ class Counting:
         """Forget `key`, whatever the strategy."""
         self._learn()
         for expiry, limit in self._logs_known - self._sliding_logs.keys():
-            self._sliding_log(expiry, limit)
+            # One that there was no room for has nothing to forget.
+            with contextlib.suppress(SegmentSpaceError):
+                self._sliding_log(expiry, limit)
         for limiter in self._limiters():
             limiter.reset(key)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -71,7 +72,9 @@ class PenstockStorage(Counting, Storage, MovingWindowSupport, SlidingWindowCount
 class AsyncPenstockStorage(
     AsyncStorage, AsyncMovingWindowSupport, AsyncSlidingWindowCounterSupport, TimestampedSlidingWindow
 ):
-    """``async+penstock:///shop``: the same for asyncio, and the same limits. It never waits for anything."""
+    """``async+penstock:///shop``: the same for asyncio, and the same limits. It never waits for
+    anything, but for the memory of a moving window when its limit is first met, and for that in a thread.
+    """
 
     STORAGE_SCHEME = ["async+penstock"]  # noqa: RUF012
 
@@ -107,10 +110,17 @@ class AsyncPenstockStorage(
         self._counting.clear(key)
 
     async def acquire_entry(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
+        await self._make_log(limit, expiry)
         return self._counting.acquire_entry(key, limit, expiry, amount)
 
     async def get_moving_window(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
+        await self._make_log(limit, expiry)
         return self._counting.get_moving_window(key, limit, expiry)
+
+    async def _make_log(self, limit: int, expiry: float) -> None:
+        """In a thread: a lock may have to be waited for, and its memory to be written."""
+        if limit >= 1 and not self._counting.has_log(limit, expiry):
+            await asyncio.to_thread(self._counting.make_log, limit, expiry)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
         return self._counting.acquire_sliding_window_entry(key, limit, expiry, amount)

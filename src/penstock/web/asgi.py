@@ -10,7 +10,7 @@ from penstock.web.body import BodyTooLarge, is_told_longer
 from penstock.web.gate import Gate, OnEnd
 from penstock.web.renewal import Renewal
 from penstock.web.request import ASGIRequest, KeyFunction, Scope
-from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
+from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, outcome
 
 __all__ = ["ASGIMiddleware"]
 
@@ -98,7 +98,7 @@ class Ended:
         self.fields, self.on_end, self.receive_next, self.send_on = fields, on_end, receive, send
         # Until the application has said something else.
         self.status = 500
-        self.is_sent = self.is_gone = False
+        self.is_begun = self.is_sent = self.is_gone = False
         self.renewal = Renewal(on_end)
 
     async def run(self, app: Application, scope: Scope) -> None:
@@ -115,7 +115,9 @@ class Ended:
             raise
         finally:
             self.renewal.stop()
-            self.on_end.end(DISCONNECTED if self.is_gone and not self.is_sent else self.status)
+            is_gone = self.is_gone and not self.is_sent
+            is_unanswered = is_gone and not self.is_begun
+            self.on_end.end(DISCONNECTED if is_unanswered else outcome(self.status, is_gone))
 
     async def receive(self) -> Message:
         message = await self.receive_next()
@@ -127,7 +129,7 @@ class Ended:
         kind = message["type"]
         if kind in STARTS:
             message = {**message, "headers": [*message.get("headers", ()), *self.fields]}
-            self.status = message.get("status", 101)
+            self.status, self.is_begun = message.get("status", 101), True
             self.on_end.begin(self.status)
         elif kind == "websocket.http.response.start":
             self.status = message["status"]

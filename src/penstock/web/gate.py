@@ -50,9 +50,10 @@ Enter: TypeAlias = Callable[[Request], Passage | Denial]
 class OnEnd:
     """What is held for a request until its end, and what may be given back then."""
 
-    __slots__ = ("booked", "leases", "renew_after_s")
+    __slots__ = ("booked", "ended", "leases", "renew_after_s")
 
     def __init__(self) -> None:
+        self.ended: int | None = None
         self.booked: list[tuple[Rule, Reservation]] = []
         self.leases: list[Lease] = []
         self.renew_after_s = 0.0
@@ -61,7 +62,9 @@ class OnEnd:
         return bool(self.leases or self.booked)
 
     def add(self, more: OnEnd) -> None:
-        """What the same request was let in with by others, too."""
+        """What the same request was let in with by others, too. It may have ended, with its view still in a thread."""
+        if self.ended is not None:
+            more.end(self.ended)
         self.booked += more.booked
         self.leases += more.leases
         self.renew_after_s = min(more.renew_after_s or math.inf, self.renew_after_s or math.inf)
@@ -80,6 +83,7 @@ class OnEnd:
 
     def end(self, status: int) -> None:
         """Give back what is held, and what an answer of this status is not charged. Does nothing the second time."""
+        self.ended = status
         booked, self.booked = self.booked, []
         leases, self.leases = self.leases, []
         with contextlib.ExitStack() as stack:
@@ -268,6 +272,8 @@ class Plan:
     def _in_steps(self, request: Request) -> Passage | Denial:
         on_end = OnEnd()
         try:
+            # Key functions may fail: before anything is taken.
+            partitions = self._partitions(request)
             decisions = self._charge(request, on_end)
         except CostExceedsLimit as error:
             on_end.undo()
@@ -278,8 +284,7 @@ class Plan:
         if isinstance(decisions, Denial):
             on_end.undo()
             return decisions
-        fields = self.write(self._shown(decisions), self._partitions(request))
-        return Passage(fields, on_end if on_end else None)
+        return Passage(self.write(self._shown(decisions), partitions), on_end if on_end else None)
 
     def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
         booked = []
@@ -304,9 +309,13 @@ class Plan:
             return self._denial(request, self.charged, decisions)
         if self.held and not on_end.leases:
             # Some permits have come back since nothing was held for want of them.
-            denial = self._hold(request, on_end)
+            denial = None
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.limiter.refund, keys, cost)
+                denial = self._hold(request, on_end)
+                if denial is None:
+                    stack.pop_all()
             if denial is not None:
-                self.limiter.refund(keys, cost)
                 return denial
         return [*decisions, *booked]
 

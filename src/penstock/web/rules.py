@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Rule"]
 
 DISCONNECTED: Final = 499
-"""What `charge_on` is asked about a request whose client went away before it had its whole answer."""
+"""What `charge_on` is asked about a request whose client went away before it had the whole answer that it wanted."""
+
+
+def outcome(status: int, is_gone: bool) -> int:
+    """What a request came to. A refusal is one however little of it the client has read, or it would be free."""
+    return DISCONNECTED if is_gone and status < 400 else status
+
 
 _PLACEHOLDER: Final = re.compile(r"\{[^{}/]*\}|\*")
 _METHOD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -120,7 +126,7 @@ class Rule:
     * `charge_on`: statuses of answers that stay charged, as in ``{401, 403}`` for failed logins or
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Others get their
       permits back. The permits are taken before the handler runs, so many guesses at once don't get past the limit. A
-      client that went away is 499. None: all are charged.
+      client that went away before it had the whole answer is 499, unless that was an error. None: all are charged.
     * `status`: of a denial; by default 429, and 503 for a ``Concurrency`` that everyone shares.
     * `answer`: what is sent instead of the problem report: an ``Answer`` (with status 200, a shadow ban), or a callable
       that takes the ``Request`` and the ``Denial`` and returns one.

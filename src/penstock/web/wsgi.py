@@ -9,7 +9,7 @@ from penstock.web.answers import Denial, body_too_large, status_line
 from penstock.web.body import BodyTooLarge, is_told_longer
 from penstock.web.gate import Gate, OnEnd
 from penstock.web.request import Environ, KeyFunction, WSGIRequest
-from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
+from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, outcome
 
 __all__ = ["WSGIMiddleware"]
 
@@ -80,7 +80,7 @@ class Ended:
         self.fields, self.on_end = fields, on_end
         # Until the application has said something else.
         self.status = 500
-        self.is_sent = False
+        self.is_begun = self.is_sent = False
         self.left: int | None = None
         try:
             self.body = app(environ, self.start)
@@ -92,7 +92,7 @@ class Ended:
             raise
 
     def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
-        self.status = int(status[:3])
+        self.status, self.is_begun = int(status[:3]), True
         for name, value in headers:
             if name.lower() == "content-length" and value.isdecimal():
                 self.left = int(value)
@@ -125,7 +125,8 @@ class Ended:
             if close is not None:
                 close()
         finally:
-            self.on_end.end(self.status if self.is_sent else DISCONNECTED)
+            is_unanswered = not self.is_begun and not self.is_sent
+            self.on_end.end(DISCONNECTED if is_unanswered else outcome(self.status, not self.is_sent))
 
 
 class _Within:
