@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import limits.aio.strategies
@@ -30,18 +31,9 @@ class Blocking:
 def _blocking(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
-        return _result(result) if inspect.iscoroutine(result) else result
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     return call
-
-
-def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Of a coroutine that never waits, as none of ours does: so it needs no event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError(f"{coroutine} waits")
 
 
 def open_storage(uri: str, **options: Any) -> Any:
