@@ -197,8 +197,8 @@ class Plan:
     """How the rules that match a request are asked together.
 
     First those whose charge depends on the answer are booked, then what is held is taken, and last the others are
-    charged as one: so whatever denies, what was taken before can be given back to the permit. While the others deny,
-    nothing is held: a flood of denied requests writes nothing.
+    charged as one: so whatever denies, what was taken before can be given back to the permit. While the last deny,
+    nothing is held: but for what is booked, a flood of denied requests writes nothing.
     """
 
     def __init__(
