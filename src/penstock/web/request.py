@@ -15,10 +15,10 @@ Scope: TypeAlias = MutableMapping[str, Any]
 class Request(Protocol):
     """A request, before its handler has run.
 
-    ``method`` is in capitals; of a WebSocket's handshake ``"WEBSOCKET"`` under ASGI, else ``"GET"``. ``path`` is decoded,
-    from the root of the server. ``peer`` is the address at the other end of the connection, None where there is none (a
-    Unix socket): behind a proxy that is the proxy's, see ``ClientAddress``. ``user`` is whom an outer layer has let in,
-    or None. ``native`` is the WSGI environment or the ASGI scope.
+    ``method`` is in capitals; of a WebSocket's handshake ``"WEBSOCKET"`` under ASGI, else ``"GET"``. ``path`` is
+    decoded, from the root of the server. ``peer`` is the address at the other end of the connection, None where there
+    is none (a Unix socket): behind a proxy that is the proxy's, see ``ClientAddress``. ``user`` is whom an outer layer
+    has let in, or None. ``native`` is the WSGI environment or the ASGI scope.
     """
 
     @property
