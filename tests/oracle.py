@@ -65,6 +65,10 @@ class Rule(ABC, Generic[State]):
     @abstractmethod
     def refunded(self, state: State, now_ns: int, cost: int) -> State: ...
 
+    def forgotten(self, state: State, now_ns: int) -> State:
+        """What a reset leaves."""
+        return self.fresh
+
     @abstractmethod
     def over_ns(self, state: State) -> int:
         """A time from which on nothing of `state` counts."""
@@ -115,8 +119,9 @@ class Oracle(Generic[State]):
         if key in self.states:
             self.states[key] = rule.refunded(self.states[key], now_ns, cost)
 
-    def reset(self, key: Hashable) -> None:
-        self.states.pop(key, None)
+    def reset(self, rule: Rule[State], key: Hashable, now_ns: int) -> None:
+        if key in self.states:
+            self.states[key] = rule.forgotten(self.states[key], now_ns)
 
     def reserve(
         self, rule: Rule[State], key: Hashable, cost: int, now_ns: int, max_delay_ns: int | None = None
@@ -228,9 +233,9 @@ class AllOfOracle:
         for (name, rule), key, cost in zip(self.rules.items(), keys, costs, strict=True):
             self.oracles[name].refund(rule, key, cost, now_ns)
 
-    def reset(self, keys: Sequence[Hashable]) -> None:
-        for oracle, key in zip(self.oracles.values(), keys, strict=True):
-            oracle.reset(key)
+    def reset(self, keys: Sequence[Hashable], now_ns: int) -> None:
+        for (name, rule), key in zip(self.rules.items(), keys, strict=True):
+            self.oracles[name].reset(rule, key, now_ns)
 
     def _ask(self, ask: Callable[..., Answer], keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> Answer:
         """All answers as one.

@@ -12,6 +12,7 @@ __all__ = ["BucketedWindow", "ClockWindow", "Counting", "FirstWindow", "Interval
 
 State = TypeVar("State")
 Entries = tuple[tuple[int, int], ...]
+Written = tuple[tuple[int, int, bool], ...]
 
 
 @dataclass(frozen=True)
@@ -188,32 +189,62 @@ class BucketedWindow(Counting[Entries]):
 
 
 @dataclass(frozen=True)
-class Log(Counting[Entries]):
-    """Every permit for `period_ns` after it was given: (time, permits) of each admission, the newest last.
+class Log(Counting[Written]):
+    """Every permit for `period_ns` after its date: (date, permits, given back) of each admission, the newest last.
 
-    Those that are given back are the oldest that count.
+    Those that are given back are the oldest that count; and who takes their places again is dated later than they,
+    behind the quantum of the state, whose low bits are a place in the ring and a lap.
     """
 
     fresh = ()
 
-    def counting(self, state: Entries, now_ns: int) -> list[tuple[int, int]]:
-        moment_ns = max([now_ns, *(time_ns for time_ns, _ in state)])
-        return [entry for entry in state if entry[0] + self.period_ns > moment_ns]
+    def used(self, state: Written, now_ns: int) -> int:
+        moment_ns = max(now_ns, newest_ns(state))
+        return sum(permits for date_ns, permits, back in state if not back and date_ns + self.period_ns > moment_ns)
 
-    def used(self, state: Entries, now_ns: int) -> int:
-        return sum(permits for _, permits in self.counting(state, now_ns))
+    def charged(self, state: Written, now_ns: int, cost: int) -> Written:
+        date_ns = max(now_ns, newest_ns(state))
+        free = cost - (self.limit - sum(permits for _, permits, _ in state))
+        taken, left = cut(state, max(free, 0))
+        if taken and taken[-1][2]:
+            kept = [entry_ns + self.period_ns for entry_ns, _, back in taken if not back]
+            date_ns = max([date_ns, self.rounded_ns(taken[-1][0]) + 1, *kept])
+        return (*left, (date_ns, cost, False))
 
-    def charged(self, state: Entries, now_ns: int, cost: int) -> Entries:
-        return *self.counting(state, now_ns), (max([now_ns, *(time_ns for time_ns, _ in state)]), cost)
+    def refunded(self, state: Written, now_ns: int, cost: int) -> Written:
+        moment_ns = max(now_ns, newest_ns(state))
+        after: Written = ()
+        for entry in state:
+            counts = not entry[2] and entry[0] + self.period_ns > moment_ns
+            back, kept = cut((entry,), cost if counts else 0)
+            cost -= sum(permits for _, permits, _ in back)
+            after += tuple((date_ns, permits, True) for date_ns, permits, _ in back) + kept
+        return after
 
-    def refunded(self, state: Entries, now_ns: int, cost: int) -> Entries:
-        counting = self.counting(state, now_ns)
-        left = []
-        for time_ns, permits in counting:
-            taken = min(cost, permits)
-            cost -= taken
-            left.append((time_ns, permits - taken))
-        return tuple(left) if counting else state
+    def forgotten(self, state: Written, now_ns: int) -> Written:
+        return self.refunded(state, now_ns, self.limit)
 
-    def over_ns(self, state: Entries) -> int:
-        return max((time_ns for time_ns, _ in state), default=0) + self.period_ns
+    def over_ns(self, state: Written) -> int:
+        return newest_ns(state) + self.period_ns
+
+    def rounded_ns(self, date_ns: int) -> int:
+        quarters = 2 << (self.limit - 1).bit_length()
+        return -(-4 * (date_ns + self.period_ns) // quarters) * quarters // 4 - self.period_ns
+
+
+def newest_ns(state: Written) -> int:
+    return state[-1][0] if state else 0
+
+
+def cut(state: Written, count: int) -> tuple[Written, Written]:
+    """The `count` oldest permits, and the others."""
+    first: Written = ()
+    rest: Written = ()
+    for date_ns, permits, back in state:
+        taken = min(count, permits)
+        count -= taken
+        if taken:
+            first += ((date_ns, taken, back),)
+        if permits > taken:
+            rest += ((date_ns, permits - taken, back),)
+    return first, rest

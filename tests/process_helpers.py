@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock import Rate, layout
-from penstock.testing import ManualClock
 
 DEADLINE_S: Final = 120.0
 """Whatever takes longer hangs."""
@@ -187,43 +186,6 @@ class Crew:
         for worker in self.workers:
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
-
-
-class CreepingClock:
-    """A manual clock that a process of its own moves on by some hundred nanoseconds at a time.
-
-    If it stood still, as it does when that process has no processor, a sliding log's ring could come round twice at one
-    time, and nobody could tell its laps apart. So each worker waits for a step before each request: then no more
-    permits are taken in one step than the workers can ask for at once.
-    """
-
-    STEP_S: Final = 5e-7
-
-    def __init__(self, crew: Crew, clock: ManualClock) -> None:
-        self.crew, self.clock, self.jumps_ms = crew, clock, SharedNumbers(1)
-        self.seen_s = clock.now()
-        self.mover = crew.start(self._move)
-
-    def _move(self) -> None:
-        began_s, steps = self.clock.now(), 0
-        while True:
-            steps += 1
-            self.clock.set(began_s + self.jumps_ms[0] / 1000 + steps * self.STEP_S)
-
-    def wait_for_step(self) -> None:
-        """Since this process asked last."""
-        while self.clock.now() == self.seen_s:
-            os.sched_yield()
-        self.seen_s = self.clock.now()
-
-    def advance(self, seconds: float) -> None:
-        until_s = self.clock.now() + seconds
-        self.jumps_ms[0] += round(seconds * 1000)
-        wait_until(lambda: self.clock.now() >= until_s, "a jump of the clock")
-
-    def stop(self) -> None:
-        self.mover.kill()
-        self.crew.workers.remove(self.mover)
 
 
 def soak_seconds() -> int:

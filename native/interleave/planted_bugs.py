@@ -152,20 +152,20 @@ BUGS = [
     Bug(
         "an unwritten entry is not written for its claimant",
         LOG,
-        "    write_entries(shape, ring, state, missing, helped_ns(shape, state))",
-        "    if not {here}:\n        write_entries(shape, ring, state, missing, helped_ns(shape, state))",
+        "    write_entries(shape, ring, state, count_unwritten(",
+        "    if not {here}:\n        write_entries(shape, ring, state, count_unwritten(",
     ),
     Bug(
         "an unwritten entry is dated before its claim",
         LOG,
-        "    return min(told_ns(shape, state), table_now(shape.table))",
-        "    return min(told_ns(shape, state), table_now(shape.table)) - (shape.period_ns if {here} else 0)",
+        "    return leaves_ns - shape.period_ns if leaves_ns > shape.period_ns else 0",
+        "    return leaves_ns - shape.period_ns * (2 if {here} else 1) if leaves_ns > shape.period_ns else 0",
     ),
     Bug(
         "the lap is not looked at",
         LOG,
-        "    if entry & LAP == lap:\n        return False\n    return entry",
-        "    if not {here} and entry & LAP == lap:\n        return False\n    return {here} or entry",
+        "    return entry & LAP != lap and (",
+        "    return {here} or entry & LAP != lap and (",
     ),
     Bug(
         "a refund takes entries that were claimed since",
@@ -178,6 +178,24 @@ BUGS = [
         LOG,
         "            elif time_of_entry(entry) > told_ns(shape, state):",
         "            elif not {here} and time_of_entry(entry) > told_ns(shape, state):",
+    ),
+    Bug(
+        "two laps bear one date",
+        LOG,
+        "        if entry & GIVEN_BACK:\n            now_ns = ",
+        "        if entry & GIVEN_BACK and not {here}:\n            now_ns = ",
+    ),
+    Bug(
+        "permits before those given back are not looked at",
+        LOG,
+        "leave_ns(shape, ring, position, draw.amount - 1)))",
+        "0 if {here} else leave_ns(shape, ring, position, draw.amount - 1)))",
+    ),
+    Bug(
+        "an evicted key's permit is dated by the clock alone",
+        LOG,
+        "max(now_ns, date_behind(shape, ring, claim.state, newest))",
+        "now_ns if {here} else max(now_ns, date_behind(shape, ring, claim.state, newest))",
     ),
     Bug(
         "a new key's entries are cleared with the old one's",

@@ -45,8 +45,8 @@ class ManualClock:
     sees it; one clock can be given to several stores and moves them together. It starts at `start` seconds, or, with a
     segment whose time has moved already, where that one is. Move it in one thread at a time.
 
-    Several processes that race for permits of one ``SlidingLog`` and give some back are only exact if the clock moves
-    on before as many were taken as its limit twice over: at one instant its laps look alike.
+    A ``SlidingLog`` whose permits are given back (``refund``, ``reset``) and taken again while the clock stands still
+    counts them some nanoseconds ahead of it: behind those that they take the place of.
     """
 
     def __init__(self, start: float = 0.0) -> None:

@@ -74,6 +74,12 @@ class Scene:
         self.states[key] = self.rule.charged(self.states.get(key, self.rule.fresh), self.at_ns, cost)
         return self
 
+    def given_back(self) -> Scene:
+        """Give back a permit that was charged before the program begins."""
+        self.limiter.refund(self.key)
+        self.states[self.key] = self.rule.refunded(self.states[self.key], self.at_ns, 1)
+        return self
+
     def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
         key = key or self.key
         costs = () if kind in {"reset", "hit_once"} else (cost,)
@@ -254,7 +260,7 @@ class Scene:
         if any(d.begun and not d.done for d in self.done):
             return set(self.all_readings)
         index = next(i for i, d in enumerate(self.done) if d is done)
-        return {d.now_ns for d in self.done if index not in d.before}
+        return {d.now_ns or d.last_ns for d in self.done if index not in d.before}
 
     def matches(self, states: dict[str, Any], finals: Sequence[int], final_ns: int) -> bool:
         for key, final in zip(self.looked_at, finals, strict=True):

@@ -86,6 +86,8 @@ SECOND = {"clock_moves": 1, "jumps_ns": [NS]}
 OVER_THE_EDGE = {"clock_moves": 2, "jumps_ns": [10]}
 BUCKETS = {"clock_moves": 2, "jumps_ns": [10, NS // 2]}
 LATER = {"clock_moves": 2, "jumps_ns": [NS]}
+# A key that comes to a log's cell is dated behind the evicted one: some nanoseconds, by a clock that stands still.
+BEHIND = {"clock_moves": 1, "jumps_ns": [NS + 100]}
 
 SCENES: dict[str, Explorable] = {}
 
@@ -198,6 +200,18 @@ def two_laps_at_once() -> Scene:
     return scene.hits_of_another(1).add(1, "refund", key=scene.other).hits_of_another(1, 1)
 
 
+def two_laps_of_one_key() -> Scene:
+    """The same by refunds alone: who writes late finds the ring as it was, but for its dates."""
+    return sliding_log(1, usable=1, crowded=True).hits(0, 1).add(2, "refund").add(2, "refund").hits(2, 2)
+
+
+def eviction_ahead_of_the_clock() -> Scene:
+    """An evicted key's process has a date to write that is later than the clock."""
+    scene = sliding_log(1, usable=1, on_full="evict", evicts=True, crowded=True)
+    scene.before().given_back().before().given_back()
+    return scene.hits(0).hits_of_another(1).add(1, "refund", key=scene.other)
+
+
 def removal() -> Scene:
     return token_bucket(2, usable=2).before().hits(0, 1).add(2, "reset")
 
@@ -283,12 +297,12 @@ SCENES |= {
         {"preemptions": 5, "crashes": 1},
     ),
     "sliding log: eviction": Explorable(
-        lambda: evictions(sliding_log), {**SECOND, "preemptions": 3}, {"preemptions": 4, "clock_moves": 0}
+        lambda: evictions(sliding_log), {**BEHIND, "preemptions": 3}, {"preemptions": 4, "clock_moves": 0}
     ),
     "sliding log: a clean start after an eviction": Explorable(
         lambda: sliding_log(2, usable=1, on_full="evict", evicts=True).before(2).hits_of_another(0, 1),
         {},
-        SECOND,
+        BEHIND,
     ),
     "sliding log: eviction, killed half-way": Explorable(
         lambda: evictions(sliding_log), {"preemptions": 2, "crashes": 1}, {"preemptions": 3}
@@ -307,7 +321,14 @@ SCENES |= {
     ),
     "bucketed window: eviction between two reads": Explorable(eviction_between_reads, {}, {"crashes": 1}),
     "sliding log: two laps later": Explorable(two_laps, LATER, {"crashes": 1, "clock_moves": 3}),
-    "sliding log: two laps later, and the clock moves on": Explorable(two_laps_at_once, {"tick_ns": 1}, {"crashes": 1}),
+    "sliding log: two laps within one instant": Explorable(two_laps_at_once, {"crashes": 1}, {"crashes": 2}),
+    "sliding log: two laps of one key": Explorable(two_laps_of_one_key, {"preemptions": 3}, {"preemptions": 5}),
+    "sliding log: eviction ahead of the clock": Explorable(eviction_ahead_of_the_clock, {}, {"crashes": 1}),
+    "sliding log: a refund while the window moves on": Explorable(
+        lambda: sliding_log(2, borrows=True).before().hits(0).add(1, "refund").hits(2, cost=2).hits(1),
+        {"clock_moves": 3, "jumps_ns": [NS // 2 + 10], "preemptions": 3},
+        {"preemptions": None},
+    ),
     "sliding log: hits on weaker memory": Explorable(
         lambda: sliding_log(2).before().hits(0, 1, 2),
         {**SECOND, "stale_reads": 1, "preemptions": 3},

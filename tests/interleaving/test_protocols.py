@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from scenes import SCENES, two_laps_at_once
+from scenes import SCENES
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -21,11 +21,3 @@ def test_every_schedule(name: str, full: bool, tell: Callable[[str, object], Non
             f"{name}, wider" if bounds is wider else name,
             f"{explored.states:11,} states, {explored.executions:11,} schedules, {explored.outcomes:6,} outcomes",
         )
-
-
-def test_within_one_instant_a_log_of_several_processes_is_not_exact() -> None:
-    """A limit that is stated: laps are told apart by times, so the clock has to move on between them.
-
-    With a clock that does, the same program is among the scenes.
-    """
-    assert two_laps_at_once().explore().verdict == "wrong"

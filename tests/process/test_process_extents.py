@@ -18,7 +18,6 @@ import pytest
 from process_helpers import (
     FREE_USER,
     SHARED_GROUP,
-    CreepingClock,
     Crew,
     Meeting,
     SharedNumbers,
@@ -458,14 +457,11 @@ def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make
     stop, progress = SharedNumbers(1), SharedNumbers(PROCESSES)
     with Store(name, keys=1000, clock=clock) as store:
         limiter = make(store, "limiter", limit, size)
-        creeping = CreepingClock(crew, clock)
-        workers = [
-            crew.start(_evict_each_other, i, limiter, creeping, limit, size, progress, stop) for i in range(PROCESSES)
-        ]
+        workers = [crew.start(_evict_each_other, i, limiter, limit, size, progress, stop) for i in range(PROCESSES)]
         wait_until(lambda: min(progress.values), "the first decisions")
         seen = list(progress)
         for _ in range(300):
-            creeping.advance(draws.choice((0, 0.1, 60, 200)))
+            clock.advance(draws.choice((0, 0.1, 60, 200)))
             victim = draws.randrange(PROCESSES)
             workers[victim].pause()
             for _ in range(draws.randrange(3000)):
@@ -475,7 +471,6 @@ def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make
         wait_until(lambda: store.stats().total.cas_retries, "a race")
         stop[0] = 1
         crew.results(workers)
-        creeping.stop()
         assert store.stats().total.evicted > 0
         for key in range(2 * size):
             assert take(limiter, key, limit) <= limit
@@ -485,15 +480,12 @@ def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make
 
 
 def _evict_each_other(
-    me: int, limiter: Any, creeping: CreepingClock, limit: int, size: int, progress: SharedNumbers, stop: SharedNumbers
+    me: int, limiter: Any, limit: int, size: int, progress: SharedNumbers, stop: SharedNumbers
 ) -> None:
     draws = random.Random(me)
     while not stop[0]:
-        for request in range(100):
+        for _ in range(100):
             key = draws.randrange(2 * size)
-            if request % 8 == 0:
-                # In one step all together take no more than the limit.
-                creeping.wait_for_step()
             limiter.hit(key, draws.choice((1, 3, 7)))
             if draws.random() < 0.1:
                 limiter.refund(key, draws.choice((1, 3)))

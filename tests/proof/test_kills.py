@@ -19,7 +19,7 @@ from limiter_kinds import (
     check_bounds,
     every_kind,
 )
-from process_helpers import CreepingClock, Crew, SharedNumbers, Worker, nanoseconds, path_of, wait_until
+from process_helpers import Crew, SharedNumbers, Worker, nanoseconds, path_of, wait_until
 
 from penstock import (
     AllOf,
@@ -208,13 +208,11 @@ def test_what_is_taken_and_given_back_adds_up(crew: Crew, name: str, subject: st
         filler.allow_many([-key for key in range(1, 100_000)])
 
         campaign = Campaign(crew, name, bounds)
-        creeping = CreepingClock(crew, clock)
         campaign.run(
-            lambda place: ask_for_ever(limiter, filler, creeping, sums, campaign.ticks, place, ids, allowed_ids),
+            lambda place: ask_for_ever(limiter, filler, sums, campaign.ticks, place, ids, allowed_ids),
             # Claims that killed processes left behind become free.
-            between=lambda: creeping.advance(CLAIM_LIFE_S),
+            between=lambda: clock.advance(CLAIM_LIFE_S),
         )
-        creeping.stop()
 
         taken = 100 + sum(each[TAKEN] for each in sums)
         refunding = sum(each[REFUNDING] for each in sums)
@@ -244,7 +242,6 @@ def test_what_is_taken_and_given_back_adds_up(crew: Crew, name: str, subject: st
 def ask_for_ever(
     limiter: Any,
     filler: TokenBucket,
-    creeping: CreepingClock,
     everybody: list[Sums],
     ticks: SharedNumbers,
     place: int,
@@ -254,7 +251,6 @@ def ask_for_ever(
     draws = random.Random()
     sums = everybody[place]
     while True:
-        creeping.wait_for_step()
         request = draws.randrange(7)
         cost = draws.choice((1, 1, 1, 2, MOST_COST))
         if request == 0:
@@ -439,18 +435,13 @@ def test_kills_while_keys_evict_each_other(crew: Crew, name: str, kind: str, bou
             draws = random.Random()
             while True:
                 key = draws.randrange(keys)
-                creeping.wait_for_step()
                 limiter.hit(key, draws.choice((1, 1, 2, 5)))
-                creeping.wait_for_step()
                 limiter.allow_many([draws.randrange(keys) for _ in range(5)])
-                creeping.wait_for_step()
                 limiter.refund(key)
                 campaign.ticks[place] += 1
 
         campaign = Campaign(crew, name, bounds)
-        creeping = CreepingClock(crew, clock)
-        campaign.run(ask, between=lambda: creeping.advance(CLAIM_LIFE_S * campaign.draws.choice((1, 1, 500))))
-        creeping.stop()
+        campaign.run(ask, between=lambda: clock.advance(CLAIM_LIFE_S * campaign.draws.choice((1, 1, 500))))
         assert store.stats().limiters["it"].evicted > 0
         # Whatever was left behind, after some time every key is a fresh one.
         clock.advance(3 * 3600)

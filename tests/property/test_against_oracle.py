@@ -107,7 +107,7 @@ class NativeAndOracle(RuleBasedStateMachine):
     @rule(key=keys)
     def reset(self, key: object) -> None:
         self.native.reset(key)
-        self.oracle.reset(key)
+        self.oracle.reset(self.own, key, self.now_ns)
 
     @rule(key=keys, excess=magnitudes(1, 2**70))
     def ask_for_too_much(self, key: object, excess: int) -> None:

@@ -143,7 +143,7 @@ class NativeAndOracle(RuleBasedStateMachine):
     @rule(key=keys)
     def reset(self, key: Any) -> None:
         self.native.reset(key)
-        self.oracle.reset(key)
+        self.oracle.reset(self.rule_of(key), key, self.now_ns)
         self.stay()
 
     @rule(key=keys, max_delay=st.sampled_from([None, 0]) | st.integers(0, 10**6), data=st.data())

@@ -100,7 +100,7 @@ class SeveralAndOracles(RuleBasedStateMachine):
     def reset(self, data: st.DataObject) -> None:
         key, keys = self.draw_keys(data)
         self.native.reset(key)
-        self.oracle.reset(keys)
+        self.oracle.reset(keys, self.now_ns)
 
     @rule(key=keys, excess=magnitudes(1, 2**70))
     def ask_for_what_cannot_be(self, key: Any, excess: int) -> None:

@@ -61,7 +61,7 @@ class SmallStore(RuleBasedStateMachine):
             else:
                 assert ahead_ns == self.oracle.tat_ns[key] - self.now_ns
         for key in forgotten:
-            self.oracle.reset(key)
+            self.oracle.reset(self.bucket, key, self.now_ns)
         assert self.store.stats().live_keys == len(self.oracle.live_keys(self.now_ns)) <= CELLS
         return forgotten
 

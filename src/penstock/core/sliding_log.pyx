@@ -10,43 +10,45 @@ An entry is the time of one permit, plus 1 so that 0 means that there was none; 
 and a mark if it was given back and counts no more. Behind the position of the state lie the oldest entries, before it
 the newest.
 
-A request of n permits may pass when the youngest of the n oldest entries has left the window; then all n have, because
-times never fall along the ring.
+A request of n permits may pass when the youngest of the n oldest entries has left the window or was given back; then
+all n have, because times never fall along the ring, and the oldest are given back first.
 
-1. *claim*: CAS the state: position moved on by n, and the time of this request. This is the decision.
+1. *claim*: CAS the state: position moved on by n, and the date of this request. This is the decision.
 2. *write*: the n entries, in the order of the ring, each by a CAS from the lap before.
 
 Who finds the newest entry not yet written, because the last request's process is between 1 and 2 or was killed there,
-writes that request's entries for it first (*help*), with a time that is never earlier than the truth (`helped_ns`).
-They are the entries of the wrong lap at the end of what was claimed.
+writes that request's entries for it first (*help*), with the date that the state tells, rounded up to a quantum
+(`told_ns`). They are the entries of the wrong lap at the end of what was claimed.
+
+A request's *date* is its clock reading; or the newest permit's date, if that is later: dates never fall. If the
+youngest of its entries was given back, the date is later than whatever the entries' writers bring: just behind the
+quantum in which they are dated (`latest_ns`); and those before them that weren't given back have left the window by it,
+as they had by the reading of who gave back. So the date of an entry's next lap is later than all that can be written in
+the lap before. By the host's clock that is so anyhow, as two CASes of each entry take longer than a quantum.
 
 SYNC claim -> help: who reads the state by an acquire load sees a ring in which everything before the last claim is
 written; the claimant had seen to that, and its CAS released it.
 
-*Exact.* Let d(p) be the decision time of the permit at position p, counting on from lap to lap, and r(p) what stands in
-the ring for it. A claim requires the newest entry to be written, hence by induction all before it, and takes
-``d = max(now, newest)``: so d never falls. Every writer writes d(p) or later: r(p) >= d(p). The claim of p + limit had
-read r(p) + window <= d(p + limit). So d(p + limit) >= d(p) + window: any limit + 1 permits span more than a window.
+*Exact.* Let d(p) be the date of the permit at position p, counting on from lap to lap, and r(p) what stands in the
+ring for it. A claim requires the newest entry to be written, hence by induction all before it, and takes d no earlier
+than now and the newest r: so d never falls. Every writer writes d(p) or later: r(p) >= d(p). Unless p was given back,
+the claim of p + limit had read r(p) + window <= d(p + limit). So d(p + limit) >= d(p) + window: any limit + 1 permits
+that were kept span more than a window.
 
 *Crash.* Killed before 1: nothing happened. Between 1 and 2, or in the middle of 2: the next request of the key writes
 what is missing. Nobody waits.
 
-*Stalled* in 2: whoever claims an entry's next lap has seen it written, so the late writer finds either its own lap,
-or a later time than its own; it changes neither. Its own is the decision's, or less than a quantum later. The laps of
-an entry lie a window apart; or, with permits given back, two CASes of each entry, which take longer than a quantum.
-
-*Not shown*, and not true to the last: that laps with permits given back between them have *dates* a quantum apart. A
-date is never before the newest permit's, so where the clock stands still, or where requests bring readings of it that
-are older than that permit, two laps can bear one date. A late writer can then put back an entry of an old lap, and a
-permit be taken twice or lost: docs/correctness.md has the schedule.
+*Stalled* in 2: whoever claims an entry's next lap has seen it written, so the late writer finds its own lap, or the
+next one's later date, or its own lap's bit again: it changes none of them. And no entry, nor state, is ever what it was
+before: what else compares and swaps (a refund, a claim) fails if it was stopped too long.
 
 *A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
 
 *A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come, or it is evicted,
 and another key moves in. While the cell is claimed for that one, whoever promotes the claim first marks all entries
-that still count as given back, and writes those that the old key's process has left unwritten (`log_clear`): so a new
-member begins with a ring in which nothing counts. A process that is stopped in there can't harm the new key: it
-changes only what an entry held before the claim was seen to stand.
+that still count as given back, and writes those that the old key's process has left unwritten (`log_clear`), dated no
+earlier than by that process: so a new member begins with a ring in which nothing counts. A process that is stopped in
+there can't harm the new key: it changes only what an entry held before the claim was seen to stand.
 """
 
 cimport cython
@@ -107,10 +109,7 @@ cdef inline bint left_window(const Shape* shape, uint64_t entry, uint64_t now_ns
 
 cdef inline bint is_of_lap_before(uint64_t entry, uint64_t lap, uint64_t time_ns) noexcept nogil:
     """Whether an entry may be replaced by one of this lap and time."""
-    if entry & LAP == lap:
-        return False
-    return entry & ~LAP == 0 or time_of_entry(entry) < time_ns or (
-        entry & GIVEN_BACK != 0 and time_of_entry(entry) == time_ns)
+    return entry & LAP != lap and (entry & ~LAP == 0 or time_of_entry(entry) < time_ns)
 
 
 cdef void write_entries(
@@ -133,13 +132,32 @@ cdef inline uint64_t told_ns(const Shape* shape, uint64_t state) noexcept nogil:
     return leaves_ns - shape.period_ns if leaves_ns > shape.period_ns else 0
 
 
-cdef inline uint64_t helped_ns(const Shape* shape, uint64_t state) noexcept nogil:
-    """The earliest time that is surely not before the last request's decision.
+cdef inline uint64_t latest_ns(const Shape* shape, uint64_t entry) noexcept nogil:
+    """The latest time that any writer brings for the permit of this entry."""
+    return told_ns(shape, count_state(time_of_entry(entry) + shape.period_ns, shape.low_bits, 0))
 
-    The present, read after the state was, is such a time. What the state tells is another one, but may lie a little
-    ahead of the clock.
-    """
-    return min(told_ns(shape, state), table_now(shape.table))
+
+cdef uint64_t leave_ns(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t count) noexcept nogil:
+    """When the last one of these permits, `count` from `position` on, that wasn't given back leaves the window."""
+    cdef uint64_t entry
+    while count:
+        count -= 1
+        entry = load_acquire(&ring[moved(shape, position, count)])
+        if not entry & GIVEN_BACK:
+            return time_of_entry(entry) + shape.period_ns if entry & ~LAP else 0
+    return 0
+
+
+cdef inline uint64_t count_unwritten(
+    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t newest
+) noexcept nogil:
+    """Of the last claim, whose last entry is `newest`."""
+    cdef uint64_t position = newest
+    cdef uint64_t unwritten = 0
+    while unwritten < shape.limit and load_acquire(&ring[position]) & LAP != lap_at(shape, state, position):
+        unwritten += 1
+        position = moved(shape, position, shape.limit - 1)
+    return unwritten
 
 
 cdef inline uint64_t newest_ns(const Shape* shape, PenstockCell* cell, uint64_t state) noexcept nogil:
@@ -147,17 +165,12 @@ cdef inline uint64_t newest_ns(const Shape* shape, PenstockCell* cell, uint64_t 
     cdef uint64_t* ring = ring_of(shape, cell)
     cdef uint64_t newest = moved(shape, position_of(shape, state), shape.limit - 1)
     cdef uint64_t entry = load_acquire(&ring[newest])
-    cdef uint64_t missing = 0
-    cdef uint64_t position = newest
     if entry & LAP == lap_at(shape, state, newest):
         return time_of_entry(entry) if entry & ~(GIVEN_BACK | LAP) else 0
     if time_of(state, shape.low_bits) == 0:
         # A claim's, and others have promoted it since its entries were seen to.
         return 0
-    while missing < shape.limit and load_acquire(&ring[position]) & LAP != lap_at(shape, state, position):
-        missing += 1
-        position = moved(shape, position, shape.limit - 1)
-    write_entries(shape, ring, state, missing, helped_ns(shape, state))
+    write_entries(shape, ring, state, count_unwritten(shape, ring, state, newest), told_ns(shape, state))
     return time_of_entry(load_acquire(&ring[newest]))
 
 
@@ -167,7 +180,7 @@ cdef bint log_take(
     cdef const Draw* draw = <const Draw*>parameters
     cdef const Shape* shape = draw.shape
     cdef uint64_t* ring
-    cdef uint64_t position, last
+    cdef uint64_t position, last, entry
     if cell == NULL:
         next.state = 0
         return True
@@ -176,8 +189,11 @@ cdef bint log_take(
     now_ns = max(now_ns, newest_ns(shape, cell, state))
     if draw.amount != 0:
         last = moved(shape, position, draw.amount - 1)
-        if not left_window(shape, load_acquire(&ring[last]), now_ns):
+        entry = load_acquire(&ring[last])
+        if not left_window(shape, entry, now_ns):
             return False
+        if entry & GIVEN_BACK:
+            now_ns = max(now_ns, max(latest_ns(shape, entry) + 1, leave_ns(shape, ring, position, draw.amount - 1)))
         last = moved(shape, last, 1)
         # Come round?
         if last <= position:
@@ -253,15 +269,31 @@ cdef bint log_give_back(
     return False
 
 
+cdef uint64_t date_behind(const Shape* shape, uint64_t* ring, uint64_t state, uint64_t newest) noexcept nogil:
+    """A date that isn't before the last claim's, if that is not all written and wasn't dated by a clock reading.
+
+    Its state, which told the date, has gone; what the date was made from has not.
+    """
+    cdef uint64_t unwritten = count_unwritten(shape, ring, state, newest)
+    cdef uint64_t last = load_acquire(&ring[newest])
+    cdef uint64_t before = load_acquire(&ring[moved(shape, newest, shape.limit - unwritten)])
+    return max(
+        latest_ns(shape, last) + 1 if last & ~LAP else 0,
+        time_of_entry(before) if before & ~LAP else 0)
+
+
 cdef void log_clear(PenstockCell* cell, PenstockCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
     """Mark everything that counts of the key that was there before, from the newest entry back.
 
-    An entry that it had claimed and not written is written for it, as given back. Each is changed by a CAS from what it
-    was before the claim was seen to stand: so it isn't the new key's, which claims entries only once it is a member.
+    An entry that it had claimed and not written is written for it, as given back: all that are missing with one date,
+    the newest one's, whoever wrote that. Each is changed by a CAS from what it was before the claim was seen to stand:
+    so it isn't the new key's, which claims entries only once it is a member.
     """
     cdef const Shape* shape = (<const Draw*>parameters).shape
     cdef uint64_t* ring = ring_of(shape, cell)
     cdef uint64_t position = position_of(shape, claim.state)
+    cdef uint64_t newest = moved(shape, position, shape.limit - 1)
+    cdef uint64_t date_ns = max(now_ns, date_behind(shape, ring, claim.state, newest))
     cdef PenstockCell again
     cdef uint64_t entry, wanted, lap, _
     for _ in range(shape.limit):
@@ -275,9 +307,11 @@ cdef void log_clear(PenstockCell* cell, PenstockCell claim, uint64_t now_ns, con
             # Not at one that was given back: there may be others behind it.
             if entry & LAP == lap and left_window(shape, entry & ~GIVEN_BACK, now_ns):
                 return
-            wanted = entry | GIVEN_BACK if entry & LAP == lap else lap | GIVEN_BACK | (now_ns + 1)
+            wanted = entry | GIVEN_BACK if entry & LAP == lap else lap | GIVEN_BACK | (date_ns + 1)
             if entry == wanted or cas_acq_rel(&ring[position], entry, wanted):
                 break
+        if position == newest:
+            date_ns = time_of_entry(load_acquire(&ring[newest]))
 
 
 @cython.final
@@ -295,7 +329,8 @@ cdef class SlidingLog(CellLimiter):
 
     ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared. A cost of n
     writes n times. ``hit`` and ``peek`` find ``remaining`` in O(log limit). A refund gives back the oldest permits that
-    still count. A limit above 2**23, or above the period in ns, is refused; one up to half of that is not.
+    still count; taken again, they are dated behind those: by a clock that stands still, some ns ahead of it. A limit
+    above 2**23, or above the period in ns, is refused; one up to half of that is not.
     """
 
     cdef readonly object rate
