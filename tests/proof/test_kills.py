@@ -114,7 +114,7 @@ class Bounds:
 @pytest.fixture
 def bounds(full: bool) -> Bounds:
     """Of one campaign."""
-    return Bounds(10_000, 3600) if full else Bounds(150, 2.0)
+    return Bounds(1500, 600) if full else Bounds(150, 2.0)
 
 
 # By the real clock: the bounds of the algorithms.
