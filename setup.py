@@ -14,18 +14,18 @@ if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or
 if sys.implementation.name != "cpython":
     raise SystemExit(f"penstock supports CPython, not {sys.implementation.name}")
 
-CORE = Path("src/penstock/core")
-HEADERS = sorted(map(str, [*CORE.glob("*.pxd"), *Path("native/include").rglob("*.h")]))
+PACKAGE = Path("src/penstock")
+HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *Path("native/include").rglob("*.h")]))
 
 extensions = [
     Extension(
-        f"penstock.core.{source.stem}",
+        ".".join(source.relative_to("src").with_suffix("").parts),
         sources=[str(source)],
         depends=HEADERS,
         include_dirs=["native/include"],
         extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
     )
-    for source in sorted(CORE.glob("*.pyx"))
+    for source in sorted(PACKAGE.rglob("*.pyx"))
 ]
 for extension in extensions:
     extension.cython_directives = {

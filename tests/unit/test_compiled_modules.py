@@ -27,7 +27,7 @@ def module(name: str) -> Path:
 def test_the_tests_run_against_an_installed_package() -> None:
     source = Path(__file__).parents[2] / "src"
     assert source not in PACKAGE.parents
-    sources = (source / "penstock" / "core").glob("*.pyx")
+    sources = (source / "penstock").rglob("*.pyx")
     assert {path.name.split(".")[0] for path in MODULES} == {path.stem for path in sources}
     assert (PACKAGE / "py.typed").exists()
 

@@ -472,3 +472,23 @@ def test_what_is_held_is_back_before_the_last_part_goes_out(store: Store) -> Non
     asyncio.run(ASGIMiddleware(app, rules)(scope, receive, send))
     # What no end would charge is back at the beginning.
     assert seen == [(0, 1), (0, 1), (1, 1)]
+
+
+def test_a_message_that_an_application_keeps_stays_as_it_is(store: Store) -> None:
+    kept = {"type": "http.response.start", "status": 200, "headers": ((b"x", b"y"),)}
+    begun: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(kept)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Any) -> None:
+        begun.extend([message] if message["type"] == "http.response.start" else [])
+
+    limited = ASGIMiddleware(app, [Rule(FixedWindow(store, "x", "5/hour"))])
+    for _ in range(2):
+        asyncio.run(limited(asgi_scope(), Wire().receive, send))
+    assert kept["headers"] == ((b"x", b"y"),)
+    assert [[name for name, _ in message["headers"]] for message in begun] == [
+        [b"x", b"ratelimit-policy", b"ratelimit"]
+    ] * 2

@@ -9,6 +9,7 @@ from web_requests import asgi_scope, wsgi_environ
 
 from penstock import InvalidLimiter
 from penstock.web import ClientAddress, everyone, header, user
+from penstock.web.native_requests import PeerKey
 from penstock.web.request import ASGIRequest, Request, WSGIRequest
 
 PROXY = "10.0.0.1"
@@ -372,3 +373,29 @@ class TestRequests:
             assert WSGIRequest(wsgi_environ(method="post")).method == "POST"
         else:
             assert ASGIRequest(asgi_scope(method="post")).method == "POST"
+
+
+def test_what_peers_came_to_is_forgotten_before_it_fills_the_memory() -> None:
+    class Counting(PeerKey):
+        asked = 0
+
+        def key_of(self, peer: str | None, field: str | None) -> str:
+            self.asked += 1
+            return f"{peer} {field}"
+
+    for name in (None, "X-Real-IP"):
+        key = Counting(name)
+        request = request_of("wsgi", "1.2.3.4", name="X-Real-IP")
+        told = f"{PROXY} {None if name is None else '1.2.3.4'}"
+        assert [key(request), key(request)] == [told, told]
+        assert key.asked == 1
+        for number in range(5000):
+            key(request_of("wsgi", peer=f"peer {number}"))
+        assert key(request) == told
+        assert key.asked == 5002
+
+
+def test_long_fields_are_read_each_time() -> None:
+    field = "1.2.3.4" + " " * 300 + ", 203.0.113.9"
+    key = ClientAddress(trusted_proxies=PROXIES, header="X-Forwarded-For")
+    assert {key(request_of("wsgi", field)) for _ in range(3)} == {"203.0.113.9"}

@@ -13,6 +13,7 @@ from web_requests import CLIENT, Answered, Kind, Site
 from penstock import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, Store, TokenBucket
 from penstock.testing import ManualClock
 from penstock.web import Gate, Passage, Rule
+from penstock.web.policies import Policy, header_writer
 from penstock.web.request import WSGIRequest
 
 MakeSite = Callable[..., Site]
@@ -179,3 +180,32 @@ def test_a_partition_is_told_by_a_hash_that_all_processes_of_the_store_agree_on(
                 assert "192.0.2" not in fields["RateLimit"]
         assert told[:2] == told[2:]
         assert len({pk for pks in told[:2] for pk in pks}) == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 16])
+@pytest.mark.parametrize("partition_keys", [False, True])
+def test_of_many_limits_with_long_names_nothing_is_cut_off(
+    site: MakeSite, store: Store, clock: ManualClock, count: int, partition_keys: bool
+) -> None:
+    names = [f"{n:02}" + "\\" * 20 for n in range(count)]
+    limits = [10 ** (n + 1) if n < 11 else 2**40 for n in range(count)]
+    limiters = [TokenBucket(store, name, f"{limit}/year") for name, limit in zip(names, limits, strict=True)]
+    asked = site([Rule(limiter, cost=2) for limiter in limiters], partition_keys=partition_keys)
+    asked.ask()
+    clock.advance(1e-9)
+    told = dict(items(asked.ask(), "ratelimit"))
+    decisions = {limiter.name: limiter.peek(CLIENT) for limiter in limiters}
+    assert {name: item["r"] for name, item in told.items()} == {n: d.remaining for n, d in decisions.items()}
+    assert {name: item["t"] for name, item in told.items()} == {
+        n: -(-d.next_after_ns // 10**9) for n, d in decisions.items()
+    }
+    assert {len(item.get("pk", b"")) for item in told.values()} == {9 if partition_keys else 0}
+
+
+def test_fields_of_other_decisions_than_asked_for_are_refused(store: Store) -> None:
+    limiter = FixedWindow(store, "x", "10/minute")
+    write = header_writer(["draft-10"], [Policy(limiter)], [Policy(limiter)], False)
+    with pytest.raises(ValueError, match="2 decisions for 1 limits"):
+        write([limiter.peek("k")] * 2, ())
+    with pytest.raises(TypeError):
+        write(["no decision"], ())  # type: ignore[list-item]

@@ -467,3 +467,34 @@ def test_a_refusal_is_charged_however_little_of_it_is_read(store: Store) -> None
     next(iter(answer))
     answer.close()
     assert wrong.peek(CLIENT, 0).remaining == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_start_response_may_be_told_of_an_error_by_name(store: Store, fails: bool) -> None:
+    told: list[Any] = []
+    sent: list[bytes] = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        try:
+            if fails:
+                raise RuntimeError("the application fails")
+            exc_info = None
+        except RuntimeError:
+            exc_info = sys.exc_info()
+        write = start_response("200 OK", tuple(TEXT), exc_info=exc_info)
+        write(b"part")
+        return []
+
+    def start_response(*arguments: Any) -> Callable[[bytes], object]:
+        told.append(arguments)
+        return sent.append
+
+    WSGIMiddleware(app, [Rule(FixedWindow(store, "x", "5/hour"))])(wsgi_environ(), start_response)
+    [(status, fields, *exc_info)] = told
+    assert (status, fields[0], [name for name, _ in fields[1:]]) == (
+        "200 OK",
+        TEXT[0],
+        ["RateLimit-Policy", "RateLimit"],
+    )
+    assert [error[0] for error in exc_info] == [RuntimeError] * fails
+    assert sent == [b"part"]

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-from penstock.core.native cimport multiply_divide_down
+from penstock.core.native cimport multiply_divide_down, multiply_divide_up
 
 
 # Never less than the duration.
@@ -24,3 +24,23 @@ cdef inline uint64_t remaining_of(Decision decision) noexcept:
         return min(decision.limit, decision.available)
     return min(
         decision.limit, multiply_divide_down(decision.available, decision.rate_limit, decision.rate_period_ns))
+
+
+cdef inline uint64_t time_of(Decision decision, uint64_t permits) noexcept:
+    return multiply_divide_up(permits, decision.rate_period_ns, decision.rate_limit)
+
+
+cdef inline uint64_t next_after_ns_of(Decision decision) noexcept:
+    cdef uint64_t remaining, others_ns
+    if not decision.allowed:
+        return decision.retry_after_ns
+    if decision.rate_limit == decision.rate_period_ns:
+        return decision.reset_after_ns
+    remaining = remaining_of(decision)
+    if remaining >= decision.limit:
+        return 0
+    if decision.available != 0:
+        return time_of(decision, remaining + 1) - decision.available
+    # Nobody knows how far it is overdrawn. But all are back after that, and the others come after the next one.
+    others_ns = time_of(decision, decision.limit) - time_of(decision, 1)
+    return decision.reset_after_ns - min(others_ns, decision.reset_after_ns)

@@ -4,8 +4,6 @@ cimport cython
 from libc.math cimport INFINITY, nextafter
 from libc.stdint cimport uint64_t
 
-from penstock.core.native cimport multiply_divide_up
-
 
 cdef double seconds_up(uint64_t duration_ns) noexcept:
     """Never less than the duration: whoever sleeps that long must not come too early."""
@@ -13,10 +11,6 @@ cdef double seconds_up(uint64_t duration_ns) noexcept:
     # Below 2**50 ns (13 days) the division's error is under half a nanosecond, and rounding gives the duration back.
     # Above, conversion and division may each have lost half of the last place.
     return seconds if duration_ns < <uint64_t>1 << 50 else nextafter(nextafter(seconds, INFINITY), INFINITY)
-
-
-cdef inline uint64_t time_of(Decision decision, uint64_t permits) noexcept:
-    return multiply_divide_up(permits, decision.rate_period_ns, decision.rate_limit)
 
 
 @cython.final
@@ -49,23 +43,11 @@ cdef class Decision:
 
     @property
     def next_after_ns(self):
-        if not self.allowed:
-            return self.retry_after_ns
-        if self.rate_limit == self.rate_period_ns:
-            return self.reset_after_ns
-        cdef uint64_t remaining = remaining_of(self)
-        cdef uint64_t others_ns
-        if remaining >= self.limit:
-            return 0
-        if self.available != 0:
-            return time_of(self, remaining + 1) - self.available
-        # Nobody knows how far it is overdrawn. But all are back after that, and the others come after the next one.
-        others_ns = time_of(self, self.limit) - time_of(self, 1)
-        return self.reset_after_ns - min(others_ns, self.reset_after_ns)
+        return next_after_ns_of(self)
 
     @property
     def next_after(self):
-        return seconds_up(self.next_after_ns)
+        return seconds_up(next_after_ns_of(self))
 
     @property
     def retry_after(self):

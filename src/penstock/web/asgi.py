@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from penstock.web.answers import Denial, body_too_large
 from penstock.web.body import BodyTooLarge, is_told_longer
 from penstock.web.gate import Gate, OnEnd
+from penstock.web.passing import SendWithFields, with_fields
 from penstock.web.renewal import Renewal
 from penstock.web.request import ASGIRequest, KeyFunction, Scope
 from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, outcome
@@ -59,17 +60,9 @@ class ASGIMiddleware:
             return await app(scope, receive, send)
         if isinstance(passage, Denial):
             return await send_answer(self.gate.answer(request, passage), scope, receive, send)
-        fields = passage.fields
         if passage.on_end is not None:
-            return await Ended(fields, passage.on_end, receive, send).run(app, scope)
-
-        def send_with_fields(message: Message) -> Awaitable[None]:
-            kind = message["type"]
-            if kind == "http.response.start" or kind == "websocket.accept":
-                message = {**message, "headers": [*message.get("headers", ()), *fields]}
-            return send(message)
-
-        return await app(scope, receive, send_with_fields)
+            return await Ended(passage.fields, passage.on_end, receive, send).run(app, scope)
+        return await app(scope, receive, SendWithFields(send, passage.fields))
 
 
 STARTS = frozenset({"http.response.start", "websocket.accept"})
@@ -128,7 +121,7 @@ class Ended:
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind in STARTS:
-            message = {**message, "headers": [*message.get("headers", ()), *self.fields]}
+            message = with_fields(message, self.fields)
             self.status, self.is_begun = message.get("status", 101), True
             self.on_end.begin(self.status)
         elif kind == "websocket.http.response.start":

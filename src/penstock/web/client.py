@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 from penstock.errors import InvalidLimiter, shown
-from penstock.web.request import Request
+from penstock.web.native_requests import PeerKey
 
 __all__ = ["ClientAddress"]
 
 UNIX: Final = "unix"
-REMEMBERED: Final = 4096
-"""Of peers and fields: what they came to."""
-LONGEST_REMEMBERED: Final = 200
 MOST_COMMAS: Final = 10
 """In one proxy's element of ``Forwarded``."""
 
@@ -33,7 +29,7 @@ _ELEMENT: Final = re.compile(rf"\s*+(?:{_PAIR.pattern})?(?:\s*+;\s*+(?:{_PAIR.pa
 _WITH_PORT: Final = re.compile(r"\[([^\[\]]*)\](?::\w+)?|([^:]*)(?::\w+)?")
 
 
-class ClientAddress:
+class ClientAddress(PeerKey):
     """A key function: the address of the client, an IPv6 one reduced to its network.
 
     ``ClientAddress()`` is for servers that clients connect to. Behind proxies:
@@ -79,20 +75,14 @@ class ClientAddress:
         self._trusts_unix = UNIX in proxies
         self._header = header
         self._prefixes = {4: ipv4_prefix, 6: ipv6_prefix}
-        self._remembered = lru_cache(maxsize=REMEMBERED)(self._client)
-
-    def __call__(self, request: Request) -> str:
-        field = None if self._header is None else request.header(self._header)
-        if field is not None and len(field) > LONGEST_REMEMBERED:
-            return self._client(request.peer, field)
-        return self._remembered(request.peer, field)
+        super().__init__(header)
 
     def __repr__(self) -> str:
         networks = [str(network) for network in self._networks] + [UNIX] * self._trusts_unix
         trusted = f"trusted_proxies={networks}, header={self._header!r}" if networks else ""
         return f"ClientAddress({trusted})"
 
-    def _client(self, peer: str | None, field: str | None) -> str:
+    def key_of(self, peer: str | None, field: str | None) -> str:
         if peer is None:
             if not self._trusts_unix:
                 raise InvalidLimiter(

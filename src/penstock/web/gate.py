@@ -16,6 +16,7 @@ from penstock.core.reservation import Reservation
 from penstock.errors import CostExceedsLimit, InvalidLimiter, shown
 from penstock.web.answers import Denial, problem_report, seconds_up
 from penstock.web.client import ClientAddress
+from penstock.web.passing import Charging, Passage
 from penstock.web.policies import Policy, Writer, checked_styles, header_writer, partition_text
 from penstock.web.request import KeyFunction, Request
 from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
@@ -28,20 +29,6 @@ NS: Final = 1_000_000_000
 WAIT_FOR_A_HOLDER_S: Final = 1
 # As AllOf.
 MOST_AT_ONCE: Final = 16
-
-
-class Passage:
-    """Leave for one request. `fields` go into its answer.
-
-    If there is something `on_end`, its ``begin`` and ``end`` must be called with the answer's status: ``end`` before
-    the last part of the answer is sent, or the client's next request may come before.
-    """
-
-    __slots__ = ("fields", "on_end")
-
-    def __init__(self, fields: Sequence[tuple[Any, Any]], on_end: OnEnd | None = None) -> None:
-        self.fields = fields
-        self.on_end = on_end
 
 
 Enter: TypeAlias = Callable[[Request], Passage | Denial]
@@ -118,6 +105,9 @@ class Gate:
     Raises ``InvalidLimiter``. Thread-safe, fork-safe, never waits. O(rules), and of what matches one decision.
     """
 
+    enter: Callable[[Request], Passage | Denial | None]
+    """Whether this request may be handled; None: there is no rule for it."""
+
     def __init__(
         self,
         rules: Iterable[Rule | BodyLimit],
@@ -155,10 +145,10 @@ class Gate:
         self._always = sum(1 << i for i in range(len(self.rules))) - sum(bit for bit, _ in self._sometimes)
         self._plans: dict[int, Plan | None] = {0: None}
         # What is wrong with the rules of every request, is wrong now.
-        self._plan(self._always)
+        plan = self._plan(self._always)
+        self.enter = self._enter if self._sometimes or plan is None else plan.enter
 
-    def enter(self, request: Request) -> Passage | Denial | None:
-        """None: there is no rule for this request."""
+    def _enter(self, request: Request) -> Passage | Denial | None:
         matching = self._always
         if self._sometimes:
             method, path = request.method, request.path
@@ -226,42 +216,23 @@ class Plan:
         self.cost = costs[0] if costs and all(type(cost) is int and cost == costs[0] for cost in costs) else None
         self.enter: Enter = self._in_steps
         if self.shown == self.charged == list(rules):
-            self.enter = self._one() if len(rules) == 1 else self._several()
+            self.enter = self._at_once()
 
-    def _one(self) -> Enter:
-        """For one rule that is neither held nor booked, the usual case: with everything at hand."""
-        [rule] = self.charged
-        hit: Any = rule.limiter.hit  # type: ignore[attr-defined]  # as every limiter
-        key_of, write = self.keys[0], self.write
-        cost_of = None if isinstance(rule.cost, int) else rule.cost
-        cost = rule.cost
+    def _at_once(self) -> Charging:
+        """For rules that are neither held nor booked, the usual case."""
+        key_of = self.keys[0] if len(self.keys) == 1 else self._keys
+        if len(self.charged) == 1:
+            [rule] = self.charged
+            limiter: Any = rule.limiter
+            cost_of = rule.cost if callable(rule.cost) else None
+            return Charging(self, limiter.hit, key_of, cost_of, rule.cost, True)
+        return Charging(
+            self, self.limiter.hit_each, key_of, self._costs if self.cost is None else None, self.cost, False
+        )
 
-        def enter(request: Request) -> Passage | Denial:
-            try:
-                decision = hit(key_of(request), cost if cost_of is None else cost_of(request))
-            except CostExceedsLimit as error:
-                return self._never(error)
-            if not decision.allowed:
-                return self._denial(request, self.charged, [decision])
-            return Passage(write((decision,), self._partitions(request) if self.secret else ()))
-
-        return enter
-
-    def _several(self) -> Enter:
-        """For several such rules."""
-        hit_each, write = self.limiter.hit_each, self.write
-
-        def enter(request: Request) -> Passage | Denial:
-            try:
-                decisions = hit_each(self._keys(request), self._costs(request) if self.cost is None else self.cost)
-            except CostExceedsLimit as error:
-                return self._never(error)
-            for decision in decisions:
-                if not decision.allowed:
-                    return self._denial(request, self.charged, decisions)
-            return Passage(write(decisions, self._partitions(request) if self.secret else ()))
-
-        return enter
+    def denial(self, request: Request, decisions: Sequence[Decision]) -> Denial:
+        """Of the rules that are charged at once."""
+        return self._denial(request, self.charged, decisions)
 
     def _keys(self, request: Request) -> Any:
         return self.keys[0](request) if len(self.keys) == 1 else [key(request) for key in self.keys]
@@ -273,11 +244,11 @@ class Plan:
         on_end = OnEnd()
         try:
             # Key functions may fail: before anything is taken.
-            partitions = self._partitions(request)
+            partitions = self.partitions(request)
             decisions = self._charge(request, on_end)
         except CostExceedsLimit as error:
             on_end.undo()
-            return self._never(error)
+            return self.never(error)
         except BaseException:
             on_end.undo()
             raise
@@ -340,7 +311,7 @@ class Plan:
         rules = [*self.charged, *self.booked]
         return [decision for rule, decision in zip(rules, decisions, strict=True) if not rule.is_hidden]
 
-    def _never(self, error: CostExceedsLimit) -> Denial:
+    def never(self, error: CostExceedsLimit) -> Denial:
         """The request costs more than a limit allows at once."""
         rules = [*self.charged, *self.booked, *self.held]
         rule = next(rule for rule in rules if rule.limiter.name == error.limiter)
@@ -359,12 +330,12 @@ class Plan:
         told = [pair for pair in told if not pair[0].is_hidden]
         told_rules = [rule for rule, _ in told]
         fields = self._denial_writer(told_rules)(
-            [decision for _, decision in told], self._partitions(request, told_rules)
+            [decision for _, decision in told], self.partitions(request, told_rules)
         )
         violated = tuple(Policy(rule.limiter).name for rule, _ in denied)
         return Denial(rule, violated, decision, wait_s, tuple(fields))
 
-    def _partitions(self, request: Request, rules: Sequence[Rule] | None = None) -> Sequence[str]:
+    def partitions(self, request: Request, rules: Sequence[Rule] | None = None) -> Sequence[str]:
         """Of these rules, or of all that are shown."""
         if not self.secret:
             return ()

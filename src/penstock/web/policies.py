@@ -19,6 +19,7 @@ from penstock.core.decision import Decision
 from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
 from penstock.rate import Rate
+from penstock.web.passing import RateLimitFields
 
 __all__ = ["Policy", "header_writer", "rate_of"]
 
@@ -80,11 +81,6 @@ class Policy:
         """Whole seconds until there is more than now; 0 if there can't be, or nobody knows."""
         return 0 if self.is_held else -(-decision.next_after_ns // NS)
 
-    def item(self, decision: Decision) -> str:
-        """Of ``RateLimit``."""
-        wait_s = self.wait_s(decision)
-        return f"{self.prefix}{decision.remaining};t={wait_s}" if wait_s > 0 else f"{self.prefix}{decision.remaining}"
-
 
 def header_writer(styles: Iterable[str], policies: Sequence[Policy], told: Sequence[Policy], encoded: bool) -> Writer:
     """A function that turns the decisions of `policies`, in their order, into fields; `encoded` ones are bytes.
@@ -124,23 +120,10 @@ def partition_text(secret: bytes, limiter: Limiter, key: object) -> str:
 
 def _draft_10(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair) -> Writer:
     all_of_them = pair("RateLimit-Policy", ", ".join(policy.policy_item for policy in told))
-    items = [policy.item for policy in policies]
-    if not items:
-        return lambda decisions, partitions: [all_of_them]
-    if len(items) == 1:
-        item = items[0]
-        return lambda decisions, partitions: [
-            all_of_them,
-            pair("RateLimit", item(decisions[0]) + partitions[0] if partitions else item(decisions[0])),
-        ]
-
-    def write(decisions: Sequence[Decision], partitions: Sequence[str]) -> Fields:
-        texts = [item(decision) for item, decision in zip(items, decisions, strict=True)]
-        if partitions:
-            texts = [text + partition for text, partition in zip(texts, partitions, strict=True)]
-        return [all_of_them, pair("RateLimit", ", ".join(texts))]
-
-    return write
+    name, _ = pair("RateLimit", "")
+    return RateLimitFields(
+        all_of_them, name, pair is _encoded, [policy.prefix for policy in policies], [p.is_held for p in policies]
+    )
 
 
 def _tightest(policies: Sequence[Policy], decisions: Sequence[Decision]) -> tuple[Policy, Decision]:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.web.answers import Denial, body_too_large, status_line
 from penstock.web.body import BodyTooLarge, is_told_longer
 from penstock.web.gate import Gate, OnEnd
+from penstock.web.passing import Passage, WSGIPassing
 from penstock.web.request import Environ, KeyFunction, WSGIRequest
 from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, outcome
 
@@ -17,7 +18,7 @@ StartResponse = Callable[..., Callable[[bytes], object]]
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
-class WSGIMiddleware:
+class WSGIMiddleware(WSGIPassing):
     """Limits around a WSGI application: ``app = WSGIMiddleware(app, [Rule(limiter)])``.
 
     See ``Gate`` for the arguments. Works in threads, in processes, forked after it was made or before, and under
@@ -33,31 +34,27 @@ class WSGIMiddleware:
         headers: str | Iterable[str] = "draft-10",
         partition_keys: bool = False,
     ) -> None:
-        self.app = app
         self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
-
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        request = WSGIRequest(environ)
-        app = self.app
         if self.gate.body_limits:
-            most_bytes = self.gate.max_body_bytes(request)
-            if most_bytes is not None:
-                if is_told_longer(request, most_bytes):
-                    return _send(body_too_large(most_bytes), request, start_response)
-                app = _Within(app, most_bytes)
-        passage = self.gate.enter(request)
-        if passage is None:
-            return app(environ, start_response)
+            self._begin(_Bounded(app, self.gate), self._enter_bounded)
+        else:
+            self._begin(app, self.gate.enter)
+
+    def _enter_bounded(self, request: WSGIRequest) -> Passage | Denial | Answer | None:
+        most_bytes = self.gate.max_body_bytes(request)
+        if most_bytes is not None and is_told_longer(request, most_bytes):
+            return body_too_large(most_bytes)
+        return self.gate.enter(request)
+
+    def _otherwise(
+        self, request: WSGIRequest, passage: Passage | Denial | Answer, start_response: StartResponse
+    ) -> Iterable[bytes]:
         if isinstance(passage, Denial):
-            return _send(self.gate.answer(request, passage), request, start_response)
-        fields = passage.fields
-        if passage.on_end is not None:
-            return Ended(app, environ, start_response, fields, passage.on_end)
-
-        def start(status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
-            return start_response(status, [*headers, *fields], *exc_info)
-
-        return app(environ, start)
+            passage = self.gate.answer(request, passage)
+        if isinstance(passage, Answer):
+            return _send(passage, request, start_response)
+        assert passage.on_end is not None
+        return Ended(self.app, request.native, start_response, passage.fields, passage.on_end)
 
 
 def _send(answer: Answer, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
@@ -129,15 +126,18 @@ class Ended:
             self.on_end.end(DISCONNECTED if is_unanswered else outcome(self.status, not self.is_sent))
 
 
-class _Within:
+class _Bounded:
     """An application whose requests' bodies are limited: what it reads beyond is an error, and answered by 413."""
 
-    def __init__(self, app: Application, most_bytes: int) -> None:
-        self.app, self.most_bytes = app, most_bytes
+    def __init__(self, app: Application, gate: Gate) -> None:
+        self.app, self.gate = app, gate
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        body = environ["wsgi.input"] = _LimitedBody(environ["wsgi.input"], self.most_bytes)
-        return _AnswerOrTooLarge(self.app, environ, start_response, body, body_too_large(self.most_bytes))
+        most_bytes = self.gate.max_body_bytes(WSGIRequest(environ))
+        if most_bytes is None:
+            return self.app(environ, start_response)
+        body = environ["wsgi.input"] = _LimitedBody(environ["wsgi.input"], most_bytes)
+        return _AnswerOrTooLarge(self.app, environ, start_response, body, body_too_large(most_bytes))
 
 
 class _AnswerOrTooLarge:

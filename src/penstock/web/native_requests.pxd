@@ -1,0 +1,11 @@
+cdef class WSGIRequest:
+    cdef readonly object native
+
+
+cdef class ASGIRequest:
+    cdef readonly object native
+
+
+cdef class PeerKey:
+    cdef dict known
+    cdef str field_name

@@ -1,0 +1,127 @@
+"""The requests of WSGI and ASGI, and who sent them: what every limited request needs, so it is compiled."""
+
+cimport cython
+
+import contextlib
+
+
+cdef enum:
+    MOST_REMEMBERED = 4096       # peers and fields, with what they came to
+    LONGEST_REMEMBERED = 200     # characters of a field
+
+
+@cython.final
+@cython.freelist(16)
+cdef class WSGIRequest:
+    """The request of a WSGI environment."""
+
+    def __cinit__(self, environ):
+        self.native = environ
+
+    @property
+    def method(self):
+        # Some servers leave it as it was sent, and frameworks take post for POST.
+        return self.native["REQUEST_METHOD"].upper()
+
+    @property
+    def path(self):
+        path = self.native.get("SCRIPT_NAME", "") + self.native.get("PATH_INFO", "")
+        # The bytes of the path, each as a character.
+        return path if path.isascii() else path.encode("latin-1", "replace").decode("utf-8", "replace")
+
+    @property
+    def peer(self):
+        return self.native.get("REMOTE_ADDR") or None
+
+    @property
+    def user(self):
+        return self.native.get("REMOTE_USER") or None
+
+    @property
+    def content_length(self):
+        return self.native.get("CONTENT_LENGTH") or None
+
+    def header(self, name):
+        variable = name.upper().replace("-", "_")
+        # Of CGI: the only two fields that are called otherwise.
+        if variable not in ("CONTENT_LENGTH", "CONTENT_TYPE"):
+            variable = "HTTP_" + variable
+        return self.native.get(variable) or None
+
+
+@cython.final
+@cython.freelist(16)
+cdef class ASGIRequest:
+    """The request of an ASGI scope."""
+
+    def __cinit__(self, scope):
+        self.native = scope
+
+    @property
+    def method(self):
+        return self.native["method"].upper() if self.native["type"] == "http" else "WEBSOCKET"
+
+    @property
+    def path(self):
+        return self.native["path"]
+
+    @property
+    def peer(self):
+        client = self.native.get("client")
+        return client[0] if client else None
+
+    @property
+    def user(self):
+        """As Starlette's ``AuthenticationMiddleware`` leaves it, or text."""
+        user = self.native.get("user")
+        if user is None or isinstance(user, str):
+            return user or None
+        if not getattr(user, "is_authenticated", True):
+            return None
+        for attribute in ("identity", "display_name"):
+            # Starlette's own users have a name only; the identity is there, and not implemented.
+            with contextlib.suppress(AttributeError, NotImplementedError):
+                if name := getattr(user, attribute):
+                    return str(name)
+        return None
+
+    @property
+    def content_length(self):
+        return self.header("content-length")
+
+    def header(self, name):
+        wanted = name.lower().encode("latin-1")
+        values = [value for key, value in self.native["headers"] if key == wanted]
+        return b",".join(values).decode("latin-1") if values else None
+
+
+cdef class PeerKey:
+    """A key function by a request's peer and perhaps one of its fields, which remembers what these came to.
+
+    ``key_of(peer, field)`` is asked about others; ``PeerKey(None)`` is one that looks at no field. Thread-safe.
+    """
+
+    def __init__(self, field_name):
+        self.field_name = field_name
+        self.known = {}
+
+    def __call__(self, request):
+        peer = request.peer
+        if self.field_name is None:
+            asked = peer
+            field = None
+        else:
+            field = request.header(self.field_name)
+            if field is not None and len(field) > LONGEST_REMEMBERED:
+                return self.key_of(peer, field)
+            asked = peer, field
+        key = self.known.get(asked)
+        if key is None:
+            key = self.key_of(peer, field)
+            if len(self.known) >= MOST_REMEMBERED:
+                self.known.clear()
+            self.known[asked] = key
+        return key
+
+    def key_of(self, peer, field):
+        raise NotImplementedError

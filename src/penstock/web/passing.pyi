@@ -1,0 +1,62 @@
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, final
+
+from typing_extensions import disjoint_base
+
+from penstock.core.decision import Decision
+from penstock.web.answers import Denial
+from penstock.web.gate import OnEnd, Plan
+from penstock.web.request import Environ, KeyFunction, Request, WSGIRequest
+from penstock.web.rules import Answer
+
+@final
+class Passage:
+    fields: Sequence[tuple[Any, Any]]
+    on_end: OnEnd | None
+    def __init__(self, fields: Sequence[tuple[Any, Any]], on_end: OnEnd | None = None) -> None: ...
+
+@final
+class RateLimitFields:
+    def __new__(
+        cls, policy_field: Any, name: Any, encoded: bool, prefixes: Iterable[str], held: Iterable[bool]
+    ) -> RateLimitFields: ...
+    def __call__(self, decisions: Sequence[Decision], partitions: Sequence[str]) -> list[Any]: ...
+
+@final
+class Charging:
+    def __new__(
+        cls,
+        plan: Plan,
+        hit: Callable[..., Any],
+        key_of: KeyFunction,
+        cost_of: Callable[[Request], Any] | None,
+        cost: Any,
+        is_one: bool,
+    ) -> Charging: ...
+    def __call__(self, request: Request) -> Passage | Denial: ...
+
+@final
+class StartWithFields:
+    def __call__(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
+    ) -> Callable[[bytes], object]: ...
+
+@disjoint_base
+class WSGIPassing:
+    @property
+    def app(self) -> Callable[..., Iterable[bytes]]: ...
+    def _begin(
+        self, app: Callable[..., Iterable[bytes]], enter: Callable[[WSGIRequest], Passage | Denial | Answer | None]
+    ) -> None: ...
+    def __call__(
+        self, environ: Environ, start_response: Callable[..., Callable[[bytes], object]]
+    ) -> Iterable[bytes]: ...
+
+@final
+class SendWithFields:
+    def __new__(
+        cls, send: Callable[[MutableMapping[str, Any]], Awaitable[None]], fields: Iterable[Any]
+    ) -> SendWithFields: ...
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]: ...
+
+def with_fields(message: MutableMapping[str, Any], fields: Iterable[Any]) -> dict[str, Any]: ...

@@ -1,0 +1,234 @@
+"""The usual way of a request through a gate, compiled: it is charged, and its answer has fields that say so.
+
+What is unusual (denials, what is held or given back, bodies) is told to the Python code around it.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from penstock.core.decision cimport Decision, next_after_ns_of, remaining_of
+from penstock.web.native_requests cimport WSGIRequest
+
+from penstock.errors import CostExceedsLimit
+
+
+cdef extern from "Python.h":
+    object PyUnicode_New(Py_ssize_t size, Py_UCS4 greatest)
+    void* PyUnicode_DATA(object text)
+
+
+cdef enum:
+    NS = 1_000_000_000
+    LONGEST_ITEM = 48            # two numbers of 20 digits, and what stands between them
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Passage:
+    """Leave for one request. `fields` go into its answer.
+
+    If there is something `on_end`, its ``begin`` and ``end`` must be called with the answer's status: ``end`` before
+    the last part of the answer is sent, or the client's next request may come before.
+    """
+
+    cdef readonly object fields
+    cdef readonly object on_end
+
+    def __init__(self, fields, on_end=None):
+        self.fields = fields
+        self.on_end = on_end
+
+
+cdef inline char* put_number(char* end, uint64_t number) noexcept:
+    """Backwards, from the end."""
+    while True:
+        end -= 1
+        end[0] = <char>(48 + number % 10)
+        number //= 10
+        if number == 0:
+            return end
+
+
+@cython.final
+cdef class RateLimitFields:
+    """Of draft-ietf-httpapi-ratelimit-headers-10: ``RateLimit-Policy``, which stays, and ``RateLimit``.
+
+    For each limit what its item begins with (``"name";r=``), and whether it is held: then nobody knows when there is
+    more. See `header_writer` for the arguments of a call.
+    """
+
+    cdef object policy_field
+    cdef object name
+    cdef bint encoded
+    cdef list prefixes
+    cdef list held
+    cdef Py_ssize_t longest
+
+    def __cinit__(self, policy_field, name, encoded, prefixes, held):
+        self.policy_field = policy_field
+        self.name = name
+        self.encoded = encoded
+        self.prefixes = [(<str?>prefix).encode("ascii") for prefix in prefixes]
+        self.held = list(held)
+        self.longest = sum(len(prefix) + 2 + LONGEST_ITEM for prefix in self.prefixes)
+
+    def __call__(self, decisions, partitions):
+        return self.fields_of(list(decisions), partitions)
+
+    cdef list fields_of(self, list decisions, object partitions):
+        cdef char[512] short_text
+        cdef char* text = short_text
+        cdef Py_ssize_t i, length = 0
+        cdef bytes long_text, partition
+        cdef Py_ssize_t room = self.longest
+        if not self.prefixes:
+            return [self.policy_field]
+        if len(decisions) != len(self.prefixes):
+            raise ValueError(f"{len(decisions)} decisions for {len(self.prefixes)} limits")
+        if partitions:
+            room += sum(map(len, partitions))
+        if room > <Py_ssize_t>sizeof(short_text):
+            long_text = PyBytes_FromStringAndSize(NULL, room)
+            text = PyBytes_AS_STRING(long_text)
+        for i in range(len(decisions)):
+            if i:
+                text[length] = 44
+                text[length + 1] = 32
+                length += 2
+            length += self.put_item(text + length, i, <Decision?>decisions[i])
+            if partitions:
+                partition = (<str?>partitions[i]).encode("ascii")
+                memcpy(text + length, PyBytes_AS_STRING(partition), PyBytes_GET_SIZE(partition))
+                length += PyBytes_GET_SIZE(partition)
+        if self.encoded:
+            value = PyBytes_FromStringAndSize(text, length)
+        else:
+            value = PyUnicode_New(length, 127)
+            memcpy(PyUnicode_DATA(value), text, length)
+        return [self.policy_field, (self.name, value)]
+
+    cdef Py_ssize_t put_item(self, char* text, Py_ssize_t i, Decision decision):
+        cdef char[LONGEST_ITEM] digits
+        cdef char* end = digits + LONGEST_ITEM
+        cdef char* first = end
+        cdef bytes prefix = <bytes>self.prefixes[i]
+        cdef Py_ssize_t length = PyBytes_GET_SIZE(prefix)
+        # Whole seconds until there is more than now.
+        cdef uint64_t wait_ns = 0 if self.held[i] else next_after_ns_of(decision)
+        memcpy(text, PyBytes_AS_STRING(prefix), length)
+        if wait_ns:
+            first = put_number(end, (wait_ns - 1) // NS + 1) - 3
+            memcpy(first, b";t=", 3)
+        first = put_number(first, remaining_of(decision))
+        memcpy(text + length, first, end - first)
+        return length + (end - first)
+
+
+@cython.final
+cdef class Charging:
+    """How the rules of a plan are charged that is neither held nor booked: the usual case, with all at hand.
+
+    `hit` is the limiter's of one rule, or ``AllOf.hit_each`` of several; `key_of` and `cost_of` take a request.
+    """
+
+    cdef object hit, key_of, cost_of, cost, write, denial, never, partitions
+    cdef bint is_one
+
+    def __cinit__(self, plan, hit, key_of, cost_of, cost, is_one):
+        self.hit, self.key_of, self.cost_of, self.cost, self.is_one = hit, key_of, cost_of, cost, is_one
+        self.write = plan.write
+        self.partitions = plan.partitions if plan.secret else None
+        self.denial, self.never = plan.denial, plan.never
+
+    def __call__(self, request):
+        cdef Passage passage
+        cdef Decision decision
+        cdef list decisions
+        try:
+            decided = self.hit(
+                self.key_of(request), self.cost if self.cost_of is None else self.cost_of(request))
+        except CostExceedsLimit as error:
+            return self.never(error)
+        decisions = [decided] if self.is_one else decided
+        for decision in decisions:
+            if not decision.allowed:
+                return self.denial(request, decisions)
+        partitions = () if self.partitions is None else self.partitions(request)
+        passage = Passage.__new__(Passage)
+        if type(self.write) is RateLimitFields:
+            passage.fields = (<RateLimitFields>self.write).fields_of(decisions, partitions)
+        else:
+            passage.fields = self.write(decisions, partitions)
+        return passage
+
+
+@cython.final
+@cython.freelist(16)
+cdef class StartWithFields:
+    """``start_response`` that adds fields to an answer's."""
+
+    cdef object start_response
+    cdef object fields
+
+    def __call__(self, status, headers, exc_info=None):
+        cdef list together = list(headers)
+        together.extend(self.fields)
+        if exc_info is None:
+            return self.start_response(status, together)
+        return self.start_response(status, together, exc_info)
+
+
+cdef class WSGIPassing:
+    """A WSGI application that asks a gate first. What is unusual is for ``_otherwise``."""
+
+    cdef readonly object app
+    cdef object enter
+
+    def __cinit__(self, *arguments, **options):
+        self.app = self.enter = None
+
+    def _begin(self, app, enter):
+        self.app, self.enter = app, enter
+
+    def __call__(self, environ, start_response):
+        cdef StartWithFields start
+        request = WSGIRequest.__new__(WSGIRequest, environ)
+        passage = self.enter(request)
+        if passage is None:
+            return self.app(environ, start_response)
+        if type(passage) is not Passage or (<Passage>passage).on_end is not None:
+            return self._otherwise(request, passage, start_response)
+        start = StartWithFields.__new__(StartWithFields)
+        start.start_response = start_response
+        start.fields = (<Passage>passage).fields
+        return self.app(environ, start)
+
+
+@cython.final
+@cython.freelist(16)
+cdef class SendWithFields:
+    """An ASGI ``send`` that adds fields to the message that begins an answer."""
+
+    cdef object send
+    cdef object fields
+
+    def __cinit__(self, send, fields):
+        self.send = send
+        self.fields = fields
+
+    def __call__(self, message):
+        kind = message["type"]
+        if kind == "http.response.start" or kind == "websocket.accept":
+            message = with_fields(message, self.fields)
+        return self.send(message)
+
+
+cpdef dict with_fields(message, fields):
+    """A message that begins an answer, with more fields. The one that was given stays as it is."""
+    cdef dict changed = dict(message)
+    cdef list headers = list(changed.get("headers", ()))
+    headers.extend(fields)
+    changed["headers"] = headers
+    return changed
