@@ -34,6 +34,24 @@ def plain_wsgi(environ: dict[str, Any], start_response: Callable[..., object]) -
     return [b"Hello\n"]
 
 
+# What one limit's fields are like.
+FIELDS = [("RateLimit-Policy", '"api";q=1000;w=1'), ("RateLimit", '"api";r=1999999999;t=1')]
+
+
+def wsgi_with_fields(environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "6"), *FIELDS])
+    return [b"Hello\n"]
+
+
+async def asgi_with_fields(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+    if scope["type"] != "http":
+        return
+    fields = [(name.lower().encode(), value.encode()) for name, value in FIELDS]
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"6"), *fields]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"Hello\n"})
+
+
 async def plain_asgi(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
     if scope["type"] != "http":
         return
@@ -42,12 +60,12 @@ async def plain_asgi(scope: dict[str, Any], receive: Callable[..., Any], send: C
     await send({"type": "http.response.body", "body": b"Hello\n"})
 
 
-def flask_app(storage_uri: str | None = None) -> Any:
+def flask_app(storage_uri: str | None = None, *, sends_fields: bool = False) -> Any:
     """With Flask-Limiter, if it is told where to count."""
     app = flask.Flask(__name__)
 
-    def hello() -> str:
-        return "Hello\n"
+    def hello() -> Any:
+        return ("Hello\n", FIELDS) if sends_fields else "Hello\n"
 
     if storage_uri is not None:
         limiter = flask_limiter.Limiter(
@@ -58,12 +76,12 @@ def flask_app(storage_uri: str | None = None) -> Any:
     return app
 
 
-def fastapi_app(storage_uri: str | None = None) -> Any:
+def fastapi_app(storage_uri: str | None = None, *, sends_fields: bool = False) -> Any:
     """With slowapi, if it is told where to count."""
     app = fastapi.FastAPI(openapi_url=None)
 
     async def hello(request: fastapi.Request, response: fastapi.Response) -> PlainTextResponse:
-        return PlainTextResponse("Hello\n")
+        return PlainTextResponse("Hello\n", headers=dict(FIELDS) if sends_fields else None)
 
     if storage_uri is not None:
         app.state.limiter = slowapi.Limiter(
@@ -74,16 +92,20 @@ def fastapi_app(storage_uri: str | None = None) -> Any:
     return app
 
 
-# What a server is told to serve: "web_apps:served", of this kind and so many limits, all in one store.
+# What a server is told to serve: "web_apps:served", of this kind and so many limits, all in one store; or "fields": the
+# application itself sends what a limit would tell.
 def _served() -> Any:
     kind, limits = os.environ["BENCH_APP"].split("+")
-    app = {"wsgi": plain_wsgi, "asgi": plain_asgi, "flask": flask_app, "fastapi": fastapi_app}[kind]
+    sends_fields = limits == "fields"
+    app: Any
     if kind in {"flask", "fastapi"}:
-        app = app()  # type: ignore[operator]
-    if limits == "0":
+        app = {"flask": flask_app, "fastapi": fastapi_app}[kind](sends_fields=sends_fields)
+    else:
+        app = {"wsgi": (plain_wsgi, wsgi_with_fields), "asgi": (plain_asgi, asgi_with_fields)}[kind][sends_fields]
+    if limits in {"0", "fields"}:
         return app
     rules = rules_of(Store(os.environ["BENCH_STORE"], keys=10_000), int(limits))
-    return (WSGIMiddleware if kind in {"wsgi", "flask"} else ASGIMiddleware)(app, rules)  # type: ignore[arg-type]
+    return (WSGIMiddleware if kind in {"wsgi", "flask"} else ASGIMiddleware)(app, rules)
 
 
 if "BENCH_APP" in os.environ:
