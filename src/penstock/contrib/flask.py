@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Final, TypeVar, Unpack
 
-from flask import Blueprint, Flask, Response, current_app, request
+from flask import Blueprint, Flask, Response, after_this_request, current_app, request
 from werkzeug import exceptions
 
 from penstock.contrib.views import Asker, NotInstalled, RuleOptions, Rules, Visit, mark, rules_of, stacked
@@ -83,7 +83,6 @@ class Limits:
         around: Any = WSGIMiddleware(visited, body_limits) if body_limits else visited
         app.wsgi_app = around  # type: ignore[method-assign]
         app.before_request(self._ask_for_all)
-        app.after_request(self._tell)
 
     def limit(self, *limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
         """A decorator for views, beneath ``route``, and for blueprints; the options are those of ``Rule``.
@@ -126,6 +125,7 @@ class Limits:
         answer = self._asker.ask(WSGIRequest(environ), visit, rules)
         if answer is None:
             return
+        after_this_request(self._tell)
         response = _response(answer)
         error = _ERRORS.get(answer.status)
         raise exceptions.HTTPException(response=response) if error is None else error.because_of(visit.denial, response)
@@ -136,26 +136,39 @@ class Limits:
 
         def visited(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
             visit = environ[key] = Visit()
-            ended = Ended(app, environ, start_response, (), visit.on_end)
+            ended = _Ended(app, environ, start_response, visit)
             # Usually there is nothing to end, and the server may have its own way of sending a file.
             return ended if visit.on_end else ended.body
 
         return visited
 
     def _tell(self, response: Response) -> Response:
-        visit: Visit | None = request.environ.get(self._visit)
-        if visit is None:
-            return response
-        for name, value in visit.fields.items():
-            response.headers[name] = value
-        denial = visit.denial
+        """Of a denial, to whatever an error handler made of it."""
+        denial = request.environ[self._visit].denial
         # A rule's own answer says what it wants to. That of an error handler has yet to tell when to come back.
-        if denial is not None and denial.rule.answer is None:
+        if denial.rule.answer is None:
             for name, value in denial.fields:
                 response.headers.setdefault(name, value)
             if denial.retry_after_s is not None:
                 response.headers.setdefault("Retry-After", str(denial.retry_after_s))
         return response
+
+
+class _Ended(Ended):
+    """An answer to which what the visit has gathered is added when it begins."""
+
+    def __init__(self, app: Application, environ: Environ, start_response: StartResponse, visit: Visit) -> None:
+        self.visit = visit
+        super().__init__(app, environ, start_response, (), visit.on_end)
+
+    def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
+        fields = self.visit.fields
+        if fields:
+            # Instead of the view's own: of most of them there may be one only.
+            names = {name.lower() for name in fields}
+            headers = [header for header in headers if header[0].lower() not in names]
+            headers += fields.items()
+        return super().start(status, headers, *exc_info)
 
 
 def _is_exempt() -> bool:

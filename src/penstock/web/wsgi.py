@@ -90,10 +90,11 @@ class Ended:
 
     def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
         self.status, self.is_begun = int(status[:3]), True
-        for name, value in headers:
-            if name.lower() == "content-length" and value.isdecimal():
-                self.left = int(value)
-        self.on_end.begin(self.status)
+        if self.on_end:
+            for name, value in headers:
+                if name.lower() == "content-length" and value.isdecimal():
+                    self.left = int(value)
+            self.on_end.begin(self.status)
         return self.start_response(status, [*headers, *self.fields], *exc_info)
 
     def __iter__(self) -> Iterator[bytes]:
