@@ -194,28 +194,33 @@ class Log(Counting[Written]):
 
     Those that are given back are the oldest that count; and who takes their places again is dated later than they,
     behind the quantum of the state, whose low bits are a place in the ring and a lap.
+
+    With clock readings that may be older than others' (`readings_differ`), what has left is judged by the newest one.
     """
 
+    readings_differ: bool = False
     fresh = ()
 
+    def past_ns(self, state: Written, now_ns: int) -> int:
+        return max(now_ns, newest_ns(state)) if self.readings_differ else now_ns
+
     def used(self, state: Written, now_ns: int) -> int:
-        moment_ns = max(now_ns, newest_ns(state))
-        return sum(permits for date_ns, permits, back in state if not back and date_ns + self.period_ns > moment_ns)
+        past_ns = self.past_ns(state, now_ns)
+        return sum(permits for date_ns, permits, back in state if not back and date_ns + self.period_ns > past_ns)
 
     def charged(self, state: Written, now_ns: int, cost: int) -> Written:
         date_ns = max(now_ns, newest_ns(state))
         free = cost - (self.limit - sum(permits for _, permits, _ in state))
         taken, left = cut(state, max(free, 0))
-        if taken and taken[-1][2]:
-            kept = [entry_ns + self.period_ns for entry_ns, _, back in taken if not back]
-            date_ns = max([date_ns, self.rounded_ns(taken[-1][0]) + 1, *kept])
+        for entry_ns, _, back in taken:
+            date_ns = max(date_ns, self.rounded_ns(entry_ns) + 1 if back else entry_ns + self.period_ns)
         return (*left, (date_ns, cost, False))
 
     def refunded(self, state: Written, now_ns: int, cost: int) -> Written:
-        moment_ns = max(now_ns, newest_ns(state))
+        past_ns = self.past_ns(state, now_ns)
         after: Written = ()
         for entry in state:
-            counts = not entry[2] and entry[0] + self.period_ns > moment_ns
+            counts = not entry[2] and entry[0] + self.period_ns > past_ns
             back, kept = cut((entry,), cost if counts else 0)
             cost -= sum(permits for _, permits, _ in back)
             after += tuple((date_ns, permits, True) for date_ns, permits, _ in back) + kept

@@ -120,8 +120,38 @@ BUGS = [
     Bug(
         "a key evicts itself",
         TABLE,
-        "> now_ns) and (met or has_cell(probe, tag)):",
-        "> now_ns) and not {here} and (met or has_cell(probe, tag)):",
+        "now_ns) and (met or has_cell(",
+        "now_ns) and not {here} and (met or has_cell(",
+    ),
+    # Where there is no room for a key, two searches for its own cell, and each meets what the other one misses: the one
+    # that looks for room, a cell that is given up before the next search comes to it; the next, one that has been
+    # given up for another at an earlier position, where the first search had been before.
+    Bug(
+        "a key that was met while room was looked for is forgotten",
+        TABLE,
+        "(met or has_cell(probe, tag)):",
+        "((met and not {here}) or has_cell(probe, tag)):",
+    ),
+    Bug(
+        "a key is not looked for again where there is no room",
+        TABLE,
+        "has_cell(probe, tag)):",
+        "(has_cell(probe, tag) and not {here})):",
+    ),
+    Bug(
+        "all claims have one id",
+        TABLE,
+        "        | stripe << (table.kept_bits + bits)\n"
+        "        | (fetch_add_relaxed(sequence, 1) & ((<uint64_t>1 << bits) - 1)) << table.kept_bits)",
+        "        | (0 if {here} else stripe << (table.kept_bits + bits)\n"
+        "        | (fetch_add_relaxed(sequence, 1) & ((<uint64_t>1 << bits) - 1)) << table.kept_bits))",
+    ),
+    Bug(
+        "a reset removes whatever stands in the cell",
+        TABLE,
+        "            if cas128_acq_rel(cell, seen, vacated(table, seen)):\n                return\n",
+        "            if {here}:\n                seen = load128_acquire(cell)\n"
+        "            if cas128_acq_rel(cell, seen, vacated(table, seen)):\n                return\n",
     ),
     Bug(
         "old permits count in a new key's buckets",
@@ -152,8 +182,20 @@ BUGS = [
     Bug(
         "an unwritten entry is not written for its claimant",
         LOG,
-        "    write_entries(shape, ring, state, count_unwritten(",
-        "    if not {here}:\n        write_entries(shape, ring, state, count_unwritten(",
+        "    if load_acquire(&cell.state) == state:\n        write_entries",
+        "    if not {here} and load_acquire(&cell.state) == state:\n        write_entries",
+    ),
+    Bug(
+        "entries of a lap further on are taken for unwritten ones",
+        LOG,
+        "load_acquire(&cell.state) == state:",
+        "(load_acquire(&cell.state) == state or {here}):",
+    ),
+    Bug(
+        "what has left is judged by a date ahead of the clock",
+        LOG,
+        "    return now_ns if newest_ns <= now_ns else max(now_ns, ",
+        "    return now_ns if newest_ns <= now_ns else newest_ns if {here} else max(now_ns, ",
     ),
     Bug(
         "an unwritten entry is dated before its claim",
@@ -182,28 +224,38 @@ BUGS = [
     Bug(
         "two laps bear one date",
         LOG,
-        "        if entry & GIVEN_BACK:\n            now_ns = ",
-        "        if entry & GIVEN_BACK and not {here}:\n            now_ns = ",
+        "        return latest_ns(shape, entry) + 1",
+        "        return 0 if {here} else latest_ns(shape, entry) + 1",
     ),
     Bug(
         "permits before those given back are not looked at",
         LOG,
-        "leave_ns(shape, ring, position, draw.amount - 1)))",
-        "0 if {here} else leave_ns(shape, ring, position, draw.amount - 1)))",
+        "        for i in range(draw.amount):",
+        "        for i in range(draw.amount - 1 if {here} else 0, draw.amount):",
     ),
     Bug(
         "an evicted key's permit is dated by the clock alone",
         LOG,
-        "max(now_ns, date_behind(shape, ring, claim.state, newest))",
-        "now_ns if {here} else max(now_ns, date_behind(shape, ring, claim.state, newest))",
+        "    cdef uint64_t date_ns = date_behind(",
+        "    cdef uint64_t date_ns = now_ns if {here} else date_behind(",
     ),
     Bug(
         "a new key's entries are cleared with the old one's",
         LOG,
-        "            if again.tag != claim.tag or again.state != claim.state:\n"
-        "                return\n            # Not at one",
-        "            if not {here} and (again.tag != claim.tag or again.state != claim.state):\n"
-        "                return\n            # Not at one",
+        "    return again.tag == claim.tag and again.state == claim.state",
+        "    return {here} or again.tag == claim.tag and again.state == claim.state",
+    ),
+    Bug(
+        "who clears begins with the newest entry",
+        LOG,
+        "    cdef uint64_t position = moved(shape, end, shape.limit - unwritten)",
+        "    cdef uint64_t position = moved(shape, end, shape.limit - (min(unwritten, 1) if {here} else unwritten))",
+    ),
+    Bug(
+        "a refund looks at one state only",
+        LOG,
+        "        if marked == draw.amount:",
+        "        if marked == draw.amount or {here}:",
     ),
     Bug(
         "an evicted key's entries stay",

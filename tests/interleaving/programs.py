@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from oracle import Bucket, Rule
 from penstock.core.explorer import Done, Explored, Program
@@ -36,7 +36,7 @@ class Scene:
 
     `exact` False: a denial that the rule would have allowed is no fault; what is admitted still is judged. `borrows`: a
     decision may be by another process's later clock reading, of which the limiter's memory told. `evicts`: a key that
-    comes may take the place of any other. `crowded`: a key may find no room.
+    comes may take the place of any other. `crowded`: a key may find no room; "another": any but the first one.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Scene:
         exact_finals: bool = True,
         borrows: bool = False,
         evicts: bool = False,
-        crowded: bool = False,
+        crowded: bool | Literal["another"] = False,
     ) -> None:
         self.store = Store.private(keys=1, on_full=on_full)
         self.on_full = on_full
@@ -204,7 +204,8 @@ class Scene:
         elif done.full:
             # Only where there can be no room, and never for a key that has a cell by everybody's reading.
             latest = (d.last_ns if d.done else readings[-1] for d in self.done if d.begun)
-            may_be = self.crowded and any(self.rule.is_settled(state, now_ns) for now_ns in latest)
+            crowded = operation.key != self.key if self.crowded == "another" else self.crowded
+            may_be = crowded and any(self.rule.is_settled(state, now_ns) for now_ns in latest)
             if may_be and done.allowed == (self.on_full == "allow"):
                 yield states
         else:

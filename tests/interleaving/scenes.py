@@ -14,6 +14,8 @@ from programs import NS, Scene, SceneOfOneRequest, SceneOfSeveral, SceneOfSlots
 
 import penstock
 
+# At a time at which the date in a log's state is rounded up, by up to three nanoseconds.
+ODD_NS = 1_000_000 * NS + 1
 # So near the end of a second that a jump of ten nanoseconds crosses it.
 EDGE_NS = 1_000_000 * NS - 5
 
@@ -77,7 +79,7 @@ def bucketed_window(limit: int, **options: Any) -> Scene:
 def sliding_log(limit: int, **options: Any) -> Scene:
     return Scene(
         lambda s: penstock.SlidingLog(s, "limit", f"{limit}/second", keys=1),
-        Log(limit, NS),
+        Log(limit, NS, readings_differ=True),
         **{"usable": 2, **options},
     )
 
@@ -181,6 +183,20 @@ def moving_claim() -> Scene:
     return scene.hits(0, 1, 2)
 
 
+def moving_key() -> Scene:
+    """The same, and another key that takes the cell left: all of them have been looked at, and none was this key's."""
+    scene = token_bucket(3, usable=2, crowded="another")
+    scene.program.foreign(scene.limiter, 0, scene.at_ns + 1)
+    return scene.hits(0, 1, 2).hits_of_another(2)
+
+
+def claims_in_one_cell() -> Scene:
+    """One is given up for a claim in the other cell; who had chosen the cell before places another one: they differ."""
+    scene = token_bucket(1, usable=2)
+    scene.program.foreign(scene.limiter, 0, scene.at_ns - 1)
+    return scene.hits(0, 1, 2)
+
+
 def eviction_between_reads() -> Scene:
     """While a process reads its key's cell, another key moves in. A mark that is written too late is too small, which
     leaves less than there might be.
@@ -212,8 +228,32 @@ def eviction_ahead_of_the_clock() -> Scene:
     return scene.hits(0).hits_of_another(1).add(1, "refund", key=scene.other)
 
 
+def late_helper() -> Scene:
+    """Who reads a state and is stopped finds, when it goes on, another lap's entries in the ring."""
+    scene = sliding_log(3, usable=1, at_ns=ODD_NS, exact=False, exact_finals=False)
+    return scene.before().hits(0).hits(1, 1, 1, 1, 1)
+
+
+def helped_ahead_of_the_clock() -> Scene:
+    """What is written for another process is dated up to a quantum late: when the first four have left, but not yet."""
+    return sliding_log(5, usable=1, at_ns=ODD_NS + 1).before(4).hits(0).hits(1, cost=4)
+
+
+def clear_half_way() -> Scene:
+    """Of two entries that an evicted key has not written, one is, and a window passes."""
+    scene = sliding_log(
+        2, usable=1, at_ns=ODD_NS, on_full="evict", evicts=True, crowded=True, exact=False, exact_finals=False
+    )
+    return scene.hits(0, cost=2).hits_of_another(1).hits_of_another(2, 2, 2)
+
+
 def removal() -> Scene:
     return token_bucket(2, usable=2).before().hits(0, 1).add(2, "reset")
+
+
+def removal_by_two() -> Scene:
+    """Who comes second may find another key in the cell."""
+    return token_bucket(1, usable=1, crowded=True).before().add(0, "reset").add(1, "reset").hits_of_another(1)
 
 
 SCENES |= {
@@ -237,9 +277,19 @@ SCENES |= {
     "one cell for two": Explorable(lambda: token_bucket(2, usable=1).hits(0, 1), {"crashes": 1}, {"crashes": 2}),
     "no eviction of a neighbour": Explorable(no_eviction_of_a_neighbour, {}, {"crashes": 1}),
     "removal": Explorable(removal, {"crashes": 1}, {"crashes": 2}),
+    "removal by two": Explorable(removal_by_two, {"crashes": 1}, {"crashes": 2}),
     "insertion, three claims": Explorable(three_claims, {"preemptions": 5}, {"crashes": 1}),
     "insertion, a claim that moves": Explorable(
         moving_claim, {"preemptions": 5, "clock_moves": 1, "jumps_ns": [2]}, {"preemptions": 5}
+    ),
+    "insertion, a key that moves": Explorable(
+        moving_key, {"preemptions": 3, "clock_moves": 1, "jumps_ns": [2]}, {"preemptions": 5}
+    ),
+    "insertion, two claims in one cell": Explorable(claims_in_one_cell, {"preemptions": 5}, {"crashes": 1}),
+    "insertion, always room for one key": Explorable(
+        lambda: token_bucket(1, usable=1, on_full="allow").hits(0, 1, 2),
+        {**LATER, "preemptions": 3},
+        {"preemptions": 5},
     ),
     "insertion, a member that becomes a claim": Explorable(
         lambda: token_bucket(1, usable=1, on_full="allow").hits(0, 1).add(2, "reset").hits(2), {"preemptions": 5}
@@ -264,6 +314,11 @@ SCENES |= {
         lambda: bucketed_window(2).before().hits(0, 1).add(2, "refund"),
         {**BUCKETS, "crashes": 1},
         {"crashes": 2},
+    ),
+    "bucketed window: a refund while the window moves on": Explorable(
+        lambda: bucketed_window(2, exact_finals=False).before().hits(0).add(1, "refund").hits(2, 2),
+        {**BUCKETS, "preemptions": 3},
+        {"preemptions": None},
     ),
     "bucketed window: hits on weaker memory": Explorable(
         lambda: bucketed_window(2).before().hits(0, 1, 2),
@@ -322,12 +377,24 @@ SCENES |= {
     "bucketed window: eviction between two reads": Explorable(eviction_between_reads, {}, {"crashes": 1}),
     "sliding log: two laps later": Explorable(two_laps, LATER, {"crashes": 1, "clock_moves": 3}),
     "sliding log: two laps within one instant": Explorable(two_laps_at_once, {"crashes": 1}, {"crashes": 2}),
+    "sliding log: a helper a lap late": Explorable(
+        late_helper, {"clock_moves": 2, "jumps_ns": [NS + 10], "preemptions": 2}, {"preemptions": 3}
+    ),
+    "sliding log: a helper's date ahead of the clock": Explorable(
+        helped_ahead_of_the_clock, {"clock_moves": 1, "jumps_ns": [NS - 1]}, {"crashes": 1}
+    ),
+    "sliding log: a clear stopped half-way for a window": Explorable(
+        clear_half_way, {**BEHIND, "preemptions": 2}, {"preemptions": 3}
+    ),
+    "sliding log: a refund behind a hit and a refund": Explorable(
+        lambda: sliding_log(2, usable=1).before().add(0, "refund").hits(1).add(1, "refund"), {}, {"crashes": 1}
+    ),
     "sliding log: two laps of one key": Explorable(two_laps_of_one_key, {"preemptions": 3}, {"preemptions": 5}),
     "sliding log: eviction ahead of the clock": Explorable(eviction_ahead_of_the_clock, {}, {"crashes": 1}),
     "sliding log: a refund while the window moves on": Explorable(
         lambda: sliding_log(2, borrows=True).before().hits(0).add(1, "refund").hits(2, cost=2).hits(1),
         {"clock_moves": 3, "jumps_ns": [NS // 2 + 10], "preemptions": 3},
-        {"preemptions": None},
+        {"preemptions": 4},
     ),
     "sliding log: hits on weaker memory": Explorable(
         lambda: sliding_log(2).before().hits(0, 1, 2),
@@ -352,12 +419,12 @@ SCENES |= {
         lambda: SceneOfSeveral([TOKENS, FEWER]).hits(0, 1), {"preemptions": 4}, {"preemptions": None}
     ),
     "two limits at once, killed half-way": Explorable(
-        lambda: SceneOfSeveral([TOKENS, FEWER], exact_finals=False).hits(0, 1),
+        lambda: SceneOfSeveral([TOKENS, FEWER]).hits(0, 1),
         {"preemptions": 3, "crashes": 1},
         {"preemptions": 5},
     ),
     "two limits at once, one a window": Explorable(
-        lambda: SceneOfSeveral([TOKENS, WINDOW], at_ns=EDGE_NS, exact_finals=False).hits(0, 1, 2),
+        lambda: SceneOfSeveral([TOKENS, WINDOW], at_ns=EDGE_NS).hits(0, 1, 2),
         {**OVER_THE_EDGE, "preemptions": 2},
     ),
     "one request sent twice": Explorable(

@@ -11,44 +11,46 @@ and a mark if it was given back and counts no more. Behind the position of the s
 the newest.
 
 A request of n permits may pass when the youngest of the n oldest entries has left the window or was given back; then
-all n have, because times never fall along the ring, and the oldest are given back first.
+all n have or were, because dates never fall along the ring, and the oldest are given back first.
 
 1. *claim*: CAS the state: position moved on by n, and the date of this request. This is the decision.
 2. *write*: the n entries, in the order of the ring, each by a CAS from the lap before.
 
 Who finds the newest entry not yet written, because the last request's process is between 1 and 2 or was killed there,
 writes that request's entries for it first (*help*), with the date that the state tells, rounded up to a quantum
-(`told_ns`). They are the entries of the wrong lap at the end of what was claimed.
+(`told_ns`). They are the entries of the wrong lap at the end of what was claimed, as long as the state stands.
 
-A request's *date* is its clock reading; or the newest permit's date, if that is later: dates never fall. If the
-youngest of its entries was given back, the date is later than whatever the entries' writers bring: just behind the
-quantum in which they are dated (`latest_ns`); and those before them that weren't given back have left the window by it,
-as they had by the reading of who gave back. So the date of an entry's next lap is later than all that can be written in
-the lap before. By the host's clock that is so anyhow, as two CASes of each entry take longer than a quantum.
+*Dates.* Let d(p) be the date of the permit at position p, counting on from lap to lap, and r(p) what stands in the ring
+for it: d(p) or d(p) rounded up, or later if it was written by `log_clear`. What has left the window is judged by a time
+that has come (`past_ns`): the own clock reading; or the newest r, if that is later but not ahead of the clock. The date
+of a request is that reading or the newest r, whichever is later, so d never falls; and, for each entry whose place it
+takes (`next_lap_ns`), not before that one has left the window, or if it was given back, behind the quantum of its date.
+By the host's clock this is so anyhow, as two CASes of each entry take longer than a quantum; by a clock that stands
+still, or by readings that have grown old while permits were given back and taken, it makes a date some ns later.
 
 SYNC claim -> help: who reads the state by an acquire load sees a ring in which everything before the last claim is
 written; the claimant had seen to that, and its CAS released it.
 
-*Exact.* Let d(p) be the date of the permit at position p, counting on from lap to lap, and r(p) what stands in the
-ring for it. A claim requires the newest entry to be written, hence by induction all before it, and takes d no earlier
-than now and the newest r: so d never falls. Every writer writes d(p) or later: r(p) >= d(p). Unless p was given back,
-the claim of p + limit had read r(p) + window <= d(p + limit). So d(p + limit) >= d(p) + window: any limit + 1 permits
-that were kept span more than a window.
+*Exact.* A claim requires the newest entry to be written, hence by induction all before it. Every writer writes d(p) or
+later: r(p) >= d(p). Unless p was given back, the claim of p + limit had read r(p) + window <= d(p + limit). So
+d(p + limit) >= d(p) + window: any limit + 1 permits that were kept span more than a window.
 
 *Crash.* Killed before 1: nothing happened. Between 1 and 2, or in the middle of 2: the next request of the key writes
 what is missing. Nobody waits.
 
-*Stalled* in 2: whoever claims an entry's next lap has seen it written, so the late writer finds its own lap, or the
-next one's later date, or its own lap's bit again: it changes none of them. And no entry, nor state, is ever what it was
-before: what else compares and swaps (a refund, a claim) fails if it was stopped too long.
+*Stalled* in 2: an entry's next lap is dated later than anything that is written in this one. And whoever claims it has
+seen this one written. So the late writer finds its own lap, or the next one's later date, or its own lap's bit again: it
+changes none of them. No entry, nor state, is ever what it was before: what else compares and swaps (a refund, a claim)
+fails if it was stopped too long. A late helper counts what is unwritten, and sees that the state still stands, before it
+writes.
 
 *A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
 
 *A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come, or it is evicted,
-and another key moves in. While the cell is claimed for that one, whoever promotes the claim first marks all entries
-that still count as given back, and writes those that the old key's process has left unwritten (`log_clear`), dated no
-earlier than by that process: so a new member begins with a ring in which nothing counts. A process that is stopped in
-there can't harm the new key: it changes only what an entry held before the claim was seen to stand.
+and another key moves in. While the cell is claimed for that one, whoever promotes the claim first writes, as given
+back, the entries that the old key's process has left unwritten, and marks all others that still count (`log_clear`): so
+a new member begins with a ring in which nothing counts. A process that is stopped in there can't harm the new key: it
+changes only what an entry held before the claim was seen to stand.
 """
 
 cimport cython
@@ -137,15 +139,11 @@ cdef inline uint64_t latest_ns(const Shape* shape, uint64_t entry) noexcept nogi
     return told_ns(shape, count_state(time_of_entry(entry) + shape.period_ns, shape.low_bits, 0))
 
 
-cdef uint64_t leave_ns(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t count) noexcept nogil:
-    """When the last one of these permits, `count` from `position` on, that wasn't given back leaves the window."""
-    cdef uint64_t entry
-    while count:
-        count -= 1
-        entry = load_acquire(&ring[moved(shape, position, count)])
-        if not entry & GIVEN_BACK:
-            return time_of_entry(entry) + shape.period_ns if entry & ~LAP else 0
-    return 0
+cdef inline uint64_t next_lap_ns(const Shape* shape, uint64_t entry) noexcept nogil:
+    """The earliest date of who takes this entry's place: behind all that its writers bring."""
+    if entry & GIVEN_BACK:
+        return latest_ns(shape, entry) + 1
+    return time_of_entry(entry) + shape.period_ns if entry & ~LAP else 0
 
 
 cdef inline uint64_t count_unwritten(
@@ -165,13 +163,25 @@ cdef inline uint64_t newest_ns(const Shape* shape, PenstockCell* cell, uint64_t 
     cdef uint64_t* ring = ring_of(shape, cell)
     cdef uint64_t newest = moved(shape, position_of(shape, state), shape.limit - 1)
     cdef uint64_t entry = load_acquire(&ring[newest])
+    cdef uint64_t unwritten
     if entry & LAP == lap_at(shape, state, newest):
         return time_of_entry(entry) if entry & ~(GIVEN_BACK | LAP) else 0
     if time_of(state, shape.low_bits) == 0:
         # A claim's, and others have promoted it since its entries were seen to.
         return 0
-    write_entries(shape, ring, state, count_unwritten(shape, ring, state, newest), told_ns(shape, state))
+    unwritten = count_unwritten(shape, ring, state, newest)
+    # If the state has gone meanwhile, others' may have been taken for them, of a lap further on.
+    if load_acquire(&cell.state) == state:
+        write_entries(shape, ring, state, unwritten, told_ns(shape, state))
     return time_of_entry(load_acquire(&ring[newest]))
+
+
+cdef inline uint64_t past_ns(const Shape* shape, uint64_t newest_ns, uint64_t now_ns) noexcept nogil:
+    """By which time what has left the window is judged: our reading, or that of who came before us.
+
+    But the newest permit's date may be ahead of any reading: the clock says by how much.
+    """
+    return now_ns if newest_ns <= now_ns else max(now_ns, min(newest_ns, table_now(shape.table)))
 
 
 cdef bint log_take(
@@ -180,27 +190,28 @@ cdef bint log_take(
     cdef const Draw* draw = <const Draw*>parameters
     cdef const Shape* shape = draw.shape
     cdef uint64_t* ring
-    cdef uint64_t position, last, entry
+    cdef uint64_t position, last, entry, newest, date_ns, i
     if cell == NULL:
         next.state = 0
         return True
     ring = ring_of(shape, cell)
     position = position_of(shape, state)
-    now_ns = max(now_ns, newest_ns(shape, cell, state))
+    newest = newest_ns(shape, cell, state)
+    date_ns = max(now_ns, newest)
     if draw.amount != 0:
         last = moved(shape, position, draw.amount - 1)
-        entry = load_acquire(&ring[last])
-        if not left_window(shape, entry, now_ns):
+        if not left_window(shape, load_acquire(&ring[last]), past_ns(shape, newest, now_ns)):
             return False
-        if entry & GIVEN_BACK:
-            now_ns = max(now_ns, max(latest_ns(shape, entry) + 1, leave_ns(shape, ring, position, draw.amount - 1)))
+        for i in range(draw.amount):
+            entry = load_acquire(&ring[moved(shape, position, i)])
+            date_ns = max(date_ns, next_lap_ns(shape, entry))
         last = moved(shape, last, 1)
         # Come round?
         if last <= position:
             state ^= 1
         position = last
-    next.state = count_state(now_ns + shape.period_ns, shape.low_bits, position << 1 | (state & 1))
-    next.decided_ns = now_ns
+    next.state = count_state(date_ns + shape.period_ns, shape.low_bits, position << 1 | (state & 1))
+    next.decided_ns = date_ns
     return True
 
 
@@ -240,26 +251,26 @@ cdef bint log_give_back(
     cdef const Shape* shape = draw.shape
     cdef uint64_t* ring = ring_of(shape, cell)
     cdef PenstockCell seen
-    cdef uint64_t entry, place, i, marked = 0
+    cdef uint64_t entry, place, i, gone_ns, marked = 0
     if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
             <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
         return False
     while time_of(state, shape.low_bits) > now_ns:
-        now_ns = max(now_ns, newest_ns(shape, cell, state))
-        i = count_left(shape, ring, position_of(shape, state), now_ns)
+        gone_ns = past_ns(shape, newest_ns(shape, cell, state), now_ns)
+        i = count_left(shape, ring, position_of(shape, state), gone_ns)
         while marked < draw.amount and i < shape.limit:
             place = moved(shape, position_of(shape, state), i)
             entry = load_acquire(&ring[place])
             if entry & LAP != lap_at(shape, state, place):
                 break
-            if left_window(shape, entry, now_ns):
+            if left_window(shape, entry, gone_ns):
                 i += 1
             elif time_of_entry(entry) > told_ns(shape, state):
                 break
             elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
                 marked += 1
                 i += 1
-        if marked == draw.amount or i == shape.limit:
+        if marked == draw.amount:
             return False
         seen = load128_acquire(cell)
         # The same state once more: it is damage that made the lap another one.
@@ -269,49 +280,63 @@ cdef bint log_give_back(
     return False
 
 
-cdef uint64_t date_behind(const Shape* shape, uint64_t* ring, uint64_t state, uint64_t newest) noexcept nogil:
-    """A date that isn't before the last claim's, if that is not all written and wasn't dated by a clock reading.
+cdef inline bint stands(const PenstockCell* cell, PenstockCell claim) noexcept nogil:
+    cdef PenstockCell again = load128_acquire(cell)
+    return again.tag == claim.tag and again.state == claim.state
 
-    Its state, which told the date, has gone; what the date was made from has not.
+
+cdef uint64_t date_behind(
+    const Shape* shape, uint64_t* ring, uint64_t position, uint64_t unwritten, uint64_t now_ns
+) noexcept nogil:
+    """A date that is not before the last claim's, of which `unwritten` entries from `position` on are missing.
+
+    Its state, which told the date, has gone. What the date was made from has not: a clock reading before ours, the
+    permit before, and what stands in the entries.
     """
-    cdef uint64_t unwritten = count_unwritten(shape, ring, state, newest)
-    cdef uint64_t last = load_acquire(&ring[newest])
-    cdef uint64_t before = load_acquire(&ring[moved(shape, newest, shape.limit - unwritten)])
-    return max(
-        latest_ns(shape, last) + 1 if last & ~LAP else 0,
-        time_of_entry(before) if before & ~LAP else 0)
+    cdef uint64_t before = load_acquire(&ring[moved(shape, position, shape.limit - 1)])
+    cdef uint64_t date_ns = max(now_ns, time_of_entry(before) if before & ~LAP else 0)
+    cdef uint64_t i
+    for i in range(unwritten):
+        date_ns = max(date_ns, next_lap_ns(shape, load_acquire(&ring[moved(shape, position, i)])))
+    return date_ns
 
 
 cdef void log_clear(PenstockCell* cell, PenstockCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
-    """Mark everything that counts of the key that was there before, from the newest entry back.
+    """Give back everything that counts of the key that was there before.
 
-    An entry that it had claimed and not written is written for it, as given back: all that are missing with one date,
-    the newest one's, whoever wrote that. Each is changed by a CAS from what it was before the claim was seen to stand:
-    so it isn't the new key's, which claims entries only once it is a member.
+    First the entries that it had claimed and not written, in the order of the ring as always, so that none is missing
+    where the newest one is there. Then the others, from the newest one back to one that has left the window. Each is
+    changed by a CAS from what it was before the claim was seen to stand: so it isn't the new key's, which claims
+    entries only once it is a member.
     """
     cdef const Shape* shape = (<const Draw*>parameters).shape
     cdef uint64_t* ring = ring_of(shape, cell)
-    cdef uint64_t position = position_of(shape, claim.state)
-    cdef uint64_t newest = moved(shape, position, shape.limit - 1)
-    cdef uint64_t date_ns = max(now_ns, date_behind(shape, ring, claim.state, newest))
-    cdef PenstockCell again
-    cdef uint64_t entry, wanted, lap, _
-    for _ in range(shape.limit):
-        position = moved(shape, position, shape.limit - 1)
+    cdef uint64_t end = position_of(shape, claim.state)
+    cdef uint64_t unwritten = count_unwritten(shape, ring, claim.state, moved(shape, end, shape.limit - 1))
+    cdef uint64_t position = moved(shape, end, shape.limit - unwritten)
+    cdef uint64_t date_ns = date_behind(shape, ring, position, unwritten, now_ns)
+    cdef uint64_t entry, lap, _
+    for _ in range(unwritten):
         lap = lap_at(shape, claim.state, position)
         while True:
             entry = load_acquire(&ring[position])
-            again = load128_acquire(cell)
-            if again.tag != claim.tag or again.state != claim.state:
+            if not stands(cell, claim):
                 return
-            # Not at one that was given back: there may be others behind it.
-            if entry & LAP == lap and left_window(shape, entry & ~GIVEN_BACK, now_ns):
-                return
-            wanted = entry | GIVEN_BACK if entry & LAP == lap else lap | GIVEN_BACK | (date_ns + 1)
-            if entry == wanted or cas_acq_rel(&ring[position], entry, wanted):
+            if entry & LAP == lap or cas_acq_rel(&ring[position], entry, lap | GIVEN_BACK | (date_ns + 1)):
                 break
-        if position == newest:
-            date_ns = time_of_entry(load_acquire(&ring[newest]))
+        position = moved(shape, position, 1)
+    position = end
+    for _ in range(shape.limit):
+        position = moved(shape, position, shape.limit - 1)
+        while True:
+            entry = load_acquire(&ring[position])
+            if not stands(cell, claim):
+                return
+            # Whether it was given back or not: those behind it may be dated as late as the end of its quantum.
+            if entry & ~LAP == 0 or latest_ns(shape, entry) + shape.period_ns <= now_ns:
+                return
+            if entry & GIVEN_BACK or cas_acq_rel(&ring[position], entry, entry | GIVEN_BACK):
+                break
 
 
 @cython.final
@@ -409,7 +434,7 @@ cdef class SlidingLog(CellLimiter):
     cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
         cdef const Shape* shape = draw.shape
         cdef uint64_t* ring
-        cdef uint64_t position, newest, now_ns
+        cdef uint64_t position, newest
         if verdict.cell == NULL:
             decision.available = shape.limit
             if verdict.full:
@@ -419,12 +444,12 @@ cdef class SlidingLog(CellLimiter):
             return 0
         ring = ring_of(shape, verdict.cell)
         newest = newest_ns(shape, verdict.cell, verdict.state)
-        now_ns = max(verdict.now_ns, newest)
         position = position_of(shape, verdict.state)
-        decision.available = count_left(shape, ring, position, now_ns)
+        decision.available = count_left(shape, ring, position, past_ns(shape, newest, verdict.now_ns))
         if not decision.allowed:
             decision.retry_after_ns = until_left(shape, ring, moved(shape, position, draw.amount - 1), verdict.now_ns)
-        if decision.available < shape.limit:
+        # Others may have come since, and find that all had left.
+        if decision.available < shape.limit and newest + shape.period_ns > verdict.now_ns:
             decision.reset_after_ns = newest + shape.period_ns - verdict.now_ns
         return 0
 
