@@ -3,15 +3,20 @@
 An extent is a small table of its own and, behind it, so many words for each of its cells. Extents are appended to the
 segment's file under a lock on the list of extents and never removed: whatever has one mapped may still use it.
 
-Who makes one does so in this order: the limiter's number, as any limiter takes it; the lock; bytes at the end of the
-file; its blocked cells; its entry in the list, and in that its identity last.
+Who makes one does so in this order: the lock; bytes at the end of the file; its blocked cells; the limiter's number, as
+any limiter takes it; its entry in the list, and in that its identity last.
+
+*The number* is never given back, so it is taken when nothing else can be refused, and before the identity, so that
+whoever finds an extent finds its limiter in the list. Whether there is one to take is looked at before there are bytes
+for it. Limiters without an extent take theirs without the lock: if the last ones go meanwhile, the bytes are left as a
+killed creator leaves them. Who makes the same limiter at the same time gets the same number, here or there.
 
 *Found.* Whoever looks for an identity takes no lock. It is stored by a release and loaded by an acquire, so who finds
 it reads a whole entry, of bytes that are in place and of a limiter that has a name. No entry changes after that.
 
-*Crash.* Killed after the number: a limiter that nobody has used yet. Killed under the lock, which the kernel then gives
-to the next one, the entry's identity is still 0: the next maker overwrites whatever else stands in it, and appends
-behind the bytes that were left. Nobody finds those. Killed after the identity: it is made.
+*Crash.* Killed under the lock, which the kernel then gives to the next one, the entry's identity is still 0: the next
+maker overwrites whatever else stands in it, and appends behind the bytes that were left. Nobody finds those. After the
+number, the name is that of a limiter that nobody has used yet. Killed after the identity: it is made.
 
 *Damage.* An identity is a hash of all that says what an extent is for. What is found by it must say the same again, and
 lie within the file, or it is refused.
@@ -166,12 +171,11 @@ def open_extent(store: Store, limiter: str, purpose: Purpose, keys: int) -> Exte
                     "make the limiter before the worker is forked, or before it gives up its rights",
                 )
             )
-        number = store._limiter_number(limiter)
         raw = segment.extent_entry(identity)
         if raw is None:
-            raw = _append(store, fd, limiter, ExtentEntry(identity, 0, 0, keys, number, purpose))
+            raw = _append(store, fd, limiter, ExtentEntry(identity, 0, 0, keys, 0, purpose))
         entry = ExtentEntry.unpack(raw)
-        _check(store, entry, number, purpose, os.fstat(fd).st_size)
+        _check(store, entry, store._limiter_number(limiter, add=False), purpose, os.fstat(fd).st_size)
         if keys != entry.keys:
             warnings.warn(
                 f"the memory of limiter {limiter!r} was made for {entry.keys} keys and is used as it is, not for the "
@@ -210,6 +214,7 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         raw = segment.extent_entry(wanted.identity)
         if raw is not None:
             return raw
+        store._limiter_number(limiter, add=False)  # or it is refused
         raw = segment.read(layout.EXTENTS_OFFSET, LOCKED_BYTES)
         free = [number for number, entry in enumerate(layout.EXTENT_ENTRY.iter_unpack(raw)) if entry[0] == 0]
         if not free:
@@ -226,7 +231,8 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         offset = -(-end // layout.EXTENT_ALIGNMENT) * layout.EXTENT_ALIGNMENT
         _take_space(store, fd, limiter, offset, shape)
         _map(store, fd, offset, shape).block_cells(shape.used_cells)
-        made = replace(wanted, offset=offset, size=shape.bytes).pack()
+        number = store._limiter_number(limiter)
+        made = replace(wanted, offset=offset, size=shape.bytes, limiter=number).pack()
         segment.publish_extent(free[0], made)
         return made
     finally:

@@ -124,6 +124,10 @@ def test_creators_that_are_killed_leave_nothing_that_blocks(crew: Crew, name: st
             half_way += _is_being_changed(file.fileno())
             worker.kill()
             crew.workers.remove(worker)
+            if step:
+                # It is found when it is whole and not before, as is its limiter's name.
+                assert len(extents(path_of(name))) == turn + (step[1] == "unlock"), step
+                assert (f"limiter {turn}" in store.stats().limiters) == (step[1] in ("replace", "unlock")), step
             # Whoever comes next is not held up, and meets an empty one.
             limiter = make(store, f"limiter {turn}", LIMIT, MANY_KEYS[make])
             assert take(limiter, "key") == LIMIT
@@ -155,6 +159,7 @@ STEPS: Final = [
     (penstock.extents, "_take_space"),
     (os, "posix_fallocate"),
     (penstock.extents, "_map"),
+    (penstock.extents, "replace"),
     (file_locks, "unlock"),
 ]
 
@@ -165,7 +170,7 @@ def _make_one(
     with Store(name, keys=100, clock=ManualClock()) as store:
         begun[0] = turn + 1
         if step:
-            setattr(*step, lambda *arguments: os.kill(os.getpid(), signal.SIGSTOP))
+            setattr(*step, lambda *arguments, **options: os.kill(os.getpid(), signal.SIGSTOP))
         make(store, f"limiter {turn}", LIMIT, MANY_KEYS[make])
         wait_until(lambda: False, "the end")
 
@@ -343,6 +348,40 @@ def _make_within(name: str, make: Make, what: int) -> str:
 
 
 @both
+def test_limiters_that_do_not_fit_take_no_numbers(small_disk: Path, make: Make) -> None:
+    path = small_disk / "segment"
+    with Store("a", keys=100, path=path, clock=ManualClock(10**6)) as store:
+        for number in range(layout.LIMITER_CAPACITY + 1):
+            with pytest.raises(SegmentSpaceError):
+                make(store, f"limiter {number}", LIMIT, 100_000)
+        with pytest.raises(SegmentSpaceError):
+            Concurrency(store, "limiter", LIMIT, keys=1_000_000)
+        assert store.stats().limiters == {}
+        assert take(make(store, "limiter", LIMIT, 10), "key") == LIMIT
+        assert set(store.stats().limiters) == {"limiter"}
+
+
+@both
+def test_the_last_number_goes_to_another_one_meanwhile(name: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(name, keys=100, clock=ManualClock(10**6)) as store:
+        for number in range(layout.LIMITER_CAPACITY - 1):
+            TokenBucket(store, f"bucket {number}", "10/hour")
+        take_space = penstock.extents._take_space
+
+        def take_space_and_the_last_number(*arguments: Any) -> None:
+            take_space(*arguments)
+            TokenBucket(store, "last", "10/hour")
+
+        monkeypatch.setattr(penstock.extents, "_take_space", take_space_and_the_last_number)
+        with pytest.raises(TooManyLimiters):
+            make(store, "limiter", LIMIT, 20)
+        assert extents(path_of(name)) == []
+        # Who bears the same name as a limiter that there is finds room behind what was left.
+        assert take(make(store, "last", LIMIT, 20), "key") == LIMIT
+        assert verify(name).sound
+
+
+@both
 def test_a_limiter_for_which_there_is_no_number_takes_nothing(name: str, make: Make) -> None:
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         for number in range(layout.LIMITER_CAPACITY):
@@ -363,6 +402,9 @@ def test_no_more_than_the_list_holds(name: str, make: Make) -> None:
         with pytest.raises(SegmentSpaceError, match="all 256 extents taken") as caught:
             make(store, "limiter", LIMIT, 1)
         assert "Store.unlink" in caught.value.remedy
+        with pytest.raises(SegmentSpaceError, match="all 256 extents taken"):
+            make(store, "another", LIMIT, 1)
+        assert set(store.stats().limiters) == {"limiter"}
         assert len(extents(path_of(name))) == layout.EXTENT_CAPACITY
         _check_places(name)
         assert take(SlidingLog(store, "limiter", "256/hour", keys=1), "key") == 256

@@ -200,8 +200,10 @@ cdef class Segment:
     cdef PenstockCounterLine* shared_counter_line(self, size_t limiter) except NULL:
         return self.counter_line(<size_t>layout.OWNED_COUNTER_LINES + limiter)
 
-    def limiter_number(self, bytes name):
+    def limiter_number(self, bytes name, *, bint add=True):
         """The number of the limiter of that name, which is added if it is new; -1 if there is no room for it.
+
+        Without `add` nothing is written: for a new name, the number that it would get now.
 
         Lock-free: the name's hash claims an entry by one CAS. Two names with one 64-bit keyed hash would be one
         limiter, at odds of one in 10**14 for a full list.
@@ -214,10 +216,12 @@ cdef class Segment:
         for number in range(layout.LIMITER_CAPACITY):
             entry = &entries[number]
             if load_acquire(&entry.name_hash) == 0:
+                if not add:
+                    return number
                 cas_acq_rel(&entry.name_hash, 0, name_hash)
             if load_acquire(&entry.name_hash) == name_hash:
                 # SYNC name -> length: who reads a length reads the whole name. A killed writer leaves 0.
-                if load_acquire(&entry.name_bytes) == 0:
+                if add and load_acquire(&entry.name_bytes) == 0:
                     memcpy(entry.name, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
                     store_release(&entry.name_bytes, PyBytes_GET_SIZE(name))
                 return number
