@@ -61,6 +61,7 @@ class StoreStats:
     live_keys: int
     """Keys whose state matters now; a limiter forgets a key by itself when its state is that of a fresh one."""
     bytes: int
+    """The size of the segment's file, all of it taken: as ``ls`` tells it, with the memory of single limiters."""
     limiters: dict[str, LimiterStats] = field(default_factory=dict)
 
     @property
@@ -225,8 +226,10 @@ class Store:
 
         Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted.
         """
-        if self.closed:
-            raise StoreClosed(f"{self!r} has no statistics any more")
+        with self._lock():
+            if self.closed:
+                raise StoreClosed(f"{self!r} has no statistics any more")
+            size_bytes = os.fstat(next(iter(self._files.values()))).st_size
         by_number: dict[int, LimiterStats] = {}
         size = layout.COUNTER_LINE.size
         raw = self._segment.read(layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size)
@@ -237,7 +240,7 @@ class Store:
         return StoreStats(
             keys=self.keys,
             live_keys=self._segment.count_live(),
-            bytes=self._segment.size,
+            bytes=size_bytes,
             limiters={name: by_number[number] for number, name in self._limiter_names().items()},
         )
 
@@ -275,11 +278,11 @@ class Store:
             )
         return encoded
 
-    def _limiter_number(self, name: str) -> int:
-        """For limiters: the number under which the segment knows `name`."""
+    def _limiter_number(self, name: str, *, add: bool = True) -> int:
+        """For limiters: the number under which the segment knows `name`, or without `add` the one that it would get."""
         if self.closed:
             raise StoreClosed(f"{self!r} takes no limiters any more")
-        number = self._segment.limiter_number(self._limiter_name(name))
+        number = self._segment.limiter_number(self._limiter_name(name), add=add)
         if number < 0:
             raise TooManyLimiters(
                 f"{self!r} has its {layout.LIMITER_CAPACITY} limiters, so {name!r} has no room: use keys instead of "

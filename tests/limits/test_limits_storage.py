@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import sys
@@ -11,12 +12,15 @@ from typing import Any
 
 import pytest
 from blocking import SCHEMES, STRATEGIES, limiter, open_storage
+from flask import Flask
+from flask_limiter import Limiter as FlaskLimiter
 from limits import parse
 from limits.errors import ConfigurationError, StorageError
 from limits.storage import MemoryStorage
+from slowapi import Limiter as SlowapiLimiter
 
 from penstock import SegmentSpaceError, Store, StoreClosed, TokenBucket
-from penstock.limits import AsyncGCRARateLimiter, GCRARateLimiter, PenstockStorage
+from penstock.limits import AsyncGCRARateLimiter, AsyncPenstockStorage, GCRARateLimiter, PenstockStorage
 from penstock.testing import ManualClock, private_stores
 
 Open = Callable[..., Any]
@@ -282,12 +286,50 @@ def test_storage_made_by_its_class_needs_a_name_too() -> None:
         ("on_full=never", "on_full is"),
         ("clock=sundial", "clock is"),
         ("mode=777", "mode is 0o600"),
-        ("group=www-data", "needs mode=0o660"),
+        ("group=www-data", "group='www-data' needs mode=0o660"),
     ],
 )
 def test_values_that_the_store_refuses(scheme: str, store_name: str, query: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        open_storage(f"{scheme}:///{store_name}?{query}")
+    uri = f"{scheme}:///{store_name}?{query}"
+    with pytest.raises(ConfigurationError, match=f"^'{re.escape(uri)}' can't be a penstock storage.*: {message}"):
+        open_storage(uri)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "/a", "a:b", ".a", "ä", "a" * 101, "user@host"])
+def test_names_that_no_store_can_have(scheme: str, name: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        open_storage(f"{scheme}:///{name}")
+    message = str(raised.value)
+    assert message.startswith(f"'{scheme}:///{name}'"[:90])
+    assert "whose URI is like penstock:///shop?keys=100000: a store's name is 1 to 100 letters, digits" in message
+    assert message.endswith(f"not {name!r}"[:90]) or len(name) > 90
+
+
+@pytest.mark.parametrize("kind", [PenstockStorage, AsyncPenstockStorage])
+def test_what_is_no_uri_at_all(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^'penstock://\[shop' is no URI: .* like penstock:///shop"):
+        kind("penstock://[shop")
+
+
+def test_frameworks_show_why_a_name_is_refused() -> None:
+    refusal = r"'penstock:///my shop' can't be .* letters, digits"
+    with pytest.raises(ConfigurationError, match=refusal):
+        FlaskLimiter(str, app=Flask(__name__), storage_uri="penstock:///my shop")
+    with pytest.raises(ConfigurationError, match=refusal):
+        SlowapiLimiter(str, storage_uri="penstock:///my shop")
+
+
+def test_the_size_of_the_store_is_that_of_its_file(opened: Open) -> None:
+    """With the memory of moving windows, which is taken when they are first met."""
+    storage = opened()
+    before = storage.store.stats().bytes
+    assert before == os.path.getsize(storage.store.path)
+    assert limiter("moving-window", storage).hit(parse("1000/hour"), "ada")
+    after = storage.store.stats().bytes
+    assert after == os.path.getsize(storage.store.path) >= before + 100 * 1000 * 8
+    storage.store.close()
+    with pytest.raises(StoreClosed, match="no statistics"):
+        storage.store.stats()
 
 
 def test_ways_to_name_a_store(store_name: str, tmp_path: Any) -> None:

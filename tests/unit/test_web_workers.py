@@ -10,9 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
+import penstock.contrib.aiohttp
+import penstock.contrib.fastapi
+import penstock.contrib.flask
 from penstock import CountsPerWorkerWarning, FixedWindow, Store
-from penstock.web import Gate, Rule
+from penstock.web import ASGIMiddleware, Gate, Rule, WSGIMiddleware
 
 
 @pytest.fixture
@@ -96,3 +100,37 @@ def test_no_rules_no_warning(started: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Gate([])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda limiter: Gate([Rule(limiter)]),
+        lambda limiter: WSGIMiddleware(lambda environ, start: [], [Rule(limiter)]),
+        lambda limiter: ASGIMiddleware(lambda scope, receive, send: None, [Rule(limiter)]),  # type: ignore[arg-type, return-value]
+        lambda limiter: penstock.contrib.flask.Limits(rules=[Rule(limiter)]),
+        lambda limiter: penstock.contrib.flask.Limits().limit(limiter)(lambda: ""),
+        lambda limiter: penstock.contrib.aiohttp.limited(limiter)(lambda request: None),  # type: ignore[type-var]
+        lambda limiter: penstock.contrib.fastapi.limited(limiter),
+        lambda limiter: penstock.contrib.fastapi.setup(Starlette(), [Rule(limiter)]),
+    ],
+)
+def test_it_points_at_the_line_that_made_the_limits(started: Any, make: Callable[[FixedWindow], object]) -> None:
+    started("/bin/uvicorn app:app --workers 4")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(FixedWindow(Store.private(keys=10), "api", "1/minute"))
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, make.__code__.co_firstlineno)]
+
+
+def test_it_comes_once_for_a_store(started: Any) -> None:
+    started("/bin/uvicorn app:app --workers 4")
+    limits = penstock.contrib.flask.Limits()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            store = Store.private(keys=10)
+            one, other = (FixedWindow(store, name, "1/minute") for name in ("one", "other"))
+            limits.limit(one)(limits.limit(other)(lambda: ""))
+            Gate([Rule(one)])
+    assert len(caught) == 2

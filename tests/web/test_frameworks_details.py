@@ -28,7 +28,12 @@ from penstock.testing import ManualClock
 from penstock.web import Answer, BodyLimit, Passage, Rule, everyone
 
 if not settings.configured:
-    settings.configure(SECRET_KEY="known to everybody", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__)
+    settings.configure(
+        SECRET_KEY="known to everybody",
+        ALLOWED_HOSTS=["*"],
+        ROOT_URLCONF=__name__,
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes"],
+    )
 
 import penstock.contrib.django as in_django
 

@@ -53,6 +53,9 @@ def setup(
     See ``Gate`` for the arguments. Middleware that is added later stands outside: of its kind should be what finds out
     who is asking.
     """
+    # What is wrong with them is said here, and not when Starlette makes its middleware, at the first request.
+    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
+    rules = [*gate.rules, *gate.body_limits]
     app.add_middleware(LimitsMiddleware, rules=rules, client=client, headers=headers, partition_keys=partition_keys)
     app.add_exception_handler(LimitDenied, _answer)  # type: ignore[arg-type]  # one for both kinds of connection
 

@@ -6,6 +6,7 @@ The names, the settings and the scopes are those of ``rest_framework.throttling`
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,12 +18,13 @@ from rest_framework.settings import api_settings
 from penstock.contrib.django import VISIT, DjangoRequest, setting
 from penstock.contrib.views import Visit
 from penstock.core.window import SlidingWindow
-from penstock.errors import shown
-from penstock.rate import Rate
+from penstock.errors import InvalidRate, shown
+from penstock.rate import NS, Rate, as_rate
 from penstock.store import Store
 from penstock.web import ClientAddress, Passage
 from penstock.web.answers import seconds_up
 from penstock.web.policies import Policy, Writer, checked_styles, header_writer
+from penstock.web.workers import warn_if_each_counts_alone
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -58,6 +60,20 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         allowed: bool = decision.allowed
         return allowed
 
+    def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]  # REST framework knows whole seconds
+        """A limit and seconds, of a rate as penstock has it or as REST framework does, where only a letter counts."""
+        if rate is None:
+            return None, None
+        try:
+            read = as_rate(rate)
+        except InvalidRate as error:
+            # But a month isn't a minute.
+            if not _SHORT_RATE.fullmatch(str(rate)):
+                raise ImproperlyConfigured(f"the throttle of scope {shown(self.scope)}: {error}") from None
+            return super().parse_rate(rate)
+        period_s, rest_ns = divmod(read.period_ns, NS)
+        return read.limit, read.period_ns / NS if rest_ns else period_s
+
     def wait(self) -> float | None:
         """Whole seconds, rounded up: REST framework sends them as ``Retry-After``."""
         return None if self.decision is None else max(1, seconds_up(self.decision.retry_after_ns))
@@ -88,10 +104,11 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
 
 
 _PEER = ClientAddress()
+_SHORT_RATE = re.compile(r"[1-9]\d{0,11}/(?:s|m(?!o)|h|d)[a-z]*", re.ASCII)
 
 
 @cache
-def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: int) -> tuple[Any, Writer]:
+def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> tuple[Any, Writer]:
     """One for all throttles of a scope and a rate, and what tells of its decisions. A changed rate counts anew."""
     store = setting("STORE")
     if not isinstance(store, Store):
@@ -100,6 +117,7 @@ def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: int) -> tup
             f'PENSTOCK = {{"STORE": Store("shop", keys=100_000)}} or its dotted path, not {shown(store)}'
         )
     limiter = limiter_class(store, f"throttle {scope} {limit}/{duration_s}s", Rate(limit, duration_s))
+    warn_if_each_counts_alone([limiter])
     policies = [Policy(limiter)]
     return limiter, header_writer(checked_styles(setting("HEADERS")), policies, policies, False)
 

@@ -32,7 +32,6 @@ from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import CostExceedsLimit, SegmentSpaceError
 from penstock.limits.options import StorageOptions
 from penstock.rate import NS, Rate
-from penstock.store import Store
 from penstock.testing import reset_store
 
 __all__ = ["NOT_COUNTED", "Counting"]
@@ -64,7 +63,7 @@ class Counting:
     """
 
     def __init__(self, options: StorageOptions) -> None:
-        self.store = Store(options.name, **options.store)
+        self.store = options.open_store()
         self._moving_window_keys = options.moving_window_keys
         self._fixed_windows: dict[float, FixedWindow] = {}
         self._sliding_windows: dict[tuple[float, int], tuple[SlidingWindow, Rate]] = {}

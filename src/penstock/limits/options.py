@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from limits.errors import ConfigurationError
 
 from penstock.errors import shown
+from penstock.store import Store
 
 __all__ = ["StorageOptions"]
 
@@ -32,6 +33,7 @@ MOVING_WINDOW_KEYS: Final = 10_000
 class StorageOptions:
     """Which store a storage opens, and what for."""
 
+    uri: str | None
     name: str
     moving_window_keys: int
     store: dict[str, Any]
@@ -40,7 +42,12 @@ class StorageOptions:
     @classmethod
     def of(cls, uri: str | None, keywords: dict[str, Any]) -> StorageOptions:
         """Raises ``ConfigurationError`` that names what can't be used."""
-        parts = urlsplit(uri or "penstock://")
+        try:
+            parts = urlsplit(uri or "penstock://")
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{shown(uri)} is no URI: that of a penstock storage is like penstock:///shop?keys=100000 ({error})"
+            ) from None
         options: dict[str, Any] = {}
         for option, value in [*parse_qsl(parts.query, keep_blank_values=True), *keywords.items()]:
             if option not in NAMES:
@@ -57,7 +64,17 @@ class StorageOptions:
             options["group"] = int(options["group"])
         options.setdefault("keys", KEYS)
         moving_window_keys = options.pop("moving_window_keys", min(options["keys"], MOVING_WINDOW_KEYS))
-        return cls(_name(uri, parts.netloc, parts.path, options), moving_window_keys, options)
+        return cls(uri, _name(uri, parts.netloc, parts.path, options), moving_window_keys, options)
+
+    def open_store(self) -> Store:
+        """Raises ``ConfigurationError`` for what can't name or make a store, else what ``Store`` raises."""
+        try:
+            return Store(self.name, **self.store)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{shown(self.uri)} can't be a penstock storage, whose URI is like "
+                f"penstock:///shop?keys=100000: {error}"
+            ) from None
 
 
 def _name(uri: str | None, netloc: str, path: str, options: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ class PenstockStorage(Counting, Storage, MovingWindowSupport, SlidingWindowCount
     Options stand in the URI's query or are keywords, see ``penstock.limits.options``. The store is opened at once, and
     works in children that are forked later. A pickled storage opens the same store again where it is unpickled.
 
-    Raises ``limits.errors.ConfigurationError`` for options, and what ``Store`` raises.
+    Raises ``limits.errors.ConfigurationError`` for a URI and options that can't be used, and ``SegmentError``.
     """
 
     STORAGE_SCHEME = ["penstock"]  # noqa: RUF012  # as the library declares it

@@ -6,33 +6,56 @@ import multiprocessing
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.limiter import Limiter
 from penstock.core.segment import forks
 from penstock.errors import CountsPerWorkerWarning
 
+if TYPE_CHECKING:
+    from penstock.store import Store
+
 __all__ = ["warn_if_each_counts_alone"]
 
 SERVERS: Final = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")
+# Between the line that somebody wrote and this module.
+OURS: Final = ("penstock", "django", "rest_framework", "starlette", "fastapi")
+
+# One cause, however many limiters and rules there are.
+_warned_of: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
-    """Warn of private stores that are made in each of several workers, instead of once before they are forked."""
+    """Warn once of a private store that is made in each of several workers, instead of before they are forked."""
     # A store that was made before a fork is shared by all.
-    alone = [x for x in limiters if x.store.path is None and not x.store.closed and min(x.store._files) == forks()]
+    alone = [
+        x
+        for x in limiters
+        if x.store.path is None and not x.store.closed and min(x.store._files) == forks() and x.store not in _warned_of
+    ]
     workers = worker_count() if alone else 1
     if workers > 1:
+        _warned_of.add(alone[0].store)
         warnings.warn(
             f"limiter {alone[0].name!r} is in a private store of this process, one of {workers} workers: each counts "
             f"for itself, so together they let {workers} times its limit in. Name the store, "
             f'Store("shop", keys={alone[0].store.keys}), or make it before the workers are forked, as by '
             f"gunicorn --preload",
             CountsPerWorkerWarning,
-            stacklevel=4,
+            stacklevel=_users_level(),
         )
+
+
+def _users_level() -> int:
+    """The `stacklevel` with which the caller's warning points at the line that made the limits."""
+    for level, frame in enumerate(_frames()):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
+            # Of _frames, this function and the caller, the last has 1.
+            return level - 1
+    return 1
 
 
 def worker_count() -> int:

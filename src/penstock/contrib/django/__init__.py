@@ -1,7 +1,8 @@
 """Limits in a Django project: of all requests and of views, sync and async. See docs/frameworks.md.
 
-``"penstock.contrib.django.LimitsMiddleware"`` in ``MIDDLEWARE``, the rules in ``PENSTOCK``, and ``@limited(limiter)``.
-Needs ``penstock[django]``. For Django REST framework see ``penstock.contrib.rest_framework``.
+``"penstock.contrib.django.LimitsMiddleware"`` in ``MIDDLEWARE``, the rules in ``PENSTOCK``, ``@limited(limiter)`` and
+``@exempt``. With ``"penstock.contrib.django"`` in ``INSTALLED_APPS``, ``manage.py check`` looks at the settings. Needs
+``penstock[django]``. For Django REST framework see ``penstock.contrib.rest_framework``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.urls import Resolver404, get_resolver
 from django.utils.module_loading import import_string
 
 from penstock.contrib.views import (
@@ -30,14 +32,15 @@ from penstock.contrib.views import (
     without_body_limits,
 )
 from penstock.core.limiter import Limiter
-from penstock.errors import shown
+from penstock.errors import InvalidLimiter, shown
 from penstock.web import DISCONNECTED, Gate, Rule
 from penstock.web.rules import outcome
 
-__all__ = ["DjangoRequest", "LimitsMiddleware", "limited", "setting"]
+__all__ = ["DjangoRequest", "LimitsMiddleware", "exempt", "limited", "setting"]
 
 SETTINGS: Final = {"RULES": (), "CLIENT": None, "HEADERS": "draft-10", "PARTITION_KEYS": False, "STORE": None}
 VISIT: Final = "_penstock_visit"
+EXEMPT: Final = "_penstock_exempt"
 View = TypeVar("View", bound=Callable[..., Any])
 
 
@@ -97,15 +100,20 @@ class _AsyncRequest(DjangoRequest):
         self.fetched = str(user.pk) if user is not None and user.is_authenticated else None
 
 
+def options() -> dict[str, Any]:
+    """``settings.PENSTOCK``."""
+    given = getattr(settings, "PENSTOCK", {})
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured(f'PENSTOCK is a dict such as {{"RULES": "shop.limits.rules"}}, not {shown(given)}')
+    unknown = given.keys() - SETTINGS.keys()
+    if unknown:
+        raise ImproperlyConfigured(f"PENSTOCK has no {min(map(shown, unknown))}: there are {', '.join(SETTINGS)}")
+    return given
+
+
 def setting(name: str) -> Any:
     """Of ``settings.PENSTOCK``: a value, or what stands at the dotted path in its place."""
-    options = getattr(settings, "PENSTOCK", {})
-    if not isinstance(options, dict):
-        raise ImproperlyConfigured(f'PENSTOCK is a dict such as {{"RULES": "shop.limits.rules"}}, not {shown(options)}')
-    unknown = options.keys() - SETTINGS.keys()
-    if unknown:
-        raise ImproperlyConfigured(f"PENSTOCK has no {shown(min(unknown))}: there are {', '.join(SETTINGS)}")
-    value = options.get(name, SETTINGS[name])
+    value = options().get(name, SETTINGS[name])
     if not isinstance(value, str) or name == "HEADERS":
         return value
     try:
@@ -114,12 +122,15 @@ def setting(name: str) -> Any:
         raise ImproperlyConfigured(f'PENSTOCK["{name}"] is the dotted path of nothing: {error}') from error
 
 
-@cache
-def _asker() -> Asker:
+def make_asker() -> Asker:
+    """As the settings say."""
     told = {"headers": setting("HEADERS"), "partition_keys": setting("PARTITION_KEYS")}
     gate = Gate(setting("RULES"), client=setting("CLIENT"), **told)
     instead = "put WSGIMiddleware or ASGIMiddleware of penstock.web around the application in wsgi.py or asgi.py"
     return Asker(without_body_limits(gate, instead), **told)
+
+
+_asker = cache(make_asker)
 
 
 def _forget(*, setting: str, **_: Any) -> None:
@@ -152,7 +163,7 @@ class LimitsMiddleware:
             return self._answer_async(request)
         visit = Visit()
         setattr(request, VISIT, visit)
-        response = _ask(DjangoRequest(request), visit)
+        response = None if _is_exempt(request) else _ask(DjangoRequest(request), visit)
         if response is None:
             try:
                 response = self.get_response(request)
@@ -165,7 +176,7 @@ class LimitsMiddleware:
     async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
         visit = AsyncVisit()
         setattr(request, VISIT, visit)
-        response = await _ask_async(request, visit)
+        response = None if _is_exempt(request) else await _ask_async(request, visit)
         if response is None:
             try:
                 response = await self.get_response(request)
@@ -190,6 +201,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     rules = rules_of(limits, options)
 
     def decorate(view: View) -> View:
+        _check_view(view, "limited(...)")
         inner, all_rules = stacked(view, rules)
         ask_first: Callable[..., Any]
         if iscoroutinefunction(inner):
@@ -210,6 +222,44 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
         return ask_first  # type: ignore[return-value]
 
     return decorate
+
+
+def exempt(view: View) -> View:
+    """A decorator: ``PENSTOCK["RULES"]`` are not for this view, sync or async; its own limits are.
+
+    For a class: ``exempt(TheView.as_view())``, or ``method_decorator(exempt, "dispatch")``.
+    """
+    global _has_exempted
+    _check_view(view, "exempt")
+    setattr(view, EXEMPT, True)
+    _has_exempted = True
+    return view
+
+
+_has_exempted = False
+
+
+def _check_view(view: object, decorator: str) -> None:
+    if isinstance(view, type) or not callable(view):
+        raise InvalidLimiter(
+            f"{decorator} is for views, and {shown(view)} isn't one: of a class say {decorator}(TheView.as_view()), or "
+            f'put @method_decorator({decorator}, name="dispatch") upon it'
+        )
+
+
+def _is_exempt(request: HttpRequest) -> bool:
+    """Whether the request will come to a view that is exempt. Only where there is such a view, it is looked for."""
+    if not _asker().gate.rules:
+        return False
+    resolver = get_resolver(getattr(request, "urlconf", None))
+    # This imports the views, the first time.
+    _ = resolver.url_patterns
+    if not _has_exempted:
+        return False
+    try:
+        return bool(getattr(resolver.resolve(request.path_info).func, EXEMPT, False))
+    except Resolver404:
+        return False
 
 
 def _visit_of(request: HttpRequest) -> Visit:

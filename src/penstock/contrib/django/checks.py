@@ -1,0 +1,181 @@
+"""What ``manage.py check`` finds in the settings. It imports what they name, and so opens the store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from penstock.contrib.django import SETTINGS, make_asker, options, setting
+from penstock.errors import shown
+from penstock.store import Store
+from penstock.web import Rule
+
+__all__ = ["check_deployment", "check_settings"]
+
+LIMITS: Final = "penstock.contrib.django.LimitsMiddleware"
+USERS: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+def check_settings(app_configs: object = None, **_: Any) -> list[CheckMessage]:
+    """What can't work."""
+    try:
+        given = options()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), hint=_meant(getattr(settings, "PENSTOCK", {})), id="penstock.E001")]
+    # What is found first is the cause of the rest.
+    return (
+        [message for name in given for message in _check_value(name)]
+        or list(_check_rules())
+        or [*_check_middleware(), *_check_throttles()]
+    )
+
+
+def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]:
+    """With ``--deploy``: what works, but not as it seems."""
+    if any(message.is_serious() for message in check_settings()):
+        return []
+    stores = {rule.limiter.store: "RULES" for rule in _rules()}
+    if isinstance(store := setting("STORE"), Store):
+        stores.setdefault(store, "STORE")
+    return [
+        CheckWarning(
+            f'PENSTOCK["{name}"] counts in a private store: each worker for itself, if the store is made in each.',
+            hint=f'Name it, Store("shop", keys={store.keys}), or make it before the workers are forked, as by gunicorn '
+            "--preload.",
+            id="penstock.W002",
+        )
+        for store, name in stores.items()
+        if store.path is None
+    ]
+
+
+def _meant(given: object) -> str | None:
+    names = given if isinstance(given, dict) else ()
+    unknown = [name.upper() for name in names if isinstance(name, str) and name not in SETTINGS]
+    near = [near for name in unknown for near in get_close_matches(name, SETTINGS, 1)]
+    return f'Is "{near[0]}" meant?' if near else None
+
+
+def _check_value(name: str) -> Iterator[CheckMessage]:
+    """Whether it is there. Its import may fail in any way."""
+    try:
+        value = setting(name)
+    except ImproperlyConfigured as error:
+        hint = 'A dotted path is like "shop.limits.rules": a module that can be imported, and a name in it.'
+        yield Error(str(error), hint=hint, id="penstock.E001")
+        return
+    except Exception as error:
+        yield Error(
+            f'PENSTOCK["{name}"] can\'t be imported: {type(error).__name__}: {error}',
+            hint="Run the import in manage.py shell to see where.",
+            id="penstock.E001",
+        )
+        return
+    if name == "STORE" and value is not None and not isinstance(value, Store):
+        yield Error(
+            f'PENSTOCK["STORE"] is a Store or its dotted path, not {shown(value)}',
+            hint='Write store = Store("shop", keys=100_000) into a module, and "STORE": "that.module.store".',
+            id="penstock.E001",
+        )
+    if name == "CLIENT" and isinstance(value, type):
+        yield Error(
+            f'PENSTOCK["CLIENT"] is a key function, and {shown(value)} is a class',
+            hint='Write client = ClientAddress(...) into a module, and "CLIENT": "that.module.client".',
+            id="penstock.E001",
+        )
+
+
+def _check_rules() -> Iterator[CheckMessage]:
+    try:
+        make_asker()
+    except Exception as error:
+        yield Error(
+            f"PENSTOCK can't be used: {error}",
+            hint='"RULES" is a list such as [Rule(TokenBucket(store, "all", "100/minute"))], or its dotted path.',
+            id="penstock.E002",
+        )
+
+
+def _rules() -> Iterable[Rule]:
+    return make_asker().gate.rules
+
+
+def _check_middleware() -> Iterator[CheckMessage]:
+    if not setting("RULES"):
+        return
+    ours = _place_of(LIMITS)
+    if ours is None:
+        yield Error(
+            f'PENSTOCK has RULES, but "{LIMITS}" doesn\'t stand in MIDDLEWARE, so nobody asks them',
+            hint="Add it, below AuthenticationMiddleware if keys are of users.",
+            id="penstock.E003",
+        )
+        return
+    if not any(_is_of_users(rule.key) for rule in _rules()):
+        return
+    users = _place_of(USERS)
+    if users is None or users > ours:
+        yield CheckWarning(
+            f'a rule goes by user(), but no AuthenticationMiddleware stands above "{LIMITS}": everybody counts as '
+            "a stranger",
+            hint="Move it below AuthenticationMiddleware in MIDDLEWARE.",
+            id="penstock.W001",
+        )
+
+
+def _is_of_users(key: object) -> bool:
+    """Whether it was made by ``penstock.web.user``. Of other functions nobody knows what they ask for."""
+    return getattr(key, "__module__", "") == "penstock.web.keys" and getattr(key, "__qualname__", "").startswith("user")
+
+
+def _place_of(wanted: str) -> int | None:
+    """Where in MIDDLEWARE it stands, or a class derived from it."""
+    for place, path in enumerate(settings.MIDDLEWARE):
+        # What can't be imported, Django tells of.
+        with contextlib.suppress(Exception):
+            bases = getattr(import_string(path), "__mro__", ())
+            if any(f"{base.__module__}.{base.__qualname__}" == wanted for base in bases):
+                return place
+    return None
+
+
+def _check_throttles() -> Iterator[CheckMessage]:
+    if not getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES"):
+        return
+    try:
+        from rest_framework.settings import api_settings
+
+        from penstock.contrib.rest_framework import SimpleRateThrottle
+
+        classes: Any = api_settings.DEFAULT_THROTTLE_CLASSES
+    except ImportError as error:
+        yield Error(f"REST framework's throttles can't be imported: {error}", id="penstock.E004")
+        return
+    ours = [throttle for throttle in classes if issubclass(throttle, SimpleRateThrottle)]
+    if not ours:
+        return
+    if setting("STORE") is None:
+        yield Error(
+            f"{ours[0].__name__} of penstock counts in a store, and PENSTOCK names none",
+            hint='Add "STORE": "shop.limits.store", the dotted path of a Store.',
+            id="penstock.E004",
+        )
+    for scope, rate in api_settings.DEFAULT_THROTTLE_RATES.items():
+        throttle = ours[0].__new__(ours[0])
+        throttle.scope = scope
+        try:
+            throttle.parse_rate(rate)
+        except Exception as error:
+            yield Error(
+                f"the throttles can't use the rate {shown(rate)} of {shown(scope)}: {error}",
+                hint="Mend it in DEFAULT_THROTTLE_RATES.",
+                id="penstock.E005",
+            )

@@ -1,0 +1,368 @@
+"""Django in one process: what `manage.py check` says of settings, views that are exempt, and rates of throttles."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import django
+import pytest
+from django.conf import settings
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+import penstock.contrib.django
+from penstock import CountsPerWorkerWarning, InvalidLimiter, Store, TokenBucket
+from penstock.testing import ManualClock
+from penstock.web import BodyLimit, ClientAddress, Rule, everyone, user
+
+APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
+if not settings.configured:
+    settings.configure(SECRET_KEY="known to everybody", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=APPS)
+django.setup()
+
+from penstock.contrib.django import LimitsMiddleware, exempt, limited  # noqa: E402
+from penstock.contrib.django.checks import check_deployment, check_settings  # noqa: E402
+
+LIMITS = "penstock.contrib.django.LimitsMiddleware"
+USERS = "django.contrib.auth.middleware.AuthenticationMiddleware"
+THROTTLES = {
+    "DEFAULT_THROTTLE_CLASSES": ["penstock.contrib.rest_framework.AnonRateThrottle"],
+    "DEFAULT_THROTTLE_RATES": {"anon": "2/10s"},
+}
+
+
+class Its:
+    """The limits of a test."""
+
+    def __init__(self) -> None:
+        self.store = Store.private(keys=100, clock=ManualClock(1000))
+        self.bucket = TokenBucket(self.store, "bucket", "3/day")
+        self.rules = [Rule(self.bucket, key=everyone)]
+        self.of_users = [Rule(self.bucket, key=user(otherwise=everyone))]
+
+    def left(self) -> int:
+        return self.bucket.peek("everyone", 0).remaining
+
+
+@pytest.fixture
+def its() -> Iterator[Its]:
+    its = Its()
+    rules.extend(its.rules)
+    with its.store:
+        yield its
+    rules.clear()
+
+
+rules: list[Rule] = []
+
+
+class Stricter(LimitsMiddleware): ...
+
+
+def checked(PENSTOCK: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> list[CheckMessage]:  # noqa: N803
+    given = {} if PENSTOCK is None else {"PENSTOCK": PENSTOCK}
+    with override_settings(MIDDLEWARE=list(MIDDLEWARE), **given, **more):
+        return check_settings()
+
+
+@pytest.mark.parametrize(
+    ("penstock", "number", "message", "hint"),
+    [
+        (["shop.rules"], "E001", r"PENSTOCK is a dict such as .*, not \['shop.rules'\]", ""),
+        (5, "E001", "PENSTOCK is a dict such as .*, not 5", ""),
+        ({"RULE": ()}, "E001", "PENSTOCK has no 'RULE': there are RULES, CLIENT", 'Is "RULES" meant?'),
+        ({"rules": ()}, "E001", "PENSTOCK has no 'rules'", 'Is "RULES" meant?'),
+        ({5: (), "RULES": ()}, "E001", "PENSTOCK has no 5", ""),
+        ({"RULES": "shop.rules"}, "E001", r'PENSTOCK\["RULES"\] is the dotted path of nothing', "that can be imported"),
+        ({"RULES": f"{__name__}.nothing"}, "E001", "does not define a", "a name in it"),
+        ({"RULES": "broken_limits.rules"}, "E001", r"can't be imported: InvalidRate: 'often' is not a rate", "shell"),
+        ({"STORE": "shop"}, "E001", "is the dotted path of nothing", "a module"),
+        ({"STORE": object}, "E001", r'PENSTOCK\["STORE"\] is a Store or its dotted path, not <class', "STORE"),
+        ({"CLIENT": "penstock.web.ClientAddress"}, "E001", "ClientAddress'> is a class", "client = ClientAddress"),
+        ({"CLIENT": 5}, "E002", "client is a ClientAddress or another key function, not 5", ""),
+        ({"RULES": ["api"]}, "E002", r"rules are of Rule and BodyLimit, not 'api': write Rule\(limiter\)", "RULES"),
+        ({"RULES": [BodyLimit(10)]}, "E002", "comes too late here: put WSGIMiddleware", "RULES"),
+        ({"HEADERS": "draft-11"}, "E002", "'draft-11'", ""),
+    ],
+)
+def test_settings_that_cannot_work(
+    penstock: Any, number: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_limits.py").write_text("from penstock import Rate\nrules = [Rate.parse('often')]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    [found] = checked(penstock)
+    assert found.id == f"penstock.{number}"
+    assert found.is_serious()
+    assert pytest.RaisesExc(ImproperlyConfigured, match=message).matches(ImproperlyConfigured(found.msg))
+    assert hint in (found.hint or "")
+
+
+def test_settings_that_work(its: Its) -> None:
+    assert checked(None) == []
+    assert checked(None, MIDDLEWARE=[]) == []
+    assert checked({}, MIDDLEWARE=[]) == []
+    assert checked({"RULES": f"{__name__}.rules", "CLIENT": ClientAddress(), "STORE": its.store}) == []
+    assert checked({"RULES": its.rules}, MIDDLEWARE=["nothing.there", USERS, f"{__name__}.Stricter"]) == []
+    assert checked({"RULES": its.of_users}, MIDDLEWARE=[USERS, LIMITS]) == []
+    assert checked({"RULES": its.rules}, MIDDLEWARE=[LIMITS, USERS]) == []
+    assert checked({"STORE": its.store}, REST_FRAMEWORK=THROTTLES) == []
+    ours = THROTTLES | {"DEFAULT_THROTTLE_CLASSES": ["rest_framework.throttling.AnonRateThrottle"]}
+    assert checked({}, REST_FRAMEWORK=ours) == []
+
+
+def test_rules_that_nobody_asks(its: Its) -> None:
+    [found] = checked({"RULES": its.rules}, MIDDLEWARE=[USERS])
+    assert found.id == "penstock.E003"
+    assert f'"{LIMITS}" doesn\'t stand in MIDDLEWARE' in found.msg
+
+
+@pytest.mark.parametrize("middleware", [[LIMITS], [LIMITS, USERS]])
+def test_users_whom_the_rules_cannot_know(its: Its, middleware: list[str]) -> None:
+    [found] = checked({"RULES": its.of_users}, MIDDLEWARE=middleware)
+    assert found.id == "penstock.W001"
+    assert not found.is_serious()
+    assert "everybody counts as a stranger" in found.msg
+
+
+def test_throttles_that_cannot_count() -> None:
+    rates = {"anon": "2/10s", "user": "10/fortnight", "uploads": None}
+    found = checked({}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": rates})
+    assert [message.id for message in found] == ["penstock.E004", "penstock.E005"]
+    assert "PENSTOCK names none" in found[0].msg
+    assert "'10/fortnight'" in found[1].msg
+    assert "'user'" in found[1].msg
+    [found_one] = checked({}, REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": ["penstock.nothing"]})
+    assert found_one.id == "penstock.E004"
+
+
+def test_private_stores_are_told_before_a_deployment(its: Its, store_name: str) -> None:
+    with Store(store_name, keys=100) as named:
+        shared = [Rule(TokenBucket(named, "bucket", "3/day"))]
+        for penstock, count in (
+            ({"RULES": its.rules, "STORE": its.store}, 1),
+            ({"STORE": its.store}, 1),
+            ({"RULES": shared}, 0),
+        ):
+            with override_settings(PENSTOCK=penstock, MIDDLEWARE=[LIMITS]):
+                found = check_deployment()
+                assert [message.id for message in found] == ["penstock.W002"] * count
+    with override_settings(PENSTOCK={"RULE": ()}):
+        assert check_deployment() == []
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_manage_py_check(is_right: bool, tmp_path: Path) -> None:
+    """The application of that name brings the checks."""
+    (tmp_path / "site_settings.py").write_text(
+        f"""
+from penstock import Store, TokenBucket
+from penstock.web import Rule
+SECRET_KEY = "known to everybody"
+INSTALLED_APPS = ["penstock.contrib.django"]
+MIDDLEWARE = [{f'"{LIMITS}"' if is_right else ""}]
+PENSTOCK = {{"RULES": [Rule(TokenBucket(Store.private(keys=10), "bucket", "3/day"))]}}
+"""
+    )
+    command = [sys.executable, "-m", "django", "check", "--settings", "site_settings", "--pythonpath", str(tmp_path)]
+    for more in [], ["--tag", "penstock"]:
+        done = subprocess.run([*command, *more], capture_output=True, text=True)
+        assert done.returncode == (0 if is_right else 1)
+        assert "(penstock.E003)" in done.stderr or is_right, done.stderr
+    if is_right:
+        deployed = subprocess.run([*command, "--deploy", "--tag", "penstock"], capture_output=True, text=True)
+        assert "(penstock.W002)" in deployed.stderr
+
+
+# Views that are exempt
+
+
+@exempt
+def free(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@exempt
+async def free_async(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+def paid(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class Paid(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+@method_decorator(exempt, name="dispatch")
+class Free(Paid): ...
+
+
+@method_decorator(exempt, name="dispatch")
+class FreeAsync(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+urlpatterns = [
+    path("free", free),
+    path("free/async", free_async),
+    path("free/class", Free.as_view()),
+    path("free/class/async", FreeAsync.as_view()),
+    path("free/as-view", exempt(Paid.as_view())),
+    path("paid", paid),
+    path("paid/class", Paid.as_view()),
+]
+
+
+@pytest.fixture
+def site(its: Its) -> Iterator[Its]:
+    with override_settings(ROOT_URLCONF=__name__, PENSTOCK={"RULES": its.rules}, MIDDLEWARE=[LIMITS]):
+        yield its
+
+
+def asked(url: str, *, is_async: bool) -> int:
+    return asyncio.run(AsyncClient().get(url)).status_code if is_async else Client().get(url).status_code
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("url", ["/free", "/free/async", "/free/class", "/free/class/async", "/free/as-view"])
+def test_exempt_views_are_not_counted(site: Its, url: str, is_async: bool) -> None:
+    assert [asked(url, is_async=is_async) for _ in range(5)] == [200] * 5
+    assert site.left() == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_other_views_are_counted(site: Its, is_async: bool) -> None:
+    urls = ["/paid", "/paid/class", "/nowhere", "/paid"]
+    assert [asked(url, is_async=is_async) for url in urls] == [200, 200, 404, 429]
+    assert asked("/free", is_async=is_async) == 200
+
+
+@pytest.mark.parametrize("is_exempt_first", [False, True])
+def test_an_exempt_view_has_its_own_limits(site: Its, is_exempt_first: bool) -> None:
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    own = limited(TokenBucket(site.store, "own", "2/day"), key=everyone)
+    urlpatterns.append(path("own", own(exempt(view)) if is_exempt_first else exempt(own(view))))
+    try:
+        assert [asked("/own", is_async=False) for _ in range(3)] == [200, 200, 429]
+        assert site.left() == 3
+    finally:
+        urlpatterns.pop()
+
+
+def test_the_first_request_of_a_worker_may_be_to_an_exempt_view(
+    its: Its, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is exempt before the views have been imported."""
+    (tmp_path / "late_urls.py").write_text(
+        """
+from django.http import HttpResponse
+from django.urls import path
+from penstock.contrib.django import exempt
+urlpatterns = [path("free", exempt(lambda request: HttpResponse()))]
+"""
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(penstock.contrib.django, "_has_exempted", False)
+    with override_settings(ROOT_URLCONF="late_urls", PENSTOCK={"RULES": its.rules}, MIDDLEWARE=[LIMITS]):
+        assert asked("/free", is_async=False) == 200
+    assert its.left() == 3
+
+
+def test_a_request_may_have_urls_of_its_own(site: Its) -> None:
+    other = ModuleType("other_urls")
+    other.urlpatterns = [path("paid", free)]  # type: ignore[attr-defined]
+    request = RequestFactory().get("/paid")
+    request.urlconf = other  # type: ignore[assignment]  # Django takes modules, too
+    asked_async = AsyncRequestFactory().get("/paid")
+    asked_async.urlconf = other  # type: ignore[assignment]
+    LimitsMiddleware(paid)(request)
+    asyncio.run(LimitsMiddleware(free_async)(asked_async))
+    assert site.left() == 3
+
+
+@pytest.mark.parametrize("what", [Paid, "shop.views.paid"])
+def test_only_views_are_decorated(its: Its, what: Any) -> None:
+    with pytest.raises(
+        InvalidLimiter, match=r"^exempt is for views, and .* isn't one: .* exempt\(TheView.as_view\(\)\)"
+    ):
+        exempt(what)
+    with pytest.raises(InvalidLimiter, match=r"^limited\(\.\.\.\) is for views, and .* @method_decorator\(limited"):
+        limited(its.bucket)(what)
+
+
+# Throttles' rates
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        ("100/day", (100, 86400)),
+        ("60/d", (60, 86400)),
+        ("5/min", (5, 60)),
+        ("5/mins", (5, 60)),
+        ("5/m", (5, 60)),
+        ("7/secs", (7, 1)),
+        ("3/hourly", (3, 3600)),
+        ("2/10s", (2, 10)),
+        ("2 per 10 seconds", (2, 10)),
+        ("1/week", (1, 604_800)),
+        ("1/500ms", (1, 0.5)),
+        (None, (None, None)),
+    ],
+)
+def test_rates_of_throttles(rate: str | None, expected: tuple[Any, Any]) -> None:
+    assert throttle_with(rate).parse_rate(rate) == expected
+
+
+@pytest.mark.parametrize("rate", ["2/fortnight", "5/month", "0/day", "2/10", "10", "", "/day", "1/2/day", "x/day", 5])
+def test_rates_that_no_throttle_has(rate: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"^the throttle of scope 'sketches': .*; the accepted forms are"):
+        throttle_with(rate).parse_rate(rate)
+
+
+def throttle_with(rate: Any) -> Any:
+    with override_settings(REST_FRAMEWORK={}):
+        from penstock.contrib.rest_framework import SimpleRateThrottle
+
+    throttle = SimpleRateThrottle.__new__(SimpleRateThrottle)
+    throttle.scope = "sketches"
+    return throttle
+
+
+def test_a_throttle_counts_by_such_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(1000)
+    with Store.private(keys=100, clock=clock) as store, override_settings(PENSTOCK={"STORE": store}, REST_FRAMEWORK={}):
+        from penstock.contrib.rest_framework import SimpleRateThrottle
+
+        class Sketches(SimpleRateThrottle):
+            rate = "2/10s"
+            scope = "sketches"
+
+            def get_cache_key(self, request: Any, view: Any) -> str:
+                return "ada"
+
+        request = SimpleNamespace(_request=SimpleNamespace())
+        monkeypatch.setattr("penstock.web.workers.worker_count", lambda: 4)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert [Sketches().allow_request(request, None) for _ in range(3)] == [True, True, False]  # type: ignore[arg-type]
+        clock.advance(20)
+        assert Sketches().allow_request(request, None)  # type: ignore[arg-type]
+        assert [(warning.category, warning.filename) for warning in caught] == [(CountsPerWorkerWarning, __file__)]
