@@ -248,11 +248,12 @@ def _wander(
     with Store(name, keys=1, on_full=on_full) as store:  # type: ignore[arg-type]
         allow = TokenBucket(store, "wander", WANDER_RATE, 1).allow
         meeting.wait(me)
+        end_ns = nanoseconds() + round(seconds * 1e9)
         while True:
             before_ns = nanoseconds()
-            age_ns = before_ns - begun_ns
-            if age_ns > seconds * 1e9:
+            if before_ns > end_ns:
                 return keys, before, after, decisions
+            age_ns = before_ns - begun_ns
             # 40 keys a millisecond come and go; each is asked for during 10 ms and lives for 10 more.
             key = age_ns // 25_000 + draws.randrange(400)
             decisions += 1
