@@ -83,9 +83,8 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
     if "requests" in info:
         shares = [limited / plain for plain, _, limited in info["requests"]]
         of_fields = median(fields / plain for plain, fields, _ in info["requests"])
-        kept = (
-            f"{median(shares):.1%} kept ({min(shares):.1%} to {max(shares):.1%}); one limit's fields alone {of_fields:.1%}"
-        )
+        kept = f"{median(shares):.1%} kept ({min(shares):.1%} to {max(shares):.1%})"
+        kept += f"; one limit's fields alone {of_fields:.1%}"
         rate = f"{median(limited for _, _, limited in info['requests']):,.0f} requests/s"
         bar = info["bar"]
         yield Row(info["title"], rate, kept, f"{bar:.0%} kept" if bar else "", median(shares) >= bar if bar else None)

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 from web_requests import CLIENT, Kind, Site
 
-from penstock import Concurrency, FixedWindow, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
+from penstock import (
+    Concurrency,
+    CostExceedsLimit,
+    FixedWindow,
+    InvalidLimiter,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    Store,
+    TokenBucket,
+)
 from penstock.testing import ManualClock
 from penstock.web import Answer, Denial, Request, Rule, everyone, problem_report
 
@@ -201,3 +211,20 @@ class TestOwnAnswers:
         )
         asked.ask()
         assert asked.ask().body == b"long"
+
+
+@pytest.mark.parametrize("wrong", [None, (429, (), b""), "no"])
+def test_an_answer_that_is_none_is_an_error_that_says_so(site: MakeSite, store: Store, wrong: Any) -> None:
+    asked = site([Rule(FixedWindow(store, "x", "1/day"), answer=lambda request, denial: wrong)])
+    assert asked.ask().status == 200
+    with pytest.raises(InvalidLimiter, match=r"gave .*, not an Answer\(status, headers, body\)"):
+        asked.ask()
+
+
+@pytest.mark.parametrize("others", [[], [{"charge_on": {200}}]])
+def test_a_key_functions_own_limiter_may_fail(site: MakeSite, store: Store, others: list[dict[str, Any]]) -> None:
+    own = FixedWindow(store, "own", "1/day")
+    rules = [Rule(FixedWindow(store, "x", "9/day"), key=lambda request: str(own.hit("key", 2)))]
+    rules += [Rule(FixedWindow(store, "y", "9/day"), **options) for options in others]
+    with pytest.raises(CostExceedsLimit, match="own"):
+        site(rules).ask()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -399,3 +400,8 @@ def test_long_fields_are_read_each_time() -> None:
     field = "1.2.3.4" + " " * 300 + ", 203.0.113.9"
     key = ClientAddress(trusted_proxies=PROXIES, header="X-Forwarded-For")
     assert {key(request_of("wsgi", field)) for _ in range(3)} == {"203.0.113.9"}
+
+
+def test_it_can_be_copied_with_what_it_is_part_of() -> None:
+    client = ClientAddress()
+    assert copy.deepcopy({"client": client})["client"] is copy.copy(client) is client

@@ -207,5 +207,10 @@ def test_fields_of_other_decisions_than_asked_for_are_refused(store: Store) -> N
     write = header_writer(["draft-10"], [Policy(limiter)], [Policy(limiter)], False)
     with pytest.raises(ValueError, match="2 decisions for 1 limits"):
         write([limiter.peek("k")] * 2, ())
-    with pytest.raises(TypeError):
-        write(["no decision"], ())  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="2 partitions for 1 limits"):
+        write([limiter.peek("k")], ("", ""))
+    for wrong in ("no decision", None):
+        with pytest.raises(TypeError):
+            write([wrong], ())  # type: ignore[list-item]
+    with pytest.raises(InvalidLimiter, match="twice"):
+        Gate([Rule(limiter)], headers=("draft-10", "draft-10"))

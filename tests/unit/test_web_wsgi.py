@@ -18,7 +18,7 @@ from web_requests import CLIENT, Answered, ask_wsgi, wsgi_environ
 
 from penstock import Concurrency, FixedWindow, Store
 from penstock.testing import ManualClock
-from penstock.web import DISCONNECTED, BodyLimit, Rule, WSGIMiddleware
+from penstock.web import DISCONNECTED, BodyLimit, Gate, Rule, WSGIMiddleware
 
 TEXT = [("Content-Type", "text/plain")]
 
@@ -470,7 +470,8 @@ def test_a_refusal_is_charged_however_little_of_it_is_read(store: Store) -> None
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_start_response_may_be_told_of_an_error_by_name(store: Store, fails: bool) -> None:
+@pytest.mark.parametrize("how", ["charged", "ended", "bounded"])
+def test_start_response_may_be_told_of_an_error_by_name(store: Store, fails: bool, how: str) -> None:
     told: list[Any] = []
     sent: list[bytes] = []
 
@@ -481,7 +482,7 @@ def test_start_response_may_be_told_of_an_error_by_name(store: Store, fails: boo
             exc_info = None
         except RuntimeError:
             exc_info = sys.exc_info()
-        write = start_response("200 OK", tuple(TEXT), exc_info=exc_info)
+        write = start_response("200 OK", iter(TEXT), exc_info=exc_info)
         write(b"part")
         return []
 
@@ -489,12 +490,27 @@ def test_start_response_may_be_told_of_an_error_by_name(store: Store, fails: boo
         told.append(arguments)
         return sent.append
 
-    WSGIMiddleware(app, [Rule(FixedWindow(store, "x", "5/hour"))])(wsgi_environ(), start_response)
+    limiter = FixedWindow(store, "x", "5/hour")
+    rules = [Rule(limiter, charge_on={200} if how == "ended" else None), *([BodyLimit(9)] * (how == "bounded"))]
+    list(WSGIMiddleware(app, rules)(wsgi_environ(), start_response))
     [(status, fields, *exc_info)] = told
-    assert (status, fields[0], [name for name, _ in fields[1:]]) == (
-        "200 OK",
-        TEXT[0],
-        ["RateLimit-Policy", "RateLimit"],
-    )
+    assert (status, fields[0]) == ("200 OK", TEXT[0])
+    assert [name for name, _ in fields[1:]] == ["RateLimit-Policy", "RateLimit"]
     assert [error[0] for error in exc_info] == [RuntimeError] * fails
     assert sent == [b"part"]
+
+
+def test_the_application_and_the_gate_can_be_replaced(store: Store) -> None:
+    def says(text: bytes) -> Any:
+        def app(environ: Any, start_response: Any) -> list[bytes]:
+            start_response("200 OK", TEXT)
+            return [text]
+
+        return app
+
+    one, other = FixedWindow(store, "one", "5/hour"), FixedWindow(store, "other", "1/hour")
+    limited = WSGIMiddleware(says(b"one"), [Rule(one)])
+    limited.app, limited.gate = says(b"other"), Gate([Rule(other)])
+    answers = [ask_wsgi(limited) for _ in range(2)]
+    assert [(answer.status, answer.body == b"other") for answer in answers] == [(200, True), (429, False)]
+    assert one.peek(CLIENT).remaining == 5

@@ -212,6 +212,63 @@ def test_flask_sends_a_shadow_ban_as_if_it_were_an_answer(its: Its) -> None:
     assert its.left() == (0, 0, 1)
 
 
+def test_flask_tells_of_a_denial_whatever_hooks_make_of_its_answer(its: Its) -> None:
+    app, limits = flask_app(its)
+    app.get("/")(limits.limit(its.two, key=everyone)(lambda: "there"))
+
+    @app.after_request
+    def wrapped(response: flask.Response) -> flask.Response:
+        envelope = flask.jsonify(data=response.get_data(as_text=True))
+        envelope.status_code = response.status_code
+        envelope.headers["RateLimit"] = "mine"
+        return envelope
+
+    for status, remaining in ((200, 1), (200, 0), (429, 0)):
+        response = app.test_client().get("/")
+        assert response.status_code == status
+        if status == 200:
+            assert f'"two";r={remaining}' in response.headers["RateLimit"]
+    assert response.headers["RateLimit"] == "mine"
+    assert response.headers["Retry-After"] == "43200"
+
+
+def test_flask_handles_a_denial_with_another_request_of_its_own(its: Its) -> None:
+    app, limits = flask_app(its)
+    app.add_url_rule("/kept", "kept", lambda: "kept")
+    app.add_url_rule("/", "fresh", limits.limit(its.two, key=everyone, cost=2)(lambda: "fresh"))
+
+    @app.errorhandler(429)
+    def otherwise(error: Exception) -> Any:
+        flask.request.environ["PATH_INFO"] = "/kept"
+        return b"".join(app.wsgi_app(flask.request.environ, lambda *begun: None)), 429  # type: ignore[arg-type,return-value]
+
+    answers = [app.test_client().get("/") for _ in range(2)]
+    assert [(answer.status_code, answer.data) for answer in answers] == [(200, b"fresh"), (429, b"kept")]
+    assert answers[1].headers["Retry-After"] == "86400"
+
+
+def test_flask_holds_beneath_an_application_that_begins_late(its: Its) -> None:
+    app = flask.Flask("late")
+    inner = app.wsgi_app
+    app.wsgi_app = lambda environ, start_response: (yield from inner(environ, start_response))  # type: ignore[method-assign,misc]
+    Limits(app, [Rule(its.held, key=everyone), Rule(its.three, key=everyone, charge_on={401})])
+    app.get("/")(lambda: "there")
+    assert [app.test_client().get("/").status_code for _ in range(4)] == [200] * 4
+    assert its.left() == (2, 3, 1)
+
+
+def test_flask_holds_nothing_that_is_taken_while_a_body_is_sent(its: Its) -> None:
+    app, limits = flask_app(its)
+    part = limits.limit(its.held, key=everyone)(lambda: "there")
+
+    @app.get("/")
+    def stream() -> flask.Response:
+        return flask.Response(flask.stream_with_context(part() for _ in range(3)))
+
+    assert app.test_client().get("/").data == b"there" * 3
+    assert its.left()[2] == 1
+
+
 # Starlette
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Final, TypeVar, Unpack
 
-from flask import Blueprint, Flask, Response, after_this_request, current_app, request
+from flask import Blueprint, Flask, Response, current_app, request
 from werkzeug import exceptions
 
 from penstock.contrib.views import Asker, NotInstalled, RuleOptions, Rules, Visit, mark, rules_of, stacked
 from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
 from penstock.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
+from penstock.web.answers import retry_after
 from penstock.web.request import Environ, KeyFunction, WSGIRequest
 from penstock.web.wsgi import Application, Ended, StartResponse
 
@@ -125,7 +126,6 @@ class Limits:
         answer = self._asker.ask(WSGIRequest(environ), visit, rules)
         if answer is None:
             return
-        after_this_request(self._tell)
         response = _response(answer)
         error = _ERRORS.get(answer.status)
         raise exceptions.HTTPException(response=response) if error is None else error.because_of(visit.denial, response)
@@ -137,21 +137,14 @@ class Limits:
         def visited(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
             visit = environ[key] = Visit()
             ended = _Ended(app, environ, start_response, visit)
-            # Usually there is nothing to end, and the server may have its own way of sending a file.
-            return ended if visit.on_end else ended.body
+            if visit.on_end or not ended.is_begun:
+                return ended
+            # Usually there is nothing to end, and the server may have its own way of sending a file. Whatever is yet
+            # taken, while the body is sent, is given back at once: nobody will see to its end.
+            visit.on_end.ended = ended.status
+            return ended.body
 
         return visited
-
-    def _tell(self, response: Response) -> Response:
-        """Of a denial, to whatever an error handler made of it."""
-        denial = request.environ[self._visit].denial
-        # A rule's own answer says what it wants to. That of an error handler has yet to tell when to come back.
-        if denial.rule.answer is None:
-            for name, value in denial.fields:
-                response.headers.setdefault(name, value)
-            if denial.retry_after_s is not None:
-                response.headers.setdefault("Retry-After", str(denial.retry_after_s))
-        return response
 
 
 class _Ended(Ended):
@@ -161,14 +154,19 @@ class _Ended(Ended):
         self.visit = visit
         super().__init__(app, environ, start_response, (), visit.on_end)
 
-    def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
-        fields = self.visit.fields
+    def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
+        fields, denial = self.visit.fields, self.visit.denial
         if fields:
             # Instead of the view's own: of most of them there may be one only.
             names = {name.lower() for name in fields}
             headers = [header for header in headers if header[0].lower() not in names]
             headers += fields.items()
-        return super().start(status, headers, *exc_info)
+        # A rule's own answer says what it wants to. That of an error handler has yet to tell when to come back.
+        if denial is not None and denial.rule.answer is None:
+            names = {name.lower() for name, _ in headers}
+            told = [*denial.fields, *retry_after(denial)]
+            headers = [*headers, *(field for field in told if field[0].lower() not in names)]
+        return super().start(status, headers, exc_info)
 
 
 def _is_exempt() -> bool:

@@ -39,10 +39,10 @@ d(p + limit) >= d(p) + window: any limit + 1 permits that were kept span more th
 what is missing. Nobody waits.
 
 *Stalled* in 2: an entry's next lap is dated later than anything that is written in this one. And whoever claims it has
-seen this one written. So the late writer finds its own lap, or the next one's later date, or its own lap's bit again: it
-changes none of them. No entry, nor state, is ever what it was before: what else compares and swaps (a refund, a claim)
-fails if it was stopped too long. A late helper counts what is unwritten, and sees that the state still stands, before it
-writes.
+seen this one written. So the late writer finds its own lap, or the next one's later date, or its own lap's bit again:
+it changes none of them. No entry, nor state, is ever what it was before: what else compares and swaps (a refund, a
+claim) fails if it was stopped too long. A late helper counts what is unwritten, and sees that the state still stands,
+before it writes.
 
 *A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
 

@@ -58,9 +58,12 @@ def problem_report(denial: Denial) -> Answer:
         "violated-policies": list(denial.violated),
     }
     headers = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *denial.fields]
-    if wait_s is not None:
-        headers.append(("Retry-After", str(wait_s)))
-    return Answer(status, tuple(headers), json.dumps(report).encode())
+    return Answer(status, (*headers, *retry_after(denial)), json.dumps(report).encode())
+
+
+def retry_after(denial: Denial) -> list[tuple[str, str]]:
+    """The field, if asking again may help."""
+    return [] if denial.retry_after_s is None else [("Retry-After", str(denial.retry_after_s))]
 
 
 def reason_of(status: int) -> str:

@@ -105,8 +105,8 @@ class Gate:
     Raises ``InvalidLimiter``. Thread-safe, fork-safe, never waits. O(rules), and of what matches one decision.
     """
 
-    enter: Callable[[Request], Passage | Denial | None]
-    """Whether this request may be handled; None: there is no rule for it."""
+    entrance: Callable[[Request], Passage | Denial | None]
+    """What ``enter`` does, for who is in a hurry."""
 
     def __init__(
         self,
@@ -146,7 +146,11 @@ class Gate:
         self._plans: dict[int, Plan | None] = {0: None}
         # What is wrong with the rules of every request, is wrong now.
         plan = self._plan(self._always)
-        self.enter = self._enter if self._sometimes or plan is None else plan.enter
+        self.entrance = self._enter if self._sometimes or plan is None else plan.enter
+
+    def enter(self, request: Request) -> Passage | Denial | None:
+        """Whether this request may be handled; None: there is no rule for it."""
+        return self.entrance(request)
 
     def _enter(self, request: Request) -> Passage | Denial | None:
         matching = self._always
@@ -170,7 +174,10 @@ class Gate:
         if wanted is None:
             return problem_report(denial)
         if not isinstance(wanted, Answer):
-            return wanted(request, denial)
+            answer = wanted(request, denial)
+            if not isinstance(answer, Answer):
+                raise InvalidLimiter(f"a rule's answer gave {shown(answer)}, not an Answer(status, headers, body)")
+            return answer
         return wanted._replace(headers=(*wanted.headers, *denial.fields)) if denial.rule.is_hidden else wanted
 
     def _plan(self, matching: int) -> Plan | None:
@@ -314,7 +321,10 @@ class Plan:
     def never(self, error: CostExceedsLimit) -> Denial:
         """The request costs more than a limit allows at once."""
         rules = [*self.charged, *self.booked, *self.held]
-        rule = next(rule for rule in rules if rule.limiter.name == error.limiter)
+        rule = next((rule for rule in rules if rule.limiter.name == error.limiter), None)
+        if rule is None:
+            # Of a key function's own limiter.
+            raise error
         return Denial(rule, (Policy(rule.limiter).name,), None, None, ())
 
     def _denial(self, request: Request, rules: Sequence[Rule], decisions: Sequence[Decision]) -> Denial:

@@ -8,4 +8,4 @@ cdef class ASGIRequest:
 
 cdef class PeerKey:
     cdef dict known
-    cdef str field_name
+    cdef object field_name

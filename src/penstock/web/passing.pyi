@@ -5,14 +5,15 @@ from typing_extensions import disjoint_base
 
 from penstock.core.decision import Decision
 from penstock.web.answers import Denial
-from penstock.web.gate import OnEnd, Plan
+from penstock.web.gate import Gate, OnEnd, Plan
 from penstock.web.request import Environ, KeyFunction, Request, WSGIRequest
-from penstock.web.rules import Answer
 
 @final
 class Passage:
-    fields: Sequence[tuple[Any, Any]]
-    on_end: OnEnd | None
+    @property
+    def fields(self) -> Sequence[tuple[Any, Any]]: ...
+    @property
+    def on_end(self) -> OnEnd | None: ...
     def __init__(self, fields: Sequence[tuple[Any, Any]], on_end: OnEnd | None = None) -> None: ...
 
 @final
@@ -43,13 +44,16 @@ class StartWithFields:
 
 @disjoint_base
 class WSGIPassing:
-    @property
-    def app(self) -> Callable[..., Iterable[bytes]]: ...
-    def _begin(
-        self, app: Callable[..., Iterable[bytes]], enter: Callable[[WSGIRequest], Passage | Denial | Answer | None]
-    ) -> None: ...
+    app: Callable[..., Iterable[bytes]]
+    gate: Gate
     def __call__(
         self, environ: Environ, start_response: Callable[..., Callable[[bytes], object]]
+    ) -> Iterable[bytes]: ...
+    def _pass_on(
+        self,
+        app: Callable[..., Iterable[bytes]],
+        request: WSGIRequest,
+        start_response: Callable[..., Callable[[bytes], object]],
     ) -> Iterable[bytes]: ...
 
 @final

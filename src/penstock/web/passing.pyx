@@ -72,6 +72,8 @@ cdef class RateLimitFields:
         self.encoded = encoded
         self.prefixes = [(<str?>prefix).encode("ascii") for prefix in prefixes]
         self.held = list(held)
+        if len(self.held) != len(self.prefixes):
+            raise ValueError(f"{len(self.held)} are held or not, of {len(self.prefixes)} limits")
         self.longest = sum(len(prefix) + 2 + LONGEST_ITEM for prefix in self.prefixes)
 
     def __call__(self, decisions, partitions):
@@ -88,6 +90,8 @@ cdef class RateLimitFields:
         if len(decisions) != len(self.prefixes):
             raise ValueError(f"{len(decisions)} decisions for {len(self.prefixes)} limits")
         if partitions:
+            if len(partitions) != len(self.prefixes):
+                raise ValueError(f"{len(partitions)} partitions for {len(self.prefixes)} limits")
             room += sum(map(len, partitions))
         if room > <Py_ssize_t>sizeof(short_text):
             long_text = PyBytes_FromStringAndSize(NULL, room)
@@ -144,7 +148,6 @@ cdef class Charging:
 
     def __call__(self, request):
         cdef Passage passage
-        cdef Decision decision
         cdef list decisions
         try:
             decided = self.hit(
@@ -152,8 +155,8 @@ cdef class Charging:
         except CostExceedsLimit as error:
             return self.never(error)
         decisions = [decided] if self.is_one else decided
-        for decision in decisions:
-            if not decision.allowed:
+        for decided in decisions:
+            if not (<Decision?>decided).allowed:
                 return self.denial(request, decisions)
         partitions = () if self.partitions is None else self.partitions(request)
         passage = Passage.__new__(Passage)
@@ -166,6 +169,7 @@ cdef class Charging:
 
 @cython.final
 @cython.freelist(16)
+@cython.trashcan(True)
 cdef class StartWithFields:
     """``start_response`` that adds fields to an answer's."""
 
@@ -181,29 +185,32 @@ cdef class StartWithFields:
 
 
 cdef class WSGIPassing:
-    """A WSGI application that asks a gate first. What is unusual is for ``_otherwise``."""
+    """A WSGI application, `app`, that asks a `gate` first. What is unusual is for ``_bounded`` and ``_otherwise``."""
 
-    cdef readonly object app
-    cdef object enter
-
-    def __cinit__(self, *arguments, **options):
-        self.app = self.enter = None
-
-    def _begin(self, app, enter):
-        self.app, self.enter = app, enter
+    cdef public object app
+    cdef public object gate
 
     def __call__(self, environ, start_response):
-        cdef StartWithFields start
         request = WSGIRequest.__new__(WSGIRequest, environ)
-        passage = self.enter(request)
+        if self.gate.body_limits:
+            return self._bounded(request, start_response)
+        return self.pass_on(self.app, request, start_response)
+
+    def _pass_on(self, app, WSGIRequest request not None, start_response):
+        """The answer of `app`, if the gate lets the request in."""
+        return self.pass_on(app, request, start_response)
+
+    cdef object pass_on(self, object app, WSGIRequest request, object start_response):
+        cdef StartWithFields start
+        passage = self.gate.entrance(request)
         if passage is None:
-            return self.app(environ, start_response)
+            return app(request.native, start_response)
         if type(passage) is not Passage or (<Passage>passage).on_end is not None:
-            return self._otherwise(request, passage, start_response)
+            return self._otherwise(app, request, passage, start_response)
         start = StartWithFields.__new__(StartWithFields)
         start.start_response = start_response
         start.fields = (<Passage>passage).fields
-        return self.app(environ, start)
+        return app(request.native, start)
 
 
 @cython.final

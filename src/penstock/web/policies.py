@@ -107,6 +107,8 @@ def checked_styles(styles: str | Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or name not in _WRITERS:
             raise InvalidLimiter(f"header fields are of {', '.join(_WRITERS)}, not {shown(name)}; () for none")
+    if len(set(names)) < len(names):
+        raise InvalidLimiter(f"header fields of {shown(names)} would be sent twice: name each once")
     if {"draft-10", "draft-06"} <= set(names):
         raise InvalidLimiter("draft-10 and draft-06 each have a RateLimit-Policy of their own: take one of them")
     return names

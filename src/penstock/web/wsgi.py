@@ -34,33 +34,39 @@ class WSGIMiddleware(WSGIPassing):
         headers: str | Iterable[str] = "draft-10",
         partition_keys: bool = False,
     ) -> None:
+        self.app = app
         self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
-        if self.gate.body_limits:
-            self._begin(_Bounded(app, self.gate), self._enter_bounded)
-        else:
-            self._begin(app, self.gate.enter)
 
-    def _enter_bounded(self, request: WSGIRequest) -> Passage | Denial | Answer | None:
+    def _bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
+        """A request whose body may have a limit."""
         most_bytes = self.gate.max_body_bytes(request)
-        if most_bytes is not None and is_told_longer(request, most_bytes):
-            return body_too_large(most_bytes)
-        return self.gate.enter(request)
+        if most_bytes is None:
+            return self._pass_on(self.app, request, start_response)
+        if is_told_longer(request, most_bytes):
+            return _send(body_too_large(most_bytes), request, start_response)
+        return self._pass_on(_Within(self.app, most_bytes), request, start_response)
 
     def _otherwise(
-        self, request: WSGIRequest, passage: Passage | Denial | Answer, start_response: StartResponse
+        self, app: Application, request: WSGIRequest, passage: Passage | Denial, start_response: StartResponse
     ) -> Iterable[bytes]:
+        """A request that is denied, or whose end has to be told."""
         if isinstance(passage, Denial):
-            passage = self.gate.answer(request, passage)
-        if isinstance(passage, Answer):
-            return _send(passage, request, start_response)
+            return _send(self.gate.answer(request, passage), request, start_response)
         assert passage.on_end is not None
-        return Ended(self.app, request.native, start_response, passage.fields, passage.on_end)
+        return Ended(app, request.native, start_response, passage.fields, passage.on_end)
 
 
 def _send(answer: Answer, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
     start_response(status_line(answer.status), answer.fields)
     # Not every server leaves it out by itself.
     return [] if request.method == "HEAD" else [answer.body]
+
+
+def begin(
+    start_response: StartResponse, status: str, headers: list[tuple[str, str]], exc_info: Any
+) -> Callable[[bytes], object]:
+    """Not every server takes None for an error."""
+    return start_response(status, headers) if exc_info is None else start_response(status, headers, exc_info)
 
 
 class Ended:
@@ -88,14 +94,15 @@ class Ended:
             on_end.end(500)
             raise
 
-    def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
+    def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         self.status, self.is_begun = int(status[:3]), True
+        headers = [*headers, *self.fields]
         if self.on_end:
             for name, value in headers:
                 if name.lower() == "content-length" and value.isdecimal():
                     self.left = int(value)
             self.on_end.begin(self.status)
-        return self.start_response(status, [*headers, *self.fields], *exc_info)
+        return begin(self.start_response, status, headers, exc_info)
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -127,18 +134,15 @@ class Ended:
             self.on_end.end(DISCONNECTED if is_unanswered else outcome(self.status, not self.is_sent))
 
 
-class _Bounded:
+class _Within:
     """An application whose requests' bodies are limited: what it reads beyond is an error, and answered by 413."""
 
-    def __init__(self, app: Application, gate: Gate) -> None:
-        self.app, self.gate = app, gate
+    def __init__(self, app: Application, most_bytes: int) -> None:
+        self.app, self.most_bytes = app, most_bytes
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        most_bytes = self.gate.max_body_bytes(WSGIRequest(environ))
-        if most_bytes is None:
-            return self.app(environ, start_response)
-        body = environ["wsgi.input"] = _LimitedBody(environ["wsgi.input"], most_bytes)
-        return _AnswerOrTooLarge(self.app, environ, start_response, body, body_too_large(most_bytes))
+        body = environ["wsgi.input"] = _LimitedBody(environ["wsgi.input"], self.most_bytes)
+        return _AnswerOrTooLarge(self.app, environ, start_response, body, body_too_large(self.most_bytes))
 
 
 class _AnswerOrTooLarge:
@@ -161,10 +165,10 @@ class _AnswerOrTooLarge:
             if not read.is_exceeded:
                 raise
 
-    def start(self, status: str, headers: list[tuple[str, str]], *exc_info: Any) -> Callable[[bytes], object]:
+    def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         if self.read.is_exceeded and not self.is_begun:
             raise BodyTooLarge("the body was larger than its limit")
-        return self.start_response(status, headers, *exc_info)
+        return begin(self.start_response, status, headers, exc_info)
 
     def __iter__(self) -> Iterator[bytes]:
         return self

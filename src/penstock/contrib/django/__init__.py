@@ -239,7 +239,7 @@ def exempt(view: View) -> View:
 _has_exempted = False
 
 
-def _check_view(view: object, decorator: str) -> None:
+def _check_view(view: Any, decorator: str) -> None:
     if isinstance(view, type) or not callable(view):
         raise InvalidLimiter(
             f"{decorator} is for views, and {shown(view)} isn't one: of a class say {decorator}(TheView.as_view()), or "
