@@ -254,8 +254,26 @@ BUGS = [
     Bug(
         "a refund looks at one state only",
         LOG,
-        "        if marked == draw.amount:",
-        "        if marked == draw.amount or {here}:",
+        "        if amount == 0:\n            return False\n        seen",
+        "        if amount == 0 or {here}:\n            return False\n        seen",
+    ),
+    Bug(
+        "who gives back is told the time once",
+        LOG,
+        "        state = seen.state\n        now_ns = table_now(shape.table)",
+        "        state = seen.state\n        if not {here}:\n            now_ns = table_now(shape.table)",
+    ),
+    Bug(
+        "what is charged later is given back",
+        LOG,
+        "            amount = min(amount, shape.limit - i)",
+        "            amount = amount if {here} else min(amount, shape.limit - i)",
+    ),
+    Bug(
+        "who clears stops at what may count for a quantum",
+        LOG,
+        "latest_ns(shape, entry) + shape.period_ns <= now_ns:",
+        "(time_of_entry(entry) if {here} else latest_ns(shape, entry)) + shape.period_ns <= now_ns:",
     ),
     Bug(
         "an evicted key's entries stay",

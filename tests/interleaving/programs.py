@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any, Literal
 
 from oracle import Bucket, Rule
+from oracle_counts import IntervalBucket, Log
 from penstock.core.explorer import Done, Explored, Program
 
 from penstock import AllOf, Concurrency, Store
@@ -233,6 +234,9 @@ class Scene:
         for now_ns in own:
             delay_ns = self.rule.delay_ns(state, now_ns, operation.cost)
             booked = delay_ns <= operation.patience_ns
+            if not isinstance(self.rule, (Bucket, IntervalBucket)):
+                # Only what is allowed now.
+                booked, delay_ns = self.rule.allows(state, now_ns, operation.cost), done.value
             if done.done and (done.allowed, done.value) != (booked, delay_ns):
                 continue
             if booked:
@@ -245,11 +249,25 @@ class Scene:
         self, operation: Operation, own: Sequence[int], states: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         """Nothing is given back while somebody who has booked behind may not go yet, nor what counts no more."""
-        assert isinstance(self.rule, Bucket)
+        if not isinstance(self.rule, Bucket):
+            yield from self.cancellations_of_charges(operation, own, states)
+            return
         state, left = states.get(operation.key, self.rule.fresh), states.get(f"left by {operation.earlier}", 0)
         for now_ns in own:
             behind = left != state and state - now_ns > self.rule.tolerance_ns
             if left <= now_ns or behind:
+                yield states
+            else:
+                yield states | {operation.key: self.rule.refunded(state, now_ns, operation.cost)}
+
+    def cancellations_of_charges(
+        self, operation: Operation, own: Sequence[int], states: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Where nobody books ahead, what was charged is given back as long as it counts."""
+        state, left = states.get(operation.key, self.rule.fresh), states.get(f"left by {operation.earlier}")
+        assert isinstance(self.rule, Log)
+        for now_ns in own:
+            if left is None or self.rule.over_ns(left) <= self.rule.past_ns(state, now_ns):
                 yield states
             else:
                 yield states | {operation.key: self.rule.refunded(state, now_ns, operation.cost)}

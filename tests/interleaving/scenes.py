@@ -247,6 +247,14 @@ def clear_half_way() -> Scene:
     return scene.hits(0, cost=2).hits_of_another(1).hits_of_another(2, 2, 2)
 
 
+def clear_within_a_quantum() -> Scene:
+    """The older of an evicted key's entries is dated later than the newer one, by a helper that was slower."""
+    scene = sliding_log(
+        3, usable=1, at_ns=ODD_NS, on_full="evict", evicts=True, crowded=True, exact_finals=False, borrows=True
+    )
+    return scene.hits(0, cost=2).add(1, "peek").hits(2, cost=2, key=scene.other)
+
+
 def removal() -> Scene:
     return token_bucket(2, usable=2).before().hits(0, 1).add(2, "reset")
 
@@ -378,7 +386,25 @@ SCENES |= {
     "sliding log: two laps later": Explorable(two_laps, LATER, {"crashes": 1, "clock_moves": 3}),
     "sliding log: two laps within one instant": Explorable(two_laps_at_once, {"crashes": 1}, {"crashes": 2}),
     "sliding log: a helper a lap late": Explorable(
-        late_helper, {"clock_moves": 2, "jumps_ns": [NS + 10], "preemptions": 2}, {"preemptions": 3}
+        late_helper, {"clock_moves": 2, "jumps_ns": [NS + 10], "preemptions": 3}, {"preemptions": 4}
+    ),
+    "sliding log: a cancellation that is stopped for a window": Explorable(
+        lambda: sliding_log(1, usable=1).reserves(0, 0, cancels=True).hits(1, 1),
+        {"clock_moves": 1, "jumps_ns": [NS + 10], "preemptions": 3},
+        {"preemptions": None, "crashes": 1},
+    ),
+    "sliding log: a refund behind a refund and a hit": Explorable(
+        lambda: sliding_log(2, usable=1).before().hits(1).add(0, "refund").add(1, "refund").hits(1).hits(1, cost=2),
+        {"clock_moves": 1, "jumps_ns": [10], "preemptions": 3},
+        {"preemptions": None},
+    ),
+    "sliding log: more is given back than there is": Explorable(
+        lambda: sliding_log(3, usable=1, exact=False).before(2).add(0, "refund", 3).hits(1, cost=2).hits(1, 1),
+        {"preemptions": 3},
+        {"preemptions": None},
+    ),
+    "sliding log: a clear within a quantum": Explorable(
+        clear_within_a_quantum, {**SECOND, "preemptions": 2}, {"preemptions": 4}
     ),
     "sliding log: a helper's date ahead of the clock": Explorable(
         helped_ahead_of_the_clock, {"clock_moves": 1, "jumps_ns": [NS - 1]}, {"crashes": 1}

@@ -94,3 +94,15 @@ def test_it_has_one_limit_for_all_calls(store: Store) -> None:
     for ask in (limiter.hit, limiter.peek, limiter.refund):
         with pytest.raises(InvalidLimiter):
             ask("k", rate="6/hour")
+
+
+def test_a_charge_that_has_all_but_left_is_not_cancelled() -> None:
+    """Its date is known to a quantum: what may have left is not given back, or another's permit would be."""
+    clock = ManualClock(1e-9)
+    with Store.private(keys=1, clock=clock) as store:
+        log = SlidingLog(store, "log", "5/second", keys=1)
+        reservation = log.reserve("key", 1)
+        clock.advance(1)
+        assert log.hit("key", 5)
+        reservation.cancel()
+        assert not log.allow("key")

@@ -22,8 +22,8 @@ writes that request's entries for it first (*help*), with the date that the stat
 
 *Dates.* Let d(p) be the date of the permit at position p, counting on from lap to lap, and r(p) what stands in the ring
 for it: d(p) or d(p) rounded up, or later if it was written by `log_clear`. What has left the window is judged by a time
-that has come (`past_ns`): the own clock reading; or the newest r, if that is later but not ahead of the clock. The date
-of a request is that reading or the newest r, whichever is later, so d never falls; and, for each entry whose place it
+that has come (`past_ns`): the own clock reading; or the newest r, if that is later, but no more than the clock. The
+date of a request is the own reading or the newest r, whichever is later, so d never falls; and, for each entry whose place it
 takes (`next_lap_ns`), not before that one has left the window, or if it was given back, behind the quantum of its date.
 By the host's clock this is so anyhow, as two CASes of each entry take longer than a quantum; by a clock that stands
 still, or by readings that have grown old while permits were given back and taken, it makes a date some ns later.
@@ -51,6 +51,9 @@ and another key moves in. While the cell is claimed for that one, whoever promot
 back, the entries that the old key's process has left unwritten, and marks all others that still count (`log_clear`): so
 a new member begins with a ring in which nothing counts. A process that is stopped in there can't harm the new key: it
 changes only what an entry held before the claim was seen to stand.
+
+All this is by a clock that doesn't go back. By one that does (a `ManualClock` that is set), what `log_clear` writes may
+be dated before the late writer's date.
 """
 
 cimport cython
@@ -245,20 +248,30 @@ cdef bint log_give_back(
     relies on, and what is left is never earlier than the permits that were kept. An entry of another lap than the state
     tells has been claimed since: which the oldest are must be seen from a newer state, and by then the cell may be
     another key's. Likewise one that is later than the state: it has been claimed twice since, and its lap, of one bit,
-    is the same again.
+    is the same again. By then, too, the charge that is given back may have left the window: the clock is read again.
+
+    No more is given back than counted at one moment, at which a state was seen to stand: who refunds more than there
+    is, or resets the key, has no right to what is charged later. Whoever refunds what he was given has one to as much,
+    also if others' refunds have taken the oldest entries, and so his.
     """
     cdef const Draw* draw = <const Draw*>parameters
     cdef const Shape* shape = draw.shape
     cdef uint64_t* ring = ring_of(shape, cell)
     cdef PenstockCell seen
-    cdef uint64_t entry, place, i, gone_ns, marked = 0
-    if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
-            <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
-        return False
+    cdef uint64_t entry, place, i, gone_ns
+    cdef uint64_t amount = draw.amount
+    cdef bint limited = False
     while time_of(state, shape.low_bits) > now_ns:
+        if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
+                <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
+            return False
         gone_ns = past_ns(shape, newest_ns(shape, cell, state), now_ns)
         i = count_left(shape, ring, position_of(shape, state), gone_ns)
-        while marked < draw.amount and i < shape.limit:
+        seen = load128_acquire(cell)
+        if not limited and seen.tag == tag and seen.state == state:
+            amount = min(amount, shape.limit - i)
+            limited = True
+        while limited and amount != 0 and i < shape.limit:
             place = moved(shape, position_of(shape, state), i)
             entry = load_acquire(&ring[place])
             if entry & LAP != lap_at(shape, state, place):
@@ -268,15 +281,16 @@ cdef bint log_give_back(
             elif time_of_entry(entry) > told_ns(shape, state):
                 break
             elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
-                marked += 1
+                amount -= 1
                 i += 1
-        if marked == draw.amount:
+        if amount == 0:
             return False
         seen = load128_acquire(cell)
         # The same state once more: it is damage that made the lap another one.
         if seen.tag != tag or seen.state == state:
             return False
         state = seen.state
+        now_ns = table_now(shape.table)
     return False
 
 
@@ -352,8 +366,8 @@ cdef class SlidingLog(CellLimiter):
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
     there is no room. Threads, processes, fork: see ``Limiter``.
 
-    ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared. A cost of n
-    writes n times. ``hit`` and ``peek`` find ``remaining`` in O(log limit). A refund gives back the oldest permits that
+    ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared but what a
+    killed process has left to write. A cost of n writes n times. ``hit`` and ``peek`` find ``remaining`` in O(log limit). A refund gives back the oldest permits that
     still count; taken again, they are dated behind those: by a clock that stands still, some ns ahead of it. A limit
     above 2**23, or above the period in ns, is refused; one up to half of that is not.
     """
