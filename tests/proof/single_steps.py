@@ -43,7 +43,7 @@ class Stepped:
     """A forked process that has called `prepare` and stands before `act(what prepare returned)`."""
 
     def __init__(self, prepare: Callable[[], Any], act: Callable[[Any], object]) -> None:
-        self.ended = False
+        self.is_done = self.ended = False
         self.pid = os.fork()
         if self.pid == 0:
             try:
@@ -55,6 +55,7 @@ class Stepped:
             finally:
                 os._exit(0)
         self._wait()
+        self.is_done = False
 
     @property
     def address(self) -> int:
@@ -81,9 +82,10 @@ class Stepped:
         return True
 
     def finish(self) -> None:
-        """Let it go on until `act` is done."""
-        _ptrace(CONT, self.pid)
-        assert self._wait() == signal.SIGSTOP
+        """Let it go on until `act` is done, which it may be if it went another way than it was to be led."""
+        if not self.is_done:
+            _ptrace(CONT, self.pid)
+            assert self._wait() == signal.SIGSTOP
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -98,6 +100,7 @@ class Stepped:
         if not os.WIFSTOPPED(status):
             self.ended = True
             raise AssertionError(f"the stepped process ended with status {status}")
+        self.is_done = os.WSTOPSIG(status) == signal.SIGSTOP
         return os.WSTOPSIG(status)
 
 

@@ -23,10 +23,10 @@ writes that request's entries for it first (*help*), with the date that the stat
 *Dates.* Let d(p) be the date of the permit at position p, counting on from lap to lap, and r(p) what stands in the ring
 for it: d(p) or d(p) rounded up, or later if it was written by `log_clear`. What has left the window is judged by a time
 that has come (`past_ns`): the own clock reading; or the newest r, if that is later, but no more than the clock. The
-date of a request is the own reading or the newest r, whichever is later, so d never falls; and, for each entry whose place it
-takes (`next_lap_ns`), not before that one has left the window, or if it was given back, behind the quantum of its date.
-By the host's clock this is so anyhow, as two CASes of each entry take longer than a quantum; by a clock that stands
-still, or by readings that have grown old while permits were given back and taken, it makes a date some ns later.
+date of a request is the own reading or the newest r, whichever is later, so d never falls; and, for each entry whose
+place it takes (`next_lap_ns`), not before that one has left the window, or if it was given back, behind the quantum of
+its date. By the host's clock this is so anyhow, as two CASes of each entry take longer than a quantum; by a clock that
+stands still, or by readings that have grown old while permits were given back and taken, a date is some ns later.
 
 SYNC claim -> help: who reads the state by an acquire load sees a ring in which everything before the last claim is
 written; the claimant had seen to that, and its CAS released it.
@@ -367,9 +367,10 @@ cdef class SlidingLog(CellLimiter):
     there is no room. Threads, processes, fork: see ``Limiter``.
 
     ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared but what a
-    killed process has left to write. A cost of n writes n times. ``hit`` and ``peek`` find ``remaining`` in O(log limit). A refund gives back the oldest permits that
-    still count; taken again, they are dated behind those: by a clock that stands still, some ns ahead of it. A limit
-    above 2**23, or above the period in ns, is refused; one up to half of that is not.
+    killed process has left to write. A cost of n writes n times. ``hit`` and ``peek`` find ``remaining`` in
+    O(log limit). A refund gives back the oldest permits that still count; taken again, they are dated behind those: by
+    a clock that stands still, some ns ahead of it. A limit above 2**23, or above the period in ns, is refused; one up
+    to half of that is not.
     """
 
     cdef readonly object rate
