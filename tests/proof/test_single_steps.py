@@ -43,7 +43,10 @@ KEYS: Final = 4
 """Of an extent."""
 NS: Final = 10**9
 QUICK_KILLS: Final = 25
-"""Of one case, beside those where the shared memory changes."""
+"""Of one case, beside those where the shared memory changes. In between, a kill leaves the same."""
+ABOUT_A_CHANGE: Final = 10
+FULL_SAMPLE: Final = 7
+"""With ``--full``: so many instructions before and after each change, and each so manieth of the others."""
 
 
 class Survivor:
@@ -314,9 +317,10 @@ class Steps:
     def kill(self, settled: Callable[[], None]) -> None:
         """`settled` is called after each kill: it asks the survivors, and returns if they are told what is right."""
         way = self.way
-        near = {place + off for place in way.changes for off in (0, 1)}
-        quick = near | set(way.inside[:: max(1, len(way.inside) // QUICK_KILLS)])
-        for place in range(len(way.addresses)) if self.full else sorted(quick):
+        about = range(-ABOUT_A_CHANGE, ABOUT_A_CHANGE) if self.full else range(2)
+        near = {place + off for place in way.changes for off in about if 0 <= place + off < len(way.addresses)}
+        sample = set(way.inside[:: FULL_SAMPLE if self.full else max(1, len(way.inside) // QUICK_KILLS)])
+        for place in sorted(near | sample):
             self._lead(place, lambda process: None, settled)
             COUNTED["kills"] += 1
 
@@ -328,7 +332,8 @@ class Steps:
             process.finish()
 
         # To be stopped elsewhere is to be stopped after the last change.
-        for place in self.way.inside if self.full else [place + 1 for place in self.way.changes]:
+        after = [place + 1 for place in self.way.changes]
+        for place in sorted({*after, *self.way.inside[::FULL_SAMPLE]}) if self.full else after:
             self._lead(place, wait, settled)
             COUNTED["stalls"] += 1
 
