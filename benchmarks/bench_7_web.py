@@ -274,7 +274,7 @@ def bench_server(
     """
     app, worker_class = SERVERS[server]
     server_cores, load_cores = all_cores[:CORES], all_cores[-CORES:]
-    rounds, seconds = (1, 1) if quick else (7, 3)
+    rounds, seconds = (1, 1) if quick else (5, 2)
     taken: list[tuple[float, ...]] = []
     with (
         served(f"{app}+0", worker_class, store_name, server_cores) as plain,

@@ -310,9 +310,8 @@ BUGS = [
     Bug(
         "who loses a race for a request's mark keeps its charge",
         "src/penstock/core/cell_limiter.pyx",
-        "                charge.charged_state = verdict.state\n                self.return_draw(tag, &charge)",
-        "                charge.charged_state = verdict.state\n"
-        "                if not {here}:\n                    self.return_draw(tag, &charge)",
+        "                if not verdict.full:\n                    self.return_draw",
+        "                if not verdict.full and not {here}:\n                    self.return_draw",
     ),
     Bug(
         "a slot that is held is taken",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from penstock import LimiterStats, Store, TokenBucket
+from penstock import BucketedWindow, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
 from penstock.testing import ManualClock
 
 CELLS = 1024
@@ -136,3 +137,26 @@ def test_each_store_object_has_a_policy_of_its_own(clock: ManualClock, store_nam
         key = CROWD[passed.index(False)]
         assert TokenBucket(lenient, "api", "1/hour").allow(key)
         assert not TokenBucket(strict, "api", "1/hour").allow(key)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda s: TokenBucket(s, "it", "1/second"),
+        lambda s: FixedWindow(s, "it", "1/second", align="first"),
+        lambda s: SlidingLog(s, "it", "1/second", keys=1),
+        lambda s: BucketedWindow(s, "it", "1/second", buckets=2, keys=1),
+    ],
+)
+def test_what_was_let_in_uncharged_has_nothing_to_cancel(clock: ManualClock, make: Callable[[Store], Any]) -> None:
+    with Store.private(keys=1, on_full="allow", clock=clock) as store:
+        limiter = make(store)
+        key, reservation = next(
+            (key, reservation)
+            for key in CROWD
+            if (reservation := limiter.reserve(key, max_delay=0)) and limiter.peek(key).remaining == 1
+        )
+        clock.advance(3)
+        assert [limiter.allow(key) for _ in range(2)] == [True, False]
+        reservation.cancel()
+        assert not limiter.allow(key)

@@ -225,8 +225,8 @@ cdef class AllOf:
         """
         cdef Decision decision = self.hit(key, cost)
         return new_reservation(
-            self, key, cost, decision.allowed, table_now(&(<Limiter>self.parts[0]).table), decision.retry_after_ns,
-            0)
+            self, key, cost, decision.allowed, decision.allowed, table_now(&(<Limiter>self.parts[0]).table),
+            decision.retry_after_ns, 0)
 
     def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
         """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""

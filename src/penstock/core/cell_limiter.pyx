@@ -235,7 +235,8 @@ cdef class CellLimiter(Limiter):
                 if marked.outcome == ALLOWED or marked.full:
                     return self.new_decision(draw, &verdict, True)
                 charge.charged_state = verdict.state
-                self.return_draw(tag, &charge)
+                if not verdict.full:
+                    self.return_draw(tag, &charge)
             elif not self.remembers(mark_tag):
                 return self.new_decision(draw, &verdict, False)
         else:
@@ -287,7 +288,9 @@ cdef class CellLimiter(Limiter):
             delay_ns = self.booked_delay_ns(&draw, &verdict)
         else:
             delay_ns = verdict.state - verdict.now_ns if verdict.full else self.refused_delay_ns(&draw, &verdict)
-        return new_reservation(self, key, cost, allowed, verdict.now_ns, delay_ns, verdict.state)
+        # What a full table has let in was not charged, so there is nothing to cancel.
+        return new_reservation(
+            self, key, cost, allowed, allowed and not verdict.full, verdict.now_ns, delay_ns, verdict.state)
 
     cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1:
         cdef Events events

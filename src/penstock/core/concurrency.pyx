@@ -531,9 +531,10 @@ cdef class Concurrency(Limiter):
         cdef int64_t slots = self.checked_cost(cost)
         cdef uint64_t tag = self.tag_of(key)
         if slots == 0 or self.take_loose(tag, slots, &verdict):
-            return new_reservation(self, key, cost, True, self.store._now_ns() if slots == 0 else verdict.now_ns, 0, 0)
+            return new_reservation(
+                self, key, cost, True, True, self.store._now_ns() if slots == 0 else verdict.now_ns, 0, 0)
         decision = self.verdict_decision(&verdict, slots, False)
-        return new_reservation(self, key, cost, False, verdict.now_ns, decision.retry_after_ns, 0)
+        return new_reservation(self, key, cost, False, False, verdict.now_ns, decision.retry_after_ns, 0)
 
     def refund(self, key, cost=1):
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process."""

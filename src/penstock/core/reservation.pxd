@@ -13,4 +13,5 @@ cdef class Reservation:
 
 
 cdef Reservation new_reservation(
-    object limiter, object key, object cost, bint allowed, uint64_t now_ns, uint64_t delay_ns, uint64_t charged_state)
+    object limiter, object key, object cost, bint allowed, bint booked, uint64_t now_ns, uint64_t delay_ns,
+    uint64_t charged_state)

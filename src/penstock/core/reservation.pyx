@@ -11,13 +11,14 @@ from penstock.core.decision cimport seconds_up
 
 
 cdef Reservation new_reservation(
-    object limiter, object key, object cost, bint allowed, uint64_t now_ns, uint64_t delay_ns, uint64_t charged_state
+    object limiter, object key, object cost, bint allowed, bint booked, uint64_t now_ns, uint64_t delay_ns,
+    uint64_t charged_state,
 ):
     cdef Reservation reservation = Reservation.__new__(Reservation)
     reservation.limiter = limiter
     reservation.key = key
     reservation.cost = cost
-    reservation.booked = allowed
+    reservation.booked = booked
     reservation.charged_state = charged_state
     reservation.allowed = allowed
     reservation.delay_ns = delay_ns

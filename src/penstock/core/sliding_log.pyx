@@ -250,9 +250,9 @@ cdef bint log_give_back(
     another key's. Likewise one that is later than the state: it has been claimed twice since, and its lap, of one bit,
     is the same again. By then, too, the charge that is given back may have left the window: the clock is read again.
 
-    No more is given back than counted at one moment, at which a state was seen to stand: who refunds more than there
-    is, or resets the key, has no right to what is charged later. Whoever refunds what he was given has one to as much,
-    also if others' refunds have taken the oldest entries, and so his.
+    No more is given back than counted at one moment, at which a state was seen to stand, and nothing when all that has
+    left: who refunds more than there is, or resets the key, has no right to what is charged later. Whoever refunds what
+    he was given has one to as much, also if others' refunds have taken the oldest entries, and so his.
     """
     cdef const Draw* draw = <const Draw*>parameters
     cdef const Shape* shape = draw.shape
@@ -260,8 +260,9 @@ cdef bint log_give_back(
     cdef PenstockCell seen
     cdef uint64_t entry, place, i, gone_ns
     cdef uint64_t amount = draw.amount
+    cdef uint64_t until_ns = ~<uint64_t>0
     cdef bint limited = False
-    while time_of(state, shape.low_bits) > now_ns:
+    while time_of(state, shape.low_bits) > now_ns and now_ns < until_ns:
         if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
                 <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
             return False
@@ -270,6 +271,7 @@ cdef bint log_give_back(
         seen = load128_acquire(cell)
         if not limited and seen.tag == tag and seen.state == state:
             amount = min(amount, shape.limit - i)
+            until_ns = time_of(state, shape.low_bits)
             limited = True
         while limited and amount != 0 and i < shape.limit:
             place = moved(shape, position_of(shape, state), i)
