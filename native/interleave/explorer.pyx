@@ -19,7 +19,7 @@ from penstock.core.native cimport (
     cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
 from penstock.core.slots cimport Slots, free_slot, lease_of
-from penstock.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
+from penstock.core.table cimport ALLOWED, Events, Verdict, home_line
 
 import itertools
 from dataclasses import dataclass
@@ -275,7 +275,6 @@ cdef void run_batch(int index, const Operation* operation) noexcept:
 cdef void run_operation(int index) noexcept:
     cdef Operation* operation = &active.operations[index]
     cdef Verdict verdict
-    cdef Events events
     cdef Draw charge
     cdef CellLimiter limiter
     if operation.kind >= LOAD:
@@ -312,8 +311,7 @@ cdef void run_operation(int index) noexcept:
         if allowed:
             limiter.return_draw(operation.tag, &charge)
     else:
-        memset(&events, 0, sizeof(events))
-        table_remove(&limiter.table, operation.tag, &events)
+        limiter.forget(operation.tag)
         allowed = True
     explore_end(index, (YES if allowed else 0) | (FULL if verdict.full else 0), verdict.now_ns, verdict.state)
 

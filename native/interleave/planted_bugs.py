@@ -270,6 +270,12 @@ BUGS = [
         "            amount = amount if {here} else min(amount, shape.limit - i)",
     ),
     Bug(
+        "what is charged once all has left is given back",
+        LOG,
+        "    while time_of(state, shape.low_bits) > now_ns and now_ns < until_ns:",
+        "    while time_of(state, shape.low_bits) > now_ns and ({here} or now_ns < until_ns):",
+    ),
+    Bug(
         "who clears stops at what may count for a quantum",
         LOG,
         "latest_ns(shape, entry) + shape.period_ns <= now_ns:",
@@ -312,6 +318,13 @@ BUGS = [
         "src/penstock/core/cell_limiter.pyx",
         "                if not verdict.full:\n                    self.return_draw",
         "                if not verdict.full and not {here}:\n                    self.return_draw",
+    ),
+    Bug(
+        "what was let in uncharged, sent twice, is given back",
+        "src/penstock/core/cell_limiter.pyx",
+        "                charge.charged_state = verdict.state\n",
+        "                charge.charged_state = verdict.state\n"
+        "                verdict.full = verdict.full and not {here}\n",
     ),
     Bug(
         "a slot that is held is taken",

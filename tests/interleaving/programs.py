@@ -179,7 +179,8 @@ class Scene:
         state = states.get(operation.key, self.rule.fresh)
         own = [t for t in readings if not done.done or done.first_ns <= t <= done.last_ns]
         if operation.kind == "reset":
-            yield states | {operation.key: self.rule.fresh}
+            for now_ns in own or readings:
+                yield states | {operation.key: self.rule.forgotten(state, now_ns)}
         elif operation.kind == "refund":
             if not own and any(self.rule.is_settled(state, now_ns) for now_ns in readings):
                 # It has found no cell of this key, so it hasn't looked at the clock.
@@ -189,6 +190,13 @@ class Scene:
                 if self.rule.is_settled(state, now_ns):
                     # Nothing counts any more, so nothing is given back, not even to an older reading.
                     yield states
+        elif done.full:
+            # Only where there can be no room, and never for a key that has a cell by everybody's reading.
+            latest = (d.last_ns if d.done else readings[-1] for d in self.done if d.begun)
+            crowded = operation.key != self.key if self.crowded == "another" else self.crowded
+            may_be = crowded and any(self.rule.is_settled(state, now_ns) for now_ns in latest)
+            if may_be and done.allowed == (self.on_full == "allow"):
+                yield states
         elif operation.kind == "reserve":
             yield from self.bookings(operation, done, own, states)
         elif operation.kind == "cancel":
@@ -202,13 +210,6 @@ class Scene:
             if self.evicts:
                 # Killed after it had taken the other's place, and before it had one.
                 yield {operation.key: state}
-        elif done.full:
-            # Only where there can be no room, and never for a key that has a cell by everybody's reading.
-            latest = (d.last_ns if d.done else readings[-1] for d in self.done if d.begun)
-            crowded = operation.key != self.key if self.crowded == "another" else self.crowded
-            may_be = crowded and any(self.rule.is_settled(state, now_ns) for now_ns in latest)
-            if may_be and done.allowed == (self.on_full == "allow"):
-                yield states
         else:
             yield from self.answers(operation, done, [done.now_ns] if done.now_ns else own, states)
 
@@ -408,6 +409,29 @@ class SceneOfOneRequest(Scene):
         if not bool(answers) <= charged <= 1 + killed:
             return f"charged {charged} times, with {killed} killed"
         return ""
+
+
+class SceneOfRoomLater(Scene):
+    """One request, told by its id, is sent twice while there is no room, so it is let in uncharged. Then there is some.
+
+    Judged are the other requests of its key, by a bucket that isn't refilled meanwhile: no more than it holds.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, on_full="allow", usable=2, **options)
+        crowd = [self.other, self.program.key(self.limiter, number=2)]
+        for key in crowd:
+            self.before(key=key)
+        for process in (0, 1):
+            self.program.hit_once(process, self.limiter, self.key)
+        for key in crowd:
+            self.program.reset(2, self.limiter, key)
+        for _ in range(self.rule.most + 1):
+            self.program.hit(2, self.limiter, self.key)
+
+    def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
+        admitted = sum(d.allowed for d in done[-1 - self.rule.most :])
+        return f"{admitted} of {self.rule.most} admitted" if admitted > self.rule.most else ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from oracle import Bucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, FirstWindow, IntervalBucket, Log
 from oracle_counts import SlidingWindow as Sliding
-from programs import NS, Scene, SceneOfOneRequest, SceneOfSeveral, SceneOfSlots
+from programs import NS, Scene, SceneOfOneRequest, SceneOfRoomLater, SceneOfSeveral, SceneOfSlots
 
 import penstock
 
@@ -90,6 +90,8 @@ BUCKETS = {"clock_moves": 2, "jumps_ns": [10, NS // 2]}
 LATER = {"clock_moves": 2, "jumps_ns": [NS]}
 # A key that comes to a log's cell is dated behind the evicted one: some nanoseconds, by a clock that stands still.
 BEHIND = {"clock_moves": 1, "jumps_ns": [NS + 100]}
+
+WINDOW_LATER = {"clock_moves": 1, "jumps_ns": [NS + 10]}
 
 SCENES: dict[str, Explorable] = {}
 
@@ -393,6 +395,21 @@ SCENES |= {
         {"clock_moves": 1, "jumps_ns": [NS + 10], "preemptions": 3},
         {"preemptions": None, "crashes": 1},
     ),
+    "sliding log: two cancellations, half a window apart": Explorable(
+        lambda: (
+            sliding_log(2, usable=1, at_ns=ODD_NS, exact=False)
+            .reserves(0, 0, cancels=True)
+            .reserves(1, 0, cancels=True)
+            .hits(2, 2)
+        ),
+        {"clock_moves": 2, "jumps_ns": [NS // 2 + 10], "preemptions": 2},
+        {"clock_moves": 3},
+    ),
+    "sliding log: a cancellation once the cell is another key's": Explorable(
+        lambda: sliding_log(1, usable=1, crowded=True).reserves(0, 0, cancels=True).hits_of_another(1, 1).hits(1),
+        {"clock_moves": 2, "jumps_ns": [NS + 10], "preemptions": 3},
+        {"crashes": 1},
+    ),
     "sliding log: a refund behind a refund and a hit": Explorable(
         lambda: sliding_log(2, usable=1).before().hits(1).add(0, "refund").add(1, "refund").hits(1).hits(1, cost=2),
         {"clock_moves": 1, "jumps_ns": [10], "preemptions": 3},
@@ -402,6 +419,24 @@ SCENES |= {
         lambda: sliding_log(3, usable=1, exact=False).before(2).add(0, "refund", 3).hits(1, cost=2).hits(1, 1),
         {"preemptions": 3},
         {"preemptions": None},
+    ),
+    "sliding log: a reset": Explorable(
+        lambda: sliding_log(2, exact=False).before(2).add(0, "reset").hits(1, 1).hits(2),
+        {**SECOND, "preemptions": 3},
+        {"crashes": 1},
+    ),
+    "sliding log: a reset that is stopped for a window": Explorable(
+        lambda: sliding_log(1, usable=1).before().add(0, "reset").hits(1, 1), WINDOW_LATER, {"crashes": 1}
+    ),
+    "sliding log: a refund that is stopped for a window": Explorable(
+        lambda: sliding_log(3, usable=1, exact=False).before(2).add(0, "refund", 2).hits(1, cost=3).hits(1),
+        {**WINDOW_LATER, "preemptions": 2},
+        {"preemptions": None},
+    ),
+    "bucketed window: a reset": Explorable(
+        lambda: bucketed_window(2, exact=False).before(2).add(0, "reset").hits(1, 1).hits(2),
+        {**BUCKETS, "preemptions": 3},
+        {"crashes": 1},
     ),
     "sliding log: a clear within a quantum": Explorable(
         clear_within_a_quantum, {**SECOND, "preemptions": 2}, {"preemptions": 4}
@@ -440,6 +475,10 @@ def one_request() -> Scene:
     return SceneOfOneRequest(lambda s: penstock.TokenBucket(s, "limit", "1/hour", burst=3), Bucket(1, 3600 * NS, 3))
 
 
+def request_without_room() -> Scene:
+    return SceneOfRoomLater(lambda s: penstock.TokenBucket(s, "limit", "1/hour", burst=1), Bucket(1, 3600 * NS, 1))
+
+
 SCENES |= {
     "two limits at once": Explorable(
         lambda: SceneOfSeveral([TOKENS, FEWER]).hits(0, 1), {"preemptions": 4}, {"preemptions": None}
@@ -455,6 +494,9 @@ SCENES |= {
     ),
     "one request sent twice": Explorable(
         lambda: one_request().hits(0, 1), {"preemptions": 4, "crashes": 1}, {"preemptions": None}
+    ),
+    "one request sent twice, let in uncharged": Explorable(
+        request_without_room, {"preemptions": 3}, {"preemptions": 4}
     ),
     "slots: one for two": Explorable(lambda: SceneOfSlots(1, 2).holds_once(0, 1, 0), {"crashes": 1}, {"crashes": 2}),
     "slots: two for three": Explorable(

@@ -18,6 +18,7 @@ from penstock import (
     InvalidCost,
     InvalidKey,
     InvalidLimiter,
+    LeakyBucket,
     MinInterval,
     Store,
     StoreClosed,
@@ -156,6 +157,29 @@ def test_a_refund_that_is_refused_gives_nothing_back(
     assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
 
 
+def test_a_cancellation_gives_back_what_was_charged_and_still_counts(both: AllOf, clock: ManualClock) -> None:
+    reservation = both.reserve(["k", "j"], [4, 2])
+    assert both.reserve("k", 5)
+    assert both.reserve("k", 5).delay > 0
+    reservation.cancel()
+    window, bucket = both.limiters
+    assert [window.peek("k").remaining, bucket.peek("j").remaining] == [5, 5]
+    late = both.reserve("j", 3)
+    clock.advance(60)
+    assert both.hit("j", 3)
+    late.cancel()
+    assert [limiter.peek("j").remaining for limiter in both.limiters] == [7, 2]
+
+
+def test_a_cancellation_takes_the_place_of_nobody_who_queues_behind(store: Store) -> None:
+    queue = LeakyBucket(store, "queue", "1/second", capacity=5)
+    reservation = AllOf(queue).reserve("k")
+    behind = [queue.reserve("k").delay for _ in range(3)]
+    reservation.cancel()
+    assert behind == [1, 2, 3]
+    assert queue.reserve("k").delay == 4
+
+
 class Clearing:
     """A cost of one, that empties a list when it is read."""
 
@@ -170,8 +194,6 @@ class Clearing:
 ASK: dict[str, Callable[[AllOf, Any, Any], object]] = {
     "hit": AllOf.hit,
     "peek": AllOf.peek,
-    "reserve": AllOf.reserve,
-    "wait": AllOf.wait,
     "refund": AllOf.refund,
     "allow_many": lambda limits, keys, costs: limits.allow_many([keys], [costs]),
 }
@@ -187,6 +209,17 @@ def test_lists_that_are_emptied_while_they_are_read(both: AllOf, in_child: Any, 
     with pytest.raises(RuntimeError, match="shortened"):
         in_child(lambda: ASK[ask](both, keys, costs))
     assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
+
+
+def test_a_reservation_is_of_the_keys_and_costs_as_they_were(both: AllOf) -> None:
+    keys: list[Any] = ["k", "k"]
+    costs: list[Any] = [1, 1]
+    costs[0] = Clearing(keys)
+    reservation = both.reserve(keys, costs)
+    costs.clear()
+    assert [limiter.peek("k").remaining for limiter in both.limiters] == [9, 4]
+    reservation.cancel()
+    assert [limiter.peek("k").remaining for limiter in both.limiters] == [10, 5]
 
 
 def test_what_a_full_table_let_in_is_not_given_back_from_anothers_charge(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock import BucketedWindow, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
+from penstock import AllOf, BucketedWindow, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
 from penstock.testing import ManualClock
 
 CELLS = 1024
@@ -146,6 +146,7 @@ def test_each_store_object_has_a_policy_of_its_own(clock: ManualClock, store_nam
         lambda s: FixedWindow(s, "it", "1/second", align="first"),
         lambda s: SlidingLog(s, "it", "1/second", keys=1),
         lambda s: BucketedWindow(s, "it", "1/second", buckets=2, keys=1),
+        lambda s: AllOf(FixedWindow(s, "others", "9/minute"), TokenBucket(s, "it", "1/second")),
     ],
 )
 def test_what_was_let_in_uncharged_has_nothing_to_cancel(clock: ManualClock, make: Callable[[Store], Any]) -> None:

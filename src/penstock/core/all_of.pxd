@@ -4,6 +4,7 @@ cimport cython
 
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Ask
+from penstock.core.reservation cimport Reservation
 
 
 cdef enum:
@@ -25,3 +26,5 @@ cdef class AllOf:
     cdef bint commit_rest(self, Ask* asks, int charged) except -1
     cdef bint decide(self, object key, object cost, Ask* asks, bint at_each) except -1
     cdef Decision binding(self, Ask* asks, bint allowed)
+    cdef list decisions(self, Ask* asks)
+    cdef Reservation reserve_all(self, object key, object cost, Ask* asks)

@@ -15,7 +15,7 @@ from libc.stdint cimport uint64_t
 
 from penstock.core.decision cimport Decision, remaining_of
 from penstock.core.limiter cimport Ask, Limiter
-from penstock.core.reservation cimport new_reservation
+from penstock.core.reservation cimport Reservation, new_reservation
 from penstock.core.table cimport table_now
 
 from penstock import waiting
@@ -168,6 +168,11 @@ cdef class AllOf:
         binding.reset_after_ns = reset_after_ns
         return binding
 
+    cdef list decisions(self, Ask* asks):
+        cdef int i
+        return [
+            (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0) for i in range(self.count)]
+
     @cython.binding(False)
     def allow(self, key, /):
         """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
@@ -190,10 +195,8 @@ cdef class AllOf:
         The request is allowed if all of them are; else nothing was charged, whatever the others say is left.
         """
         cdef Ask[MOST] asks
-        cdef int i
         self.decide(key, cost, asks, True)
-        return [
-            (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0) for i in range(self.count)]
+        return self.decisions(asks)
 
     def peek(self, key, cost=1):
         """What ``hit`` would decide now, without charging or counting anything."""
@@ -218,15 +221,33 @@ cdef class AllOf:
             raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
         return [self.decide(key, cost, asks, False) for key, cost in zip(keys, costs, strict=True)]
 
+    cdef Reservation reserve_all(self, object key, object cost, Ask* asks):
+        cdef list charges = []
+        cdef int i
+        keys = key[:] if type(key) is list else [key] * self.count
+        costs = cost[:] if type(cost) is list else [cost] * self.count
+        cdef bint allowed = self.decide(keys, costs, asks, True)
+        for i in range(self.count if allowed else 0):
+            # What was allowed because the table was full has left nothing in it.
+            if asks[i].draw.amount != 0 and not asks[i].verdict.full:
+                charges.append((self.limiters[i], keys[i], costs[i], asks[i].verdict.state))
+        return new_reservation(
+            self, None, charges, allowed, allowed, asks[0].verdict.now_ns,
+            self.binding(asks, allowed).retry_after_ns, 0)
+
     def reserve(self, key, cost=1, max_delay=None):
         """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.
 
         Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
         """
-        cdef Decision decision = self.hit(key, cost)
-        return new_reservation(
-            self, key, cost, decision.allowed, decision.allowed, table_now(&(<Limiter>self.parts[0]).table),
-            decision.retry_after_ns, 0)
+        cdef Ask[MOST] asks
+        return self.reserve_all(key, cost, asks)
+
+    def _reserve_each(self, key, cost):
+        """``reserve``, and what ``hit_each`` says."""
+        cdef Ask[MOST] asks
+        cdef Reservation reservation = self.reserve_all(key, cost, asks)
+        return reservation, self.decisions(asks)
 
     def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
         """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""
@@ -246,9 +267,10 @@ cdef class AllOf:
         for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True):
             limiter.refund(its_key, its_cost)
 
-    def _cancel(self, key, cost, charged_state):
+    def _cancel(self, key, charges, charged_state):
         """For ``Reservation``."""
-        self.refund(key, cost)
+        for limiter, its_key, its_cost, its_state in charges:
+            limiter._cancel(its_key, its_cost, its_state)
 
     def reset(self, key):
         """Forget `key` in every limiter."""

@@ -333,19 +333,16 @@ cdef class BucketedWindow(CellLimiter):
     def keys(self):
         return self.extent.keys
 
-    def reset(self, key):
-        """Forget `key`: its next request meets a fresh one. O(buckets)."""
+    cdef int forget(self, uint64_t tag) except -1:
         cdef Summed now
         cdef uint64_t state
-        cdef PenstockCell* cell
-        cdef uint64_t tag = self.tag_of(key)
-        self.check_bound()
-        cell = table_find(&self.table, tag, &state)
+        cdef PenstockCell* cell = table_find(&self.table, tag, &state)
         if cell != NULL:
             now = summed(&self.shape, cell, state, table_now(&self.table))
             if not now.fresh:
                 raise_marks(
                     &self.shape, marks_of(&self.shape, cell), first_of(&self.shape, now.bucket), now.newest, now.total)
+        return 0
 
     cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
         cdef const Shape* shape = draw.shape

@@ -40,6 +40,7 @@ cdef class CellLimiter(Limiter):
     cdef uint64_t mark_of(self, object key, object request_id, const Draw* draw) except 0
     cdef bint remembers(self, uint64_t mark_tag) except -1
     cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1
+    cdef int forget(self, uint64_t tag) except -1
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil
 
     cdef inline uint64_t tag_of(self, object key) except 0:

@@ -330,13 +330,20 @@ cdef class CellLimiter(Limiter):
         self.return_draw(tag, &draw)
 
     def reset(self, key):
-        """Forget `key`: its next request meets a fresh one."""
-        cdef Events events
+        """Forget `key`: its next request meets a fresh one.
+
+        O(1); of a sliding log O(limit), of a bucketed window O(buckets).
+        """
         cdef uint64_t tag = self.tag_of(key)
         self.check_bound()
+        self.forget(tag)
+
+    cdef int forget(self, uint64_t tag) except -1:
+        cdef Events events
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         table_remove(&self.table, tag, &events)
         self.count_events(&events)
+        return 0
 
     cdef int ask(self, object key, object cost, Ask* ask) except -1:
         ask.tag = self.tag_of(key)

@@ -435,18 +435,15 @@ cdef class SlidingLog(CellLimiter):
     def keys(self):
         return self.extent.keys
 
-    def reset(self, key):
-        """Forget `key`: its next request meets a fresh one. O(limit)."""
+    cdef int forget(self, uint64_t tag) except -1:
         cdef uint64_t state
         cdef Next unchanged
-        cdef PenstockCell* cell
-        cdef uint64_t tag = self.tag_of(key)
+        cdef PenstockCell* cell = table_find(&self.table, tag, &state)
         cdef Draw everything = self.unit
-        self.check_bound()
         everything.amount = self.shape.limit
-        cell = table_find(&self.table, tag, &state)
         if cell != NULL:
             log_give_back(cell, tag, state, table_now(&self.table), &everything, &unchanged)
+        return 0
 
     cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
         cdef const Shape* shape = draw.shape

@@ -282,14 +282,14 @@ class Plan:
             denial = self._hold(request, on_end)
             if denial is not None:
                 return denial
-        decisions = self.limiter.hit_each(keys, cost)
-        if not all(decision.allowed for decision in decisions):
+        charge, decisions = self.limiter._reserve_each(keys, cost)
+        if not charge:
             return self._denial(request, self.charged, decisions)
         if self.held and not on_end.leases:
             # Some permits have come back since nothing was held for want of them.
             denial = None
             with contextlib.ExitStack() as stack:
-                stack.callback(self.limiter.refund, keys, cost)
+                stack.callback(charge.cancel)
                 denial = self._hold(request, on_end)
                 if denial is None:
                     stack.pop_all()
