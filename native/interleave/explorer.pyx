@@ -131,6 +131,7 @@ cdef enum Kind:
     BATCHED                      # the other requests of a batch
     HIT_ALL
     HIT_ONCE
+    HIT_TOLD
     ACQUIRE
     RELEASE
     RENEW
@@ -202,7 +203,7 @@ cdef void run_object(int index, Operation* operation) noexcept:
     cdef Ask[MOST] asks
     cdef Decision decision
     cdef bint allowed = False
-    cdef uint64_t now_ns = 0
+    cdef uint64_t now_ns = 0, told = 0
     explore_begin(index, 1)
     if operation.kind == HIT_ALL:
         allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, asks, False)
@@ -211,6 +212,9 @@ cdef void run_object(int index, Operation* operation) noexcept:
         decision = (<CellLimiter>operation.limiter).hit_once(
             <object>operation.key, &operation.draw, <object>operation.request_id, 3600)
         allowed = decision.allowed
+    elif operation.kind == HIT_TOLD:
+        decision = (<CellLimiter>operation.limiter).decide_once(<object>operation.key, &operation.draw)
+        allowed, told = decision.allowed, decision.reset_after_ns
     elif operation.kind == ACQUIRE:
         operation.slot_count = 0
         taken = (<Concurrency>operation.limiter).take(operation.tag, operation.cost, &verdict, &operation.lease)
@@ -225,7 +229,7 @@ cdef void run_object(int index, Operation* operation) noexcept:
         now_ns = verdict.now_ns
     else:
         allowed = undo_or_renew(<Concurrency>operation.limiter, operation, &now_ns)
-    explore_end(index, allowed, now_ns, 0)
+    explore_end(index, allowed, now_ns, told)
 
 
 cdef bint undo_or_renew(Concurrency limiter, Operation* operation, uint64_t* now_ns) noexcept:
@@ -526,6 +530,12 @@ cdef class Program:
         cdef object request_id = number
         self.held.append((limiter, key, request_id))
         operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
+
+    def hit_told(self, process, CellLimiter limiter, key, cost=1):
+        """``hit``; its value in the end is what it tells to be the time until all is as if nobody had asked."""
+        cdef Operation* operation = self.add(process, HIT_TOLD, limiter, key, cost)
+        self.held.append(key)
+        operation.key = <void*>key
 
     def adopt_slots(self, list limiters, key):
         """Watch one concurrency limit, which each process has as an object of its own, and one key of it."""

@@ -246,6 +246,18 @@ BUGS = [
         "    return {here} or again.tag == claim.tag and again.state == claim.state",
     ),
     Bug(
+        "a later claim of the same key is taken for the one that is cleared for",
+        LOG,
+        "again.tag == claim.tag and again.state == claim.state",
+        "again.tag == claim.tag and ({here} or again.state == claim.state)",
+    ),
+    Bug(
+        "what others have changed meanwhile is told",
+        LOG,
+        "        if decision.available < shape.limit and newest + shape.period_ns > verdict.now_ns:",
+        "        if decision.available < shape.limit and ({here} or newest + shape.period_ns > verdict.now_ns):",
+    ),
+    Bug(
         "who clears begins with the newest entry",
         LOG,
         "    cdef uint64_t position = moved(shape, end, shape.limit - unwritten)",
@@ -302,8 +314,8 @@ BUGS = [
     Bug(
         "what was charged before a denial is kept",
         "src/penstock/core/all_of.pyx",
-        "                for i in range(charged):\n                    (<Limiter>self.parts[i]).give_up",
-        "                for i in range(0 if {here} else charged):\n"
+        "                for i in reversed(range(charged)):\n                    (<Limiter>self.parts[i]).give_up",
+        "                for i in reversed(range(0 if {here} else charged)):\n"
         "                    (<Limiter>self.parts[i]).give_up",
     ),
     Bug(
@@ -355,8 +367,8 @@ BUGS = [
     Bug(
         "a booking that others have booked behind is given back",
         GCRA,
-        "        draw.charged_state <= now_ns or (draw.charged_state != tat_ns",
-        "        draw.charged_state <= now_ns or (not {here} and draw.charged_state != tat_ns",
+        "            draw.charged_state != tat_ns and",
+        "            not {here} and draw.charged_state != tat_ns and",
     ),
     Bug(
         "a slot is given back whoever holds it",

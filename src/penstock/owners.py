@@ -53,8 +53,9 @@ class Owners:
     """Processes whose end this process watches. Thread-safe; for one process: make another one after a fork."""
 
     def __init__(self) -> None:
-        self.me = this_process()
+        # First: `__del__` looks at it, also if what follows is interrupted.
         self._pidfds: dict[int, int] = {}
+        self.me = this_process()
         self._lock = threading.Lock()
 
     def __del__(self) -> None:

@@ -37,7 +37,8 @@ class Scene:
 
     `exact` False: a denial that the rule would have allowed is no fault; what is admitted still is judged. `borrows`: a
     decision may be by another process's later clock reading, of which the limiter's memory told. `evicts`: a key that
-    comes may take the place of any other. `crowded`: a key may find no room; "another": any but the first one.
+    comes may take the place of any other. `crowded`: a key may find no room; "another": any but the first one;
+    "by claims": also one that had a cell, while another key is taking its place.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Scene:
         exact_finals: bool = True,
         borrows: bool = False,
         evicts: bool = False,
-        crowded: bool | Literal["another"] = False,
+        crowded: bool | Literal["another", "by claims"] = False,
     ) -> None:
         self.store = Store.private(keys=1, on_full=on_full)
         self.on_full = on_full
@@ -181,6 +182,10 @@ class Scene:
         if operation.kind == "reset":
             for now_ns in own or readings:
                 yield states | {operation.key: self.rule.forgotten(state, now_ns)}
+                if not done.done:
+                    # Killed half-way.
+                    for permits in range(1, self.rule.most):
+                        yield states | {operation.key: self.rule.refunded(state, now_ns, permits)}
         elif operation.kind == "refund":
             if not own and any(self.rule.is_settled(state, now_ns) for now_ns in readings):
                 # It has found no cell of this key, so it hasn't looked at the clock.
@@ -195,7 +200,7 @@ class Scene:
             latest = (d.last_ns if d.done else readings[-1] for d in self.done if d.begun)
             crowded = operation.key != self.key if self.crowded == "another" else self.crowded
             may_be = crowded and any(self.rule.is_settled(state, now_ns) for now_ns in latest)
-            if may_be and done.allowed == (self.on_full == "allow"):
+            if (may_be or crowded == "by claims") and done.allowed == (self.on_full == "allow"):
                 yield states
         elif operation.kind == "reserve":
             yield from self.bookings(operation, done, own, states)
@@ -259,7 +264,9 @@ class Scene:
             if left <= now_ns or behind:
                 yield states
             else:
-                yield states | {operation.key: self.rule.refunded(state, now_ns, operation.cost)}
+                # What has been refilled since isn't given back once more.
+                back_ns = min(self.rule.increment_ns(operation.cost), left - now_ns)
+                yield states | {operation.key: max(state - back_ns, now_ns)}
 
     def cancellations_of_charges(
         self, operation: Operation, own: Sequence[int], states: dict[str, Any]
@@ -411,6 +418,22 @@ class SceneOfOneRequest(Scene):
         return ""
 
 
+class SceneOfAnswers(Scene):
+    """Requests that are told how things stand, which others may have changed since the decision."""
+
+    def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
+        assert (kind, key) == ("hit", None)
+        self.program.hit_told(process, self.limiter, self.key, cost)
+        return self.added(Operation(process, "hit" if cost else "peek", self.key, cost, len(self.operations)))
+
+    def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
+        longest_ns = max((d.value for d in done if d.done), default=0)
+        # By a clock that stands still, permits are dated some nanoseconds ahead of it.
+        if longest_ns > final_ns - self.at_ns + NS + 100:
+            return f"all is as if nobody had asked in {longest_ns} ns, though a window is {NS} ns"
+        return super().judge(done, finals, final_ns)
+
+
 class SceneOfRoomLater(Scene):
     """One request, told by its id, is sent twice while there is no room, so it is let in uncharged. Then there is some.
 
@@ -430,7 +453,7 @@ class SceneOfRoomLater(Scene):
             self.program.hit(2, self.limiter, self.key)
 
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
-        admitted = sum(d.allowed for d in done[-1 - self.rule.most :])
+        admitted = sum(d.allowed and not d.full for d in done[-1 - self.rule.most :])
         return f"{admitted} of {self.rule.most} admitted" if admitted > self.rule.most else ""
 
 

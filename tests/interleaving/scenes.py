@@ -10,7 +10,7 @@ from oracle import Bucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, FirstWindow, IntervalBucket, Log
 from oracle_counts import SlidingWindow as Sliding
-from programs import NS, Scene, SceneOfOneRequest, SceneOfRoomLater, SceneOfSeveral, SceneOfSlots
+from programs import NS, Scene, SceneOfAnswers, SceneOfOneRequest, SceneOfRoomLater, SceneOfSeveral, SceneOfSlots
 
 import penstock
 
@@ -207,6 +207,12 @@ def eviction_between_reads() -> Scene:
     return scene.before().hits(0).hits_of_another(1, 2)
 
 
+def answers_of_a_log() -> Scene:
+    return SceneOfAnswers(
+        lambda s: penstock.SlidingLog(s, "limit", "2/second", keys=1), Log(2, NS, readings_differ=True), usable=2
+    )
+
+
 def two_laps() -> Scene:
     """While a process gives back a permit, its key's cell comes to another key, and the ring comes round twice."""
     return sliding_log(1, usable=1, crowded=True).before().add(0, "refund").hits_of_another(1, 1, 1)
@@ -247,6 +253,14 @@ def clear_half_way() -> Scene:
         2, usable=1, at_ns=ODD_NS, on_full="evict", evicts=True, crowded=True, exact=False, exact_finals=False
     )
     return scene.hits(0, cost=2).hits_of_another(1).hits_of_another(2, 2, 2)
+
+
+def clear_of_a_later_claim() -> Scene:
+    """Who clears for one claim is stopped, and then finds another claim of the same key in the same cell."""
+    scene = sliding_log(1, usable=1, on_full="evict", evicts=True, crowded="by claims", exact=False, exact_finals=False)
+    third = scene.program.key(scene.limiter, number=2)
+    scene.hits(0).hits_of_another(1, 2).hits(2).hits(2, key=third)
+    return scene.hits_of_another(2, 2)
 
 
 def clear_within_a_quantum() -> Scene:
@@ -438,6 +452,10 @@ SCENES |= {
         {**BUCKETS, "preemptions": 3},
         {"crashes": 1},
     ),
+    "sliding log: what is told once others have come": Explorable(
+        lambda: answers_of_a_log().before().hits(0, cost=0).hits(0).hits(1, 1), WINDOW_LATER, {"clock_moves": 2}
+    ),
+    "sliding log: a clear of a later claim": Explorable(clear_of_a_later_claim, {"preemptions": 3}),
     "sliding log: a clear within a quantum": Explorable(
         clear_within_a_quantum, {**SECOND, "preemptions": 2}, {"preemptions": 4}
     ),

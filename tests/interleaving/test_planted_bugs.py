@@ -42,6 +42,8 @@ FOUND_BY = {
     "who gives back is told the time once": "sliding log: a cancellation that is stopped for a window",
     "what is charged later is given back": "sliding log: more is given back than there is",
     "what is charged once all has left is given back": "sliding log: a refund that is stopped for a window",
+    "what others have changed meanwhile is told": "sliding log: what is told once others have come",
+    "a later claim of the same key is taken for the one that is cleared for": "sliding log: a clear of a later claim",
     "who clears stops at what may count for a quantum": "sliding log: a clear within a quantum",
     "two laps bear one date": "sliding log: two laps within one instant",
     "permits before those given back are not looked at": "sliding log: a refund while the window moves on",

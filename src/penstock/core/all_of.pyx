@@ -13,9 +13,10 @@ a bucket that is over: such a limiter belongs last.
 cimport cython
 from libc.stdint cimport uint64_t
 
+from penstock.core.cell_limiter cimport read_once
 from penstock.core.decision cimport Decision, remaining_of
 from penstock.core.limiter cimport Ask, Limiter
-from penstock.core.reservation cimport Reservation, new_reservation
+from penstock.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from penstock.core.table cimport table_now
 
 from penstock import waiting
@@ -120,7 +121,8 @@ cdef class AllOf:
             allowed = True
         finally:
             if not allowed:
-                for i in range(charged):
+                # The last one first: several may be charged in one cell.
+                for i in reversed(range(charged)):
                     (<Limiter>self.parts[i]).give_up(&asks[i])
         return True
 
@@ -226,13 +228,16 @@ cdef class AllOf:
         cdef int i
         keys = key[:] if type(key) is list else [key] * self.count
         costs = cost[:] if type(cost) is list else [cost] * self.count
+        costs = [read_once(its_cost) for its_cost in costs]
         cdef bint allowed = self.decide(keys, costs, asks, True)
         for i in range(self.count if allowed else 0):
             # What was allowed because the table was full has left nothing in it.
             if asks[i].draw.amount != 0 and not asks[i].verdict.full:
-                charges.append((self.limiters[i], keys[i], costs[i], asks[i].verdict.state))
+                charges.append((self.limiters[i]._cancel, keys[i], costs[i], asks[i].verdict.state))
+        # The last one first: several may be charged in one cell.
+        charges.reverse()
         return new_reservation(
-            self, None, charges, allowed, allowed, asks[0].verdict.now_ns,
+            self, (<Limiter>self.parts[0]).segment, None, charges, allowed, allowed, asks[0].verdict.now_ns,
             self.binding(asks, allowed).retry_after_ns, 0)
 
     def reserve(self, key, cost=1, max_delay=None):
@@ -241,6 +246,7 @@ cdef class AllOf:
         Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
         """
         cdef Ask[MOST] asks
+        delay_ns_of(max_delay)
         return self.reserve_all(key, cost, asks)
 
     def _reserve_each(self, key, cost):
@@ -264,17 +270,30 @@ cdef class AllOf:
         self.ask_all(key, cost, asks)
         keys = key if type(key) is list else [key] * self.count
         costs = cost if type(cost) is list else [cost] * self.count
-        for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True):
-            limiter.refund(its_key, its_cost)
+        do_each([
+            (limiter.refund, its_key, its_cost)
+            for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True)])
 
     def _cancel(self, key, charges, charged_state):
         """For ``Reservation``."""
-        for limiter, its_key, its_cost, its_state in charges:
-            limiter._cancel(its_key, its_cost, its_state)
+        do_each(charges)
 
     def reset(self, key):
         """Forget `key` in every limiter."""
         cdef Ask[MOST] asks
         self.ask_all(key, 1, asks)
-        for limiter, its_key in zip(self.limiters, key if type(key) is list else [key] * self.count, strict=True):
-            limiter.reset(its_key)
+        keys = key if type(key) is list else [key] * self.count
+        do_each([(limiter.reset, its_key) for limiter, its_key in zip(self.limiters, keys, strict=True)])
+
+
+cdef int do_each(list calls) except -1:
+    """Each call, also if another one raises: a signal handler may, where a limiter wakes those who wait."""
+    cdef object raised = None
+    for call, *arguments in calls:
+        try:
+            call(*arguments)
+        except BaseException as error:
+            raised = error
+    if raised is not None:
+        raise raised
+    return 0

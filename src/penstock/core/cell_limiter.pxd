@@ -15,6 +15,7 @@ from penstock.core.table cimport (
 
 # The cost as an integer; larger ones than an int64_t come back as the largest, which no limit allows.
 cdef int64_t whole_cost(object cost) except -1
+cdef object read_once(object cost)
 
 
 cdef class CellLimiter(Limiter):

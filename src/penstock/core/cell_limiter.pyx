@@ -16,7 +16,7 @@ from penstock.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_ba
 from penstock.core.decision cimport Decision
 from penstock.core.keys cimport MARK, hash_key_of, hash_pair
 from penstock.core.limiter cimport Ask, Draw, Limiter, Shape
-from penstock.core.reservation cimport new_reservation
+from penstock.core.reservation cimport delay_ns_of, new_reservation
 from penstock.core.native cimport (
     PENSTOCK_KIND_TAT, PenstockCell, cas128_acq_rel, hide_from_collector, list_items, load128_acquire, prefetch,
 )
@@ -57,13 +57,9 @@ cdef int64_t whole_cost(object cost) except -1:
     return value
 
 
-cdef uint64_t delay_ns_of(object max_delay) except? 0:
-    """A longest delay in seconds; None is none."""
-    if max_delay is None:
-        return ~<uint64_t>0
-    if isinstance(max_delay, bool) or not isinstance(max_delay, (int, float)) or not max_delay >= 0:
-        raise ValueError(f"max_delay is a number of seconds of at least 0, or None, not {shown(max_delay)}")
-    return ~<uint64_t>0 if max_delay > 1e10 else round(max_delay * 1e9)
+cdef object read_once(object cost):
+    """A cost that may have code of its own, as what it says now: so what is given back is what was charged."""
+    return cost if type(cost) is int else whole_cost(cost)
 
 
 # Marks of requests that have been charged: a state is the time until which one is remembered.
@@ -174,7 +170,8 @@ cdef class CellLimiter(Limiter):
         With a `request_id` (str, bytes, int or a tuple of them) a request that is repeated under the same id within
         `request_ttl` is allowed again without being charged again, whichever worker it comes to. An id takes a cell of
         the store for that time. Should a process be killed between charging and remembering, the repeated request is
-        charged again: never the other way round.
+        charged again: never the other way round. So is one that is repeated while it is being charged, and whose place
+        in a leaky bucket others already stand behind.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidRate``, ``InvalidLimiter``, ``InvalidKey``,
         ``StoreClosed``.
@@ -281,6 +278,7 @@ cdef class CellLimiter(Limiter):
         cdef bint allowed
         cdef uint64_t delay_ns
         cdef uint64_t tag = self.tag_of(key)
+        cost = read_once(cost)
         self.draw(cost, &self.shape, &draw)
         self.be_patient(&draw, delay_ns_of(max_delay))
         allowed = self.decide_or_peek(tag, &draw, &verdict)
@@ -290,7 +288,8 @@ cdef class CellLimiter(Limiter):
             delay_ns = verdict.state - verdict.now_ns if verdict.full else self.refused_delay_ns(&draw, &verdict)
         # What a full table has let in was not charged, so there is nothing to cancel.
         return new_reservation(
-            self, key, cost, allowed, allowed and not verdict.full, verdict.now_ns, delay_ns, verdict.state)
+            self, self.segment, key, cost, allowed, allowed and not verdict.full, verdict.now_ns, delay_ns,
+            verdict.state)
 
     cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1:
         cdef Events events

@@ -50,11 +50,12 @@ cdef class Concurrency(Limiter):
     cdef int free_slots(self, const Slots* slots, list taken, PenstockCell lease) except -1
     cdef int64_t checked_cost(self, object cost) except -1
     cdef bint take_loose(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1
+    cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1
     cdef int add_loose(self, uint64_t tag, list taken, uint64_t now_ns) except -1
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, PenstockCell held)
     cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed)
     cdef Decision decision(self, const PenstockCell* cell, uint64_t now_ns, int64_t cost, object allowed)
-    cdef int give_back(self, uint64_t tag, int64_t cost) except -1
+    cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1
 
     cdef inline uint64_t tag_of(self, object key) except 0:
         return fingerprint_of(hash_key_of(key, self.hash_key)) | PENSTOCK_KIND_TAT

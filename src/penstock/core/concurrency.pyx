@@ -19,7 +19,7 @@ from penstock.core.limiter cimport Ask, Limiter
 from penstock.core.native cimport (
     PenstockCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
 )
-from penstock.core.reservation cimport new_reservation
+from penstock.core.reservation cimport delay_ns_of, new_reservation
 from penstock.core.slots cimport (
     Slots, free_bits, free_slot, is_free, lease_of, take_any_slot, take_lapsed_slot,
 )
@@ -356,13 +356,18 @@ cdef class Concurrency(Limiter):
 
     cdef bint take_loose(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
         """Take permits that no lease object stands for, and count the decision."""
+        cdef bint allowed = self.take_uncounted(tag, cost, verdict)
+        self.count(&self.counters.allowed if allowed else &self.counters.denied, 1)
+        return allowed
+
+    cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
+        """Of the permits that were taken, the verdict's state is the end of the lease."""
         cdef PenstockCell lease
         taken = self.take(tag, cost, verdict, &lease)
         if taken is None:
-            self.count(&self.counters.denied, 1)
             return False
-        self.count(&self.counters.allowed, 1)
         self.add_loose(tag, taken if isinstance(taken, list) else [(taken, lease.state)], verdict.now_ns)
+        verdict.state = lease.state
         return True
 
     cdef int add_loose(self, uint64_t tag, list taken, uint64_t now_ns) except -1:
@@ -530,39 +535,54 @@ cdef class Concurrency(Limiter):
         cdef Decision decision
         cdef int64_t slots = self.checked_cost(cost)
         cdef uint64_t tag = self.tag_of(key)
-        if slots == 0 or self.take_loose(tag, slots, &verdict):
+        delay_ns_of(max_delay)
+        if slots == 0:
+            return new_reservation(self, self.segment, key, 0, True, False, self.store._now_ns(), 0, 0)
+        if self.take_loose(tag, slots, &verdict):
             return new_reservation(
-                self, key, cost, True, True, self.store._now_ns() if slots == 0 else verdict.now_ns, 0, 0)
+                self, self.segment, key, slots, True, not verdict.full, verdict.now_ns, 0, verdict.state)
         decision = self.verdict_decision(&verdict, slots, False)
-        return new_reservation(self, key, cost, False, False, verdict.now_ns, decision.retry_after_ns, 0)
+        return new_reservation(
+            self, self.segment, key, slots, False, False, verdict.now_ns, decision.retry_after_ns, 0)
 
     def refund(self, key, cost=1):
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process."""
         cdef int64_t slots = self.checked_cost(cost)
         cdef uint64_t tag = self.tag_of(key)
         self.check_process()
-        self.give_back(tag, slots)
+        self.give_back(tag, slots, 0)
         waiting.released(self, key)
 
-    def _cancel(self, key, cost, charged_state):
-        """For ``Reservation``."""
-        self.refund(key, cost)
+    def _cancel(self, key, cost, uint64_t charged_state):
+        """For ``Reservation``: give back what was taken until that time."""
+        self.check_process()
+        self.give_back(self.tag_of(key), cost, charged_state)
+        waiting.released(self, key)
 
-    cdef int give_back(self, uint64_t tag, int64_t cost) except -1:
+    cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1:
+        """Of what no lease object stands for: only leases that end at `until_ns`, or if that is 0, any."""
         cdef Slots slots
         cdef uint64_t state
+        cdef Py_ssize_t i = 0
+        cdef bint was_held
         cdef PenstockCell* cell = table_find(&self.table, tag, &state)
-        held = self.loose.get(tag)
+        cdef list held = self.loose.get(tag)
         if held:
             trim(held, table_now(&self.table))
-        while held and cost > 0:
-            # The oldest: what is left then lasts longer than need be, never less.
-            slot, end_ns = held.pop(0)
+        # The oldest first: what is left then lasts longer than need be, never less.
+        while held and i < len(held) and cost > 0:
+            slot, end_ns = held[i]
+            if until_ns != 0 and end_ns != until_ns:
+                i += 1
+                continue
+            del held[i]
+            was_held = False
             if cell != NULL:
                 slots = self.slots_of(cell)
-                # One that was taken away, by reset or with the key's cell, is none to give back: the next one is.
-                cost -= free_slot(&slots, slot, lease_of(self.me, end_ns))
+                was_held = free_slot(&slots, slot, lease_of(self.me, end_ns))
                 self.hints[(cell - self.table.cells) % HINTS] = slot
+            # One that was taken away, by reset or with the key's cell, is none to give back: any next one is.
+            cost -= was_held or until_ns != 0
         if held is not None and not held:
             self.loose.pop(tag, None)
         return 0
@@ -619,16 +639,14 @@ cdef class Concurrency(Limiter):
         return ask.draw.amount == 0
 
     cdef int commit(self, Ask* ask) except -1:
-        cdef PenstockCell lease
-        taken = self.take(ask.tag, ask.draw.amount, &ask.verdict, &lease)
-        ask.verdict.outcome = DENIED if taken is None else ALLOWED
-        if taken is not None:
-            self.add_loose(
-                ask.tag, taken if isinstance(taken, list) else [(taken, lease.state)], ask.verdict.now_ns)
-        return taken is not None
+        cdef bint allowed = self.take_uncounted(ask.tag, ask.draw.amount, &ask.verdict)
+        ask.verdict.outcome = ALLOWED if allowed else DENIED
+        return allowed
 
     cdef int give_up(self, Ask* ask) except -1:
-        self.give_back(ask.tag, ask.draw.amount)
+        # What was allowed because the table was full has left nothing in it.
+        if not ask.verdict.full:
+            self.give_back(ask.tag, ask.draw.amount, ask.verdict.state)
         return 0
 
     cdef Decision decision_of(self, const Ask* ask, bint allowed):

@@ -38,14 +38,18 @@ cdef inline bint gcra_give_back(
 ) noexcept nogil:
     """Undo `gcra_take`, but never beyond a full bucket."""
     cdef const Draw* draw = <const Draw*>parameters
+    cdef uint64_t amount = draw.amount
     if tat_ns <= now_ns or tat_ns >> TIME_BITS != 0:
         return False
-    if draw.charged_state != 0 and (
-        # It counts no more; or others have booked behind it, and keep their times: its own can't be given to anybody.
-        draw.charged_state <= now_ns or (draw.charged_state != tat_ns and tat_ns - now_ns > draw.shape.due_ns)
-    ):
-        return False
-    next.state = tat_ns - draw.amount if tat_ns - now_ns > draw.amount else now_ns
+    if draw.charged_state != 0:
+        if draw.charged_state <= now_ns or (
+            # Others have booked behind it, and keep their times: its own can't be given to anybody.
+            draw.charged_state != tat_ns and tat_ns - now_ns > draw.shape.due_ns
+        ):
+            return False
+        # The rest has been refilled.
+        amount = min(amount, draw.charged_state - now_ns)
+    next.state = tat_ns - amount if tat_ns - now_ns > amount else now_ns
     return True
 
 

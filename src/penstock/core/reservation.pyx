@@ -8,14 +8,27 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from penstock.core.decision cimport seconds_up
+from penstock.core.segment cimport Segment
+
+from penstock.errors import shown
+
+
+cdef uint64_t delay_ns_of(object max_delay) except? 0:
+    if max_delay is None:
+        return ~<uint64_t>0
+    if isinstance(max_delay, bool) or not isinstance(max_delay, (int, float)) or not max_delay >= 0:
+        raise ValueError(f"max_delay is a number of seconds of at least 0, or None, not {shown(max_delay)}")
+    return ~<uint64_t>0 if max_delay > 1e10 else round(max_delay * 1e9)
 
 
 cdef Reservation new_reservation(
-    object limiter, object key, object cost, bint allowed, bint booked, uint64_t now_ns, uint64_t delay_ns,
-    uint64_t charged_state,
+    object limiter, Segment segment, object key, object cost, bint allowed, bint booked, uint64_t now_ns,
+    uint64_t delay_ns, uint64_t charged_state,
 ):
     cdef Reservation reservation = Reservation.__new__(Reservation)
     reservation.limiter = limiter
+    reservation.segment = segment
+    reservation.forks = segment.forks[0]
     reservation.key = key
     reservation.cost = cost
     reservation.booked = booked
@@ -43,12 +56,13 @@ cdef class Reservation:
         return seconds_up(self.delay_ns)
 
     def cancel(self):
-        """Give the permits back, once, as far as they can be.
+        """Give the permits back, once, as far as they still count.
 
         Who has booked behind keeps its time. So as long as somebody has who may not go yet, nothing is given back: the
-        time of this booking can't be given to anybody else.
+        time of this booking can't be given to anybody else. In a child that was forked since, it does nothing: only the
+        process that has booked cancels.
         """
-        if self.booked:
+        if self.booked and self.forks == self.segment.forks[0]:
             self.booked = False
             self.limiter._cancel(self.key, self.cost, self.charged_state)
 

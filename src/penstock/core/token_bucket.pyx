@@ -13,7 +13,7 @@ neighbours. Of two states the larger one lacks more, so who has used more is evi
 cimport cython
 from libc.stdint cimport uint64_t
 
-from penstock.core.cell_limiter cimport allow_by
+from penstock.core.cell_limiter cimport CellLimiter, allow_by
 from penstock.core.counts cimport count_bits_for, count_state, low_of, time_of, window_end_ns
 from penstock.core.decision cimport Decision
 from penstock.core.gcra cimport GcraLimiter, gcra_take
@@ -76,14 +76,16 @@ cdef bint interval_give_back(
     cdef const Draw* draw = <const Draw*>parameters
     cdef uint64_t end_ns = window_end_ns(draw.shape, tag, now_ns)
     cdef uint64_t deficit = deficit_of(draw.shape, state, end_ns)
-    if draw.charged_state != 0 and (
-        # It counts no more; or others have booked behind it, and keep their times: its own can't be given to anybody.
-        deficit_of(draw.shape, draw.charged_state, end_ns) == 0
-        or (draw.charged_state != state and deficit > draw.shape.limit)
-    ):
-        return False
-    next.state = state_of_deficit(draw.shape, deficit - min(deficit, draw.amount), end_ns)
-    return deficit != 0
+    cdef uint64_t amount = draw.amount
+    if draw.charged_state != 0:
+        if draw.charged_state != state and deficit > draw.shape.limit:
+            # Others have booked behind it, and keep their times: its own can't be given to anybody.
+            return False
+        # The rest has been refilled.
+        amount = min(amount, deficit_of(draw.shape, draw.charged_state, end_ns))
+    amount = min(amount, deficit)
+    next.state = state_of_deficit(draw.shape, deficit - amount, end_ns)
+    return amount != 0
 
 
 @cython.final
@@ -164,10 +166,9 @@ cdef class TokenBucket(GcraLimiter):
         return self.gcra_shape(rate, rate.limit if burst is None else burst, "burst", shape)
 
     cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1:
-        GcraLimiter.draw(self, cost, shape, draw)
         if self.take == interval_take:
-            draw.amount = cost
-        return 0
+            return CellLimiter.draw(self, cost, shape, draw)
+        return GcraLimiter.draw(self, cost, shape, draw)
 
     cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
         if self.take != interval_take:
