@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,18 @@ def run(app: Callable[..., Any], rules: Any, *messages: Any, scope: Any = None) 
     wire = Wire(*messages)
     asyncio.run(ASGIMiddleware(app, rules)(scope or asgi_scope(), wire.receive, wire.send))
     return wire
+
+
+def test_servers_know_it_for_an_asgi_3_application() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        await send(part(b"all"))
+
+    limited: Any = ASGIMiddleware(app, ())
+    assert inspect.iscoroutinefunction(limited.__call__)
+    wire = Wire()
+    asyncio.run(limited.__call__(asgi_scope(), wire.receive, wire.send))
+    assert wire.answered().body == b"all"
 
 
 class TestEnds:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from penstock.web.answers import Denial, body_too_large
 from penstock.web.body import BodyTooLarge, is_told_longer
 from penstock.web.gate import Gate, OnEnd
-from penstock.web.passing import SendWithFields, with_fields
+from penstock.web.passing import ASGIPassing, SendWithFields, with_fields
 from penstock.web.renewal import Renewal
 from penstock.web.request import ASGIRequest, KeyFunction, Scope
 from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, outcome
@@ -23,7 +23,7 @@ Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 TRY_AGAIN_LATER = 1013
 
 
-class ASGIMiddleware:
+class ASGIMiddleware(ASGIPassing):
     """Limits around an ASGI application: ``app = ASGIMiddleware(app, [Rule(limiter)])``.
 
     With Starlette or FastAPI: ``app.add_middleware(ASGIMiddleware, rules=[Rule(limiter)])``. See ``Gate`` for the
@@ -42,27 +42,32 @@ class ASGIMiddleware:
     ) -> None:
         self.app = app
         self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True)
+        # Servers know an ASGI 3 application by what its ``__call__`` is, and then call the application itself.
+        self.__dict__["__call__"] = self._call
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = scope["type"]
-        if kind != "http" and kind != "websocket":
-            return await self.app(scope, receive, send)
-        request = ASGIRequest(scope)
-        app = self.app
-        if self.gate.body_limits and kind == "http":
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        return await self(scope, receive, send)
+
+    async def _in_steps(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
+        """A request whose body may have a limit, or whose end has to be told."""
+        app: Application = self.app
+        if self.gate.body_limits and request.native["type"] == "http":
             most_bytes = self.gate.max_body_bytes(request)
             if most_bytes is not None:
                 if is_told_longer(request, most_bytes):
-                    return await send_answer(body_too_large(most_bytes), scope, receive, send)
+                    return await send_answer(body_too_large(most_bytes), request.native, receive, send)
                 app = _within(app, most_bytes)
         passage = self.gate.enter(request)
         if passage is None:
-            return await app(scope, receive, send)
+            return await app(request.native, receive, send)
         if isinstance(passage, Denial):
-            return await send_answer(self.gate.answer(request, passage), scope, receive, send)
+            return await self._denied(request, passage, receive, send)
         if passage.on_end is not None:
-            return await Ended(passage.fields, passage.on_end, receive, send).run(app, scope)
-        return await app(scope, receive, SendWithFields(send, passage.fields))
+            return await Ended(passage.fields, passage.on_end, receive, send).run(app, request.native)
+        return await app(request.native, receive, SendWithFields(send, passage.fields))
+
+    async def _denied(self, request: ASGIRequest, denial: Denial, receive: Receive, send: Send) -> None:
+        return await send_answer(self.gate.answer(request, denial), request.native, receive, send)
 
 
 STARTS = frozenset({"http.response.start", "websocket.accept"})

@@ -108,6 +108,9 @@ class Gate:
     entrance: Callable[[Request], Passage | Denial | None]
     """What ``enter`` does, for who is in a hurry."""
 
+    has_ends: bool
+    """Whether there are passages whose end has to be told."""
+
     def __init__(
         self,
         rules: Iterable[Rule | BodyLimit],
@@ -126,6 +129,7 @@ class Gate:
         self.client = ClientAddress() if client is None else client
         self.rules = tuple(rule for rule in everything if isinstance(rule, Rule))
         self.body_limits = tuple(limit for limit in everything if isinstance(limit, BodyLimit))
+        self.has_ends = any(rule.charge_on is not None or isinstance(rule.limiter, Concurrency) for rule in self.rules)
         self._styles = checked_styles(headers)
         self._encoded = encoded
         self._secret = (

@@ -1,11 +1,17 @@
 cdef class WSGIRequest:
     cdef readonly object native
 
+    cdef object peer_told(self)
+
 
 cdef class ASGIRequest:
     cdef readonly object native
+
+    cdef object peer_told(self)
 
 
 cdef class PeerKey:
     cdef dict known
     cdef object field_name
+
+    cdef object key_for(self, object request)

@@ -31,6 +31,9 @@ cdef class WSGIRequest:
 
     @property
     def peer(self):
+        return self.peer_told()
+
+    cdef object peer_told(self):
         return self.native.get("REMOTE_ADDR") or None
 
     @property
@@ -67,6 +70,9 @@ cdef class ASGIRequest:
 
     @property
     def peer(self):
+        return self.peer_told()
+
+    cdef object peer_told(self):
         client = self.native.get("client")
         return client[0] if client else None
 
@@ -106,7 +112,15 @@ cdef class PeerKey:
         self.known = {}
 
     def __call__(self, request):
-        peer = request.peer
+        return self.key_for(request)
+
+    cdef object key_for(self, object request):
+        if type(request) is ASGIRequest:
+            peer = (<ASGIRequest>request).peer_told()
+        elif type(request) is WSGIRequest:
+            peer = (<WSGIRequest>request).peer_told()
+        else:
+            peer = request.peer
         if self.field_name is None:
             asked = peer
             field = None

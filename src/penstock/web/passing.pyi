@@ -1,12 +1,15 @@
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from typing_extensions import disjoint_base
 
 from penstock.core.decision import Decision
 from penstock.web.answers import Denial
 from penstock.web.gate import Gate, OnEnd, Plan
-from penstock.web.request import Environ, KeyFunction, Request, WSGIRequest
+from penstock.web.request import Environ, KeyFunction, Request, Scope, WSGIRequest
+
+_Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @final
 class Passage:
@@ -43,9 +46,14 @@ class StartWithFields:
     ) -> Callable[[bytes], object]: ...
 
 @disjoint_base
-class WSGIPassing:
-    app: Callable[..., Iterable[bytes]]
-    gate: Gate
+class Passing:
+    app: Callable[..., Any]
+    @property
+    def gate(self) -> Gate: ...
+    @gate.setter
+    def gate(self, gate: Gate) -> None: ...
+
+class WSGIPassing(Passing):
     def __call__(
         self, environ: Environ, start_response: Callable[..., Callable[[bytes], object]]
     ) -> Iterable[bytes]: ...
@@ -58,9 +66,10 @@ class WSGIPassing:
 
 @final
 class SendWithFields:
-    def __new__(
-        cls, send: Callable[[MutableMapping[str, Any]], Awaitable[None]], fields: Iterable[Any]
-    ) -> SendWithFields: ...
+    def __init__(self, send: _Send, fields: Iterable[Any]) -> None: ...
     def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]: ...
+
+class ASGIPassing(Passing):
+    def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> Awaitable[None]: ...
 
 def with_fields(message: MutableMapping[str, Any], fields: Iterable[Any]) -> dict[str, Any]: ...

@@ -8,8 +8,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
+from penstock.core.cell_limiter cimport CellLimiter
 from penstock.core.decision cimport Decision, next_after_ns_of, remaining_of
-from penstock.web.native_requests cimport WSGIRequest
+from penstock.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest
 
 from penstock.errors import CostExceedsLimit
 
@@ -138,20 +139,34 @@ cdef class Charging:
     """
 
     cdef object hit, key_of, cost_of, cost, write, denial, never, partitions
-    cdef bint is_one
+    cdef CellLimiter limiter     # that is asked for one permit, in its own way
+    cdef bint is_one, is_by_peer
 
     def __cinit__(self, plan, hit, key_of, cost_of, cost, is_one):
         self.hit, self.key_of, self.cost_of, self.cost, self.is_one = hit, key_of, cost_of, cost, is_one
+        self.is_by_peer = isinstance(key_of, PeerKey) and type(key_of).__call__ is PeerKey.__call__
+        self.limiter = None
+        if is_one and cost_of is None and type(cost) is int and cost == 1:
+            [rule] = plan.charged
+            if isinstance(rule.limiter, CellLimiter) and type(rule.limiter).hit is CellLimiter.hit:
+                self.limiter = rule.limiter
         self.write = plan.write
         self.partitions = plan.partitions if plan.secret else None
         self.denial, self.never = plan.denial, plan.never
 
     def __call__(self, request):
-        cdef Passage passage
+        charged = self.charge(request)
+        return Passage(charged) if type(charged) is list else charged
+
+    cdef object charge(self, object request):
+        """The fields of who may pass, as a list, or a denial."""
         cdef list decisions
         try:
-            decided = self.hit(
-                self.key_of(request), self.cost if self.cost_of is None else self.cost_of(request))
+            key = (<PeerKey>self.key_of).key_for(request) if self.is_by_peer else self.key_of(request)
+            if self.limiter is not None:
+                decided = self.limiter.decide_once(key, &self.limiter.unit)
+            else:
+                decided = self.hit(key, self.cost if self.cost_of is None else self.cost_of(request))
         except CostExceedsLimit as error:
             return self.never(error)
         decisions = [decided] if self.is_one else decided
@@ -159,11 +174,34 @@ cdef class Charging:
             if not (<Decision?>decided).allowed:
                 return self.denial(request, decisions)
         partitions = () if self.partitions is None else self.partitions(request)
-        passage = Passage.__new__(Passage)
         if type(self.write) is RateLimitFields:
-            passage.fields = (<RateLimitFields>self.write).fields_of(decisions, partitions)
-        else:
-            passage.fields = self.write(decisions, partitions)
+            return (<RateLimitFields>self.write).fields_of(decisions, partitions)
+        return list(self.write(decisions, partitions))
+
+
+cdef class Passing:
+    """An application, `app`, that asks a `gate` first."""
+
+    cdef public object app
+    cdef object asked, entrance
+    cdef bint has_body_limits, has_ends
+
+    @property
+    def gate(self):
+        return self.asked
+
+    @gate.setter
+    def gate(self, gate):
+        self.asked, self.entrance = gate, gate.entrance
+        self.has_body_limits, self.has_ends = bool(gate.body_limits), gate.has_ends
+
+    cdef object enter(self, object request):
+        """Who may pass gets a list of fields, or a passage; None if nobody is asked."""
+        if type(self.entrance) is Charging:
+            return (<Charging>self.entrance).charge(request)
+        passage = self.entrance(request)
+        if type(passage) is Passage and (<Passage>passage).on_end is None:
+            return list((<Passage>passage).fields)
         return passage
 
 
@@ -174,7 +212,7 @@ cdef class StartWithFields:
     """``start_response`` that adds fields to an answer's."""
 
     cdef object start_response
-    cdef object fields
+    cdef list fields
 
     def __call__(self, status, headers, exc_info=None):
         cdef list together = list(headers)
@@ -184,15 +222,12 @@ cdef class StartWithFields:
         return self.start_response(status, together, exc_info)
 
 
-cdef class WSGIPassing:
-    """A WSGI application, `app`, that asks a `gate` first. What is unusual is for ``_bounded`` and ``_otherwise``."""
-
-    cdef public object app
-    cdef public object gate
+cdef class WSGIPassing(Passing):
+    """A WSGI application that asks first. What is unusual is for ``_bounded`` and ``_otherwise``."""
 
     def __call__(self, environ, start_response):
         request = WSGIRequest.__new__(WSGIRequest, environ)
-        if self.gate.body_limits:
+        if self.has_body_limits:
             return self._bounded(request, start_response)
         return self.pass_on(self.app, request, start_response)
 
@@ -202,14 +237,14 @@ cdef class WSGIPassing:
 
     cdef object pass_on(self, object app, WSGIRequest request, object start_response):
         cdef StartWithFields start
-        passage = self.gate.entrance(request)
+        passage = self.enter(request)
         if passage is None:
             return app(request.native, start_response)
-        if type(passage) is not Passage or (<Passage>passage).on_end is not None:
+        if type(passage) is not list:
             return self._otherwise(app, request, passage, start_response)
         start = StartWithFields.__new__(StartWithFields)
         start.start_response = start_response
-        start.fields = (<Passage>passage).fields
+        start.fields = <list>passage
         return app(request.native, start)
 
 
@@ -221,7 +256,7 @@ cdef class SendWithFields:
     cdef object send
     cdef object fields
 
-    def __cinit__(self, send, fields):
+    def __init__(self, send, fields):
         self.send = send
         self.fields = fields
 
@@ -232,10 +267,35 @@ cdef class SendWithFields:
         return self.send(message)
 
 
+cdef class ASGIPassing(Passing):
+    """An ASGI application that asks first. What is unusual is for ``_in_steps`` and ``_denied``.
+
+    What is called here may never be awaited, if its task is cancelled before it has begun. A charge stays, then; what
+    has to be told of a request's end is for ``_in_steps``.
+    """
+
+    def __call__(self, scope, receive, send):
+        cdef SendWithFields sending
+        kind = scope["type"]
+        if kind != "http" and kind != "websocket":
+            return self.app(scope, receive, send)
+        request = ASGIRequest.__new__(ASGIRequest, scope)
+        if self.has_ends or self.has_body_limits:
+            return self._in_steps(request, receive, send)
+        passage = self.enter(request)
+        if passage is None:
+            return self.app(scope, receive, send)
+        if type(passage) is not list:
+            return self._denied(request, passage, receive, send)
+        sending = SendWithFields.__new__(SendWithFields)
+        sending.send = send
+        sending.fields = passage
+        return self.app(scope, receive, sending)
+
+
 cpdef dict with_fields(message, fields):
     """A message that begins an answer, with more fields. The one that was given stays as it is."""
-    cdef dict changed = dict(message)
-    cdef list headers = list(changed.get("headers", ()))
-    headers.extend(fields)
-    changed["headers"] = headers
+    cdef dict changed = (<dict>message).copy() if type(message) is dict else dict(message)
+    headers = changed.get("headers", ())
+    changed["headers"] = [*headers, *fields]
     return changed
