@@ -92,6 +92,18 @@ def test_each_of_several_gives_back_its_own(store: Store, clock: ManualClock) ->
     assert left(gate) == 5
 
 
+def test_permits_that_were_taken_for_each_other_all_come_back(store: Store, clock: ManualClock) -> None:
+    """A refund doesn't know which permit it is about, and takes the oldest."""
+    gate = Concurrency(store, "gate", 3, lease="10s")
+    reservation = gate.reserve("k")
+    clock.advance(1)
+    assert gate.allow("k")
+    gate.refund("k")
+    assert left(gate) == 2
+    reservation.cancel()
+    assert left(gate) == 3
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_one_that_was_let_in_without_room_frees_nobody_elses_permit(clock: ManualClock, together: bool) -> None:
     with Store.private(keys=1, on_full="allow", clock=clock) as store:

@@ -55,6 +55,7 @@ cdef class Concurrency(Limiter):
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, PenstockCell held)
     cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed)
     cdef Decision decision(self, const PenstockCell* cell, uint64_t now_ns, int64_t cost, object allowed)
+    cdef int64_t free_loose(self, PenstockCell* cell, list held, int64_t cost, uint64_t until_ns) except -1
     cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1
 
     cdef inline uint64_t tag_of(self, object key) except 0:

@@ -560,17 +560,30 @@ cdef class Concurrency(Limiter):
         waiting.released(self, key)
 
     cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1:
-        """Of what no lease object stands for: only leases that end at `until_ns`, or if that is 0, any."""
-        cdef Slots slots
-        cdef uint64_t state
-        cdef Py_ssize_t i = 0
-        cdef bint was_held
+        """Of what no lease object stands for: what was taken until then, or if that is 0, any."""
+        cdef uint64_t state, now_ns
         cdef PenstockCell* cell = table_find(&self.table, tag, &state)
         cdef list held = self.loose.get(tag)
-        if held:
-            trim(held, table_now(&self.table))
+        if held is None:
+            return 0
+        now_ns = table_now(&self.table)
+        trim(held, now_ns)
+        if until_ns != 0:
+            cost = self.free_loose(cell, held, cost, until_ns)
+        if until_ns == 0 or until_ns > now_ns:
+            # Of those who know only how many they have, one took this for his own: his is still there.
+            self.free_loose(cell, held, cost, 0)
+        if not held:
+            self.loose.pop(tag, None)
+        return 0
+
+    cdef int64_t free_loose(self, PenstockCell* cell, list held, int64_t cost, uint64_t until_ns) except -1:
+        """How many of them there were too few."""
+        cdef Slots slots
+        cdef Py_ssize_t i = 0
+        cdef bint was_held
         # The oldest first: what is left then lasts longer than need be, never less.
-        while held and i < len(held) and cost > 0:
+        while i < len(held) and cost > 0:
             slot, end_ns = held[i]
             if until_ns != 0 and end_ns != until_ns:
                 i += 1
@@ -583,9 +596,7 @@ cdef class Concurrency(Limiter):
                 self.hints[(cell - self.table.cells) % HINTS] = slot
             # One that was taken away, by reset or with the key's cell, is none to give back: any next one is.
             cost -= was_held or until_ns != 0
-        if held is not None and not held:
-            self.loose.pop(tag, None)
-        return 0
+        return cost
 
     def reset(self, key):
         """Take all permits of `key` away from whoever holds them."""
