@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import socketserver
 import sys
@@ -14,11 +15,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.validate import validator
 
 import pytest
-from web_requests import CLIENT, Answered, ask_wsgi, wsgi_environ
+from web_requests import CLIENT, Answered, ask_asgi, ask_wsgi, wsgi_environ
 
 from penstock import Concurrency, FixedWindow, Store
 from penstock.testing import ManualClock
-from penstock.web import DISCONNECTED, BodyLimit, Gate, Rule, WSGIMiddleware
+from penstock.web import DISCONNECTED, ASGIMiddleware, BodyLimit, Gate, Rule, WSGIMiddleware
 
 TEXT = [("Content-Type", "text/plain")]
 
@@ -514,3 +515,36 @@ def test_the_application_and_the_gate_can_be_replaced(store: Store) -> None:
     answers = [ask_wsgi(limited) for _ in range(2)]
     assert [(answer.status, answer.body == b"other") for answer in answers] == [(200, True), (429, False)]
     assert one.peek(CLIENT).remaining == 5
+
+
+def hello_wsgi(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", TEXT)
+    return [b"hello"]
+
+
+async def hello_asgi(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@pytest.mark.parametrize(
+    ("middleware", "hello", "ask"), [(WSGIMiddleware, hello_wsgi, ask_wsgi), (ASGIMiddleware, hello_asgi, ask_asgi)]
+)
+def test_the_gate_can_be_replaced_while_a_request_is_asked_about(
+    store: Store, in_child: Callable[[Callable[[], object]], object], middleware: Any, hello: Any, ask: Any
+) -> None:
+    """As where limits are read anew: what a request was asked by is there until it has its answer."""
+    old, new = FixedWindow(store, "old", "5/hour"), FixedWindow(store, "new", "1/hour")
+    gates = [Gate([Rule(new)], headers=())]
+
+    def key(request: object) -> str:
+        limited.gate = gates[0]
+        gc.collect()
+        # What was freed is used for something else.
+        gates.extend(Gate([Rule(new)]) for _ in range(1000))
+        return "k"
+
+    limited = middleware(hello, [Rule(old, key=key)], headers=())
+    del key
+    assert in_child(lambda: [ask(limited).status for _ in range(3)]) == [200, 200, 429]
+    assert [old.peek("k").remaining, new.peek(CLIENT).remaining] == [4, 0]

@@ -197,9 +197,11 @@ cdef class Passing:
 
     cdef object enter(self, object request):
         """Who may pass gets a list of fields, or a passage; None if nobody is asked."""
-        if type(self.entrance) is Charging:
-            return (<Charging>self.entrance).charge(request)
-        passage = self.entrance(request)
+        # The gate may be exchanged meanwhile, by a key function or another thread: this name keeps what is called.
+        entrance = self.entrance
+        if type(entrance) is Charging:
+            return (<Charging>entrance).charge(request)
+        passage = entrance(request)
         if type(passage) is Passage and (<Passage>passage).on_end is None:
             return list((<Passage>passage).fields)
         return passage
