@@ -104,6 +104,26 @@ def test_permits_that_were_taken_for_each_other_all_come_back(store: Store, cloc
     assert left(gate) == 3
 
 
+def test_one_whose_permit_a_block_has_taken_gives_back_the_blocks(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens when another thread books between the end of a block's wait and its beginning."""
+    gate = Concurrency(store, "gate", 3, lease="10s")
+    booked = []
+
+    def wait(limiter: Concurrency, key: str, *arguments: object) -> bool:
+        assert limiter.allow(key)
+        clock.advance(1)
+        booked.append(limiter.reserve(key))
+        return True
+
+    monkeypatch.setattr(waiting, "wait", wait)
+    with gate.hold("k"):
+        booked[0].cancel()
+        assert left(gate) == 2
+    assert left(gate) == 3
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_one_that_was_let_in_without_room_frees_nobody_elses_permit(clock: ManualClock, together: bool) -> None:
     with Store.private(keys=1, on_full="allow", clock=clock) as store:
@@ -178,6 +198,18 @@ def test_an_interrupt_leaves_no_member_charged(store: Store, monkeypatch: pytest
             "reset": lambda: both.reset("k"),
         }[give_back]()
     assert [left(gate), left(log)] == [1, 1]
+
+
+def test_an_interrupt_is_heard_though_the_store_is_closed_by_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reservation = AllOf(FixedWindow(store, "window", "1/hour"), Concurrency(store, "gate", 1)).reserve("k")
+
+    def interrupted(*arguments: object) -> None:
+        store.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting, "released", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reservation.cancel()
 
 
 # In which process, and with what arguments.

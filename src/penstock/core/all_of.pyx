@@ -293,7 +293,9 @@ cdef int do_each(list calls) except -1:
         try:
             call(*arguments)
         except BaseException as error:
-            raised = error
+            # An interrupt says more than that a store was closed.
+            if raised is None or isinstance(raised, Exception):
+                raised = error
     if raised is not None:
         raise raised
     return 0
