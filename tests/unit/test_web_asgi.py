@@ -78,6 +78,8 @@ def test_servers_know_it_for_an_asgi_3_application() -> None:
 
     limited: Any = ASGIMiddleware(app, ())
     assert inspect.iscoroutinefunction(limited.__call__)
+    assert list(inspect.signature(limited).parameters) == ["scope", "receive", "send"]
+    assert list(inspect.signature(ASGIMiddleware).parameters)[:2] == ["app", "rules"]
     wire = Wire()
     asyncio.run(limited.__call__(asgi_scope(), wire.receive, wire.send))
     assert wire.answered().body == b"all"

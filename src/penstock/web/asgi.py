@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
@@ -42,15 +43,16 @@ class ASGIMiddleware(ASGIPassing):
     ) -> None:
         self.app = app
         self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True)
-        # Servers know an ASGI 3 application by what its ``__call__`` is, and then call the application itself.
-        self.__dict__["__call__"] = self._call
+        # Servers and frameworks look at what ``__call__`` is and takes, which what is compiled doesn't show, and then
+        # call the application itself.
+        self.__dict__.update(__call__=self._call, __signature__=inspect.signature(self._call))
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         return await self(scope, receive, send)
 
     async def _in_steps(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
         """A request whose body may have a limit, or whose end has to be told."""
-        app: Application = self.app
+        app = self.app
         if self.gate.body_limits and request.native["type"] == "http":
             most_bytes = self.gate.max_body_bytes(request)
             if most_bytes is not None:

@@ -1,4 +1,4 @@
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
 from typing import Any, TypeAlias, final
 
 from typing_extensions import disjoint_base
@@ -47,13 +47,14 @@ class StartWithFields:
 
 @disjoint_base
 class Passing:
-    app: Callable[..., Any]
+    app: Any
     @property
     def gate(self) -> Gate: ...
     @gate.setter
     def gate(self, gate: Gate) -> None: ...
 
 class WSGIPassing(Passing):
+    app: Callable[..., Iterable[bytes]]
     def __call__(
         self, environ: Environ, start_response: Callable[..., Callable[[bytes], object]]
     ) -> Iterable[bytes]: ...
@@ -70,6 +71,7 @@ class SendWithFields:
     def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]: ...
 
 class ASGIPassing(Passing):
-    def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> Awaitable[None]: ...
+    app: Callable[[Scope, _Receive, _Send], Awaitable[None]]
+    def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> Coroutine[Any, Any, None]: ...
 
 def with_fields(message: MutableMapping[str, Any], fields: Iterable[Any]) -> dict[str, Any]: ...
