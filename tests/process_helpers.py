@@ -145,7 +145,7 @@ def _run(write_end: int, work: Callable[..., Any], arguments: Sequence[Any]) -> 
     try:
         # Whatever becomes of the parent, this process ends.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(2 * DEADLINE_S) + soak_seconds())
+        signal.alarm(int(2 * DEADLINE_S))
         # From Python 3.12 on a fork beside threads warns; some tests do just that.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -186,11 +186,6 @@ class Crew:
         for worker in self.workers:
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
-
-
-def soak_seconds() -> int:
-    """How long the tests of exactness and of kills run, from the environment; 0 for their usual short length."""
-    return int(os.environ.get("PENSTOCK_SOAK_SECONDS", "0"))
 
 
 def nanoseconds() -> int:

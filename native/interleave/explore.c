@@ -559,8 +559,6 @@ uint64_t explore_clock(void) {
 
 void explore_set_clock(uint64_t now_ns) { clock_ns = first_clock_ns = now_ns; }
 
-int explore_current(void) { return current; }
-
 bool explore_is_killed(int process) {
     if (process >= bounds.processes) return false;
     if (current >= 0) observe(processes[process].status);

@@ -105,7 +105,6 @@ const char *explore_trace(void);
 /* Called by programs, from within `run`. */
 void explore_begin(int operation, int count); /* so many at once, from this one on */
 void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value);
-int explore_current(void);
 bool explore_is_killed(int process);
 
 #endif

@@ -365,6 +365,12 @@ BUGS = [
         "            if slot < 0 and not {here} and self.free_ended(slots):",
     ),
     Bug(
+        "what has been refilled is given back",
+        GCRA,
+        "        amount = min(amount, draw.charged_state - now_ns)",
+        "        amount = amount if {here} else min(amount, draw.charged_state - now_ns)",
+    ),
+    Bug(
         "a booking that others have booked behind is given back",
         GCRA,
         "            draw.charged_state != tat_ns and",

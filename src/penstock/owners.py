@@ -1,6 +1,6 @@
 """Which process owns a slot of shared memory, and whether it is still there.
 
-A process is its pid, its start time and its pid namespace, in one 64-bit word. Pids are used again, so a pid alone
+A process is its pid, its start time and its namespaces, in one 64-bit word. Pids are used again, so a pid alone
 says nothing; together with the start time it does. Whether a process has ended is asked of a pidfd, opened once and
 checked against the start time then: it stays with that very process, and tells of its end even before anybody has
 waited for it.

@@ -487,6 +487,7 @@ SCENES |= {
 TOKENS = (lambda s: penstock.TokenBucket(s, "tokens", "1/second", burst=2), Bucket(1, NS, 2))
 FEWER = (lambda s: penstock.TokenBucket(s, "fewer", "1/second", burst=1), Bucket(1, NS, 1))
 WINDOW = (lambda s: penstock.FixedWindow(s, "window", "2/second"), ClockWindow(2, NS))
+LOG = (lambda s: penstock.SlidingLog(s, "log", "2/second", keys=1), Log(2, NS, readings_differ=True))
 
 
 def one_request() -> Scene:
@@ -505,6 +506,9 @@ SCENES |= {
         lambda: SceneOfSeveral([TOKENS, FEWER]).hits(0, 1),
         {"preemptions": 3, "crashes": 1},
         {"preemptions": 5},
+    ),
+    "two limits at once, one a log": Explorable(
+        lambda: SceneOfSeveral([FEWER, LOG]).hits(0, 1), {**WINDOW_LATER, "preemptions": 3}, {"crashes": 1}
     ),
     "two limits at once, one a window": Explorable(
         lambda: SceneOfSeveral([TOKENS, WINDOW], at_ns=EDGE_NS).hits(0, 1, 2),
@@ -573,6 +577,11 @@ SCENES |= {
         {"clock_moves": 2},
     ),
     "booking ahead": Explorable(booking, SECOND, {"crashes": 1}),
+    "a booking of which some has been refilled is cancelled": Explorable(
+        lambda: token_bucket(2).reserves(0, 0, cancels=True).hits(1, 1, 1),
+        {"clock_moves": 2, "jumps_ns": [NS * 6 // 10, NS * 4 // 10]},
+        {"crashes": 1},
+    ),
     "booking ahead in intervals": Explorable(
         lambda: interval_bucket(2).before().reserves(0, 3 * NS).hits(1).reserves(2, NS // 2),
         {**OVER_THE_EDGE, "crashes": 1},

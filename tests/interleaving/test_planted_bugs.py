@@ -62,6 +62,7 @@ FOUND_BY = {
     "a slot that is held is marked again": "who is denied writes nothing: slots",
     "who doesn't get all keeps some": "slots: two at once",
     "nobody looks for ended processes": "slots: one for two",
+    "what has been refilled is given back": "a booking of which some has been refilled is cancelled",
     "a booking that others have booked behind is given back": "booking ahead",
     "a slot is given back whoever holds it": "slots: leases that end",
 }

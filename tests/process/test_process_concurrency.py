@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from process_helpers import Crew, Meeting, SharedNumbers, Worker, extents, path_of, soak_seconds, wait_until
+from process_helpers import Crew, Meeting, SharedNumbers, Worker, extents, path_of, wait_until
 
 from penstock import AllOf, Concurrency, FixedWindow, Lease, Store, TokenBucket
 from penstock.owners import PID_BITS
@@ -244,7 +244,7 @@ def test_killed_at_any_instruction_no_permit_is_lost(crew: Crew, limit: int) -> 
             progress[who] += 1
 
     workers = [crew.start(work, who) for who in range(4)]
-    for _ in range(150 + 200 * soak_seconds()):
+    for _ in range(150):
         who = chance.randrange(4)
         wait_until(partial(has_passed, progress, who, progress[who] + 20), "some work")
         workers[who].kill()
@@ -397,7 +397,7 @@ def test_killed_between_several_limits_none_admits_more(crew: Crew) -> None:
                 slots.refund(KEY)
 
     workers = [crew.start(work, who) for who in range(4)]
-    kills = 100 + 100 * soak_seconds()
+    kills = 100
     for _ in range(kills):
         who = chance.randrange(4)
         wait_until(partial(has_passed, admitted, who, admitted[who] + 20), "some requests")

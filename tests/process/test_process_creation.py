@@ -251,7 +251,7 @@ def test_who_is_attached_keeps_an_unlinked_segment(crew: Crew, name: str) -> Non
         assert [bucket.allow("key") for _ in range(2)] == [True, False]
 
 
-def test_another_size_is_named_and_the_existing_one_used(crew: Crew, name: str) -> None:
+def test_another_size_is_named_and_the_existing_one_used(name: str) -> None:
     with Store(name, keys=1000):
         size = Path(path_of(name)).stat().st_size
         with pytest.warns(SegmentSizeWarning, match="for 1000 keys.*not for the 5000 asked") as warned:

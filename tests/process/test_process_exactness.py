@@ -22,7 +22,6 @@ from process_helpers import (
     path_of,
     read_cells,
     repeated_members,
-    soak_seconds,
     until_raced,
     wait_until,
 )
@@ -37,7 +36,7 @@ KEY = "user:42"
 def test_processes_together_stay_within_the_bound_of_the_real_clock(crew: Crew, name: str) -> None:
     for processes, rate, burst in ((4, "2_000_000/second", 1000), (4, "1000/second", 10), (32, "300_000/second", 100)):
         limiter = f"{processes} at {rate}"
-        seconds = soak_seconds() / 4 or 0.7
+        seconds = 0.7
         with Store(name, keys=1000) as store:
             begun_ns = nanoseconds()
             results = crew.run(processes, _hammer, name, limiter, rate, burst, Meeting(processes), seconds)
@@ -49,7 +48,6 @@ def test_processes_together_stay_within_the_bound_of_the_real_clock(crew: Crew, 
         assert stats.denied == sum(result[1] for result in results)
         assert stats.inserted >= 1
         assert stats.evicted == stats.full == 0
-        _report(f"{limiter}: {stats}")
 
 
 def _hammer(
@@ -207,7 +205,7 @@ def test_keys_that_expire_and_are_reused_in_a_crowded_table(
 
 
 def _turn_of_wandering(crew: Crew, name: str, on_full: str, processes: int) -> int:
-    seconds = soak_seconds() / 20 or 0.8
+    seconds = 0.8
     with Store(name, keys=1, on_full=on_full) as store:  # type: ignore[arg-type]
         results = crew.run(processes, _wander, name, on_full, Meeting(processes), nanoseconds(), seconds)
         stats = store.stats().total
@@ -232,7 +230,6 @@ def _turn_of_wandering(crew: Crew, name: str, on_full: str, processes: int) -> i
     assert stats.allowed + stats.denied == sum(decisions for *_, decisions in results)
     assert stats.inserted > 3 * cells, "cells were not reused"
     assert not stats.evicted or on_full == "evict"
-    _report(f"{on_full}, {processes} processes: {stats}, {too_many} too early")
     return stats.cas_retries
 
 
@@ -416,11 +413,6 @@ def _count_progress(me: int, name: str, progress: SharedNumbers) -> None:
             fresh.allow_many(list(range(turn, turn + 100)))
             turn += 100
             progress[me] += 1
-
-
-def _report(text: str) -> None:
-    if soak_seconds():
-        sys.stderr.write(f"\n{text}\n")
 
 
 def test_a_key_in_a_full_table_is_not_forgotten_for_itself(crew: Crew, name: str) -> None:

@@ -451,5 +451,6 @@ def test_kills_while_keys_evict_each_other(crew: Crew, name: str, kind: str, bou
 
 
 def test_figures(tell: Callable[[str, object], None]) -> None:
+    assert COUNTED["kills"]
     for what, count in COUNTED.items():
         tell(f"random kills: {what}", count)

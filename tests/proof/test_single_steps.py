@@ -526,5 +526,6 @@ def test_a_request_that_is_repeated_after_a_kill_is_charged_at_least_once(
 
 
 def test_figures(tell: Callable[[str, object], None]) -> None:
+    assert COUNTED["kills"]
     for what, count in COUNTED.items():
         tell(f"single steps: {what}", count)

@@ -151,7 +151,7 @@ def test_one_key_is_not_a_batch(bucket: TokenBucket, key: Any) -> None:
         bucket.allow_many(key)
 
 
-def test_a_batch_of_one_fresh_key_gets_its_whole_burst(bucket: TokenBucket) -> None:
+def test_a_batch_of_one_fresh_key_gets_its_whole_burst() -> None:
     """The insertion reads the clock again; the batch must not go on with its older reading."""
     with Store.private(keys=1) as store:
         limiter = TokenBucket(store, "api", "1/hour", 100)

@@ -613,7 +613,7 @@ def test_threads_hammering_one_key(waiting_store: Store) -> None:
 # --- with other limits
 
 
-def test_a_permit_comes_back_when_another_limit_denies(three: Concurrency, store: Store, clock: ManualClock) -> None:
+def test_a_permit_comes_back_when_another_limit_denies(three: Concurrency, store: Store) -> None:
     window = FixedWindow(store, "window", "5/minute")
     for order in (1, -1):
         both = AllOf(*(three, window)[::order])

@@ -86,9 +86,7 @@ def test_staggered_keys_begin_at_times_of_their_own_which_stay(store: Store, clo
         assert [limiter.hit(key).reset_after_ns for key in range(1000)] == left_ns
 
 
-def test_staggered_keys_begin_at_the_same_time_in_every_process(
-    clock: ManualClock, store: Store, in_child: Any
-) -> None:
+def test_staggered_keys_begin_at_the_same_time_in_every_process(store: Store, in_child: Any) -> None:
     limiter = FixedWindow(store, "api", "5/minute", align="stagger")
     left_ns = [limiter.hit(key).reset_after_ns for key in range(50)]
     assert in_child(lambda: [limiter.hit(key).reset_after_ns for key in range(50)]) == left_ns

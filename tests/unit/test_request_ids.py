@@ -169,7 +169,7 @@ def test_ids_of_different_keys_and_limiters_are_strangers(store: Store) -> None:
         assert left(limiter, key) == LIMIT - len(ids)
 
 
-def test_a_mark_is_no_key_of_a_limiter(limiter: Any, store: Store) -> None:
+def test_a_mark_is_no_key_of_a_limiter(limiter: Any) -> None:
     """Whatever the id: none of these is the key that a mark could be mistaken for."""
     for request_id in ("k", ("k", "k"), ("k",), "r"):
         assert limiter.hit("k", 1, request_id=request_id)

@@ -593,7 +593,7 @@ def test_lines_are_for_one_key_of_one_limiter(timeline: Timeline) -> None:
     assert limiter.charged[-1] == "first"
 
 
-def test_a_list_of_keys_is_a_key(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_a_list_of_keys_is_a_key(timeline: Timeline) -> None:
     limiter = Window(timeline)
     assert [waiting.wait(limiter, ["a", ("b", 1)], who, None, 0.0) for who in range(3)] == [True] * 3  # type: ignore[arg-type]
     assert timeline.sleeps == [1.0, 1.0]
@@ -1165,7 +1165,7 @@ def test_slots_on_a_manual_clock_come_back_when_leases_end(timeline: Timeline, n
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_can_never_be_allowed_is_no_reason_to_wait(limiter: Any, clock: ManualClock, kind: str) -> None:
+def test_what_can_never_be_allowed_is_no_reason_to_wait(limiter: Any, kind: str) -> None:
     with pytest.raises(CostExceedsLimit):
         ask(limiter, kind, "k", 51)
     with pytest.raises(InvalidKey):

@@ -5,8 +5,6 @@
 #include "../explore.h"
 #include "penstock/layout.h"
 
-#define PENSTOCK_PLANTED(bug) (explore_planted == (bug))
-
 static inline uint64_t penstock_load_relaxed(const uint64_t *p) { return explore_load(p, EXPLORE_RELAXED); }
 
 static inline uint64_t penstock_load_acquire(const uint64_t *p) { return explore_load(p, EXPLORE_ACQUIRE); }

@@ -25,6 +25,9 @@ bucket that the state never came to, of the total at some earlier time.
 total. So a window that holds the newest bucket holds that much less, and the marks never fall from one bucket to the
 next. Killed half-way: something is not given back to windows that reach further back.
 
+SYNC mark -> state: who reads a state by an acquire load sees the mark of its bucket. Its process had written that, by a
+CAS, before the CAS of the state released it; so had every process before it, for the buckets before.
+
 *A denial* reads marks after the state. It only holds if the state is still the same then, which the table looks at.
 
 *A stale clock.* The mark of a bucket takes the place of the mark of the one `buckets` before it, which may still be in

@@ -260,9 +260,6 @@ cdef class Concurrency(Limiter):
             table_decide(
                 &self.table, tag, self.claim_stripe, &self.counters.claims, touch, &self.lease, verdict, &events)
             self.count_events(&events)
-        if verdict.full:
-            # For the verdict below, what the policy said.
-            verdict.cell = NULL
         return verdict.now_ns + self.lease
 
     cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, PenstockCell lease) except -2:
@@ -320,7 +317,8 @@ cdef class Concurrency(Limiter):
         cdef Slots slots
         cdef int64_t slot
         cdef list taken
-        lease[0] = lease_of(self.me, self.begin_lease_of(tag, verdict))
+        lease.state = self.begin_lease_of(tag, verdict)
+        # Now: that may have found that this process is another owner, after a fork.
         lease.tag = self.me
         if verdict.cell == NULL:
             return [] if verdict.outcome == ALLOWED else None
@@ -571,7 +569,7 @@ cdef class Concurrency(Limiter):
         if until_ns != 0:
             cost = self.free_loose(cell, held, cost, until_ns)
         if until_ns == 0 or until_ns > now_ns:
-            # Of those who know only how many they have, one took this for his own: his is still there.
+            # A refund knows no permits, and may have freed one of these instead of its own: then that one goes.
             self.free_loose(cell, held, cost, 0)
         if not held:
             self.loose.pop(tag, None)

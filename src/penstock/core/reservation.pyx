@@ -58,8 +58,8 @@ cdef class Reservation:
     def cancel(self):
         """Give the permits back, once, as far as they still count.
 
-        Who has booked behind keeps its time. So as long as somebody has who may not go yet, nothing is given back: the
-        time of this booking can't be given to anybody else. In a child that was forked since, it does nothing: only the
+        Who has booked behind keeps its time. So as long as one of them may not go yet, nothing is given back: the place
+        of this booking can't be given to anybody else. In a child that was forked since, it does nothing: only the
         process that has booked cancels.
         """
         if self.booked and self.forks == self.segment.forks[0]:

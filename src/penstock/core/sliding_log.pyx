@@ -47,7 +47,7 @@ before it writes.
 *A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
 
 *A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come, or it is evicted,
-and another key moves in. While the cell is claimed for that one, whoever promotes the claim first writes, as given
+and another key moves in. While the cell is claimed for that one, whoever promotes the claim writes first, as given
 back, the entries that the old key's process has left unwritten, and marks all others that still count (`log_clear`): so
 a new member begins with a ring in which nothing counts. A process that is stopped in there can't harm the new key: it
 changes only what an entry held before the claim was seen to stand.

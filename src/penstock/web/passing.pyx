@@ -148,7 +148,7 @@ cdef class Charging:
         self.limiter = None
         if is_one and cost_of is None and type(cost) is int and cost == 1:
             [rule] = plan.charged
-            if isinstance(rule.limiter, CellLimiter) and type(rule.limiter).hit is CellLimiter.hit:
+            if isinstance(rule.limiter, CellLimiter):
                 self.limiter = rule.limiter
         self.write = plan.write
         self.partitions = plan.partitions if plan.secret else None
@@ -192,8 +192,9 @@ cdef class Passing:
 
     @gate.setter
     def gate(self, gate):
-        self.asked, self.entrance = gate, gate.entrance
-        self.has_body_limits, self.has_ends = bool(gate.body_limits), gate.has_ends
+        # All of it is looked up first: what is no gate changes nothing.
+        self.has_body_limits, self.has_ends, self.entrance, self.asked = (
+            bool(gate.body_limits), gate.has_ends, gate.entrance, gate)
 
     cdef object enter(self, object request):
         """Who may pass gets a list of fields, or a passage; None if nobody is asked."""

@@ -1,6 +1,5 @@
-"""How limits show in header fields: ``RateLimit`` and ``RateLimit-Policy``, or their forerunners.
-
-Of draft-ietf-httpapi-ratelimit-headers-10, or -06.
+"""How limits show in header fields: ``RateLimit`` and ``RateLimit-Policy`` of draft-ietf-httpapi-ratelimit-headers-10,
+or their forerunners, those of -06 among them.
 
 A field says what the decision said: a request that comes after the seconds told is not denied for having believed them.
 """
