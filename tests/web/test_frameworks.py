@@ -210,6 +210,7 @@ EXAMPLES = {
     "flask": ("app:app", "sync"),
     "django": ("shop:application", "sync"),
     "fastapi": ("app:app", UVICORN),
+    "starlette": ("app:app", UVICORN),
     "aiohttp": ("app:app", "aiohttp.GunicornWebWorker"),
 }
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import pickle
+import re
+import subprocess
+import sys
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import aiohttp
@@ -429,3 +434,19 @@ def test_an_adapter_is_not_copied_to_another_process(shared: Store) -> None:
     for function in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match="a LimitedAdapter can't be pickled or copied: make one with a limiter"):
             function(adapter)
+
+
+@pytest.mark.parametrize("client", ["httpx", "requests", "aiohttp"])
+def test_the_example_spares_the_partner(client: str, store_name: str) -> None:
+    example = Path(__file__).parents[2] / "examples" / "outbound"
+    told = subprocess.run(
+        [sys.executable, "ask.py", client],
+        cwd=example,
+        env=os.environ | {"OUTBOUND_STORE": store_name},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    without, limited = re.findall(r"limit: *(\{.*\}) in .* refused (\d+)", told)
+    assert "429" in without[0]
+    assert int(without[1]) > int(limited[1])
