@@ -269,34 +269,34 @@ def bench_server(
 ) -> None:
     """What is left of the requests per second, round by round without limits and with.
 
-    Part of what is lost is the two lines that an answer is longer, whoever writes them: `fields` is the application
-    that sends such lines itself.
+    Part of what is lost with fields in the answer is that it is two lines longer, whoever writes them: `fields` is the
+    application that sends such lines itself, `silent` a limit that sends none.
     """
     app, worker_class = SERVERS[server]
     server_cores, load_cores = all_cores[:CORES], all_cores[-CORES:]
     rounds = 1 if quick else 15
-    taken: list[tuple[float, ...]] = []
-    with (
-        served(f"{app}+0", worker_class, store_name, server_cores) as plain,
-        served(f"{app}+fields", worker_class, store_name, server_cores) as fields,
-        served(f"{app}+{count}", worker_class, store_name, server_cores) as limited,
-    ):
-        ports = [plain, fields, limited]
-        for port in ports:
+    kinds = ["0", "fields", "silent", "1"] if count == 1 else ["0", str(count)]
+    taken: list[dict[str, float]] = []
+    with contextlib.ExitStack() as servers:
+        ports = {
+            kind: servers.enter_context(served(f"{app}+{kind}", worker_class, store_name, server_cores))
+            for kind in kinds
+        }
+        for port in ports.values():
             requests_per_second(port, 1, load_cores)
 
         def one_round() -> None:
             # A machine's speed changes from second to second: who comes first changes, too.
-            ports.append(ports.pop(0))
-            rates = {port: requests_per_second(port, 1, load_cores) for port in ports}
-            taken.append((rates[plain], rates[fields], rates[limited]))
+            kinds.append(kinds.pop(0))
+            taken.append({kind: requests_per_second(ports[kind], 1, load_cores) for kind in kinds})
 
         benchmark.pedantic(one_round, rounds=rounds)
-    share = statistics.median(limited / plain for plain, _, limited in taken)
+    share = statistics.median(rates[str(count)] / rates["0"] for rates in taken)
     benchmark.extra_info.update(
         title=f"{server}, {CORES} workers, under wrk: {count} limit{'s' * (count > 1)}",
         section=SECTION,
         requests=taken,
+        limits=count,
         bar=0.97,
     )
     say(f"{share:12.1%}")

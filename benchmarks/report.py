@@ -75,19 +75,28 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}" if value < 2 else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
+def _server_rows(info: dict[str, Any]) -> Iterator[Row]:
+    kinds = {str(info["limits"]): " and headers", "silent": ", no headers", "fields": ""}
+    for kind, told in kinds.items():
+        rates = [(rates[kind], rates["0"]) for rates in info["requests"] if kind in rates]
+        if not rates:
+            continue
+        shares = [limited / plain for limited, plain in rates]
+        kept = f"{median(shares):.1%} kept ({min(shares):.1%} to {max(shares):.1%})"
+        rate = f"{median(limited for limited, _ in rates):,.0f} requests/s"
+        if kind == "fields":
+            yield Row(info["title"].replace("1 limit", "no limit, the application sends such headers"), rate, kept)
+        else:
+            yield Row(info["title"] + told, rate, kept, f"{info['bar']:.0%} kept", median(shares) >= info["bar"])
+
+
 def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
     info = raw["extra_info"]
     if "totals" in info:
         yield from _process_rows(info)
         return
     if "requests" in info:
-        shares = [limited / plain for plain, _, limited in info["requests"]]
-        of_fields = median(fields / plain for plain, fields, _ in info["requests"])
-        kept = f"{median(shares):.1%} kept ({min(shares):.1%} to {max(shares):.1%})"
-        kept += f"; one limit's fields alone {of_fields:.1%}"
-        rate = f"{median(limited for _, _, limited in info['requests']):,.0f} requests/s"
-        bar = info["bar"]
-        yield Row(info["title"], rate, kept, f"{bar:.0%} kept" if bar else "", median(shares) >= bar if bar else None)
+        yield from _server_rows(info)
         return
     result = Result(raw)
     if info.get("added"):

@@ -93,7 +93,7 @@ def fastapi_app(storage_uri: str | None = None, *, sends_fields: bool = False) -
 
 
 # What a server is told to serve: "web_apps:served", of this kind and so many limits, all in one store; or "fields": the
-# application itself sends what a limit would tell.
+# application itself sends what a limit would tell; or "silent": one limit that tells nothing.
 def _served() -> Any:
     kind, limits = os.environ["BENCH_APP"].split("+")
     sends_fields = limits == "fields"
@@ -104,8 +104,9 @@ def _served() -> Any:
         app = {"wsgi": (plain_wsgi, wsgi_with_fields), "asgi": (plain_asgi, asgi_with_fields)}[kind][sends_fields]
     if limits in {"0", "fields"}:
         return app
-    rules = rules_of(Store(os.environ["BENCH_STORE"], keys=10_000), int(limits))
-    return (WSGIMiddleware if kind in {"wsgi", "flask"} else ASGIMiddleware)(app, rules)
+    rules = rules_of(Store(os.environ["BENCH_STORE"], keys=10_000), 1 if limits == "silent" else int(limits))
+    middleware = WSGIMiddleware if kind in {"wsgi", "flask"} else ASGIMiddleware
+    return middleware(app, rules, headers=()) if limits == "silent" else middleware(app, rules)
 
 
 if "BENCH_APP" in os.environ:
