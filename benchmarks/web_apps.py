@@ -24,7 +24,7 @@ def rules_of(store: Store, count: int) -> list[Rule]:
     limiters = [
         TokenBucket(store, "api", "1000/second", burst=2_000_000_000),
         FixedWindow(store, "day", "1000000000/day"),
-        SlidingWindow(store, "hour", "1000000/hour"),
+        SlidingWindow(store, "week", "20000000/week"),
     ]
     return [Rule(limiter) for limiter in limiters[:count]]
 

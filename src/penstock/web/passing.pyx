@@ -245,6 +245,8 @@ cdef class WSGIPassing(Passing):
             return app(request.native, start_response)
         if type(passage) is not list:
             return self._otherwise(app, request, passage, start_response)
+        if not <list>passage:
+            return app(request.native, start_response)
         start = StartWithFields.__new__(StartWithFields)
         start.start_response = start_response
         start.fields = <list>passage
@@ -290,6 +292,8 @@ cdef class ASGIPassing(Passing):
             return self.app(scope, receive, send)
         if type(passage) is not list:
             return self._denied(request, passage, receive, send)
+        if not <list>passage:
+            return self.app(scope, receive, send)
         sending = SendWithFields.__new__(SendWithFields)
         sending.send = send
         sending.fields = passage
