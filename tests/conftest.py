@@ -34,7 +34,7 @@ FIGURES = pytest.StashKey[list[tuple[str, str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="proofs with their full bounds: hours instead of minutes")
+    parser.addoption("--full", action="store_true", help="proofs with their full bounds: an hour instead of minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
