@@ -102,6 +102,7 @@ cdef inline uint64_t base_of(
     cdef uint64_t slot = first % shape.buckets
     later[0] = 0
     for bucket in range(first, last + 1):
+        # SYNC mark -> state
         mark = load_acquire(&marks[slot])
         if mark >> shape.low_bits == bucket:
             return low_of(mark, shape.low_bits)
@@ -193,6 +194,7 @@ cdef void bucketed_prepare(
         return
     if time_of(state, shape.low_bits) == 0 or bucket >= bucket_of(shape, state) + shape.buckets:
         raise_marks(shape, marks, first_of(shape, bucket), bucket, total)
+    # SYNC mark -> state
     raise_mark(shape, marks, bucket, total, True)
 
 

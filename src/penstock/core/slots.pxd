@@ -9,6 +9,8 @@ free one is found without looking at every slot. It is set after a slot was take
 A process that is killed in between leaves a bit that is wrong: where it says free, the next one finds the slot taken
 and sets it; where it says taken, whoever finds no free bit looks at the slots themselves.
 
+So the bits order nothing, and need no order: acquire and release are what atomic operations on bits come with here.
+
 Only then, before a denial, are ended processes looked for. Their slots are taken away by a CAS from what was seen
 there.
 """
