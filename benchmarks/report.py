@@ -30,6 +30,7 @@ SECTIONS = [
     "Many processes",
     "Others, allowed",
     "In the web stack: what a request costs more",
+    "Over Redis",
 ]
 
 
@@ -102,6 +103,17 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
     result = Result(raw)
     if info.get("added"):
         yield _added_row(result)
+        return
+    if "bar_to" in info:
+        name, bar = info["bar_to"]
+        share = result.ratio(name)
+        yield Row(
+            info["title"],
+            _ns(median(result.ns)),
+            f"{share:.2f} of {name}",
+            f"{bar} of it" if bar else "",
+            share <= bar if bar else None,
+        )
         return
     title = info["title"] + (f" ({info['scope']})" if "scope" in info else "")
     bar = info.get("bar")

@@ -10,6 +10,7 @@ __all__ = [
     "CountsPerWorkerWarning",
     "DamagedSegment",
     "ForeignSegment",
+    "ForeignState",
     "InvalidCost",
     "InvalidKey",
     "InvalidLimiter",
@@ -22,6 +23,7 @@ __all__ = [
     "SegmentSpaceError",
     "SegmentVersionMismatch",
     "StoreClosed",
+    "StoreUnavailable",
     "TooManyLimiters",
     "TruncatedSegment",
     "UntrustedSegment",
@@ -153,3 +155,27 @@ class SegmentSizeWarning(UserWarning):
 
 class CountsPerWorkerWarning(UserWarning):
     """Each of several workers has a store of its own, so each lets as many requests in as all should together."""
+
+
+class StoreUnavailable(PenstockError):
+    """A store elsewhere has not decided: it is away, too slow, or refuses. The cause is what its client has raised.
+
+    Whether the request was charged is not known: it may have been, if the answer was lost.
+    """
+
+
+class ForeignState(PenstockError):
+    """Under a limiter's key in Redis is something that no limiter of its kind has written.
+
+    Attributes: ``key``, the key in Redis.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+    def __str__(self) -> str:
+        return (
+            f"the Redis key {self.key!r} holds something else than a limiter's state: give the store another "
+            "namespace, or delete that key"
+        )

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock.errors import StoreClosed, shown
 
 if TYPE_CHECKING:
-    from penstock.core.reservation import Reservation
-    from penstock.store import Store
+    from penstock.testing import ManualClock
 
-__all__ = ["released", "wait", "wait_async"]
+__all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "released", "wait", "wait_async"]
 
 NS: Final = 1_000_000_000
 NEVER_NS: Final = 2**63
@@ -36,16 +35,38 @@ FIRST_BACKOFF_NS: Final = 1_000_000
 LAST_BACKOFF_NS: Final = 50_000_000
 
 
+class Timed(Protocol):
+    """What a store has for its limiters to be waited for."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def _clock(self) -> ManualClock | None: ...
+    def _now_ns(self) -> int: ...
+
+
+class Booking(Protocol):
+    """What a limiter's ``reserve`` returns."""
+
+    @property
+    def allowed(self) -> bool: ...
+    @property
+    def delay_ns(self) -> int: ...
+    @property
+    def due_ns(self) -> int: ...
+    def cancel(self) -> None: ...
+
+
 class WaitedFor(Protocol):
     """What a limiter has for being waited for."""
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> Timed: ...
     @property
     def name(self) -> str: ...
     @property
     def may_free_early(self) -> bool: ...
-    def reserve(self, key: Any, cost: Any, max_delay: float | None, /) -> Reservation: ...
+    def reserve(self, key: Any, cost: Any, max_delay: float | None, /) -> Booking: ...
 
 
 def wait(limiter: WaitedFor, key: object, cost: object, timeout: float | None, jitter: float) -> bool:
@@ -89,6 +110,13 @@ async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: flo
         raise
 
 
+def check_pauses(timeout: float | None, jitter: float) -> None:
+    if not isinstance(jitter, (int, float)) or not 0 <= jitter < 1:
+        raise ValueError(f"jitter is a number from 0 to below 1, not {shown(jitter)}")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
+        raise ValueError(f"timeout is None or a number of seconds of at least 0, not {shown(timeout)}")
+
+
 def _host_ns() -> int:
     # Not time.monotonic_ns, which a test may have frozen: sleep can't be.
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -117,10 +145,7 @@ class _Turn:
         event: threading.Event | asyncio.Event,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        if not isinstance(jitter, (int, float)) or not 0 <= jitter < 1:
-            raise ValueError(f"jitter is a number from 0 to below 1, not {shown(jitter)}")
-        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
-            raise ValueError(f"timeout is None or a number of seconds of at least 0, not {shown(timeout)}")
+        check_pauses(timeout, jitter)
         self.limiter, self.key, self.cost, self.jitter = limiter, key, cost, jitter
         self.event, self.loop = event, loop
         self.store = limiter.store
@@ -131,7 +156,7 @@ class _Turn:
         if timeout is not None:
             self.deadline_ns = min(self.now_ns() + round(min(timeout, NEVER_NS / NS) * NS), NEVER_NS)
         self.line: deque[_Turn] | None = None
-        self.booked: list[Reservation] = []
+        self.booked: list[Booking] = []
         self.backoff_ns = FIRST_BACKOFF_NS
         # The pause that follows when `proceed` returns None, and whether the event ends it.
         self.until_ns = 0
@@ -174,7 +199,7 @@ class _Turn:
             self.backoff_ns = min(2 * self.backoff_ns, LAST_BACKOFF_NS)
         return None
 
-    def pause_until_due(self, reservation: Reservation) -> None:
+    def pause_until_due(self, reservation: Booking) -> None:
         """Jitter makes it later, as far as the deadline allows, but never earlier: that would be to ask in vain."""
         # A denial that names no time must not become a loop without sleep.
         delay_ns = reservation.delay_ns or FIRST_BACKOFF_NS

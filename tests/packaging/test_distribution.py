@@ -45,7 +45,7 @@ def test_the_installed_package_is_the_one_under_test() -> None:
 
 
 def test_the_sdist_has_every_source_and_nothing_generated(sdist_names: list[str]) -> None:
-    assert sources("*.py", "*.pyx", "*.pxd", "*.pyi", "*.h", "*.toml") <= set(sdist_names)
+    assert sources("*.py", "*.pyx", "*.pxd", "*.pyi", "*.lua", "*.h", "*.toml") <= set(sdist_names)
     assert not [name for name in sdist_names if name.endswith((".c", ".so", ".o"))]
 
 
@@ -55,6 +55,9 @@ def test_the_wheel_has_stubs_and_modules_and_no_sources_but_python(wheel_names: 
     stubs = {str(Path(name).relative_to("src").with_suffix(".pyi")) for name in sources("*.pyx")}
     assert stubs <= set(wheel_names)
     assert "penstock/py.typed" in wheel_names
+    scripts = {str(Path(name).relative_to("src")) for name in sources("*.lua")}
+    assert scripts
+    assert scripts <= set(wheel_names)
     assert not [name for name in wheel_names if name.endswith(".c")]
 
 

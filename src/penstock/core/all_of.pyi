@@ -1,10 +1,12 @@
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeAlias, final
+from typing import Any, Self, TypeAlias, final, overload
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.limiter import Limiter
 from penstock.core.reservation import Reservation
+from penstock.redis.aio import AsyncRedisAllOf, AsyncRedisLimiter
+from penstock.redis.store import RedisAllOf, RedisLimiter
 from penstock.store import Store
 
 _Keys: TypeAlias = Key | list[Key] | list[str] | list[bytes] | list[int]
@@ -12,7 +14,12 @@ _Costs: TypeAlias = int | list[int]
 
 @final
 class AllOf:
-    def __init__(self, *limiters: Limiter) -> None: ...
+    @overload
+    def __new__(cls, *limiters: Limiter) -> Self: ...
+    @overload
+    def __new__(cls, *limiters: RedisLimiter) -> RedisAllOf: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, *limiters: AsyncRedisLimiter) -> AsyncRedisAllOf: ...  # type: ignore[misc]
     @property
     def store(self) -> Store: ...
     @property

@@ -15,7 +15,7 @@ from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport read_once
 from penstock.core.decision cimport Decision, remaining_of
-from penstock.core.limiter cimport Ask, Limiter
+from penstock.core.limiter cimport Ask, Limiter, let_stores_make
 from penstock.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from penstock.core.table cimport table_now
 
@@ -299,3 +299,6 @@ cdef int do_each(list calls) except -1:
     if raised is not None:
         raise raised
     return 0
+
+
+let_stores_make(AllOf)

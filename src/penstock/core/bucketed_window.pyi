@@ -1,17 +1,28 @@
-from typing import final
+from typing import Self, final, overload
 
 from penstock.core.cell_limiter import CellLimiter
 from penstock.core.keys import Key
 from penstock.rate import Rate
+from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.store import Store
 
 def default_keys(buckets: int) -> int: ...
 
 @final
 class BucketedWindow(CellLimiter):
-    def __init__(
-        self, store: Store, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
-    ) -> None: ...
+    @overload
+    def __new__(
+        cls, store: Store, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: RedisStore, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
+    ) -> RedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncRedisStore, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
+    ) -> AsyncRedisLimiter: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def rate(self) -> Rate: ...

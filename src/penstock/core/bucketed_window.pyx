@@ -44,7 +44,7 @@ from libc.stdint cimport uint64_t
 from penstock.core.cell_limiter cimport CellLimiter, allow_by
 from penstock.core.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
 from penstock.core.decision cimport Decision
-from penstock.core.limiter cimport Draw, Shape
+from penstock.core.limiter cimport Draw, Shape, let_stores_make
 from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel, load128_acquire, load_acquire
 from penstock.core.segment cimport Extent
 from penstock.core.table cimport TIME_BITS, Next, Verdict, table_find, table_now
@@ -384,3 +384,6 @@ cdef uint64_t until_sum(const Shape* shape, const Verdict* verdict, const Summed
 
 def default_keys(buckets):
     return max(64, DEFAULT_WORDS // buckets)
+
+
+let_stores_make(BucketedWindow)

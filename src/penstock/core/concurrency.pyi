@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, final
+from typing import Any, NoReturn, Self, TypeVar, final, overload
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
@@ -9,6 +9,8 @@ from penstock.core.limiter import Limiter
 from penstock.core.reservation import Reservation
 from penstock.errors import LimitExceeded
 from penstock.holding import Hold
+from penstock.redis.aio import AsyncRedisConcurrency, AsyncRedisStore
+from penstock.redis.store import RedisConcurrency, RedisStore
 from penstock.store import Store
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -35,9 +37,30 @@ def default_keys(limit: int) -> int: ...
 
 @final
 class Concurrency(Limiter):
-    def __init__(
-        self, store: Store, name: str, limit: int, lease: str | float | timedelta = "30s", *, keys: int | None = None
-    ) -> None: ...
+    @overload
+    def __new__(
+        cls, store: Store, name: str, limit: int, lease: str | float | timedelta = "30s", *, keys: int | None = None
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: RedisStore,
+        name: str,
+        limit: int,
+        lease: str | float | timedelta = "30s",
+        *,
+        keys: int | None = None,
+    ) -> RedisConcurrency: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: AsyncRedisStore,
+        name: str,
+        limit: int,
+        lease: str | float | timedelta = "30s",
+        *,
+        keys: int | None = None,
+    ) -> AsyncRedisConcurrency: ...
     @property
     def limit(self) -> int: ...
     @property

@@ -15,7 +15,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.cell_limiter cimport whole_cost
 from penstock.core.decision cimport Decision
-from penstock.core.limiter cimport Ask, Limiter
+from penstock.core.limiter cimport Ask, Limiter, let_stores_make
 from penstock.core.native cimport (
     PenstockCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
 )
@@ -669,3 +669,6 @@ def words_for(limit):
 
 def default_keys(limit):
     return max(64, DEFAULT_WORDS // words_for(limit))
+
+
+let_stores_make(Concurrency)

@@ -24,3 +24,14 @@ class Decision:
     @property
     def next_after_ns(self) -> int: ...
     def __bool__(self) -> bool: ...
+
+def _decision(
+    limiter: str,
+    allowed: bool,
+    limit: int,
+    available: int,
+    rate_limit: int,
+    rate_period_ns: int,
+    retry_after_ns: int,
+    reset_after_ns: int,
+) -> Decision: ...

@@ -68,3 +68,20 @@ cdef class Decision:
 
     def __reduce__(self):
         raise TypeError("a Decision can't be pickled or copied: take the fields you need")
+
+
+def _decision(
+    str limiter, bint allowed, uint64_t limit, uint64_t available, uint64_t rate_limit, uint64_t rate_period_ns,
+    uint64_t retry_after_ns, uint64_t reset_after_ns,
+):
+    """For limiters whose state is elsewhere."""
+    cdef Decision decision = Decision.__new__(Decision)
+    decision.limiter = limiter
+    decision.allowed = allowed
+    decision.limit = limit
+    decision.available = available
+    decision.rate_limit = rate_limit
+    decision.rate_period_ns = rate_period_ns
+    decision.retry_after_ns = retry_after_ns
+    decision.reset_after_ns = reset_after_ns
+    return decision

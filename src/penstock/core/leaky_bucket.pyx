@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport allow_by
 from penstock.core.gcra cimport GcraLimiter, ahead_of, gcra_take
-from penstock.core.limiter cimport Draw
+from penstock.core.limiter cimport Draw, let_stores_make
 from penstock.core.table cimport Verdict
 
 from penstock.rate import as_rate
@@ -69,3 +69,6 @@ cdef class LeakyBucket(GcraLimiter):
         """Until those are gone who came before."""
         cdef uint64_t ahead_ns = ahead_of(verdict)
         return ahead_ns - draw.amount if ahead_ns > draw.amount else 0
+
+
+let_stores_make(LeakyBucket)

@@ -10,6 +10,10 @@ from penstock.core.segment cimport Segment
 from penstock.core.table cimport Events, Table, Verdict
 
 
+# Let stores that aren't shared memory make limiters of a class in their own way.
+cdef int let_stores_make(type kind) except -1
+
+
 # A limit in the units of its decision. Which fields mean something is the algorithm's affair.
 cdef struct Shape:
     uint64_t limit               # the most permits that can be allowed at once

@@ -1,5 +1,8 @@
 """The base of all limiters: its place in a store, its counters, and what a fork does to them."""
 
+from cpython.object cimport PyObject, PyTypeObject, newfunc
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+
 from penstock.core.keys cimport derive_key
 from penstock.core.segment cimport Segment
 from penstock.core.table cimport Events
@@ -25,6 +28,51 @@ def bound_arguments(kind, args, kwargs):
         return signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:
         raise TypeError(f"{kind.__name__}{signature.replace(parameters=parameters)}: {error}") from None
+
+
+cdef enum:
+    MOST_KINDS = 16
+
+
+# A class whose calls are looked at first, and how it makes its objects itself.
+cdef struct Kind:
+    PyTypeObject* type
+    newfunc make
+
+cdef Kind[MOST_KINDS] kinds
+cdef int kind_count = 0
+
+
+cdef object make_limiter(type kind, PyObject* args, PyObject* kwargs):
+    """The `tp_new` of all limiters: what a store, or of ``AllOf`` a limiter, brings along to make them goes first.
+
+    What comes back isn't of this class then, so Python calls no ``__init__``.
+    """
+    cdef int i
+    cdef object first = None
+    if args != NULL and PyTuple_GET_SIZE(<object>args) != 0:
+        first = <object>PyTuple_GET_ITEM(<object>args, 0)
+    elif kwargs != NULL:
+        first = (<dict>kwargs).get("store")
+    make = getattr(type(first), "_make_limiter", None)
+    if make is not None:
+        return make(first, kind, <object>args, {} if kwargs == NULL else <object>kwargs)
+    for i in range(kind_count):
+        if kinds[i].type == <PyTypeObject*>kind:
+            return kinds[i].make(kind, args, kwargs)
+    raise TypeError(f"{kind.__name__} isn't a class of limiters")
+
+
+cdef int let_stores_make(type kind) except -1:
+    """Only for final classes: those that derived from one would have this function, and not be found by it."""
+    global kind_count
+    if kind_count == MOST_KINDS:
+        raise SystemError("there are more kinds of limiters than MOST_KINDS")
+    kinds[kind_count].type = <PyTypeObject*>kind
+    kinds[kind_count].make = (<PyTypeObject*>kind).tp_new
+    kind_count += 1
+    (<PyTypeObject*>kind).tp_new = <newfunc>make_limiter
+    return 0
 
 
 cdef class Limiter:

@@ -1,13 +1,20 @@
 from datetime import timedelta
-from typing import final
+from typing import Self, final, overload
 
 from penstock.core.gcra import GcraLimiter
 from penstock.core.keys import Key
+from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.store import Store
 
 @final
 class MinInterval(GcraLimiter):
-    def __init__(self, store: Store, name: str, interval: str | float | timedelta) -> None: ...
+    @overload
+    def __new__(cls, store: Store, name: str, interval: str | float | timedelta) -> Self: ...
+    @overload
+    def __new__(cls, store: RedisStore, name: str, interval: str | float | timedelta) -> RedisLimiter: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, store: AsyncRedisStore, name: str, interval: str | float | timedelta) -> AsyncRedisLimiter: ...  # type: ignore[misc]
     def allow(self, key: Key, /) -> bool: ...
     @property
     def interval_ns(self) -> int: ...

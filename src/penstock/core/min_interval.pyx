@@ -4,6 +4,7 @@ cimport cython
 
 from penstock.core.cell_limiter cimport allow_by
 from penstock.core.gcra cimport GcraLimiter, gcra_take
+from penstock.core.limiter cimport let_stores_make
 
 from penstock.rate import Rate, as_period_ns
 
@@ -43,3 +44,6 @@ cdef class MinInterval(GcraLimiter):
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
         return allow_by(self, key, gcra_take, NULL)
+
+
+let_stores_make(MinInterval)

@@ -62,7 +62,7 @@ from libc.stdint cimport uint64_t
 from penstock.core.cell_limiter cimport CellLimiter, allow_by
 from penstock.core.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
 from penstock.core.decision cimport Decision
-from penstock.core.limiter cimport Draw, Shape
+from penstock.core.limiter cimport Draw, Shape, let_stores_make
 from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell, cas_acq_rel, load128_acquire, load_acquire
 from penstock.core.segment cimport Extent
 from penstock.core.table cimport Next, Verdict, table_find, table_now
@@ -472,3 +472,6 @@ cdef uint64_t until_left(const Shape* shape, uint64_t* ring, uint64_t position, 
     """How long until the entry at `position` has left the window."""
     cdef uint64_t entry = load_acquire(&ring[position])
     return 0 if left_window(shape, entry, now_ns) else time_of_entry(entry) + shape.period_ns - now_ns
+
+
+let_stores_make(SlidingLog)

@@ -1,20 +1,41 @@
-from typing import Literal, final
+from typing import Literal, Self, final, overload
 
 from penstock.core.gcra import GcraLimiter
 from penstock.core.keys import Key
 from penstock.rate import Rate
+from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.store import Store
 
 @final
 class TokenBucket(GcraLimiter):
-    def __init__(
-        self,
+    @overload
+    def __new__(
+        cls,
         store: Store,
         name: str,
         rate: str | Rate,
         burst: int | None = None,
         refill: Literal["continuous", "interval"] = "continuous",
-    ) -> None: ...
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: RedisStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> RedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: AsyncRedisStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> AsyncRedisLimiter: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def burst(self) -> int: ...

@@ -17,7 +17,7 @@ from penstock.core.cell_limiter cimport CellLimiter, allow_by
 from penstock.core.counts cimport count_bits_for, count_state, low_of, time_of, window_end_ns
 from penstock.core.decision cimport Decision
 from penstock.core.gcra cimport GcraLimiter, gcra_take
-from penstock.core.limiter cimport Draw, Shape
+from penstock.core.limiter cimport Draw, Shape, let_stores_make
 from penstock.core.native cimport PENSTOCK_KIND_COUNT, PenstockCell
 from penstock.core.table cimport Next, Verdict
 
@@ -205,3 +205,6 @@ cdef class TokenBucket(GcraLimiter):
             decision.reset_after_ns = (
                 end_ns - verdict.now_ns + (boundaries_for(shape, deficit) - 1) * shape.period_ns)
         return 0
+
+
+let_stores_make(TokenBucket)

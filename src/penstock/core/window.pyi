@@ -1,10 +1,12 @@
-from typing import Literal, final
+from typing import Literal, Self, final, overload
 
 from typing_extensions import disjoint_base
 
 from penstock.core.cell_limiter import CellLimiter
 from penstock.core.keys import Key
 from penstock.rate import Rate
+from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.store import Store
 
 @disjoint_base
@@ -14,14 +16,28 @@ class WindowLimiter(CellLimiter):
 
 @final
 class FixedWindow(WindowLimiter):
-    def __init__(
-        self, store: Store, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
-    ) -> None: ...
+    @overload
+    def __new__(
+        cls, store: Store, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: RedisStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> RedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncRedisStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> AsyncRedisLimiter: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def align(self) -> str: ...
 
 @final
 class SlidingWindow(WindowLimiter):
-    def __init__(self, store: Store, name: str, rate: str | Rate) -> None: ...
+    @overload
+    def __new__(cls, store: Store, name: str, rate: str | Rate) -> Self: ...
+    @overload
+    def __new__(cls, store: RedisStore, name: str, rate: str | Rate) -> RedisLimiter: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, store: AsyncRedisStore, name: str, rate: str | Rate) -> AsyncRedisLimiter: ...  # type: ignore[misc]
     def allow(self, key: Key, /) -> bool: ...

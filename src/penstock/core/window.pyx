@@ -22,7 +22,7 @@ from libc.stdint cimport uint64_t
 from penstock.core.cell_limiter cimport CellLimiter, allow_by
 from penstock.core.counts cimport count_bits_for, count_time, low_mask, low_of, time_of, window_end_ns
 from penstock.core.decision cimport Decision
-from penstock.core.limiter cimport Draw, Shape
+from penstock.core.limiter cimport Draw, Shape, let_stores_make
 from penstock.core.native cimport (
     PENSTOCK_KIND_COUNT, PenstockCell, multiply_divide_down, multiply_divide_up, product_below,
 )
@@ -394,3 +394,7 @@ cdef uint64_t left_for(const Shape* shape, uint64_t previous, uint64_t most) noe
     if whole <= most:
         return shape.period_ns
     return multiply_divide_up(most + 1, shape.period_ns, whole) - 1
+
+
+let_stores_make(FixedWindow)
+let_stores_make(SlidingWindow)

@@ -152,6 +152,8 @@ class Rule:
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {shown(limiter)}: several rules that match a request are asked as one"
             )
+        if hasattr(limiter, "_make_limiter"):
+            raise InvalidLimiter(f"a rule takes a limiter over a Store; over Redis isn't there yet: {shown(limiter)}")
         if not isinstance(limiter, Limiter):
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {shown(limiter)}: say TokenBucket(store, 'orders', '5/minute')"

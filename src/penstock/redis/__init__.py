@@ -1,0 +1,43 @@
+"""Limiters whose state is in Redis, for limits across hosts: ``pip install penstock[redis]``.
+
+``TokenBucket(RedisStore("redis://localhost"), "api", "100/minute")``: the same classes, over another store.
+"""
+
+from importlib.util import find_spec
+
+if find_spec("redis") is None:
+    raise ImportError("penstock.redis needs redis-py: pip install 'penstock[redis]'", name="redis")
+
+from penstock.redis.aio import (
+    AsyncRedisAllOf,
+    AsyncRedisConcurrency,
+    AsyncRedisHold,
+    AsyncRedisLease,
+    AsyncRedisLimiter,
+    AsyncRedisReservation,
+    AsyncRedisStore,
+)
+from penstock.redis.store import (
+    RedisAllOf,
+    RedisConcurrency,
+    RedisLease,
+    RedisLimiter,
+    RedisReservation,
+    RedisStore,
+)
+
+__all__ = [
+    "AsyncRedisAllOf",
+    "AsyncRedisConcurrency",
+    "AsyncRedisHold",
+    "AsyncRedisLease",
+    "AsyncRedisLimiter",
+    "AsyncRedisReservation",
+    "AsyncRedisStore",
+    "RedisAllOf",
+    "RedisConcurrency",
+    "RedisLease",
+    "RedisLimiter",
+    "RedisReservation",
+    "RedisStore",
+]

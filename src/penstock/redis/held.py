@@ -1,0 +1,181 @@
+"""Permits that are held and given back: what both kinds of ``Concurrency`` over Redis have in common.
+
+A permit is a member of the key's sorted set, with a name that nobody else has; who doesn't know it can't give it back.
+What ``allow`` and the like have taken is remembered here, by this process, for ``refund``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from typing import Any, Final, NamedTuple
+
+from penstock.core.keys import Key
+from penstock.errors import InvalidLimiter, LimitExceeded
+from penstock.rate import Rate
+from penstock.redis.algorithms import Algorithm, Concurrency, Draw, Seen
+from penstock.redis.asking import HIT, Asked, Asking, Made, Talk
+from penstock.redis.base import RedisStoreBase
+from penstock.redis.scripts import script
+
+__all__ = ["AskingHeld", "Permit", "Taken"]
+
+SWEEP_AT_LEAST: Final = 1024
+
+
+class Permit(NamedTuple):
+    member: bytes
+    end_us: int
+
+
+class Taken(NamedTuple):
+    """What an ``acquire`` came to; no permits if it was denied."""
+
+    allowed: bool
+    key: bytes
+    permits: list[Permit]
+    pid: int
+    """Of the process that holds them: one that is forked from it doesn't."""
+
+    @property
+    def is_own(self) -> bool:
+        return self.pid == os.getpid()
+
+
+class AskingHeld(Asking):
+    _algorithm: Concurrency
+
+    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: Made) -> None:
+        super().__init__(store, name, kind, made)
+        self._usual = None
+        self._leases = script("leases", "concurrency")
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loose: dict[bytes, list[Permit]] = {}
+        self._sweep_at = SWEEP_AT_LEAST
+
+    def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
+        return self._algorithm.named(super()._draw(key, cost), b"h" + secrets.token_hex(12).encode())
+
+    def _tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
+        if rate is not None or burst is not None:
+            raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
+        return self._algorithm
+
+    def _mark(self, key: bytes, request_id: Key, draw: Draw) -> bytes:
+        raise InvalidLimiter(f"{self!r} takes no request_id: a permit that is held is given back by whoever holds it")
+
+    def _permits(self, draw: Draw, seen: Seen) -> list[Permit]:
+        name, end_us = draw.arguments[3], seen.now_us + self._algorithm.lease_us
+        assert isinstance(name, bytes)
+        return [Permit(b"%b:%d" % (name, number), end_us) for number in range(1, draw.cost + 1)]
+
+    def _took(self, key: bytes, draw: Draw, seen: Seen) -> None:
+        """Remember what no lease object stands for, and forget what has ended since: that needs no giving back."""
+        if not draw.cost:
+            return
+        self._check_process()
+        with self._lock:
+            _trim(self._loose.setdefault(key, []), seen.now_us)
+            self._loose[key] += self._permits(draw, seen)
+            if len(self._loose) > self._sweep_at:
+                for other, permits in list(self._loose.items()):
+                    _trim(permits, seen.now_us)
+                    if not permits:
+                        del self._loose[other]
+                self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._loose))
+
+    def _check_process(self) -> None:
+        """A forked child holds nothing of what its parent has taken, nor a lock that another thread held there."""
+        if self._pid != os.getpid():
+            self._loose, self._lock, self._pid = {}, threading.Lock(), os.getpid()
+
+    def _take_remembered(self, key: bytes, count: int, newest: bool = False) -> list[Permit]:
+        self._check_process()
+        with self._lock:
+            permits = self._loose.get(key, [])
+            taken = permits[max(len(permits) - count, 0) :] if newest else permits[:count]
+            self._forget(key, taken)
+            return taken
+
+    def _forget(self, key: bytes, taken: list[Permit]) -> None:
+        gone = set(taken)
+        left = [permit for permit in self._loose.get(key, ()) if permit not in gone]
+        if left:
+            self._loose[key] = left
+        else:
+            self._loose.pop(key, None)
+
+    def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
+        draw, redis_key = self._draw(key, cost), self._key(key)
+
+        def read(reply: list[int]) -> bool:
+            if reply[0]:
+                self._took(redis_key, draw, Seen(True, reply[1], reply[3:]))
+            return reply[0] != 0
+
+        return self._asked(HIT, redis_key, draw, self._size, read)
+
+    def _ask_acquire(self, key: Key, cost: Any) -> Asked[Taken]:
+        draw, redis_key = self._draw(key, cost), self._key(key)
+
+        def read(reply: list[int]) -> Taken:
+            seen = Seen(reply[0] != 0, reply[1], reply[3:])
+            return Taken(seen.allowed, redis_key, self._permits(draw, seen) if seen.allowed else [], os.getpid())
+
+        return self._asked(HIT, redis_key, draw, self._size, read)
+
+    def _ask_release(self, key: bytes, permits: list[Permit]) -> Asked[int]:
+        """How many of them were still held."""
+        return self._ask_leases(b"release", key, permits)
+
+    def _ask_renew(self, key: bytes, permits: list[Permit]) -> Asked[int]:
+        return self._ask_leases(b"renew", key, permits)
+
+    def _ask_leases(self, what: bytes, key: bytes, permits: list[Permit]) -> Asked[int]:
+        arguments = [what, self._algorithm.lease_us, *(permit.member for permit in permits)]
+        return Asked(self._leases, [key], arguments, 2, lambda reply: reply[0])
+
+    def _refund(
+        self,
+        key: Key,
+        cost: Any,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> Talk[None]:
+        self._tier(rate, burst)
+        draw, redis_key = self._draw(key, cost), self._key(key)
+        if request_id is not None:
+            self._mark(redis_key, request_id, draw)
+        count = draw.cost
+        # The oldest first: what is left then lasts longer than need be, never less.
+        while count > 0 and (permits := self._take_remembered(redis_key, count)):
+            # One that was taken away, or has ended, is none to give back: any next one is.
+            count -= yield self._ask_release(redis_key, permits)
+
+    def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
+        permits = self._permits(draw, seen)
+        self._check_process()
+        with self._lock:
+            self._forget(key, permits)
+        yield self._ask_release(key, permits)
+
+    def _take_loose_permits(self, key: Key, cost: int) -> Taken:
+        """Those that a ``wait`` of this process has just taken."""
+        redis_key = self._key(key)
+        return Taken(True, redis_key, self._take_remembered(redis_key, cost, newest=True), os.getpid())
+
+    def _exceeded(self, retry_after: float) -> LimitExceeded:
+        return LimitExceeded(self._name, self.limit, retry_after)
+
+
+def _trim(permits: list[Permit], now_us: int) -> None:
+    """Take those that have ended off a list. The oldest come first."""
+    ended = 0
+    for permit in permits:
+        if permit.end_us > now_us:
+            break
+        ended += 1
+    del permits[:ended]

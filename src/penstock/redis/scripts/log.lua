@@ -1,0 +1,101 @@
+-- Sliding log. A sorted set of admissions by their dates. A member is the running total of permits with it, and its own
+-- permits: so what lies between two of them is a subtraction, and an admission is one member whatever its cost.
+local function admission(key, rank)
+  local found = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
+  local parts = numbers(found[1], '^p(%d+):(%d+)$')
+  return tonumber(found[2]), parts[1], parts[2]
+end
+
+-- The first admission with which the running total is at least that; there must be one.
+local function first_with(key, total)
+  local low, high = 0, redis.call('ZCARD', key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local _, after = admission(key, middle)
+    if after >= total then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+local function member(after, permits)
+  -- All of one length, as members of one date are in the order of their text.
+  return 'p' .. string.format('%016.0f', after) .. ':' .. text(permits)
+end
+
+algorithms.log = {
+  arguments = 3, -- amount, room, period
+  read = function(key, now, a)
+    local newest = ask('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+    local state = {date = 0, after = 0, before = 0, charged = {}}
+    if not newest then
+      return nil
+    elseif #newest > 0 then
+      local parts = numbers(newest[1], '^p(%d+):(%d+)$')
+      state.date = tonumber(newest[2])
+      if not parts or state.date % 1 ~= 0 then
+        return nil
+      end
+      state.past = math.max(now, state.date)
+      local first = redis.call(
+        'ZRANGEBYSCORE', key, '(' .. text(state.past - a[3]), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+      if #first > 0 then
+        local oldest = numbers(first[1], '^p(%d+):(%d+)$')
+        if not oldest then
+          return nil
+        end
+        state.after, state.before = parts[1], oldest[1] - oldest[2]
+      end
+    end
+    state.past = math.max(now, state.date)
+    return state
+  end,
+  allows = function(state, now, a)
+    return state.after - state.before <= a[2]
+  end,
+  charge = function(state, now, a)
+    state.date = state.past
+    state.after = state.after + a[1]
+    state.charged[#state.charged + 1] = {state.after, a[1]}
+  end,
+  -- The newest date, what counts, and when this request would be allowed.
+  tell = function(state, now, a, ok, key)
+    local used, retry_at = state.after - state.before, 0
+    if not ok then
+      local leaving = state.before + used - a[2]
+      retry_at = state.date + a[3]
+      if #state.charged == 0 then
+        retry_at = admission(key, first_with(key, leaving)) + a[3]
+      end
+    end
+    return {state.date, used, retry_at}
+  end,
+  write = function(key, state, now, a)
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', text(state.past - a[3]))
+    for _, charged in ipairs(state.charged) do
+      redis.call('ZADD', key, text(state.date), member(charged[1], charged[2]))
+    end
+    redis.call('PEXPIREAT', key, expiry(state.date + a[3]))
+  end,
+  -- The oldest that count: so what is left is never earlier than what was kept.
+  give_back = function(key, state, now, a, is_cancelled)
+    local used = state.after - state.before
+    if used == 0 or is_cancelled and a[2] + a[3] <= now then
+      return
+    end
+    if a[1] >= used then
+      redis.call('UNLINK', key)
+      return
+    end
+    local total = state.before + a[1]
+    local rank = first_with(key, total)
+    local date, after = admission(key, rank)
+    redis.call('ZREMRANGEBYRANK', key, 0, rank)
+    if after > total then
+      redis.call('ZADD', key, text(date), member(after, after - total))
+    end
+  end,
+}

@@ -1,0 +1,56 @@
+-- Sliding window. The state is the end of the current window, the count of the one before, and its own.
+
+-- a * b / c, rounded down, with b <= c < 2^49: exact, where the product itself would be too large for a double.
+local function scaled(a, b, c)
+  if a * b < 9007199254740992 then
+    return math.floor(a * b / c)
+  end
+  local digits, whole, rest = {}, 0, 0
+  while a > 0 do
+    digits[#digits + 1] = a % 8
+    a = math.floor(a / 8)
+  end
+  for i = #digits, 1, -1 do
+    rest = rest * 8 + digits[i] * b
+    whole = whole * 8 + math.floor(rest / c)
+    rest = rest % c
+  end
+  return whole
+end
+
+algorithms.sliding = {
+  arguments = 3, -- amount, room, period
+  read = function(key, now, a)
+    local state, period = read_text(key, '^s(%d+):(%d+):(%d+)$', {0, 0, 0}), a[3]
+    local ends = now - now % period + period
+    -- A later window than ours is ours.
+    if state and state[1] < ends then
+      return {ends, state[1] == ends - period and state[3] or 0, 0, written = state[1]}
+    end
+    return state
+  end,
+  allows = function(state, now, a)
+    return state[3] + scaled(state[2], math.min(state[1] - now, a[3]), a[3]) <= a[2]
+  end,
+  charge = function(state, now, a)
+    state[3] = state[3] + a[1]
+  end,
+  tell = function(state)
+    return state
+  end,
+  write = function(key, state, now, a)
+    local ends, before, count = state[1], state[2], state[3]
+    local until_us = count > 0 and ends + a[3] or before > 0 and ends or now
+    write_text(key, 's' .. text(ends) .. ':' .. text(before) .. ':' .. text(count), until_us, now)
+  end,
+  give_back = function(key, state, now, a, is_cancelled)
+    local from_count = math.min(a[1], state[3])
+    local from_before = math.min(a[1] - from_count, state[2])
+    -- If something was charged in a later window, what was charged before can't be told from others' any more.
+    if from_count + from_before == 0 or is_cancelled and (state.written or state[1]) ~= a[2] then
+      return
+    end
+    state[2], state[3] = state[2] - from_before, state[3] - from_count
+    algorithms.sliding.write(key, state, now, a)
+  end,
+}

@@ -1,0 +1,46 @@
+"""A server for all tests, and a clock for the scripts that tests can move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from redis_server import RedisServer, redis_server
+from scripts_clock import ServerClock, moved_by_tests
+
+from penstock.redis import RedisStore
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: RedisServer) -> RedisServer:
+    """Empty, with the scripts forgotten."""
+    with shared_server.client() as client:
+        client.flushall()
+        client.script_flush()
+    return shared_server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with server.client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def redis_store(server: RedisServer) -> Iterator[RedisStore]:
+    with RedisStore(server.url, timeout=60) as opened:
+        yield opened
+
+
+@pytest.fixture
+def server_clock(client: redis.Redis) -> Iterator[ServerClock]:
+    """The time for scripts of limiters that are made from now on."""
+    with moved_by_tests():
+        yield ServerClock(client)

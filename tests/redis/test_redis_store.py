@@ -1,0 +1,598 @@
+"""The store: its keys in Redis, what a state's end is, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis_server import RedisServer, redis_server
+from scripts_clock import ServerClock
+
+import penstock
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    ForeignState,
+    InvalidKey,
+    InvalidLimiter,
+    InvalidRate,
+    LeakyBucket,
+    MinInterval,
+    Rate,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    StoreClosed,
+    StoreUnavailable,
+    TokenBucket,
+)
+from penstock.redis import AsyncRedisStore, RedisLimiter, RedisStore
+from penstock.redis.keys import fingerprint, plain
+from penstock.testing import ManualClock
+from penstock.web import Rule
+
+make_log: Any = SlidingLog
+EVERY_KIND: dict[str, Callable[..., Any]] = {
+    "token bucket": lambda store, name: TokenBucket(store, name, "5/minute"),
+    "interval bucket": lambda store, name: TokenBucket(store, name, "5/minute", refill="interval"),
+    "leaky bucket": lambda store, name: LeakyBucket(store, name, "5/minute", capacity=5),
+    "minimum interval": lambda store, name: MinInterval(store, name, "12s"),
+    "fixed window": lambda store, name: FixedWindow(store, name, "5/minute"),
+    "fixed window, first": lambda store, name: FixedWindow(store, name, "5/minute", align="first"),
+    "fixed window, stagger": lambda store, name: FixedWindow(store, name, "5/minute", align="stagger"),
+    "sliding window": lambda store, name: SlidingWindow(store, name, "5/minute"),
+    "bucketed window": lambda store, name: BucketedWindow(store, name, "5/minute", buckets=6),
+    "sliding log": lambda store, name: make_log(store, name, "5/minute"),
+    "concurrency": lambda store, name: Concurrency(store, name, 5, lease="1 minute"),
+}
+every_kind = pytest.mark.parametrize("make", EVERY_KIND.values(), ids=EVERY_KIND)
+
+
+@every_kind
+def test_a_limiter_is_made_by_the_class_of_the_core(make: Callable[..., Any], redis_store: RedisStore) -> None:
+    limiter = make(redis_store, "api")
+    assert isinstance(limiter, RedisLimiter)
+    assert limiter.name == "api"
+    assert limiter.store is redis_store
+    assert "'api'" in repr(limiter)
+    with pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(limiter)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = limiter.nothing
+
+
+def test_what_a_limiter_was_made_of(redis_store: RedisStore) -> None:
+    bucket = TokenBucket(redis_store, "b", "5/minute", burst=7, refill="interval")
+    assert (bucket.rate, bucket.burst, bucket.refill, bucket.limit) == (Rate(5, 60), 7, "interval", 7)
+    assert LeakyBucket(store=redis_store, name="l", rate="5/minute", capacity=3).capacity == 3
+    assert MinInterval(redis_store, "m", "2s").interval_ns == 2 * 10**9
+    assert FixedWindow(redis_store, "f", "5/minute", "first").align == "first"
+    assert BucketedWindow(redis_store, "w", "5/minute", 3, keys=9).buckets == 3
+    assert Concurrency(redis_store, "c", 3, lease=2.5).lease_ns == 2_500_000_000
+
+
+def test_where_no_limiter_over_redis_can_be(redis_store: RedisStore) -> None:
+    limiter: Any = TokenBucket(redis_store, "b", "1/s")
+    for other in (limiter, AllOf(limiter)):
+        with pytest.raises(InvalidLimiter, match="over Redis isn't there yet"):
+            Rule(other)
+
+
+def test_the_classes_of_the_core_still_make_their_own() -> None:
+    with Store.private(keys=1, clock=ManualClock()) as store:
+        bucket = TokenBucket(store=store, name="api", rate="1/s")
+        assert type(bucket) is TokenBucket
+        assert type(AllOf(bucket)) is AllOf
+        make: Any = TokenBucket
+        for arguments in ((), (store,), (None, "api", "1/s"), ("redis://", "api", "1/s")):
+            with pytest.raises(TypeError, match="TokenBucket"):
+                make(*arguments)
+        with pytest.raises(TypeError, match="TokenBucket"):
+            make.__new__(make)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda store: TokenBucket(store, "", "1/s"), InvalidLimiter, "name"),
+        (lambda store: TokenBucket(store, "a\0", "1/s"), InvalidLimiter, "name"),
+        (lambda store: TokenBucket(store, "a" * 101, "1/s"), InvalidLimiter, "name"),
+        (lambda store: TokenBucket(store, "a", "1/parsec"), InvalidRate, "parsec"),
+        (lambda store: TokenBucket(store, "a", Rate.per_ns(1, 1500)), InvalidRate, "whole microseconds"),
+        (lambda store: TokenBucket(store, "a", "2_000_000/s"), InvalidRate, "too fast"),
+        (lambda store: TokenBucket(store, "a", "1/year", burst=80), InvalidLimiter, "years"),
+        (lambda store: TokenBucket(store, "a", "1/year", burst=80, refill="interval"), InvalidLimiter, "too long"),
+        (lambda store: TokenBucket(store, "a", "1/s", burst=0), InvalidLimiter, "burst"),
+        (lambda store: TokenBucket(store, "a", "1/s", refill="never"), InvalidLimiter, "refill"),
+        (lambda store: LeakyBucket(store, "a", "1/s", capacity=None), InvalidLimiter, "capacity"),
+        (lambda store: FixedWindow(store, "a", "1/s", align="moon"), InvalidLimiter, "align"),
+        (lambda store: BucketedWindow(store, "a", "1/s", buckets=1001), InvalidLimiter, "1000"),
+        (lambda store: BucketedWindow(store, "a", Rate.per_ns(1, 2000), buckets=3), InvalidLimiter, "microsecond"),
+        (lambda store: Concurrency(store, "a", 0), InvalidLimiter, "limit"),
+        (lambda store: Concurrency(store, "a", 2**24 + 1), InvalidLimiter, "limit"),
+        (lambda store: Concurrency(store, "a", 1, lease="soon"), InvalidRate, "soon"),
+        (lambda store: TokenBucket(store, "a"), TypeError, "TokenBucket.*rate"),
+    ],
+)
+def test_what_no_limiter_can_be_made_of(
+    make: Callable[[RedisStore], Any], error: type[Exception], says: str, redis_store: RedisStore
+) -> None:
+    with pytest.raises(error, match=says):
+        make(redis_store)
+
+
+def test_a_rate_for_one_call(redis_store: RedisStore, server_clock: ServerClock) -> None:
+    bucket = TokenBucket(redis_store, "b", "1/minute")
+    assert bucket.hit("ada", rate="60/minute", burst=9).remaining == 8
+    with pytest.raises(InvalidLimiter, match="rate"):
+        bucket.hit("ada", burst=3)
+    for limiter in (MinInterval(redis_store, "m", 1), LeakyBucket(redis_store, "l", "1/s", capacity=2)):
+        assert limiter.allow("ada")
+        assert limiter.hit("bob", rate="1/hour").reset_after == 3600
+        with pytest.raises(InvalidLimiter, match="burst"):
+            limiter.hit("ada", rate="1/hour", burst=2)
+    for window in (FixedWindow(redis_store, "f", "1/minute"), SlidingWindow(redis_store, "s", "1/minute")):
+        assert window.hit("ada", rate="9/minute").remaining == 8
+        with pytest.raises(InvalidLimiter, match="period"):
+            window.hit("ada", rate="9/hour")
+        with pytest.raises(InvalidLimiter, match="burst"):
+            window.hit("ada", burst=9)
+    for other in (make_log(redis_store, "g", "1/s"), Concurrency(redis_store, "c", 2)):
+        with pytest.raises(InvalidLimiter, match="one limit"):
+            other.hit("ada", rate="2/s")
+
+
+# Keys
+
+
+class Text(str):
+    def encode(self, *args: Any) -> bytes:
+        raise AssertionError("a key's own methods are none of ours")
+
+
+DIFFERENT_KEYS: list[Any] = [
+    *("", "a", "1", "a,b", "s:a", "t:s:a", "{", "}", "a}", "é", "\udc80", "\0", "a:b", "%7D", "}%"),
+    *(b"", b"a", b"1", b"\x00", b"\xff", 0, 1, -1, 255, 256, -128, 2**64, -(2**64), 2**600),
+    *(
+        (),
+        ("",),
+        ("", ""),
+        ("a",),
+        ("a", "b"),
+        ("asb",),
+        ("a,s:b",),
+        ("ab",),
+        (b"a",),
+        (1,),
+        ("1",),
+        (1, 2),
+        (b"",),
+        ("}",),
+    ),
+]
+
+
+@pytest.mark.parametrize("stand_in", [fingerprint, plain])
+def test_different_keys_stand_apart(stand_in: Callable[[Any], bytes]) -> None:
+    assert len({stand_in(key) for key in DIFFERENT_KEYS}) == len(DIFFERENT_KEYS)
+    for key in DIFFERENT_KEYS:
+        assert stand_in(key)
+        assert not set(stand_in(key)) & set(b"{} ")
+
+
+@pytest.mark.parametrize("stand_in", [fingerprint, plain])
+def test_equal_keys_are_one(stand_in: Callable[[Any], bytes]) -> None:
+    assert stand_in(Text("a")) == stand_in("a")
+    assert stand_in(True) == stand_in(1)
+    assert stand_in((Text("a"), True)) == stand_in(("a", 1))
+    for nonsense in (1.5, None, ["a"], ("a", None), (("a",),)):
+        with pytest.raises(InvalidKey, match="str, bytes"):
+            stand_in(nonsense)  # type: ignore[arg-type]
+
+
+def test_all_states_of_a_key_are_in_one_slot(server: RedisServer, client: redis.Redis) -> None:
+    for plain_keys in (False, True):
+        with RedisStore(server.url, timeout=60, namespace="shop", plain_keys=plain_keys) as store:
+            for number, make in enumerate(EVERY_KIND.values()):
+                make(store, f"limit {number}:{{x}}").allow("user:{42}")
+    slots: dict[int, int] = {}
+    names = [bytes(name) for name in client.keys("*")]
+    for name in names:
+        assert name.startswith(b"shop:{")
+        slot = _slot(name)
+        slots[slot] = slots.get(slot, 0) + 1
+    assert sorted(slots.values()) == [len(EVERY_KIND)] * 2
+    assert any(b"{s:user:%7B42%7D}:limit 0:{x}:tat" in name for name in names)
+
+
+def _slot(name: bytes) -> int:
+    from redis.crc import key_slot
+
+    return int(key_slot(name))
+
+
+def test_limiters_share_a_state_or_have_one_each(redis_store: RedisStore, server_clock: ServerClock) -> None:
+    for make in EVERY_KIND.values():
+        assert make(redis_store, "one").hit("ada").remaining == make(redis_store, "one").peek("ada").remaining
+    first, second = TokenBucket(redis_store, "t", "5/minute"), TokenBucket(redis_store, "t", "10/minute")
+    assert first.hit("ada").remaining == 4
+    assert second.peek("ada").remaining == 8  # a time is a time at any rate
+    for one, other in (
+        (FixedWindow(redis_store, "w", "5/minute"), FixedWindow(redis_store, "w", "5/hour")),
+        (FixedWindow(redis_store, "w", "5/minute"), FixedWindow(redis_store, "w", "5/minute", align="first")),
+        (SlidingWindow(redis_store, "w", "5/minute"), SlidingWindow(redis_store, "w", "5/hour")),
+        (BucketedWindow(redis_store, "w", "5/minute"), BucketedWindow(redis_store, "w", "5/minute", 30)),
+        (make_log(redis_store, "w", "5/minute"), make_log(redis_store, "w", "5/hour")),
+    ):
+        assert one.hit("ada").remaining == 4 or one.peek("ada").remaining < 4
+        assert other.peek("ada").remaining == 5
+
+
+# The ends of states
+
+
+@every_kind
+def test_a_state_ends_when_it_is_as_good_as_fresh(
+    make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis
+) -> None:
+    limiter = make(redis_store, "api")
+    before_us = server_us(client)
+    decision = limiter.hit("ada", min(limiter.limit, 3))
+    after_us = server_us(client)
+    (name,) = client.keys("*:api:*")
+    ends_us = 1000 * client.execute_command("PEXPIRETIME", name)
+    reset_us = decision.reset_after_ns // 1000
+    # Rounded up to the millisecond, and for what has weight in the next window up to the end of that.
+    assert before_us + reset_us <= ends_us <= after_us + reset_us + 1000 + 60_000_000 * (b":sliding-" in name)
+
+
+def server_us(client: redis.Redis) -> int:
+    seconds, us = client.time()
+    return int(seconds * 1_000_000 + us)
+
+
+def test_a_state_is_gone_when_its_time_is_over(server: RedisServer) -> None:
+    period = "40 ms"
+    with RedisStore(server.url, timeout=60) as store, server.client() as client:
+        for limiter in (
+            TokenBucket(store, "t", f"5 per {period}"),
+            TokenBucket(store, "i", f"5 per {period}", refill="interval"),
+            LeakyBucket(store, "l", f"5 per {period}", capacity=5),
+            FixedWindow(store, "f", f"5 per {period}"),
+            FixedWindow(store, "ff", f"5 per {period}", align="first"),
+            SlidingWindow(store, "s", f"5 per {period}"),
+            BucketedWindow(store, "b", f"5 per {period}", 4),
+            make_log(store, "g", f"5 per {period}"),
+            Concurrency(store, "c", 5, lease=period),
+        ):
+            limiter.hit("ada")
+        event = threading.Event()
+        for _ in range(2000):
+            if not client.keys():
+                break
+            event.wait(0.01)
+        assert client.keys() == []
+
+
+@every_kind
+def test_a_denial_writes_nothing(make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis) -> None:
+    limiter = make(redis_store, "api")
+    while limiter.allow("ada"):
+        pass
+    (name,) = client.keys()
+    before, ends, written = client.dump(name), client.execute_command("PEXPIRETIME", name), changes(client)
+    assert not limiter.allow("ada")
+    assert not limiter.hit("ada")
+    assert not limiter.peek("ada")
+    assert not limiter.reserve("ada", 1, 0)
+    assert limiter.allow_many(["ada"] * 3) == [False] * 3
+    assert (client.dump(name), client.execute_command("PEXPIRETIME", name), changes(client)) == (before, ends, written)
+
+
+def changes(client: redis.Redis) -> int:
+    return int(client.info("persistence")["rdb_changes_since_last_save"])
+
+
+# What goes wrong
+
+
+@every_kind
+def test_something_else_under_a_key(make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis) -> None:
+    limiter = make(redis_store, "api")
+    limiter.allow("ada")
+    (name,) = client.keys()
+    plants: list[Callable[[], Any]] = [
+        lambda: client.set(name, "5"),
+        lambda: client.set(name, "t12x"),
+        lambda: client.set(name, "t" + "9" * 400),
+        lambda: client.set(name, "w1:2:3"),
+        lambda: client.set(name, b"\x00\xff"),
+        lambda: client.rpush(name, "x"),
+        lambda: client.sadd(name, "x"),
+        lambda: client.hset(name, "x", "1"),
+        lambda: client.hset(name, "b1", "many"),
+        lambda: client.zadd(name, {"x": 1}),
+        lambda: client.zadd(name, {"p0000000000000001:1": 1.5}),
+        lambda: client.xadd(name, {"x": "1"}),
+    ]
+    for plant in plants:
+        client.delete(name)
+        plant()
+        before = client.dump(name)
+        for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.reset, limiter.refund):
+            if ask == limiter.refund and isinstance(limiter, penstock.redis.RedisConcurrency):
+                continue  # of what was taken there may be nothing to give back, and nothing is asked
+            with pytest.raises(ForeignState, match="another namespace") as caught:
+                ask("ada")
+            assert caught.value.key == name.decode()
+        with pytest.raises(ForeignState):
+            limiter.allow_many(["bob", "ada"])
+        assert client.dump(name) == before
+        limiter.reset("bob")
+    client.delete(name)
+    assert limiter.allow("ada")
+
+
+def test_something_else_under_the_key_of_one_of_several(redis_store: RedisStore, client: redis.Redis) -> None:
+    first, second = TokenBucket(redis_store, "a", "5/minute"), make_log(redis_store, "b", "5/minute")
+    both = AllOf(first, second)
+    assert both.allow("ada")
+    (name,) = client.keys("*:b:*")
+    client.set(name, "mine")
+    for ask in (both.allow, both.hit, both.peek, both.refund, both.reset, both.reserve):
+        with pytest.raises(ForeignState):
+            ask("ada")
+    assert first.peek("ada").remaining == 4
+
+
+def test_something_else_under_the_key_of_a_mark(redis_store: RedisStore, client: redis.Redis) -> None:
+    bucket = TokenBucket(redis_store, "a", "5/minute")
+    bucket.hit("ada", request_id="r")
+    (name,) = client.keys("*:request:*")
+    for plant in (lambda: client.set(name, "x"), lambda: client.rpush(name, "x")):
+        client.delete(name)
+        plant()
+        for ask in (bucket.hit, bucket.refund):
+            with pytest.raises(ForeignState) as caught:
+                ask("ada", request_id="r")
+            assert caught.value.key == name.decode()
+    assert bucket.peek("ada").remaining == 4
+
+
+@every_kind
+def test_scripts_that_were_flushed_are_loaded_again(
+    make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis
+) -> None:
+    limiter = make(redis_store, "api")
+    both = AllOf(limiter)
+    for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.refund, limiter.reset, both.hit):
+        client.script_flush()
+        ask("ada")
+    client.script_flush()
+    assert limiter.allow_many(["eve"] * 2) == [True, limiter.limit > 1]
+    assert not client.keys("*:x:*")
+
+
+def test_a_batch_of_many_is_in_order(redis_store: RedisStore, server_clock: ServerClock) -> None:
+    bucket = TokenBucket(redis_store, "b", "1200/minute")
+    assert bucket.allow_many(["ada"] * 1500) == [True] * 1200 + [False] * 300
+    assert bucket.allow_many([]) == []
+    assert bucket.allow_many(["bob", "cid"], [1200, 1]) == [True, True]
+    for wrong in ((["a"], [1, 2]), ("ada", None), (["a"], 1)):
+        with pytest.raises((TypeError, ValueError)):
+            bucket.allow_many(*wrong)
+
+
+def test_a_server_that_is_away(server: RedisServer) -> None:
+    with redis_server() as other, RedisStore(other.url, timeout=60) as store:
+        bucket = TokenBucket(store, "b", "5/minute")
+        assert bucket.allow("ada")
+        other.process.kill()
+        other.process.wait()
+        for ask in (bucket.allow, bucket.hit, bucket.peek, bucket.reserve, bucket.refund, bucket.reset):
+            with pytest.raises(StoreUnavailable, match="has not decided") as caught:
+                ask("ada")
+            assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        with pytest.raises(StoreUnavailable):
+            bucket.allow_many(["ada"])
+        with pytest.raises(StoreUnavailable):
+            bucket.wait("ada")
+
+
+def test_w27_a_server_that_stops_is_an_error_within_the_deadline(server: RedisServer) -> None:
+    """W27, as far as there is a policy: an error, whose wait is bounded by the socket's deadline."""
+    with RedisStore(server.url, timeout=0.05) as store:
+        bucket = TokenBucket(store, "b", "5/minute")
+        while True:
+            try:
+                bucket.allow("ada")
+                break
+            except StoreUnavailable:  # a busy machine
+                pass
+        asked = threading.Event()
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                bucket.hit("ada")
+            except StoreUnavailable as error:
+                errors.append(error)
+            asked.set()
+
+        with server.stopped():
+            thread = threading.Thread(target=ask)
+            thread.start()
+            # While the server does nothing, the answer comes; how soon is no test's affair.
+            assert asked.wait(60)
+            thread.join()
+            with pytest.raises(StoreUnavailable):
+                bucket.allow_many(["ada"])
+        assert isinstance(errors[0].__cause__, redis.TimeoutError)
+
+
+def test_a_server_that_refuses(server: RedisServer, client: redis.Redis, redis_store: RedisStore) -> None:
+    bucket = TokenBucket(redis_store, "b", "5/minute")
+    assert bucket.allow("ada")
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            bucket.allow("ada")
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            bucket.allow_many(["ada"])
+    finally:
+        client.config_set("maxmemory", 0)
+    assert bucket.peek("ada").remaining == 4
+
+
+def test_a_password_and_a_user_pass_through_the_url(server: RedisServer, client: redis.Redis) -> None:
+    def allow(url: str, namespace: str) -> bool:
+        with RedisStore(url, timeout=60, namespace=namespace) as store:
+            return TokenBucket(store, "b", "5/minute").allow("ada")
+
+    client.execute_command("ACL SETUSER", "shop", "on", ">secret", "~shop:*", "+@all")
+    try:
+        url = server.url.replace("//", "//shop:secret@")
+        assert allow(url, "shop")
+        with pytest.raises(StoreUnavailable, match=r"(?i)perm"):
+            allow(url, "other")
+        with pytest.raises(StoreUnavailable):
+            allow(server.url.replace("//", "//shop:wrong@"), "shop")
+    finally:
+        client.execute_command("ACL DELUSER", "shop")
+
+
+@pytest.mark.parametrize("reply", [None, b"OK", [], [1], [b"1", 2, 3, 4], [1, 2, 3, 4, 5], [-1, 7], 1])
+def test_a_reply_that_no_script_of_ours_makes(
+    reply: Any, redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = TokenBucket(redis_store, "b", "5/minute")
+    monkeypatch.setattr(redis_store, "_execute", lambda *_: reply)
+    with pytest.raises(StoreUnavailable, match="answered"):
+        bucket.hit("ada")
+
+
+def test_a_client_of_ones_own(server: RedisServer) -> None:
+    for options in ({}, {"decode_responses": True}, {"protocol": 3}):
+        with redis.Redis(port=server.port, socket_timeout=60, **options) as client:  # type: ignore[arg-type]
+            with RedisStore(client, namespace=f"n{len(options)}") as store:
+                for make in EVERY_KIND.values():
+                    limiter = make(store, "api")
+                    assert limiter.hit("ada", limiter.limit).remaining == 0
+                    assert not limiter.allow("ada")
+                    limiter.reset("ada")
+            assert client.ping()  # it isn't the store's to close
+
+
+def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
+    make: Any = RedisStore
+    with pytest.raises(TypeError, match="URL"):
+        make(7)
+    with pytest.raises(ValueError, match="socket_timeout"):
+        make(redis.Redis(port=server.port, socket_timeout=None))
+    with pytest.raises(ValueError, match="socket_timeout"):
+        make(redis.Redis(port=server.port, socket_timeout=1), timeout=1)
+    with pytest.raises(TypeError, match="asyncio"):
+        AsyncRedisStore(redis.Redis(port=server.port, socket_timeout=1))  # type: ignore[arg-type]
+    for timeout in (0, -1, float("inf"), True, "1"):
+        with pytest.raises(ValueError, match="timeout"):
+            make(server.url, timeout=timeout)
+    for namespace in ("", "a{b", "a}", "é", 7, "a" * 101):
+        with pytest.raises(ValueError, match="namespace"):
+            make(server.url, namespace=namespace)
+
+
+def test_every_operation_has_a_deadline_and_none_is_repeated(server: RedisServer) -> None:
+    for store in (RedisStore(server.url), AsyncRedisStore(server.url)):
+        options = store._client.connection_pool.connection_kwargs
+        assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.5, 0.5)
+        assert options["retry"].get_retries() == 0 if hasattr(options["retry"], "get_retries") else True
+
+
+def test_a_closed_store(server: RedisServer) -> None:
+    with RedisStore(server.url, timeout=60) as store:
+        bucket = TokenBucket(store, "b", "5/minute")
+        assert bucket.allow("ada")
+    for ask in (bucket.allow, bucket.hit, bucket.wait, lambda key: bucket.allow_many([key])):
+        with pytest.raises(StoreClosed):
+            ask("ada")
+
+
+def test_without_redis_py_the_error_names_the_extra() -> None:
+    program = (
+        "import sys, importlib.util as util; find = util.find_spec;"
+        "util.find_spec = lambda name, *rest: None if name == 'redis' else find(name, *rest);"
+        "import penstock; import penstock.redis"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].endswith("pip install 'penstock[redis]'")
+
+
+# Several processes
+
+
+def spend(url: str, kind: str, asked: int, results: Any) -> None:
+    with RedisStore(url, timeout=60) as store:
+        limiter = EVERY_KIND[kind](store, "shared")
+        results.put(sum(limiter.allow("ada") for _ in range(asked)))
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_several_processes_get_no_more_than_the_limit(
+    kind: str, server: RedisServer, server_clock: ServerClock
+) -> None:
+    """With a clock that stands still, exactly the limit."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    workers = [context.Process(target=spend, args=(server.url, kind, 4, results)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    with RedisStore(server.url, timeout=60) as store:
+        assert sum(results.get() for _ in workers) == EVERY_KIND[kind](store, "shared").limit
+
+
+def test_a_limiter_works_on_both_sides_of_a_fork(
+    redis_store: RedisStore, server_clock: ServerClock, in_child: Callable[[Callable[[], Any]], Any]
+) -> None:
+    bucket, held = TokenBucket(redis_store, "b", "5/minute"), Concurrency(redis_store, "c", 2)
+    assert bucket.allow("ada")
+    reservation = bucket.reserve("ada")
+    lease = held.acquire("ada")
+    assert held.allow("ada")
+
+    def child() -> tuple[int, int, bool]:
+        remaining = bucket.hit("ada").remaining
+        # What its parent has booked and taken is none of the child's.
+        reservation.cancel()
+        held.refund("ada")
+        return remaining, held.peek("ada").remaining, lease.release()
+
+    assert in_child(child) == (2, 0, False)
+    assert bucket.hit("ada").remaining == 1
+    assert lease.release()
+    held.refund("ada")
+    assert held.peek("ada").remaining == 2
+
+
+def test_both_kinds_of_store_share_their_states(server: RedisServer, server_clock: ServerClock) -> None:
+    async def asked() -> list[int]:
+        async with AsyncRedisStore(server.url, timeout=60) as store:
+            return [(await make(store, name).hit("ada")).remaining for name, make in EVERY_KIND.items()]
+
+    remaining = asyncio.run(asked())
+    with RedisStore(server.url, timeout=60) as store:
+        assert [make(store, name).peek("ada").remaining for name, make in EVERY_KIND.items()] == remaining

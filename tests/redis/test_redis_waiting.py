@@ -1,0 +1,309 @@
+"""Waiting for permits, holding them, giving them back, in threads and in tasks; and requests that are charged once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+from redis_server import RedisServer
+from scripts_clock import ServerClock
+
+from penstock import (
+    AllOf,
+    Concurrency,
+    FixedWindow,
+    InvalidLimiter,
+    LeakyBucket,
+    LimitExceeded,
+    MinInterval,
+    SlidingLog,
+    StoreClosed,
+    TokenBucket,
+)
+from penstock.redis import AsyncRedisStore, RedisStore
+
+make_log: Any = SlidingLog
+WAITED_FOR: dict[str, Callable[[Any], Any]] = {
+    "token bucket": lambda store: TokenBucket(store, "w", "2 per 40 ms"),
+    "leaky bucket": lambda store: LeakyBucket(store, "w", "1 per 20 ms", capacity=2),
+    "minimum interval": lambda store: MinInterval(store, "w", "20 ms"),
+    "fixed window": lambda store: FixedWindow(store, "w", "2 per 40 ms"),
+    "sliding log": lambda store: make_log(store, "w", "2 per 40 ms"),
+    "two": lambda store: AllOf(MinInterval(store, "g", "20 ms"), make_log(store, "w", "2 per 40 ms")),
+    "concurrency": lambda store: Concurrency(store, "w", 2, lease="20 ms"),
+}
+every_kind = pytest.mark.parametrize("make", WAITED_FOR.values(), ids=WAITED_FOR)
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
+
+
+@asynccontextmanager
+async def async_store(server: RedisServer) -> AsyncIterator[AsyncRedisStore]:
+    async with AsyncRedisStore(server.url, timeout=60) as store:
+        yield store
+
+
+@every_kind
+def test_whoever_waits_is_let_in(make: Callable[[Any], Any], redis_store: RedisStore, server: RedisServer) -> None:
+    limiter = make(redis_store)
+    assert [limiter.wait("ada", jitter=0.1) for _ in range(6)] == [True] * 6
+
+    async def waited() -> list[bool]:
+        async with async_store(server) as store:
+            limiter = make(store)
+            tasks = [asyncio.create_task(limiter.wait("bob", jitter=0.1)) for _ in range(6)]
+            return list(await asyncio.gather(*tasks, limiter.wait_async("cid")))
+
+    assert run(waited()) == [True] * 7
+
+
+@every_kind
+def test_who_would_wait_too_long_is_told_at_once_and_charged_nothing(
+    make: Callable[[Any], Any], redis_store: RedisStore, server: RedisServer, server_clock: ServerClock
+) -> None:
+    """By a clock that stands still, nothing ever comes."""
+    limiter = make(redis_store)
+    while limiter.wait("ada", timeout=0):
+        pass
+    before = repr(limiter.peek("ada"))
+    assert not limiter.wait("ada", timeout=0.001)
+    assert not limiter.wait("ada", 1, 0)
+
+    async def waited() -> list[bool]:
+        async with async_store(server) as store:
+            return [await make(store).wait("ada", timeout=0.001), await make(store).wait("ada", 1, 0)]
+
+    assert run(waited()) == [False, False]
+    assert repr(limiter.peek("ada")) == before
+
+
+def test_a_wait_that_is_cancelled_gives_back_what_it_has_booked(redis_store: RedisStore, server: RedisServer) -> None:
+    bucket = TokenBucket(redis_store, "w", "1/hour")
+    assert bucket.allow("ada")
+    before_ns = bucket.peek("ada").reset_after_ns
+
+    async def cancelled() -> None:
+        async with async_store(server) as store:
+            task = asyncio.create_task(TokenBucket(store, "w", "1/hour").wait("ada"))
+            while bucket.peek("ada").reset_after_ns <= before_ns:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    run(cancelled())
+    assert bucket.peek("ada").reset_after_ns <= before_ns
+
+
+def test_tasks_that_wait_for_what_cannot_be_booked_go_in_the_order_in_which_they_came(server: RedisServer) -> None:
+    async def waited() -> list[int]:
+        order: list[int] = []
+
+        async def one(limiter: Any, number: int) -> None:
+            assert await limiter.wait("ada")
+            order.append(number)
+
+        async with async_store(server) as store:
+            limiter = FixedWindow(store, "w", "1 per 5 ms")
+            await asyncio.gather(*[one(limiter, number) for number in range(8)])
+        return order
+
+    assert run(waited()) == list(range(8))
+
+
+def test_what_no_wait_can_be_asked(redis_store: RedisStore, server: RedisServer) -> None:
+    bucket = TokenBucket(redis_store, "w", "1/hour")
+    for options in ({"timeout": -1}, {"jitter": 1}, {"jitter": "x"}, {"timeout": float("nan")}):
+        with pytest.raises(ValueError, match=r"timeout|jitter"):
+            bucket.wait("ada", **options)  # type: ignore[arg-type]
+
+        async def waited(options: dict[str, Any]) -> None:
+            async with async_store(server) as store:
+                await TokenBucket(store, "w", "1/hour").wait("ada", **options)
+
+        with pytest.raises(ValueError, match=r"timeout|jitter"):
+            run(waited(options))
+    for limiter in (bucket, AllOf(bucket)):
+        with pytest.raises(TypeError, match="AsyncRedisStore"):
+            limiter.wait_async("ada")
+    for max_delay in (-1, "1", True):
+        with pytest.raises(ValueError, match="max_delay"):
+            bucket.reserve("ada", 1, max_delay)  # type: ignore[arg-type]
+    redis_store.close()
+    with pytest.raises(StoreClosed):
+        bucket.wait("ada")
+
+
+# Permits that are held
+
+
+def test_a_lease(redis_store: RedisStore, server_clock: ServerClock) -> None:
+    held = Concurrency(redis_store, "c", 3, lease="30s")
+    first, second = held.acquire("ada"), held.acquire("ada", 2)
+    assert first
+    assert second
+    assert not held.acquire("ada")
+    with pytest.raises(LimitExceeded, match="allows 3"), held.acquire("ada"):
+        pass
+    assert held.hit("ada").retry_after == 30
+    assert first.release()
+    assert not first.release()
+    assert held.peek("ada").remaining == 1
+    with held.acquire("ada"):
+        assert held.peek("ada").remaining == 0
+    assert held.peek("ada").remaining == 1
+    server_clock.advance(20)
+    assert second.renew()
+    server_clock.advance(20)
+    assert held.peek("ada").remaining == 1
+    server_clock.advance(10)
+    # A host that has gone away gives nothing back, but its lease ends.
+    assert held.peek("ada").remaining == 3
+    assert not second.renew()
+    assert not second.release()
+    with pytest.raises(RuntimeError, match="released before"), second:
+        pass
+    assert "not held" in repr(second)
+
+
+def test_a_lease_in_tasks(server: RedisServer, server_clock: ServerClock) -> None:
+    async def used() -> None:
+        async with async_store(server) as store:
+            held = Concurrency(store, "c", 2, lease="30s")
+            first = await held.acquire("ada")
+            async with await held.acquire("ada"):
+                assert (await held.peek("ada")).remaining == 0
+                with pytest.raises(LimitExceeded, match="allows 2"):
+                    async with await held.acquire("ada"):
+                        pass
+                with pytest.raises(LimitExceeded):
+                    async with held.hold("ada", timeout=0):
+                        pass
+            assert await first.renew()
+            assert await first.release()
+            assert not await first.renew()
+            assert not await first.release()
+
+            @held.limited(lambda name: name)
+            async def work(name: str) -> int:
+                return (await held.peek(name)).remaining
+
+            assert await work("ada") == 1
+            assert (await held.peek("ada")).remaining == 2
+            with pytest.raises(TypeError, match="coroutines"):
+                held.limited("ada")(lambda: None)  # type: ignore[arg-type, return-value]
+            async with held.hold("ada", 2) as lease:
+                assert lease.allowed
+                assert not await held.allow("ada")
+            assert await held.allow("ada")
+            await held.refund("ada")
+            assert (await held.peek("ada")).remaining == 2
+
+    run(used())
+
+
+def test_whoever_holds_lets_the_next_one_in(redis_store: RedisStore) -> None:
+    held = Concurrency(redis_store, "c", 2, lease="10 minutes")
+    inside, most = [0], [0]
+    lock = threading.Lock()
+
+    @held.limited("ada")
+    def work() -> None:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        held.peek("ada")
+        with lock:
+            inside[0] -= 1
+
+    threads = [threading.Thread(target=lambda: [work() for _ in range(5)]) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] <= 2
+    assert held.peek("ada").remaining == 2
+    with held.hold("ada", 2), pytest.raises(LimitExceeded), held.hold("ada", timeout=0.001):
+        pass
+    assert held.peek("ada").remaining == 2
+    assert held.allow("ada")
+    with held.hold("ada", 0):
+        pass
+    assert held.peek("ada").remaining == 1  # a block that held nothing gives nothing back
+
+
+def test_permits_that_were_taken_away_are_none_to_give_back(redis_store: RedisStore, server_clock: ServerClock) -> None:
+    held = Concurrency(redis_store, "c", 3, lease="30s")
+    other = Concurrency(redis_store, "c", 3, lease="60s")
+    assert held.allow("ada")
+    held.reset("ada")
+    assert held.allow("ada")
+    assert other.allow("ada")
+    held.refund("ada")  # the second one, as the first is gone
+    assert held.peek("ada").remaining == 2
+    held.refund("ada", 3)
+    assert held.peek("ada").remaining == 2  # what the other has taken isn't ours to give back
+    server_clock.advance(59)
+    assert held.peek("ada").remaining == 2
+    server_clock.advance(1)
+    assert held.peek("ada").remaining == 3
+
+
+def test_what_is_held_has_no_request_id_and_one_limit(redis_store: RedisStore) -> None:
+    held = Concurrency(redis_store, "c", 3)
+    for ask in (held.hit, held.refund):
+        with pytest.raises(InvalidLimiter, match="request_id"):
+            ask("ada", request_id="r")
+        with pytest.raises(InvalidLimiter, match="one limit"):
+            ask("ada", rate="1/s")
+    assert held.peek("ada").remaining == 3
+
+
+# Requests that are charged once
+
+
+def test_a_request_is_charged_once_as_long_as_it_is_remembered(redis_store: RedisStore, client: redis.Redis) -> None:
+    log = make_log(redis_store, "l", "9/hour")
+    assert log.hit("ada", request_id="r", request_ttl=0.02).remaining == 8
+    (mark,) = client.keys("*:request:*")
+    assert client.pttl(mark) <= 21
+    event = threading.Event()
+    while client.exists(mark):
+        event.wait(0.001)
+    assert log.hit("ada", request_id="r").remaining == 7
+    assert log.hit("ada", request_id="r").remaining == 7
+    assert log.hit("ada", 2, request_id="r").remaining == 5  # of another cost: another request
+    assert log.hit("bob", request_id="r").remaining == 8
+
+
+def test_a_denied_request_is_not_remembered(redis_store: RedisStore, server_clock: ServerClock) -> None:
+    gap = MinInterval(redis_store, "g", "10s")
+    assert gap.allow("ada")
+    assert not gap.hit("ada", request_id="r")
+    server_clock.advance(10)
+    assert gap.hit("ada", request_id="r")
+    repeated = gap.hit("ada", request_id="r")
+    assert repeated
+    assert repeated.retry_after == 0
+    gap.refund("ada", request_id="other")
+    assert not gap.peek("ada")
+    gap.refund("ada", request_id="r")
+    assert gap.peek("ada")
+
+
+def test_requests_at_once_under_one_id_are_charged_once(server: RedisServer, server_clock: ServerClock) -> None:
+    async def asked() -> int:
+        async with async_store(server) as store:
+            bucket = TokenBucket(store, "b", "100/hour")
+            decisions = await asyncio.gather(*[bucket.hit("ada", request_id=("r", 1)) for _ in range(20)])
+            assert all(decisions)
+            return (await bucket.peek("ada")).remaining
+
+    assert run(asked()) == 99
