@@ -8,6 +8,7 @@ flaky.
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -34,6 +35,7 @@ SERVERS: Final = (
 )
 # A million entries are 8 MB for each key.
 FEW_KEYS: Final = {"test_moving_window_huge_cost": {"moving_window_keys": 2}}
+LONGEST_SLEEPS_S: Final = 4
 
 DESELECTED = pytest.StashKey[dict[str, list[str]]]()
 ON_PENSTOCK = pytest.StashKey[dict[str, int]]()
@@ -74,6 +76,14 @@ def empty_store() -> Iterator[None]:
     Store.unlink(NAME, missing_ok=True)
     yield
     Store.unlink(NAME, missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def away_from_the_minutes_end() -> None:
+    """Some tests sleep for seconds between requests of a window by the clock, a minute long, and take it for one."""
+    left_s = 60 - time.time() % 60
+    if left_s < LONGEST_SLEEPS_S:
+        time.sleep(left_s)
 
 
 @pytest.fixture(autouse=True)
