@@ -527,6 +527,26 @@ async def hello_asgi(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
+@pytest.mark.parametrize("middleware", [WSGIMiddleware, ASGIMiddleware])
+def test_what_is_no_gate_replaces_none(store: Store, middleware: Any) -> None:
+    class AlmostAGate:
+        body_limits = ()
+        has_ends = True
+
+    limited = middleware(hello_wsgi, [Rule(FixedWindow(store, "one", "5/hour"))])
+    gate = limited.gate
+    with pytest.raises(AttributeError):
+        limited.gate = AlmostAGate()
+    assert limited.gate is gate
+
+
+def test_an_application_goes_on_with_its_gate_if_another_was_none(store: Store) -> None:
+    limited = WSGIMiddleware(hello_wsgi, [Rule(FixedWindow(store, "one", "1/hour"))])
+    with pytest.raises(AttributeError):
+        limited.gate = object()
+    assert [ask_wsgi(limited).status for _ in range(2)] == [200, 429]
+
+
 @pytest.mark.parametrize(
     ("middleware", "hello", "ask"), [(WSGIMiddleware, hello_wsgi, ask_wsgi), (ASGIMiddleware, hello_asgi, ask_asgi)]
 )
