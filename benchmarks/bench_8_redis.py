@@ -44,8 +44,9 @@ EVERY_KIND: dict[str, Callable[[Any], Any]] = {
 
 @pytest.fixture
 def store(redis_port: int) -> Iterator[RedisStore]:
+    with redis.Redis(host="127.0.0.1", port=redis_port, db=3) as client:
+        client.flushdb()
     with RedisStore(f"redis://127.0.0.1:{redis_port}/3", timeout=10) as opened:
-        opened._client.flushdb()
         yield opened
 
 

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.errors import StoreClosed, shown
+from penstock.errors import PenstockError, StoreClosed, shown
 
 if TYPE_CHECKING:
     from penstock.testing import ManualClock
@@ -268,7 +268,7 @@ class _Turn:
     def give_up(self) -> None:
         self.leave()
         for reservation in self.booked:
-            with contextlib.suppress(StoreClosed):
+            with contextlib.suppress(PenstockError):
                 reservation.cancel()
 
 
@@ -279,6 +279,9 @@ _lock = threading.RLock()
 
 
 def _line_id(limiter: WaitedFor, key: object) -> object:
+    if line_of := getattr(limiter, "_line_of", None):
+        # Over Redis, those of one name and kind have each its own state if they have different windows.
+        return id(limiter.store), line_of(key)
     # A limiter over several others may have a list of keys, one for each.
     return id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key
 

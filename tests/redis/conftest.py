@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from redis_cluster import RedisCluster, redis_cluster
 from redis_server import RedisServer, redis_server
 from scripts_clock import ServerClock, moved_by_tests
 
@@ -31,6 +32,26 @@ def server(shared_server: RedisServer) -> RedisServer:
 def client(server: RedisServer) -> Iterator[redis.Redis]:
     with server.client() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: RedisCluster) -> RedisCluster:
+    """Empty, with the scripts forgotten."""
+    shared_cluster.on_masters("FLUSHALL")
+    shared_cluster.on_masters("SCRIPT FLUSH")
+    return shared_cluster
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    """For a test of both kinds of store."""
+    return bool(request.param == "asyncio")
 
 
 @pytest.fixture

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 
 PATIENCE_S = 60.0
+# Another server of the same protocol, or another version of it, is tested by naming its program.
+PROGRAM = os.environ.get("PENSTOCK_REDIS_SERVER", "redis-server")
+# A cluster's nodes talk to each other on a port that is so much higher.
+BUS_OFFSET = 10_000
 
 
 @dataclass(frozen=True)
 class RedisServer:
     process: subprocess.Popen[bytes]
     port: int
+    options: dict[str, Any] = field(default_factory=dict)
+    """What a client needs besides."""
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, socket_timeout=PATIENCE_S)
+        return redis.Redis("127.0.0.1", self.port, socket_timeout=PATIENCE_S, **self.options)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
@@ -38,27 +46,52 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def redis_server(*options: str) -> Iterator[RedisServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def redis_server(*arguments: str, port: int | None = None, **options: Any) -> Iterator[RedisServer]:
+    """One more server. The options are a client's."""
+    port = port or free_port()
+    ports = ("--port", "0", "--tls-port", str(port)) if options.get("ssl") else ("--port", str(port))
     process = subprocess.Popen(
-        ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", *options],
+        [PROGRAM, *ports, *arguments, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
         stdout=subprocess.DEVNULL,
     )
     try:
-        _wait_until_it_answers(process, port)
-        yield RedisServer(process, port)
+        server = RedisServer(process, port, options)
+        until(lambda: process.poll() is not None or answers(server), f"{PROGRAM} answers on port {port}")
+        assert process.poll() is None, f"{PROGRAM} has ended"
+        yield server
     finally:
         process.kill()
         process.wait()
 
 
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
+def free_port(highest: int = 65535) -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port <= highest:
+            return port
+
+
+def free_cluster_port() -> int:
+    while True:
+        port = free_port(65535 - BUS_OFFSET)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port + BUS_OFFSET))
+            return port
+
+
+def until(true: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(redis.ConnectionError), redis.Redis(port=port) as client:
-            client.ping()
-            return
+    while not true():
+        assert time.monotonic() < deadline, f"it didn't come to pass that {what}"
         time.sleep(0.02)
-    raise RuntimeError(f"redis-server did not answer on port {port}")
+
+
+def answers(server: RedisServer) -> bool:
+    with contextlib.suppress(redis.ConnectionError), server.client() as client:
+        # What is loading its data answers, too.
+        with contextlib.suppress(redis.BusyLoadingError):
+            client.ping()
+        return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import multiprocessing
 import pickle
 import subprocess
@@ -24,6 +25,7 @@ from penstock import (
     Concurrency,
     FixedWindow,
     ForeignState,
+    InvalidCost,
     InvalidKey,
     InvalidLimiter,
     InvalidRate,
@@ -83,10 +85,9 @@ def test_what_a_limiter_was_made_of(redis_store: RedisStore) -> None:
 
 
 def test_where_no_limiter_over_redis_can_be(redis_store: RedisStore) -> None:
-    limiter: Any = TokenBucket(redis_store, "b", "1/s")
-    for other in (limiter, AllOf(limiter)):
-        with pytest.raises(InvalidLimiter, match="over Redis isn't there yet"):
-            Rule(other)
+    several: Any = AllOf(TokenBucket(redis_store, "b", "1/s"))
+    with pytest.raises(InvalidLimiter, match="over a Store or a RedisStore"):
+        Rule(several)
 
 
 def test_the_classes_of_the_core_still_make_their_own() -> None:
@@ -251,10 +252,26 @@ def test_a_state_ends_when_it_is_as_good_as_fresh(
     decision = limiter.hit("ada", min(limiter.limit, 3))
     after_us = server_us(client)
     (name,) = client.keys("*:api:*")
-    ends_us = 1000 * client.execute_command("PEXPIRETIME", name)
+    ends_us = 1000 * expiry_ms(client, name)
     reset_us = decision.reset_after_ns // 1000
     # Rounded up to the millisecond, and for what has weight in the next window up to the end of that.
     assert before_us + reset_us <= ends_us <= after_us + reset_us + 1000 + 60_000_000 * (b":sliding-" in name)
+
+
+def expiry_ms(client: redis.Redis, name: bytes) -> int:
+    """As ``PEXPIRETIME``, which came with Redis 7.0."""
+    program = """
+        local function clock()
+            local time = redis.call('TIME')
+            return time[1] * 1000 + math.floor(time[2] / 1000)
+        end
+        local now, left
+        repeat
+            now, left = clock(), redis.call('PTTL', KEYS[1])
+        until now == clock()
+        return now + left
+    """
+    return int(client.eval(program, 1, name))  # type: ignore[arg-type]
 
 
 def server_us(client: redis.Redis) -> int:
@@ -291,17 +308,28 @@ def test_a_denial_writes_nothing(make: Callable[..., Any], redis_store: RedisSto
     while limiter.allow("ada"):
         pass
     (name,) = client.keys()
-    before, ends, written = client.dump(name), client.execute_command("PEXPIRETIME", name), changes(client)
+    before, ends, written = client.dump(name), expiry_ms(client, name), changes(client)
     assert not limiter.allow("ada")
     assert not limiter.hit("ada")
     assert not limiter.peek("ada")
     assert not limiter.reserve("ada", 1, 0)
     assert limiter.allow_many(["ada"] * 3) == [False] * 3
-    assert (client.dump(name), client.execute_command("PEXPIRETIME", name), changes(client)) == (before, ends, written)
+    assert (client.dump(name), expiry_ms(client, name), changes(client)) == (before, ends, written)
 
 
 def changes(client: redis.Redis) -> int:
     return int(client.info("persistence")["rdb_changes_since_last_save"])
+
+
+def test_what_is_left_of_an_admission_has_an_end(redis_store: RedisStore, client: redis.Redis) -> None:
+    for kind, make in EVERY_KIND.items():
+        limiter = make(redis_store, kind)
+        cost = min(limiter.limit, 3)
+        assert limiter.hit("ada", cost)
+        limiter.refund("ada", cost - 1)
+    names = client.keys()
+    assert names
+    assert all(client.pttl(name) > 0 for name in names)
 
 
 # What goes wrong
@@ -400,10 +428,14 @@ def test_a_server_that_is_away(server: RedisServer) -> None:
         assert bucket.allow("ada")
         other.process.kill()
         other.process.wait()
-        for ask in (bucket.allow, bucket.hit, bucket.peek, bucket.reserve, bucket.refund, bucket.reset):
+        for ask in (bucket.allow, bucket.hit, bucket.peek):
             with pytest.raises(StoreUnavailable, match="has not decided") as caught:
                 ask("ada")
             assert isinstance(caught.value.__cause__, redis.ConnectionError)
+        # From now on it is not asked.
+        for ask in (bucket.allow, bucket.reserve, bucket.refund, bucket.reset):
+            with pytest.raises(StoreUnavailable, match="has not decided"):
+                ask("ada")
         with pytest.raises(StoreUnavailable):
             bucket.allow_many(["ada"])
         with pytest.raises(StoreUnavailable):
@@ -453,6 +485,89 @@ def test_a_server_that_refuses(server: RedisServer, client: redis.Redis, redis_s
     finally:
         client.config_set("maxmemory", 0)
     assert bucket.peek("ada").remaining == 4
+
+
+def test_every_kind_is_refused_by_a_server_that_is_full(client: redis.Redis, redis_store: RedisStore) -> None:
+    limiters = [make(redis_store, kind) for kind, make in EVERY_KIND.items()]
+    for limiter in limiters:
+        assert limiter.allow("ada")
+    written = changes(client)
+    client.config_set("maxmemory", 1)
+    try:
+        for limiter in limiters:
+            for key in ("ada", "bob"):
+                if limiter.peek(key):
+                    with pytest.raises(StoreUnavailable, match="maxmemory"):
+                        limiter.allow(key)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert changes(client) == written
+
+
+def test_values_that_no_limiter_writes(redis_store: RedisStore, client: redis.Redis) -> None:
+    plants: dict[str, list[Callable[[Any], Any]]] = {
+        "concurrency": [
+            lambda name: client.zadd(name, {"h1:1": 9.2e18}),
+            lambda name: client.zadd(name, {"h1:1": 1e300}),
+            lambda name: client.zadd(name, {"h1:1": -5}),
+        ],
+        "sliding log": [lambda name: client.zadd(name, {"p0000000000000001:1": 1e300})],
+        "interval bucket": [
+            lambda name: client.set(name, "i9007199254740991:1"),
+            lambda name: client.set(name, "i0:9007199254740991"),
+        ],
+    }
+    for kind, of_kind in plants.items():
+        limiter = EVERY_KIND[kind](redis_store, kind)
+        limiter.allow("ada")
+        (name,) = client.keys(f"*:{kind}:*")
+        for plant in of_kind:
+            client.delete(name)
+            plant(name)
+            for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.reset):
+                with pytest.raises(ForeignState):
+                    ask("ada")
+    bucketed = EVERY_KIND["bucketed window"](redis_store, "old")
+    bucketed.allow("ada")
+    (name,) = client.keys("*:old:*")
+    client.hset(name, mapping={f"b{number}": "1" for number in range(20_000)})
+    assert bucketed.hit("ada").remaining == 3
+    assert client.hlen(name) <= 2
+
+
+def test_numbers_of_other_types_are_numbers(redis_store: RedisStore, client: redis.Redis) -> None:
+    class Number(enum.IntEnum):
+        FIVE = 5
+
+        def __repr__(self) -> str:
+            return "five"
+
+    bucket = TokenBucket(redis_store, "i", "5/second", burst=Number.FIVE, refill="interval")
+    assert bucket.hit("ada", 2)
+    for buckets in (5, Number.FIVE):
+        assert BucketedWindow(redis_store, "b", "9/hour", buckets=buckets).allow("ada")
+    assert len(client.keys("*:b:*")) == 1
+    assert Concurrency(redis_store, "c", Number.FIVE).hit("ada", Number.FIVE)
+
+
+def test_of_a_batch_that_fails_all_that_was_taken_is_known(redis_store: RedisStore, client: redis.Redis) -> None:
+    held = Concurrency(redis_store, "h", 2)
+    assert held.allow("bad")
+    (name,) = client.keys()
+    client.set(name, "mine")
+    with pytest.raises(ForeignState):
+        held.allow_many(["ada", "bad", "zoe"])
+    for key in ("ada", "zoe"):
+        held.refund(key)
+        assert held.peek(key).remaining == 2
+
+
+def test_permits_at_once_are_bounded(redis_store: RedisStore) -> None:
+    held = Concurrency(redis_store, "h", 2**24)
+    assert held.acquire("ada", 10_000).release()
+    for ask in (held.acquire, held.hit, held.peek, held.reserve, held.refund):
+        with pytest.raises(InvalidCost, match="10000"):
+            ask("ada", 10_001)
 
 
 def test_a_password_and_a_user_pass_through_the_url(server: RedisServer, client: redis.Redis) -> None:

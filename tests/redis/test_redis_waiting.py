@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis_server import RedisServer
+from redis_server import RedisServer, until
 from scripts_clock import ServerClock
 
 from penstock import (
@@ -24,6 +25,7 @@ from penstock import (
     SlidingLog,
     StoreClosed,
     TokenBucket,
+    waiting,
 )
 from penstock.redis import AsyncRedisStore, RedisStore
 
@@ -141,6 +143,34 @@ def test_what_no_wait_can_be_asked(redis_store: RedisStore, server: RedisServer)
         bucket.wait("ada")
 
 
+def test_those_who_wait_for_other_windows_are_in_other_lines(redis_store: RedisStore, server: RedisServer) -> None:
+    """Of one name, but of states of their own."""
+    slow, quick = FixedWindow(redis_store, "w", "1/hour"), FixedWindow(redis_store, "w", "5/second")
+    assert slow.allow("ada")
+    thread = threading.Thread(target=slow.wait, args=("ada",), daemon=True)
+    thread.start()
+    until(lambda: waiting._lines, "it stands in line")
+    assert quick.wait("ada", timeout=5)
+    # Whoever waits is woken by nothing else before its hour is over: it ends with this process.
+    waiting._lines.clear()
+
+
+def test_whatever_goes_wrong_with_giving_up_an_interrupt_is_heard(server: RedisServer) -> None:
+    async def cancelled() -> None:
+        store = AsyncRedisStore(server.url, timeout=60)
+        bucket = TokenBucket(store, "w", "1/hour")
+        assert await bucket.allow("ada")
+        task = asyncio.create_task(bucket.wait("ada"))
+        while (await bucket.peek("ada")).reset_after <= 3600:
+            await asyncio.sleep(0.001)
+        await store.close()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(cancelled())
+
+
 # Permits that are held
 
 
@@ -254,6 +284,79 @@ def test_permits_that_were_taken_away_are_none_to_give_back(redis_store: RedisSt
     assert held.peek("ada").remaining == 2
     server_clock.advance(1)
     assert held.peek("ada").remaining == 3
+
+
+def test_a_reservation_whose_permits_are_gone_gives_others_back(
+    redis_store: RedisStore, server: RedisServer, server_clock: ServerClock
+) -> None:
+    """A `hold` takes the newest, a refund the oldest: whoever cancels then gives back one of those that are left."""
+    held = Concurrency(redis_store, "c", 4, lease="30s")
+    assert held.allow("ada")
+    booked = held.reserve("ada", 2)
+    lease = held._take_loose("ada", 1)  # type: ignore[attr-defined]  # what entering a `hold` does
+    booked.cancel()
+    assert held.peek("ada").remaining == 3
+    assert lease.release()
+    assert held.peek("ada").remaining == 4
+
+    booked = held.reserve("ada")
+    server_clock.advance(10)
+    assert held.allow("ada")
+    held.refund("ada")
+    booked.cancel()
+    booked.cancel()
+    assert held.peek("ada").remaining == 4
+
+    # Its own lease is over, and nothing of it counts any more: then others are none of its business.
+    booked = held.reserve("ada")
+    server_clock.advance(10)
+    assert held.allow("ada")
+    held.refund("ada")
+    server_clock.advance(20)
+    booked.cancel()
+    assert held.peek("ada").remaining == 3
+
+    async def asked() -> None:
+        async with async_store(server) as store:
+            held = Concurrency(store, "c", 4, lease="30s")
+            assert await held.allow("bob")
+            booked = await held.reserve("bob")
+            async with held.hold("bob"):
+                await held.refund("bob", 2)
+                assert (await held.peek("bob")).remaining == 3
+            assert await held.allow("bob")
+            await booked.cancel()
+            assert (await held.peek("bob")).remaining == 4
+
+    run(asked())
+
+
+def test_permits_are_taken_in_a_signals_handler_too(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of anything that is done with what is remembered."""
+    held = Concurrency(redis_store, "c", 5)
+    inside: list[str] = []
+
+    def handler(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename.endswith("held.py") and not inside:
+            inside.append("ada")
+            assert held.allow("bob")
+            assert held.allow("ada")
+            held.refund("bob")
+            held.refund("ada")
+            inside.clear()
+        return handler
+
+    sys.settrace(handler)
+    try:
+        for _ in range(3):
+            assert held.allow("ada")
+            held.refund("ada")
+            booked = held.reserve("ada")
+            booked.cancel()
+    finally:
+        sys.settrace(None)
+    assert held.peek("bob").remaining == 5
+    assert held.peek("ada").remaining == 5
 
 
 def test_what_is_held_has_no_request_id_and_one_limit(redis_store: RedisStore) -> None:

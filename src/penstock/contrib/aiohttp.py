@@ -107,7 +107,7 @@ def middleware(
 
     By itself it comes too late for the fields of a response that its handler begins to send, such as a WebSocket's.
     """
-    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
+    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=True)
     without_body_limits(gate, "say web.Application(client_max_size=...)")
     asker = Asker(gate, headers=headers, partition_keys=partition_keys)
 
@@ -117,7 +117,7 @@ def middleware(
         visit = request[VISIT] = AsyncVisit()
         status: int | None = None
         try:
-            denied = _ask(request, visit)
+            denied = await _ask(request, visit)
             response = await handler(request) if denied is None else denied
             status = response.status
             if not response.prepared:
@@ -154,7 +154,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
             visit = request.get(VISIT)
             if visit is None:
                 raise NotInstalled("a handler is limited, but its application isn't set up: setup(app)")
-            denied = _ask(request, visit, all_rules)
+            denied = await _ask(request, visit, all_rules)
             return await inner(*arguments) if denied is None else denied
 
         mark(ask_first, inner, all_rules)
@@ -163,8 +163,8 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     return decorate
 
 
-def _ask(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.StreamResponse | None:
-    answer = request[ASKER].ask(AiohttpRequest(request), visit, rules)
+async def _ask(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.StreamResponse | None:
+    answer = await request[ASKER].ask_async(AiohttpRequest(request), visit, rules)
     if answer is None:
         return None
     return web.Response(body=answer.body, status=answer.status, headers=answer.headers)

@@ -54,7 +54,7 @@ def setup(
     who is asking.
     """
     # What is wrong with them is said here, and not when Starlette makes its middleware, at the first request.
-    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
+    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=True)
     rules = [*gate.rules, *gate.body_limits]
     app.add_middleware(LimitsMiddleware, rules=rules, client=client, headers=headers, partition_keys=partition_keys)
     app.add_exception_handler(LimitDenied, _answer)  # type: ignore[arg-type]  # one for both kinds of connection
@@ -73,7 +73,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
         if visit is None:
             raise NotInstalled("a route is limited, but its application isn't set up: setup(app)")
         asker: Asker = scope[ASKER]
-        answer = asker.ask(ASGIRequest(scope), visit, rules)
+        answer = await asker.ask_async(ASGIRequest(scope), visit, rules)
         if answer is not None:
             assert visit.denial is not None
             raise LimitDenied(visit.denial, answer)
@@ -94,8 +94,9 @@ class LimitsMiddleware:
         partition_keys: bool = False,
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True)
-        self.asker = Asker(self.gate, headers=headers, partition_keys=partition_keys, encoded=True)
+        told = {"headers": headers, "partition_keys": partition_keys, "encoded": True, "in_loop": True}
+        self.gate = Gate(rules, client=client, **told)  # type: ignore[arg-type]  # as the parameters are
+        self.asker = Asker(self.gate, **told)
         body_limits = self.gate.body_limits
         self.visited = ASGIMiddleware(self._visit, body_limits) if body_limits else self._visit
 
@@ -104,7 +105,7 @@ class LimitsMiddleware:
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = ASGIRequest(scope)
-        passage = self.gate.enter(request)
+        passage = await self.gate.enter_async(request) if self.gate.is_awaited else self.gate.enter(request)
         if isinstance(passage, Denial):
             return await send_answer(self.gate.answer(request, passage), scope, receive, send)
         visit = _Visit(passage, receive, send)

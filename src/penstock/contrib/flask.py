@@ -68,8 +68,8 @@ class Limits:
     ) -> None:
         if app is not None and not isinstance(app, Flask):
             raise InvalidLimiter(f"Limits(app, rules), or Limits(rules=[...]): {shown(app)} is no Flask application")
-        self._gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
-        self._asker = Asker(self._gate, headers=headers, partition_keys=partition_keys)
+        self._gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=False)
+        self._asker = Asker(self._gate, headers=headers, partition_keys=partition_keys, in_loop=False)
         # In the environment, of visits to an application of these limits.
         self._visit = f"penstock.visit.{id(self)}"
         self._has_exempted = False

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from rest_framework import throttling
+from rest_framework.exceptions import APIException
 from rest_framework.settings import api_settings
 
 from penstock.contrib.django import VISIT, DjangoRequest, setting
 from penstock.contrib.views import Visit
 from penstock.core.window import SlidingWindow
-from penstock.errors import InvalidRate, shown
+from penstock.errors import InvalidRate, StoreUnavailable, shown
 from penstock.rate import NS, Rate, as_rate
 from penstock.store import Store
 from penstock.web import ClientAddress, Passage
 from penstock.web.answers import seconds_up
+from penstock.web.gate import WAIT_FOR_A_STORE_S
 from penstock.web.policies import Policy, Writer, checked_styles, header_writer
+from penstock.web.rules import is_redis
 from penstock.web.workers import warn_if_each_counts_alone
 
 if TYPE_CHECKING:
@@ -32,7 +35,17 @@ if TYPE_CHECKING:
 
     from penstock.core.decision import Decision
 
-__all__ = ["AnonRateThrottle", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
+__all__ = ["AnonRateThrottle", "LimitsUnavailable", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
+
+
+class LimitsUnavailable(APIException):
+    """Redis is away, and nobody knows whether the request is within its limit: 503, with ``Retry-After``."""
+
+    status_code = 503
+    default_code = "service_unavailable"
+    default_detail = "The limits of this service can't be checked at the moment: ask again in a second."
+    wait = WAIT_FOR_A_STORE_S
+    """What REST framework sends as ``Retry-After``."""
 
 
 class SimpleRateThrottle(throttling.SimpleRateThrottle):
@@ -53,7 +66,10 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return True
         limit, duration_s = self.parse_rate(self.rate)
         limiter, fields_of = _limiter(self.limiter_class, self.scope or type(self).__name__, limit, duration_s)
-        self.decision = decision = limiter.hit(key)
+        try:
+            self.decision = decision = limiter.hit(key)
+        except StoreUnavailable as error:
+            raise LimitsUnavailable from error
         visit: Visit | None = getattr(request._request, VISIT, None)
         if visit is not None:
             visit.add(Passage(fields_of([decision], ())))
@@ -111,13 +127,14 @@ _SHORT_RATE = re.compile(r"[1-9]\d{0,11}/(?:s|m(?!o)|h|d)[a-z]*", re.ASCII)
 def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> tuple[Any, Writer]:
     """One for all throttles of a scope and a rate, and what tells of its decisions. A changed rate counts anew."""
     store = setting("STORE")
-    if not isinstance(store, Store):
+    if not isinstance(store, Store) and not is_redis(store):
         raise ImproperlyConfigured(
             "the throttles count in a store: say which, "
             f'PENSTOCK = {{"STORE": Store("shop", keys=100_000)}} or its dotted path, not {shown(store)}'
         )
     limiter = limiter_class(store, f"throttle {scope} {limit}/{duration_s}s", Rate(limit, duration_s))
-    warn_if_each_counts_alone([limiter])
+    if isinstance(store, Store):
+        warn_if_each_counts_alone([limiter])
     policies = [Policy(limiter)]
     return limiter, header_writer(checked_styles(setting("HEADERS")), policies, policies, False)
 

@@ -119,7 +119,15 @@ class Asker:
     def ask(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
         """The answer to a request that is denied, by the view's `rules` or by those for all requests."""
         gate = self.gate if rules is None else self.gate_of(rules)
-        passage = gate.enter(request)
+        return self._answer(gate, request, visit, gate.enter(request))
+
+    async def ask_async(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
+        """As ``ask``, in an event loop."""
+        gate = self.gate if rules is None else self.gate_of(rules)
+        passage = await gate.enter_async(request) if gate.is_awaited else gate.enter(request)
+        return self._answer(gate, request, visit, passage)
+
+    def _answer(self, gate: Gate, request: Request, visit: Visit, passage: Passage | Denial | None) -> Answer | None:
         if isinstance(passage, Denial):
             visit.deny(passage)
             return gate.answer(request, passage)

@@ -25,6 +25,7 @@ cdef class Decision:
     allowed; ``reset_after``, the seconds after which the key is as if it had never been seen; ``next_after``, those
     after which more than now is allowed: of a denial ``retry_after``, of a bucket's the time to its next permit, else
     ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact nanoseconds.
+    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``).
 
     Immutable, so safe to share between threads. Decisions are made by limiters only.
     """
@@ -72,12 +73,13 @@ cdef class Decision:
 
 def _decision(
     str limiter, bint allowed, uint64_t limit, uint64_t available, uint64_t rate_limit, uint64_t rate_period_ns,
-    uint64_t retry_after_ns, uint64_t reset_after_ns,
+    uint64_t retry_after_ns, uint64_t reset_after_ns, bint degraded=False,
 ):
     """For limiters whose state is elsewhere."""
     cdef Decision decision = Decision.__new__(Decision)
     decision.limiter = limiter
     decision.allowed = allowed
+    decision.degraded = degraded
     decision.limit = limit
     decision.available = available
     decision.rate_limit = rate_limit

@@ -17,6 +17,7 @@ from penstock.redis.aio import (
     AsyncRedisReservation,
     AsyncRedisStore,
 )
+from penstock.redis.breaker import RedisStatus
 from penstock.redis.store import (
     RedisAllOf,
     RedisConcurrency,
@@ -39,5 +40,6 @@ __all__ = [
     "RedisLease",
     "RedisLimiter",
     "RedisReservation",
+    "RedisStatus",
     "RedisStore",
 ]

@@ -12,23 +12,39 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, Literal, ParamSpec, Self, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import redis.asyncio
+import redis.asyncio.cluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
-from penstock.errors import LimitExceeded, StoreUnavailable
+from penstock.errors import LimitExceeded, PenstockError, StoreUnavailable
 from penstock.rate import Rate
 from penstock.redis.all_of import AskingAll, Costs, Keys
-from penstock.redis.asking import ONE, Asked, Asking, AskingStaggered, BookingView, Talk, checked
-from penstock.redis.base import CHUNK, RedisStoreBase, checked_client, checked_limiters, deadlines, replaced, unknown
+from penstock.redis.asking import ONE, Asked, Asking, AskingStaggered, BookingView, Talk, checked, costs_of, keys_of
+from penstock.redis.base import (
+    AWAY,
+    CHUNK,
+    RedisStoreBase,
+    checked_client,
+    checked_limiters,
+    client_options,
+    must_work,
+    none_held,
+    nothing,
+    replaced,
+    unknown,
+)
+from penstock.redis.cluster import AsyncCluster, cluster_url
 from penstock.redis.held import AskingHeld, Permit, Taken
 from penstock.redis.scripts import Script
+from penstock.redis.servers import AsyncServer
+from penstock.store import Store
 from penstock.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses
 
 __all__ = [
@@ -54,7 +70,8 @@ class AsyncRedisReservation(BookingView):
 
     async def cancel(self) -> None:
         """Give the permits back, once, as far as they still count."""
-        await self._store._run(self._booked.cancel())
+        # What Redis has booked stays booked, if it is away.
+        await self._store._run(self._booked.cancel(), nothing)
 
 
 class Line:
@@ -97,7 +114,7 @@ async def wait(
         while (left_s := due_s - time.monotonic()) > 0:
             await asyncio.sleep(left_s)
     except BaseException:
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(PenstockError):
             await booked.cancel()
         raise
     return True
@@ -139,7 +156,8 @@ class AsyncRedisLimiter(Asking):
     the same Redis and namespace shares its state. Who is cancelled while the answer is on its way may have been
     charged.
 
-    Each method is one round trip. Any may raise ``StoreUnavailable`` and ``ForeignState``.
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
+    answers instead; ``reset`` always does, if Redis is away.
     """
 
     _store: AsyncRedisStore
@@ -150,8 +168,12 @@ class AsyncRedisLimiter(Asking):
 
     async def allow(self, key: Key, /) -> bool:
         if self._usual is None:
-            return await self._store._do(self._ask_allow(key))
-        return (await self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
+            return await self._store._do(self._ask_allow(key), lambda twin: twin.allow(key), self._twin)
+        try:
+            return (await self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
+        except StoreUnavailable as error:
+            allowed: bool = self._store._instead(error, lambda twin: twin.allow(key), self._twin)
+            return allowed
 
     async def hit(
         self,
@@ -164,17 +186,26 @@ class AsyncRedisLimiter(Asking):
         request_ttl: str | float | timedelta = "5 minutes",
     ) -> Decision:
         if self._usual and cost is ONE and rate is None and burst is None and request_id is None:
-            reply = await self._store._call(self._script, (self._key(key),), self._usual, self._size)
+            try:
+                reply = await self._store._call(self._script, (self._key(key),), self._usual, self._size)
+            except StoreUnavailable as error:
+                decision: Decision = self._store._instead(error, lambda twin: twin.hit(key), self._twin)
+                return decision
             return self._usual_decision(self._name, reply)
-        return await self._store._do(self._ask_hit(key, cost, rate, burst, request_id, request_ttl))
+        asked = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
+        more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
+        return await self._store._do(asked, lambda twin: twin.hit(key, cost, **more), self._twin)
 
     async def peek(
         self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
     ) -> Decision:
-        return await self._store._do(self._ask_peek(key, cost, rate, burst))
+        asked = self._ask_peek(key, cost, rate, burst)
+        return await self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
 
     async def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> AsyncRedisReservation:
-        return AsyncRedisReservation(self._store, await self._store._do(self._ask_reserve(key, cost, max_delay)))
+        asked = self._ask_reserve(key, cost, max_delay)
+        booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return AsyncRedisReservation(self._store, booked)
 
     async def refund(
         self,
@@ -185,16 +216,22 @@ class AsyncRedisLimiter(Asking):
         burst: int | None = None,
         request_id: Key | None = None,
     ) -> None:
-        await self._store._run(self._refund(key, cost, rate, burst, request_id))
+        talk = self._refund(key, cost, rate, burst, request_id)
+        more = {"rate": rate, "burst": burst, "request_id": request_id}
+        await self._store._run(talk, lambda twin: twin.refund(key, cost, **more), self._twin)
 
     async def reset(self, key: Key) -> None:
         await self._store._do(self._ask_reset(key))
 
     async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
-        return await self._store._do_many(self._ask_many(keys, costs))
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        return await self._store._do_many(
+            self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
+        )
 
     async def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
-        line = self._store._lines[self._key(key)]
+        line = self._store._lines[self._line_of(key)]
         return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
 
     wait_async = wait
@@ -229,16 +266,22 @@ class AsyncRedisLease:
         """Give the permits back. Whether any was still held."""
         self._released = True
         permits, self._permits = self._permits, []
-        if not permits or not self._taken.is_own:
-            return False
-        return await self._limiter._store._do(self._limiter._ask_release(self._taken.key, permits)) > 0
+        local = self._taken.local
+        held = local is not None and local.release()
+        if permits and self._taken.is_own:
+            asked = self._limiter._ask_release(self._taken.key, permits)
+            held |= await self._limiter._store._do(asked, none_held) > 0
+        return held
 
     async def renew(self) -> bool:
         """Let the lease begin anew. False if any of the permits was not held any more."""
-        permits = self._permits
-        if not permits or not self._taken.is_own:
+        permits, local = self._permits, self._taken.local
+        if local is not None and not local.renew():
             return False
-        return await self._limiter._store._do(self._limiter._ask_renew(self._taken.key, permits)) == len(permits)
+        if not permits or not self._taken.is_own:
+            return local is not None
+        asked = self._limiter._ask_renew(self._taken.key, permits)
+        return await self._limiter._store._do(asked, none_held) == len(permits)
 
     def __bool__(self) -> bool:
         return self._taken.allowed
@@ -287,7 +330,8 @@ class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
     permits come back at the end of their leases. So take a short lease, and renew it."""
 
     async def acquire(self, key: Key, cost: int = 1) -> AsyncRedisLease:
-        return AsyncRedisLease(self, key, await self._store._do(self._ask_acquire(key, cost)))
+        taken = await self._store._do(self._ask_acquire(key, cost), lambda twin: twin.acquire(key, cost), self._twin)
+        return AsyncRedisLease(self, key, taken)
 
     def hold(self, key: Key, cost: int = 1, timeout: float | None = None) -> AsyncRedisHold:
         return AsyncRedisHold(self, key, cost, timeout)
@@ -315,7 +359,7 @@ class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
 
 
 class AsyncRedisAllOf(AskingAll):
-    """Several limits of one ``AsyncRedisStore`` at once, as ``penstock.AllOf``: one round trip, all or none."""
+    """Several limits of one ``AsyncRedisStore`` at once, as ``RedisAllOf``."""
 
     _store: AsyncRedisStore
 
@@ -328,31 +372,46 @@ class AsyncRedisAllOf(AskingAll):
         return self._limiters
 
     async def allow(self, key: Keys, /) -> bool:
-        return await self._store._do(self._ask_allow(key))
+        talk = self._allow(self._parts(key, 1))
+        return await self._store._run(talk, lambda twin: twin.allow(key), self._twin)
 
     async def hit(self, key: Keys, cost: Costs = 1) -> Decision:
-        return await self._store._do(self._ask_hit(key, cost))
+        return await self._store._run(self._hit(key, cost), lambda twin: twin.hit(key, cost), self._twin)
 
     async def hit_each(self, key: Keys, cost: Costs = 1) -> list[Decision]:
-        return await self._store._do(self._ask_hit_each(key, cost))
+        return await self._store._run(self._hit_each(key, cost), lambda twin: twin.hit_each(key, cost), self._twin)
 
     async def peek(self, key: Keys, cost: Costs = 1) -> Decision:
-        return await self._store._do(self._ask_peek(key, cost))
+        return await self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
 
     async def reserve(self, key: Keys, cost: Costs = 1, max_delay: float | None = None) -> AsyncRedisReservation:
-        return AsyncRedisReservation(self._store, await self._store._do(self._ask_reserve(key, cost, max_delay)))
+        talk = self._reserve(key, cost, max_delay)
+        booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return AsyncRedisReservation(self._store, booked)
 
     async def refund(self, key: Keys, cost: Costs = 1) -> None:
-        await self._store._run(self._refund(key, cost))
+        await self._store._run(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
 
     async def reset(self, key: Keys) -> None:
-        await self._store._do(self._ask_reset(key))
+        await self._store._run(self._reset(key))
 
     async def allow_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None = None) -> list[bool]:
-        return await self._store._do_many(self._ask_many(keys, costs))
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        many = self._many(keys, costs)
+
+        def otherwise(number: int, twin: Any) -> bool:
+            return bool(twin.allow(keys[number], costs[number]))
+
+        if self._is_apart(many):
+            return [
+                await self._store._run(self._allow(parts), functools.partial(otherwise, number), self._twin)
+                for number, parts in enumerate(many)
+            ]
+        return await self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
 
     async def wait(self, key: Keys, cost: Costs = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
-        line = self._store._lines[tuple(part.key for part in self._parts(key, cost))]
+        line = self._store._lines[self._line_of(key)]
         return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
 
     wait_async = wait
@@ -362,32 +421,45 @@ class AsyncRedisStore(RedisStoreBase):
     """Redis as the place where limiters keep their state, for asyncio: see ``RedisStore``, whose arguments it takes.
 
     ``await TokenBucket(AsyncRedisStore("redis://localhost"), "api", "100/minute").hit("user:42")``. `server` is a URL
-    or a ``redis.asyncio.Redis``. Use it in one event loop, and close it there.
+    or a client of ``redis.asyncio``. Use it in one event loop, and close it there.
     """
 
     def __init__(
         self,
-        server: str | redis.asyncio.Redis,
+        server: str | redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster,
         *,
         namespace: str = "penstock",
         plain_keys: bool = False,
         timeout: float | None = None,
+        when_unavailable: Literal["deny", "allow", "local"] = "deny",
+        host: Store | None = None,
+        hosts: int | None = None,
     ) -> None:
-        super().__init__(namespace, plain_keys)
+        super().__init__(namespace, plain_keys, when_unavailable, host, hosts)
         self._owns_client = isinstance(server, str)
         self._lines = Line()
+        self._client: Any
         if isinstance(server, str):
-            self._client = redis.asyncio.Redis.from_url(server, retry=Retry(NoBackoff(), 0), **deadlines(timeout))
+            options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
+            if nodes_url := cluster_url(server):
+                self._client = AsyncCluster(redis.asyncio.cluster.RedisCluster.from_url(nodes_url, **options))
+            else:
+                self._client = AsyncServer(redis.asyncio.Redis.from_url(server, **options))
         else:
-            self._client = checked_client(server, redis.asyncio.Redis, "AsyncRedisStore", timeout)
+            kinds = redis.asyncio.Redis, redis.asyncio.cluster.RedisCluster
+            client = checked_client(server, kinds, "AsyncRedisStore", timeout)
+            is_cluster = isinstance(client, redis.asyncio.cluster.RedisCluster)
+            self._client = AsyncCluster(client) if is_cluster else AsyncServer(client)
+        self._has_slots = isinstance(self._client, AsyncCluster)
+        self._watch(server, timeout, host)
         self._execute: Any = self._client.execute_command
 
     async def close(self) -> None:
         """End the connections, if the store has made them. Its limiters can't be used any more."""
         self.closed = True
         if self._owns_client:
-            # `aclose` in versions of redis-py that have it.
-            await getattr(self._client, "aclose", self._client.close)()
+            await self._client.aclose()
+        self._breaker.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -401,47 +473,72 @@ class AsyncRedisStore(RedisStoreBase):
         if self.closed:
             raise self._was_closed()
         try:
-            try:
-                reply = await self._execute("EVALSHA", script.sha, len(keys), *keys, *arguments)
-            except NoScriptError:
-                reply = await self._execute("EVAL", script.text, len(keys), *keys, *arguments)
-        except RedisError as error:
+            with self._breaker.passage():
+                async with self._in_time():
+                    try:
+                        reply = await self._execute("EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments)
+                    except NoScriptError:
+                        reply = await self._execute("EVAL", script.text, b"%d" % len(keys), *keys, *arguments)
+        except AWAY as error:
             raise self._unavailable(error) from error
+        except Exception as error:
+            if self.closed:
+                raise self._was_closed() from error
+            raise
         return checked(reply, size, keys)
 
-    async def _do(self, asked: Asked[T]) -> T:
-        return asked.read(await self._call(asked.script, asked.keys, asked.arguments, asked.size))
+    def _in_time(self) -> asyncio.Timeout:
+        """The deadline of a whole call; a client of somebody else's has its own."""
+        return asyncio.timeout(self._timeout_s if self._owns_client else None)
 
-    async def _run(self, talk: Talk[T]) -> T:
+    async def _do(self, asked: Asked[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+        """The answer; if Redis is away, the policy's: `otherwise` asks the limiter's twin, if it has one."""
+        try:
+            return asked.read(await self._call(asked.script, asked.keys, asked.arguments, asked.size))
+        except StoreUnavailable as error:
+            return self._instead(error, otherwise, twin)
+
+    async def _run(self, talk: Talk[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
         try:
             asked = next(talk)
             while True:
-                asked = talk.send(await self._do(asked))
+                try:
+                    answer = asked.read(await self._call(asked.script, asked.keys, asked.arguments, asked.size))
+                except BaseException as error:
+                    asked = talk.throw(error)
+                else:
+                    asked = talk.send(answer)
         except StopIteration as end:
             return cast(T, end.value)
+        except StoreUnavailable as error:
+            return self._instead(error, otherwise, twin)
 
-    async def _do_many(self, asked: list[Asked[T]]) -> list[T]:
-        """In order, but not as one: others' requests may come between."""
+    async def _do_many(self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T], twin: Any) -> list[T]:
+        """In order, but not as one: others' requests may come between. What Redis failed to answer, and all that would
+        have been sent after it, the policy does."""
         if self.closed:
             raise self._was_closed()
-        answers: list[T] = []
+        replies: list[Any] = []
+        error: Exception | None = None
         for start in range(0, len(asked), CHUNK):
             chunk = asked[start : start + CHUNK]
-            try:
-                replies = await self._send(chunk)
-                if unsent := unknown(chunk, replies):
-                    await self._client.script_load(chunk[0].script.text)
-                    replies = replaced(replies, await self._send(unsent))
-            except RedisError as error:
-                raise self._unavailable(error) from error
-            answers += self._answers(chunk, replies)
-        return answers
+            sent: list[Any] = []
+            if error is None:
+                try:
+                    with self._breaker.passage():
+                        async with self._in_time():
+                            sent = await self._send(chunk)
+                            if unsent := unknown(chunk, sent):
+                                await self._client.script_load(chunk[0].script.text)
+                                sent = replaced(sent, await self._send(unsent))
+                        must_work(sent)
+                except (*AWAY, StoreUnavailable) as caught:
+                    error = caught
+            replies += sent or [error] * len(chunk)
+        return self._answers(asked, replies, otherwise, twin)
 
     async def _send(self, asked: list[Asked[T]]) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipeline:
-            for one in asked:
-                pipeline.evalsha(one.script.sha, len(one.keys), *one.keys, *one.arguments)
-            return list(await pipeline.execute(raise_on_error=False))
+        return cast(list[Any], await self._client.execute_many([one.call for one in asked]))
 
     _limiter = AsyncRedisLimiter
     _staggered = AsyncRedisStaggeredWindow

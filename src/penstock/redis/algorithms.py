@@ -134,7 +134,7 @@ def whole(number: Any, what: str, name: str, least: int = 1, most: int | None = 
     if isinstance(number, bool) or not isinstance(number, int) or number < least or (most and number > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidLimiter(f"the {what} of limiter {name!r} is a whole number {bounds}, not {shown(number)}")
-    return number
+    return int(number)
 
 
 class Gcra(Algorithm):
@@ -412,9 +412,9 @@ class BucketedWindow(Algorithm):
             )
         if buckets > self.period_us:
             raise InvalidLimiter(f"{buckets} buckets of limiter {name!r} would be shorter than a microsecond")
-        self.buckets = buckets
-        self.bucket_us = -(-self.period_us // buckets)
-        self.suffix = f"buckets-{digest(buckets, self.bucket_us)}".encode()
+        self.buckets = int(buckets)
+        self.bucket_us = -(-self.period_us // self.buckets)
+        self.suffix = f"buckets-{digest(self.buckets, self.bucket_us)}".encode()
 
     def drawn(self, cost: int) -> Draw:
         return Draw(cost, (cost, self.limit - cost, self.buckets, self.bucket_us))

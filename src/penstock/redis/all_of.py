@@ -1,21 +1,33 @@
-"""Several limits at once: one call of one script, which judges all before it charges any."""
+"""Several limits at once.
+
+Keys that are in one place are one call of one script, which judges all before it charges any. No script runs over keys
+that lie in several slots of a cluster: each slot's limits are asked in turn, all or none of them, and at the first
+denial what has been charged before is given back as a reservation is cancelled, as far as it still counts. So
+
+* whoever is allowed has been charged by each limit, which never admits more than alone;
+* who is denied has taken permits for a moment, in which others may be denied that would have been allowed alone;
+* if one of the servers doesn't answer, the others get back what is known to have been charged. What isn't known to have
+  been charged is not given back: that would let others in above the limit;
+* whoever dies between two calls leaves charges of a request that was never allowed. They end as all do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from redis.crc import key_slot
 
 from penstock.core.decision import Decision, _decision
 from penstock.core.keys import Key
-from penstock.errors import InvalidCost, InvalidKey
+from penstock.errors import InvalidCost, InvalidKey, PenstockError
 from penstock.redis.algorithms import Draw, Seen, seconds_us
-from penstock.redis.asking import HIT, PEEK, Asked, Asking, Booked, Talk, costs_of, keys_of
+from penstock.redis.asking import HIT, PEEK, Asked, Asking, Booked, Talk, costs_of, keys_of, sendable
 from penstock.redis.held import AskingHeld
 from penstock.redis.scripts import script
 
 __all__ = ["AskingAll", "Costs", "Keys"]
-
-T = TypeVar("T")
 
 Keys = Key | list[Key] | list[str] | list[bytes] | list[int]
 Costs = int | list[int]
@@ -27,14 +39,22 @@ class Part(NamedTuple):
     draw: Draw
 
 
+class Judged(NamedTuple):
+    """What the limits of one slot say of a request: whether all allow it, and what was seen of each."""
+
+    allowed: bool
+    parts: Sequence[Part]
+    seen: Sequence[Seen]
+
+
 class AskingAll:
     """What both kinds of ``AllOf`` are."""
 
     def __init__(self, limiters: Sequence[Asking]) -> None:
         self._limiters = tuple(limiters)
         self._store = limiters[0]._store
+        self._twin = self._store._policy.twin_of_all(limiters)
         self._script = script("decide", *sorted({limiter._algorithm.script for limiter in limiters}))
-        self._size = 2 + sum(1 + limiter._algorithm.told for limiter in limiters)
 
     # Nothing is made of it; but it says that it isn't over shared memory.
     _make_limiter = None
@@ -70,16 +90,34 @@ class AskingAll:
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
 
-    def _asked(self, what: bytes, parts: Sequence[Part], size: int, read: Callable[[list[int]], T]) -> Asked[T]:
-        arguments: list[Any] = [what, 0]
-        for limiter, _, draw in parts:
-            arguments += (limiter._algorithm.script, *draw.arguments)
-        return Asked(self._script, [part.key for part in parts], arguments, size, read)
+    def _line_of(self, key: Keys) -> object:
+        """What those who wait for it have in common."""
+        return tuple(limiter._key(its_key) for limiter, its_key, _ in self._each(key, 1))
 
-    def _ask(self, what: bytes, parts: Sequence[Part], made: Callable[[bool, list[Seen]], T]) -> Asked[T]:
-        """`made` gets whether all allow the request, and what was seen of each."""
+    def _many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None) -> list[list[Part]]:
+        """All of them, before any is sent: so one that can't be used leaves all uncharged."""
+        listed = keys_of(keys)
+        return [self._parts(key, cost) for key, cost in zip(listed, costs_of(costs, len(listed)), strict=True)]
 
-        def read(reply: list[int]) -> T:
+    def _groups(self, parts: list[Part]) -> list[list[Part]]:
+        """Those of one slot together, as a script can have them."""
+        if not self._store._has_slots:
+            return [parts]
+        groups: dict[int, list[Part]] = {}
+        for part in parts:
+            groups.setdefault(key_slot(part.key), []).append(part)
+        return list(groups.values())
+
+    def _is_apart(self, many: Iterable[list[Part]]) -> bool:
+        return any(len(self._groups(parts)) > 1 for parts in many)
+
+    def _ask_nothing(self, what: bytes, parts: Sequence[Part]) -> Asked[None]:
+        return Asked(self._script, [part.key for part in parts], arguments_of(what, parts), 2, lambda reply: None)
+
+    def _ask(self, what: bytes, parts: Sequence[Part]) -> Asked[Judged]:
+        """All of one slot."""
+
+        def read(reply: list[int]) -> Judged:
             allowed, at, seen = reply[0] != 0, 2, []
             for limiter, _, _ in parts:
                 end = at + 1 + limiter._algorithm.told
@@ -88,40 +126,84 @@ class AskingAll:
             if allowed and what is HIT:
                 for (limiter, key, draw), its_seen in zip(parts, seen, strict=True):
                     limiter._took(key, draw, its_seen)
-            return made(allowed, seen)
+            return Judged(allowed, parts, seen)
 
-        return self._asked(what, parts, self._size, read)
+        size = 2 + sum(1 + part.limiter._algorithm.told for part in parts)
+        return Asked(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
 
-    def _ask_allow(self, key: Keys, cost: Costs = 1) -> Asked[bool]:
-        return self._ask(HIT, self._parts(key, cost), lambda allowed, _: allowed)
+    def _ask_allow(self, parts: Sequence[Part]) -> Asked[bool]:
+        """All of one slot."""
+        asked = self._ask(HIT, parts)
+        return Asked(asked.script, asked.keys, asked.arguments, asked.size, lambda reply: asked.read(reply).allowed)
 
-    def _ask_decisions(self, what: bytes, key: Keys, cost: Costs) -> Asked[list[Decision]]:
+    def _charge(self, groups: list[list[Part]]) -> Talk[list[Judged]]:
+        """Ask one after the other, up to the first that denies. Then nothing is charged any more."""
+        judged: list[Judged] = []
+        try:
+            for parts in groups:
+                judged.append((yield self._ask(HIT, parts)))
+                if not judged[-1].allowed:
+                    break
+        except BaseException:
+            with suppress(PenstockError):
+                yield from self._uncharge(judged)
+            raise
+        if not judged[-1].allowed:
+            yield from self._uncharge(judged[:-1])
+        return judged
+
+    def _uncharge(self, judged: Sequence[Judged]) -> Talk[None]:
+        yield from each([self._cancel(parts, seen) for _, parts, seen in judged])
+
+    def _judge(self, what: bytes, parts: list[Part]) -> Talk[list[Judged]]:
+        """What all of them say of a request, in any order."""
+        groups, judged = self._groups(parts), []
+        if what is HIT:
+            judged = yield from self._charge(groups)
+            if judged[-1].allowed:
+                return judged
+            # The others are as they were.
+            judged = judged[-1:]
+            groups = [group for group in groups if group is not judged[0].parts]
+        for group in groups:
+            judged.append((yield self._ask(PEEK, group)))
+        return judged
+
+    def _allow(self, parts: list[Part]) -> Talk[bool]:
+        judged = yield from self._charge(self._groups(parts))
+        return judged[-1].allowed
+
+    def _decide(self, what: bytes, key: Keys, cost: Costs) -> Talk[list[Decision]]:
+        """In the order of the limiters."""
         parts = self._parts(key, cost)
-        return self._ask(what, parts, lambda allowed, seen: decisions(parts, seen))
+        return in_order(parts, (yield from self._judge(what, parts)))
 
-    def _ask_hit_each(self, key: Keys, cost: Costs) -> Asked[list[Decision]]:
-        return self._ask_decisions(HIT, key, cost)
+    def _hit_each(self, key: Keys, cost: Costs) -> Talk[list[Decision]]:
+        return self._decide(HIT, key, cost)
 
-    def _ask_hit(self, key: Keys, cost: Costs) -> Asked[Decision]:
-        parts = self._parts(key, cost)
-        return self._ask(HIT, parts, lambda allowed, seen: binding(decisions(parts, seen)))
+    def _hit(self, key: Keys, cost: Costs) -> Talk[Decision]:
+        return binding((yield from self._decide(HIT, key, cost)))
 
-    def _ask_peek(self, key: Keys, cost: Costs) -> Asked[Decision]:
-        parts = self._parts(key, cost)
-        return self._ask(PEEK, parts, lambda allowed, seen: binding(decisions(parts, seen)))
+    def _peek(self, key: Keys, cost: Costs) -> Talk[Decision]:
+        return binding((yield from self._decide(PEEK, key, cost)))
 
-    def _ask_reserve(self, key: Keys, cost: Costs, max_delay: float | None) -> Asked[Booked]:
+    def _reserve(self, key: Keys, cost: Costs, max_delay: float | None) -> Talk[Booked]:
         seconds_us(max_delay, "max_delay")
+        judged = yield from self._judge(HIT, self._parts(key, cost))
+        if all(one.allowed for one in judged):
+            return Booked.now(True, 0, self._uncharge(judged))
+        bound = binding([decision for one in judged for decision in decisions(one)])
+        return Booked.now(False, bound.retry_after_ns // 1000, None)
+
+    def _reserve_all(self, key: Keys, cost: Costs) -> Talk[tuple[Booked, list[Decision]]]:
+        """What ``hit_each`` says, and how to take it back."""
         parts = self._parts(key, cost)
-
-        def made(allowed: bool, seen: list[Seen]) -> Booked:
-            if allowed:
-                return Booked.now(True, 0, self._cancel(parts, seen))
-            return Booked.now(False, binding(decisions(parts, seen)).retry_after_ns // 1000, None)
-
-        return self._ask(HIT, parts, made)
+        judged = yield from self._judge(HIT, parts)
+        allowed = all(one.allowed for one in judged)
+        return Booked.now(allowed, 0, self._uncharge(judged) if allowed else None), in_order(parts, judged)
 
     def _cancel(self, parts: Sequence[Part], seen: Sequence[Seen]) -> Talk[None]:
+        """All of one slot."""
         charged = [(part, its) for part, its in zip(parts, seen, strict=True) if part.draw.cost]
         counted = [
             Part(part.limiter, part.key, part.limiter._algorithm.cancellation(part.draw, its))
@@ -129,7 +211,7 @@ class AskingAll:
             if not isinstance(part.limiter, AskingHeld)
         ]
         if counted:
-            yield self._asked(b"cancel", counted, 2, _nothing)
+            yield self._ask_nothing(b"cancel", counted)
         for part, its in charged:
             if isinstance(part.limiter, AskingHeld):
                 yield from part.limiter._cancel(part.key, part.draw, its)
@@ -138,25 +220,50 @@ class AskingAll:
         # Whatever is wrong with the arguments is found before anything is given back.
         parts = self._parts(key, cost)
         counted = [part for part in parts if not isinstance(part.limiter, AskingHeld)]
-        if counted:
-            yield self._asked(b"refund", counted, 2, _nothing)
+        talks = [self._tell(b"refund", group) for group in self._groups(counted) if group]
         for limiter, its_key, its_cost in self._each(key, cost):
             if isinstance(limiter, AskingHeld):
-                yield from limiter._refund(its_key, its_cost)
+                talks.append(limiter._refund(its_key, its_cost))
+        yield from each(talks)
 
-    def _ask_reset(self, key: Keys) -> Asked[None]:
-        return self._asked(b"reset", self._parts(key, 1), 2, _nothing)
+    def _reset(self, key: Keys) -> Talk[None]:
+        yield from each([self._tell(b"reset", group) for group in self._groups(self._parts(key, 1))])
 
-    def _ask_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None) -> list[Asked[bool]]:
-        listed = keys_of(keys)
-        return [self._ask_allow(key, cost) for key, cost in zip(listed, costs_of(costs, len(listed)), strict=True)]
+    def _tell(self, what: bytes, parts: Sequence[Part]) -> Talk[None]:
+        yield self._ask_nothing(what, parts)
 
 
-def decisions(parts: Sequence[Part], seen: Sequence[Seen]) -> list[Decision]:
+def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:
+    arguments: list[Any] = [what, b"0"]
+    for limiter, _, draw in parts:
+        arguments += (limiter._algorithm.script, *sendable(draw))
+    return arguments
+
+
+def each(talks: Sequence[Talk[None]]) -> Talk[None]:
+    """All of them, though one fails: then its error comes afterwards."""
+    errors = []
+    for talk in talks:
+        try:
+            yield from talk
+        except PenstockError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def decisions(judged: Judged) -> list[Decision]:
     return [
         limiter._algorithm.decision(limiter.name, draw, its)
-        for (limiter, _, draw), its in zip(parts, seen, strict=True)
+        for (limiter, _, draw), its in zip(judged.parts, judged.seen, strict=True)
     ]
+
+
+def in_order(parts: Sequence[Part], judged: Sequence[Judged]) -> list[Decision]:
+    if len(judged) == 1:
+        return decisions(judged[0])
+    found = {id(part): decision for one in judged for part, decision in zip(one.parts, decisions(one), strict=True)}
+    return [found[id(part)] for part in parts]
 
 
 def binding(each: Sequence[Decision]) -> Decision:
@@ -179,7 +286,3 @@ def binding(each: Sequence[Decision]) -> Decision:
         bound.retry_after_ns,
         max(decision.reset_after_ns for decision in each),
     )
-
-
-def _nothing(reply: list[int]) -> None:
-    return None

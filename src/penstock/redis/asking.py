@@ -19,11 +19,12 @@ from penstock.rate import Rate, as_period_ns
 from penstock.redis.algorithms import Algorithm, Draw, FixedWindow, Seen, seconds_us
 from penstock.redis.keys import fingerprint
 from penstock.redis.scripts import Script, script
+from penstock.redis.servers import Call
 
 if TYPE_CHECKING:
     from penstock.redis.base import RedisStoreBase
 
-__all__ = ["Asked", "Asking", "Booked", "BookingView", "Made", "Talk", "costs_of", "keys_of", "whole_cost"]
+__all__ = ["Asked", "Asking", "Booked", "BookingView", "Made", "Talk", "costs_of", "keys_of", "sendable", "whole_cost"]
 
 T = TypeVar("T")
 
@@ -45,6 +46,10 @@ class Asked(Generic[T]):
     """How many numbers answer it."""
     read: Callable[[list[int]], T]
 
+    @property
+    def call(self) -> Call:
+        return ("EVALSHA", self.script.sha, b"%d" % len(self.keys), *self.keys, *self.arguments)
+
     def answer(self, reply: Any) -> T:
         """What a reply means."""
         return self.read(checked(reply, self.size, self.keys))
@@ -59,6 +64,14 @@ def checked(reply: Any, size: int, keys: Sequence[bytes]) -> list[int]:
     if len(reply) != size:
         raise StoreUnavailable(f"Redis answered a limiter's script with {shown(reply)}: {size} were expected")
     return reply
+
+
+def sendable(draw: Draw) -> list[bytes]:
+    """Its arguments, all of them bytes.
+
+    hiredis asks Python for the text of anything else, and takes it ill, with the whole process, if a signal comes then.
+    """
+    return [argument if isinstance(argument, bytes) else b"%d" % argument for argument in draw.arguments]
 
 
 # What takes one call or several: each is sent to whoever sends it, who sends back what it came to.
@@ -176,11 +189,11 @@ class Asking:
         self._stand_in = store._stand_in
         self._size = 3 + algorithm.told
         # The usual request. None if a limiter has something to say about each.
-        arguments = (HIT, 0, algorithm.script, *algorithm.unit.arguments)
-        self._usual: tuple[bytes, ...] | None = tuple(
-            argument if isinstance(argument, bytes) else str(argument).encode() for argument in arguments
-        )
+        head = HIT, b"0", algorithm.script.encode()
+        self._usual: tuple[bytes, ...] | None = (*head, *sendable(algorithm.unit))
         self._usual_decision = algorithm.usual_decision
+        # What answers while Redis is away, if the store's policy has it so.
+        self._twin: Any = None
 
     @property
     def name(self) -> str:
@@ -213,6 +226,10 @@ class Asking:
         """What stands for a key in Redis."""
         return self._head + self._stand_in(key) + self._tail
 
+    def _line_of(self, key: Key) -> object:
+        """What those who wait for it have in common."""
+        return self._key(key)
+
     def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
         """What a request asks of the limiter."""
         algorithm = algorithm or self._algorithm
@@ -230,7 +247,7 @@ class Asking:
         """A request was allowed and charged."""
 
     def _asked(self, what: bytes, key: bytes, draw: Draw, size: int, read: Callable[[list[int]], T]) -> Asked[T]:
-        return Asked(self._script, [key], [what, 0, self._algorithm.script, *draw.arguments], size, read)
+        return Asked(self._script, [key], [what, b"0", self._algorithm.script, *sendable(draw)], size, read)
 
     def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
         return self._asked(HIT, self._key(key), self._draw(key, cost), self._size, _was_allowed)
@@ -248,7 +265,7 @@ class Asking:
         draw = self._draw(key, cost, algorithm)
         asked = self._ask_decision(HIT, self._key(key), algorithm, draw)
         if request_id is not None and draw.cost:
-            asked.arguments[1] = -(-as_period_ns(request_ttl) // 1000)
+            asked.arguments[1] = b"%d" % -(-as_period_ns(request_ttl) // 1000)
             asked.keys.append(self._mark(asked.keys[0], request_id, draw))
         return asked
 
@@ -304,7 +321,7 @@ class Asking:
         draw = self._draw(key, cost, self._tier(rate, burst))
         asked = self._asked(b"refund", self._key(key), draw, 2, _nothing)
         if request_id is not None:
-            asked.arguments[1] = 1
+            asked.arguments[1] = b"1"
             asked.keys.append(self._mark(asked.keys[0], request_id, draw))
         yield asked
 

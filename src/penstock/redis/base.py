@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency
 from penstock.core.limiter import bound_arguments
-from penstock.errors import InvalidLimiter, StoreClosed, StoreUnavailable, shown
+from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown
 from penstock.redis.asking import Asked, Asking
+from penstock.redis.breaker import Breaker, RedisStatus, is_failure
+from penstock.redis.cluster import cluster_url
 from penstock.redis.keys import fingerprint, plain
 from penstock.redis.kinds import made_of
+from penstock.redis.policies import checked_policy
+from penstock.store import Store
 
 __all__ = [
+    "AWAY",
     "CHUNK",
     "DEFAULT_TIMEOUT_S",
     "RedisStoreBase",
     "checked_client",
     "checked_limiters",
-    "deadlines",
+    "client_options",
+    "must_work",
+    "none_held",
+    "nothing",
     "replaced",
+    "server_of",
     "unknown",
 ]
 
@@ -32,6 +44,8 @@ DEFAULT_TIMEOUT_S: Final = 0.5
 # Of a batch, so many calls are sent before their answers are read.
 CHUNK: Final = 500
 MOST_LIMITERS: Final = 16
+# What clients raise about the server. Those of clusters have a base of their own.
+AWAY: Final = (RedisError, RedisClusterException, TimeoutError)
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
 
 
@@ -40,14 +54,33 @@ class RedisStoreBase:
     _staggered: ClassVar[type[Asking]]
     _concurrency: ClassVar[type[Asking]]
 
-    def __init__(self, namespace: str, plain_keys: bool) -> None:
+    _breaker: Breaker
+
+    def __init__(
+        self, namespace: str, plain_keys: bool, when_unavailable: Any, host: Store | None, hosts: int | None
+    ) -> None:
         if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
             raise ValueError(
                 f"a namespace is 1 to 100 letters, digits and characters of '_.:/-', not {shown(namespace)}"
             )
         self.namespace = namespace
         self.closed = False
+        self._has_slots = False
         self._stand_in = plain if plain_keys else fingerprint
+        self._policy = checked_policy(when_unavailable, namespace, host, hosts)
+
+    def _watch(self, server: Any, timeout: float | None, host: Store | None) -> None:
+        """Once it is known that there can be a client of that server."""
+        self._timeout_s = timeout_s_of(server, timeout)
+        self._breaker = Breaker(host, server_of(server), self._timeout_s)
+
+    def status(self) -> RedisStatus:
+        """What this host knows of the server, for metrics. Asks nobody.
+
+        Of all processes that share the `host` store; without one, of this process and those that it has forked. All
+        stores of one server count together. Raises ``StoreClosed``.
+        """
+        return self._breaker.status()
 
     def _around(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
         """What stands before and behind a key's stand-in.
@@ -61,25 +94,48 @@ class RedisStoreBase:
     def _make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         name, made = made_of(kind, args, kwargs)
-        if kind is Concurrency:
-            return self._concurrency(self, name, kind, made)
-        if made.parameters.get("align") == "stagger":
-            return self._staggered(self, name, kind, made)
-        return self._limiter(self, name, kind, made)
+        make = self._staggered if made.parameters.get("align") == "stagger" else self._limiter
+        limiter: Any = (self._concurrency if kind is Concurrency else make)(self, name, kind, made)
+        limiter._twin = self._policy.twin_of(limiter, kwargs.get("keys"))
+        return limiter
 
     def _was_closed(self) -> StoreClosed:
         return StoreClosed(f"{self!r} was used after it was closed")
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
+        if isinstance(error, StoreUnavailable):
+            return error
         return StoreUnavailable(f"{self!r} has not decided: {type(error).__name__}: {error}")
 
-    def _answers(self, asked: list[Asked[T]], replies: list[Any]) -> list[T]:
-        """Of a batch."""
-        answers = []
-        for one, reply in zip(asked, replies, strict=True):
-            if isinstance(reply, Exception):
-                raise self._unavailable(reply) from reply
-            answers.append(one.answer(reply))
+    def _instead(self, error: StoreUnavailable, otherwise: Callable[[Any], T] | None, twin: Any) -> T:
+        """What the policy answers; `otherwise` asks the limiter's twin. Without it there is nothing to answer."""
+        self._breaker.decided()
+        if otherwise is None or self._policy.raises:
+            raise error
+        return otherwise(twin)
+
+    def _answers(
+        self, asked: list[Asked[T]], replies: list[Any], otherwise: Callable[[int, Any], T], twin: Any
+    ) -> list[T]:
+        """Of a batch. For each request, by its number, that has an error instead of a reply, the policy answers.
+
+        All of them are read, though one is an error: what was taken is then remembered.
+        """
+        answers: list[T] = []
+        errors = []
+        for number, (one, reply) in enumerate(zip(asked, replies, strict=True)):
+            try:
+                if isinstance(reply, Exception):
+                    error = self._unavailable(reply)
+                    if error is not reply:
+                        error.__cause__ = reply
+                    answers.append(self._instead(error, functools.partial(otherwise, number), twin))
+                else:
+                    answers.append(one.answer(reply))
+            except PenstockError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return answers
 
     def __repr__(self) -> str:
@@ -100,27 +156,81 @@ def replaced(replies: list[Any], again: list[Any]) -> list[Any]:
     return [next(better) if isinstance(reply, NoScriptError) else reply for reply in replies]
 
 
-def deadlines(timeout: float | None) -> dict[str, Any]:
-    """What a client is made with."""
+def must_work(replies: list[Any]) -> None:
+    """Raises what a server says among other replies that can't do its work."""
+    for reply in replies:
+        if isinstance(reply, Exception) and is_failure(reply):
+            raise reply
+
+
+def nothing(twin: object) -> None:
+    """What is to be given back to Redis while it is away is not given back."""
+
+
+def none_held(twin: object) -> int:
+    """Of permits that were to be given back, or renewed."""
+    return 0
+
+
+def server_of(server: Any) -> str:
+    """What stands for a URL's or a client's server in the host's store, and in messages. No user and no password."""
+    if isinstance(server, str):
+        url = urlsplit(server)
+        if url.scheme == "unix":
+            return url.path
+        address = f"{url.hostname or 'localhost'}:{url.port or 6379}"
+        return f"the cluster of {address}" if cluster_url(server) else address
+    pool = getattr(server, "connection_pool", None)
+    if pool is None:
+        return f"the cluster of {', '.join(sorted(map(str, server.nodes_manager.startup_nodes)))}"
+    if hasattr(pool, "service_name"):
+        return f"the master {pool.service_name!r}"
+    options = pool.connection_kwargs
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+
+def timeout_s_of(server: Any, timeout: float | None) -> float:
+    """What an operation of a client takes at the most."""
+    if isinstance(server, str):
+        return DEFAULT_TIMEOUT_S if timeout is None else timeout
+    pool = getattr(server, "connection_pool", None)
+    options = pool.connection_kwargs if pool else server.get_connection_kwargs()
+    return float(options["socket_timeout"])
+
+
+def client_options(timeout: float | None) -> dict[str, Any]:
+    """What a client is made with: deadlines, and what redis-py 8 has other defaults for.
+
+    With the newer protocol it doesn't look whether a connection is in order before it uses it again; and it has a
+    hundred connections at the most, so that whoever comes next is refused.
+    """
     if timeout is None:
         timeout = DEFAULT_TIMEOUT_S
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout is a number of seconds above 0, not {shown(timeout)}")
-    return {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    return {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2, "max_connections": 2**31}
 
 
-def checked_client(client: Any, kind: type[Any], name: str, timeout: float | None) -> Any:
+def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: float | None) -> Any:
     """A client of somebody else's, with the deadlines that he gave it."""
-    if not isinstance(client, kind):
-        raise TypeError(f"the first argument of {name} is a URL or a {kind.__module__}.Redis, not {shown(client)}")
+    if not isinstance(client, kinds):
+        possible = " or a ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
+        # Not the value: it may have a password in it.
+        raise TypeError(f"the first argument of {name} is a URL, a {possible}, not a {type(client).__name__}")
     if timeout is not None:
         raise ValueError("timeout is for a client that the store makes itself: give yours a socket_timeout")
-    options = client.connection_pool.connection_kwargs
+    pool = getattr(client, "connection_pool", None)
+    options = pool.connection_kwargs if pool else client.get_connection_kwargs()
     if options.get("socket_timeout") is None:
         raise ValueError(
             f"{shown(client)} would wait for ever for an answer: make it with socket_timeout=0.5 and "
             "socket_connect_timeout=0.5, or whatever a request may wait"
         )
+    for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+        if sentinel.connection_pool.connection_kwargs.get("socket_timeout") is None:
+            raise ValueError(
+                f"{shown(client)} would wait for ever for {shown(sentinel)}: give the Sentinel a socket_timeout as well"
+            )
     return client
 
 

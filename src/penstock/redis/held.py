@@ -9,19 +9,26 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from typing import Any, Final, NamedTuple
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.keys import Key
-from penstock.errors import InvalidLimiter, LimitExceeded
+from penstock.errors import InvalidCost, InvalidLimiter, LimitExceeded
 from penstock.rate import Rate
 from penstock.redis.algorithms import Algorithm, Concurrency, Draw, Seen
 from penstock.redis.asking import HIT, Asked, Asking, Made, Talk
-from penstock.redis.base import RedisStoreBase
 from penstock.redis.scripts import script
+
+if TYPE_CHECKING:
+    from penstock.redis.base import RedisStoreBase
 
 __all__ = ["AskingHeld", "Permit", "Taken"]
 
 SWEEP_AT_LEAST: Final = 1024
+# Each is an entry, and Redis does nothing else while it writes them.
+MOST_AT_ONCE: Final = 10_000
+_GONE: Final = object()
 
 
 class Permit(NamedTuple):
@@ -37,6 +44,8 @@ class Taken(NamedTuple):
     permits: list[Permit]
     pid: int
     """Of the process that holds them: one that is forked from it doesn't."""
+    local: Any = None
+    """A lease of the host's share, when that was what decided."""
 
     @property
     def is_own(self) -> bool:
@@ -51,12 +60,19 @@ class AskingHeld(Asking):
         self._usual = None
         self._leases = script("leases", "concurrency")
         self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._loose: dict[bytes, list[Permit]] = {}
+        # Reentrant, as signal handlers may come between any two lines: they do no harm there. Those of a key are in the
+        # order in which they were taken.
+        self._lock = threading.RLock()
+        self._loose: dict[bytes, OrderedDict[Permit, None]] = {}
         self._sweep_at = SWEEP_AT_LEAST
 
     def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
-        return self._algorithm.named(super()._draw(key, cost), b"h" + secrets.token_hex(12).encode())
+        draw = super()._draw(key, cost)
+        if draw.cost > MOST_AT_ONCE:
+            raise InvalidCost(
+                f"{self!r} takes at most {MOST_AT_ONCE} permits at once, not {draw.cost}: take them in turn"
+            )
+        return self._algorithm.named(draw, b"h" + secrets.token_hex(12).encode())
 
     def _tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
         if rate is not None or burst is not None:
@@ -76,36 +92,37 @@ class AskingHeld(Asking):
         if not draw.cost:
             return
         self._check_process()
+        taken = OrderedDict.fromkeys(self._permits(draw, seen))
         with self._lock:
-            _trim(self._loose.setdefault(key, []), seen.now_us)
-            self._loose[key] += self._permits(draw, seen)
+            permits = self._loose.setdefault(key, OrderedDict())
+            _trim(permits, seen.now_us)
+            permits.update(taken)
+            # If a signal's handler has swept it away meanwhile.
+            self._loose.setdefault(key, OrderedDict()).update(taken)
             if len(self._loose) > self._sweep_at:
                 for other, permits in list(self._loose.items()):
                     _trim(permits, seen.now_us)
                     if not permits:
-                        del self._loose[other]
+                        self._loose.pop(other, None)
                 self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._loose))
 
     def _check_process(self) -> None:
         """A forked child holds nothing of what its parent has taken, nor a lock that another thread held there."""
         if self._pid != os.getpid():
-            self._loose, self._lock, self._pid = {}, threading.Lock(), os.getpid()
+            self._loose, self._lock, self._pid = {}, threading.RLock(), os.getpid()
 
     def _take_remembered(self, key: bytes, count: int, newest: bool = False) -> list[Permit]:
         self._check_process()
-        with self._lock:
-            permits = self._loose.get(key, [])
-            taken = permits[max(len(permits) - count, 0) :] if newest else permits[:count]
-            self._forget(key, taken)
-            return taken
+        taken: list[Permit] = []
+        with self._lock, suppress(KeyError):
+            while len(taken) < count:
+                taken.append(self._loose[key].popitem(last=newest)[0])
+        return taken
 
-    def _forget(self, key: bytes, taken: list[Permit]) -> None:
-        gone = set(taken)
-        left = [permit for permit in self._loose.get(key, ()) if permit not in gone]
-        if left:
-            self._loose[key] = left
-        else:
-            self._loose.pop(key, None)
+    def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
+        """Those of them that were remembered."""
+        permits = self._loose.get(key) or OrderedDict()
+        return [permit for permit in taken if permits.pop(permit, _GONE) is not _GONE]
 
     def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
         draw, redis_key = self._draw(key, cost), self._key(key)
@@ -134,7 +151,7 @@ class AskingHeld(Asking):
         return self._ask_leases(b"renew", key, permits)
 
     def _ask_leases(self, what: bytes, key: bytes, permits: list[Permit]) -> Asked[int]:
-        arguments = [what, self._algorithm.lease_us, *(permit.member for permit in permits)]
+        arguments = [what, b"%d" % self._algorithm.lease_us, *(permit.member for permit in permits)]
         return Asked(self._leases, [key], arguments, 2, lambda reply: reply[0])
 
     def _refund(
@@ -150,32 +167,45 @@ class AskingHeld(Asking):
         if request_id is not None:
             self._mark(redis_key, request_id, draw)
         count = draw.cost
-        # The oldest first: what is left then lasts longer than need be, never less.
-        while count > 0 and (permits := self._take_remembered(redis_key, count)):
-            # One that was taken away, or has ended, is none to give back: any next one is.
-            count -= yield self._ask_release(redis_key, permits)
+        if self._twin is not None:
+            count -= self._twin.give_back_loose(key, count)
+        yield from self._give_back(redis_key, count)
 
     def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
         permits = self._permits(draw, seen)
         self._check_process()
         with self._lock:
-            self._forget(key, permits)
-        yield self._ask_release(key, permits)
+            own = self._forget(key, permits)
+        released = self._ask_release(key, own)
+        released.read = lambda reply: reply[1]
+        now_us = yield released
+        # A refund or a `hold` knows no permits, and may have taken one of these instead of its own: then that one goes,
+        # as long as one of these would still count.
+        if permits[0].end_us > now_us:
+            yield from self._give_back(key, len(permits) - len(own))
+
+    def _give_back(self, key: bytes, count: int) -> Talk[None]:
+        """So many of those that no lease object stands for."""
+        # The oldest first: what is left then lasts longer than need be, never less.
+        while count > 0 and (permits := self._take_remembered(key, count)):
+            # One that was taken away, or has ended, is none to give back: any next one is.
+            count -= yield self._ask_release(key, permits)
 
     def _take_loose_permits(self, key: Key, cost: int) -> Taken:
         """Those that a ``wait`` of this process has just taken."""
-        redis_key = self._key(key)
-        return Taken(True, redis_key, self._take_remembered(redis_key, cost, newest=True), os.getpid())
+        redis_key, local, given = self._key(key), None, 0
+        if self._twin is not None:
+            local, given = self._twin.take_loose(key, cost)
+        permits = self._take_remembered(redis_key, cost - given, newest=True)
+        return Taken(True, redis_key, permits, os.getpid(), local)
 
     def _exceeded(self, retry_after: float) -> LimitExceeded:
         return LimitExceeded(self._name, self.limit, retry_after)
 
 
-def _trim(permits: list[Permit], now_us: int) -> None:
-    """Take those that have ended off a list. The oldest come first."""
-    ended = 0
-    for permit in permits:
-        if permit.end_us > now_us:
-            break
-        ended += 1
-    del permits[:ended]
+def _trim(permits: OrderedDict[Permit, None], now_us: int) -> None:
+    """Take those that have ended off. The oldest come first."""
+    # Whatever a signal's handler has changed meanwhile: the next one trims the rest.
+    with suppress(RuntimeError):
+        while (oldest := next(iter(permits), None)) and oldest.end_us <= now_us:
+            permits.pop(oldest, None)

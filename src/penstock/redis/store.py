@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, cast
 
 import redis
+import redis.cluster
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from penstock import holding, waiting
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
-from penstock.errors import LimitExceeded
+from penstock.errors import LimitExceeded, StoreUnavailable
 from penstock.rate import Rate
 from penstock.redis.all_of import AskingAll, Costs, Keys
-from penstock.redis.asking import ONE, Asked, Asking, AskingStaggered, BookingView, Talk, checked
-from penstock.redis.base import CHUNK, RedisStoreBase, checked_client, checked_limiters, deadlines, replaced, unknown
+from penstock.redis.asking import ONE, Asked, Asking, AskingStaggered, BookingView, Talk, checked, costs_of, keys_of
+from penstock.redis.base import (
+    AWAY,
+    CHUNK,
+    RedisStoreBase,
+    checked_client,
+    checked_limiters,
+    client_options,
+    must_work,
+    none_held,
+    nothing,
+    replaced,
+    unknown,
+)
+from penstock.redis.cluster import Cluster, cluster_url
+from penstock.redis.deadline import keep_deadlines
 from penstock.redis.held import AskingHeld, Permit, Taken
 from penstock.redis.scripts import Script
+from penstock.redis.servers import Server
+from penstock.store import Store
 
 __all__ = ["RedisAllOf", "RedisConcurrency", "RedisLease", "RedisLimiter", "RedisReservation", "RedisStore"]
 
@@ -39,7 +57,8 @@ class RedisReservation(BookingView):
 
     def cancel(self) -> None:
         """Give the permits back, once, as far as they still count."""
-        self._store._run(self._booked.cancel())
+        # What Redis has booked stays booked, if it is away.
+        self._store._run(self._booked.cancel(), nothing)
 
 
 class RedisLimiter(Asking):
@@ -48,7 +67,8 @@ class RedisLimiter(Asking):
     *Threads*: every method may be called from any thread. *Processes*: whoever makes a limiter of the same name and
     parameters over the same Redis and namespace shares its state. *Fork*: works in parent and child.
 
-    Each method is one round trip. Any may raise ``StoreUnavailable`` and ``ForeignState``.
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
+    answers instead; ``reset`` always does, if Redis is away.
     """
 
     _store: RedisStore
@@ -59,8 +79,12 @@ class RedisLimiter(Asking):
 
     def allow(self, key: Key, /) -> bool:
         if self._usual is None:
-            return self._store._do(self._ask_allow(key))
-        return (self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
+            return self._store._do(self._ask_allow(key), lambda twin: twin.allow(key), self._twin)
+        try:
+            return (self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
+        except StoreUnavailable as error:
+            allowed: bool = self._store._instead(error, lambda twin: twin.allow(key), self._twin)
+            return allowed
 
     def hit(
         self,
@@ -73,15 +97,24 @@ class RedisLimiter(Asking):
         request_ttl: str | float | timedelta = "5 minutes",
     ) -> Decision:
         if self._usual and cost is ONE and rate is None and burst is None and request_id is None:
-            reply = self._store._call(self._script, (self._key(key),), self._usual, self._size)
+            try:
+                reply = self._store._call(self._script, (self._key(key),), self._usual, self._size)
+            except StoreUnavailable as error:
+                decision: Decision = self._store._instead(error, lambda twin: twin.hit(key), self._twin)
+                return decision
             return self._usual_decision(self._name, reply)
-        return self._store._do(self._ask_hit(key, cost, rate, burst, request_id, request_ttl))
+        asked = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
+        more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
+        return self._store._do(asked, lambda twin: twin.hit(key, cost, **more), self._twin)
 
     def peek(self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None) -> Decision:
-        return self._store._do(self._ask_peek(key, cost, rate, burst))
+        asked = self._ask_peek(key, cost, rate, burst)
+        return self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
 
     def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> RedisReservation:
-        return RedisReservation(self._store, self._store._do(self._ask_reserve(key, cost, max_delay)))
+        asked = self._ask_reserve(key, cost, max_delay)
+        booked = self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return RedisReservation(self._store, booked)
 
     def refund(
         self,
@@ -92,13 +125,19 @@ class RedisLimiter(Asking):
         burst: int | None = None,
         request_id: Key | None = None,
     ) -> None:
-        self._store._run(self._refund(key, cost, rate, burst, request_id))
+        talk = self._refund(key, cost, rate, burst, request_id)
+        more = {"rate": rate, "burst": burst, "request_id": request_id}
+        self._store._run(talk, lambda twin: twin.refund(key, cost, **more), self._twin)
 
     def reset(self, key: Key) -> None:
         self._store._do(self._ask_reset(key))
 
     def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
-        return self._store._do_many(self._ask_many(keys, costs))
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        return self._store._do_many(
+            self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
+        )
 
     def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
         return waiting.wait(self, key, cost, timeout, jitter)
@@ -143,18 +182,23 @@ class RedisLease:
         """Give the permits back. Whether any was still held."""
         self._released = True
         permits, self._permits = self._permits, []
-        if not permits or not self._taken.is_own:
-            return False
-        held = self._limiter._store._do(self._limiter._ask_release(self._taken.key, permits))
-        waiting.released(self._limiter, self._key)
-        return held > 0
+        local = self._taken.local
+        held = local is not None and local.release()
+        if permits and self._taken.is_own:
+            asked = self._limiter._ask_release(self._taken.key, permits)
+            held |= self._limiter._store._do(asked, none_held) > 0
+            waiting.released(self._limiter, self._key)
+        return held
 
     def renew(self) -> bool:
         """Let the lease begin anew. False if any of the permits was not held any more."""
-        permits = self._permits
-        if not permits or not self._taken.is_own:
+        permits, local = self._permits, self._taken.local
+        if local is not None and not local.renew():
             return False
-        return self._limiter._store._do(self._limiter._ask_renew(self._taken.key, permits)) == len(permits)
+        if not permits or not self._taken.is_own:
+            return local is not None
+        asked = self._limiter._ask_renew(self._taken.key, permits)
+        return self._limiter._store._do(asked, none_held) == len(permits)
 
     def __bool__(self) -> bool:
         return self._taken.allowed
@@ -180,7 +224,8 @@ class RedisConcurrency(AskingHeld, RedisLimiter):
     permits come back at the end of their leases. So take a short lease, and renew it."""
 
     def acquire(self, key: Key, cost: int = 1) -> RedisLease:
-        return RedisLease(self, key, self._store._do(self._ask_acquire(key, cost)))
+        asked = self._ask_acquire(key, cost)
+        return RedisLease(self, key, self._store._do(asked, lambda twin: twin.acquire(key, cost), self._twin))
 
     def hold(self, key: Key, cost: int = 1, timeout: float | None = None) -> holding.Hold:
         return holding.Hold(cast(Any, self), key, cost, timeout)
@@ -201,7 +246,7 @@ class RedisConcurrency(AskingHeld, RedisLimiter):
         request_id: Key | None = None,
     ) -> None:
         """Give back what ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process."""
-        self._store._run(self._refund(key, cost, rate, burst, request_id))
+        self._store._run(self._refund(key, cost, rate, burst, request_id), nothing)
         waiting.released(self, key)
 
     def _take_loose(self, key: Key, cost: int) -> RedisLease:
@@ -210,7 +255,10 @@ class RedisConcurrency(AskingHeld, RedisLimiter):
 
 
 class RedisAllOf(AskingAll):
-    """Several limits of one ``RedisStore`` at once, as ``penstock.AllOf``: one round trip, all or none."""
+    """Several limits of one ``RedisStore`` at once, as ``penstock.AllOf``: all or none.
+
+    One round trip; but of keys that lie in several slots of a cluster, one for each slot and those that give back.
+    """
 
     _store: RedisStore
 
@@ -223,28 +271,49 @@ class RedisAllOf(AskingAll):
         return self._limiters
 
     def allow(self, key: Keys, /) -> bool:
-        return self._store._do(self._ask_allow(key))
+        talk = self._allow(self._parts(key, 1))
+        return self._store._run(talk, lambda twin: twin.allow(key), self._twin)
 
     def hit(self, key: Keys, cost: Costs = 1) -> Decision:
-        return self._store._do(self._ask_hit(key, cost))
+        return self._store._run(self._hit(key, cost), lambda twin: twin.hit(key, cost), self._twin)
 
     def hit_each(self, key: Keys, cost: Costs = 1) -> list[Decision]:
-        return self._store._do(self._ask_hit_each(key, cost))
+        return self._store._run(self._hit_each(key, cost), lambda twin: twin.hit_each(key, cost), self._twin)
 
     def peek(self, key: Keys, cost: Costs = 1) -> Decision:
-        return self._store._do(self._ask_peek(key, cost))
+        return self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
 
     def reserve(self, key: Keys, cost: Costs = 1, max_delay: float | None = None) -> RedisReservation:
-        return RedisReservation(self._store, self._store._do(self._ask_reserve(key, cost, max_delay)))
+        talk = self._reserve(key, cost, max_delay)
+        booked = self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return RedisReservation(self._store, booked)
+
+    def _reserve_each(self, key: Keys, cost: Costs) -> tuple[RedisReservation, list[Decision]]:
+        """For the web: what ``hit_each`` says, and how to take it back."""
+        talk = self._reserve_all(key, cost)
+        booked, decisions = self._store._run(talk, lambda twin: twin.reserve_each(key, cost), self._twin)
+        return RedisReservation(self._store, booked), decisions
 
     def refund(self, key: Keys, cost: Costs = 1) -> None:
-        self._store._run(self._refund(key, cost))
+        self._store._run(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
 
     def reset(self, key: Keys) -> None:
-        self._store._do(self._ask_reset(key))
+        self._store._run(self._reset(key))
 
     def allow_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None = None) -> list[bool]:
-        return self._store._do_many(self._ask_many(keys, costs))
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        many = self._many(keys, costs)
+
+        def otherwise(number: int, twin: Any) -> bool:
+            return bool(twin.allow(keys[number], costs[number]))
+
+        if self._is_apart(many):
+            return [
+                self._store._run(self._allow(parts), functools.partial(otherwise, number), self._twin)
+                for number, parts in enumerate(many)
+            ]
+        return self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
 
     def wait(self, key: Keys, cost: Costs = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
         return waiting.wait(self, key, cost, timeout, jitter)
@@ -257,9 +326,20 @@ class RedisStore(RedisStoreBase):
     """Redis as the place where limiters keep their state.
 
     ``TokenBucket(RedisStore("redis://localhost"), "api", "100/minute")``. `server` is a URL as ``redis.Redis.from_url``
-    takes it (``rediss://`` for TLS, a user and a password for ACLs), or a client of your own with a ``socket_timeout``.
-    With a URL every operation on the socket has the deadline `timeout`, in seconds, by default 0.5, and none is
-    repeated: a decision that is asked for again might be charged again.
+    takes it (``rediss://`` for TLS, a user and a password for ACLs), of any node of a cluster with ``redis+cluster://``
+    or ``rediss+cluster://``; or a client of your own with a ``socket_timeout``: a ``redis.Redis``, also a
+    ``Sentinel``'s, or a ``redis.cluster.RedisCluster``. With a URL of one server every call has the deadline `timeout`,
+    in seconds, by default 0.5, and none is repeated: a decision that is asked for again might be charged again. Of a
+    cluster, and of a client of your own, each operation on a socket has one.
+
+    When Redis is slow, gone, or can't do its work, `when_unavailable` answers: ``"deny"`` raises ``StoreUnavailable``
+    (for a web service 503, not 429), ``"allow"`` allows everything, and ``"local"`` goes on with the host's share of
+    each limit, in the shared memory of the store `host`: a limit of 100 is one of 25 on each of four `hosts`. The
+    decisions are then ``degraded``, and Redis is never told of them.
+
+    After three calls in a row that failed, no call waits for Redis but one each second, until that one is answered.
+    `host` lets all processes of the host know it together; without it, each process finds it out for itself.
+    ``status()`` tells what is known. docs/redis-failures.md says what happens when.
 
     `namespace` begins the name of everything that is written. Keys are stored as fingerprints; with `plain_keys` as
     they are.
@@ -271,19 +351,36 @@ class RedisStore(RedisStoreBase):
 
     def __init__(
         self,
-        server: str | redis.Redis,
+        server: str | redis.Redis | redis.cluster.RedisCluster,
         *,
         namespace: str = "penstock",
         plain_keys: bool = False,
         timeout: float | None = None,
+        when_unavailable: Literal["deny", "allow", "local"] = "deny",
+        host: Store | None = None,
+        hosts: int | None = None,
     ) -> None:
-        super().__init__(namespace, plain_keys)
+        super().__init__(namespace, plain_keys, when_unavailable, host, hosts)
         self._owns_client = isinstance(server, str)
+        self._client: Any
         if isinstance(server, str):
-            options = deadlines(timeout)
-            self._client = redis.Redis.from_url(server, retry=Retry(NoBackoff(), 0), **options)
+            options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
+            if nodes_url := cluster_url(server):
+                self._client = Cluster(functools.partial(redis.cluster.RedisCluster.from_url, nodes_url, **options))
+            else:
+
+                def make() -> redis.Redis:
+                    client = redis.Redis.from_url(server, **options)
+                    keep_deadlines(client.connection_pool, options["socket_timeout"])
+                    return client
+
+                self._client = Server(make(), make)
         else:
-            self._client = checked_client(server, redis.Redis, "RedisStore", timeout)
+            client = checked_client(server, (redis.Redis, redis.cluster.RedisCluster), "RedisStore", timeout)
+            is_cluster = isinstance(client, redis.cluster.RedisCluster)
+            self._client = Cluster(lambda: client) if is_cluster else Server(client)
+        self._has_slots = isinstance(self._client, Cluster)
+        self._watch(server, timeout, host)
         self._execute: Any = self._client.execute_command
 
     def close(self) -> None:
@@ -291,6 +388,7 @@ class RedisStore(RedisStoreBase):
         self.closed = True
         if self._owns_client:
             self._client.close()
+        self._breaker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -308,48 +406,76 @@ class RedisStore(RedisStoreBase):
     def _call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any], size: int) -> list[int]:
         if self.closed:
             raise self._was_closed()
+        passage = self._breaker.enter()
         try:
-            try:
-                reply = self._execute("EVALSHA", script.sha, len(keys), *keys, *arguments)
-            except NoScriptError:
-                reply = self._execute("EVAL", script.text, len(keys), *keys, *arguments)
-        except RedisError as error:
+            if passage is None:
+                reply = self._ask(script, keys, arguments)
+            else:
+                with passage:
+                    reply = self._ask(script, keys, arguments)
+        except AWAY as error:
+            if passage is None:
+                self._breaker.failed(error)
             raise self._unavailable(error) from error
+        except Exception as error:
+            if self.closed:
+                raise self._was_closed() from error
+            raise
         return checked(reply, size, keys)
 
-    def _do(self, asked: Asked[T]) -> T:
-        return asked.read(self._call(asked.script, asked.keys, asked.arguments, asked.size))
+    def _ask(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
+        try:
+            return self._execute("EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments)
+        except NoScriptError:
+            return self._execute("EVAL", script.text, b"%d" % len(keys), *keys, *arguments)
 
-    def _run(self, talk: Talk[T]) -> T:
+    def _do(self, asked: Asked[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+        """The answer; if Redis is away, the policy's: `otherwise` asks the limiter's twin, if it has one."""
+        try:
+            return asked.read(self._call(asked.script, asked.keys, asked.arguments, asked.size))
+        except StoreUnavailable as error:
+            return self._instead(error, otherwise, twin)
+
+    def _run(self, talk: Talk[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
         try:
             asked = next(talk)
             while True:
-                asked = talk.send(self._do(asked))
+                try:
+                    answer = asked.read(self._call(asked.script, asked.keys, asked.arguments, asked.size))
+                except BaseException as error:
+                    asked = talk.throw(error)
+                else:
+                    asked = talk.send(answer)
         except StopIteration as end:
             return cast(T, end.value)
+        except StoreUnavailable as error:
+            return self._instead(error, otherwise, twin)
 
-    def _do_many(self, asked: list[Asked[T]]) -> list[T]:
-        """In order, but not as one: others' requests may come between."""
+    def _do_many(self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T], twin: Any) -> list[T]:
+        """In order, but not as one: others' requests may come between. What Redis failed to answer, and all that would
+        have been sent after it, the policy does."""
         if self.closed:
             raise self._was_closed()
-        answers: list[T] = []
+        replies: list[Any] = []
+        error: Exception | None = None
         for start in range(0, len(asked), CHUNK):
             chunk = asked[start : start + CHUNK]
-            try:
-                replies = self._send(chunk)
-                if unsent := unknown(chunk, replies):
-                    self._client.script_load(chunk[0].script.text)
-                    replies = replaced(replies, self._send(unsent))
-            except RedisError as error:
-                raise self._unavailable(error) from error
-            answers += self._answers(chunk, replies)
-        return answers
+            sent: list[Any] = []
+            if error is None:
+                try:
+                    with self._breaker.passage():
+                        sent = self._send(chunk)
+                        if unsent := unknown(chunk, sent):
+                            self._client.script_load(chunk[0].script.text)
+                            sent = replaced(sent, self._send(unsent))
+                        must_work(sent)
+                except (*AWAY, StoreUnavailable) as caught:
+                    error = caught
+            replies += sent or [error] * len(chunk)
+        return self._answers(asked, replies, otherwise, twin)
 
     def _send(self, asked: list[Asked[T]]) -> list[Any]:
-        with self._client.pipeline(transaction=False) as pipeline:
-            for one in asked:
-                pipeline.evalsha(one.script.sha, len(one.keys), *one.keys, *one.arguments)
-            return list(pipeline.execute(raise_on_error=False))
+        return cast(list[Any], self._client.execute_many([one.call for one in asked]))
 
     _limiter = RedisLimiter
     _staggered = RedisStaggeredWindow

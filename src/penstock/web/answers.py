@@ -35,6 +35,8 @@ class Denial:
     decision: Decision | None
     retry_after_s: int | None
     fields: tuple[tuple[str, str], ...]
+    is_unavailable: bool = False
+    """The limiter's store is away, so that nobody knows whether the request is within its limit."""
 
 
 def seconds_up(duration_ns: int) -> int:
@@ -46,6 +48,8 @@ def problem_report(denial: Denial) -> Answer:
     """``application/problem+json`` that says what is allowed, and when to ask again."""
     status = denial.rule.denial_status
     wait_s = denial.retry_after_s
+    if denial.is_unavailable:
+        return away_report(denial)
     if wait_s is None:
         again = "this request costs more than that, so it is never allowed"
     else:
@@ -59,6 +63,17 @@ def problem_report(denial: Denial) -> Answer:
     }
     headers = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *denial.fields]
     return Answer(status, (*headers, *retry_after(denial)), json.dumps(report).encode())
+
+
+def away_report(denial: Denial) -> Answer:
+    report = {
+        "type": REDUCED_CAPACITY,
+        "title": reason_of(503),
+        "status": 503,
+        "detail": "The limits of this service can't be checked at the moment: ask again in a second.",
+    }
+    headers = (("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *retry_after(denial))
+    return Answer(503, headers, json.dumps(report).encode())
 
 
 def retry_after(denial: Denial) -> list[tuple[str, str]]:

@@ -28,7 +28,8 @@ class ASGIMiddleware(ASGIPassing):
     """Limits around an ASGI application: ``app = ASGIMiddleware(app, [Rule(limiter)])``.
 
     With Starlette or FastAPI: ``app.add_middleware(ASGIMiddleware, rules=[Rule(limiter)])``. See ``Gate`` for the
-    arguments. It never waits and starts no thread; a decision takes less time than handing it to one. A WebSocket is
+    arguments. It never waits and starts no thread; a decision takes less time than handing it to one. Over an
+    ``AsyncRedisStore`` decisions are awaited. A WebSocket is
     asked about once, when it is opened, and holds its ``Concurrency`` until it is closed.
     """
 
@@ -42,7 +43,9 @@ class ASGIMiddleware(ASGIPassing):
         partition_keys: bool = False,
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True)
+        self.gate = Gate(
+            rules, client=client, headers=headers, partition_keys=partition_keys, encoded=True, in_loop=True
+        )
         # Servers and frameworks look at what ``__call__`` is and takes, which what is compiled doesn't show, and then
         # call the application itself.
         self.__dict__.update(__call__=self._call, __signature__=inspect.signature(self._call))
@@ -51,7 +54,7 @@ class ASGIMiddleware(ASGIPassing):
         return await self(scope, receive, send)
 
     async def _in_steps(self, request: ASGIRequest, receive: Receive, send: Send) -> None:
-        """A request whose body may have a limit, or whose end has to be told."""
+        """A request whose body may have a limit, whose end has to be told, or whose answer is Redis's."""
         app = self.app
         if self.gate.body_limits and request.native["type"] == "http":
             most_bytes = self.gate.max_body_bytes(request)
@@ -59,7 +62,7 @@ class ASGIMiddleware(ASGIPassing):
                 if is_told_longer(request, most_bytes):
                     return await send_answer(body_too_large(most_bytes), request.native, receive, send)
                 app = _within(app, most_bytes)
-        passage = self.gate.enter(request)
+        passage = await self.gate.enter_async(request) if self.gate.is_awaited else self.gate.enter(request)
         if passage is None:
             return await app(request.native, receive, send)
         if isinstance(passage, Denial):

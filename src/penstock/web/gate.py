@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from penstock.core.all_of import AllOf
 from penstock.core.bucketed_window import BucketedWindow
-from penstock.core.concurrency import Concurrency, Lease
+from penstock.core.concurrency import Lease
 from penstock.core.decision import Decision
 from penstock.core.leaky_bucket import LeakyBucket
 from penstock.core.reservation import Reservation
-from penstock.errors import CostExceedsLimit, InvalidLimiter, shown
+from penstock.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
 from penstock.web.answers import Denial, problem_report, seconds_up
 from penstock.web.client import ClientAddress
 from penstock.web.passing import Charging, Passage
 from penstock.web.policies import Policy, Writer, checked_styles, header_writer, partition_text
 from penstock.web.request import KeyFunction, Request
-from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
+from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, kind_of
 from penstock.web.workers import warn_if_each_counts_alone
 
 __all__ = ["Gate", "Passage"]
@@ -27,6 +28,8 @@ __all__ = ["Gate", "Passage"]
 NS: Final = 1_000_000_000
 # A holder may be done at any time: nobody knows when.
 WAIT_FOR_A_HOLDER_S: Final = 1
+# Of a store that is away: about when it is asked again.
+WAIT_FOR_A_STORE_S: Final = 1
 # As AllOf.
 MOST_AT_ONCE: Final = 16
 
@@ -59,14 +62,15 @@ class OnEnd:
     def renew(self) -> None:
         """For an answer that takes long: hold on to what is held."""
         for lease in self.leases:
-            lease.renew()
+            with contextlib.suppress(StoreUnavailable):
+                lease.renew()
 
     def begin(self, status: int) -> None:
         """The answer begins: give back what won't be charged however it ends, before the client can ask again."""
         for pair in [pair for pair in self.booked if not pair[0].stays_charged(DISCONNECTED)]:
             if not pair[0].stays_charged(status):
                 self.booked.remove(pair)
-                pair[1].cancel()
+                give_back(pair[1].cancel)
 
     def end(self, status: int) -> None:
         """Give back what is held, and what an answer of this status is not charged. Does nothing the second time."""
@@ -76,21 +80,27 @@ class OnEnd:
         with contextlib.ExitStack() as stack:
             # Each, also if another one can't be.
             for lease in leases:
-                stack.callback(lease.release)
+                stack.callback(give_back, lease.release)
             for rule, reservation in booked:
                 stack.callback(self._settle, rule, reservation, status)
 
     @staticmethod
     def _settle(rule: Rule, reservation: Reservation, status: int) -> None:
         if not rule.stays_charged(status):
-            reservation.cancel()
+            give_back(reservation.cancel)
 
     def undo(self) -> None:
         """As if the request had not been let in."""
         booked, self.booked = self.booked, []
         for _, reservation in booked:
-            reservation.cancel()
+            give_back(reservation.cancel)
         self.end(0)
+
+
+def give_back(way: Callable[[], object]) -> None:
+    """What can't be given back, as its store is away, stays charged or ends by itself: no answer fails of it."""
+    with contextlib.suppress(StoreUnavailable):
+        way()
 
 
 class Gate:
@@ -100,9 +110,15 @@ class Gate:
     has no key of its own. `headers` says which fields go into answers: ``"draft-10"`` (``RateLimit-Policy`` and
     ``RateLimit``), ``"draft-06"``, ``"x-ratelimit"``, several of them, or none. With `partition_keys`, ``RateLimit``
     says which key it is about, by a keyed hash. A passage's fields are bytes if `encoded`, and their names in small
-    letters, as ASGI has them.
+    letters, as ASGI has them. `in_loop` says whether it is asked in an event loop, which nobody may stop; None if that
+    isn't known.
 
-    Raises ``InvalidLimiter``. Thread-safe, fork-safe, never waits. O(rules), and of what matches one decision.
+    Over a ``RedisStore``, ``enter`` waits for the answer of Redis, as long as the store's deadline says. Over an
+    ``AsyncRedisStore`` ``is_awaited``, and only ``enter_async`` may be called. What such a store raises when Redis is
+    away is a denial with status 503.
+
+    Raises ``InvalidLimiter``. Thread-safe, fork-safe; in shared memory it never waits. O(rules), and of what matches
+    one decision.
     """
 
     entrance: Callable[[Request], Passage | Denial | None]
@@ -119,6 +135,7 @@ class Gate:
         headers: str | Iterable[str] = "draft-10",
         partition_keys: bool = False,
         encoded: bool = False,
+        in_loop: bool | None = None,
     ) -> None:
         everything = [rules] if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else list(rules)
         for rule in everything:
@@ -129,19 +146,27 @@ class Gate:
         self.client = ClientAddress() if client is None else client
         self.rules = tuple(rule for rule in everything if isinstance(rule, Rule))
         self.body_limits = tuple(limit for limit in everything if isinstance(limit, BodyLimit))
-        self.has_ends = any(rule.charge_on is not None or isinstance(rule.limiter, Concurrency) for rule in self.rules)
+        check_waiting(self.rules, in_loop)
+        self.is_awaited = any(rule.is_awaited for rule in self.rules)
+        self.has_ends = any(rule.charge_on is not None or rule.is_held for rule in self.rules)
         self._styles = checked_styles(headers)
         self._encoded = encoded
-        self._secret = (
-            self.rules[0].limiter.store._segment.secret(b"partitions") if partition_keys and self.rules else b""
-        )
+        self._secret = b""
+        if partition_keys and self.rules:
+            if self.rules[0].is_remote:
+                raise InvalidLimiter(
+                    f"partition_keys takes a secret of the limiters' Store, and {self.rules[0].limiter!r} has none"
+                )
+            store: Any = self.rules[0].limiter.store
+            self._secret = store._segment.secret(b"partitions")
         for rule in self.rules:
             if rule.limiter.store is not self.rules[0].limiter.store:
                 raise InvalidLimiter(
                     f"the rules' limiters belong to one store, but {rule.limiter!r} is in another than "
                     f"{self.rules[0].limiter!r}"
                 )
-        warn_if_each_counts_alone(rule.limiter for rule in self.rules)
+        native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
+        warn_if_each_counts_alone(native)
         # What must be looked at for each request, and the rules that always match, as bits.
         self._sometimes = [
             (1 << i, rule) for i, rule in enumerate(self.rules) if rule.exempt or not rule.where.is_everywhere
@@ -157,14 +182,22 @@ class Gate:
         return self.entrance(request)
 
     def _enter(self, request: Request) -> Passage | Denial | None:
+        plan = self._plan_of(request)
+        return None if plan is None else plan.enter(request)
+
+    async def enter_async(self, request: Request) -> Passage | Denial | None:
+        """As ``enter``, of a gate that ``is_awaited``."""
+        plan = self._plan_of(request)
+        return None if plan is None else await plan.enter_async(request)
+
+    def _plan_of(self, request: Request) -> Plan | None:
         matching = self._always
         if self._sometimes:
             method, path = request.method, request.path
             for bit, rule in self._sometimes:
                 if rule.where.matches(method, path) and not (rule.exempt and rule.exempt(request)):
                     matching |= bit
-        plan = self._plans[matching] if matching in self._plans else self._plan(matching)
-        return None if plan is None else plan.enter(request)
+        return self._plans[matching] if matching in self._plans else self._plan(matching)
 
     def max_body_bytes(self, request: Request) -> int | None:
         if not self.body_limits:
@@ -194,6 +227,25 @@ class Gate:
         return plan
 
 
+def check_waiting(rules: Iterable[Rule], in_loop: bool | None) -> None:
+    """Nobody stops an event loop, and nobody awaits where there is none."""
+    for rule in rules:
+        if not rule.is_remote or in_loop is None:
+            continue
+        if in_loop and not rule.is_awaited:
+            raise InvalidLimiter(
+                f"{rule.limiter!r} would stop the event loop for each round trip to Redis: make it over an "
+                "AsyncRedisStore"
+            )
+        if not in_loop and rule.is_awaited:
+            raise InvalidLimiter(f"{rule.limiter!r} has to be awaited: make it over a RedisStore")
+        if in_loop and (rule.is_held or rule.charge_on is not None):
+            raise InvalidLimiter(
+                f"over an AsyncRedisStore a rule can't give permits back at a request's end yet, so it has neither a "
+                f"Concurrency nor charge_on: {rule.limiter!r}"
+            )
+
+
 class Plan:
     """How the rules that match a request are asked together.
 
@@ -208,18 +260,20 @@ class Plan:
         self.client = client
         self.secret = secret
         self.styles = styles
-        self.held = [rule for rule in rules if isinstance(rule.limiter, Concurrency)]
+        # Of a denial for want of an answer: whatever a rule says of its own.
+        self.away_rule = dataclasses.replace(rules[0], status=503, answer=None)
+        self.held = [rule for rule in rules if rule.is_held]
         self.booked = [rule for rule in rules if rule.charge_on is not None]
-        self.charged = [rule for rule in rules if not isinstance(rule.limiter, Concurrency) and rule.charge_on is None]
+        self.charged = [rule for rule in rules if not rule.is_held and rule.charge_on is None]
         # Those last that can't take back a charge behind which others stand already.
-        self.charged.sort(key=lambda rule: isinstance(rule.limiter, (LeakyBucket, BucketedWindow)))
+        self.charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
         # What is held has no remaining number to show: it changes without anybody asking. And what looks like success
         # when it is denied isn't shown either.
         self.shown = [rule for rule in [*self.charged, *self.booked] if not rule.is_hidden]
         self.told = [Policy(rule.limiter) for rule in [*self.shown, *self.held] if not rule.is_hidden]
         self.write = header_writer(styles, self.told[: len(self.shown)], self.told, encoded) if self.told else _nothing
         self.denial_writers: dict[tuple[int, ...], Writer] = {}
-        limiters = [rule.limiter for rule in self.charged]
+        limiters: list[Any] = [rule.limiter for rule in self.charged]
         self.limiter: Any = AllOf(*limiters) if limiters else None
         keys = [rule.key or client for rule in self.charged]
         self.keys = keys[:1] if all(key is keys[0] for key in keys) else keys
@@ -260,6 +314,9 @@ class Plan:
         except CostExceedsLimit as error:
             on_end.undo()
             return self.never(error)
+        except StoreUnavailable as error:
+            on_end.undo()
+            return self.unavailable(error)
         except BaseException:
             on_end.undo()
             raise
@@ -268,13 +325,26 @@ class Plan:
             return decisions
         return Passage(self.write(self._shown(decisions), partitions), on_end if on_end else None)
 
+    async def enter_async(self, request: Request) -> Passage | Denial:
+        """Of rules that are all charged at once, over an ``AsyncRedisStore``."""
+        try:
+            keys, cost = self._keys(request), self._costs(request) if self.cost is None else self.cost
+            decisions = await self.limiter.hit_each(keys, cost)
+        except CostExceedsLimit as error:
+            return self.never(error)
+        except StoreUnavailable as error:
+            return self.unavailable(error)
+        if not all(decisions):
+            return self.denial(request, decisions)
+        return Passage(self.write(self._shown(decisions), ()))
+
     def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
         booked = []
         for rule in self.booked:
             limiter: Any = rule.limiter
             key, its_cost = self._key_of(rule, request), rule.cost_of(request)
             # A leaky bucket's place is one in a queue, and taken whenever there is one.
-            reservation = limiter.reserve(key, its_cost, None if isinstance(limiter, LeakyBucket) else 0)
+            reservation = limiter.reserve(key, its_cost, None if kind_of(limiter) is LeakyBucket else 0)
             if not reservation:
                 return self._denial(request, [rule], [limiter.peek(key, its_cost)])
             on_end.booked.append((rule, reservation))
@@ -303,8 +373,8 @@ class Plan:
 
     def _hold(self, request: Request, on_end: OnEnd) -> Denial | None:
         for rule in self.held:
-            limiter, key, cost = rule.limiter, self._key_of(rule, request), rule.cost_of(request)
-            assert isinstance(limiter, Concurrency)
+            limiter: Any = rule.limiter
+            key, cost = self._key_of(rule, request), rule.cost_of(request)
             lease = limiter.acquire(key, cost)
             if not lease:
                 return self._denial(request, [rule], [limiter.peek(key, cost)])
@@ -331,13 +401,17 @@ class Plan:
             raise error
         return Denial(rule, (Policy(rule.limiter).name,), None, None, ())
 
+    def unavailable(self, error: StoreUnavailable) -> Denial:
+        """Nobody knows whether the request is within its limits."""
+        return Denial(self.away_rule, (), None, WAIT_FOR_A_STORE_S, (), is_unavailable=True)
+
     def _denial(self, request: Request, rules: Sequence[Rule], decisions: Sequence[Decision]) -> Denial:
         denied = [
             (rule, decision) for rule, decision in zip(rules, decisions, strict=True) if not decision.allowed
         ] or list(zip(rules, decisions, strict=True))  # booked by others, and free again by now
         rule, decision = max(denied, key=lambda pair: pair[1].retry_after_ns)
         wait_s = max(1, seconds_up(decision.retry_after_ns))
-        if isinstance(rule.limiter, Concurrency):
+        if rule.is_held:
             wait_s = WAIT_FOR_A_HOLDER_S
         # What is to look like success has the fields of one.
         told = list(zip(rules, decisions, strict=True)) if rule.is_hidden else denied

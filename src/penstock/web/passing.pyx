@@ -12,7 +12,7 @@ from penstock.core.cell_limiter cimport CellLimiter
 from penstock.core.decision cimport Decision, next_after_ns_of, remaining_of
 from penstock.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest
 
-from penstock.errors import CostExceedsLimit
+from penstock.errors import CostExceedsLimit, StoreUnavailable
 
 
 cdef extern from "Python.h":
@@ -138,7 +138,7 @@ cdef class Charging:
     `hit` is the limiter's of one rule, or ``AllOf.hit_each`` of several; `key_of` and `cost_of` take a request.
     """
 
-    cdef object hit, key_of, cost_of, cost, write, denial, never, partitions
+    cdef object hit, key_of, cost_of, cost, write, denial, never, unavailable, partitions
     cdef CellLimiter limiter     # that is asked for one permit, in its own way
     cdef bint is_one, is_by_peer
 
@@ -152,7 +152,7 @@ cdef class Charging:
                 self.limiter = rule.limiter
         self.write = plan.write
         self.partitions = plan.partitions if plan.secret else None
-        self.denial, self.never = plan.denial, plan.never
+        self.denial, self.never, self.unavailable = plan.denial, plan.never, plan.unavailable
 
     def __call__(self, request):
         charged = self.charge(request)
@@ -169,6 +169,8 @@ cdef class Charging:
                 decided = self.hit(key, self.cost if self.cost_of is None else self.cost_of(request))
         except CostExceedsLimit as error:
             return self.never(error)
+        except StoreUnavailable as error:
+            return self.unavailable(error)
         decisions = [decided] if self.is_one else decided
         for decided in decisions:
             if not (<Decision?>decided).allowed:
@@ -184,7 +186,7 @@ cdef class Passing:
 
     cdef public object app
     cdef object asked, entrance
-    cdef bint has_body_limits, has_ends
+    cdef bint has_body_limits, has_ends, is_awaited
 
     @property
     def gate(self):
@@ -193,8 +195,8 @@ cdef class Passing:
     @gate.setter
     def gate(self, gate):
         # All of it is looked up first: what is no gate changes nothing.
-        self.has_body_limits, self.has_ends, self.entrance, self.asked = (
-            bool(gate.body_limits), gate.has_ends, gate.entrance, gate)
+        self.has_body_limits, self.has_ends, self.is_awaited, self.entrance, self.asked = (
+            bool(gate.body_limits), gate.has_ends, gate.is_awaited, gate.entrance, gate)
 
     cdef object enter(self, object request):
         """Who may pass gets a list of fields, or a passage; None if nobody is asked."""
@@ -285,7 +287,7 @@ cdef class ASGIPassing(Passing):
         if kind != "http" and kind != "websocket":
             return self.app(scope, receive, send)
         request = ASGIRequest.__new__(ASGIRequest, scope)
-        if self.has_ends or self.has_body_limits:
+        if self.has_ends or self.has_body_limits or self.is_awaited:
             return self._in_steps(request, receive, send)
         passage = self.enter(request)
         if passage is None:

@@ -15,10 +15,10 @@ from typing import Any, Final, TypeAlias
 
 from penstock.core.concurrency import Concurrency
 from penstock.core.decision import Decision
-from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
 from penstock.rate import Rate
 from penstock.web.passing import RateLimitFields
+from penstock.web.rules import kind_of
 
 __all__ = ["Policy", "header_writer", "rate_of"]
 
@@ -28,15 +28,15 @@ Pair: TypeAlias = Callable[[str, str], tuple[Any, Any]]
 Writer: TypeAlias = Callable[[Sequence[Decision], Sequence[str]], Fields]
 
 
-def rate_of(limiter: Limiter) -> Rate | None:
+def rate_of(limiter: Any) -> Rate | None:
     """None for a ``Concurrency``."""
     return getattr(limiter, "rate", None)
 
 
-def allowance(limiter: Limiter) -> str:
+def allowance(limiter: Any) -> str:
     """How many requests may be made, for people."""
     rate = rate_of(limiter)
-    count = limiter.limit if isinstance(limiter, Concurrency) else rate.limit if rate else 1
+    count = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
     requests = "1 request" if count == 1 else f"{count} requests"
     if rate is None:
         return f"{requests} at a time"
@@ -50,18 +50,18 @@ class Policy:
 
     __slots__ = ("is_held", "name", "policy_item", "prefix", "quota", "window_s")
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: Any) -> None:
         rate = rate_of(limiter)
         # As text in a field may be: ASCII, and no control characters.
         self.name = "".join(
             c if c.isprintable() else "?" for c in limiter.name.encode("ascii", "backslashreplace").decode()
         )
         name = '"' + self.name.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        self.is_held = isinstance(limiter, Concurrency)
+        self.is_held = kind_of(limiter) is Concurrency
         self.prefix = f"{name};r="
-        self.quota: int = limiter.limit if isinstance(limiter, Concurrency) else rate.limit if rate else 1
+        self.quota: int = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
         self.window_s = 0
-        if isinstance(limiter, Concurrency):
+        if kind_of(limiter) is Concurrency:
             self.policy_item = f'{name};q={self.quota};qu="concurrent-requests"'
             return
         assert rate is not None
@@ -113,7 +113,7 @@ def checked_styles(styles: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def partition_text(secret: bytes, limiter: Limiter, key: object) -> str:
+def partition_text(secret: bytes, limiter: Any, key: object) -> str:
     """The parameter ``pk``: the same for the same key, and nobody learns the key from it."""
     digest = hashlib.blake2b(repr((limiter.name, key)).encode("utf-8", "surrogatepass"), key=secret, digest_size=9)
     return f";pk=:{base64.b64encode(digest.digest()).decode()}:"

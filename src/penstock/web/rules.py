@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import KW_ONLY, dataclass, field
@@ -15,6 +16,8 @@ from penstock.web.keys import everyone
 from penstock.web.request import KeyFunction, Request
 
 if TYPE_CHECKING:
+    from penstock.redis.aio import AsyncRedisLimiter
+    from penstock.redis.store import RedisLimiter
     from penstock.web.answers import Denial
 
 __all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Rule"]
@@ -111,12 +114,25 @@ def _pattern(path: str) -> str:
     return pattern + end
 
 
+def is_redis(store: object) -> bool:
+    """Whether it is a ``RedisStore``, which nobody has to await."""
+    return hasattr(store, "_make_limiter") and not inspect.iscoroutinefunction(getattr(store, "close", None))
+
+
+def kind_of(limiter: Any) -> type:
+    """The public class of a limiter, also of one over Redis."""
+    kind: type = getattr(limiter, "_kind", type(limiter))
+    return kind
+
+
 @dataclass(frozen=True)
 class Rule:
     """A limit and the requests that it is for.
 
     * `limiter`: any limiter. A ``Concurrency`` is held while the request is handled and its answer is sent; its lease
-      must last longer than the longest request, or than the longest pause in a streamed answer, which renews it.
+      must last longer than the longest request, or than the longest pause in a streamed answer, which renews it. Over
+      Redis: in a WSGI application over a ``RedisStore``, in an ASGI application over an ``AsyncRedisStore``, where
+      there is neither a ``Concurrency`` nor `charge_on` yet.
     * `path`: a pattern or several; ``*`` is anything, ``{name}`` one segment, ``{name:path}`` anything, a slash at the
       end is the same as none. ``"/api/*"`` is ``/api`` and all below. None: every path.
     * `methods`: as in ``{"POST", "PUT"}``; empty: all. ``GET`` is ``HEAD``, too; a WebSocket's is ``"WEBSOCKET"``.
@@ -134,7 +150,7 @@ class Rule:
     Raises ``InvalidLimiter``.
     """
 
-    limiter: Limiter
+    limiter: Limiter | RedisLimiter | AsyncRedisLimiter
     _: KW_ONLY
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
@@ -152,9 +168,9 @@ class Rule:
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {shown(limiter)}: several rules that match a request are asked as one"
             )
-        if hasattr(limiter, "_make_limiter"):
-            raise InvalidLimiter(f"a rule takes a limiter over a Store; over Redis isn't there yet: {shown(limiter)}")
-        if not isinstance(limiter, Limiter):
+        if hasattr(limiter, "_make_limiter") and not hasattr(limiter, "_kind"):
+            raise InvalidLimiter(f"a rule takes a limiter over a Store or a RedisStore, not {shown(limiter)}")
+        if not isinstance(limiter, Limiter) and not hasattr(limiter, "_kind"):
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {shown(limiter)}: say TokenBucket(store, 'orders', '5/minute')"
             )
@@ -171,7 +187,7 @@ class Rule:
             self.charge_on is None or callable(self.charge_on) or hasattr(self.charge_on, "__contains__")
         ):
             raise InvalidLimiter(f"charge_on is a set of statuses or a callable, not {shown(self.charge_on)}")
-        if self.charge_on is not None and isinstance(self.limiter, Concurrency):
+        if self.charge_on is not None and self.is_held:
             raise InvalidLimiter(f"{self.limiter!r} gives every permit back: charge_on says nothing about it")
         object.__setattr__(self, "where", Where.of(self.path, self.methods))
 
@@ -179,7 +195,21 @@ class Rule:
     def denial_status(self) -> int:
         if self.status is not None:
             return self.status
-        return 503 if isinstance(self.limiter, Concurrency) and self.key is everyone else 429
+        return 503 if self.is_held and self.key is everyone else 429
+
+    @property
+    def is_held(self) -> bool:
+        return kind_of(self.limiter) is Concurrency
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a decision is waited for."""
+        return not isinstance(self.limiter, Limiter)
+
+    @property
+    def is_awaited(self) -> bool:
+        limiter: Any = self.limiter
+        return self.is_remote and inspect.iscoroutinefunction(type(limiter).hit)
 
     @property
     def is_hidden(self) -> bool:

@@ -22,7 +22,7 @@ class WSGIMiddleware(WSGIPassing):
     """Limits around a WSGI application: ``app = WSGIMiddleware(app, [Rule(limiter)])``.
 
     See ``Gate`` for the arguments. Works in threads, in processes, forked after it was made or before, and under
-    gevent; never waits.
+    gevent; never waits, but over a ``RedisStore`` for Redis.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class WSGIMiddleware(WSGIPassing):
         partition_keys: bool = False,
     ) -> None:
         self.app = app
-        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys)
+        self.gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=False)
 
     def _bounded(self, request: WSGIRequest, start_response: StartResponse) -> Iterable[bytes]:
         """A request whose body may have a limit."""

@@ -33,7 +33,8 @@ from penstock.contrib.views import (
 )
 from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
-from penstock.web import DISCONNECTED, Gate, Rule
+from penstock.web import DISCONNECTED, Answer, Gate, Rule
+from penstock.web.gate import check_waiting
 from penstock.web.rules import outcome
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "exempt", "limited", "setting"]
@@ -146,7 +147,7 @@ class LimitsMiddleware:
     """Asks ``PENSTOCK["RULES"]`` about every request, and sees to the views' own limits.
 
     Below ``AuthenticationMiddleware`` if keys are of users. Sync and async; the latter never waits, but for the user
-    where a rule is for users.
+    where a rule is for users, and where it is over an ``AsyncRedisStore`` for Redis.
     """
 
     sync_capable = True
@@ -154,7 +155,7 @@ class LimitsMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        _asker()
+        check_waiting(_asker().gate.rules, iscoroutinefunction(get_response))
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
 
@@ -203,6 +204,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     def decorate(view: View) -> View:
         _check_view(view, "limited(...)")
         inner, all_rules = stacked(view, rules)
+        check_waiting(rules, iscoroutinefunction(inner))
         ask_first: Callable[..., Any]
         if iscoroutinefunction(inner):
 
@@ -272,7 +274,10 @@ def _visit_of(request: HttpRequest) -> Visit:
 
 
 def _ask(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
-    answer = _asker().ask(request, visit, rules)
+    return _response(_asker().ask(request, visit, rules))
+
+
+def _response(answer: Answer | None) -> HttpResponseBase | None:
     if answer is None:
         return None
     return HttpResponse(answer.body, status=answer.status, headers=dict(answer.fields))
@@ -281,11 +286,11 @@ def _ask(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> Ht
 async def _ask_async(request: HttpRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
     asked = _AsyncRequest(request)
     try:
-        return _ask(asked, visit, rules)
+        return _response(await _asker().ask_async(asked, visit, rules))
     except _UserUnknown:
         # Nothing has been taken, or all of it given back.
         await asked.fetch_user()
-        return _ask(asked, visit, rules)
+        return _response(await _asker().ask_async(asked, visit, rules))
 
 
 def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> None:

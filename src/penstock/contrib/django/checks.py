@@ -17,6 +17,7 @@ from penstock.contrib.django import SETTINGS, make_asker, options, setting
 from penstock.errors import shown
 from penstock.store import Store
 from penstock.web import Rule
+from penstock.web.rules import is_redis
 
 __all__ = ["check_deployment", "check_settings"]
 
@@ -42,7 +43,7 @@ def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]
     """With ``--deploy``: what works, but not as it seems."""
     if any(message.is_serious() for message in check_settings()):
         return []
-    stores = {rule.limiter.store: "RULES" for rule in _rules()}
+    stores: dict[Any, str] = {rule.limiter.store: "RULES" for rule in _rules() if not rule.is_remote}
     if isinstance(store := setting("STORE"), Store):
         stores.setdefault(store, "STORE")
     return [
@@ -79,9 +80,9 @@ def _check_value(name: str) -> Iterator[CheckMessage]:
             id="penstock.E001",
         )
         return
-    if name == "STORE" and value is not None and not isinstance(value, Store):
+    if name == "STORE" and value is not None and not isinstance(value, Store) and not is_redis(value):
         yield Error(
-            f'PENSTOCK["STORE"] is a Store or its dotted path, not {shown(value)}',
+            f'PENSTOCK["STORE"] is a Store, a RedisStore or the dotted path of one, not {shown(value)}',
             hint='Write store = Store("shop", keys=100_000) into a module, and "STORE": "that.module.store".',
             id="penstock.E001",
         )

@@ -53,10 +53,10 @@ algorithms.bucketed = {
     return {state.newest, state.sum, retry_at, reset_at}
   end,
   write = function(key, state, now, a)
-    if #state.old > 0 then
-      redis.call('HDEL', key, unpack(state.old))
-    end
     redis.call('HSET', key, 'b' .. text(state.newest), text(state.counts[state.newest]))
+    for i = 1, #state.old, 1000 do
+      redis.call('HDEL', key, unpack(state.old, i, math.min(i + 999, #state.old)))
+    end
     redis.call('PEXPIREAT', key, expiry((state.newest + a[3]) * a[4]))
   end,
   -- From the last bucket in which something was allowed.

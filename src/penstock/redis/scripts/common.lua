@@ -42,6 +42,11 @@ local function numbers(value, pattern)
   return found
 end
 
+-- Whether a member's score can be a time of ours.
+local function is_time(score)
+  return score % 1 == 0 and score >= 0 and score < 9007199254740992
+end
+
 -- A state that is a few numbers in one text.
 local function read_text(key, pattern, fresh)
   local value = ask('GET', key)

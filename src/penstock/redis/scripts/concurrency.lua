@@ -8,7 +8,7 @@ algorithms.concurrency = {
       return nil
     elseif #last > 0 then
       state.last_end = tonumber(last[2])
-      if not string.match(last[1], '^h%x+:%d+$') or state.last_end % 1 ~= 0 then
+      if not string.match(last[1], '^h%x+:%d+$') or not is_time(state.last_end) then
         return nil
       end
       state.used = redis.call('ZCOUNT', key, '(' .. text(now), '+inf')
@@ -34,13 +34,14 @@ algorithms.concurrency = {
     return {state.used, retry_at, state.used > 0 and state.last_end or 0}
   end,
   write = function(key, state, now)
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now))
+    -- First what needs memory: a server that has none left refuses a script only before it has written anything.
     for _, a in ipairs(state.taken) do
       local ends = text(now + a[3])
       for i = 1, a[1] do
         redis.call('ZADD', key, ends, a[4] .. ':' .. text(i))
       end
     end
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now))
     redis.call('PEXPIREAT', key, expiry(state.last_end))
   end,
 }

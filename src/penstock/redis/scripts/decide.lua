@@ -43,7 +43,8 @@ if what == 'hit' or what == 'peek' then
     allowed = allowed and ok
     if allowed and what == 'hit' and not was_marked and a[1] > 0 then
       algorithm.charge(state, now, a)
-      part[6] = true
+      -- As its own charge has left it: by that it is cancelled, also if the next limiter has the same state.
+      part[6] = {unpack(algorithm.tell(state, now, a, true, key))}
     end
   end
   local charges = allowed and what == 'hit' and not was_marked
@@ -55,7 +56,7 @@ if what == 'hit' or what == 'peek' then
         algorithm.write(key, state, now, a)
         states[key] = nil
       end
-      told[i] = algorithm.tell(state, now, a, true, key)
+      told[i] = part[6]
     end
     answer[#answer + 1] = ok and 1 or 0
     for _, number in ipairs(told[i]) do

@@ -14,8 +14,13 @@ end
 
 algorithms.interval = {
   arguments = 6, -- amount, room, patience, burst, limit, period; of a cancellation: amount, period, missing, ...
-  read = function(key)
-    return read_text(key, '^i(%d+):(%d+)$', {0, 0})
+  read = function(key, now, a)
+    local state = read_text(key, '^i(%d+):(%d+)$', {0, 0})
+    -- No limiter books so far ahead, nor so much.
+    if state and (state[1] > (now + 2251799813685248) / a[6] or state[2] > 4503599627370496) then
+      return nil
+    end
+    return state
   end,
   allows = function(state, now, a)
     local missing = missing_of(state[1], state[2], now, a) + a[1]

@@ -36,7 +36,7 @@ algorithms.log = {
     elseif #newest > 0 then
       local parts = numbers(newest[1], '^p(%d+):(%d+)$')
       state.date = tonumber(newest[2])
-      if not parts or state.date % 1 ~= 0 then
+      if not parts or not is_time(state.date) then
         return nil
       end
       state.past = math.max(now, state.date)
@@ -74,10 +74,11 @@ algorithms.log = {
     return {state.date, used, retry_at}
   end,
   write = function(key, state, now, a)
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', text(state.past - a[3]))
+    -- First what needs memory: a server that has none left refuses a script only before it has written anything.
     for _, charged in ipairs(state.charged) do
       redis.call('ZADD', key, text(state.date), member(charged[1], charged[2]))
     end
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', text(state.past - a[3]))
     redis.call('PEXPIREAT', key, expiry(state.date + a[3]))
   end,
   -- The oldest that count: so what is left is never earlier than what was kept.
@@ -96,6 +97,8 @@ algorithms.log = {
     redis.call('ZREMRANGEBYRANK', key, 0, rank)
     if after > total then
       redis.call('ZADD', key, text(date), member(after, after - total))
+      -- If there was no other, the key was gone, and its end with it.
+      redis.call('PEXPIREAT', key, expiry(state.date + a[3]))
     end
   end,
 }

@@ -1,0 +1,375 @@
+"""Over a Redis Cluster: slots, what takes several of them, redirections, failovers."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio.cluster
+import redis.cluster
+from both_kinds import Opened, done, with_store
+from redis.crc import key_slot
+from redis_cluster import SLOTS, RedisCluster
+from redis_server import PATIENCE_S, RedisServer, free_port, until
+from test_redis_store import EVERY_KIND
+
+from penstock import AllOf, Concurrency, FixedWindow, ForeignState, StoreUnavailable, TokenBucket
+from penstock.redis import AsyncRedisStore, RedisStore
+from penstock.redis.keys import fingerprint
+
+
+@pytest.fixture
+def opened(cluster: RedisCluster, is_async: bool) -> Opened:
+    return partial(with_store, is_async=is_async, make_server=lambda: cluster.url, timeout=PATIENCE_S)
+
+
+def key_in(third: int, prefix: str = "user") -> str:
+    """A key whose states are in this third of the slots: that is where the nodes' parts begin."""
+    keys = (f"{prefix}:{number}" for number in range(1000))
+    return next(key for key in keys if slot_of(key) * 3 // SLOTS == third)
+
+
+def slot_of(key: str) -> int:
+    return int(key_slot(fingerprint(key)))
+
+
+KEYS = [key_in(third) for third in range(3)]
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_limiter(kind: str, opened: Opened) -> None:
+    async def body(store: Any) -> None:
+        limiter = EVERY_KIND[kind](store, "api")
+        for key in KEYS:
+            first = await done(limiter.hit(key))
+            assert first.allowed
+            assert (await done(limiter.peek(key))).remaining == first.remaining == limiter.limit - 1
+            while await done(limiter.allow(key)):
+                pass
+            await done(limiter.reset(key))
+            booked = await done(limiter.reserve(key))
+            assert booked.allowed
+            await done(booked.cancel())
+            assert (await done(limiter.peek(key))).remaining == limiter.limit
+        assert await done(limiter.wait(KEYS[0], timeout=1))
+
+    opened(body)
+
+
+def test_a_request_is_charged_once(opened: Opened) -> None:
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+        for key in KEYS:
+            for _ in range(3):
+                assert (await done(bucket.hit(key, request_id="r"))).remaining == 8
+            await done(bucket.refund(key, request_id="r"))
+            assert (await done(bucket.peek(key))).remaining == 9
+
+    opened(body)
+
+
+def test_a_batch_goes_to_all_nodes_in_order(opened: Opened, cluster: RedisCluster) -> None:
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "3/hour")
+        keys = [key for _ in range(5) for key in KEYS]
+        assert await done(bucket.allow_many(keys)) == [True] * 9 + [False] * 6
+        assert all(cluster.ask(node, "DBSIZE") == 1 for node in cluster.masters())
+        # One node knows the script, the others don't.
+        for node in cluster.masters()[1:]:
+            cluster.ask(node, "SCRIPT FLUSH")
+        assert await done(bucket.allow_many([f"{key}!" for key in KEYS])) == [True] * 3
+        both = AllOf(bucket, TokenBucket(store, "other", "3/hour"))
+        assert await done(both.allow_many([*(key + "?" for key in KEYS), KEYS[0]])) == [True] * 3 + [False]
+
+    opened(body)
+
+
+# Several limits
+
+
+def test_limits_of_one_key_are_one_script(opened: Opened, cluster: RedisCluster) -> None:
+    async def body(store: Any) -> None:
+        limits = [make(store, kind) for kind, make in EVERY_KIND.items()]
+        both = AllOf(*limits)
+        assert await done(both.allow(KEYS[0]))
+        called = calls(cluster)
+        await done(both.hit(KEYS[0]))
+        assert calls(cluster) == called + 1
+
+    opened(body)
+
+
+def calls(cluster: RedisCluster) -> int:
+    """How many scripts all masters have run."""
+    count = 0
+    for node in cluster.masters():
+        with node.client() as client:
+            stats = client.info("commandstats")
+        count += sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
+    return count
+
+
+def test_limits_of_several_slots_are_charged_all_or_none(opened: Opened, cluster: RedisCluster) -> None:
+    async def body(store: Any) -> None:
+        user, team, all_users = (
+            TokenBucket(store, "user", "2/hour"),
+            Concurrency(store, "team", 3, lease="1 hour"),
+            FixedWindow(store, "all", "4/day"),
+        )
+        three = AllOf(user, team, all_users)
+
+        async def left() -> list[int]:
+            limits = (user, team, all_users)
+            return [(await done(limit.peek(key))).remaining for limit, key in zip(limits, KEYS, strict=True)]
+
+        first = await done(three.hit(KEYS, [1, 2, 1]))
+        assert first.allowed
+        assert (first.limiter, first.remaining) == ("user", 1)
+        assert await left() == [1, 1, 3]
+
+        denied = await done(three.hit(KEYS, [1, 2, 1]))
+        assert not denied.allowed
+        assert (denied.limiter, denied.limit, denied.remaining) == ("team", 3, 1)
+        assert 3590 < denied.retry_after <= 3600
+        assert [one.allowed for one in await done(three.hit_each(KEYS, [1, 2, 1]))] == [True, False, True]
+        assert not await done(three.reserve(KEYS, [1, 2, 1]))
+        assert not await done(three.wait(KEYS, [1, 2, 1], 0))
+        assert await left() == [1, 1, 3]
+
+        # In the same order, whichever of them denies.
+        await done(all_users.hit(KEYS[2], 3))
+        denied = await done(three.hit(KEYS))
+        assert (denied.allowed, denied.limiter, denied.remaining) == (False, "all", 0)
+        assert not await done(three.allow(KEYS))
+        assert await left() == [1, 1, 0]
+        assert (await done(three.peek(KEYS))).limiter == "all"
+        await done(three.refund(KEYS, [1, 2, 4]))
+        booked = await done(three.reserve(KEYS))
+        assert booked.allowed
+        await done(booked.cancel())
+        assert await left() == [2, 3, 4]
+        assert await done(three.allow_many([KEYS, KEYS, KEYS])) == [True, True, False]
+        await done(three.reset(KEYS))
+        assert (await done(three.peek(KEYS))).remaining == 2
+
+    opened(body)
+
+
+def test_at_an_error_half_way_the_rest_is_given_back(cluster: RedisCluster, is_async: bool) -> None:
+    async def body(store: Any) -> None:
+        limits = [TokenBucket(store, name, "9/hour") for name in ("a", "b", "c")]
+        three = AllOf(*limits)
+        assert await done(three.allow(KEYS))
+        (foreign,) = [name for name in cluster.names() if name.endswith(b":c:tat")]
+        cluster.ask(cluster.nodes[2], "SET", foreign, "mine")
+        for ask in (three.allow, three.hit, three.reserve, three.refund, three.reset):
+            await done(limits[1].reset(KEYS[1]))
+            await done(limits[1].allow(KEYS[1]))
+            with pytest.raises(ForeignState):
+                await done(ask(KEYS))
+            # What was asked of the others is done, or undone.
+            remaining = (await done(limits[1].peek(KEYS[1]))).remaining
+            assert remaining == (9 if ask in (three.refund, three.reset) else 8)
+        cluster.ask(cluster.nodes[2], "DEL", foreign)
+        assert await done(three.allow(KEYS))
+
+    with_store(body, is_async, lambda: cluster.url, timeout=PATIENCE_S)
+
+
+def test_a_node_that_does_not_answer(cluster: RedisCluster, is_async: bool) -> None:
+    async def body(store: Any) -> None:
+        limits = [TokenBucket(store, name, "9/hour") for name in ("a", "b", "c")]
+        three = AllOf(*limits)
+        assert await done(three.allow(KEYS))
+        with cluster.nodes[1].stopped():
+            for ask in (three.allow, three.hit, three.reserve):
+                with pytest.raises(StoreUnavailable):
+                    await done(ask(KEYS))
+            with pytest.raises(StoreUnavailable):
+                await done(limits[1].allow_many(KEYS))
+            # Others are served.
+            assert (await done(limits[0].peek(KEYS[0]))).remaining == 8
+        assert (await done(limits[0].peek(KEYS[0]))).remaining == 8
+        assert (await done(limits[2].peek(KEYS[2]))).remaining == 8
+
+    with_store(body, is_async, lambda: cluster.url, timeout=0.3)
+    settle(cluster)
+
+
+def settle(cluster: RedisCluster) -> None:
+    until(cluster.is_settled, "the cluster is settled")
+
+
+@pytest.mark.parametrize("own_client", [False, True], ids=["URL", "client"])
+def test_a_call_whose_answer_is_lost_is_not_repeated(
+    cluster: RedisCluster, is_async: bool, own_client: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py would ask again, as often as it has retries, after it has looked which node has the slot now."""
+    node = cluster.nodes[1]
+
+    def client() -> Any:
+        kind: Any = redis.asyncio.RedisCluster if is_async else redis.cluster.RedisCluster
+        return kind(host="127.0.0.1", port=cluster.nodes[0].port, socket_timeout=0.3)
+
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "a", "9/hour")
+        assert await done(bucket.allow(KEYS[1]))
+        with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
+            await done(bucket.allow(KEYS[1]))
+        assert await done(bucket.allow_many([KEYS[1]])) == [True]
+        with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
+            await done(bucket.allow_many([KEYS[1]]))
+
+    if own_client:
+        with_store(body, is_async, client)
+    else:
+        with_store(body, is_async, lambda: cluster.url, timeout=0.3)
+    settle(cluster)
+    with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
+        # It has read them when it was there again.
+        until(lambda: TokenBucket(store, "a", "9/hour").peek(KEYS[1]).remaining <= 5, "all requests have come")
+        assert TokenBucket(store, "a", "9/hour").peek(KEYS[1]).remaining == 5
+
+
+@contextlib.contextmanager
+def stopped_until_looked_for(node: RedisServer, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The node goes on as soon as a client looks again which node has which slots."""
+    manager = redis.asyncio.cluster.NodesManager if is_async else redis.cluster.NodesManager
+    initialize = manager.initialize
+
+    def and_go_on(*arguments: Any, **options: Any) -> Any:
+        node.process.send_signal(signal.SIGCONT)
+        return initialize(*arguments, **options)
+
+    with node.stopped(), monkeypatch.context() as patch:
+        patch.setattr(manager, "initialize", and_go_on)
+        yield
+
+
+# What a cluster does
+
+
+def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) -> None:
+    source, target = cluster.nodes[1], cluster.nodes[2]
+    key = key_in(1, "moved")
+    slot = slot_of(key)
+
+    async def body(store: Any) -> None:
+        bucket, log = TokenBucket(store, "a", "20/hour"), FixedWindow(store, "b", "20/day")
+        both = AllOf(bucket, log)
+
+        async def ask_all() -> None:
+            assert await done(bucket.allow(key))
+            assert await done(bucket.allow_many([key, KEYS[0], key])) == [True] * 3
+            assert await done(both.allow([key, key]))
+
+        await ask_all()
+        cluster.ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+        cluster.ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+        names = [name for name in cluster.ask(source, "KEYS", "*") if key_slot(name) == slot]
+        assert len(names) == 2
+        # Half-way there's one key on either side: the calls for both at once have to wait, the others need not.
+        cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[0], 0, 60_000)
+        moved = bucket if names[0].endswith(b":tat") else log
+        assert await done(moved.allow(key))
+        assert await done(moved.allow_many([key, key])) == [True] * 2
+        with pytest.raises(StoreUnavailable):
+            await done(both.allow(key))
+        cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[1], 0, 60_000)
+        await ask_all()
+        for node in (target, source, cluster.nodes[0]):
+            cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
+        await ask_all()
+        spent = [20 - (await done(one.peek(key))).remaining for one in (bucket, log)]
+        assert spent == [12 + 3 * (moved is bucket), 3 + 3 * (moved is log)]
+
+    try:
+        opened(body)
+    finally:
+        # Back where it was.
+        cluster.on_masters("FLUSHALL")
+        for node in (source, target, cluster.nodes[0]):
+            cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(source))
+        # Else the others would believe who had it last.
+        cluster.ask(source, "CLUSTER BUMPEPOCH")
+        settle(cluster)
+
+
+def test_a_failover_is_followed(opened: Opened, cluster: RedisCluster) -> None:
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "a", "9/hour")
+        for _ in range(4):
+            assert await done(bucket.allow(KEYS[0]))
+        (replica,) = [node for node in cluster.nodes if node not in cluster.masters()]
+        (master,) = [node for node in cluster.masters() if node in (cluster.nodes[0], cluster.nodes[3])]
+        cluster.ask(replica, "CLUSTER FAILOVER")
+        until(lambda: replica in cluster.masters() and master not in cluster.masters(), "the replica is the master")
+        settle(cluster)
+        assert await done(bucket.allow_many([KEYS[0], KEYS[1], KEYS[0]])) == [True] * 3
+        assert [await done(bucket.allow(KEYS[0])) for _ in range(4)] == [True] * 3 + [False]
+
+    opened(body)
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
+def test_a_master_that_is_gone_is_left(cluster: RedisCluster, is_async: bool, is_batch: bool) -> None:
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "a", "9/hour")
+        for _ in range(4):
+            assert await done(bucket.allow(KEYS[0]))
+        (replica,) = [node for node in cluster.nodes if node not in cluster.masters()]
+        (master,) = [node for node in cluster.masters() if node in (cluster.nodes[0], cluster.nodes[3])]
+        assert cluster.ask(master, "WAIT", 1, int(1000 * PATIENCE_S)) == 1
+        with master.stopped():
+            cluster.ask(replica, "CLUSTER FAILOVER", "TAKEOVER")
+            until(
+                lambda: all(
+                    [b"127.0.0.1", replica.port] in [part[2][:2] for part in cluster.ask(node, "CLUSTER SLOTS")]
+                    for node in (*cluster.nodes[1:3], replica)
+                ),
+                "the others know it",
+            )
+            with pytest.raises(StoreUnavailable):
+                await done(bucket.allow_many([KEYS[0]]) if is_batch else bucket.allow(KEYS[0]))
+            # And then it has looked who has the slot now.
+            for _ in range(5):
+                with contextlib.suppress(StoreUnavailable):
+                    await done(bucket.allow_many([KEYS[0]]) if is_batch else bucket.allow(KEYS[0]))
+            assert (await done(bucket.peek(KEYS[0]))).remaining < 5
+
+    with_store(body, is_async, lambda: cluster.url, timeout=0.3)
+    settle(cluster)
+
+
+def test_a_cluster_that_is_away(is_async: bool) -> None:
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "a", "9/hour")
+        for ask in (bucket.allow, bucket.hit, bucket.peek, AllOf(bucket).allow):
+            with pytest.raises(StoreUnavailable, match="has not decided"):
+                await done(ask("ada"))
+        with pytest.raises(StoreUnavailable):
+            await done(bucket.allow_many(["ada", "bob"]))
+        with pytest.raises(StoreUnavailable):
+            await done(AllOf(bucket, bucket).allow(["ada", "bob"]))
+
+    with_store(body, is_async, lambda: f"redis+cluster://127.0.0.1:{free_port()}", timeout=1)
+
+
+def test_what_no_store_can_be_made_of(cluster: RedisCluster) -> None:
+    make: Any = RedisStore
+    client = redis.cluster.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, socket_timeout=None)
+    try:
+        with pytest.raises(ValueError, match="socket_timeout"):
+            make(client)
+        with pytest.raises(TypeError, match=r"redis\.asyncio\.cluster\.RedisCluster"):
+            AsyncRedisStore(client)  # type: ignore[arg-type]
+    finally:
+        client.close()
+    for url in ("http+cluster://127.0.0.1:1", "redis+clusters://127.0.0.1:1"):
+        with pytest.raises(ValueError, match="redis://"):
+            make(url)

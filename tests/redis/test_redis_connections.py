@@ -1,0 +1,173 @@
+"""Connections: nobody reads another's answer, and no call is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from both_kinds import done, with_store
+from redis_server import PATIENCE_S, RedisServer, until
+
+from penstock import StoreClosed, StoreUnavailable, TokenBucket
+from penstock.redis import RedisStore
+
+
+class Interrupted(BaseException):
+    """As a signal's handler raises it."""
+
+
+def client_of(server: RedisServer, is_async: bool, socket_timeout: float = PATIENCE_S) -> Any:
+    """As redis-py makes them: with many retries."""
+    kind: Any = redis.asyncio.Redis if is_async else redis.Redis
+    return kind(host="127.0.0.1", port=server.port, socket_timeout=socket_timeout)
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
+@pytest.mark.parametrize("is_before", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("method", ["send_packed_command", "read_response"])
+@pytest.mark.parametrize("own_client", [False, True], ids=["URL", "client"])
+def test_after_an_interrupt_nobody_reads_the_answer_that_was_left(
+    own_client: bool,
+    method: str,
+    is_before: bool,
+    is_batch: bool,
+    server: RedisServer,
+    is_async: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A limiter that is full and one that isn't, over one connection."""
+    kind: Any = redis.asyncio.Connection if is_async else redis.Connection
+    usual = getattr(kind, method)
+
+    @functools.wraps(usual)
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if not is_before:
+            usual(*arguments, **options)
+        raise Interrupted
+
+    @functools.wraps(usual)
+    async def interrupted_task(*arguments: Any, **options: Any) -> Any:
+        if not is_before:
+            await usual(*arguments, **options)
+        raise Interrupted
+
+    async def body(store: Any) -> None:
+        full, free = TokenBucket(store, "full", "1/hour"), TokenBucket(store, "free", "1000/hour")
+        assert await done(full.allow("ada"))
+        assert await done(free.allow("ada"))
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, method, interrupted_task if is_async else interrupted)
+            with pytest.raises(Interrupted):
+                await done(free.allow_many(["ada"] * 3) if is_batch else free.allow("ada"))
+        for _ in range(5):
+            assert not await done(full.allow("ada"))
+            assert await done(free.allow("ada"))
+            assert await done(full.allow_many(["ada"] * 2)) == [False] * 2
+
+    make = functools.partial(client_of, server, is_async)
+    with_store(body, is_async, make if own_client else lambda: server.url, **{} if own_client else {"timeout": 60})
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
+def test_a_client_that_repeats_does_not_do_so_here(
+    is_batch: bool, server: RedisServer, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stops until the client has given up the first time: the next time, it would be there again."""
+    kind: Any = redis.asyncio.Connection if is_async else redis.Connection
+    disconnect = kind.disconnect
+
+    @functools.wraps(disconnect)
+    def and_go_on(*arguments: Any, **options: Any) -> Any:
+        server.process.send_signal(signal.SIGCONT)
+        return disconnect(*arguments, **options)
+
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+        assert await done(bucket.allow("ada"))
+        with server.stopped(), monkeypatch.context() as patch:
+            patch.setattr(kind, "disconnect", and_go_on)
+            with pytest.raises(StoreUnavailable):
+                await done(bucket.allow_many(["ada"]) if is_batch else bucket.allow("ada"))
+
+    with_store(body, is_async, functools.partial(client_of, server, is_async, 0.2))
+    with RedisStore(server.url, timeout=PATIENCE_S) as store:
+        bucket = TokenBucket(store, "api", "9/hour")
+        # The server has read it when it went on.
+        until(lambda: bucket.peek("ada").remaining < 8, "the request has come")
+        assert bucket.peek("ada").remaining == 7
+
+
+def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(
+    redis_store: RedisStore, in_child: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """redis-py's pool has one, which whoever asks first in a child wants to have."""
+    bucket = TokenBucket(redis_store, "api", "9/hour")
+    assert bucket.allow("ada")
+    lock = redis_store._client.connection_pool._lock
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(PATIENCE_S)
+    pid = os.getpid()
+    try:
+        assert in_child(lambda: (bucket.hit("ada").remaining, os.getpid() != pid)) == (7, True)
+    finally:
+        over.set()
+        thread.join()
+    assert bucket.hit("ada").remaining == 6
+
+
+def test_connections_that_the_server_has_closed_are_replaced(server: RedisServer, is_async: bool) -> None:
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+        assert await done(bucket.allow("ada"))
+        with server.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal")
+        (connection,) = store._client.connection_pool._available_connections
+        while is_async and not connection._reader.at_eof():
+            await asyncio.sleep(0.001)  # the loop has to hear of it
+        assert await done(bucket.allow("ada"))
+
+    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_many_at_once(server: RedisServer) -> None:
+    """redis-py 8 has a hundred connections at the most, if it isn't told otherwise."""
+
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "1000/hour")
+        assert all(await asyncio.gather(*[bucket.allow("ada") for _ in range(150)]))
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_a_store_that_is_closed_while_it_is_used(server: RedisServer, is_async: bool) -> None:
+    class Broken(Exception):
+        """As redis-py's parts fail that are taken away under it."""
+
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+
+        def broken(*call: Any) -> Any:
+            store.closed = True
+            raise Broken
+
+        store._execute = broken
+        with pytest.raises(StoreClosed):
+            await done(bucket.allow("ada"))
+
+    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)

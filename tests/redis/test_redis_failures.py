@@ -1,0 +1,743 @@
+"""Redis slow, gone, failing over, loading, read-only, out of memory, restarted: what decides then, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from process_helpers import Crew, Meeting, SharedNumbers, path_of, wait_until
+from proxy import Proxy, proxy
+from redis_server import RedisServer, redis_server
+
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    Decision,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+)
+from penstock.errors import CostExceedsLimit, ForeignState, InvalidKey, InvalidLimiter, StoreClosed, StoreUnavailable
+from penstock.redis import AsyncRedisStore, RedisStore
+from penstock.redis.breaker import AT_ONCE, THRESHOLD
+from penstock.testing import ManualClock
+
+# Long enough for any machine; what a test makes wait has a shorter one.
+PATIENT_S = 30.0
+SHORT_S = 0.2
+# Longer than the interval between two probes with its jitter; of a store with a short timeout.
+PROBE_S = 1.3
+
+
+class Asker:
+    """A store, sync or asyncio, asked in the same words."""
+
+    def __init__(self, url: str, is_async: bool, **options: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.store: Any = (AsyncRedisStore if is_async else RedisStore)(url, **{"timeout": PATIENT_S, **options})
+
+    def __call__(self, method: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        async def answered() -> Any:
+            answer = method(*arguments, **more)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return self.loop.run_until_complete(answered())
+
+    def close(self) -> None:
+        self(self.store.close)
+        self.loop.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def host(clock: ManualClock) -> Iterator[Store]:
+    """This host's memory, whose time stands still until it is moved."""
+    clock.set(1000)
+    with Store.private(keys=1000, clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def through(server: RedisServer) -> Iterator[Proxy]:
+    with proxy(server.port) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Asker]]:
+    made: list[Asker] = []
+
+    def make(url: str, **options: Any) -> Asker:
+        made.append(Asker(url, request.param == "asyncio", **options))
+        return made[-1]
+
+    yield make
+    for asker in made:
+        asker.close()
+
+
+def break_open(asker: Asker, ask: Callable[..., Any]) -> None:
+    """Ask until nobody is let through to a server that doesn't answer."""
+    for _ in range(THRESHOLD):
+        with contextlib.suppress(StoreUnavailable):
+            asker(ask, "x")
+    assert asker.store.status().state == "open"
+
+
+# ---- What can happen to a server -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stopped(server: RedisServer) -> Iterator[None]:
+    with server.stopped():
+        yield
+
+
+@contextlib.contextmanager
+def out_of_memory(server: RedisServer) -> Iterator[None]:
+    with server.client() as client:
+        client.config_set("maxmemory", 1)
+        yield
+        client.config_set("maxmemory", 0)
+
+
+@contextlib.contextmanager
+def read_only(server: RedisServer) -> Iterator[None]:
+    """As a master that a failover has made a replica."""
+    with redis_server() as master, server.client() as client:
+        client.replicaof("127.0.0.1", master.port)
+        yield
+        client.replicaof("NO", "ONE")
+
+
+@contextlib.contextmanager
+def cut_off_replica(server: RedisServer) -> Iterator[None]:
+    """MASTERDOWN."""
+    with server.client() as client:
+        client.config_set("replica-serve-stale-data", "no")
+        client.replicaof("127.0.0.1", 1)
+        yield
+        client.replicaof("NO", "ONE")
+        client.config_set("replica-serve-stale-data", "yes")
+
+
+@contextlib.contextmanager
+def too_few_replicas(server: RedisServer) -> Iterator[None]:
+    """NOREPLICAS."""
+    with server.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        yield
+        client.config_set("min-replicas-to-write", 0)
+
+
+HAPPENINGS = [stopped, out_of_memory, read_only, cut_off_replica, too_few_replicas]
+
+
+@pytest.mark.parametrize("happening", HAPPENINGS)
+def test_w27_a_server_that_cannot_work_then_can(
+    make: Callable[..., Asker], server: RedisServer, host: Store, clock: ManualClock, happening: Any
+) -> None:
+    """Each policy, until the server is back, and that all of it is Redis's again then."""
+    timeout = SHORT_S if happening is stopped else PATIENT_S
+    deny = make(server.url, timeout=timeout, host=host)
+    allow = make(server.url, timeout=timeout, host=host, when_unavailable="allow", namespace="allow")
+    local = make(server.url, timeout=timeout, host=host, when_unavailable="local", hosts=4, namespace="local")
+    buckets = [TokenBucket(asker.store, "api", "8/hour") for asker in (deny, allow, local)]
+    with contextlib.suppress(StoreUnavailable):  # a busy machine
+        deny(buckets[0].allow, "ada")
+    with happening(server):
+        for _ in range(THRESHOLD + 2):
+            with pytest.raises(StoreUnavailable):
+                deny(buckets[0].hit, "ada")
+        status = deny.store.status()
+        assert (status.state, status.failures) == ("open", THRESHOLD)
+        answers: list[Decision] = [allow(buckets[1].hit, "ada") for _ in range(10)]
+        assert all(answer.allowed and answer.degraded for answer in answers)
+        assert all(allow(buckets[1].allow, "ada") for _ in range(10))
+        answers = [local(buckets[2].hit, "ada") for _ in range(5)]
+        assert [answer.allowed for answer in answers] == [True, True, False, False, False]
+        assert all(answer.degraded and answer.limiter == "api" and answer.limit == 2 for answer in answers)
+        assert not local(buckets[2].allow, "ada")
+        assert local.store.status() == allow.store.status()
+    # Nobody asks before it is time.
+    assert allow(buckets[1].hit, "ada").degraded
+
+    def ask_until_answered() -> bool:
+        clock.advance(2 * 2 * PATIENT_S)
+        return not allow(buckets[1].hit, "ada").degraded
+
+    wait_until(ask_until_answered, "the end of an outage")
+    clock.advance(1)
+    wait_until(lambda: not local(buckets[2].hit, "ada").degraded, "a decision of Redis's")
+    wait_until(lambda: not allow(buckets[1].hit, "ada").degraded, "a decision of Redis's")
+    assert deny.store.status().state == "closed"
+    assert deny.store.status().failures == 0
+
+
+def test_w27_killed_and_restarted_empty(make: Callable[..., Asker], host: Store, clock: ManualClock) -> None:
+    """SIGKILL. Without persistence limits begin afresh, and scripts are sent again."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(redis_server())
+        through = stack.enter_context(proxy(first.port))
+        local = make(through.url, host=host, when_unavailable="local", hosts=2)
+        bucket = TokenBucket(local.store, "api", "8/hour")
+        assert [local(bucket.allow, "ada") for _ in range(9)] == [True] * 8 + [False]
+        first.process.kill()
+        first.process.wait()
+        # The host knows nothing of what Redis has counted.
+        assert [local(bucket.hit, "ada").allowed for _ in range(6)] == [True] * 4 + [False] * 2
+        through.server_port = stack.enter_context(redis_server()).port
+        clock.advance(5 * PATIENT_S)
+        # Nor Redis of what the host has.
+        assert [local(bucket.hit, "ada").allowed for _ in range(9)] == [True] * 8 + [False]
+
+
+def test_a_failover_behind_one_address(make: Callable[..., Asker], host: Store, clock: ManualClock) -> None:
+    with redis_server("--repl-diskless-sync-delay", "0") as old, redis_server() as new, proxy(old.port) as through:
+        deny = make(through.url, host=host)
+        bucket = TokenBucket(deny.store, "api", "8/hour")
+        with old.client() as was_master, new.client() as is_master:
+            is_master.replicaof("127.0.0.1", old.port)
+            wait_until(lambda: is_master.info("replication")["master_link_status"] == "up", "replication")
+            assert [deny(bucket.allow, "ada") for _ in range(4)] == [True] * 4
+            assert was_master.wait(1, 60_000) == 1
+            is_master.replicaof("NO", "ONE")
+            was_master.replicaof("127.0.0.1", new.port)
+            with pytest.raises(StoreUnavailable, match=r"(?i)readonly|read only"):
+                deny(bucket.allow, "ada")
+            through.server_port = new.port
+            through.cut()
+            # Of asyncio, a connection that was cut is not seen to be before the loop has run.
+            with contextlib.suppress(StoreUnavailable):
+                deny(bucket.peek, "ada")
+            # One failure doesn't open it: the next call goes to the new master.
+            assert [deny(bucket.allow, "ada") for _ in range(5)] == [True] * 4 + [False]
+            assert deny.store.status().failures == 0
+
+
+def test_loading(make: Callable[..., Asker], host: Store, clock: ManualClock, tmp_path: Path) -> None:
+    options = (
+        "--enable-debug-command",
+        "yes",
+        "--dir",
+        str(tmp_path),
+        "--loading-process-events-interval-bytes",
+        "1024",
+    )
+    with redis_server(*options) as server, server.client() as client:
+        allow = make(server.url, host=host, when_unavailable="allow")
+        bucket = TokenBucket(allow.store, "api", "1/hour")
+        client.execute_command("DEBUG", "POPULATE", 10_000, "key", 100)
+        client.config_set("key-load-delay", 2000)
+        reloading = threading.Thread(target=client.execute_command, args=("DEBUG", "RELOAD"))
+        reloading.start()
+        with server.client() as other:
+            wait_until(lambda: other.info("persistence")["loading"] == 1, "loading")
+            assert [allow(bucket.hit, "ada").degraded for _ in range(5)] == [True] * 5
+            assert allow.store.status().state == "open"
+            other.config_set("key-load-delay", 0)
+            reloading.join()
+        clock.advance(5 * PATIENT_S)
+        assert [allow(bucket.hit, "ada").allowed for _ in range(2)] == [True, False]
+
+
+def test_forgotten_scripts_are_no_failure(make: Callable[..., Asker], client: redis.Redis, server: RedisServer) -> None:
+    deny = make(server.url)
+    bucket = TokenBucket(deny.store, "api", "8/hour")
+    for _ in range(THRESHOLD + 1):
+        client.script_flush()
+        assert not deny(bucket.hit, "ada").degraded
+        client.script_flush()
+        assert deny(bucket.allow_many, ["bob"]) in ([True], [False])
+    assert deny.store.status().failures == 0
+
+
+def test_what_is_wrong_with_a_request_is_no_failure(
+    make: Callable[..., Asker], client: redis.Redis, server: RedisServer
+) -> None:
+    allow = make(server.url, when_unavailable="allow", plain_keys=True)
+    bucket = TokenBucket(allow.store, "api", "8/hour")
+    client.set("penstock:{s:ada}:api:tat", "something else")
+    for _ in range(THRESHOLD + 1):
+        with pytest.raises(ForeignState):
+            allow(bucket.hit, "ada")
+        with pytest.raises(CostExceedsLimit):
+            allow(bucket.hit, "ada", 9)
+        with pytest.raises(InvalidKey):
+            allow(bucket.allow, 1.5)
+    assert allow.store.status().failures == 0
+    assert allow.store.status().decided_by_policy == 0
+
+
+# ---- The breaker -----------------------------------------------------------------------------------------------------
+
+
+def test_an_open_breaker_sends_one_probe_per_interval(
+    make: Callable[..., Asker], through: Proxy, host: Store, clock: ManualClock
+) -> None:
+    """Each call to a silent server costs it a connection, so these count the calls."""
+    through.is_silent = True
+    deny = make(through.url, timeout=SHORT_S, host=host)
+    bucket = TokenBucket(deny.store, "api", "8/hour")
+    break_open(deny, bucket.allow)
+    for probes in range(3):
+        for _ in range(50):
+            with pytest.raises(StoreUnavailable, match="asked again"):
+                deny(bucket.allow, "ada")
+        wait_until(lambda probes=probes: through.connection_count == THRESHOLD + probes, "a connection")
+        clock.advance(PROBE_S)
+        with pytest.raises(StoreUnavailable, match=r"[Tt]ime"):
+            deny(bucket.allow, "ada")
+    # Never before most of the interval has passed.
+    clock.advance(0.7)
+    with pytest.raises(StoreUnavailable, match="asked again"):
+        deny(bucket.allow, "ada")
+
+
+def test_calls_that_fail_in_a_row_open_it(make: Callable[..., Asker], through: Proxy, host: Store) -> None:
+    deny = make(through.url, timeout=SHORT_S, host=host)
+    bucket = TokenBucket(deny.store, "api", "8/hour")
+    for _ in range(2):
+        through.is_silent = True
+        for number in range(THRESHOLD - 1):
+            with pytest.raises(StoreUnavailable):
+                deny(bucket.peek, "ada")
+            assert deny.store.status().failures == number + 1
+        through.is_silent = False
+        through.cut()
+        with contextlib.suppress(StoreUnavailable):  # a busy machine; then it is open
+            deny(bucket.peek, "ada")
+            assert deny.store.status().failures == 0
+            continue
+        return
+
+
+def test_a_host_is_told_of_what_one_process_has_seen(
+    crew: Crew, store_name: str, server: RedisServer, through: Proxy
+) -> None:
+    """Processes that make their stores by themselves; and another host, which knows nothing of it."""
+
+    def ask(name: str) -> tuple[str, str, int]:
+        with Store(name, keys=1000) as host, RedisStore(through.url, timeout=PATIENT_S, host=host) as store:
+            bucket = TokenBucket(store, "api", "8/hour")
+            try:
+                answer = str(bucket.allow("ada"))
+            except StoreUnavailable as error:
+                answer = str(error)
+            return answer, store.status().state, through.connection_count
+
+    def fail(name: str) -> None:
+        with Store(name, keys=1000) as host, RedisStore(through.url, timeout=SHORT_S, host=host) as store:
+            for _ in range(THRESHOLD):
+                with contextlib.suppress(StoreUnavailable):
+                    TokenBucket(store, "api", "8/hour").allow("ada")
+
+    with Store(store_name, keys=1000):
+        through.is_silent = True
+        crew.start(fail, store_name).result()
+        answer, state, _ = crew.start(ask, store_name).result()
+        assert "asked again" in answer
+        assert state == "open"
+        through.is_silent = False
+        with Store.private(keys=1000) as other, RedisStore(through.url, timeout=PATIENT_S, host=other) as store:
+            assert TokenBucket(store, "api", "8/hour").allow("ada")
+
+
+def test_a_prober_that_is_killed_is_replaced(crew: Crew, through: Proxy, clock: ManualClock, host: Store) -> None:
+    through.is_silent = True
+    with RedisStore(through.url, timeout=SHORT_S, host=host) as store:
+        bucket = TokenBucket(store, "api", "8/hour")
+        for _ in range(THRESHOLD):
+            with contextlib.suppress(StoreUnavailable):
+                bucket.allow("ada")
+        count = through.connection_count
+
+        def probe() -> None:
+            with RedisStore(through.url, timeout=PATIENT_S, host=host) as patient:
+                TokenBucket(patient, "api", "8/hour").allow("ada")
+
+        clock.advance(PROBE_S)
+        prober = crew.start(probe)
+        wait_until(lambda: through.connection_count > count, "a probe")
+        prober.kill()
+        through.is_silent = False
+        with pytest.raises(StoreUnavailable, match="asked again"):
+            bucket.allow("ada")
+        # A patient store's interval.
+        clock.advance(3 * PATIENT_S)
+
+        def is_answered() -> bool:
+            with contextlib.suppress(StoreUnavailable):
+                return bucket.allow("ada")
+            clock.advance(3 * PATIENT_S)
+            return False
+
+        wait_until(is_answered, "an answer")
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_recovery_is_no_storm(
+    crew: Crew, through: Proxy, clock: ManualClock, host: Store, is_gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of several processes that all want to connect at the moment at which the server is back. Without the
+    gate, so the test sees, they would all come."""
+    processes, threads = 3, 8
+    if not is_gated:
+        monkeypatch.setattr("penstock.redis.breaker.AT_ONCE", 1000)
+    with RedisStore(through.url, timeout=PATIENT_S, host=host) as store:
+        through.is_silent = True
+        with RedisStore(through.url, timeout=SHORT_S, host=host) as hasty:
+            for _ in range(THRESHOLD):
+                with contextlib.suppress(StoreUnavailable):
+                    TokenBucket(hasty, "api", "8/hour").allow("ada")
+        through.is_silent = False
+        through.cut()
+        clock.advance(5 * PATIENT_S)
+        bucket = TokenBucket(store, "api", "1000000/hour")
+        assert bucket.allow("ada")
+        assert store.status().state == "recovering"
+        # Whoever is there stays for a while.
+        through.delay_s = 0.3
+        meeting, answered = Meeting(processes), SharedNumbers(processes)
+
+        def work(number: int) -> None:
+            counts = [0] * threads
+            together = threading.Barrier(threads)
+
+            def ask(i: int) -> None:
+                together.wait()
+                with contextlib.suppress(StoreUnavailable):
+                    counts[i] = bucket.allow("ada")
+
+            meeting.wait(number)
+            asking = [threading.Thread(target=ask, args=(i,)) for i in range(threads)]
+            for thread in asking:
+                thread.start()
+            for thread in asking:
+                thread.join()
+            answered[number] = sum(counts)
+
+        crew.run(processes, work)
+        through.delay_s = 0
+        if is_gated:
+            assert 1 <= sum(answered) <= processes * threads
+            assert through.most_connections <= AT_ONCE + 1
+        else:
+            assert through.most_connections > AT_ONCE + 1
+        # A second later, everybody comes.
+        clock.advance(1)
+        assert bucket.allow("ada")
+        assert store.status().state == "closed"
+
+
+def test_failures_while_it_recovers_open_it_again(through: Proxy, clock: ManualClock, host: Store) -> None:
+    with RedisStore(through.url, timeout=SHORT_S, host=host) as store:
+        bucket = TokenBucket(store, "api", "8/hour")
+        through.is_silent = True
+        for _ in range(THRESHOLD):
+            with contextlib.suppress(StoreUnavailable):
+                bucket.allow("ada")
+        through.is_silent = False
+        through.cut()
+
+        def recovers() -> bool:
+            clock.advance(PROBE_S)
+            with contextlib.suppress(StoreUnavailable):
+                bucket.peek("ada")
+            return store.status().state == "recovering"
+
+        wait_until(recovers, "recovery")
+        through.is_silent = True
+        through.cut()
+        for _ in range(THRESHOLD):
+            with pytest.raises(StoreUnavailable):
+                bucket.peek("ada")
+        assert store.status().state == "open"
+        with pytest.raises(StoreUnavailable, match="asked again"):
+            bucket.peek("ada")
+
+
+def test_without_a_host_each_process_finds_out_for_itself(through: Proxy) -> None:
+    through.is_silent = True
+    with RedisStore(through.url, timeout=SHORT_S) as first, RedisStore(through.url, timeout=SHORT_S) as second:
+        for _ in range(THRESHOLD):
+            with pytest.raises(StoreUnavailable):
+                TokenBucket(first, "api", "8/hour").allow("ada")
+        assert first.status().state == "open"
+        assert first.status().failing_for_s > 0
+        assert second.status().state == "closed"
+    with pytest.raises(StoreClosed):
+        first.status()
+
+
+# ---- Deadlines -------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_drips_is_late(make: Callable[..., Asker], through: Proxy) -> None:
+    """No byte is late; without a deadline for them all, the answer would come."""
+    patient = make(through.url)
+    bucket = TokenBucket(patient.store, "api", "8/hour")
+    assert patient(bucket.allow, "ada")
+    through.drip_s = 0.01
+    assert patient(bucket.allow, "ada")
+    through.drip_s = None
+    hasty = make(through.url, timeout=0.5)
+    bucket = TokenBucket(hasty.store, "api", "8/hour")
+    wait_until(lambda: answers(hasty, bucket), "an answer in time")
+    through.drip_s = 0.1
+    with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within"):
+        hasty(bucket.hit, "ada")
+
+
+def answers(asker: Asker, limiter: Any) -> bool:
+    with contextlib.suppress(StoreUnavailable):
+        asker(limiter.peek, "ada")
+        return True
+    return False
+
+
+def test_a_handshake_that_drags_on_is_late(make: Callable[..., Asker], through: Proxy) -> None:
+    """No step is late."""
+    through.delay_s = 0.2
+    patient = make(through.url.replace("/0", "/1"))
+    assert patient(TokenBucket(patient.store, "api", "8/hour").allow, "ada")
+    hasty = make(through.url.replace("/0", "/1"), timeout=0.35)
+    with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within"):
+        hasty(TokenBucket(hasty.store, "api", "8/hour").allow, "ada")
+
+
+# ---- What the policies answer ----------------------------------------------------------------------------------------
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "token bucket": lambda store: TokenBucket(store, "a limit", "8/hour", burst=8),
+    "token bucket in intervals": lambda store: TokenBucket(store, "a limit", "8/hour", refill="interval"),
+    "leaky bucket": lambda store: LeakyBucket(store, "a limit", "8/hour", capacity=8),
+    "fixed window": lambda store: FixedWindow(store, "a limit", "8/hour"),
+    "fixed window from the first": lambda store: FixedWindow(store, "a limit", "8/hour", align="first"),
+    "fixed window staggered": lambda store: FixedWindow(store, "a limit", "8/hour", align="stagger"),
+    "sliding window": lambda store: SlidingWindow(store, "a limit", "8/hour"),
+    "bucketed window": lambda store: BucketedWindow(store, "a limit", "8/hour", buckets=6),
+    "sliding log": lambda store: SlidingLog(store, "a limit", "8/hour", keys=10),
+    "concurrency": lambda store: Concurrency(store, "a limit", 8, lease="1 hour"),
+}
+
+
+@pytest.fixture
+def gone() -> str:
+    """The URL of a server that isn't there."""
+    with redis_server() as server:
+        return server.url
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_by_the_hosts_share(make: Callable[..., Asker], gone: str, host: Store, kind: str) -> None:
+    local = make(gone, host=host, when_unavailable="local", hosts=4)
+    limiter = KINDS[kind](local.store)
+    assert [local(limiter.allow, "ada") for _ in range(3)] == [True, True, False]
+    assert [local(limiter.hit, "bob").remaining for _ in range(3)] == [1, 0, 0]
+    assert local(limiter.allow_many, ["cid"] * 3) == [True, True, False]
+    assert local(limiter.allow_many, ["dan"] * 2, [2, 1]) == [True, False]
+    peeked = local(limiter.peek, "eve")
+    assert (peeked.allowed, peeked.degraded, peeked.limit, peeked.remaining) == (True, True, 2, 2)
+    assert local(limiter.wait, "eve", 2)
+    reservation = local(limiter.reserve, "fay", 2, 0)
+    assert reservation.allowed
+    assert not local(limiter.hit, "fay").allowed
+    local(reservation.cancel)
+    assert local(limiter.hit, "fay").allowed
+    local(limiter.refund, "ada", 2)
+    assert local(limiter.hit, "ada", 2).allowed
+    # What the limit would allow, and the share never will, is not decided.
+    with pytest.raises(StoreUnavailable, match="share"):
+        local(limiter.hit, "ada", 3)
+    with pytest.raises(CostExceedsLimit):
+        local(limiter.hit, "ada", 9)
+    with pytest.raises(StoreUnavailable):
+        local(limiter.reset, "ada")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_allowed(make: Callable[..., Asker], gone: str, kind: str) -> None:
+    allow = make(gone, when_unavailable="allow")
+    limiter = KINDS[kind](allow.store)
+    for _ in range(10):
+        assert allow(limiter.allow, "ada")
+        decision = allow(limiter.hit, "ada", 3)
+        assert (decision.allowed, decision.degraded, decision.limit, decision.remaining) == (True, True, 8, 8)
+        assert (decision.retry_after, decision.reset_after) == (0, 0)
+        reservation = allow(limiter.reserve, "ada")
+        assert (reservation.allowed, reservation.delay) == (True, 0)
+        allow(reservation.cancel)
+        allow(limiter.refund, "ada")
+        assert allow(limiter.wait, "ada")
+    assert allow(limiter.allow_many, ["ada"] * 20) == [True] * 20
+    with pytest.raises(StoreUnavailable):
+        allow(limiter.reset, "ada")
+    # Permits that are held are given back without a word to Redis.
+    assert allow.store.status().decided_by_policy == (61 if kind == "concurrency" else 71)
+
+
+def test_what_is_divided(gone: str, host: Store) -> None:
+    """Rates and bursts, rounded down but never below 1; gaps are multiplied."""
+    with RedisStore(gone, host=host, when_unavailable="local", hosts=3) as store:
+        tiers = TokenBucket(store, "tiers", "10/minute", burst=20)
+        assert tiers.hit("ada").limit == 6
+        assert tiers.hit("bob", rate="100/minute", burst=5).limit == 1
+        assert TokenBucket(store, "rare", "1/minute", burst=1).hit("ada").limit == 1
+        assert MinInterval(store, "gap", "2s").hit("ada").reset_after == 6
+        assert LeakyBucket(store, "queue", "9/minute", capacity=4).hit("ada").reset_after == 20
+        with pytest.raises(InvalidLimiter, match="keys=1000"):
+            SlidingLog(store, "log", "10/minute", keys=None)  # type: ignore[call-overload]
+        windows = FixedWindow(store, "n" * 90, "10/minute")
+        assert windows.hit("ada", rate="4/minute").limit == 1
+        assert windows.hit("bob", request_id="r").remaining == 2
+        assert windows.hit("bob", request_id="r").remaining == 2
+
+
+def test_several_limits(make: Callable[..., Asker], gone: str, host: Store) -> None:
+    def all_of(asker: Asker) -> Any:
+        return AllOf(
+            TokenBucket(asker.store, "rate", "40/hour"),
+            Concurrency(asker.store, "held", 12, lease="1 hour"),
+            FixedWindow(asker.store, "window", "20/hour"),
+        )
+
+    local = make(gone, host=host, when_unavailable="local", hosts=4)
+    several = all_of(local)
+    assert [local(several.allow, "ada") for _ in range(4)] == [True] * 3 + [False]
+    denial = local(several.hit, "ada")
+    assert (denial.allowed, denial.degraded, denial.limiter) == (False, True, "held")
+    assert [decision.limiter for decision in local(several.hit_each, "bob")] == ["rate", "held", "window"]
+    assert local(several.peek, "bob").remaining == 2
+    local(several.refund, "ada")
+    reservation = local(several.reserve, "ada")
+    assert reservation.allowed
+    assert not local(several.allow, "ada")
+    local(reservation.cancel)
+    assert local(several.allow_many, ["ada"] * 2) == [True, False]
+    assert local(several.hit, ["x", "y", "z"], [1, 2, 3]).allowed
+
+    allow = make(gone, when_unavailable="allow")
+    several = all_of(allow)
+    assert all(allow(several.allow, "ada") for _ in range(50))
+    assert allow(several.hit, "ada").limit == 12
+    assert [decision.degraded for decision in allow(several.hit_each, "ada")] == [True] * 3
+    assert allow(several.reserve, "ada").allowed
+    # 50, and one each by hit, hit_each and reserve, of which Redis knows nothing.
+    held = several.limiters[1]
+    assert held._twin.give_back_loose("ada", 100) == 53
+    allow(several.refund, "ada")
+    assert allow(several.wait, "ada")
+
+
+def test_permits_of_a_policy_are_not_given_back_to_redis(
+    make: Callable[..., Asker], through: Proxy, client: redis.Redis, host: Store, clock: ManualClock
+) -> None:
+    """What is held in Redis stays as it is, whatever happens to permits that were given out while it was away."""
+    for policy in ("allow", "local"):
+        hosts = {"hosts": 1} if policy == "local" else {}
+        asker = make(through.url, host=host, when_unavailable=policy, namespace=policy, **hosts)
+        held = Concurrency(asker.store, "held", 8, lease="1 hour")
+        assert asker(held.acquire, "ada")
+        assert asker(held.allow, "ada")
+        # Away, in a way that fails at once.
+        port, through.server_port = through.server_port, 1
+        through.cut()
+        leases = [asker(held.acquire, "ada") for _ in range(3)]
+        assert all(leases)
+        assert asker(held.wait, "ada")
+        assert asker(held.allow, "ada")
+        assert asker(leases[0].renew)
+        asker(leases[0].release)
+
+        async def hold_async(held: Any = held) -> None:
+            async with held.hold("ada"):
+                pass
+
+        if isinstance(asker.store, RedisStore):
+            with held.hold("ada"):
+                pass
+        else:
+            asker(hold_async)
+        through.server_port = port
+        clock.advance(5 * PATIENT_S)
+        assert asker(held.peek, "ada").remaining == 6
+        asker(leases[1].release)
+        with contextlib.suppress(RuntimeError):
+            asker(leases[2].release)
+        assert not asker(leases[2].release)
+        # These two were given out by the policy.
+        asker(held.refund, "ada", 2)
+        assert asker(held.peek, "ada").remaining == 6
+        # And this one by Redis.
+        asker(held.refund, "ada")
+        assert asker(held.peek, "ada").remaining == 7
+        clock.advance(5 * PATIENT_S)
+        asker(held.peek, "ada")
+
+
+def test_a_batch_that_is_cut_off(make: Callable[..., Asker], through: Proxy, host: Store) -> None:
+    """What has been answered is; the rest is the policy's."""
+    allow = make(through.url, host=host, when_unavailable="allow")
+    window = FixedWindow(allow.store, "few", "10/hour", align="first")
+    assert allow(window.allow_many, ["ada"] * 11) == [True] * 10 + [False]
+    through.server_port = 1
+    through.cut()
+    assert allow(window.allow_many, ["ada"] * 1200) == [True] * 1200
+    assert allow.store.status().failures == 1
+
+
+def test_what_cannot_be_a_policy(gone: str, host: Store) -> None:
+    for wrong in (
+        {"when_unavailable": "ignore"},
+        {"when_unavailable": None},
+        {"when_unavailable": "local"},
+        {"when_unavailable": "local", "host": host},
+        {"when_unavailable": "local", "hosts": 4},
+        {"when_unavailable": "local", "host": host, "hosts": 0},
+        {"when_unavailable": "local", "host": host, "hosts": 2.5},
+        {"hosts": 4, "host": host},
+        {"host": "shop"},
+    ):
+        for kind in (RedisStore, AsyncRedisStore):
+            with pytest.raises((TypeError, ValueError), match=r"host|when_unavailable"):
+                kind(gone, **wrong)
+
+
+def test_a_closed_host_store_is_said(server: RedisServer) -> None:
+    with Store.private(keys=1000) as host, RedisStore(server.url, timeout=PATIENT_S, host=host) as store:
+        bucket = TokenBucket(store, "api", "8/hour")
+        assert bucket.allow("ada")
+        host.close()
+        with pytest.raises(StoreClosed):
+            bucket.allow("ada")
+
+
+def test_nothing_is_left_behind(gone: str) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    RedisStore(gone).close()
+    before = descriptors()
+    for _ in range(10):
+        with RedisStore(gone) as store, pytest.raises(StoreUnavailable):
+            TokenBucket(store, "api", "8/hour").allow("ada")
+    assert descriptors() == before
+    assert not os.path.exists(path_of("private"))

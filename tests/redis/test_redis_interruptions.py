@@ -1,0 +1,67 @@
+"""An exception that comes from outside, as a signal handler raises it, in the middle of a call."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from penstock import FixedWindow, TokenBucket
+from penstock.redis import RedisStore
+
+
+class SoftTimeLimit(BaseException):
+    """What a task queue raises in a task that takes too long."""
+
+
+def interrupted(call: Callable[[], object], at_line: int) -> bool:
+    """Whether `call` came as far as that: so many lines of Python, its own and all that it calls."""
+    lines = itertools.count()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line" and next(lines) == at_line:
+            raise SoftTimeLimit
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except SoftTimeLimit:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def client_of(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0))
+
+
+@pytest.mark.parametrize("make", [str, client_of], ids=["url", "client"])
+@pytest.mark.parametrize("how", ["allow", "allow_many"])
+def test_nobody_gets_anothers_answer_wherever_a_call_is_interrupted(
+    server: Any, make: Callable[[str], Any], how: str
+) -> None:
+    with RedisStore(make(server.url)) as store:
+        full, free = FixedWindow(store, "full", "1/hour"), FixedWindow(store, "free", "1000000/hour")
+        assert full.allow("key")
+        calls = {"allow": lambda: free.allow("key"), "allow_many": lambda: free.allow_many(["key"] * 3)}
+        calls[how]()
+        for line in itertools.count():
+            was_interrupted = interrupted(calls[how], line)
+            assert not full.allow("key")
+            assert full.allow_many(["key"] * 2) == [False] * 2
+            if not was_interrupted:
+                break
+        assert line > 20

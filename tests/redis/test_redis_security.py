@@ -1,0 +1,173 @@
+"""TLS, and users that may do no more than limiters need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trustme
+from both_kinds import done, with_store
+from redis_cluster import RedisCluster
+from redis_server import PATIENCE_S, RedisServer, redis_server
+from test_redis_store import EVERY_KIND
+
+from penstock import AllOf, StoreUnavailable, TokenBucket
+
+# What docs/redis.md lists.
+PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+RULES = re.findall(r"[+~][a-z|*:]+", PAGE.partition("The user needs")[2].partition("\n\n")[0].replace("\n", " "))
+FOR_CLUSTERS = ["+cluster|slots", "+asking", "+command"]
+
+
+async def use_everything(store: Any) -> None:
+    """So that every script does whatever it can."""
+    for name, make in EVERY_KIND.items():
+        limiter = make(store, name)
+        assert await done(limiter.allow("ada"))
+        await done(limiter.refund("ada"))
+        for _ in range(limiter.limit):
+            assert await done(limiter.hit("ada"))
+        assert not await done(limiter.hit("ada"))
+        assert not await done(limiter.reserve("ada", limiter.limit, 0))
+        await done(limiter.refund("ada", min(limiter.limit, 2)))
+        assert await done(limiter.allow("ada"))
+        if name != "concurrency":
+            assert await done(limiter.hit("bob", request_id="r"))
+            await done(limiter.refund("bob", request_id="r"))
+        else:
+            lease = await done(limiter.acquire("bob"))
+            assert await done(lease.renew())
+            assert await done(lease.release())
+        booked = await done(limiter.reserve("cid", limiter.limit))
+        assert booked.allowed
+        await done(booked.cancel())
+        assert await done(limiter.allow_many(["cid", "dan"])) == [True, True]
+        assert await done(limiter.wait("eve", timeout=1))
+        for key in ("ada", "bob", "cid", "dan", "eve"):
+            await done(limiter.reset(key))
+            assert (await done(limiter.peek(key))).remaining == limiter.limit
+    both = AllOf(*(make(store, f"all {name}") for name, make in EVERY_KIND.items()))
+    assert await done(both.allow("ada"))
+    await done(both.reset("ada"))
+
+
+# Users
+
+
+@pytest.fixture
+def user(server: RedisServer) -> Iterator[str]:
+    """A URL with one that may do just what the docs list."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">secret", *RULES)
+        yield server.url.replace("//", "//shop:secret@")
+        client.execute_command("ACL", "DELUSER", "shop")
+
+
+def test_a_user_who_may_do_what_is_listed_can_use_everything(user: str, is_async: bool) -> None:
+    assert len(RULES) > 20
+    for protocol in ("", "?protocol=2", "?protocol=3"):
+        with_store(use_everything, is_async, lambda url=user + protocol: url, timeout=PATIENCE_S)  # type: ignore[misc]
+
+
+def test_a_user_who_may_not_is_told_so(user: str, server: RedisServer, client: redis.Redis, is_async: bool) -> None:
+    async def denied(store: Any) -> None:
+        for limiter in (TokenBucket(store, "api", "5/minute"), AllOf(TokenBucket(store, "api", "5/minute"))):
+            for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reset):
+                with pytest.raises(StoreUnavailable, match=r"(?i)permission|password|can't run"):
+                    await done(ask("ada"))
+            with pytest.raises(StoreUnavailable, match=r"(?i)permission|password|can't run"):
+                await done(limiter.allow_many(["ada"]))
+
+    with_store(denied, is_async, lambda: user, timeout=PATIENCE_S, namespace="other")
+    with_store(denied, is_async, lambda: user.replace("secret", "guess"), timeout=PATIENCE_S)
+    client.execute_command("ACL", "SETUSER", "shop", "-set")
+
+    async def cannot_charge(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "5/minute")
+        with pytest.raises(StoreUnavailable, match=r"can't run|permission"):
+            await done(bucket.allow("ada"))
+        assert await done(bucket.peek("ada"))
+
+    with_store(cannot_charge, is_async, lambda: user, timeout=PATIENCE_S)
+    assert client.keys() == []
+
+
+def test_a_user_of_a_cluster(cluster: RedisCluster, is_async: bool) -> None:
+    for node in cluster.nodes:
+        cluster.ask(node, "ACL SETUSER", "shop", "reset", "on", ">secret", *RULES, *FOR_CLUSTERS)
+    with_store(use_everything, is_async, lambda: cluster.url.replace("//", "//shop:secret@"), timeout=PATIENCE_S)
+    cluster.on_masters("FLUSHALL")
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an authority, a server's certificate, a client's, and an authority that has signed neither."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    trustme.CA().cert_pem.write_to_path(folder / "other.pem")
+    for name in ("127.0.0.1", "shop@example.org"):
+        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(folder / f"{name}.pem")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls_server(folder: Path) -> Iterator[RedisServer]:
+    """Whoever asks it needs a certificate too."""
+    client = {
+        "ssl": True,
+        "ssl_ca_certs": str(folder / "authority.pem"),
+        "ssl_certfile": str(folder / "shop@example.org.pem"),
+        "ssl_keyfile": str(folder / "shop@example.org.pem"),
+    }
+    certificate = str(folder / "127.0.0.1.pem")
+    files = ("--tls-cert-file", certificate, "--tls-key-file", certificate)
+    authority = ("--tls-ca-cert-file", str(folder / "authority.pem"))
+    with redis_server(*files, *authority, **client) as server:
+        yield server
+
+
+def own_certificate(folder: Path) -> str:
+    return "&".join(f"ssl_{part}={folder}/shop@example.org.pem" for part in ("certfile", "keyfile"))
+
+
+def url_of(server: RedisServer, *options: str) -> str:
+    return f"rediss://127.0.0.1:{server.port}/0?{'&'.join(options)}"
+
+
+def test_a_limiter_over_tls(tls_server: RedisServer, folder: Path, is_async: bool) -> None:
+    url = url_of(tls_server, f"ssl_ca_certs={folder}/authority.pem", own_certificate(folder))
+    with_store(use_everything, is_async, lambda: url, timeout=PATIENCE_S)
+
+    def client() -> Any:
+        kind = redis.asyncio.Redis if is_async else redis.Redis
+        return kind(host="127.0.0.1", port=tls_server.port, socket_timeout=PATIENCE_S, **tls_server.options)
+
+    with_store(use_everything, is_async, client, namespace="other")
+
+
+def test_whom_a_client_does_not_trust_it_does_not_ask(tls_server: RedisServer, folder: Path, is_async: bool) -> None:
+    own = own_certificate(folder)
+
+    async def refused(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "5/minute")
+        with pytest.raises(StoreUnavailable, match="has not decided"):
+            await done(bucket.allow("ada"))
+        with pytest.raises(StoreUnavailable, match="has not decided"):
+            await done(bucket.allow_many(["ada"]))
+
+    for url in (
+        url_of(tls_server, own),
+        url_of(tls_server, own, f"ssl_ca_certs={folder}/other.pem"),
+        # Without a certificate of its own; and without any.
+        url_of(tls_server, f"ssl_ca_certs={folder}/authority.pem"),
+        f"redis://127.0.0.1:{tls_server.port}/0",
+    ):
+        with_store(refused, is_async, lambda url=url: url, timeout=PATIENCE_S)  # type: ignore[misc]

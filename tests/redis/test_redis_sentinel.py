@@ -1,0 +1,138 @@
+"""Over a master that sentinels watch: the client follows it when they replace it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio.sentinel
+import redis.sentinel
+from both_kinds import done, with_store
+from redis_server import PATIENCE_S, PROGRAM, RedisServer, answers, free_port, redis_server, until
+
+from penstock import AllOf, StoreUnavailable, TokenBucket
+from penstock.redis import AsyncRedisStore, RedisStore
+
+SERVICE = "shop"
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+    """Two of which one follows the other, and their sentinel."""
+    folder = tmp_path_factory.mktemp("sentinel")
+    with contextlib.ExitStack() as stack:
+        options = ("--repl-diskless-sync-delay", "0", "--dir", str(folder))
+        master = stack.enter_context(redis_server(*options))
+        options = ("--replicaof", "127.0.0.1", str(master.port), *options)
+        replica = stack.enter_context(redis_server(*options))
+        sentinel = stack.enter_context(sentinel_of(master, folder))
+        until(lambda: ask(sentinel, "SENTINEL REPLICAS", SERVICE), "the sentinel knows the replica")
+        yield [master, replica, sentinel]
+
+
+@contextlib.contextmanager
+def sentinel_of(master: RedisServer, folder: Path) -> Iterator[RedisServer]:
+    port = free_port()
+    configuration = folder / "sentinel.conf"
+    configuration.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {SERVICE} 127.0.0.1 {master.port} 1\n"
+        f"sentinel down-after-milliseconds {SERVICE} 60000\n"
+    )
+    process = subprocess.Popen([PROGRAM, str(configuration), "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        server = RedisServer(process, port)
+        until(lambda: answers(server), "the sentinel answers")
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(server: RedisServer, command: str, *arguments: Any) -> Any:
+    with server.client() as client:
+        return client.execute_command(*command.split(), *arguments)
+
+
+def fail_over(servers: list[RedisServer]) -> None:
+    master, replica, sentinel = servers
+    until(lambda: ask(replica, "ROLE")[3] == b"connected", "the replica follows")
+    assert ask(master, "WAIT", 1, int(PATIENCE_S * 1000)) == 1
+    until(lambda: begun(sentinel), "the sentinel begins")
+    until(lambda: ask(replica, "ROLE")[0] == b"master" and ask(master, "ROLE")[0] == b"slave", "they have changed")
+    # What it tells clients.
+    until(
+        lambda: ask(sentinel, "SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE)[1] == str(replica.port).encode(),
+        "the sentinel names the new master",
+    )
+    servers[:2] = replica, master
+
+
+def begun(sentinel: RedisServer) -> bool:
+    with contextlib.suppress(redis.ResponseError):
+        ask(sentinel, "SENTINEL FAILOVER", SERVICE)
+        return True
+    return False
+
+
+def test_a_failover_is_followed(servers: list[RedisServer]) -> None:
+    """One for both kinds of store: it takes ten seconds until the old master is told that it is none."""
+
+    def master_of(kind: Any) -> Any:
+        sentinel = kind([("127.0.0.1", servers[2].port)], socket_timeout=PATIENCE_S)
+        return sentinel.master_for(SERVICE, socket_timeout=PATIENCE_S)
+
+    async def before(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+        for _ in range(3):
+            assert await done(bucket.allow("ada"))
+
+    async def after(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+        both = AllOf(bucket, TokenBucket(store, "other", "9/hour"))
+        # Whoever still has a connection to the old master is told that it is none, once; the script is sent again.
+        with contextlib.suppress(StoreUnavailable):
+            await done(bucket.peek("ada"))
+        assert (await done(bucket.hit("ada"))).remaining == 5
+        assert await done(bucket.allow_many(["ada", "bob"])) == [True, True]
+        assert await done(both.allow("ada"))
+        assert (await done(bucket.peek("ada"))).remaining == 3
+
+    async def while_asyncio_is_used(store: Any) -> None:
+        await before(store)
+        with RedisStore(master_of(redis.sentinel.Sentinel), namespace="sync") as other:
+            await before(other)
+            fail_over(servers)
+            await after(other)
+        await after(store)
+
+    with_store(while_asyncio_is_used, True, lambda: master_of(redis.asyncio.sentinel.Sentinel))
+
+
+def test_without_deadlines_there_is_no_store(servers: list[RedisServer]) -> None:
+    make: Any
+    for sentinel_kind, make in (
+        (redis.sentinel.Sentinel, RedisStore),
+        (redis.asyncio.sentinel.Sentinel, AsyncRedisStore),
+    ):
+        for of_sentinel, of_master in ((None, 1), (1, None)):
+            sentinel: Any = sentinel_kind([("127.0.0.1", servers[2].port)], socket_timeout=of_sentinel)
+            with pytest.raises(ValueError, match="for ever"):
+                make(sentinel.master_for(SERVICE, socket_timeout=of_master))
+
+
+def test_a_sentinel_that_is_away(is_async: bool) -> None:
+    def client() -> Any:
+        kind: Any = redis.asyncio.sentinel.Sentinel if is_async else redis.sentinel.Sentinel
+        options = {"socket_timeout": 1, "retry": None}
+        return kind([("127.0.0.1", free_port())], sentinel_kwargs=options).master_for(SERVICE, socket_timeout=1)
+
+    async def body(store: Any) -> None:
+        with pytest.raises(StoreUnavailable, match="No master found"):
+            await done(TokenBucket(store, "api", "9/hour").allow("ada"))
+
+    with_store(body, is_async, client)
