@@ -31,6 +31,7 @@ SECTIONS = [
     "Others, allowed",
     "In the web stack: what a request costs more",
     "Over Redis",
+    "Synced over Redis",
 ]
 
 

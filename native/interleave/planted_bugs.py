@@ -20,7 +20,7 @@ class Bug:
 
 TABLE = "src/penstock/core/table.pyx"
 TRY = "src/penstock/core/table.pxd"
-WINDOW = "src/penstock/core/window.pyx"
+WINDOW = "src/penstock/core/window.pxd"
 LOG = "src/penstock/core/sliding_log.pyx"
 BUCKETS = "src/penstock/core/bucketed_window.pyx"
 SLOTS = "src/penstock/core/slots.pxd"

@@ -25,6 +25,8 @@
 #define PENSTOCK_ALGORITHM_SLIDING_LOG 1 /* of an extent: its words are rings of entries */
 #define PENSTOCK_ALGORITHM_BUCKETED_WINDOW 2 /* of an extent: its words are marks of buckets */
 #define PENSTOCK_ALGORITHM_CONCURRENCY 3 /* of an extent: its words are hints and slots */
+#define PENSTOCK_ALGORITHM_SYNCED_WINDOW 4 /* of an extent: its words are a key's name and what other hosts have counted */
+#define PENSTOCK_ALGORITHM_SYNCED_BUCKET 5 /* of an extent: its words are a key's name and what this host has charged */
 #define PENSTOCK_OWNED_COUNTER_LINES 768 /* counter lines that one process each can own */
 #define PENSTOCK_LIMITER_CAPACITY 256 /* limiters that a segment can hold */
 #define PENSTOCK_EXTENT_CAPACITY 256 /* extents that a segment can have */
@@ -84,11 +86,11 @@ typedef struct PenstockExtentEntry {
     uint64_t bytes; /* its length */
     uint64_t keys; /* live keys that it was made for */
     uint32_t limiter; /* number of the limiter whose it is */
-    uint32_t algorithm; /* `ALGORITHM_SLIDING_LOG`, `ALGORITHM_BUCKETED_WINDOW` or `ALGORITHM_CONCURRENCY` */
+    uint32_t algorithm; /* one of `ALGORITHM_SLIDING_LOG` and those below it */
     uint32_t words_per_cell; /* words of each of its cells; of a log, one per permit; of a bucketed window, one per bucket */
-    uint32_t low_bits; /* bits of a state below its time, and kept bits of a cell; 0 for a concurrency limit */
-    uint64_t limit; /* permits of a log or a concurrency limit; 0 for a bucketed window: those of any limit share it */
-    uint64_t period_ns; /* of a log its window, of a bucketed window the length of a bucket; 0 for a concurrency limit */
+    uint32_t low_bits; /* bits of a state below its time, and but for a synced window kept bits of a cell; 0 for a concurrency limit and a synced bucket */
+    uint64_t limit; /* permits of a log or a concurrency limit; of a synced window 1 if it is fixed, 2 if it slides; 0 for others: those of any limit share it */
+    uint64_t period_ns; /* of a log or a synced window its window, of a bucketed window the length of a bucket; 0 for others */
 } __attribute__((aligned(64))) PenstockExtentEntry;
 _Static_assert(sizeof(PenstockExtentEntry) == 64, "size of ExtentEntry");
 _Static_assert(offsetof(PenstockExtentEntry, identity) == 0, "offset of ExtentEntry.identity");

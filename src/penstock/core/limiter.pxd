@@ -27,6 +27,7 @@ cdef struct Shape:
     int previous_bits            # of those, how many hold the previous window's count
     int previous_shift           # which is kept in units of 2 to the power of this
     int buckets                  # of a bucketed window
+    int window_shift             # of a synced window: 2 to the power of this is at most its period
     const PenstockCell* cells    # of an extent: its table, and the words behind it
     uint64_t* words
     uint64_t words_per_cell

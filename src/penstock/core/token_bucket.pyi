@@ -2,9 +2,11 @@ from typing import Literal, Self, final, overload
 
 from penstock.core.gcra import GcraLimiter
 from penstock.core.keys import Key
+from penstock.core.synced_bucket import SyncedTokenBucket
 from penstock.rate import Rate
 from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
 from penstock.redis.store import RedisLimiter, RedisStore
+from penstock.redis.synced import SyncedStore
 from penstock.store import Store
 
 @final
@@ -36,6 +38,15 @@ class TokenBucket(GcraLimiter):
         burst: int | None = None,
         refill: Literal["continuous", "interval"] = "continuous",
     ) -> AsyncRedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: SyncedStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> SyncedTokenBucket: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def burst(self) -> int: ...

@@ -4,9 +4,11 @@ from typing_extensions import disjoint_base
 
 from penstock.core.cell_limiter import CellLimiter
 from penstock.core.keys import Key
+from penstock.core.synced_window import SyncedWindow
 from penstock.rate import Rate
 from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
 from penstock.redis.store import RedisLimiter, RedisStore
+from penstock.redis.synced import SyncedStore
 from penstock.store import Store
 
 @disjoint_base
@@ -28,6 +30,10 @@ class FixedWindow(WindowLimiter):
     def __new__(  # type: ignore[misc]
         cls, store: AsyncRedisStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
     ) -> AsyncRedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: SyncedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> SyncedWindow: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def align(self) -> str: ...
@@ -40,4 +46,6 @@ class SlidingWindow(WindowLimiter):
     def __new__(cls, store: RedisStore, name: str, rate: str | Rate) -> RedisLimiter: ...  # type: ignore[misc]
     @overload
     def __new__(cls, store: AsyncRedisStore, name: str, rate: str | Rate) -> AsyncRedisLimiter: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, store: SyncedStore, name: str, rate: str | Rate) -> SyncedWindow: ...  # type: ignore[misc]
     def allow(self, key: Key, /) -> bool: ...

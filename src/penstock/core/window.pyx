@@ -20,11 +20,11 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport CellLimiter, allow_by
-from penstock.core.counts cimport count_bits_for, count_time, low_mask, low_of, time_of, window_end_ns
+from penstock.core.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape, let_stores_make
 from penstock.core.native cimport (
-    PENSTOCK_KIND_COUNT, PenstockCell, multiply_divide_down, multiply_divide_up, product_below,
+    PENSTOCK_KIND_COUNT, PenstockCell, multiply_divide_up, product_below,
 )
 from penstock.core.table cimport Next, Verdict
 
@@ -38,39 +38,6 @@ cdef enum:
     # A quantum longer than this share of a window is avoided where it can be.
     FINE_BITS = 16
     LEAST_PREVIOUS_BITS = 4
-
-
-# What a state says at a time: the counts, and the window that they are for.
-cdef struct Counted:
-    uint64_t count
-    uint64_t previous
-    uint64_t time                # the upper part of a state of that window
-    uint64_t end_ns              # of the window
-    uint64_t left_ns             # of the window, from now on
-
-
-cdef inline Counted fixed_counted(
-    const Shape* shape, uint64_t tag, uint64_t state, uint64_t now_ns
-) noexcept nogil:
-    cdef Counted counted
-    cdef uint64_t time = state & ~low_mask(shape.low_bits)
-    counted.end_ns = window_end_ns(shape, tag, now_ns)
-    counted.time = count_time(counted.end_ns, shape.low_bits)
-    counted.previous = 0
-    counted.count = 0
-    if time >= counted.time:
-        counted.count = low_of(state, shape.low_bits)
-        if time > counted.time:
-            # A later window than ours. It begins a whole number of periods after our own ends.
-            counted.time = time
-            counted.end_ns += (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns * shape.period_ns
-    counted.left_ns = counted.end_ns - now_ns
-    return counted
-
-
-cdef inline bint was_charged_before(const Draw* draw, uint64_t state) noexcept nogil:
-    """Whether the charge that is to be taken back was in another window than the state is."""
-    return draw.charged_state != 0 and (draw.charged_state ^ state) & ~low_mask(draw.shape.low_bits) != 0
 
 
 cdef bint fixed_take(
@@ -128,42 +95,6 @@ cdef bint first_give_back(
     # The window stays what it is, though nothing is counted in it any more: its end was told to whoever asked.
     next.state = counted.time | (counted.count - min(counted.count, draw.amount))
     return counted.count != 0
-
-
-cdef inline Counted sliding_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
-    cdef Counted counted
-    cdef uint64_t time = state & ~low_mask(shape.low_bits)
-    cdef int count_bits = shape.low_bits - shape.previous_bits
-    cdef uint64_t count = low_of(state, count_bits)
-    cdef uint64_t previous = low_of(state, shape.low_bits) >> count_bits
-    counted.end_ns = window_end_ns(shape, 0, now_ns)
-    counted.left_ns = counted.end_ns - now_ns
-    counted.time = count_time(counted.end_ns + shape.period_ns, shape.low_bits)
-    counted.count = 0
-    counted.previous = 0
-    if time < counted.time:
-        if time == count_time(counted.end_ns, shape.low_bits):
-            # The state is of the window before ours.
-            counted.previous = (count + low_mask(shape.previous_shift)) >> shape.previous_shift
-    else:
-        counted.count = count
-        counted.previous = previous
-        if time > counted.time:
-            # A later window than ours, of which nothing is over: now is its beginning.
-            counted.time = time
-            counted.end_ns += (
-                (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns - 1) * shape.period_ns
-            counted.left_ns = shape.period_ns
-    return counted
-
-
-cdef inline uint64_t weighted(const Shape* shape, uint64_t previous, uint64_t left_ns) noexcept nogil:
-    """What the previous count still counts for."""
-    return multiply_divide_down(previous << shape.previous_shift, left_ns, shape.period_ns)
-
-
-cdef inline uint64_t sliding_state(const Shape* shape, const Counted* counted) noexcept nogil:
-    return counted.time | counted.previous << (shape.low_bits - shape.previous_bits) | counted.count
 
 
 cdef bint sliding_take(
@@ -379,7 +310,6 @@ cdef class SlidingWindow(WindowLimiter):
 cdef uint64_t until_estimate(
     const Shape* shape, const Counted* counted, uint64_t to_end_ns, uint64_t most
 ) noexcept:
-    """How long until the estimate is at most `most`, if nothing else is counted."""
     cdef uint64_t left_ns, shifted
     if counted.count <= most:
         left_ns = left_for(shape, counted.previous, most - counted.count)

@@ -26,6 +26,7 @@ from penstock.redis.store import (
     RedisReservation,
     RedisStore,
 )
+from penstock.redis.synced import SyncedStore, SyncStatus
 
 __all__ = [
     "AsyncRedisAllOf",
@@ -42,4 +43,6 @@ __all__ = [
     "RedisReservation",
     "RedisStatus",
     "RedisStore",
+    "SyncStatus",
+    "SyncedStore",
 ]

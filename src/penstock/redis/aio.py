@@ -97,6 +97,9 @@ async def wait(
     """What ``wait`` of every limiter does. Only the first of the line asks."""
     check_pauses(timeout, jitter)
     deadline_s = math.inf if timeout is None else time.monotonic() + timeout
+    task = asyncio.current_task()
+    assert task
+    cancelled_before = task.cancelling()
     try:
         async with asyncio.timeout(timeout):
             await line.acquire()
@@ -111,6 +114,9 @@ async def wait(
     due_s = booked.due_ns / 1e9
     due_s = max(due_s, min(due_s + booked.delay * (_factor(jitter) - 1), deadline_s))
     try:
+        if task.cancelling() > cancelled_before:
+            # While the answer came, which redis-py then returns as if nothing had been.
+            raise asyncio.CancelledError
         while (left_s := due_s - time.monotonic()) > 0:
             await asyncio.sleep(left_s)
     except BaseException:

@@ -18,11 +18,12 @@ from penstock.verification.mapped_segment import MappedSegment
 
 __all__ = ["Extents", "KnownExtent"]
 
-# As in sliding_log.pyx, bucketed_window.pyx and concurrency.pyx.
+# As in sliding_log.pyx, bucketed_window.pyx, concurrency.pyx and synced.pxd.
 MAX_LOG_LIMIT: Final = 2**23
 MAX_BUCKETS: Final = 2**16
 MAX_KEPT_BITS: Final = 32
 MAX_CONCURRENCY: Final = 2**24
+SYNCED_WORDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,5 +161,14 @@ def _is_possible(purpose: Purpose) -> bool:
             )
         case layout.ALGORITHM_CONCURRENCY:
             return 1 <= limit <= MAX_CONCURRENCY and words == words_for(limit) and period_ns == purpose.low_bits == 0
+        case layout.ALGORITHM_SYNCED_WINDOW:
+            return (
+                1 <= limit <= 2
+                and words == SYNCED_WORDS
+                and 1 <= period_ns <= MAX_PERIOD_NS
+                and 1 <= purpose.low_bits <= period_ns.bit_length()
+            )
+        case layout.ALGORITHM_SYNCED_BUCKET:
+            return words == SYNCED_WORDS and limit == period_ns == purpose.low_bits == 0
         case _:
             return False

@@ -1,0 +1,104 @@
+"""Limits that hosts exchange: a decision beside one of this host's alone, and what an exchange costs for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from timeit import Timer
+from typing import Any
+
+import pytest
+from conftest import GENEROUS, Measure, must, statement, time_per_call
+
+from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
+from penstock.redis import RedisStore, SyncedStore
+
+SECTION = "Synced over Redis"
+KEY = "user:42:abcdefg"
+CALLS, KEYS, ROUNDS = 50_000, 20_000, 15
+# Of the same limit over the host's store alone.
+MOST = 1.5
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "token bucket": lambda store: TokenBucket(store, "t", **GENEROUS),
+    "fixed window": lambda store: FixedWindow(store, "f", "100000000/year"),
+    "sliding window": lambda store: SlidingWindow(store, "s", "10000000/year"),
+}
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store.private(keys=2 * KEYS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def redis_store(redis_port: int) -> Iterator[RedisStore]:
+    with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
+        opened._client.flushdb()
+        yield opened
+
+
+@pytest.fixture
+def synced(store: Store, redis_store: RedisStore) -> Iterator[SyncedStore]:
+    """Whose thread doesn't wake while something is measured."""
+    with SyncedStore(redis_store, store, "1 hour", keys=KEYS) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("method", ["allow", "hit"])
+@pytest.mark.parametrize("kind", KINDS)
+def bench_decision(measure: Measure, store: Store, synced: SyncedStore, kind: str, method: str) -> None:
+    asked, alone = (getattr(KINDS[kind](where), method) for where in (synced, store))
+    must(bool(asked(KEY)) and bool(alone(KEY)))
+    local = statement("f(k)", f=alone, k=KEY)
+    name = f"`{method}` of the same {kind} that isn't synced"
+    measure(
+        f"`{method}`, {kind}",
+        statement("f(k)", f=asked, k=KEY),
+        calls=CALLS,
+        beside={name: lambda: time_per_call(local, CALLS)},
+        bar_to=(name, MOST),
+        section=SECTION,
+    )
+
+
+# Of which nothing comes back before it is exchanged: a bucket that is full again may lose its cell.
+SLOW = {**KINDS, "token bucket": lambda store: TokenBucket(store, "t", "1000/day", burst=1_000_000)}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def bench_exchange(measure: Measure, synced: SyncedStore, redis_store: RedisStore, kind: str) -> None:
+    limiter, strict = (SLOW[kind](where) for where in (synced, redis_store))
+    keys = [f"user:{number}" for number in range(KEYS)]
+    batch = statement("f(k)", f=strict.allow_many, k=keys[:500])
+
+    def pending() -> Timer:
+        must(all(limiter.allow_many(keys)))
+        must(synced.status().pending_keys == KEYS)
+        return statement("f()", f=synced.exchange)
+
+    name = "a key of 500 in `allow_many` of the same limit over Redis"
+    measure(
+        f"an exchange of {KEYS:,} keys, {kind}, per key",
+        pending,
+        calls=1,
+        operations_per_call=KEYS,
+        rounds=ROUNDS,
+        beside={name: lambda: time_per_call(batch, 1, 500)},
+        bar_to=(name, None),
+        section=SECTION,
+    )
+
+
+def bench_nothing_to_exchange(measure: Measure, synced: SyncedStore) -> None:
+    limiter = KINDS["fixed window"](synced)
+    must(all(limiter.allow_many([f"user:{number}" for number in range(KEYS)])))
+    synced.exchange()
+    measure(
+        f"a look at the cells of {KEYS:,} keys that have nothing to tell, per key",
+        statement("f()", f=synced.status),
+        calls=1,
+        operations_per_call=KEYS,
+        rounds=ROUNDS,
+        section=SECTION,
+    )

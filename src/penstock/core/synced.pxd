@@ -1,0 +1,107 @@
+"""The words behind a cell of a limiter that is synced with other hosts. See synced.pyx."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+from penstock.core.cell_limiter cimport CellLimiter
+from penstock.core.limiter cimport Ask, Draw, Record, Shape
+from penstock.core.native cimport PenstockCell, PenstockHashKey, load_acquire, prefetch
+from penstock.core.segment cimport Extent
+from penstock.core.table cimport (
+    ALLOWED, LOST, UNDECIDED, Clear, Decide, Events, Outcome, Table, Verdict, home_line, table_decide, table_now,
+    table_try,
+)
+
+
+cdef enum:
+    NAME = 0                     # two words: what the key is called at Redis, 128 bits
+    BIRTH = 2                    # the id of the claim by which the key has come to the cell
+    SEAL = 3                     # a hash of the words before and of the cell's tag: they belong together
+    # Of a window:
+    OTHERS = 4                   # two words, each a window's id and what other hosts have counted in it
+    TOLD = 6                     # two words, each a window's id and what Redis knows of this host's count
+    # Of a bucket:
+    CHARGED = 4                  # ns that the cell's keys have been charged, less what was given back; it never stops
+    CHARGED_BEFORE = 5           # what that was at the key's birth
+    CHARGED_TOLD = 6             # ns since its birth that Redis knows of
+    TOLD_UNTIL = 7               # when that was read
+    WORDS_PER_CELL = 8
+
+
+cdef enum:
+    COUNT_BITS = 32              # of a word of a window
+    # Of keys of which Redis knows all, every so manieth is asked for in one exchange.
+    IDLE_TURNS = 8
+
+
+# A request, with what its key is called at Redis.
+cdef struct NamedDraw:
+    Draw draw                    # first: a pointer to it is a pointer to this
+    uint64_t[2] name
+    bint is_named
+    PenstockHashKey seal_key
+
+
+cdef inline uint64_t* words_of(const Shape* shape, const PenstockCell* cell) noexcept nogil:
+    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+    return shape.words + min(<uint64_t>(cell - shape.cells), shape.last_cell) * WORDS_PER_CELL
+
+
+cdef inline bint is_turn(uint64_t index, int64_t turn) noexcept nogil:
+    """Whether a cell's key is asked for although Redis knows all of it. At turn -1 each is, at -2 none."""
+    return turn == -1 or (turn >= 0 and (index + <uint64_t>turn) % IDLE_TURNS == 0)
+
+
+# The memory of one limiter, and what its keys are called.
+cdef class SyncedMemory:
+    cdef Extent extent
+    cdef PenstockHashKey seal_key
+    cdef object name_of          # from a key to 16 bytes
+    cdef dict names              # the latest, by tag
+
+    cdef int lay_out(self, Table* table, Shape* shape, PenstockHashKey hash_key, Clear clear) except -1
+    cdef int note(self, object key, uint64_t tag, const Table* table) except -1
+    cdef int name_draw(self, uint64_t tag, const Draw* draw, NamedDraw* named) except -1
+    cdef bint is_sealed(self, const uint64_t* words, uint64_t tag) noexcept
+
+
+# Keys and costs of a batch, once it is sure that all can be decided: pairs.
+cdef list checked_batch(CellLimiter limiter, object keys, object costs)
+
+# For a limiter's `commit`.
+cdef int commit_named(CellLimiter limiter, SyncedMemory memory, Ask* ask) except -1
+
+# Write what a claim's words begin with. False if the claim doesn't stand any more.
+cdef bint begin_words(PenstockCell* cell, PenstockCell claim, const NamedDraw* named) noexcept nogil
+
+
+cdef inline Outcome decide_named(
+    CellLimiter limiter, SyncedMemory memory, object key, uint64_t tag, const Draw* draw, Verdict* verdict, Decide take,
+    Record record,
+) except UNDECIDED:
+    """As `decide_by`; but a key that is new gets its name before it gets its cell. `key` may be None if that is noted.
+    """
+    cdef Events events
+    cdef NamedDraw named
+    cdef Outcome outcome
+    limiter.check_bound()
+    prefetch(home_line(&limiter.table, tag))
+    verdict.now_ns = table_now(&limiter.table)
+    verdict.full = False
+    verdict.tag = tag
+    outcome = table_try(&limiter.table, tag, verdict.now_ns, take, draw, verdict)
+    if outcome > ALLOWED:
+        if key is not None:
+            memory.note(key, tag, &limiter.table)
+        memory.name_draw(tag, draw, &named)
+        events.inserted = events.evicted = events.full = 0
+        events.cas_retries = outcome == LOST
+        table_decide(
+            &limiter.table, tag, limiter.claim_stripe, &limiter.counters.claims, take, &named.draw, verdict, &events)
+        limiter.count_events(&events)
+    if verdict.outcome == ALLOWED:
+        if record != NULL:
+            record(draw, verdict)
+        limiter.count(&limiter.counters.allowed, 1)
+    else:
+        limiter.count(&limiter.counters.denied, 1)
+    return verdict.outcome

@@ -1,0 +1,284 @@
+"""Limits that each host counts by itself and exchanges with the others at intervals."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Final, Self
+
+from penstock.core.limiter import bound_arguments
+from penstock.core.min_interval import MinInterval
+from penstock.core.synced_bucket import SyncedTokenBucket
+from penstock.core.synced_window import SyncedWindow
+from penstock.core.token_bucket import TokenBucket
+from penstock.core.window import FixedWindow, SlidingWindow
+from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown
+from penstock.rate import as_period_ns
+from penstock.redis.algorithms import Gcra, rate_us
+from penstock.redis.keys import fingerprint
+from penstock.redis.store import RedisStore
+from penstock.redis.synced_exchange import (
+    ALL_TURNS,
+    UNTOLD_ONLY,
+    BucketExchange,
+    Exchange,
+    WindowExchange,
+    name_of,
+)
+from penstock.store import Store
+
+__all__ = ["SyncStatus", "SyncedStore"]
+
+NS: Final = 1_000_000_000
+MIN_INTERVAL_NS: Final = 10_000_000
+DEFAULT_KEYS: Final = 10_000
+ELECTION: Final = "penstock.sync"
+"""The limiter in a host's store that elects who exchanges."""
+LAST: Final = "penstock.synced"
+"""And the one that tells when it was last done."""
+LAST_INTERVAL: Final = timedelta(days=365)
+HOST_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStatus:
+    """What ``SyncedStore.status()`` has found."""
+
+    exchanged_ago: float | None
+    """Seconds since this host, whichever of its processes, has last exchanged all it had; None: not within a year."""
+    pending_keys: int
+    """Keys of which Redis doesn't know all that this host has counted."""
+    unnamed_keys: int
+    """Keys that can't be exchanged until they have another cell: see docs/redis-synced.md."""
+    error: str | None
+    """Why this process's last exchange has failed; None if it hasn't."""
+
+
+class SyncedStore:
+    """A place for limits that each host decides in its own memory and exchanges with the others every `interval`.
+
+    ``SlidingWindow(SyncedStore(RedisStore("redis://..."), Store("shop", keys=...)), "api", "1000/minute")``.
+    ``FixedWindow`` by the clock, ``SlidingWindow`` and ``TokenBucket`` with continuous refill can be synced. `interval`
+    is a duration of at least 10 ms and at most each window; `keys` how many keys of each limiter can be live at once,
+    for 105 bytes of the host's store each.
+
+    A decision never waits for Redis. What other hosts have admitted is known after an exchange, so all together may
+    admit more than the limit by what the others admit within an interval and a round trip; docs/redis-synced.md has
+    the bound. When Redis is away, each host goes on counting, and what it has counted is told when Redis is back.
+
+    One process of each host exchanges for all: the first that finds the interval over. If it is killed, another one
+    does. It does so in a thread, which begins with the first limiter and ends with ``close()``, which exchanges once
+    more, as does the end of the interpreter. ``status()`` tells how it goes: an exchange that fails raises nothing
+    where requests are decided.
+
+    Raises ``TypeError`` and ``ValueError``. *Threads*: safe. *Processes*: each makes its own over the same stores.
+    *Fork*: works in both; the child has a thread of its own. The two stores stay open when it is closed.
+    """
+
+    def __init__(
+        self,
+        redis_store: RedisStore,
+        host_store: Store,
+        interval: str | float | timedelta = "1 second",
+        *,
+        keys: int = DEFAULT_KEYS,
+    ) -> None:
+        if not isinstance(redis_store, RedisStore):
+            raise TypeError(
+                f"the first argument of SyncedStore is a RedisStore, not {shown(redis_store)}: a thread of its own "
+                "asks it, so the limiters can be used in an event loop all the same"
+            )
+        if not isinstance(host_store, Store):
+            raise TypeError(f"the second argument of SyncedStore is a penstock.Store, not {shown(host_store)}")
+        if redis_store._stand_in is not fingerprint:
+            raise ValueError(
+                "synced limits know keys by their fingerprints only, so a RedisStore with plain_keys=True can't be "
+                "used for them: make one without"
+            )
+        interval_ns = as_period_ns(interval)
+        if interval_ns < MIN_INTERVAL_NS:
+            raise ValueError(f"the interval of a SyncedStore is at least 10 ms, not {shown(interval)}")
+        self.interval_ns = interval_ns
+        self.keys = keys
+        self.closed = False
+        self._redis, self._host_store = redis_store, host_store
+        secret = host_store._segment.secret(b"synced host")
+        self._host = blake2b(secret, digest_size=HOST_BYTES, person=b"penstock synced").hexdigest().encode()
+        # A little less than the interval, so that whoever waits for one finds it over.
+        self._election = MinInterval(host_store, ELECTION, timedelta(microseconds=interval_ns // 1000 * 9 // 10))
+        self._last = MinInterval(host_store, LAST, LAST_INTERVAL)
+        self._exchanges: list[Exchange] = []
+        self._error: str | None = None
+        self._begin()
+        _stores.add(self)
+
+    def _begin(self) -> None:
+        """What belongs to one process."""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """For the public classes of limiters, when a store of this kind is their first argument."""
+        if kind not in (FixedWindow, SlidingWindow, TokenBucket):
+            raise InvalidLimiter(
+                f"{kind.__name__} can't be synced: take FixedWindow by the clock, SlidingWindow or TokenBucket with "
+                "continuous refill, or make it over the RedisStore, where each decision is Redis's"
+            )
+        if self.closed:
+            raise StoreClosed(f"{self!r} takes no limiters any more")
+        arguments = bound_arguments(kind, args, kwargs)
+        name, rate = arguments["name"], arguments["rate"]
+        exchange: Exchange
+        if kind is TokenBucket:
+            if arguments.get("refill", "continuous") != "continuous":
+                raise InvalidLimiter(
+                    f"a token bucket that is synced is refilled continuously, not {shown(arguments['refill'])}: a "
+                    "FixedWindow can be synced"
+                )
+            Gcra(name, rate, arguments.get("burst"))
+            bucket = SyncedTokenBucket(self._host_store, name, rate, arguments.get("burst"), self, self.keys, name_of)
+            exchange = BucketExchange(self._redis, bucket, self._host)
+        else:
+            if arguments.get("align", "clock") != "clock":
+                raise InvalidLimiter(
+                    "a fixed window that is synced begins by the clock, which all hosts have, not "
+                    f"{shown(arguments['align'])}: leave align out"
+                )
+            checked, _ = rate_us(rate)
+            if checked.period_ns < self.interval_ns:
+                raise InvalidLimiter(
+                    f"a window of {checked} is over before the next exchange, {self.interval_ns / NS:g} s later: take "
+                    "a shorter interval or a longer window"
+                )
+            window = SyncedWindow(self._host_store, name, checked, self, kind is SlidingWindow, self.keys, name_of)
+            exchange = WindowExchange(self._redis, window, self._host)
+        with self._lock:
+            if all(exchange.id != other.id for other in self._exchanges):
+                self._exchanges.append(exchange)
+            self._start()
+        return exchange.limiter
+
+    def _start(self) -> None:
+        if self._thread is None and not self.closed:
+            self._thread = threading.Thread(
+                target=_run,
+                args=(weakref.ref(self), self._stop, self.interval_ns / NS),
+                name="penstock-sync",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def exchange(self) -> None:
+        """Exchange now, all keys of all limiters that this process has. Nobody has to call it.
+
+        Raises ``StoreUnavailable`` and ``ForeignState``; what is pending stays so until the next exchange.
+        """
+        if self.closed:
+            raise StoreClosed(f"{self!r} was used after it was closed")
+        failed = self._exchange(ALL_TURNS, elected=False)
+        if failed is not None:
+            raise failed
+
+    def status(self) -> SyncStatus:
+        """When this host has last exchanged, and what is pending. Looks at all cells: some ms for 100,000 keys."""
+        pending = unnamed = 0
+        ages: list[float | None] = []
+        for exchange in list(self._exchanges):
+            found = exchange.pending()
+            pending, unnamed = pending + found[0], unnamed + found[1]
+            left = self._last.peek(exchange.id).reset_after
+            ages.append(LAST_INTERVAL.total_seconds() - left if left else None)
+        known = [age for age in ages if age is not None]
+        return SyncStatus(max(known) if known and len(known) == len(ages) else None, pending, unnamed, self._error)
+
+    def _exchange(self, turn: int, *, elected: bool) -> PenstockError | None:
+        """All limiters, or those for which this process is `elected`. What has gone wrong, if anything."""
+        failed: PenstockError | None = None
+        with self._lock:
+            for exchange in self._exchanges:
+                try:
+                    if elected and not self._election.allow(exchange.id):
+                        continue
+                    exchange.run(turn)
+                    self._last.reset(exchange.id)
+                    self._last.allow(exchange.id)
+                except StoreUnavailable as error:
+                    # Nor would it answer the others, each after a deadline.
+                    failed = error
+                    break
+                except PenstockError as error:
+                    failed = failed or error
+            self._error = None if failed is None else str(failed)
+        return failed
+
+    def close(self) -> None:
+        """Exchange once more, as far as Redis answers, and end the thread. This process takes no part any more."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            self._stop.set()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._exchange(UNTOLD_ONLY, elected=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SyncedStore {self._host_store!r} with {self._redis!r} every {self.interval_ns / NS:g} s>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same stores")
+
+
+_stores: weakref.WeakSet[SyncedStore] = weakref.WeakSet()
+
+
+def _run(ref: weakref.ref[SyncedStore], stop: threading.Event, interval_s: float) -> None:
+    """What the thread does. It doesn't keep its store alive."""
+    while not stop.wait(interval_s):
+        store = ref()
+        if store is None or store._redis.closed or store._host_store.closed:
+            return
+        try:
+            # By the clock, so that the host's processes go on from each other's turns.
+            store._exchange(time.monotonic_ns() // store.interval_ns, elected=True)
+        except Exception as error:
+            # Whatever it is: what is pending can still be told the next time.
+            store._error = f"{type(error).__name__}: {error}"
+        del store
+
+
+def _begin_in_child() -> None:
+    """A fork takes no threads along, and locks as they were."""
+    for store in list(_stores):
+        had_thread = store._thread is not None
+        store._begin()
+        if had_thread:
+            store._start()
+
+
+def _finish() -> None:
+    for store in list(_stores):
+        with contextlib.suppress(Exception):
+            store.close()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+atexit.register(_finish)

@@ -1,0 +1,151 @@
+"""One limiter's exchange with Redis: what this host tells of its keys, and what it learns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar, Final
+
+from redis.exceptions import RedisError
+
+from penstock.core.keys import Key
+from penstock.core.synced_bucket import SyncedTokenBucket
+from penstock.core.synced_window import SyncedWindow
+from penstock.errors import ForeignState, StoreClosed
+from penstock.redis.asking import Asked
+from penstock.redis.base import CHUNK, replaced, unknown
+from penstock.redis.keys import digest, fingerprint
+from penstock.redis.scripts import script
+from penstock.redis.store import RedisStore
+
+__all__ = ["ALL_TURNS", "UNTOLD_ONLY", "BucketExchange", "Exchange", "WindowExchange", "name_of"]
+
+# In place of a turn: all keys that count, or only those of which Redis doesn't know all.
+ALL_TURNS: Final = -1
+UNTOLD_ONLY: Final = -2
+# Other threads wait while so many are looked at: some tenths of a millisecond.
+CELLS_AT_ONCE: Final = 512
+
+
+def name_of(key: Key) -> bytes:
+    """The 16 bytes by which the host's store knows what Redis calls a key."""
+    return bytes.fromhex(fingerprint(key).decode())
+
+
+class Exchange(ABC):
+    """Whatever is exchanged may be so again, later, or by several at once: see ``penstock.core.synced``."""
+
+    main: ClassVar[str]
+    """Of its script."""
+    limiter: SyncedTokenBucket | SyncedWindow
+
+    def __init__(self, store: RedisStore, name: str, suffix: bytes, host: bytes) -> None:
+        self.store, self.host = store, host
+        self.script = script(self.main, "sync")
+        self.head, self.tail = store._around(name, suffix)
+        self.id = self.head + self.tail
+        """What the host's processes elect one of themselves for."""
+
+    @abstractmethod
+    def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
+        """What is told of one key; read, its answer is learned."""
+
+    def run(self, turn: int) -> None:
+        """Tell what is to be told at this turn. A key that can't be exchanged is raised when all others have been."""
+        foreign: ForeignState | None = None
+        messages = self.messages(turn)
+        while batch := list(islice(messages, CHUNK)):
+            for message, reply in zip(batch, self.send(batch), strict=True):
+                try:
+                    message.answer(reply)
+                except ForeignState as error:
+                    foreign = foreign or error
+        if foreign is not None:
+            raise foreign
+
+    def messages(self, turn: int) -> Iterator[Asked[None]]:
+        for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
+            read_us, usages, _ = self.limiter._usages(first, first + CELLS_AT_ONCE, turn)
+            for usage in usages:
+                yield self.message(read_us, usage)
+
+    def send(self, messages: list[Asked[None]]) -> Sequence[Any]:
+        store = self.store
+        if store.closed:
+            raise StoreClosed(f"{store!r} was closed, so nothing can be exchanged")
+        try:
+            replies = store._send(messages)
+            if unsent := unknown(messages, replies):
+                store._client.script_load(self.script.text)
+                replies = replaced(replies, store._send(unsent))
+        except RedisError as error:
+            raise store._unavailable(error) from error
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise store._unavailable(reply) from reply
+        return replies
+
+    def pending(self) -> tuple[int, int]:
+        """How many keys there are of which Redis doesn't know all; and how many without a name."""
+        pending = unnamed = 0
+        for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
+            _, usages, without_name = self.limiter._usages(first, first + CELLS_AT_ONCE, UNTOLD_ONLY)
+            pending, unnamed = pending + len(usages), unnamed + without_name
+        return pending, unnamed
+
+    def redis_key(self, name: bytes, suffix: bytes = b"") -> bytes:
+        return self.head + name.hex().encode() + self.tail + suffix
+
+
+class WindowExchange(Exchange):
+    main = "sync_window"
+    limiter: SyncedWindow
+
+    def __init__(self, store: RedisStore, limiter: SyncedWindow, host: bytes) -> None:
+        self.limiter = limiter
+        self.windows = 2 if limiter.slides else 1
+        self.period_ns = limiter.rate.period_ns
+        super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
+
+    def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
+        cell, tag, name, birth, end_ns, *counts = usage
+        number = end_ns // self.period_ns
+        keys, arguments = [], [self.host, b"%x" % birth, read_us]
+        for ago, count in enumerate(counts[: self.windows]):
+            keys.append(self.redis_key(name, b"-%d" % (number - ago)))
+            # As long as a window may count for the slowest of the hosts' clocks.
+            arguments += [count, (number - ago + self.windows) * self.period_ns // 1000]
+
+        def learn(reply: list[int]) -> None:
+            learned: list[int | None] = []
+            for count, sum_of_all, known in zip(counts, reply[2::2], reply[3::2], strict=False):
+                is_over = sum_of_all < 0
+                learned += [None if is_over or count < 0 else known, None if is_over else max(sum_of_all - known, 0)]
+            learned += [None] * (4 - len(learned))
+            self.limiter._learn(cell, tag, end_ns, *learned)
+
+        return Asked(self.script, keys, arguments, 2 + 2 * self.windows, learn)
+
+
+class BucketExchange(Exchange):
+    main = "sync_bucket"
+    limiter: SyncedTokenBucket
+
+    def __init__(self, store: RedisStore, limiter: SyncedTokenBucket, host: bytes) -> None:
+        self.limiter = limiter
+        super().__init__(store, limiter.name, b"synced-tat", host)
+
+    def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
+        cell, tag, name, birth, charged_ns, told_ns, read_ns, told_until_ns = usage
+        arguments = [
+            *(self.host, b"%x" % birth, read_us),
+            *(charged_ns // 1000, told_ns // 1000, -((told_until_ns - read_ns) // 1000)),
+        ]
+
+        def learn(reply: list[int]) -> None:
+            _, _, ahead_us, known_us = reply
+            # Less one: what was told was rounded down, so what was told since the time before may have been rounded up.
+            self.limiter._learn(cell, tag, charged_ns, 1000 * known_us, read_ns, 1000 * max(ahead_us - 1, 0))
+
+        return Asked(self.script, [self.redis_key(name)], arguments, 4, learn)
