@@ -111,7 +111,7 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
         yield Row(
             info["title"],
             _ns(median(result.ns)),
-            f"{share:.2f} of {name}",
+            f"{share:.{2 if share >= 0.1 else 4}f} of {name}",
             f"{bar} of it" if bar else "",
             share <= bar if bar else None,
         )

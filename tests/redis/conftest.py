@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from leased_hosts import Hosts
 from redis_cluster import RedisCluster, redis_cluster
 from redis_server import RedisServer, redis_server
 from scripts_clock import ServerClock, moved_by_tests
@@ -65,3 +66,13 @@ def server_clock(client: redis.Redis) -> Iterator[ServerClock]:
     """The time for scripts of limiters that are made from now on."""
     with moved_by_tests():
         yield ServerClock(client)
+
+
+@pytest.fixture
+def hosts(redis_store: RedisStore, server_clock: ServerClock) -> Iterator[Hosts]:
+    made = Hosts(redis_store, server_clock)
+    made.redis_store._client.config_resetstat()
+    yield made
+    for store in made.stores:
+        store.close()
+        store.host_store.close()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -16,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock import FixedWindow, TokenBucket
+from penstock import FixedWindow
 from penstock.redis import RedisStore
 
 

@@ -23,6 +23,7 @@ KINDS = [
     penstock.Concurrency,
     penstock.AllOf,
 ]
+LEASED = (penstock.TokenBucket, penstock.FixedWindow, penstock.SlidingWindow)
 
 
 def stub_of(kind: type) -> ast.ClassDef:
@@ -69,6 +70,5 @@ def test_the_stub_takes_what_the_class_takes(kind: type) -> None:
     if kind is penstock.SlidingLog:
         # Over Redis there may be as many keys as there are.
         over_memory = [(*parameter[:2], "None") if parameter[0] == "keys" else parameter for parameter in over_memory]
-    # The sync store and the one for asyncio; some also over a SyncedStore.
-    assert len(over_redis) >= 2
-    assert all(shape == over_memory for shape in over_redis)
+    # Sync and asyncio; leases, too, and synced.
+    assert over_redis == [over_memory] * (5 if kind in LEASED else 2)

@@ -5,6 +5,8 @@ from penstock.core.keys import Key
 from penstock.core.synced_bucket import SyncedTokenBucket
 from penstock.rate import Rate
 from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.leased import LeasedLimiter, LeasedStore
+from penstock.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore
 from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.redis.synced import SyncedStore
 from penstock.store import Store
@@ -47,6 +49,24 @@ class TokenBucket(GcraLimiter):
         burst: int | None = None,
         refill: Literal["continuous", "interval"] = "continuous",
     ) -> SyncedTokenBucket: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: LeasedStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> LeasedLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: AsyncLeasedStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> AsyncLeasedLimiter: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def burst(self) -> int: ...

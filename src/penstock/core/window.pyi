@@ -7,6 +7,8 @@ from penstock.core.keys import Key
 from penstock.core.synced_window import SyncedWindow
 from penstock.rate import Rate
 from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.leased import LeasedLimiter, LeasedStore
+from penstock.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore
 from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.redis.synced import SyncedStore
 from penstock.store import Store
@@ -34,6 +36,14 @@ class FixedWindow(WindowLimiter):
     def __new__(  # type: ignore[misc]
         cls, store: SyncedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
     ) -> SyncedWindow: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: LeasedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> LeasedLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncLeasedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> AsyncLeasedLimiter: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def align(self) -> str: ...
@@ -48,4 +58,8 @@ class SlidingWindow(WindowLimiter):
     def __new__(cls, store: AsyncRedisStore, name: str, rate: str | Rate) -> AsyncRedisLimiter: ...  # type: ignore[misc]
     @overload
     def __new__(cls, store: SyncedStore, name: str, rate: str | Rate) -> SyncedWindow: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, store: LeasedStore, name: str, rate: str | Rate) -> LeasedLimiter: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, store: AsyncLeasedStore, name: str, rate: str | Rate) -> AsyncLeasedLimiter: ...  # type: ignore[misc]
     def allow(self, key: Key, /) -> bool: ...

@@ -18,6 +18,8 @@ from penstock.redis.aio import (
     AsyncRedisStore,
 )
 from penstock.redis.breaker import RedisStatus
+from penstock.redis.leased import LeasedLimiter, LeasedStore
+from penstock.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore
 from penstock.redis.store import (
     RedisAllOf,
     RedisConcurrency,
@@ -29,6 +31,8 @@ from penstock.redis.store import (
 from penstock.redis.synced import SyncedStore, SyncStatus
 
 __all__ = [
+    "AsyncLeasedLimiter",
+    "AsyncLeasedStore",
     "AsyncRedisAllOf",
     "AsyncRedisConcurrency",
     "AsyncRedisHold",
@@ -36,6 +40,8 @@ __all__ = [
     "AsyncRedisLimiter",
     "AsyncRedisReservation",
     "AsyncRedisStore",
+    "LeasedLimiter",
+    "LeasedStore",
     "RedisAllOf",
     "RedisConcurrency",
     "RedisLease",

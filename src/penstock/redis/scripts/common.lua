@@ -15,6 +15,26 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- a * b / c, rounded down, and the rest: exact, also where the product would be too large for a double. b and c are below
+-- 2^49, and the result below 2^53.
+local function scaled(a, b, c)
+  if a * b < 9007199254740992 then
+    local whole = math.floor(a * b / c)
+    return whole, a * b - whole * c
+  end
+  local digits, whole, rest = {}, 0, 0
+  while a > 0 do
+    digits[#digits + 1] = a % 8
+    a = math.floor(a / 8)
+  end
+  for i = #digits, 1, -1 do
+    rest = rest * 8 + digits[i] * b
+    whole = whole * 8 + math.floor(rest / c)
+    rest = rest % c
+  end
+  return whole, rest
+end
+
 -- What Redis answers; nil if the key holds another type of value.
 local function ask(...)
   local answer = redis.pcall(...)

@@ -1,23 +1,5 @@
 -- Sliding window. The state is the end of the current window, the count of the one before, and its own.
 
--- a * b / c, rounded down, with b <= c < 2^49: exact, where the product itself would be too large for a double.
-local function scaled(a, b, c)
-  if a * b < 9007199254740992 then
-    return math.floor(a * b / c)
-  end
-  local digits, whole, rest = {}, 0, 0
-  while a > 0 do
-    digits[#digits + 1] = a % 8
-    a = math.floor(a / 8)
-  end
-  for i = #digits, 1, -1 do
-    rest = rest * 8 + digits[i] * b
-    whole = whole * 8 + math.floor(rest / c)
-    rest = rest % c
-  end
-  return whole
-end
-
 algorithms.sliding = {
   arguments = 3, -- amount, room, period
   read = function(key, now, a)

@@ -1,0 +1,115 @@
+"""Limits that a host borrows from Redis, one hot key: beside the same limit where every decision is Redis's, and beside
+one of the host alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import GENEROUS, Measure, must, statement, time_per_call
+
+from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
+from penstock.redis import LeasedStore, RedisStore
+
+SECTION = "Over Redis"
+KEY = "user:42:abcdefg"
+CALLS, ROUNDS = 50_000, 31
+STRICT = "the same over the `RedisStore` alone"
+LOCAL = "the same over shared memory"
+RATE = "1000000000/hour"
+
+
+@pytest.fixture
+def redis_store(redis_port: int) -> Iterator[RedisStore]:
+    with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
+        opened._client.flushdb()
+        yield opened
+
+
+@pytest.fixture
+def host_store() -> Iterator[Store]:
+    with Store.private(keys=100_000) as opened:
+        yield opened
+
+
+@pytest.fixture
+def leased(redis_store: RedisStore, host_store: Store) -> Iterator[LeasedStore]:
+    with LeasedStore(redis_store, host_store) as opened:
+        yield opened
+
+
+def beside(make: Callable[[Any], Any], redis_store: RedisStore, host_store: Store) -> dict[str, Callable[[], float]]:
+    strict = statement("f(k)", f=make(redis_store).allow, k=KEY)
+    local = statement("f(k)", f=make(host_store).allow, k=KEY)
+    return {STRICT: lambda: time_per_call(strict, 200), LOCAL: lambda: time_per_call(local, CALLS)}
+
+
+def settled(limiter: Any) -> Any:
+    """When it has found out how much to borrow."""
+    for _ in range(min(2 * limiter.terms.most_on_loan, 2_000_000)):
+        must(limiter.allow(KEY))
+    return limiter
+
+
+def bucket(store: Any) -> Any:
+    return TokenBucket(store, "generous", **GENEROUS)
+
+
+@pytest.mark.parametrize(("other", "bar"), [(STRICT, 1 / 200), (LOCAL, 2.0)], ids=["beside strict", "beside local"])
+def bench_leased(
+    measure: Measure, redis_store: RedisStore, host_store: Store, leased: LeasedStore, other: str, bar: float
+) -> None:
+    limiter = settled(bucket(leased))
+    measure(
+        "leased `TokenBucket.allow`, with all it borrows",
+        statement("f(k)", f=limiter.allow, k=KEY),
+        calls=CALLS,
+        rounds=ROUNDS,
+        beside=beside(bucket, redis_store, host_store),
+        bar_to=(other, bar),
+        section=SECTION,
+    )
+    must(limiter.allow(KEY))
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def bench_leased_windows(
+    measure: Measure, redis_store: RedisStore, host_store: Store, leased: LeasedStore, kind: Any
+) -> None:
+    def make(store: Any) -> Any:
+        return kind(store, "w", RATE)
+
+    limiter = settled(make(leased))
+    measure(
+        f"leased `{kind.__name__}.allow`, with all it borrows",
+        statement("f(k)", f=limiter.allow, k=KEY),
+        calls=CALLS,
+        rounds=ROUNDS,
+        beside=beside(make, redis_store, host_store),
+        bar_to=(LOCAL, None),
+        section=SECTION,
+    )
+    must(limiter.allow(KEY))
+
+
+def bench_leased_denied(measure: Measure, redis_store: RedisStore, host_store: Store, leased: LeasedStore) -> None:
+    """A flood of one key that is denied: it is remembered, so that nobody asks Redis."""
+
+    def make(store: Any) -> Any:
+        return TokenBucket(store, "denied", "1/hour")
+
+    limiter = make(leased)
+    must(limiter.allow(KEY))
+    must(not limiter.allow(KEY))
+    others = beside(make, redis_store, host_store)
+    measure(
+        "leased `TokenBucket.allow`, denied",
+        statement("f(k)", f=limiter.allow, k=KEY),
+        calls=CALLS,
+        rounds=ROUNDS,
+        beside=others,
+        bar_to=(LOCAL, None),
+        section=SECTION,
+    )
+    must(not limiter.allow(KEY))

@@ -1,0 +1,314 @@
+"""A host's own table in front of Redis: permits are borrowed in batches, and spent at the speed of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import groupby
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
+
+from penstock import waiting
+from penstock.core.decision import Decision
+from penstock.core.keys import Key
+from penstock.core.leased import Permits
+from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, shown
+from penstock.redis.asking import Asked, Asking, costs_of, keys_of
+from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, borrowed, looked, refunded, reset
+from penstock.redis.leased_terms import Terms, checked_options, terms_of
+from penstock.redis.store import RedisStore, would_block
+from penstock.store import Store
+
+__all__ = ["LeasedLimiter", "LeasedStore", "LeasedStoreBase"]
+
+T = TypeVar("T")
+NS = 1_000_000_000
+
+
+class LeasedStoreBase:
+    """What both kinds of leased stores are: a store in Redis, one of the host, and the terms between them."""
+
+    _of_redis: ClassVar[type]
+    redis_store: Any
+
+    def __init__(self, redis_store: Any, host_store: Store, lease: str | float | timedelta, share: float) -> None:
+        name = type(self).__name__
+        if not isinstance(redis_store, self._of_redis):
+            raise TypeError(
+                f"the first argument of {name} is a {self._of_redis.__name__}, not {shown(redis_store)} (a LeasedStore "
+                "is over a RedisStore, an AsyncLeasedStore over an AsyncRedisStore)"
+            )
+        if not isinstance(host_store, Store):
+            raise TypeError(f"the second argument of {name} is the host's Store, not {shown(host_store)}")
+        self.redis_store, self.host_store = redis_store, host_store
+        self._options = checked_options(lease, share)
+        self.closed = False
+
+    def _terms(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Terms]:
+        # The strict limiter checks all else.
+        args = (self.redis_store, *args[1:])
+        strict: Asking = self.redis_store._make_limiter(kind, args, {**kwargs, **({} if args else {"store": None})})
+        timeout_s = self.redis_store._client.connection_pool.connection_kwargs["socket_timeout"]
+        terms = terms_of(kind, strict, self.host_store, self._options, round(timeout_s * NS))
+        return strict.name, terms
+
+    def _was_closed(self) -> StoreClosed:
+        return StoreClosed(f"{self!r} was used after it was closed")
+
+    def __repr__(self) -> str:
+        lease_s = self._options.lease_ns / NS
+        return f"<{type(self).__name__} {self.redis_store!r} {self.host_store!r} lease={lease_s:g}s>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same stores")
+
+
+class LeasedLimiter(Permits):
+    """A limiter whose permits a host borrows from Redis. What the methods mean is written at ``penstock.TokenBucket``
+    and its like.
+
+    *Threads*: every method may be called from any thread. *Processes*: all of a host that make a limiter of the same
+    name and parameters over the same stores share its leases; over other host stores, its limit. *Fork*: works in
+    parent and child.
+
+    Any method may raise ``StoreUnavailable`` and ``ForeignState``; nobody waits for another worker of the host for
+    longer than the Redis store's deadline, and then for as long as a call of its own may take.
+    """
+
+    terms: Terms
+    _leased_store: LeasedStore
+
+    @property
+    def store(self) -> LeasedStore:  # type: ignore[override]
+        return self._leased_store
+
+    @property
+    def limit(self) -> int:
+        """The most permits that can be allowed at once."""
+        return self.terms.limit
+
+    def __getattr__(self, name: str) -> Any:
+        """What it was made of: rate, burst, ..."""
+        try:
+            return self.terms.parameters[name]
+        except KeyError:
+            raise AttributeError(f"a leased limiter has no attribute {name!r}") from None
+
+    def _lacking(self, key: Key, cost: int) -> bool:
+        store = self._leased_store
+        return store._run(borrowed(self, store._keeper().holdings, key, cost)).allowed
+
+    def _lacking_hit(self, key: Key, cost: int) -> Decision:
+        if not (cost := self.checked(cost)):
+            return self.peek(key, 0)
+        store = self._leased_store
+        return store._run(borrowed(self, store._keeper().holdings, key, cost)).decision(self)
+
+    def peek(self, key: Key, cost: int = 1) -> Decision:
+        """What ``hit`` would say. From the lease if it suffices, else one round trip, of which nothing is borrowed."""
+        return self._leased_store._run(looked(self, key, cost))
+
+    def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
+        """Decide a batch in order: a list of bools, one per key.
+
+        All keys and costs are checked before any is charged. What the leases lack is fetched key by key.
+        """
+        listed = keys_of(keys)
+        checked = [self.checked(cost) for cost in costs_of(costs, len(listed))]
+        for key in listed:
+            self.tag(key)
+        return [
+            self.allow(key) if cost == 1 else self.hit(key, cost).allowed
+            for key, cost in zip(listed, checked, strict=True)
+        ]
+
+    def refund(self, key: Key, cost: int = 1) -> None:
+        """Give back what an allowed ``hit`` charged; one round trip. Never more than a fresh key has."""
+        self._leased_store._run(refunded(self, key, cost))
+
+    def reset(self, key: Key) -> None:
+        """Forget `key`: in Redis and on this host. What other hosts have on loan, they may spend until it ends."""
+        self._leased_store._run(reset(self, key))
+
+    def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> NoReturn:
+        raise InvalidLimiter(
+            f"{self!r} can't book ahead: wait for a permit, or reserve by a limiter over the RedisStore itself"
+        )
+
+    def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+        return waiting.wait(cast(waiting.WaitedFor, _Waited(self)), key, cost, timeout, jitter)
+
+    def wait_async(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> NoReturn:
+        raise would_block(self)
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """For ``AllOf``, when a limiter of this kind is its first argument."""
+        raise InvalidLimiter(
+            f"{self!r} can't be one of several limits: make them all over the RedisStore itself, or ask one after the "
+            "other"
+        )
+
+
+class _Waited:
+    """A leased limiter for those who wait: what is charged is charged now, or it is said when to ask again."""
+
+    may_free_early = False
+
+    def __init__(self, limiter: LeasedLimiter) -> None:
+        self.limiter, self.store, self.name = limiter, limiter.store, limiter.name
+
+    def reserve(self, key: Key, cost: int, max_delay: float | None) -> _Charged:
+        return _Charged(self.limiter, key, cost, self.limiter.hit(key, cost))
+
+
+class _Charged:
+    def __init__(self, limiter: LeasedLimiter, key: Key, cost: int, decision: Decision) -> None:
+        self._limiter, self._key, self._cost = limiter, key, cost
+        self.allowed, self.delay_ns = decision.allowed, decision.retry_after_ns
+        self.due_ns = LeasedStore._now_ns() + self.delay_ns
+
+    def cancel(self) -> None:
+        with contextlib.suppress(PenstockError):
+            self._limiter.refund(self._key, self._cost)
+
+
+class _Keeper:
+    """What a process has fetched, and the thread that gives back what nobody uses."""
+
+    def __init__(self, store: LeasedStore) -> None:
+        self.holdings = Holdings()
+        self._store = weakref.ref(store)
+        self._every_s = store._options.lease_ns / LOOKS / NS
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="penstock-leases", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(self._every_s):
+            store = self._store()
+            if store is None:
+                return
+            with contextlib.suppress(PenstockError):
+                store._give_back(self.holdings.unused())
+            del store
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+class LeasedStore(LeasedStoreBase):
+    """A host's shared memory in front of Redis: a limit across hosts that costs a round trip only now and then.
+
+    ``TokenBucket(LeasedStore(redis_store, host_store), "api", "10000/second")``. A host borrows permits of a key in
+    batches, and its workers spend them as if the limit were the host's own. Never more than the limit over all hosts;
+    less by what is on loan to hosts that don't need it. ``TokenBucket`` with continuous refill, ``FixedWindow`` and
+    ``SlidingWindow`` can be made over it.
+
+    `redis_store` is a ``RedisStore``, `host_store` the ``Store`` that all workers of the host share. `lease`, from
+    10 ms to a minute: so long a token bucket's permits stay borrowed at the most; permits of any limit that nobody has
+    used for a quarter of it are given back. `share`: a host has no more than this part of a limit on loan.
+
+    *Threads*, *fork*: safe. A thread of its own gives back what isn't used. ``close`` gives back what is left; the two
+    stores stay open. It is a context manager.
+    """
+
+    _of_redis = RedisStore
+    _clock: ClassVar[None] = None  # for waiters: they sleep, and don't move one
+    redis_store: RedisStore
+
+    def __init__(
+        self,
+        redis_store: RedisStore,
+        host_store: Store,
+        *,
+        lease: str | float | timedelta = "1 second",
+        share: float = 0.1,
+    ) -> None:
+        super().__init__(redis_store, host_store, lease, share)
+        self._lock = threading.Lock()
+        _stores.add(self)
+        self._kept: tuple[int, _Keeper] | None = None
+
+    def close(self) -> None:
+        """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
+        if self.closed:
+            return
+        self.closed = True
+        with self._lock:
+            kept, self._kept = self._kept, None
+        if kept and kept[0] == os.getpid():
+            kept[1].end()
+            with contextlib.suppress(PenstockError):
+                self._give_back(kept[1].holdings.unused(everything=True))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def _now_ns() -> int:
+        """For waiters."""
+        return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeasedLimiter:
+        """For the public classes of limiters, when a store of this kind is their first argument."""
+        name, terms = self._terms(kind, args, kwargs)
+        limiter = LeasedLimiter(self.host_store, name, terms)
+        limiter._leased_store = self
+        return limiter
+
+    def _run(self, steps: Steps[T]) -> T:
+        if self.closed:
+            raise self._was_closed()
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, float):
+                    time.sleep(step)
+                    step = steps.send(None)
+                    continue
+                try:
+                    answer = self.redis_store._do(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    def _give_back(self, asked: list[Asked[None]]) -> None:
+        asked.sort(key=lambda one: one.script.sha)
+        for _, group in groupby(asked, key=lambda one: one.script.sha):
+            self.redis_store._do_many(list(group))
+
+    def _keeper(self) -> _Keeper:
+        """This process's; not one that was inherited."""
+        kept = self._kept
+        if kept is not None and kept[0] == os.getpid():
+            return kept[1]
+        with self._lock:
+            if self.closed:
+                raise self._was_closed()
+            if self._kept is None or self._kept[0] != os.getpid():
+                self._kept = os.getpid(), _Keeper(self)
+            return self._kept[1]
+
+
+def _start_afresh() -> None:
+    for store in list(_stores):
+        store._lock = threading.Lock()
+
+
+# Whoever holds a lock is not in a forked child.
+_stores: weakref.WeakSet[LeasedStore] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_start_afresh)

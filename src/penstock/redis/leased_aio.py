@@ -1,0 +1,229 @@
+"""A host's own table in front of Redis, for asyncio: only who has to ask Redis waits for the network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import groupby
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar, cast
+
+from penstock.core.decision import Decision
+from penstock.core.keys import Key
+from penstock.core.leased import Permits
+from penstock.errors import InvalidLimiter, PenstockError
+from penstock.rate import Rate
+from penstock.redis.aio import AsyncRedisReservation, AsyncRedisStore, Line, wait
+from penstock.redis.asking import Asked, costs_of, keys_of
+from penstock.redis.leased import LeasedStoreBase
+from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, borrowed, looked, refunded, reset
+from penstock.redis.leased_terms import Terms
+from penstock.store import Store
+
+__all__ = ["AsyncLeasedLimiter", "AsyncLeasedStore"]
+
+T = TypeVar("T")
+NS = 1_000_000_000
+
+
+class AsyncLeasedLimiter:
+    """A limiter whose permits a host borrows from Redis, for asyncio. The methods mean what they do at
+    ``penstock.TokenBucket`` and its like, and are awaited.
+
+    *Tasks*: any number, in one event loop. *Processes*: as ``LeasedLimiter``, with which it shares leases if the stores
+    are the same and have the same deadline. Any method may raise ``StoreUnavailable`` and ``ForeignState``.
+    """
+
+    may_free_early = False
+
+    def __init__(self, store: AsyncLeasedStore, permits: Permits) -> None:
+        self._store, self._permits = store, permits
+        self._terms: Terms = permits.terms
+
+    @property
+    def store(self) -> AsyncLeasedStore:
+        return self._store
+
+    @property
+    def name(self) -> str:
+        return self._permits.name
+
+    @property
+    def limit(self) -> int:
+        """The most permits that can be allowed at once."""
+        return self._terms.limit
+
+    def __getattr__(self, name: str) -> Any:
+        """What it was made of: rate, burst, ..."""
+        try:
+            return self.__dict__["_terms"].parameters[name]
+        except KeyError:
+            raise AttributeError(f"a leased limiter has no attribute {name!r}") from None
+
+    def __repr__(self) -> str:
+        return f"<leased {self._terms.strict!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same stores and name")
+
+    async def allow(self, key: Key, /) -> bool:
+        allowed = self._permits.allow_now(key)
+        if allowed is None:
+            return (await self._store._run(borrowed(self._permits, self._store._holdings, key, 1))).allowed
+        return allowed
+
+    async def hit(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> Decision:
+        if rate is not None or burst is not None or request_id is not None:
+            self._permits.refuse_extras()
+        decision = self._permits.hit_now(key, cost)
+        if decision is not None:
+            return decision
+        if not (cost := self._permits.checked(cost)):
+            return await self.peek(key, 0)
+        answer = await self._store._run(borrowed(self._permits, self._store._holdings, key, cost))
+        return answer.decision(self._permits)
+
+    async def peek(self, key: Key, cost: int = 1) -> Decision:
+        return await self._store._run(looked(self._permits, key, cost))
+
+    async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
+        listed = keys_of(keys)
+        checked = [self._permits.checked(cost) for cost in costs_of(costs, len(listed))]
+        for key in listed:
+            self._permits.tag(key)
+        return [(await self.hit(key, cost)).allowed for key, cost in zip(listed, checked, strict=True)]
+
+    async def refund(self, key: Key, cost: int = 1) -> None:
+        await self._store._run(refunded(self._permits, key, cost))
+
+    async def reset(self, key: Key) -> None:
+        await self._store._run(reset(self._permits, key))
+
+    async def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> NoReturn:
+        raise InvalidLimiter(
+            f"{self!r} can't book ahead: wait for a permit, or reserve by a limiter over the AsyncRedisStore itself"
+        )
+
+    async def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+        async def charge(max_delay: float | None) -> AsyncRedisReservation:
+            return cast(AsyncRedisReservation, _Charged(self, key, cost, await self.hit(key, cost)))
+
+        return await wait(charge, self._store._lines[self._permits.tag(key)], False, timeout, jitter)
+
+    wait_async = wait
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """For ``AllOf``, when a limiter of this kind is its first argument."""
+        raise InvalidLimiter(
+            f"{self!r} can't be one of several limits: make them all over the AsyncRedisStore itself, or ask one after "
+            "the other"
+        )
+
+
+class _Charged:
+    """For those who wait: what was charged now, or when to ask again."""
+
+    def __init__(self, limiter: AsyncLeasedLimiter, key: Key, cost: int, decision: Decision) -> None:
+        self._limiter, self._key, self._cost = limiter, key, cost
+        self.allowed, self.delay = decision.allowed, decision.retry_after
+        self.due_ns = time.monotonic_ns() + decision.retry_after_ns
+
+    async def cancel(self) -> None:
+        await self._limiter.refund(self._key, self._cost)
+
+
+class AsyncLeasedStore(LeasedStoreBase):
+    """``LeasedStore`` for asyncio, over an ``AsyncRedisStore``. A task of its own gives back what isn't used.
+
+    Of one event loop. ``await store.close()`` gives back what is left; it is an asynchronous context manager.
+    """
+
+    _of_redis = AsyncRedisStore
+    redis_store: AsyncRedisStore
+
+    def __init__(
+        self,
+        redis_store: AsyncRedisStore,
+        host_store: Store,
+        *,
+        lease: str | float | timedelta = "1 second",
+        share: float = 0.1,
+    ) -> None:
+        super().__init__(redis_store, host_store, lease, share)
+        self._holdings = Holdings()
+        self._lines = Line()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._looking:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking
+        with contextlib.suppress(PenstockError):
+            await self._give_back(self._holdings.unused(everything=True))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncLeasedLimiter:
+        """For the public classes of limiters, when a store of this kind is their first argument."""
+        name, terms = self._terms(kind, args, kwargs)
+        return AsyncLeasedLimiter(self, Permits(self.host_store, name, terms))
+
+    async def _run(self, steps: Steps[T]) -> T:
+        if self.closed:
+            raise self._was_closed()
+        if self._looking is None:
+            self._looking = asyncio.create_task(look(weakref.ref(self), self._options.lease_ns / LOOKS / NS))
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    answer = None
+                    if isinstance(step, float):
+                        await asyncio.sleep(step)
+                    else:
+                        answer = await self.redis_store._do(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    async def _give_back(self, asked: list[Asked[None]]) -> None:
+        asked.sort(key=lambda one: one.script.sha)
+        for _, group in groupby(asked, key=lambda one: one.script.sha):
+            await self.redis_store._do_many(list(group))
+
+
+async def look(store_of: weakref.ref[AsyncLeasedStore], every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        store = store_of()
+        if store is None:
+            return
+        with contextlib.suppress(PenstockError):
+            await store._give_back(store._holdings.unused())
+        del store

@@ -1,0 +1,217 @@
+"""Borrowing for one request, and giving back what nobody uses: which steps there are, whoever takes them, and however.
+
+What is safe about them is argued at the top of core/leased.pyx.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from penstock.core.decision import Decision
+from penstock.core.keys import Key
+from penstock.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, Permits
+from penstock.errors import StoreClosed, StoreUnavailable
+from penstock.redis.asking import Asked
+from penstock.redis.leased_terms import OVERTAKEN, Place, Terms
+
+__all__ = ["Answer", "Holdings", "Steps", "borrowed", "looked", "refunded", "reset"]
+
+T = TypeVar("T")
+# Calls to Redis, whose answers are sent back, and seconds to sleep.
+Steps = Generator[Asked[Any] | float, Any, T]
+
+FIRST_PAUSE_S: Final = 0.000_05
+LAST_PAUSE_S: Final = 0.001
+# Of a lease: so often it is looked at what isn't used.
+LOOKS: Final = 4
+
+
+class Answer(NamedTuple):
+    allowed: bool
+    left: int = 0
+    retry_ns: int = 0
+    rest_ns: int = 0
+
+    def decision(self, permits: Permits) -> Decision:
+        return permits.decision(*self)
+
+
+@dataclass(slots=True)
+class Holding:
+    """A lease that this process has fetched."""
+
+    permits: Permits
+    tag: int
+    place: Place
+    end_ns: int
+    window_us: int
+    seen: int = -1
+    """The permits that were left when it was looked at."""
+
+
+class Holdings:
+    """The leases that this process has fetched and that may have something left."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.leases: dict[tuple[int, int], Holding] = {}
+
+    def add(self, holding: Holding) -> None:
+        if self.pid != os.getpid():
+            # The others are the parent's.
+            self.pid, self.leases = os.getpid(), {}
+        self.leases[id(holding.permits), holding.tag] = holding
+
+    def unused(self, *, everything: bool = False) -> list[Asked[None]]:
+        """What gives back leases of which nothing was used since the last look, or that end soon; all, at the end."""
+        asked: list[Asked[None]] = []
+        if self.pid != os.getpid():
+            return asked
+        for at, holding in list(self.leases.items()):
+            permits, terms = holding.permits, holding.permits.terms
+            left, end_ns, is_pending = permits.left(holding.tag)
+            now_ns = permits.now_ns()
+            # What another process has fetched meanwhile is that one's to give back.
+            if left == 0 or end_ns != holding.end_ns:
+                if not is_pending:
+                    self.leases.pop(at, None)
+                continue
+            if everything or left == holding.seen or end_ns - now_ns < terms.lease_ns // LOOKS:
+                withdrawn = permits.withdraw(holding.tag)
+                if withdrawn:
+                    self.leases.pop(at, None)
+                    permits.shrink(holding.tag)
+                    asked.append(terms.give_back(holding.place, *withdrawn, holding.window_us))
+            holding.seen = left
+        return asked
+
+
+def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
+    """Decide a request for which the lease doesn't suffice."""
+    terms: Terms = permits.terms
+    tag = permits.tag(key)
+    give_up_s = time.monotonic() + terms.deadline_ns / 1e9
+    pause_s = FIRST_PAUSE_S
+    while True:
+        gate, until_ns, seen, size = permits.enter(tag, cost)
+        if gate == CLOSED:
+            if until_ns == 0:
+                return Answer(True)
+            retry_ns = until_ns - permits.now_ns()
+            if retry_ns > 0:
+                return denied(permits, tag, retry_ns)
+            continue
+        if gate == BUSY:
+            yield pause_s
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        else:
+            answer = yield from fetched(permits, holdings, key, tag, cost, seen, size)
+            if answer:
+                return answer
+        if permits.take(tag, cost):
+            return allowed(permits, tag)
+        if time.monotonic() > give_up_s:
+            raise StoreUnavailable(
+                f"{permits!r} has not decided: within {terms.deadline_ns / 1e9:.3g} s another worker of this host, "
+                "which was asking Redis, has brought nothing"
+            )
+
+
+def fetched(
+    permits: Permits, holdings: Holdings, key: Key, tag: int, cost: int, seen: int, size: int
+) -> Steps[Answer | None]:
+    """Ask Redis, when the gate has been passed. None if there was an answer, but nothing for this request."""
+    terms: Terms = permits.terms
+    ticket, closed_until_ns, closed_for = None, 0, 0
+    try:
+        if permits.take(tag, cost):
+            return allowed(permits, tag)
+        begun = permits.begin(tag)
+        if begun is None:
+            return Answer(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
+        ticket, now_ns, asked_us, left, unspent, was_end_ns = begun
+        size = next_size(terms, size, left, unspent, was_end_ns - now_ns)
+        need = max(cost - max(left, 0), 1)
+        want = max(need, min(1 << size, terms.most_on_loan) - max(left, 0))
+        place = terms.place(key)
+        granted = yield terms.borrow(place, asked_us, left, unspent, need, want)
+        if granted.status == OVERTAKEN:
+            return None
+        if granted.permits == 0:
+            now_ns = permits.now_ns()
+            closed_until_ns, closed_for = closing_ns(now_ns + granted.retry_ns), cost
+            return denied(permits, tag, closed_until_ns - now_ns)
+        if granted.permits < want:
+            closed_until_ns, closed_for = closing_ns(permits.now_ns() + max(granted.retry_ns, terms.pause_ns)), 1
+        end_ns = now_ns + granted.left_ns
+        deposited, served = permits.deposit(tag, ticket, granted.permits, end_ns, cost)
+        ticket = None
+        left, end_ns, _ = permits.left(tag)
+        if deposited and left:
+            holdings.add(Holding(permits, tag, place, end_ns, granted.window_us))
+        return allowed(permits, tag) if served else None
+    finally:
+        with contextlib.suppress(StoreClosed):
+            if ticket is not None:
+                permits.settle(tag, ticket)
+            permits.leave(tag, seen, size, closed_until_ns, closed_for)
+
+
+def closing_ns(until_ns: int) -> int:
+    """Rounded up, as a gate knows it."""
+    return (until_ns // GATE_QUANTUM_NS + 1) * GATE_QUANTUM_NS
+
+
+def next_size(terms: Terms, size: int, left: int, unspent: int, rest_ns: int) -> int:
+    """Of what is borrowed at a time, as a power of two: more if it was used up early, less if it wasn't used."""
+    if left < 0:
+        return size
+    if rest_ns > terms.early_ns:
+        return size + 1 if 1 << size < terms.most_on_loan else size
+    return max(size - 1, 0) if unspent > 1 << size >> 1 else size
+
+
+def allowed(permits: Permits, tag: int) -> Answer:
+    left, end_ns, _ = permits.left(tag)
+    return Answer(True, left, 0, max(end_ns - permits.now_ns(), 0))
+
+
+def denied(permits: Permits, tag: int, retry_ns: int) -> Answer:
+    permits.count_denied()
+    return Answer(False, permits.left(tag)[0], retry_ns, retry_ns)
+
+
+def looked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
+    """What a request would be told. What Redis has besides the lease is asked only if the lease doesn't suffice."""
+    cost = permits.checked(cost)
+    left, end_ns, _ = permits.left(permits.tag(key))
+    if left >= cost > 0:
+        return permits.decision(True, left, 0, max(end_ns - permits.now_ns(), 0))
+    free, retry_ns = yield permits.terms.peek(permits.terms.place(key), cost - left if cost else 0)
+    is_allowed = left + free >= cost
+    return permits.decision(is_allowed, left + free, 0 if is_allowed else retry_ns, retry_ns)
+
+
+def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
+    """In Redis, as what is back in the lease would be more than Redis knows to be on loan."""
+    cost = permits.checked(cost)
+    yield from permits.terms.refund(key, cost)
+    forgive(permits, key)
+
+
+def reset(permits: Permits, key: Key) -> Steps[None]:
+    yield from permits.terms.reset(key)
+    permits.forget(permits.tag(key))
+
+
+def forgive(permits: Permits, key: Key) -> None:
+    """Forget a denial."""
+    tag = permits.tag(key)
+    _, _, seen, size = permits.enter(tag, 0)
+    if seen:
+        permits.leave(tag, seen, size)

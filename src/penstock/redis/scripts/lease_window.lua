@@ -1,0 +1,36 @@
+-- A window of which a host borrows permits: charged at once, in the state that requests which borrow nothing use, too. A
+-- permit that is spent later is spent in the window in which it was charged, as the host gives up what is left at its end.
+--
+-- KEYS: the state's key.
+-- ARGV: "borrow" or "peek"; what is needed; what is wanted; the name of the algorithm and its arguments.
+-- The answer: 1 granted or 0 not; the time; permits granted, or of a peek those there are; then what the algorithm tells.
+local need, want, algorithm, a = tonumber(ARGV[2]), tonumber(ARGV[3]), algorithms[ARGV[4]], {}
+for i = 1, algorithm.arguments do
+  a[i] = tonumber(ARGV[4 + i])
+end
+local now = clock()
+local state = algorithm.read(KEYS[1], now, a)
+if not state then
+  return {-1, 1}
+end
+local limit, used = a[1] + a[2], state[2]
+if ARGV[4] == 'sliding' then
+  used = state[3] + scaled(state[2], math.min(state[1] - now, a[3]), a[3])
+end
+local granted = math.max(limit - used, 0)
+if ARGV[1] == 'borrow' then
+  granted = math.min(granted, want)
+  if granted < need then
+    granted = 0
+  end
+  if granted > 0 then
+    a[1] = granted
+    algorithm.charge(state, now, a)
+    algorithm.write(KEYS[1], state, now, a)
+  end
+end
+local answer = {granted > 0 and granted >= need and 1 or 0, now, granted}
+for _, number in ipairs(algorithm.tell(state, now, a)) do
+  answer[#answer + 1] = number
+end
+return answer

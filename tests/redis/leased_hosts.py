@@ -1,0 +1,44 @@
+"""Hosts that borrow permits, all in this process, whose clocks stand still with the server's."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from scripts_clock import ServerClock
+
+from penstock import Store
+from penstock.redis import LeasedStore, RedisStore
+from penstock.testing import ManualClock
+
+
+class Hosts:
+    def __init__(self, redis_store: RedisStore, server_clock: ServerClock) -> None:
+        self.redis_store, self.server_clock = redis_store, server_clock
+        self.clocks: list[ManualClock] = []
+        self.stores: list[LeasedStore] = []
+
+    def new(self, **options: Any) -> LeasedStore:
+        self.clocks.append(ManualClock(1000.0))
+        # Nobody but the test gives back.
+        store = LeasedStore(self.redis_store, Store.private(keys=1000, clock=self.clocks[-1]), **options)
+        store._keeper().end()
+        self.stores.append(store)
+        return store
+
+    def advance(self, seconds: float) -> None:
+        self.server_clock.advance(seconds)
+        for clock in self.clocks:
+            clock.advance(seconds)
+
+    def calls(self) -> int:
+        stats: Any = self.redis_store._client.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
+
+    def give_back(self, *, everything: bool = False) -> None:
+        for store in self.stores:
+            store._give_back(store._keeper().holdings.unused(everything=everything))
+
+
+def drained(limiter: Any, key: str = "user:42") -> int:
+    return sum(1 for _ in itertools.takewhile(bool, (limiter.allow(key) for _ in range(100_000))))

@@ -1,0 +1,240 @@
+"""The whole protocol of leases, step by step in any order: hosts whose calls are late, lost and overtaken.
+
+Each worker's fetch is taken apart where it calls Redis: what it asks may arrive later than another's, or never, and so
+may the answer. The time of hosts and server is moved together. Whatever happens, all hosts together admit no more than
+one limiter would have.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from scripts_clock import ServerClock
+
+from penstock import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
+from penstock.redis import LeasedStore, RedisStore, leased_fetch
+from penstock.redis.asking import Asked
+from penstock.redis.leased_fetch import Answer, Holdings, Steps, borrowed
+from penstock.testing import ManualClock
+
+KEY = "k"
+STEPS = 500
+RATES = [("10/second", 10), ("7/second", 25), ("1000/minute", 60), ("3 per 7 seconds", 20)]
+
+
+@dataclass
+class Fetch:
+    """A worker that is on its way to Redis and back."""
+
+    steps: Steps[Answer] | None
+    cost: int
+    asked: Asked[Any]
+    answer: Any = None
+    was_executed: bool = False
+
+
+@dataclass
+class Host:
+    limiter: Any
+    clock: ManualClock
+    holdings: Holdings = field(default_factory=Holdings)
+    fetches: list[Fetch] = field(default_factory=list)
+
+
+class World:
+    def __init__(self, hosts: list[Host], redis_store: RedisStore, server_clock: ServerClock, seed: int) -> None:
+        self.hosts, self.redis_store, self.server_clock = hosts, redis_store, server_clock
+        self.random = random.Random(seed)
+        self.admitted: list[tuple[int, int]] = []
+        self.calls = self.overtaken = 0
+        self.dead: list[Any] = []
+
+    def advance(self, us: int) -> None:
+        self.server_clock.set_us(self.server_clock.now_us + us)
+        for host in self.hosts:
+            host.clock.advance(us / 1e6)
+
+    def admit(self, cost: int) -> None:
+        self.admitted.append((self.server_clock.now_us, cost))
+
+    def request(self, host: Host) -> None:
+        # Also more than there is, so that permits are left when it asks.
+        left = host.limiter.left(host.limiter.tag(KEY))[0]
+        cost = self.random.choice([1, 1, 1, 2, min(left + 1, host.limiter.limit)])
+        decision = host.limiter.hit_now(KEY, cost)
+        if decision is None:
+            self.proceed(host, borrowed(host.limiter, host.holdings, KEY, cost), cost, None)
+        elif decision:
+            self.admit(cost)
+
+    def proceed(self, host: Host, steps: Steps[Answer], cost: int, answer: Any) -> None:
+        try:
+            step = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+        except StopIteration as end:
+            if end.value.allowed:
+                self.admit(cost)
+        except StoreUnavailable:
+            pass
+        else:
+            # Who waits for another fetcher is a worker that has nothing: it goes.
+            if isinstance(step, Asked):
+                host.fetches.append(Fetch(steps, cost, step))
+
+    def execute(self, fetch: Fetch) -> None:
+        if not fetch.was_executed:
+            fetch.was_executed = True
+            fetch.answer = self.redis_store._do(fetch.asked)
+            self.calls += 1
+            self.overtaken += getattr(fetch.answer, "status", 0) == 2
+
+    def drain(self) -> None:
+        """All hosts take what they can get, at once: whoever has been given something twice has more than there is."""
+        for host in self.random.sample(self.hosts, len(self.hosts)):
+            for _ in range(60):
+                decision = host.limiter.hit_now(KEY, 1)
+                if decision is None:
+                    fetches = len(host.fetches)
+                    self.proceed(host, borrowed(host.limiter, host.holdings, KEY, 1), 1, None)
+                    if len(host.fetches) == fetches:
+                        break
+                    fetch = host.fetches.pop()
+                    self.execute(fetch)
+                    assert fetch.steps
+                    self.proceed(host, fetch.steps, 1, fetch.answer)
+                elif decision:
+                    self.admit(1)
+                else:
+                    break
+
+    def act(self) -> None:
+        host = self.random.choice(self.hosts)
+        what = self.random.random()
+        if what < 0.20:
+            self.request(host)
+        elif what < 0.30 and host.fetches:
+            self.execute(self.random.choice(host.fetches))
+        elif what < 0.40 and host.fetches:
+            fetch = host.fetches.pop(self.random.randrange(len(host.fetches)))
+            self.execute(fetch)
+            if fetch.steps:
+                self.proceed(host, fetch.steps, fetch.cost, fetch.answer)
+        elif what < 0.43 and host.fetches:
+            # The answer is lost; what was asked may still arrive.
+            fetch = self.random.choice(host.fetches)
+            steps, fetch.steps = fetch.steps, None
+            if steps:
+                self.proceed(host, steps, fetch.cost, StoreUnavailable("lost"))
+        elif what < 0.45 and host.fetches:
+            # Killed: not even the gate is left.
+            fetch = self.random.choice(host.fetches)
+            self.dead.append(fetch.steps)
+            fetch.steps = None
+        elif what < 0.51:
+            for asked in host.holdings.unused(everything=self.random.random() < 0.5):
+                host.fetches.append(Fetch(None, 0, asked))
+        elif what < 0.53:
+            host.limiter.forget(host.limiter.tag(KEY))
+        elif what < 0.55:
+            self.drain()
+        elif what < 0.92:
+            self.advance(self.random.choice([1, 1000, 20_000, 60_000, 60_000, 300_000]))
+        else:
+            self.advance(self.random.choice([600_000, 1_100_000, 1_100_000, 4_000_000]))
+
+
+@pytest.fixture
+def world_of(
+    redis_store: RedisStore, server_clock: ServerClock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., World]]:
+    opened: list[Any] = []
+    sizes = random.Random(0)
+    # However much hosts borrow.
+    monkeypatch.setattr(leased_fetch, "next_size", lambda *_: sizes.randrange(6))
+
+    def make(kind: Any, seed: int, **options: Any) -> World:
+        hosts = []
+        sizes.seed(seed)
+        options_of_client = fast._client.connection_pool.connection_kwargs
+        # The deadline, for limiters only: so long a gate that nobody leaves is closed.
+        options_of_client["socket_timeout"] = 0.05
+        for _ in range(2):
+            clock = ManualClock(1000.0)
+            host_store = Store.private(keys=100, clock=clock)
+            store = LeasedStore(fast, host_store, lease=3, share=0.6)
+            opened.extend([store, host_store])
+            hosts.append(Host(kind(store, f"m{seed}", **options), clock))
+        options_of_client["socket_timeout"] = 60
+        return World(hosts, fast, server_clock, seed)
+
+    fast = RedisStore(redis_store._client, namespace="model")
+    yield make
+    for one in opened:
+        one.closed = True
+
+
+def run(world: World, used_at: Callable[[int], Fraction], most: Fraction) -> None:
+    """After every step: what Redis would still lend, what hosts have left and what was used is within the limit."""
+    for _ in range(STEPS):
+        world.act()
+        limiters = [host.limiter for host in world.hosts]
+        terms = limiters[0].terms
+        free, _ = world.redis_store._do(terms.peek(terms.place(KEY), 1))
+        left = sum(limiter.left(limiter.tag(KEY))[0] for limiter in limiters)
+        used = used_at(world.server_clock.now_us)
+        assert free + left + used <= most, f"{free} free, {left} left, {float(used):.3f} used, of {float(most):.3f}"
+    assert world.calls
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_token_bucket(world_of: Callable[..., World], seed: int) -> None:
+    rate, burst = RATES[seed % len(RATES)]
+    world = world_of(TokenBucket, seed, rate=rate, burst=burst)
+    algorithm = world.hosts[0].limiter.terms.strict._algorithm
+    unit_us = Fraction(algorithm.period_us, algorithm.rate.limit)
+    tat_us = Fraction(0)
+    counted = 0
+
+    def used_at(now_us: int) -> Fraction:
+        """By the generic cell rate algorithm, of all that was admitted."""
+        nonlocal tat_us, counted
+        for at_us, cost in world.admitted[counted:]:
+            tat_us = max(tat_us, Fraction(at_us)) + cost * unit_us
+        counted = len(world.admitted)
+        return max(tat_us - now_us, Fraction(0)) / unit_us
+
+    run(world, used_at, algorithm.tolerance_us / unit_us)
+
+
+@pytest.mark.parametrize("align", ["clock", "stagger", "first"])
+@pytest.mark.parametrize("seed", range(6))
+def test_fixed_window(world_of: Callable[..., World], seed: int, align: str) -> None:
+    world = world_of(FixedWindow, seed, rate="20/second", align=align)
+    place = world.hosts[0].limiter.terms.place(KEY)
+
+    def window_of(at_us: int) -> int:
+        return (at_us - int(place.arguments[3])) // 1_000_000
+
+    def used_at(now_us: int) -> Fraction:
+        if align == "first":
+            # Nobody but the server knows when windows begin.
+            return Fraction(0)
+        return Fraction(sum(cost for at_us, cost in world.admitted if window_of(at_us) == window_of(now_us)))
+
+    run(world, used_at, Fraction(20))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sliding_window(world_of: Callable[..., World], seed: int) -> None:
+    world = world_of(SlidingWindow, seed, rate="20/second")
+
+    def used_at(now_us: int) -> Fraction:
+        window, since_us = divmod(now_us, 1_000_000)
+        counts = [sum(cost for at_us, cost in world.admitted if at_us // 1_000_000 == window - i) for i in range(2)]
+        return Fraction(counts[0] + counts[1] * (1_000_000 - since_us) // 1_000_000)
+
+    run(world, used_at, Fraction(20))

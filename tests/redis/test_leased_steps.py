@@ -1,0 +1,165 @@
+"""Single steps of leases, in the orders in which one of them would do harm if it were taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from leased_hosts import Hosts, drained
+
+from penstock import FixedWindow, TokenBucket
+from penstock.redis import LeasedStore
+from penstock.redis.leased_fetch import Holdings, borrowed
+
+KEY = "user:42"
+
+
+def bucket(store: LeasedStore) -> Any:
+    return TokenBucket(store, "l", "100/second", burst=100)
+
+
+def hoarding(hosts: Hosts, make: Any = bucket, least: int = 20) -> Any:
+    """A host with permits that it hasn't used."""
+    limiter = make(hosts.new(share=0.5, lease=3))
+    while left(limiter) < least:
+        assert limiter.allow(KEY)
+    return limiter
+
+
+def left(limiter: Any) -> int:
+    return int(limiter.left(limiter.tag(KEY))[0])
+
+
+def free(limiter: Any) -> int:
+    """What Redis would lend."""
+    return int(limiter.terms.strict.store._do(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
+
+
+def test_what_is_on_loan_is_not_refilled(hosts: Hosts) -> None:
+    limiter = hoarding(hosts)
+    hosts.advance(2)
+    assert free(limiter) + left(limiter) <= 100
+    assert free(limiter) >= 50
+
+
+def test_what_is_spent_as_its_lease_ends_is_missing_after_that(hosts: Hosts) -> None:
+    limiter = hoarding(hosts)
+    hosts.advance(2.4)
+    spent = drained_locally(limiter)
+    hosts.advance(0.65)
+    # Of those spent 0.65 s ago all are back; of what counts as spent at the end of its lease, 0.05 s ago, five.
+    assert spent >= 20
+    assert free(limiter) <= 100 - spent + 5
+
+
+def drained_locally(limiter: Any) -> int:
+    spent = 0
+    while limiter.allow_now(KEY):
+        spent += 1
+    return spent
+
+
+def test_what_was_left_when_its_lease_ended_is_not_given_back_after_it_was_refilled(hosts: Hosts) -> None:
+    limiter = hoarding(hosts)
+    other = bucket(hosts.new(share=1))
+    hosts.advance(3.6)
+    assert drained(other) == 100
+    hosts.advance(0.0005)
+    assert drained(limiter) == 0
+    assert drained(other) == 0
+
+
+def test_a_report_keeps_what_is_left_on_loan_for_longer(hosts: Hosts) -> None:
+    """Of a host that reports permits and is lent more, all are on loan until the new end."""
+    limiter = hoarding(hosts)
+    terms, tag = limiter.terms, limiter.tag(KEY)
+    place = terms.place(KEY)
+    hosts.advance(2)
+    ticket, now_ns, asked_us, reported, unspent, _ = limiter.begin(tag)
+    assert (reported, unspent) == (left(limiter), 0)
+    granted = hosts.redis_store._do(terms.borrow(place, asked_us, reported, 0, 1, 1))
+    assert limiter.deposit(tag, ticket, granted.permits, now_ns + granted.left_ns, 0) == (True, True)
+    hosts.advance(2.5)
+    assert left(limiter) == reported + 1
+    assert free(limiter) + left(limiter) <= 100
+
+
+def test_permits_of_a_window_are_not_spent_in_the_next(hosts: Hosts) -> None:
+    hosts.server_clock.set(hosts.server_clock.now() // 1 + 1)
+    limiter = hoarding(hosts, lambda store: FixedWindow(store, "w", "100/second"))
+    before = left(limiter)
+    steps = borrowed(limiter, Holdings(), KEY, before + 1)
+    hosts.advance(0.95)
+    asked: Any = next(steps)
+    hosts.advance(0.1)
+    granted = hosts.redis_store._do(asked)
+    asked = steps.send(granted)
+    assert left(limiter) == granted.permits
+    assert free(limiter) + left(limiter) <= 100
+    steps.close()
+
+
+def test_nothing_is_withdrawn_while_a_fetch_is_pending(hosts: Hosts) -> None:
+    limiter = hoarding(hosts)
+    tag = limiter.tag(KEY)
+    ticket = limiter.begin(tag)[0]
+    assert limiter.withdraw(tag) is None
+    limiter.settle(tag, ticket)
+    _, permits = limiter.withdraw(tag)
+    assert permits >= 20
+    assert left(limiter) == 0
+    assert limiter.withdraw(tag) is None
+
+
+def test_only_the_last_one_that_began_deposits(hosts: Hosts) -> None:
+    """Also if all began at once."""
+    limiter = bucket(hosts.new())
+    tag = limiter.tag(KEY)
+    assert limiter.allow(KEY)
+    tickets = [limiter.begin(tag)[0] for _ in range(100)]
+    end_ns = limiter.now_ns() + 1_000_000_000
+    assert len(set(tickets)) == 100
+    for ticket in tickets[:-1]:
+        limiter.settle(tag, ticket)
+        assert limiter.deposit(tag, ticket, 5, end_ns, 1) == (False, False)
+    assert limiter.deposit(tag, tickets[-1], 5, end_ns, 1) == (True, True)
+    assert limiter.deposit(tag, tickets[-1], 5, end_ns, 1) == (False, False)
+    assert left(limiter) == 4
+
+
+def test_a_deposit_after_its_lease(hosts: Hosts) -> None:
+    limiter = bucket(hosts.new())
+    tag = limiter.tag(KEY)
+    ticket, now_ns, *_ = limiter.begin(tag)
+    hosts.advance(1)
+    assert limiter.deposit(tag, ticket, 5, now_ns + 1_000_000_000, 1) == (False, False)
+
+
+def test_steps_are_stamped_in_their_order(hosts: Hosts) -> None:
+    limiter = hoarding(hosts)
+    tag = limiter.tag(KEY)
+    ticket, _, first_us, *_ = limiter.begin(tag)
+    limiter.settle(tag, ticket)
+    second_us, _ = limiter.withdraw(tag)
+    assert first_us <= second_us <= limiter.begin(tag)[2]
+
+
+@pytest.mark.parametrize("late", ["report", "return"])
+def test_what_was_overtaken_on_its_way_changes_nothing(hosts: Hosts, late: str) -> None:
+    limiter = hoarding(hosts)
+    terms, tag = limiter.terms, limiter.tag(KEY)
+    place = terms.place(KEY)
+    if late == "report":
+        _, _, asked_us, *_ = limiter.begin(tag)
+        delayed: Any = terms.borrow(place, asked_us, 0, 0, 1, 1)
+    else:
+        asked_us, permits = limiter.withdraw(tag)
+        delayed = terms.give_back(place, asked_us, permits, 0)
+    ticket, now_ns, asked_us, reported, *_ = limiter.begin(tag)
+    granted = hosts.redis_store._do(terms.borrow(place, asked_us, reported, 0, 1, 30))
+    assert limiter.deposit(tag, ticket, granted.permits, now_ns + granted.left_ns, 0)[0]
+    before = free(limiter)
+    hosts.redis_store._do(delayed)
+    assert free(limiter) == before
+    hosts.advance(2)
+    assert free(limiter) + left(limiter) <= 100

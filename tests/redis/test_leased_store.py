@@ -1,0 +1,590 @@
+"""Leased limits: what is borrowed, spent, given back, remembered and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from leased_hosts import Hosts, drained
+from process_helpers import Crew, wait_until
+from redis_server import RedisServer, redis_server
+
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    CostExceedsLimit,
+    FixedWindow,
+    ForeignState,
+    InvalidCost,
+    InvalidKey,
+    InvalidLimiter,
+    InvalidRate,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    StoreClosed,
+    StoreUnavailable,
+    TokenBucket,
+)
+from penstock.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
+
+KEY = "user:42"
+KINDS: dict[str, Callable[[Any, str], Any]] = {
+    "token bucket": lambda store, rate: TokenBucket(store, "l", rate),
+    "fixed window": lambda store, rate: FixedWindow(store, "l", rate),
+    "fixed window, first": lambda store, rate: FixedWindow(store, "l", rate, align="first"),
+    "fixed window, stagger": lambda store, rate: FixedWindow(store, "l", rate, align="stagger"),
+    "sliding window": lambda store, rate: SlidingWindow(store, "l", rate),
+}
+every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+@every_kind
+def test_hosts_together_have_the_limit(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiters = [make(hosts.new(), "1000/hour") for _ in range(3)]
+    admitted = sum(limiter.allow(KEY) for _ in range(400) for limiter in limiters)
+    hosts.give_back(everything=True)
+    hosts.advance(1)
+    admitted += sum(drained(limiter) for limiter in limiters)
+    assert admitted == 1000
+    assert hosts.calls() < 120
+    assert [limiter.allow(KEY) for limiter in limiters] == [False] * 3
+
+
+@every_kind
+def test_what_is_borrowed_grows_with_demand(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiter = make(hosts.new(), "100000/hour")
+    assert all(limiter.allow(KEY) for _ in range(5000))
+    assert hosts.calls() <= 15
+    assert limiter.left(limiter.tag(KEY))[0] <= limiter.terms.most_on_loan == 10_000
+
+
+def test_no_more_is_borrowed_than_the_share(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(share=0.01), "l", "100000/hour")
+    for _ in range(10_000):
+        assert limiter.allow(KEY)
+        assert limiter.left(limiter.tag(KEY))[0] <= 1000
+
+
+@every_kind
+def test_workers_of_a_host_share_a_lease(hosts: Hosts, make: Callable[..., Any]) -> None:
+    first = hosts.new()
+    with LeasedStore(hosts.redis_store, first.host_store) as second:
+        limiters = [make(first, "1000/hour"), make(second, "1000/hour")]
+        for limiter in itertools.islice(itertools.cycle(limiters), 100):
+            assert limiter.allow(KEY)
+        assert hosts.calls() <= 8
+
+
+@every_kind
+def test_a_denied_flood_asks_once_per_retry_after(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiter = make(hosts.new(), "20/hour")
+    assert drained(limiter) == 20
+    for _ in range(3):
+        before = hosts.calls()
+        decisions = [limiter.hit(KEY) for _ in range(500)]
+        assert not any(decisions)
+        assert hosts.calls() - before <= 1
+        retry_after = decisions[-1].retry_after
+        assert 0 < retry_after <= 2 * 3600
+        hosts.advance(retry_after * 0.9)
+        assert not limiter.allow(KEY)
+        assert hosts.calls() - before <= 1
+        hosts.advance(retry_after * 0.1 + 0.01)
+        before = hosts.calls()
+        assert limiter.allow(KEY)
+        assert hosts.calls() == before + 1
+        drained(limiter)
+
+
+def test_a_denial_is_for_as_much_or_more(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "10/hour")
+    assert limiter.hit(KEY, 8)
+    assert not limiter.hit(KEY, 5)
+    before = hosts.calls()
+    assert not limiter.hit(KEY, 6)
+    assert hosts.calls() == before
+    assert limiter.hit(KEY, 2)
+
+
+def test_a_denial_of_one_key_is_not_anothers(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "1/hour")
+    assert [limiter.allow(key) for key in ("a", "a", "b", "b")] == [True, False, True, False]
+
+
+@every_kind
+def test_what_is_unused_comes_back(hosts: Hosts, make: Callable[..., Any]) -> None:
+    idle, busy = make(hosts.new(), "1000/hour"), make(hosts.new(), "1000/hour")
+    used = 0
+    while idle.left(idle.tag(KEY))[0] < 50:
+        used += idle.allow(KEY)
+    # A lease of which something was used since the last look is kept.
+    hosts.give_back()
+    assert idle.left(idle.tag(KEY))[0] >= 50
+    hosts.give_back()
+    assert idle.left(idle.tag(KEY))[0] == 0
+    assert drained(busy) == 1000 - used
+
+
+@every_kind
+def test_close_gives_back_what_is_left(hosts: Hosts, make: Callable[..., Any]) -> None:
+    store = hosts.new()
+    limiter = make(store, "1000/hour")
+    used = sum(limiter.allow(KEY) for _ in range(40))
+    store.close()
+    with pytest.raises(StoreClosed, match="was used after it was closed"):
+        make(hosts.stores[0], "1000/hour").peek(KEY)
+    assert drained(make(hosts.new(), "1000/hour")) == 1000 - used
+
+
+def test_what_a_dead_host_had_counts_as_spent(hosts: Hosts) -> None:
+    dead, other = (TokenBucket(hosts.new(share=0.5), "l", "100/100 s", burst=100) for _ in range(2))
+    while dead.left(dead.tag(KEY))[0] < 25:
+        dead.allow(KEY)
+    before = other.peek(KEY).remaining
+    hosts.advance(0.999)
+    assert other.peek(KEY).remaining <= before
+    hosts.advance(30)
+    # All of it has been refilled since.
+    assert before + 28 <= other.peek(KEY).remaining <= before + 31
+
+
+def test_permits_of_a_lease_that_is_over_are_not_spent(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "1000/hour")
+    while limiter.left(limiter.tag(KEY))[0] < 25:
+        limiter.allow(KEY)
+    before = hosts.calls()
+    hosts.advance(1.0)
+    assert limiter.left(limiter.tag(KEY))[0] == 0
+    assert limiter.allow(KEY)
+    assert hosts.calls() == before + 1
+
+
+def test_less_is_borrowed_when_it_is_not_used(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "1000/hour")
+    for _ in range(200):
+        limiter.allow(KEY)
+    borrowed = []
+    for _ in range(8):
+        hosts.advance(1.0)
+        limiter.allow(KEY)
+        borrowed.append(limiter.left(limiter.tag(KEY))[0] + 1)
+    assert borrowed[-1] <= 2 < borrowed[0]
+    assert borrowed == sorted(borrowed, reverse=True)
+
+
+def test_decisions_say_what_the_host_knows(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "100/second", burst=1000)
+    decisions = [limiter.hit(KEY) for _ in range(4)]
+    assert [decision.remaining for decision in decisions] == [0, 1, 0, 3]
+    assert {(decision.limiter, decision.limit, decision.retry_after) for decision in decisions} == {("l", 1000, 0.0)}
+    assert all(0 < decision.reset_after <= 11 for decision in decisions)
+    assert limiter.peek(KEY).remaining == 3
+    # What the host doesn't have is asked for, and nothing is borrowed.
+    assert limiter.peek(KEY, 100).remaining >= 995
+    assert limiter.peek(KEY).remaining == 3
+    assert (limiter.limit, limiter.name, str(limiter.rate), limiter.burst) == (1000, "l", "100 per second", 1000)
+    assert "leased" in repr(limiter)
+    with pytest.raises(AttributeError):
+        _ = limiter.capacity
+
+
+@every_kind
+def test_peek_and_nothing_charge_nothing(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiter = make(hosts.new(), "10/hour")
+    assert limiter.peek(KEY)
+    assert limiter.hit(KEY, 0)
+    assert limiter.peek(KEY, 10)
+    assert drained(limiter) == 10
+    denied = limiter.peek(KEY)
+    assert not denied
+    assert 0 < denied.retry_after <= 2 * 3600
+    assert limiter.hit(KEY, 0)
+
+
+@every_kind
+def test_a_refund_can_be_used_again(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiter, other = make(hosts.new(), "20/hour"), make(hosts.new(), "20/hour")
+    assert drained(limiter) == 20
+    limiter.refund(KEY, 3)
+    assert drained(limiter) == 3
+    limiter.refund(KEY)
+    assert drained(other) == 1
+    # What was borrowed by now is known to be spent.
+    hosts.advance(1)
+    limiter.refund(KEY, 20)
+    limiter.refund(KEY, 20)
+    assert drained(limiter) == 20
+
+
+@every_kind
+def test_reset_forgets_a_key(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiter = make(hosts.new(), "20/hour")
+    limiter.allow("other")
+    assert drained(limiter) == 20
+    limiter.reset(KEY)
+    assert drained(limiter) == 20
+
+
+@every_kind
+def test_batches(hosts: Hosts, make: Callable[..., Any]) -> None:
+    limiter = make(hosts.new(), "20/hour")
+    assert limiter.allow_many(["a", "b", "a"], [15, 20, 6]) == [True, True, False]
+    assert limiter.allow_many(["a"] * 7) == [True] * 5 + [False] * 2
+    for keys, costs, error in [
+        (["c", 1.5], None, InvalidKey),
+        (["c", "c"], [1, -1], InvalidCost),
+        (["c", "c"], [1, 21], CostExceedsLimit),
+        ("c", None, InvalidKey),
+        (["c"], 1, InvalidCost),
+    ]:
+        with pytest.raises(error):
+            limiter.allow_many(keys, costs)
+    assert drained(limiter, "c") == 20
+
+
+def test_limiters_of_other_terms_have_leases_of_their_own(hosts: Hosts) -> None:
+    first = hosts.new()
+    with LeasedStore(hosts.redis_store, first.host_store, share=0.3) as second:
+        limiters = [TokenBucket(store, "l", "1000/hour", burst=100) for store in (first, second)]
+        assert sum(limiter.allow(KEY) for _ in range(100) for limiter in limiters) <= 100
+        assert sum(map(drained, limiters)) <= 10
+
+
+def test_windows_share_their_limit_with_strict_ones(hosts: Hosts, redis_store: RedisStore) -> None:
+    leased, strict = (FixedWindow(store, "l", "100/hour") for store in (hosts.new(), redis_store))
+    assert all(leased.allow(KEY) for _ in range(30))
+    hosts.give_back(everything=True)
+    assert drained(strict) == 70
+    assert not leased.allow(KEY)
+
+
+@pytest.mark.parametrize("seconds", [1.01, 0.5, 3.0])
+def test_a_window_begins_anew(hosts: Hosts, seconds: float) -> None:
+    limiter = FixedWindow(hosts.new(), "l", "100/second")
+    hosts.server_clock.set(hosts.server_clock.now() // 1 + 1)
+    assert drained(limiter) == 100
+    hosts.advance(seconds)
+    assert drained(limiter) == (100 if seconds >= 1 else 0)
+
+
+def test_a_host_that_has_lost_its_cells_asks_again(hosts: Hosts) -> None:
+    limiter, other = (TokenBucket(hosts.new(share=0.5), "l", "100/hour") for _ in range(2))
+    used = 0
+    while limiter.left(limiter.tag(KEY))[0] < 25:
+        used += limiter.allow(KEY)
+    limiter.forget(limiter.tag(KEY))
+    used += limiter.allow(KEY)
+    # What was lost stays on loan until its lease is over.
+    assert used + drained(limiter) + drained(other) <= 75
+
+
+@pytest.mark.parametrize("on_full", ["deny", "allow"])
+def test_a_full_table(redis_store: RedisStore, on_full: Any) -> None:
+    host_store = Store.private(keys=1, on_full=on_full)
+    with host_store, LeasedStore(redis_store, host_store) as store:
+        crowd = TokenBucket(host_store, "crowd", "1/hour")
+        limiter = TokenBucket(store, "l", "1000/hour")
+        for number in range(10_000):
+            crowd.allow(number)
+        decision = limiter.hit(KEY)
+        assert decision.allowed == (on_full == "allow")
+        if not decision:
+            assert decision.retry_after > 0
+
+
+def test_forgotten_scripts_are_sent_again(hosts: Hosts, client: redis.Redis) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "100/hour")
+    assert limiter.allow(KEY)
+    client.script_flush()
+    assert limiter.allow(KEY)
+    client.script_flush()
+    hosts.give_back(everything=True)
+    assert limiter.peek(KEY).remaining == 98
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"something else",
+        b"l",
+        b"l12;",
+        b"l12;xyz:1:2:3",
+        b"l12;ab:1:2",
+        b"l12;ab:1:2:3junk",
+        b"l99999999999999999999",
+        b"l12;ab:99999999999999999999:2:3",
+        b"t12",
+    ],
+)
+def test_a_foreign_value_is_an_error(hosts: Hosts, client: redis.Redis, value: bytes) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "100/hour")
+    redis_key = limiter.terms.place(KEY).redis_key
+    client.set(redis_key, value)
+    for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.refund):
+        with pytest.raises(ForeignState, match=redis_key.decode()):
+            ask(KEY)
+    assert client.get(redis_key) == value
+    client.delete(redis_key)
+    client.lpush(redis_key, "a list")
+    with pytest.raises(ForeignState):
+        limiter.allow(KEY)
+    client.delete(redis_key)
+    assert limiter.allow(KEY)
+
+
+def test_states_vanish(redis_store: RedisStore, client: redis.Redis) -> None:
+    with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=0.05) as store:
+        limiter = TokenBucket(store, "l", "1000/second", burst=50)
+        assert limiter.allow(KEY)
+        assert 0 < client.pttl(limiter.terms.place(KEY).redis_key) <= 101
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda store: TokenBucket(store, "l", "5/minute", refill="interval"),
+        lambda store: LeakyBucket(store, "l", "5/minute", capacity=5),
+        lambda store: MinInterval(store, "l", "12s"),
+        lambda store: BucketedWindow(store, "l", "5/minute"),
+        lambda store: SlidingLog(store, "l", "5/minute", keys=1),
+        lambda store: Concurrency(store, "l", 5),
+    ],
+)
+def test_what_cannot_be_leased_says_what_to_use(hosts: Hosts, make: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidLimiter, match=r"nothing can be lent.* over the RedisStore itself"):
+        make(hosts.new())
+
+
+def test_what_one_limit_for_all_calls_refuses(hosts: Hosts) -> None:
+    store = hosts.new()
+    limiter: Any = TokenBucket(store, "l", "5/minute")
+    for options in ({"rate": "6/minute"}, {"burst": 3}, {"request_id": "r"}):
+        with pytest.raises(InvalidLimiter, match="over the RedisStore itself a call may have"):
+            limiter.hit(KEY, **options)
+    with pytest.raises(InvalidLimiter, match="can't book ahead"):
+        limiter.reserve(KEY)
+    with pytest.raises(InvalidLimiter, match="can't be one of several limits"):
+        AllOf(limiter, limiter)
+    with pytest.raises((InvalidLimiter, TypeError)):
+        AllOf(TokenBucket(store.host_store, "local", "5/minute"), limiter).allow(KEY)
+    with pytest.raises(TypeError, match="would stop the event loop"):
+        limiter.wait_async(KEY)
+    for error, key, cost in [
+        (InvalidKey, 1.5, 1),
+        (InvalidCost, KEY, -1),
+        (InvalidCost, KEY, 1.5),
+        (CostExceedsLimit, KEY, 6),
+    ]:
+        for ask in (limiter.hit, limiter.peek, limiter.refund):
+            with pytest.raises(error):
+                ask(key, cost)
+    with pytest.raises(InvalidRate):
+        TokenBucket(store, "l", "nonsense")
+    with pytest.raises(TypeError, match="TokenBucket"):
+        TokenBucket(store, "l")  # type: ignore[call-overload]
+    for one in (store, limiter):
+        with pytest.raises(TypeError, match="pickled"):
+            pickle.dumps(one)
+
+
+def test_what_a_leased_store_is_made_of(redis_store: RedisStore) -> None:
+    make: Any = LeasedStore
+    make_async: Any = AsyncLeasedStore
+    with Store.private(keys=10) as host_store:
+        for arguments in ((host_store, redis_store), (redis_store, redis_store), (None, host_store)):
+            with pytest.raises(TypeError, match="argument of LeasedStore is"):
+                make(*arguments)
+        with pytest.raises(TypeError, match="an AsyncLeasedStore over an AsyncRedisStore"):
+            make_async(redis_store, host_store)
+        for lease in (0.001, 61, "1 hour"):
+            with pytest.raises(ValueError, match="from 10 ms to a minute"):
+                make(redis_store, host_store, lease=lease)
+        for share in (0, 1.1, True, "a tenth"):
+            with pytest.raises(ValueError, match="share is a number above 0"):
+                make(redis_store, host_store, share=share)
+
+
+def test_a_server_that_is_gone(client: redis.Redis) -> None:
+    with redis_server() as own, Store.private(keys=100) as host_store:
+        redis_store = RedisStore(own.url, timeout=10)
+        with redis_store, LeasedStore(redis_store, host_store, share=1) as store:
+            limiter = TokenBucket(store, "l", "100/hour")
+            while limiter.left(limiter.tag(KEY))[0] < 5:
+                assert limiter.allow(KEY)
+            own.process.kill()
+            own.process.wait()
+            # What it has it may spend.
+            assert limiter.allow(KEY)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    limiter.hit(KEY, 90)
+                with pytest.raises(StoreUnavailable):
+                    limiter.hit("another", 1)
+
+
+def test_a_server_that_does_not_answer(server: RedisServer) -> None:
+    with (
+        Store.private(keys=100) as host_store,
+        RedisStore(server.url, timeout=0.2) as redis_store,
+        LeasedStore(redis_store, host_store) as store,
+    ):
+        limiter = TokenBucket(store, "l", "100/hour")
+        outcomes: list[type[Exception] | bool] = []
+
+        def ask() -> None:
+            try:
+                outcomes.append(limiter.allow(KEY))
+            except StoreUnavailable as error:
+                outcomes.append(type(error))
+
+        with server.stopped():
+            threads = [threading.Thread(target=ask) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert outcomes == [StoreUnavailable] * 8
+        wait_until(lambda: _answers(limiter), "an answer")
+
+
+def _answers(limiter: Any) -> bool:
+    try:
+        return bool(limiter.allow(KEY))
+    except StoreUnavailable:
+        return False
+
+
+def test_threads_that_lack_permits_wait_for_the_one_that_fetches(hosts: Hosts) -> None:
+    store = hosts.new()
+    limiter = TokenBucket(store, "l", "100000/hour")
+    admitted = []
+
+    def work() -> None:
+        admitted.append(sum(limiter.allow(KEY) for _ in range(2000)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(admitted) == 8000
+    assert hosts.calls() <= 40
+
+
+def test_wait(redis_store: RedisStore) -> None:
+    with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store) as store:
+        limiter = TokenBucket(store, "l", "50/second", burst=5)
+        assert all(limiter.wait(KEY) for _ in range(20))
+        slow = TokenBucket(store, "slower", "1/hour", burst=1)
+        assert slow.wait(KEY, timeout=0.01)
+        assert not slow.wait(KEY, timeout=0.01)
+
+
+def test_the_thread_gives_back_what_nobody_uses(redis_store: RedisStore) -> None:
+    with Store.private(keys=100) as first, Store.private(keys=100) as second:
+        stores = [LeasedStore(redis_store, host_store, lease=0.05) for host_store in (first, second)]
+        idle, busy = (FixedWindow(store, "l", "1000/day") for store in stores)
+        used = 0
+        while idle.left(idle.tag(KEY))[0] < 30:
+            used += idle.allow(KEY)
+        wait_until(lambda: busy.peek(KEY).remaining == 1000 - used, "giving back")
+        for store in stores:
+            store.close()
+            store.close()
+
+
+def test_a_child_gives_back_its_own_only(redis_store: RedisStore, server: RedisServer) -> None:
+    crew = Crew()
+    with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=30) as store:
+        limiter = TokenBucket(store, "l", "1000/hour")
+        while limiter.left(limiter.tag("parent"))[0] < 20:
+            limiter.allow("parent")
+        left = limiter.left(limiter.tag("parent"))[0]
+
+        def work() -> int:
+            while limiter.left(limiter.tag("child"))[0] < 20:
+                limiter.allow("child")
+            store.close()
+            return int(limiter.left(limiter.tag("child"))[0])
+
+        try:
+            assert crew.start(work).result() == 0
+        finally:
+            crew.end()
+        assert limiter.left(limiter.tag("parent"))[0] == left
+        assert limiter.allow("parent")
+
+
+def test_asyncio(server: RedisServer) -> None:
+    async def work() -> None:
+        async with AsyncRedisStore(server.url, timeout=10) as redis_store:
+            with Store.private(keys=100) as first, Store.private(keys=100) as second:
+                stores = [AsyncLeasedStore(redis_store, host_store) for host_store in (first, second)]
+                limiters: list[Any] = [TokenBucket(store, "l", "1000/hour") for store in stores]
+                redis_store._client.connection_pool.max_connections = 100
+                answers = await asyncio.gather(*[limiters[i % 2].allow(KEY) for i in range(600)])
+                admitted = sum(answers)
+                assert await limiters[0].peek(KEY)
+                assert (await limiters[0].hit(KEY, 0)).allowed
+                admitted += sum(await limiters[0].allow_many([KEY] * 2))
+                await stores[0].close()
+                await stores[0].close()
+                with pytest.raises(StoreClosed):
+                    await limiters[0].peek(KEY)
+                decision = await limiters[1].hit(KEY)
+                while decision:
+                    admitted += 1
+                    decision = await limiters[1].hit(KEY)
+                assert decision.retry_after > 0
+                assert admitted == 1000
+                assert not await limiters[1].wait(KEY, timeout=0.01)
+                await limiters[1].reset(KEY)
+                assert await limiters[1].wait_async(KEY)
+                for refused in (limiters[1].reserve(KEY), limiters[1].hit(KEY, rate="1/s")):
+                    with pytest.raises(InvalidLimiter):
+                        await refused
+                with pytest.raises(InvalidLimiter):
+                    AllOf(limiters[1], limiters[1])
+                with pytest.raises(TypeError, match="pickled"):
+                    pickle.dumps(limiters[1])
+                assert (limiters[1].name, limiters[1].limit, limiters[1].burst) == ("l", 1000, 1000)
+                await stores[1].close()
+
+    asyncio.run(work())
+
+
+def test_a_task_that_is_cancelled_lets_the_next_one_fetch(server: RedisServer) -> None:
+    async def work() -> None:
+        async with AsyncRedisStore(server.url, timeout=10) as redis_store:
+            with Store.private(keys=100) as host_store:
+                async with AsyncLeasedStore(redis_store, host_store) as store:
+                    limiter: Any = TokenBucket(store, "l", "1000/hour")
+                    with server.stopped():
+                        task = asyncio.create_task(limiter.allow(KEY))
+                        await asyncio.sleep(0.02)
+                        task.cancel()
+                        with pytest.raises(asyncio.CancelledError):
+                            await task
+                    assert await limiter.allow(KEY)
+
+    asyncio.run(work())
+
+
+def test_names_in_redis_tell_nothing_of_the_segment(hosts: Hosts, client: redis.Redis) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "100/hour")
+    assert limiter.allow(KEY)
+    assert len(limiter.terms.host) == 16
+    other = TokenBucket(hosts.new(), "l", "100/hour")
+    assert limiter.terms.host != other.terms.host
+    assert limiter.terms.encoding == other.terms.encoding
