@@ -23,7 +23,7 @@ RATE = "1000000000/hour"
 @pytest.fixture
 def redis_store(redis_port: int) -> Iterator[RedisStore]:
     with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
-        opened._client.flushdb()
+        opened._client._client.flushdb()
         yield opened
 
 

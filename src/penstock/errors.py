@@ -41,6 +41,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def without_url(value: object) -> str:
+    """As ``shown``, of what stands in a store's place: a text may be a URL with a password in it."""
+    return f"a {type(value).__name__}" if isinstance(value, (str, bytes)) else shown(value)
+
+
 class PenstockError(Exception):
     """Base of every exception of penstock."""
 

@@ -351,6 +351,9 @@ class Store:
 
 def default_path(name: str) -> str:
     """The path of the store of that name."""
+    if isinstance(name, str) and "://" in name:
+        # Not the URL: it may have a password in it.
+        raise ValueError("a store's name is no URL: for limits over Redis say RedisStore(url), of penstock.redis")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "

@@ -69,9 +69,9 @@ def server_clock(client: redis.Redis) -> Iterator[ServerClock]:
 
 
 @pytest.fixture
-def hosts(redis_store: RedisStore, server_clock: ServerClock) -> Iterator[Hosts]:
+def hosts(redis_store: RedisStore, server_clock: ServerClock, client: redis.Redis) -> Iterator[Hosts]:
     made = Hosts(redis_store, server_clock)
-    made.redis_store._client.config_resetstat()
+    client.config_resetstat()
     yield made
     for store in made.stores:
         store.close()

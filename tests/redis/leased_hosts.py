@@ -32,7 +32,7 @@ class Hosts:
             clock.advance(seconds)
 
     def calls(self) -> int:
-        stats: Any = self.redis_store._client.info("commandstats")
+        stats: Any = self.redis_store._client._client.info("commandstats")
         return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
     def give_back(self, *, everything: bool = False) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -50,8 +51,9 @@ def redis_server(*arguments: str, port: int | None = None, **options: Any) -> It
     """One more server. The options are a client's."""
     port = port or free_port()
     ports = ("--port", "0", "--tls-port", str(port)) if options.get("ssl") else ("--port", str(port))
+    folder = tempfile.TemporaryDirectory()
     process = subprocess.Popen(
-        [PROGRAM, *ports, *arguments, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
+        [PROGRAM, "--dir", folder.name, *ports, *arguments, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
         stdout=subprocess.DEVNULL,
     )
     try:
@@ -62,6 +64,7 @@ def redis_server(*arguments: str, port: int | None = None, **options: Any) -> It
     finally:
         process.kill()
         process.wait()
+        folder.cleanup()
 
 
 def free_port(highest: int = 65535) -> int:

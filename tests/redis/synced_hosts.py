@@ -34,6 +34,11 @@ class Host:
     def exchange(self) -> None:
         self.synced.exchange()
 
+    @property
+    def field(self) -> bytes:
+        """What the host is called in the hashes at Redis."""
+        return self.synced._exchanges[0].host
+
     def close(self) -> None:
         self.redis_store.close()
         self.synced.close()

@@ -159,19 +159,17 @@ def world_of(
     def make(kind: Any, seed: int, **options: Any) -> World:
         hosts = []
         sizes.seed(seed)
-        options_of_client = fast._client.connection_pool.connection_kwargs
         # The deadline, for limiters only: so long a gate that nobody leaves is closed.
-        options_of_client["socket_timeout"] = 0.05
+        fast._timeout_s = 0.05
         for _ in range(2):
             clock = ManualClock(1000.0)
             host_store = Store.private(keys=100, clock=clock)
             store = LeasedStore(fast, host_store, lease=3, share=0.6)
             opened.extend([store, host_store])
             hosts.append(Host(kind(store, f"m{seed}", **options), clock))
-        options_of_client["socket_timeout"] = 60
         return World(hosts, fast, server_clock, seed)
 
-    fast = RedisStore(redis_store._client, namespace="model")
+    fast = RedisStore(redis_store._client._client, namespace="model")
     yield make
     for one in opened:
         one.closed = True

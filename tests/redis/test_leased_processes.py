@@ -206,10 +206,10 @@ def die(where: str, host: Host, how: int) -> bool:
         if (number := next(times, None)) is not None:
             os.kill(os.getpid(), number)
 
-    do, send = store.redis_store._do, store.redis_store._do_many
+    do, send = store._ask, store.redis_store._do_many
     deposit = limiter.deposit
     if where == "before it asks":
-        store.redis_store._do = lambda asked: (end(), do(asked))[1]  # type: ignore[method-assign, func-returns-value]
+        store._ask = lambda asked: (end(), do(asked))[1]  # type: ignore[method-assign, func-returns-value]
     elif where == "after it has asked":
         # What is sent is executed, and nobody reads the answer.
         kind: Any = store.redis_store._client.connection_pool.connection_class
@@ -223,7 +223,7 @@ def die(where: str, host: Host, how: int) -> bool:
     else:
         while limiter.left(limiter.tag(KEY))[0] < 3:
             limiter.allow(KEY)
-        store.redis_store._do_many = lambda asked: (end(), send(asked))[1]  # type: ignore[method-assign, func-returns-value]
+        store.redis_store._do_many = lambda *a: (end(), send(*a))[1]  # type: ignore[method-assign, func-returns-value]
         store._give_back(store._keeper().holdings.unused(everything=True))
     return bool(limiter.allow(KEY))
 

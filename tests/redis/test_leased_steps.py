@@ -93,10 +93,11 @@ def test_permits_of_a_window_are_not_spent_in_the_next(hosts: Hosts) -> None:
     asked: Any = next(steps)
     hosts.advance(0.1)
     granted = hosts.redis_store._do(asked)
-    asked = steps.send(granted)
-    assert left(limiter) == granted.permits
-    assert free(limiter) + left(limiter) <= 100
-    steps.close()
+    with pytest.raises(StopIteration) as end:
+        steps.send(granted)
+    assert end.value.value.allowed
+    assert left(limiter) == granted.permits - (before + 1)
+    assert free(limiter) + granted.permits <= 100
 
 
 def test_nothing_is_withdrawn_while_a_fetch_is_pending(hosts: Hosts) -> None:

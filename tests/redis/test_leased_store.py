@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+import redis.sentinel
 from leased_hosts import Hosts, drained
 from process_helpers import Crew, wait_until
 from redis_server import RedisServer, redis_server
@@ -588,3 +589,135 @@ def test_names_in_redis_tell_nothing_of_the_segment(hosts: Hosts, client: redis.
     other = TokenBucket(hosts.new(), "l", "100/hour")
     assert limiter.terms.host != other.terms.host
     assert limiter.terms.encoding == other.terms.encoding
+
+
+def sentinel(service: str, port: int = 1) -> RedisStore:
+    sentinels = redis.sentinel.Sentinel([("127.0.0.1", port)], sentinel_kwargs={"socket_timeout": 1})
+    return RedisStore(sentinels.master_for(service, socket_timeout=0.5))
+
+
+def test_different_servers_share_nothing() -> None:
+    servers = [
+        sentinel("prod"),
+        sentinel("test"),
+        sentinel("prod", 2),
+        RedisStore("redis://127.0.0.1:1"),
+        RedisStore("redis://127.0.0.1:2"),
+        RedisStore("redis://127.0.0.1:1/3"),
+        RedisStore("redis://127.0.0.1:1?db=4"),
+        RedisStore("unix:///nowhere"),
+        RedisStore("redis+cluster://127.0.0.1:1"),
+    ]
+    with Store.private(keys=100) as host_store:
+        terms = [TokenBucket(LeasedStore(server, host_store), "l", "1/second").terms for server in [*servers, *servers]]
+        assert len({one.encoding for one in terms}) == len({one.host for one in terms}) == len(servers)
+    for server in servers:
+        server.close()
+
+
+def test_the_server_of_a_url_and_of_a_client_is_one(server: RedisServer) -> None:
+    with Store.private(keys=100) as host_store, RedisStore(server.url) as by_url, server.client() as client:
+        client.connection_pool.connection_kwargs["socket_timeout"] = 0.5
+        stores = [LeasedStore(one, host_store) for one in (by_url, RedisStore(client))]
+        first, second = (TokenBucket(store, "l", "1/second").terms.encoding for store in stores)
+        assert first == second
+
+
+@pytest.mark.parametrize("policy", ["allow", "local"])
+def test_the_policy_answers_when_redis_is_away(policy: Any) -> None:
+    with Store.private(keys=1000) as host_store, redis_server() as own:
+        options: Any = {} if policy == "allow" else {"host": host_store, "hosts": 2}
+        redis_store = RedisStore(own.url, when_unavailable=policy, **options)
+        with redis_store, LeasedStore(redis_store, host_store) as store:
+            limiter = TokenBucket(store, "l", "40/hour")
+            assert not limiter.hit(KEY).degraded
+            own.process.kill()
+            own.process.wait()
+            decisions = [limiter.hit(KEY) for _ in range(60)]
+            degraded = [decision for decision in decisions if decision.degraded]
+            assert len(degraded) >= 50
+            assert sum(decision.allowed for decision in degraded) == (len(degraded) if policy == "allow" else 20)
+            assert limiter.allow("another")
+            assert limiter.peek("another", 3).degraded
+            limiter.refund(KEY)
+            with pytest.raises(StoreUnavailable):
+                limiter.reset(KEY)
+            assert redis_store.status().decided_by_policy >= 50
+
+        async def work() -> None:
+            async with (
+                AsyncRedisStore(own.url, when_unavailable=policy, **options) as redis_store,
+                AsyncLeasedStore(redis_store, host_store) as store,
+            ):
+                limiter: Any = TokenBucket(store, "a", "40/hour")
+                assert await limiter.allow(KEY)
+                assert (await limiter.hit(KEY)).degraded
+                assert (await limiter.peek(KEY)).degraded
+                await limiter.refund(KEY)
+
+        asyncio.run(work())
+
+
+def test_many_tasks_of_one_key(server: RedisServer) -> None:
+    async def work() -> None:
+        async with AsyncRedisStore(server.url, timeout=10) as redis_store:
+            with Store.private(keys=100) as host_store:
+                async with AsyncLeasedStore(redis_store, host_store) as store:
+                    limiter: Any = TokenBucket(store, "l", "100000/hour")
+                    assert all(await asyncio.gather(*[limiter.allow(KEY) for _ in range(10_000)]))
+                    assert all(await asyncio.gather(*[limiter.hit("k2", 2) for _ in range(1000)]))
+
+    asyncio.run(work())
+
+
+def test_a_signal_while_the_keeper_begins(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler may use the limiter."""
+    with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store) as store:
+        limiter = TokenBucket(store, "l", "1000/hour")
+        start = threading.Thread.start
+        answers = []
+
+        def interrupted(thread: threading.Thread) -> None:
+            answers.append(limiter.allow("in the handler"))
+            start(thread)
+            answers.append(limiter.allow("in the handler"))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            assert limiter.allow(KEY)
+        assert answers == [True, True]
+
+
+def test_without_a_thread_leases_end_by_themselves(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with (
+        Store.private(keys=100) as host_store,
+        LeasedStore(redis_store, host_store) as store,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(threading.Thread, "start", refuse)
+        assert TokenBucket(store, "l", "1000/hour").allow(KEY)
+
+
+def test_the_thread_survives_every_error(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=0.05) as store:
+        limiter = FixedWindow(store, "l", "1000/day")
+        give_back = store._give_back
+        calls: list[int] = []
+
+        def fails_first(asked: Any) -> None:
+            calls.append(len(asked))
+            if len(calls) < 3:
+                raise OSError("of somebody else's client")
+            give_back(asked)
+
+        monkeypatch.setattr(store, "_give_back", fails_first)
+        used = 0
+        limiter.allow("before")
+        wait_until(lambda: len(calls) >= 3, "the errors")
+        while limiter.left(limiter.tag(KEY))[0] < 30:
+            used += limiter.allow(KEY)
+        wait_until(lambda: limiter.left(limiter.tag(KEY))[0] == 0, "giving back")
+        wait_until(lambda: limiter.peek(KEY).remaining == 1000 - used, "what was given back")

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -32,7 +32,8 @@ from penstock import (
 )
 from penstock.errors import CostExceedsLimit, ForeignState, InvalidKey, InvalidLimiter, StoreClosed, StoreUnavailable
 from penstock.redis import AsyncRedisStore, RedisStore
-from penstock.redis.breaker import AT_ONCE, THRESHOLD
+from penstock.redis.breaker import AT_ONCE, THRESHOLD, Breaker
+from penstock.redis.policies import Loose
 from penstock.testing import ManualClock
 
 # Long enough for any machine; what a test makes wait has a shorter one.
@@ -392,6 +393,89 @@ def test_a_prober_that_is_killed_is_replaced(crew: Crew, through: Proxy, clock: 
         wait_until(is_answered, "an answer")
 
 
+@pytest.mark.parametrize("filled_after", [0, 1, THRESHOLD])
+@pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
+def test_a_host_store_without_room(
+    through: Proxy, clock: ManualClock, on_full: Literal["evict", "deny", "allow"], filled_after: int
+) -> None:
+    """It opens, there is one probe per interval, and it ends: whenever others' keys have filled the store."""
+    clock.set(1000)
+    with (
+        Store.private(keys=100, on_full=on_full, clock=clock) as host,
+        RedisStore(through.url, timeout=PATIENT_S, host=host) as store,
+    ):
+        bucket = TokenBucket(store, "api", "8/hour")
+
+        def count_asked(calls: int) -> int:
+            count = 0
+            for _ in range(calls):
+                with pytest.raises(StoreUnavailable) as caught:
+                    bucket.allow("ada")
+                count += "asked again" not in str(caught.value)
+            return count
+
+        port, through.server_port = through.server_port, 1
+        for number in range(THRESHOLD + 1):
+            if number == filled_after:
+                clock.advance(3 * PATIENT_S)
+                others = FixedWindow(host, "others", "1/day")
+                for key in range(3000):
+                    others.allow(key)
+            if number < THRESHOLD:
+                assert count_asked(1) == 1
+        assert store.status().state == "open"
+        for _ in range(3):
+            clock.advance(3 * PATIENT_S)
+            assert count_asked(20) == 1
+        through.server_port = port
+        clock.advance(3 * PATIENT_S)
+        assert bucket.allow("ada")
+        clock.advance(3 * PATIENT_S)
+        assert bucket.allow("ada")
+        assert store.status().state == "closed"
+        # When there is room again, the others are told.
+        clock.advance(2 * 86_400)
+        through.server_port = 1
+        through.cut()
+        assert count_asked(THRESHOLD) == THRESHOLD
+        with RedisStore(through.url, host=host) as other:
+            assert other.status().state == "open"
+
+
+def test_hosts_do_not_probe_together(clock: ManualClock) -> None:
+    hosts = [Store.private(keys=100, clock=clock) for _ in range(40)]
+    breakers = [Breaker(host, "shop:6379", SHORT_S) for host in hosts]
+
+    def count_probes() -> int:
+        count = 0
+        for breaker in breakers:
+            with contextlib.suppress(StoreUnavailable):
+                breaker.passage()
+                count += 1
+        return count
+
+    for breaker in breakers:
+        for _ in range(THRESHOLD):
+            breaker.failed(redis.ConnectionError())
+    assert count_probes() == 0
+    clock.advance(1)
+    assert 0 < count_probes() < 40
+    for store in (*breakers, *hosts):
+        store.close()
+
+
+def test_a_probe_is_over_before_the_next_one(clock: ManualClock, host: Store) -> None:
+    breaker = Breaker(host, "shop:6379", PATIENT_S)
+    for _ in range(THRESHOLD):
+        breaker.failed(redis.ConnectionError())
+    clock.advance(PATIENT_S)
+    with pytest.raises(StoreUnavailable):
+        breaker.passage()
+    clock.advance(2 * PATIENT_S)
+    breaker.passage()
+    breaker.close()
+
+
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_recovery_is_no_storm(
     crew: Crew, through: Proxy, clock: ManualClock, host: Store, is_gated: bool, monkeypatch: pytest.MonkeyPatch
@@ -693,6 +777,45 @@ def test_permits_of_a_policy_are_not_given_back_to_redis(
         asker(held.peek, "ada")
 
 
+def test_permits_of_a_policy_end_with_their_lease_and_are_not_a_childs(crew: Crew) -> None:
+    ended = Loose(0)
+    ended.add("ada", 2)
+    assert ended.take("ada", 2) == 0
+    held = Loose(3600)
+    held.add("ada", 2)
+    assert crew.start(held.take, "ada", 2).result() == 0
+    assert held.take("ada", 2) == 2
+
+
+def test_a_cancelled_reservation_leaves_nothing_behind(make: Callable[..., Asker], gone: str, host: Store) -> None:
+    local = make(gone, host=host, when_unavailable="local", hosts=1)
+    held = Concurrency(local.store, "held", 8, lease="1 hour")
+    several = AllOf(held, TokenBucket(local.store, "rate", "8/hour"))
+    for limiter in (held, several):
+        reservation = local(limiter.reserve, "ada", 2)
+        assert reservation.allowed
+        local(reservation.cancel)
+    # What comes now was taken from Redis.
+    assert held._twin.give_back_loose("ada", 8) == 0  # type: ignore[attr-defined]
+
+
+def test_a_signal_handler_that_asks_while_permits_are_counted(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisStore(gone, when_unavailable="allow") as allow:
+        held = Concurrency(allow, "held", 8, lease="1 hour")
+        loose = held._twin.loose[0]  # type: ignore[attr-defined]
+
+        class Interrupted(dict[Any, Any]):
+            def get(self, *arguments: Any) -> Any:
+                loose._given = {}
+                # As a handler would that comes just here, in the same thread.
+                assert held.allow("ada")
+                return super().get(*arguments)
+
+        loose._given = Interrupted()
+        assert held.allow("ada")
+        assert loose.take("ada", 8) >= 1
+
+
 def test_a_batch_that_is_cut_off(make: Callable[..., Asker], through: Proxy, host: Store) -> None:
     """What has been answered is; the rest is the policy's."""
     allow = make(through.url, host=host, when_unavailable="allow")
@@ -728,6 +851,11 @@ def test_a_closed_host_store_is_said(server: RedisServer) -> None:
         host.close()
         with pytest.raises(StoreClosed):
             bucket.allow("ada")
+    with Store.private(keys=1000) as host:
+        with RedisStore(server.url, timeout=PATIENT_S, host=host) as store:
+            assert store.status().state == "closed"
+        with pytest.raises(StoreClosed):
+            store.status()
 
 
 def test_nothing_is_left_behind(gone: str) -> None:

@@ -15,7 +15,7 @@ import redis.sentinel
 from both_kinds import done, with_store
 from redis_server import PATIENCE_S, PROGRAM, RedisServer, answers, free_port, redis_server, until
 
-from penstock import AllOf, StoreUnavailable, TokenBucket
+from penstock import AllOf, Store, StoreUnavailable, TokenBucket
 from penstock.redis import AsyncRedisStore, RedisStore
 
 SERVICE = "shop"
@@ -136,3 +136,18 @@ def test_a_sentinel_that_is_away(is_async: bool) -> None:
             await done(TokenBucket(store, "api", "9/hour").allow("ada"))
 
     with_store(body, is_async, client)
+
+
+def test_masters_of_one_name_are_not_taken_for_each_other() -> None:
+    """What one host knows of one of them is nothing that it knows of the other; nobody is asked for that."""
+
+    def store_of(*ports: int) -> RedisStore:
+        sentinel = redis.sentinel.Sentinel([("127.0.0.1", port) for port in ports], socket_timeout=PATIENCE_S)
+        return RedisStore(sentinel.master_for(SERVICE, socket_timeout=PATIENCE_S), host=host, when_unavailable="allow")
+
+    unused = [free_port() for _ in range(2)]
+    with Store.private(keys=100) as host:
+        first, other, again = store_of(*unused), store_of(unused[0]), store_of(*reversed(unused))
+        bucket = TokenBucket(first, "api", "8/hour")
+        assert all(bucket.hit("ada").degraded for _ in range(3))
+        assert [store.status().state for store in (first, other, again)] == ["open", "closed", "open"]

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis_server import RedisServer, redis_server
+from both_kinds import done, with_store
+from redis_server import PATIENCE_S, RedisServer, redis_server
 from scripts_clock import ServerClock
 
 import penstock
@@ -39,7 +40,15 @@ from penstock import (
     StoreUnavailable,
     TokenBucket,
 )
-from penstock.redis import AsyncRedisStore, RedisLimiter, RedisStore
+from penstock.redis import (
+    AsyncLeasedStore,
+    AsyncRedisStore,
+    LeasedStore,
+    RedisLimiter,
+    RedisStore,
+    SyncedStore,
+)
+from penstock.redis.base import LOG_EVERY_S
 from penstock.redis.keys import fingerprint, plain
 from penstock.testing import ManualClock
 from penstock.web import Rule
@@ -86,8 +95,25 @@ def test_what_a_limiter_was_made_of(redis_store: RedisStore) -> None:
 
 def test_where_no_limiter_over_redis_can_be(redis_store: RedisStore) -> None:
     several: Any = AllOf(TokenBucket(redis_store, "b", "1/s"))
-    with pytest.raises(InvalidLimiter, match="over a Store or a RedisStore"):
+    with pytest.raises(InvalidLimiter, match=r"one limiter.* are asked as one"):
         Rule(several)
+    nothing: Any = redis_store
+    with pytest.raises(InvalidLimiter, match="over a Store, a SyncedStore or a RedisStore"):
+        Rule(nothing)
+
+
+def test_a_url_where_a_store_should_be() -> None:
+    """The error names the class, and never the URL, which may have a password in it."""
+    url: Any = "redis://shop:secret@localhost"
+    for make in (lambda: TokenBucket(url, "b", "1/s"), lambda: Store(url, keys=10)):
+        with pytest.raises((TypeError, ValueError), match=r"RedisStore\(url\)") as caught:
+            make()
+        assert "secret" not in str(caught.value)
+    with Store.private(keys=10) as host:
+        for kind in (LeasedStore, AsyncLeasedStore, SyncedStore):
+            with pytest.raises(TypeError, match=r"RedisStore, not a str") as refused:
+                kind(url, host)
+            assert "secret" not in str(refused.value)
 
 
 def test_the_classes_of_the_core_still_make_their_own() -> None:
@@ -579,9 +605,9 @@ def test_a_password_and_a_user_pass_through_the_url(server: RedisServer, client:
     try:
         url = server.url.replace("//", "//shop:secret@")
         assert allow(url, "shop")
-        with pytest.raises(StoreUnavailable, match=r"(?i)perm"):
+        with pytest.raises(StoreUnavailable, match=r"(?i)perm.*docs/redis\.md"):
             allow(url, "other")
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match="check the user and the password"):
             allow(server.url.replace("//", "//shop:wrong@"), "shop")
     finally:
         client.execute_command("ACL DELUSER", "shop")
@@ -622,6 +648,14 @@ def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
     for timeout in (0, -1, float("inf"), True, "1"):
         with pytest.raises(ValueError, match="timeout"):
             make(server.url, timeout=timeout)
+    with pytest.raises(ValueError, match="socket_timeout is a number"):
+        make(redis.Redis(port=server.port, socket_timeout="1"))  # type: ignore[arg-type]
+    for kind in (make, AsyncRedisStore):
+        for option in ("socket_timeout=60", "socket_connect_timeout=1", "retry_on_timeout=yes"):
+            with pytest.raises(ValueError, match=f"{option.partition('=')[0]} has no place in the URL"):
+                kind(f"{server.url}?{option}")
+        with pytest.raises(ValueError, match=r"number of a database.*'/shop'"):
+            kind("redis://localhost/shop")
     for namespace in ("", "a{b", "a}", "é", 7, "a" * 101):
         with pytest.raises(ValueError, match="namespace"):
             make(server.url, namespace=namespace)
@@ -632,6 +666,49 @@ def test_every_operation_has_a_deadline_and_none_is_repeated(server: RedisServer
         options = store._client.connection_pool.connection_kwargs
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.5, 0.5)
         assert options["retry"].get_retries() == 0 if hasattr(options["retry"], "get_retries") else True
+
+
+def test_why_redis_has_not_decided_is_logged_once_a_minute(
+    server: RedisServer, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever is answered by a policy, or by 503, isn't told the reason."""
+
+    async def ask(store: Any) -> None:
+        bucket = TokenBucket(store, "b", "5/minute")
+        for _ in range(5):
+            assert await done(bucket.allow("ada"))
+        assert all(await done(bucket.allow_many(["ada"] * 3)))
+        assert len(caplog.messages) == 1
+        store._logged_s -= LOG_EVERY_S
+        assert await done(bucket.hit("ada"))
+
+    # Not a failure: the breaker stays closed, and each is asked.
+    url = server.url.replace("/0", "/99")
+    with_store(ask, is_async, lambda: url, timeout=PATIENCE_S, when_unavailable="allow")
+    assert [(record.name, record.levelname) for record in caplog.records] == [("penstock.redis", "WARNING")] * 2
+    assert all(f"127.0.0.1:{server.port}> has not decided" in text and "DB index" in text for text in caplog.messages)
+
+
+def test_a_server_that_is_no_node_of_a_cluster(server: RedisServer, is_async: bool) -> None:
+    async def ask(store: Any) -> None:
+        with pytest.raises(StoreUnavailable, match="begins with redis:// or rediss://"):
+            await done(TokenBucket(store, "b", "5/minute").allow("ada"))
+
+    with_store(ask, is_async, lambda: server.url.replace("redis://", "redis+cluster://"), timeout=PATIENCE_S)
+
+
+def test_a_store_is_for_one_event_loop(server: RedisServer) -> None:
+    for ask in (lambda bucket: bucket.hit("ada"), lambda bucket: bucket.allow_many(["ada"])):
+        store = AsyncRedisStore(server.url, timeout=PATIENCE_S)
+        bucket = TokenBucket(store, "b", "5/minute")
+
+        async def used(ask: Any = ask, bucket: Any = bucket, store: Any = store) -> None:
+            assert await ask(bucket)
+            await store._client.aclose()
+
+        asyncio.run(used())
+        with pytest.raises(RuntimeError, match=r"another event loop before.*for each event loop"):
+            asyncio.run(used())
 
 
 def test_a_closed_store(server: RedisServer) -> None:

@@ -18,8 +18,9 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from fastapi import Depends, FastAPI
+from proxy import proxy
 from redis_server import RedisServer, redis_server
-from web_requests import Answered, Site, Wire, asgi_scope
+from web_requests import Answered, Site, Wire, asgi_scope, wsgi_environ
 
 import penstock.contrib.aiohttp
 import penstock.contrib.fastapi
@@ -152,8 +153,8 @@ def test_w27_redis_is_gone(site: Callable[..., tuple[Any, Ask]], gone: str) -> N
         assert answers[0]["ratelimit"].startswith('"api";r=0')
 
 
-def test_what_is_held_and_what_is_given_back(server: RedisServer, client: redis.Redis) -> None:
-    with RedisStore(server.url, timeout=PATIENT_S) as store:
+def test_what_is_held_and_what_is_given_back(server: RedisServer) -> None:
+    with proxy(server.port) as through, RedisStore(through.url, timeout=PATIENT_S) as store:
         held = Concurrency(store, "held", 1, lease="1 hour")
         failures = TokenBucket(store, "failures", "2/hour")
         wide = TokenBucket(store, "wide", "100/hour")
@@ -173,13 +174,35 @@ def test_what_is_held_and_what_is_given_back(server: RedisServer, client: redis.
 
         # Redis goes away between the request and the end of its answer: that is sent all the same.
         def lose() -> int:
-            store._client.connection_pool.disconnect()
-            client.execute_command("CLIENT", "PAUSE", 1, "ALL")
-            store._client.connection_pool.connection_kwargs["port"] = 1
+            through.server_port = 1
+            through.cut()
             return 200
 
         site.handle = lose
         assert site.ask("/held").status == 200
+        assert store.status().failures > 0
+
+
+def test_not_every_part_of_a_long_answer_waits_for_redis(server: RedisServer, client: redis.Redis) -> None:
+    def calls() -> int:
+        statistics = client.info("commandstats")
+        return int(statistics.get("cmdstat_evalsha", {}).get("calls", 0))
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        return iter([b"part"] * 500)
+
+    with RedisStore(server.url, timeout=PATIENT_S) as store:
+        held = Concurrency(store, "held", 1, lease="1 hour")
+        site = Site("wsgi", [Rule(held, key=everyone)])
+        assert site.ask("/").status == 200
+        before = calls()
+        limited = WSGIMiddleware(app, [Rule(held, key=everyone)])
+        body: Any = limited(wsgi_environ("/", "GET"), lambda *_: None)
+        assert len(list(body)) == 500
+        body.close()
+        assert calls() - before < 10
+        assert held.peek("everyone").remaining == 1
 
 
 def test_an_event_loop_is_never_stopped(server: RedisServer, redis_store: RedisStore, async_store: Any) -> None:
@@ -189,12 +212,15 @@ def test_an_event_loop_is_never_stopped(server: RedisServer, redis_store: RedisS
         lambda: ASGIMiddleware(lambda *_: None, [sync]),  # type: ignore[arg-type, return-value]
         lambda: penstock.contrib.fastapi.setup(FastAPI(), [sync]),
         lambda: penstock.contrib.aiohttp.setup(web.Application(), [sync]),
+        lambda: penstock.contrib.fastapi.limited(sync),
+        lambda: penstock.contrib.aiohttp.limited(sync),
     ):
         with pytest.raises(InvalidLimiter, match="AsyncRedisStore"):
             make()
     for make in (
         lambda: WSGIMiddleware(lambda *_: [], [awaited]),
         lambda: penstock.contrib.flask.Limits(flask.Flask("shop"), [awaited]),
+        lambda: penstock.contrib.flask.Limits(flask.Flask("shop")).limit(awaited),
     ):
         with pytest.raises(InvalidLimiter, match="over a RedisStore"):
             make()
@@ -345,8 +371,8 @@ def test_a_web_socket(server: RedisServer, gone: str, loop: asyncio.AbstractEven
         with contextlib.suppress(KeyError):
             del scope["method"]
         await limited(scope, wire.receive, wire.send)
-        return str(wire.sent[0]["type"])
+        return " ".join(str(wire.sent[0].get(name, "")) for name in ("type", "reason")).strip()
 
     assert in_loop(server.url, ask) == "websocket.accept"
-    assert in_loop(server.url, ask) == "websocket.close"
-    assert in_loop(gone, ask) == "websocket.close"
+    assert in_loop(server.url, ask) == "websocket.close Too Many Requests"
+    assert in_loop(gone, ask) == "websocket.close Service Unavailable"

@@ -159,7 +159,7 @@ def test_buckets(
         assert all(host.synced.status().pending_keys == 0 for host in made)
         ((key, arrival_us),) = sums(client).items() or [("none", 0)]
         told = {field: int(entry.split(b":")[2]) for field, entry in client.hgetall(key).items() if b":" in entry}
-        assert [told.get(host.synced._host, 0) for host in made] == [permits * US for permits in charged]
+        assert [told.get(host.field, 0) for host in made] == [permits * US for permits in charged]
         # Each second brings one permit back: what isn't ahead of now has been refilled.
         ahead = max(arrival_us - scene.now * US, 0) // US
         assert ahead <= sum(charged)
@@ -259,7 +259,7 @@ def test_what_was_given_back_before_the_answer_is_not_forgotten(
         assert host.synced.status().pending_keys == 1
         scene.lines[0].fate = "answered"
         assert host.synced._exchange(-2, elected=False) is None
-        entries = [client.hget(key, host.synced._host) or b"0:0:0:0" for key in sums(client)]
+        entries = [client.hget(key, host.field) or b"0:0:0:0" for key in sums(client)]
         assert [int(entry.split(b":")[2]) for entry in entries] == [0]
 
 

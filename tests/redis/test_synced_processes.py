@@ -103,7 +103,7 @@ def test_a_new_key_that_several_charge_at_once(
 
 def told_to(client: redis.Redis, host: Host) -> int:
     """What Redis knows of a host's charges, in microseconds of refill."""
-    entries = [client.hget(key, host.synced._host) or b"0:0:0:0" for key in sums(client)]
+    entries = [client.hget(key, host.field) or b"0:0:0:0" for key in sums(client)]
     return sum(int(entry.split(b":")[2]) for entry in entries)
 
 

@@ -89,7 +89,7 @@ def checked(PENSTOCK: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> l
         ({"RULES": f"{__name__}.nothing"}, "E001", "does not define a", "a name in it"),
         ({"RULES": "broken_limits.rules"}, "E001", r"can't be imported: InvalidRate: 'often' is not a rate", "shell"),
         ({"STORE": "shop"}, "E001", "is the dotted path of nothing", "a module"),
-        ({"STORE": object}, "E001", r'PENSTOCK\["STORE"\] is a Store or its dotted path, not <class', "STORE"),
+        ({"STORE": object}, "E001", r"is a Store, a RedisStore or the dotted path of one, not <class", "STORE"),
         ({"CLIENT": "penstock.web.ClientAddress"}, "E001", "ClientAddress'> is a class", "client = ClientAddress"),
         ({"CLIENT": 5}, "E002", "client is a ClientAddress or another key function, not 5", ""),
         ({"RULES": ["api"]}, "E002", r"rules are of Rule and BodyLimit, not 'api': write Rule\(limiter\)", "RULES"),

@@ -28,6 +28,7 @@ from penstock.contrib.views import (
 )
 from penstock.core.limiter import Limiter
 from penstock.web import DISCONNECTED, BodyLimit, Gate, Rule
+from penstock.web.gate import check_waiting
 from penstock.web.request import KeyFunction
 from penstock.web.rules import outcome
 
@@ -143,6 +144,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
     """
     rules = rules_of(limits, options)
+    check_waiting(rules, in_loop=True)
 
     def decorate(handler: AnyHandler) -> AnyHandler:
         inner, all_rules = stacked(handler, rules)

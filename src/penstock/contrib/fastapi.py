@@ -19,6 +19,7 @@ from penstock.core.limiter import Limiter
 from penstock.web import Answer, ASGIMiddleware, BodyLimit, Denial, Gate, Passage, Rule
 from penstock.web.answers import reason_of
 from penstock.web.asgi import TRY_AGAIN_LATER, Application, Ended, Receive, Send, send_answer
+from penstock.web.gate import check_waiting
 from penstock.web.request import ASGIRequest, KeyFunction, Scope
 
 __all__ = ["LimitDenied", "LimitsMiddleware", "limited", "setup"]
@@ -66,6 +67,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     Several limiters in one are asked as one, all or none. For a WebSocket's route, too. Needs ``setup``.
     """
     rules = rules_of(limits, options)
+    check_waiting(rules, in_loop=True)
 
     async def ask(connection: HTTPConnection) -> None:
         scope = connection.scope
@@ -143,5 +145,5 @@ async def _answer(connection: Request | WebSocket, error: Exception) -> Response
         await connection.send_denial_response(response)
     else:
         # The server makes a 403 of it.
-        await connection.close(TRY_AGAIN_LATER, "Too Many Requests")
+        await connection.close(TRY_AGAIN_LATER, reason_of(answer.status))
     return None

@@ -17,6 +17,7 @@ from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
 from penstock.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
 from penstock.web.answers import retry_after
+from penstock.web.gate import check_waiting
 from penstock.web.request import Environ, KeyFunction, WSGIRequest
 from penstock.web.wsgi import Application, Ended, StartResponse
 
@@ -91,6 +92,7 @@ class Limits:
         Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
         """
         rules = rules_of(limits, options)
+        check_waiting(rules, in_loop=False)
 
         def decorate(view: View) -> View:
             if isinstance(view, Blueprint):

@@ -48,7 +48,9 @@ cdef class AllOf:
             raise InvalidLimiter(f"AllOf takes 1 to {MOST} limiters, not {len(limiters)}")
         for limiter in limiters:
             if not isinstance(limiter, Limiter):
-                raise InvalidLimiter(f"AllOf takes limiters, not {shown(limiter)}")
+                raise InvalidLimiter(
+                    f"AllOf takes limiters of one store, not {shown(limiter)}"
+                    + (f" beside {limiters[0]!r}" if limiter is not limiters[0] else ""))
             if limiter.store is not limiters[0].store:
                 raise InvalidLimiter(
                     f"AllOf takes limiters of one store, but {limiter!r} is in another than {limiters[0]!r}")

@@ -24,6 +24,7 @@ cdef struct Step:
     uint64_t keep_ns             # a cell without permits is kept for so long
     uint64_t ticket              # the generation that must still be there
     uint64_t granted
+    uint64_t dropped             # so many of those that were reported don't count any more
     uint64_t end_ns              # of the lease
     uint64_t same_ns             # permits of a lease that ends so much earlier are not of the same one
     bint was_known
@@ -39,6 +40,7 @@ cdef struct Step:
 cdef struct Passing:
     uint64_t cost
     uint64_t until_ns            # from now on when entering
+    uint64_t mark                # of who enters
     uint64_t size
     uint64_t seen                # when leaving: the state that entering left
     uint64_t longest_ns

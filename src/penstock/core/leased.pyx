@@ -11,9 +11,10 @@ Who may change what
 * *Spend* (anybody): permits are there and the lease runs. Permits fall; nothing else changes.
 * *Begin* (who is about to ask the server): sets `pending` and a generation of its own. The server will be told how many
   permits are left: so many are still on loan, whatever else it had lent the host has been spent.
-* *Deposit* (the same one, with the answer): only if the cell still holds its generation, pending. Adds what was
-  granted, less the request's own cost, so that who fetches is served; the end is that of the new lease.
-* *Settle* (the same one, without a grant): takes `pending` away.
+* *Deposit* (the same one, with the answer): only if the gate is still its own and the cell still holds its generation,
+  pending. Drops those of the reported permits that the server says don't count any more, and adds what was granted,
+  less the request's own cost, so that who fetches is served; the end is that of the new lease.
+* *Settle* (the same one, without a grant): takes `pending` away, and drops in the same way.
 * *Withdraw* (who gives back): only if nothing is pending. Takes all permits out; the server will be told.
 
 Begin and withdraw are also stamped with the monotonic clock, read between loading the state and swapping it, so stamps
@@ -26,8 +27,15 @@ heard of, plus what it granted then. Of what the host may still spend
 - permits granted to an earlier fetch that is still under way are not in the loan, and never come to the cell: its
   deposit finds another generation. They are lost, and count as spent.
 - a later step that the server hasn't heard of yet adds no permits before its answer.
-A report that was overtaken and arrives late has an older stamp. If the server has forgotten the loan by then, because
-all was spent or its end has passed, the host has nothing, and what is granted to the late one is lost.
+A report that was overtaken and arrives late has an older stamp. If the server has forgotten the loan by then, as all
+was spent, the host has nothing, and what is granted to the late one is lost.
+
+*A report of permits that are not on loan is not believed.* It may arrive after its loan's end, when what it tells of
+has counted as spent and may have been refilled and admitted; or at a server that came back empty, or where the key was
+reset. The server takes no more for being left than it has on loan to the host, and says how many more were reported;
+so its level and what is on loan together grow by nothing but time and what is given back. Deposit and settle take the
+others out of the cell. If the answer is lost, they can be spent until the old lease's end on the host, which is not
+later than the server's: if the report came after that, no longer.
 
 *A generation isn't met again while it matters.* It is the clock, in units of which 128 are longer than a fetch may take
 and a lease lasts. A begin that meets a generation of its own unit or one ahead of it takes the same if nothing is
@@ -36,7 +44,11 @@ closed for, unless gates are lost; so all that are under way within the time of 
 deposit's lease is over, and it deposits nothing.
 
 *A cell that is lost* (evicted, reset): a begin that finds none says that it doesn't know what is left, and the server
-keeps on loan what was. So it does no harm if an earlier fetch finds its generation in the new cell by chance.
+keeps on loan what was. An earlier fetch that is still under way must not deposit in the new cell: once another begin
+has reported what is there, its permits count as spent. So it looks whether the gate is still as it has left it: a state
+with a time and a mark that nobody else has left in the same millisecond but by a chance of 1 in 65,536. The new cell's
+generation is ahead of the clock by chance. What remains is a fetch that is stopped between looking at its gate and
+its deposit, while its cell is lost, and then meets a generation that is its own by a chance of 1 in 64.
 
 *The end.* The server says how long a lease lasts from when it was granted; the host counts that from before it asked.
 So its end is never later than the server's, as far as their clocks run at one rate.
@@ -48,6 +60,8 @@ A crash
 -------
 * before the request was sent: the gate is closed until its time; the next one begins then.
 * after it was sent, or with the reply: the same; what was granted stays on loan until the next report, and is lost.
+  The next one asks for no more than it needs, as does everybody until an answer has come: so of answers that are lost
+  one after the other, one loses a batch, and each other one what its request would have had.
 * between deposit and leaving the gate: the same; what was deposited is spent meanwhile.
 * after withdrawing: what was withdrawn stays on loan until the next report or the lease's end, and is lost.
 A process that is stopped there and goes on is one that was overtaken.
@@ -55,7 +69,8 @@ A process that is stopped there and goes on is one that was overtaken.
 The gate
 --------
 Advisory: whoever passes it wrongly costs a fetch, never a permit. Closed while somebody fetches, until that must have
-ended: others wait, and look whether there are permits. Closed after a denial until it can change, for requests that
+ended: others wait, and look whether there are permits. They wait for two that fetch: if the one that they find is
+killed, one of them is next, and may be killed too. Closed after a denial until it can change, for requests that
 cost as much: others are denied, which takes loads only. It also remembers how much is borrowed at a time, as a power of
 two; after its time as long as nobody has taken its cell.
 """
@@ -86,7 +101,12 @@ cdef enum:
 
 cdef uint64_t MOST_GATE_COST = (1 << 16) - 1
 cdef uint64_t FETCHING = 1 << 16
-cdef uint64_t MOST_SIZE = 31
+
+# A size that is none: nobody has brought an answer since.
+LOST = 31
+cdef uint64_t LOST_SIZE = LOST
+# A generation begins ahead of the clock by less.
+cdef uint64_t MOST_AHEAD = 63
 
 # What `enter` says of a gate.
 PASSED, BUSY, CLOSED = 0, 1, 2
@@ -129,7 +149,10 @@ cdef inline uint64_t next_generation(const Step* step, uint64_t state) noexcept 
     cdef uint64_t mask = low_mask(GENERATION_BITS)
     cdef uint64_t stamp = step.stamp & mask
     cdef uint64_t generation = generation_of(step.terms, state)
-    if state == 0 or (generation - stamp) & mask > mask // 2:
+    if state == 0:
+        # Not the one of a fetch that began in a cell which is lost.
+        return (stamp + (step.asked_us & MOST_AHEAD)) & mask
+    if (generation - stamp) & mask > mask // 2:
         return stamp
     return (generation + is_pending(step.terms, state)) & mask
 
@@ -182,7 +205,7 @@ cdef bint deposit_permits(
             permits = 0
         else:
             time = max(time, state & ~low_mask(terms.low_bits))
-    permits += step.granted
+    permits = permits - min(permits, step.dropped) + step.granted
     if permits >= step.amount:
         step.was_served = True
         permits -= step.amount
@@ -195,7 +218,8 @@ cdef bint settle_fetch(
     PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef Step* step = <Step*>parameters
-    next.state = state & ~(<uint64_t>1 << step.terms.permit_bits)
+    cdef uint64_t permits = low_of(state, step.terms.permit_bits)
+    next.state = (state & ~low_mask(step.terms.permit_bits + 1)) | (permits - min(permits, step.dropped))
     return is_own(step, state)
 
 
@@ -229,7 +253,9 @@ cdef bint enter_gate(
     PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef const Passing* passing = <const Passing*>parameters
-    next.state = gate_state(now_ns + passing.until_ns, size_of(state), FETCHING)
+    # Who was there before and hasn't left it will hardly bring an answer.
+    cdef uint64_t size = LOST_SIZE if state & FETCHING else size_of(state)
+    next.state = gate_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)
     return not is_closed(state, now_ns, passing.longest_ns) or (
         state & FETCHING == 0 and passing.cost < low_of(state, GATE_COST_BITS))
 
@@ -250,7 +276,7 @@ cdef bint lower_size(
     PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     next.state = state - (<uint64_t>1 << GATE_SIZE_SHIFT)
-    return state & FETCHING == 0 and size_of(state) != 0
+    return state & FETCHING == 0 and 0 < size_of(state) < LOST_SIZE
 
 
 cdef class Permits(Limiter):
@@ -450,6 +476,7 @@ cdef class Permits(Limiter):
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         passing.cost = min(cost, MOST_GATE_COST)
         passing.until_ns = self.keep_ns
+        passing.mark = monotonic_ns() & low_mask(GATE_COST_BITS)
         passing.longest_ns = self.longest_closed_ns
         verdict.now_ns = table_now(&self.table)
         table_decide(
@@ -468,7 +495,7 @@ cdef class Permits(Limiter):
         cdef Passing passing
         passing.cost = min(cost, MOST_GATE_COST)
         passing.until_ns = until_ns
-        passing.size = min(size, MOST_SIZE)
+        passing.size = min(size, LOST_SIZE)
         passing.seen = seen
         self.amend(self.gate_of(tag), leave_gate, &passing)
 
@@ -502,9 +529,22 @@ cdef class Permits(Limiter):
             step.ticket, step.now_ns, step.asked_us, step.left if step.was_known else -1, step.unspent,
             step.was_end_ns)
 
-    def deposit(self, uint64_t tag, uint64_t ticket, uint64_t granted, uint64_t end_ns, uint64_t cost):
-        """Add what was granted. Whether that could be done, whether the request was served, and what is left."""
+    def holds(self, uint64_t tag, uint64_t seen):
+        """Whether the gate is as entering has left it."""
+        cdef uint64_t gate
+        self.check_bound()
+        table_find(&self.table, self.gate_of(tag), &gate)
+        return gate == seen
+
+    def deposit(
+        self, uint64_t tag, uint64_t ticket, uint64_t granted, uint64_t end_ns, uint64_t cost, uint64_t dropped=0
+    ):
+        """Add what was granted, and drop so many of the permits that were reported.
+
+        Whether that could be done, and whether the request was served.
+        """
         cdef Step step
+        step.dropped = dropped
         step.terms = &self.unit
         step.ticket = ticket
         step.granted = granted
@@ -518,9 +558,10 @@ cdef class Permits(Limiter):
             self.count(&self.counters.allowed, 1)
         return deposited, served
 
-    def settle(self, uint64_t tag, uint64_t ticket):
-        """The end of a fetch that has brought nothing."""
+    def settle(self, uint64_t tag, uint64_t ticket, uint64_t dropped=0):
+        """The end of a fetch that has brought nothing. Drop so many of the permits that were reported."""
         cdef Step step
+        step.dropped = dropped
         step.terms = &self.unit
         step.ticket = ticket
         self.amend(tag, settle_fetch, &step)

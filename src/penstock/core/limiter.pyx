@@ -11,7 +11,7 @@ import inspect
 from functools import lru_cache
 
 from penstock import layout, waiting
-from penstock.errors import StoreClosed, shown
+from penstock.errors import StoreClosed, without_url
 
 
 _signature_of = lru_cache(inspect.signature)  # which takes longer than all else of making a limiter
@@ -94,7 +94,9 @@ cdef class Limiter:
             raise TypeError(f"{type(self).__name__} is a base of the limiters: use TokenBucket or another one")
         store, name = arguments["store"], arguments["name"]
         if not isinstance(getattr(store, "_segment", None), Segment):
-            raise TypeError(f"the first argument of {type(self).__name__} is a Store, not {shown(store)}")
+            raise TypeError(
+                f"the first argument of {type(self).__name__} is a Store, or a RedisStore(url) of penstock.redis, not "
+                f"{without_url(store)}")
         self.store = store
         self.segment = store._segment
         store._limiter_name(name)

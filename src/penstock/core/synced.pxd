@@ -31,6 +31,8 @@ cdef enum:
     COUNT_BITS = 32              # of a word of a window
     # Of keys of which Redis knows all, every so manieth is asked for in one exchange.
     IDLE_TURNS = 8
+    # In place of a turn: nothing is asked for, and nothing is about to be told.
+    LOOK_ONLY = -3
 
 
 # A request, with what its key is called at Redis.
@@ -47,7 +49,7 @@ cdef inline uint64_t* words_of(const Shape* shape, const PenstockCell* cell) noe
 
 
 cdef inline bint is_turn(uint64_t index, int64_t turn) noexcept nogil:
-    """Whether a cell's key is asked for although Redis knows all of it. At turn -1 each is, at -2 none."""
+    """Whether a cell's key is asked for although Redis knows all of it. At turn -1 each is, at others below 0 none."""
     return turn == -1 or (turn >= 0 and (index + <uint64_t>turn) % IDLE_TURNS == 0)
 
 

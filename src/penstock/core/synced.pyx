@@ -15,7 +15,19 @@ in between, however many exchange at once, and though nobody remembers what was 
   leaves a message that was read before the last one alone.
 * *A key may lose its cell* (eviction) and come back, with U begun anew. So each message bears the key's *birth*, the id
   of the claim by which it came to its cell, which no other claim has. Of another birth than it knows, Redis counts U
-  besides what it has. Of a window the host then gets its own former count back as if it were another host's.
+  besides what it has, and takes nothing away for it. Of a window the host then gets its own former count back as if it
+  were another host's. An answer is learned only if the cell's key is still of the birth that the message bore. (Between
+  that look and the store the key may go and come back. Then it may seem that Redis knows more of it than it does, until
+  its count differs from that or its turn comes: a window's is put right then; of a bucket as much is never told.)
+* *Two limiters may have one name and period but other limits*, and then other cells if their counts need other bits.
+  Each is a host of its own at Redis: its field has the bits in it. Both add to one sum.
+* *Redis may forget* (emptied, or a key evicted). A message bears what the host believes to be
+  known. Of a bucket only what has been charged since is added then; the hosts' own times still stand. Of a window all
+  is told again, by each host in its turn; until all have, the sum is too small. So who finds that Redis doesn't know it
+  any more, or has no sum at all though there once were others' counts, marks the window as *lost*, and of a lost window
+  a host never takes others' count for less than it knew. That holds until the window is over, so what is given back in
+  a lost window isn't learned by the others. It isn't noticed that Redis knows an older count of a host, as after a
+  failover to a copy that was behind: what that lacks is missing until its host tells it again.
 
 The name of a key
 -----------------
@@ -29,11 +41,11 @@ key and the claim. So a process may be killed anywhere: before the promotion, no
 are there.
 
 *Late writers.* One that was stopped between seeing its claim stand and writing may write into the words of another key
-that has got the cell meanwhile. Then the seal is wrong, as it is for half-written words, and the exchanger leaves
-that key alone: until it comes to a cell again, it is limited on this host by what this host knows. So no key's usage is
-ever told under another's name (at odds of 2**-64). A key that has come back to the very cell within that moment may be
-told under its former birth. A key is without a name also if it lost its cell between being looked for and being
-inserted by the same request.
+that has got the cell meanwhile. Then the seal is wrong, as it is for half-written words, and the exchanger leaves that
+key alone: until it comes to a cell again, it is limited on this host by what this host knows. So no key's window is
+ever told under another's name (at odds of 2**-64); for what a bucket has behind its seal, see synced_bucket.pyx. A key
+that has come back to the very cell within that moment may be told under its former birth. A key is without a name also
+if it lost its cell between being looked for and being inserted by the same request.
 
 *Reading*: the cell, its words, the cell again. If its tag is still the same and the seal is right, they belong
 together. Its birth may be that of before if the key was evicted and came back to this cell in between; the next message

@@ -4,13 +4,14 @@ The cell's state is the theoretical arrival time (TAT) of what this host knows: 
 the last exchange. Behind it stands what this host has *charged*, in ns of refill, a sum that is told to Redis as far as
 it belongs to the key (`CHARGED` less `CHARGED_BEFORE`).
 
-A charge is two steps: the CAS that decides, then an addition to the sum. Killed in between, a process has charged
-this one request on this host, and it is never told to the others. Stopped in between, it tells it late; if the cell has
-got another key by then, it is told as that one's.
+A charge is two steps: the CAS that decides, then an addition to the sum. So is what gives back. Killed in between, a
+process has charged this one request (or given this back) on this host only, and the others are never told. Stopped in
+between, it tells it late; if the cell has got another key by then, it is told as that one's.
 
 CHARGED is never set, only added to: so it doesn't matter that several promote a claim, and that one of them may be
 late. They all read it before they see the claim stand, when nothing is added to it any more for the key before, nor yet
-for the new one, and store the same as CHARGED_BEFORE.
+for the new one, and store the same as CHARGED_BEFORE. One that is stopped just before that store, until the cell has
+got yet another key, makes that one's CHARGED_BEFORE older: what the keys in between were charged is told as its own.
 
 *At Redis* there is a TAT for the sum of all hosts. What a host has charged since it told last, d, is taken as spread
 over that time, which began at s: ``tat = max(tat, s) + d``. So what was refilled meanwhile isn't lost, as it would be
@@ -20,13 +21,15 @@ full before: by what is refilled in that time at most. There is no upper bound t
 admitted beyond the rate stays a debt, which is paid by admitting less, so that in the long run the rate holds.
 
 *Back on the host* the TAT is moved on to the time of the message's reading, plus how far Redis' was ahead, plus what
-was charged since; never back, as the host knows best what it has charged itself. A host alone is told nothing that it
-doesn't know: Redis' TAT has been moved by the same sum, from no later a time (but for as much as one of its messages
-took longer than a later one).
+was charged since, less what was given back; never back, as the host knows best what it has charged itself, and Redis
+may be behind for having spread it. So of what another host gives back, those that have learned of it hear nothing: for
+them it is refilled in its time. But a `reset` moves the TAT to now, whoever had used it; the next exchange brings what
+is still booked at Redis. A host alone is told nothing that it doesn't know: Redis' TAT has been moved by the same sum,
+from no later a time (but for as much as one of its messages took longer than a later one).
 
 *An answer that is lost*: Redis may know what it was told, or what it knew before. So what is told is marked as
 `UNANSWERED` first, and told again as long as it is: it might otherwise seem that there is nothing to tell, when what
-was told has been given back meanwhile. (A window's count is `UNKNOWN` for as long.)
+was told has been given back meanwhile. (So is a window's count.)
 """
 
 cimport cython
@@ -42,7 +45,7 @@ from penstock.core.native cimport (
     load_acquire, monotonic_ns, store_release,
 )
 from penstock.core.synced cimport (
-    BIRTH, CHARGED, CHARGED_BEFORE, CHARGED_TOLD, NAME, TOLD_UNTIL, WORDS_PER_CELL, NamedDraw, SyncedMemory,
+    BIRTH, CHARGED, CHARGED_BEFORE, CHARGED_TOLD, LOOK_ONLY, NAME, TOLD_UNTIL, WORDS_PER_CELL, NamedDraw, SyncedMemory,
     begin_words, checked_batch, commit_named, decide_named, is_turn, words_of,
 )
 from penstock.core.table cimport ALLOWED, TIME_BITS, UNDECIDED, Next, Outcome, Verdict, table_find, table_now
@@ -84,7 +87,8 @@ cdef class SyncedTokenBucket(GcraLimiter):
     """What ``TokenBucket`` is over a ``SyncedStore``; made by that.
 
     Each method decides in this host's memory, as over a ``Store``, and may be called from any thread and in asyncio's.
-    ``reset`` gives back what this host has charged, and tells the others so.
+    ``reset`` fills the bucket for this host, and tells the others what of that it had charged itself; what they have
+    charged is known again after the next exchange.
     """
 
     cdef readonly uint64_t burst
@@ -172,13 +176,18 @@ cdef class SyncedTokenBucket(GcraLimiter):
         return commit_named(self, self.memory, ask)
 
     cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1:
-        """Of what this host has charged, and so that the others are told."""
+        """Of what this host has charged, and so that the others are told.
+
+        A reservation that is cancelled comes back as far as it hasn't been refilled, though what was learned of others
+        since lies behind it: that it was charged at all is known to be so.
+        """
         cdef Draw own = draw[0]
-        cdef uint64_t state
+        cdef uint64_t state, now_ns
         cdef uint64_t* words
         cdef PenstockCell* cell
         cdef PenstockCell seen, wanted
         cdef Next next
+        own.charged_state = 0
         self.check_bound()
         while True:
             cell = table_find(&self.table, tag, &state)
@@ -186,10 +195,13 @@ cdef class SyncedTokenBucket(GcraLimiter):
                 return 0
             words = words_of(&self.shape, cell)
             seen = load128_acquire(cell)
+            now_ns = table_now(&self.table)
             own.amount = min(draw.amount, charged_since_birth(words))
+            if draw.charged_state != 0:
+                own.amount = min(own.amount, draw.charged_state - min(now_ns, draw.charged_state))
             if seen.tag != tag:
                 continue
-            if not gcra_give_back(cell, tag, seen.state, table_now(&self.table), &own, &next):
+            if not gcra_give_back(cell, tag, seen.state, now_ns, &own, &next):
                 return 0
             wanted.tag = tag
             wanted.state = next.state
@@ -198,9 +210,30 @@ cdef class SyncedTokenBucket(GcraLimiter):
                 return 0
 
     cdef int forget(self, uint64_t tag) except -1:
-        cdef Draw all_of_it = self.unit
-        all_of_it.amount = ~<uint64_t>0
-        return self.return_draw(tag, &all_of_it)
+        """Full for this host, whoever has used what. Of that the others are told what was its own."""
+        cdef uint64_t state, now_ns, given
+        cdef uint64_t* words
+        cdef PenstockCell* cell
+        cdef PenstockCell seen, wanted
+        self.check_bound()
+        while True:
+            cell = table_find(&self.table, tag, &state)
+            if cell == NULL:
+                return 0
+            words = words_of(&self.shape, cell)
+            seen = load128_acquire(cell)
+            now_ns = table_now(&self.table)
+            given = charged_since_birth(words)
+            if seen.tag != tag:
+                continue
+            if seen.state <= now_ns:
+                return 0
+            given = min(given, seen.state - now_ns)
+            wanted.tag = tag
+            wanted.state = now_ns
+            if cas128_acq_rel(cell, seen, wanted):
+                fetch_add_relaxed(&words[CHARGED], 0 - given)
+                return 0
 
     def _cells(self):
         """For the exchange: how many cells there are to look at."""
@@ -212,7 +245,8 @@ cdef class SyncedTokenBucket(GcraLimiter):
         since then, those that Redis knew of, the time in ns of this reading, and of the one that Redis knew.
 
         All that Redis doesn't know yet, to the microsecond, and of the others those whose turn it is: every
-        `IDLE_TURNS`-th; with a turn of -1 all that count, with -2 none. Also, how many are left out for want of a name.
+        `IDLE_TURNS`-th; with a turn of -1 all that count, with -2 none, nor with -3, which only looks. Also, how many
+        are left out for want of a name.
         """
         cdef uint64_t read_us = (monotonic_ns() - self.table.epoch_ns) // 1000
         cdef uint64_t now_ns = self.segment.now_ns()
@@ -239,37 +273,43 @@ cdef class SyncedTokenBucket(GcraLimiter):
             name, birth = PyBytes_FromStringAndSize(<char*>&words[NAME], 16), load_acquire(&words[BIRTH])
             # Read between two looks at the cell, and sealed: all of one key.
             if load_acquire(&cell.tag) == seen.tag and self.memory.is_sealed(words, seen.tag):
-                store_release(&words[CHARGED_TOLD], told | UNANSWERED)
+                if turn != LOOK_ONLY:
+                    store_release(&words[CHARGED_TOLD], told | UNANSWERED)
                 usages.append((index, seen.tag, name, birth, charged, told, now_ns, min(told_until_ns, now_ns)))
             elif load_acquire(&cell.tag) == seen.tag:
                 unnamed += 1
         return read_us, usages, unnamed
 
     def _learn(
-        self, uint64_t index, uint64_t tag, uint64_t charged, uint64_t told, uint64_t read_ns, uint64_t ahead_ns
+        self, uint64_t index, uint64_t tag, uint64_t birth, uint64_t charged, uint64_t told, uint64_t read_ns,
+        uint64_t ahead_ns,
     ):
         """For the exchange: what Redis has answered to a message that said `charged` and was read at `read_ns`: what it
         knows of this host, and how far its TAT is ahead of now."""
         cdef PenstockCell* cell
         cdef PenstockCell seen, wanted
         cdef uint64_t* words
-        cdef uint64_t since
+        cdef uint64_t now_charged
         if index >= self.memory.extent.used_cells:
             raise IndexError(f"there is no cell {index}")
         cell = self.table.cells + index
         words = words_of(&self.shape, cell)
         seen = load128_acquire(cell)
-        if seen.tag != tag:
+        if seen.tag != tag or load_acquire(&words[BIRTH]) != birth:
             return
+        ahead_ns = min(ahead_ns, self.most_ahead_ns)
         store_release(&words[CHARGED_TOLD], told)
         if told // 1000 == charged // 1000:
             store_release(&words[TOLD_UNTIL], read_ns)
-        while seen.tag == tag:
-            since = charged_since_birth(words)
-            since = since - charged if since > charged else 0
+        while seen.tag == tag and load_acquire(&words[BIRTH]) == birth:
+            now_charged = charged_since_birth(words)
             wanted.tag = tag
-            wanted.state = read_ns + min(ahead_ns, self.most_ahead_ns) + min(since, self.most_ahead_ns)
-            if ahead_ns + since == 0 or (seen.state >= wanted.state and seen.state >> TIME_BITS == 0):
+            if now_charged >= charged:
+                wanted.state = read_ns + ahead_ns + min(now_charged - charged, self.most_ahead_ns)
+            else:
+                # What was given back since then isn't to be learned again.
+                wanted.state = read_ns + ahead_ns - min(charged - now_charged, ahead_ns)
+            if wanted.state == read_ns or (seen.state >= wanted.state and seen.state >> TIME_BITS == 0):
                 return
             if wanted.state >> TIME_BITS or cas128_acq_rel(cell, seen, wanted):
                 return

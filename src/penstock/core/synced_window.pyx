@@ -22,7 +22,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.cell_limiter cimport CellLimiter
-from penstock.core.counts cimport count_bits_for, low_mask, low_of, time_of
+from penstock.core.counts cimport count_bits_for, low_mask, low_of, time_of, window_end_ns
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Ask, Draw, Shape
 from penstock.core.native cimport (
@@ -30,7 +30,7 @@ from penstock.core.native cimport (
     store_release,
 )
 from penstock.core.synced cimport (
-    BIRTH, COUNT_BITS, NAME, OTHERS, TOLD, WORDS_PER_CELL, NamedDraw, SyncedMemory, begin_words,
+    BIRTH, COUNT_BITS, LOOK_ONLY, NAME, OTHERS, TOLD, WORDS_PER_CELL, NamedDraw, SyncedMemory, begin_words,
     checked_batch, commit_named, decide_named, is_turn, words_of,
 )
 from penstock.core.table cimport (
@@ -46,8 +46,9 @@ from penstock.extents import ExtentShape, Purpose, open_extent
 from penstock.rate import as_rate
 
 
-# In place of a count that Redis knows: above every limit.
-cdef uint64_t UNKNOWN = low_mask(COUNT_BITS)
+cdef uint64_t MOST_OF_OTHERS = low_mask(COUNT_BITS)
+# With a count that Redis knew: it may know another that it has been told since. Above every limit.
+cdef uint64_t UNANSWERED = <uint64_t>1 << (COUNT_BITS - 1)
 
 
 cdef inline uint64_t id_of(const Shape* shape, uint64_t end_ns) noexcept nogil:
@@ -79,14 +80,11 @@ cdef void set_counted(uint64_t* pair, uint64_t window_id, uint64_t id_before, ui
 
 
 cdef int64_t telling(uint64_t* pair, uint64_t window_id, uint64_t id_before, uint64_t count) noexcept:
-    """A count that is about to be told; -1 if there is nothing and nothing was told before.
-
-    Until the answer is here, Redis may know this or what it knew before.
-    """
+    """A count that is about to be told; -1 if there is nothing and nothing was told before."""
     if count == 0 and load_acquire(&pair[0]) >> COUNT_BITS != window_id and (
             load_acquire(&pair[1]) >> COUNT_BITS != window_id):
         return -1
-    set_counted(pair, window_id, id_before, UNKNOWN)
+    set_counted(pair, window_id, id_before, counted_in(pair, window_id) | UNANSWERED)
     return <int64_t>count
 
 
@@ -190,7 +188,7 @@ cdef class SyncedWindow(CellLimiter):
         self.shape.previous_bits = count_bits_for(self.shape.limit) if slides else 0
         self.shape.low_bits = count_bits_for(self.shape.limit) + self.shape.previous_bits
         # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        if self.shape.low_bits > period_bits or self.shape.limit >= UNKNOWN:
+        if self.shape.low_bits > period_bits or self.shape.limit >= UNANSWERED:
             raise InvalidLimiter(
                 f"{self.rate} is too much for a window that is synced: take a longer period, or a token bucket")
         encoding = b"synced %d %d %d" % (2 if slides else 1, self.shape.period_ns, self.shape.low_bits)
@@ -236,6 +234,11 @@ cdef class SyncedWindow(CellLimiter):
     @property
     def keys(self):
         return self.memory.extent.keys
+
+    @property
+    def _low_bits(self):
+        """Limits of one name and period share their cells if these are the same, too."""
+        return self.shape.low_bits
 
     cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED:
         return decide_named(self, self.memory, None, tag, draw, verdict, self.take, NULL)
@@ -307,14 +310,16 @@ cdef class SyncedWindow(CellLimiter):
     def _usages(self, uint64_t first, uint64_t last, int64_t turn):
         """For the exchange: when this was read, in microseconds of the host; and what is to be told of the keys in the
         cells from `first` to before `last`, a tuple for each: cell, tag, name, birth, end of the window in ns since
-        1970, and what this host has counted in it and in the one before; -1 where there is only something to ask.
+        1970; and of it and of the one before each what this host has counted (-1 where there is only something to ask),
+        what of that Redis knew, and what others had counted.
 
         All that Redis doesn't know yet, and of the others those whose turn it is: every `IDLE_TURNS`-th; with a turn
-        of -1 all that count.
+        of -1 all that count, with -2 none, nor with -3, which only looks. Also, how many are left out for want of a
+        name.
         """
         cdef uint64_t read_us = (monotonic_ns() - self.table.epoch_ns) // 1000
         cdef uint64_t now_ns = self.segment.now_ns()
-        cdef uint64_t index, end_ns, window_id, id_before, own, previous
+        cdef uint64_t index, end_ns, window_id, id_before, own, previous, told, told_before, others, others_before
         cdef uint64_t unnamed = 0
         cdef list usages = []
         cdef PenstockCell* cell
@@ -329,39 +334,61 @@ cdef class SyncedWindow(CellLimiter):
             words = words_of(&self.shape, cell)
             window_id = id_of(&self.shape, end_ns)
             id_before = id_of(&self.shape, end_ns - self.shape.period_ns)
-            is_told = counted_in(&words[TOLD], window_id) == own and (
-                not self.slides or counted_in(&words[TOLD], id_before) == previous)
+            told = counted_in(&words[TOLD], window_id)
+            told_before = counted_in(&words[TOLD], id_before)
+            others = counted_in(&words[OTHERS], window_id)
+            others_before = counted_in(&words[OTHERS], id_before)
+            is_told = told == own and (not self.slides or told_before == previous)
             if is_told and not is_turn(index, turn):
                 continue
             name, birth = PyBytes_FromStringAndSize(<char*>&words[NAME], 16), load_acquire(&words[BIRTH])
             # Read between two looks at the cell, and sealed: all of one key.
-            if load_acquire(&cell.tag) == seen.tag and self.memory.is_sealed(words, seen.tag):
-                usages.append((
-                    index, seen.tag, name, birth, end_ns + self.segment.wall_epoch_ns,
-                    telling(&words[TOLD], window_id, id_before, own),
-                    telling(&words[TOLD], id_before, window_id, previous)))
-            elif load_acquire(&cell.tag) == seen.tag:
+            if load_acquire(&cell.tag) != seen.tag:
+                continue
+            if not self.memory.is_sealed(words, seen.tag):
                 unnamed += 1
+                continue
+            usages.append((
+                index, seen.tag, name, birth, end_ns + self.segment.wall_epoch_ns,
+                -1 if turn == LOOK_ONLY else telling(&words[TOLD], window_id, id_before, own),
+                told & ~UNANSWERED, others,
+                -1 if turn == LOOK_ONLY or not self.slides else telling(
+                    &words[TOLD], id_before, window_id, previous),
+                told_before & ~UNANSWERED, others_before))
         return read_us, usages, unnamed
 
     cdef bint read_usage(
         self, PenstockCell seen, uint64_t now_ns, uint64_t* end_ns, uint64_t* own, uint64_t* previous
     ) noexcept:
-        """What a cell says of the window that it is in, if that counts now."""
+        """What a cell says of this window and of the one before; False if it says nothing of them.
+
+        A key that was counted in the window before and is only denied in this one stays in that: what the others count
+        in this one must be asked for all the same. A state of a later window is taken at its word.
+        """
         cdef const Shape* shape = &self.shape
         cdef uint64_t state_end_ns = time_of(seen.state, shape.low_bits)
         cdef int count_bits = shape.low_bits - shape.previous_bits
-        if seen.tag & low_mask(PENSTOCK_KIND_BITS) != PENSTOCK_KIND_COUNT or state_end_ns <= now_ns:
+        cdef uint64_t now_end_ns
+        if seen.tag & low_mask(PENSTOCK_KIND_BITS) != PENSTOCK_KIND_COUNT:
             return False
+        now_end_ns = window_end_ns(shape, 0, now_ns)
         # A quantum is less than a window, so rounding down finds its end.
         state_end_ns -= (state_end_ns + shape.phase_ns) % shape.period_ns
         end_ns[0] = state_end_ns - shape.period_ns if self.slides else state_end_ns
         own[0] = low_of(seen.state, count_bits)
         previous[0] = low_of(seen.state, shape.low_bits) >> count_bits
-        return state_end_ns > now_ns
+        if end_ns[0] < now_end_ns:
+            previous[0] = own[0] if self.slides else 0
+            own[0] = 0
+            end_ns[0] += shape.period_ns
+        return end_ns[0] >= now_end_ns
 
-    def _learn(self, uint64_t index, uint64_t tag, uint64_t end_ns, told, others, told_before, others_before):
-        """For the exchange: what Redis has answered of a cell's key; None where it hasn't, or was told nothing."""
+    def _learn(self, uint64_t index, uint64_t tag, uint64_t birth, uint64_t end_ns, *answers):
+        """For the exchange: what Redis has answered of a cell's key, if that is still of this birth.
+
+        Of the window, and of the one before if it was asked for: what is known of this host, what of the others, and
+        whether that is only the least that they have counted. None where it hasn't answered, or was told nothing.
+        """
         cdef PenstockCell* cell
         cdef uint64_t* words
         cdef uint64_t window_id, id_before
@@ -372,11 +399,13 @@ cdef class SyncedWindow(CellLimiter):
         id_before = id_of(&self.shape, end_ns - self.shape.period_ns)
         cell = self.table.cells + index
         words = words_of(&self.shape, cell)
-        for which_id, before, its_told, its_others in (
-            (window_id, id_before, told, others), (id_before, window_id, told_before, others_before),
+        for (which_id, before), (told, others, is_least) in zip(
+            ((window_id, id_before), (id_before, window_id)), answers, strict=False,
         ):
             # SYNC claim -> others
-            if its_others is not None and load_acquire(&cell.tag) == tag:
-                set_counted(&words[OTHERS], which_id, before, min(its_others, UNKNOWN))
-            if its_told is not None and load_acquire(&cell.tag) == tag:
-                set_counted(&words[TOLD], which_id, before, its_told)
+            if others is not None and load_acquire(&cell.tag) == tag and load_acquire(&words[BIRTH]) == birth:
+                if is_least:
+                    others = max(others, counted_in(&words[OTHERS], which_id))
+                set_counted(&words[OTHERS], which_id, before, min(others, MOST_OF_OTHERS))
+            if told is not None and load_acquire(&cell.tag) == tag and load_acquire(&words[BIRTH]) == birth:
+                set_counted(&words[TOLD], which_id, before, told)

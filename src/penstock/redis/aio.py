@@ -33,6 +33,7 @@ from penstock.redis.base import (
     RedisStoreBase,
     checked_client,
     checked_limiters,
+    checked_url,
     client_options,
     must_work,
     none_held,
@@ -427,7 +428,8 @@ class AsyncRedisStore(RedisStoreBase):
     """Redis as the place where limiters keep their state, for asyncio: see ``RedisStore``, whose arguments it takes.
 
     ``await TokenBucket(AsyncRedisStore("redis://localhost"), "api", "100/minute").hit("user:42")``. `server` is a URL
-    or a client of ``redis.asyncio``. Use it in one event loop, and close it there.
+    or a client of ``redis.asyncio``. Use it in one event loop, and close it there; in another it raises
+    ``RuntimeError``.
     """
 
     def __init__(
@@ -444,8 +446,10 @@ class AsyncRedisStore(RedisStoreBase):
         super().__init__(namespace, plain_keys, when_unavailable, host, hosts)
         self._owns_client = isinstance(server, str)
         self._lines = Line()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Any
         if isinstance(server, str):
+            checked_url(server)
             options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
             if nodes_url := cluster_url(server):
                 self._client = AsyncCluster(redis.asyncio.cluster.RedisCluster.from_url(nodes_url, **options))
@@ -476,8 +480,7 @@ class AsyncRedisStore(RedisStoreBase):
         await self.close()
 
     async def _call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any], size: int) -> list[int]:
-        if self.closed:
-            raise self._was_closed()
+        self._check_use()
         try:
             with self._breaker.passage():
                 async with self._in_time():
@@ -493,9 +496,22 @@ class AsyncRedisStore(RedisStoreBase):
             raise
         return checked(reply, size, keys)
 
+    def _check_use(self) -> None:
+        if self.closed:
+            raise self._was_closed()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                raise RuntimeError(
+                    f"{self!r} was used in another event loop before, and its connections belong to that one: make a "
+                    "store, and its limiters, for each event loop, or run all in one"
+                )
+            self._loop = loop
+
     def _in_time(self) -> asyncio.Timeout:
-        """The deadline of a whole call; a client of somebody else's has its own."""
-        return asyncio.timeout(self._timeout_s if self._owns_client else None)
+        """The deadline of a whole call; a client of somebody else's has its own. A cluster's, too, for each operation:
+        after one that it has missed, it looks which node has the slot."""
+        return asyncio.timeout(self._timeout_s if self._owns_client and not self._has_slots else None)
 
     async def _do(self, asked: Asked[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
         """The answer; if Redis is away, the policy's: `otherwise` asks the limiter's twin, if it has one."""
@@ -519,11 +535,12 @@ class AsyncRedisStore(RedisStoreBase):
         except StoreUnavailable as error:
             return self._instead(error, otherwise, twin)
 
-    async def _do_many(self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T], twin: Any) -> list[T]:
+    async def _do_many(
+        self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T] | None = None, twin: Any = None
+    ) -> list[T]:
         """In order, but not as one: others' requests may come between. What Redis failed to answer, and all that would
         have been sent after it, the policy does."""
-        if self.closed:
-            raise self._was_closed()
+        self._check_use()
         replies: list[Any] = []
         error: Exception | None = None
         for start in range(0, len(asked), CHUNK):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import functools
+import logging
+import math
 import re
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+from redis.connection import parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+)
 
 from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency
@@ -26,9 +37,11 @@ __all__ = [
     "AWAY",
     "CHUNK",
     "DEFAULT_TIMEOUT_S",
+    "LOG_EVERY_S",
     "RedisStoreBase",
     "checked_client",
     "checked_limiters",
+    "checked_url",
     "client_options",
     "must_work",
     "none_held",
@@ -47,6 +60,17 @@ MOST_LIMITERS: Final = 16
 # What clients raise about the server. Those of clusters have a base of their own.
 AWAY: Final = (RedisError, RedisClusterException, TimeoutError)
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
+# Of a URL. What they would set, `timeout` sets, or is not done.
+_OWN_OPTIONS: Final = {"socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error"}
+# What doesn't pass by itself, and what to do about it.
+_REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (AuthenticationError, "check the user and the password of the URL"),
+    (NoPermissionError, "docs/redis.md lists what the user must be allowed to do"),
+    (MovedError, "the server is a node of a cluster, whose URL begins with redis+cluster:// or rediss+cluster://"),
+)
+_NO_CLUSTER: Final = "Cluster mode is not enabled"
+LOG_EVERY_S: Final = 60
+_log = logging.getLogger("penstock.redis")
 
 
 class RedisStoreBase:
@@ -55,6 +79,7 @@ class RedisStoreBase:
     _concurrency: ClassVar[type[Asking]]
 
     _breaker: Breaker
+    _server: str
 
     def __init__(
         self, namespace: str, plain_keys: bool, when_unavailable: Any, host: Store | None, hosts: int | None
@@ -67,12 +92,15 @@ class RedisStoreBase:
         self.closed = False
         self._has_slots = False
         self._stand_in = plain if plain_keys else fingerprint
+        self._logged_s = -math.inf
         self._policy = checked_policy(when_unavailable, namespace, host, hosts)
 
     def _watch(self, server: Any, timeout: float | None, host: Store | None) -> None:
         """Once it is known that there can be a client of that server."""
         self._timeout_s = timeout_s_of(server, timeout)
-        self._breaker = Breaker(host, server_of(server), self._timeout_s)
+        self._server = server_of(server)
+        self._breaker = Breaker(host, self._server, self._timeout_s)
+        self._where = where_of(server)
 
     def status(self) -> RedisStatus:
         """What this host knows of the server, for metrics. Asks nobody.
@@ -80,6 +108,8 @@ class RedisStoreBase:
         Of all processes that share the `host` store; without one, of this process and those that it has forked. All
         stores of one server count together. Raises ``StoreClosed``.
         """
+        if self.closed:
+            raise self._was_closed()
         return self._breaker.status()
 
     def _around(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
@@ -105,7 +135,13 @@ class RedisStoreBase:
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         if isinstance(error, StoreUnavailable):
             return error
-        return StoreUnavailable(f"{self!r} has not decided: {type(error).__name__}: {error}")
+        unavailable = StoreUnavailable(f"{self!r} has not decided: {type(error).__name__}: {_told(error)}")
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= LOG_EVERY_S:
+            # Neither a policy nor a 503 tells the reason to anybody.
+            self._logged_s = now_s
+            _log.warning("%s", unavailable)
+        return unavailable
 
     def _instead(self, error: StoreUnavailable, otherwise: Callable[[Any], T] | None, twin: Any) -> T:
         """What the policy answers; `otherwise` asks the limiter's twin. Without it there is nothing to answer."""
@@ -115,7 +151,7 @@ class RedisStoreBase:
         return otherwise(twin)
 
     def _answers(
-        self, asked: list[Asked[T]], replies: list[Any], otherwise: Callable[[int, Any], T], twin: Any
+        self, asked: list[Asked[T]], replies: list[Any], otherwise: Callable[[int, Any], T] | None, twin: Any
     ) -> list[T]:
         """Of a batch. For each request, by its number, that has an error instead of a reply, the policy answers.
 
@@ -129,7 +165,8 @@ class RedisStoreBase:
                     error = self._unavailable(reply)
                     if error is not reply:
                         error.__cause__ = reply
-                    answers.append(self._instead(error, functools.partial(otherwise, number), twin))
+                    instead = None if otherwise is None else functools.partial(otherwise, number)
+                    answers.append(self._instead(error, instead, twin))
                 else:
                     answers.append(one.answer(reply))
             except PenstockError as error:
@@ -139,10 +176,18 @@ class RedisStoreBase:
         return answers
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.namespace!r}>"
+        return f"<{type(self).__name__} {self.namespace!r} at {self._server}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} can't be pickled: make it again from the same URL")
+
+
+def _told(error: Exception) -> str:
+    """Its message, with a remedy if it is one that doesn't pass by itself."""
+    if _NO_CLUSTER in str(error):
+        return f"{error}; the server is no node of a cluster: its URL begins with redis:// or rediss://"
+    remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)
+    return f"{str(error).rstrip('.')}; {remedy}" if remedy else str(error)
 
 
 def unknown(asked: list[Asked[T]], replies: list[Any]) -> list[Asked[T]]:
@@ -184,9 +229,27 @@ def server_of(server: Any) -> str:
     if pool is None:
         return f"the cluster of {', '.join(sorted(map(str, server.nodes_manager.startup_nodes)))}"
     if hasattr(pool, "service_name"):
-        return f"the master {pool.service_name!r}"
+        # Many have the same name, by other sentinels.
+        sentinels = sorted(address_of(sentinel.connection_pool) for sentinel in pool.sentinel_manager.sentinels)
+        return f"the master {pool.service_name!r} of {', '.join(sentinels)}"
+    return address_of(pool)
+
+
+def address_of(pool: Any) -> str:
     options = pool.connection_kwargs
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+
+def where_of(server: Any) -> tuple[Any, ...]:
+    """What tells a server and its database from all others. No user and no password."""
+    if isinstance(server, str):
+        options: dict[str, Any] = parse_url(cluster_url(server) or server)  # type: ignore[no-untyped-call]
+        return server_of(server), options.get("db", 0), []
+    pool = getattr(server, "connection_pool", None)
+    if pool is None:
+        return server_of(server), 0, []
+    sentinels = getattr(getattr(pool, "sentinel_manager", None), "sentinels", ())
+    return server_of(server), pool.connection_kwargs.get("db") or 0, sorted(map(server_of, sentinels))
 
 
 def timeout_s_of(server: Any, timeout: float | None) -> float:
@@ -198,6 +261,11 @@ def timeout_s_of(server: Any, timeout: float | None) -> float:
     return float(options["socket_timeout"])
 
 
+def _check_seconds(timeout: Any, name: str) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        raise ValueError(f"{name} is a number of seconds above 0, not {shown(timeout)}")
+
+
 def client_options(timeout: float | None) -> dict[str, Any]:
     """What a client is made with: deadlines, and what redis-py 8 has other defaults for.
 
@@ -206,9 +274,22 @@ def client_options(timeout: float | None) -> dict[str, Any]:
     """
     if timeout is None:
         timeout = DEFAULT_TIMEOUT_S
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
-        raise ValueError(f"timeout is a number of seconds above 0, not {shown(timeout)}")
+    _check_seconds(timeout, "timeout")
     return {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2, "max_connections": 2**31}
+
+
+def checked_url(url: str) -> str:
+    """A URL without what redis-py would pass over in silence. It is not shown: it may have a password in it."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix" and not re.fullmatch(r"/?[0-9]*/?", parts.path):
+        raise ValueError(
+            f"the path of a Redis URL is the number of a database, as in redis://localhost/0, not {shown(parts.path)}"
+        )
+    if own := _OWN_OPTIONS & parse_qs(parts.query).keys():
+        raise ValueError(
+            f"{min(own)} has no place in the URL: say timeout=0.5, or whatever a request may wait; nothing is repeated"
+        )
+    return url
 
 
 def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: float | None) -> Any:
@@ -226,6 +307,7 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
             f"{shown(client)} would wait for ever for an answer: make it with socket_timeout=0.5 and "
             "socket_connect_timeout=0.5, or whatever a request may wait"
         )
+    _check_seconds(options["socket_timeout"], "socket_timeout")
     for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
         if sentinel.connection_pool.connection_kwargs.get("socket_timeout") is None:
             raise ValueError(
@@ -243,7 +325,13 @@ def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], 
         raise InvalidLimiter(f"AllOf takes 1 to {MOST_LIMITERS} limiters, not {len(args)}")
     for limiter in args:
         if not isinstance(limiter, of):
-            raise InvalidLimiter(f"AllOf takes limiters of one store, not {shown(limiter)} beside {args[0]!r}")
+            raise InvalidLimiter(
+                f"AllOf takes limiters of one store, not {shown(limiter)} beside {args[0]!r}: make all of them "
+                f"over the same {type(args[0]._store).__name__}"
+            )
         if limiter._store is not args[0]._store:
-            raise InvalidLimiter(f"AllOf takes limiters of one store, but {limiter!r} is in another than {args[0]!r}")
+            raise InvalidLimiter(
+                f"AllOf takes limiters of one store, but {limiter!r} is in another than {args[0]!r}: make both over "
+                f"the same {type(args[0]._store).__name__} object"
+            )
     return args

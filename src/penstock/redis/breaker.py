@@ -35,7 +35,7 @@ import random
 import re
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from redis import exceptions
 
@@ -81,8 +81,11 @@ def is_failure(error: BaseException | None) -> bool:
     """Whether an error says that the server can't be reached or can't work; not that it didn't like a request."""
     # Those of clusters that are down, and of a client with no connection left, have classes of their own, by version.
     names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"MaxConnectionsError", "AuthenticationError", "AuthorizationError"}:
+        # One store's password is nothing that the others need to know.
+        return False
     if isinstance(error, _FAILURES):
-        return "MaxConnectionsError" not in names
+        return True
     if isinstance(error, exceptions.NoScriptError):
         return False
     if names & {"ClusterDownError", "RedisClusterException", "ClusterError"}:
@@ -103,6 +106,17 @@ class RedisStatus:
     """Seconds since the first of these failures; 0.0 if there are none."""
     decided_by_policy: int
     """Answers that the policy gave instead of Redis: ``StoreUnavailable`` raised, allowed, or by the host's share."""
+
+
+class Cells:
+    """The limiters that keep what is known of servers, in one store."""
+
+    def __init__(self, store: Store) -> None:
+        self.trouble = FixedWindow(store, RESERVED + "trouble", Rate.per_ns(MOST, FORGET_NS), "first")
+        self.probes = TokenBucket(store, RESERVED + "probes", "1/second", burst=1)
+        self.recovering = MinInterval(store, RESERVED + "recovering", RECOVERY_S)
+        self.at_once = Concurrency(store, RESERVED + "at once", AT_ONCE, lease="1 minute", keys=64)
+        self.decided = FixedWindow(store, RESERVED + "decided", Rate.per_ns(MOST_COUNTED, 366 * FORGET_NS), "first")
 
 
 class Passage:
@@ -137,23 +151,24 @@ class Breaker:
     """
 
     def __init__(self, host: Store | None, server: str, timeout_s: float) -> None:
-        self._own = Store.private(keys=64) if host is None else None
+        clock = None if host is None else host._clock
+        self._own = Store.private(keys=64, clock=clock or "monotonic")
         self._server = server
         # A probe is over before the next one.
         self._probe_interval_s = max(LEAST_PROBE_INTERVAL_S, 2 * timeout_s)
-        store: Any = self._own or host
-        self._trouble = FixedWindow(store, RESERVED + "trouble", Rate.per_ns(MOST, FORGET_NS), "first")
-        self._peek = self._trouble.peek
         self._up_to_open = Rate.per_ns(THRESHOLD, FORGET_NS)
-        self._probes = TokenBucket(store, RESERVED + "probes", "1/second", burst=1)
-        self._recovering = MinInterval(store, RESERVED + "recovering", RECOVERY_S)
-        self._at_once = Concurrency(store, RESERVED + "at once", AT_ONCE, lease="1 minute", keys=64)
-        self._decided = FixedWindow(store, RESERVED + "decided", Rate.per_ns(MOST_COUNTED, 366 * FORGET_NS), "first")
         self._usual = Passage(self, is_watched=False)
+        self._last_error = ""
+        self._shared_cells = Cells(self._own if host is None else host)
+        self._own_cells = Cells(self._own)
+        self._use(self._shared_cells)
+
+    def _use(self, cells: Cells) -> None:
+        self._cells = cells
+        self._peek = cells.trouble.peek
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        self._own.close()
 
     def enter(self) -> Passage | None:
         remaining = self._peek(self._server).remaining
@@ -171,12 +186,12 @@ class Breaker:
                 return Passage(self, is_watched=True)
             raise StoreUnavailable(
                 f"Redis has not decided: {server} has not answered the last {THRESHOLD} calls of this host, and is "
-                f"asked again within {self._probe_interval_s * (1 + PROBE_JITTER):.3g} s"
+                f"asked again within {self._probe_interval_s * (1 + PROBE_JITTER):.3g} s{self._last_error}"
             )
-        if self._recovering.peek(server).allowed:
-            self._trouble.reset(server)
+        if self._cells.recovering.peek(server).allowed:
+            self._close()
             return self._usual
-        lease = self._at_once.acquire(server)
+        lease = self._cells.at_once.acquire(server)
         if lease:
             return Passage(self, is_watched=False, lease=lease)
         raise StoreUnavailable(
@@ -186,40 +201,59 @@ class Breaker:
     def failed(self, error: BaseException) -> None:
         if not is_failure(error):
             return
-        recovers = MOST - self._trouble.peek(self._server).remaining >= RECOVERING
-        counted = self._trouble.hit(self._server, rate=None if recovers else self._up_to_open)
+        self._last_error = f"; to this process it said last: {type(error).__name__}: {error}"
+        self._count_failure()
+        if self._cells is not self._own_cells and self._peek(self._server).remaining == MOST:
+            # There was no room to count it; or it was over by now, and this process is alone until the next answer.
+            self._use(self._own_cells)
+            self._count_failure()
+
+    def _count_failure(self) -> None:
+        trouble = self._cells.trouble
+        recovers = MOST - trouble.peek(self._server).remaining >= RECOVERING
+        counted = trouble.hit(self._server, rate=None if recovers else self._up_to_open)
         if counted.allowed and counted.remaining == 0:
             # It opens: the first who tries again does so after an interval.
             self._is_elected()
             if recovers:
-                self._trouble.reset(self._server)
-                self._trouble.hit(self._server, THRESHOLD)
+                trouble.reset(self._server)
+                trouble.hit(self._server, THRESHOLD)
 
     def answered(self) -> None:
-        trouble = MOST - self._trouble.peek(self._server).remaining
+        cells = self._cells
+        trouble = MOST - cells.trouble.peek(self._server).remaining
         if THRESHOLD <= trouble < RECOVERING:
-            self._recovering.allow(self._server)
-            self._trouble.hit(self._server, RECOVERING - trouble)
+            cells.recovering.allow(self._server)
+            cells.trouble.hit(self._server, RECOVERING - trouble)
         elif trouble < THRESHOLD:
-            self._trouble.reset(self._server)
+            self._close()
+
+    def _close(self) -> None:
+        self._cells.trouble.reset(self._server)
+        self._use(self._shared_cells)
 
     def decided(self) -> None:
         """The policy gave an answer."""
-        self._decided.allow(self._server)
+        self._shared_cells.decided.allow(self._server)
 
     def status(self) -> RedisStatus:
-        seen = self._trouble.peek(self._server)
+        cells = self._cells
+        seen = cells.trouble.peek(self._server)
         trouble = MOST - seen.remaining
-        recovers = trouble >= RECOVERING and not self._recovering.peek(self._server).allowed
+        recovers = trouble >= RECOVERING and not cells.recovering.peek(self._server).allowed
         failures = trouble % RECOVERING
         return RedisStatus(
             "recovering" if recovers else "open" if THRESHOLD <= trouble < RECOVERING else "closed",
             failures,
             (FORGET_NS - seen.reset_after_ns) / NS if failures else 0.0,
-            MOST_COUNTED - self._decided.peek(self._server).remaining,
+            MOST_COUNTED - self._shared_cells.decided.peek(self._server).remaining,
         )
 
     def _is_elected(self) -> bool:
         interval_s = self._probe_interval_s * random.uniform(1 - PROBE_JITTER, 1 + PROBE_JITTER)
-        elected: bool = self._probes.hit(self._server, rate=Rate.per_ns(1, round(interval_s * NS))).allowed
+        one = Rate.per_ns(1, round(interval_s * NS))
+        elected: bool = self._cells.probes.hit(self._server, rate=one).allowed
+        if self._cells is not self._own_cells and self._cells.probes.peek(self._server, rate=one).allowed:
+            # There was no room: whoever was elected, no cell knows of it.
+            elected = self._own_cells.probes.hit(self._server, rate=one).allowed
         return elected

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import groupby
 from types import TracebackType
@@ -17,9 +18,9 @@ from penstock import waiting
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import Permits
-from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, shown
+from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown, without_url
 from penstock.redis.asking import Asked, Asking, costs_of, keys_of
-from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, borrowed, looked, refunded, reset
+from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, admitted, decided, looked, refunded, reset
 from penstock.redis.leased_terms import Terms, checked_options, terms_of
 from penstock.redis.store import RedisStore, would_block
 from penstock.store import Store
@@ -40,8 +41,8 @@ class LeasedStoreBase:
         name = type(self).__name__
         if not isinstance(redis_store, self._of_redis):
             raise TypeError(
-                f"the first argument of {name} is a {self._of_redis.__name__}, not {shown(redis_store)} (a LeasedStore "
-                "is over a RedisStore, an AsyncLeasedStore over an AsyncRedisStore)"
+                f"the first argument of {name} is a {self._of_redis.__name__}, not {without_url(redis_store)} (a "
+                "LeasedStore is over a RedisStore, an AsyncLeasedStore over an AsyncRedisStore)"
             )
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of {name} is the host's Store, not {shown(host_store)}")
@@ -53,8 +54,7 @@ class LeasedStoreBase:
         # The strict limiter checks all else.
         args = (self.redis_store, *args[1:])
         strict: Asking = self.redis_store._make_limiter(kind, args, {**kwargs, **({} if args else {"store": None})})
-        timeout_s = self.redis_store._client.connection_pool.connection_kwargs["socket_timeout"]
-        terms = terms_of(kind, strict, self.host_store, self._options, round(timeout_s * NS))
+        terms = terms_of(kind, strict, self.host_store, self._options, round(self.redis_store._timeout_s * NS))
         return strict.name, terms
 
     def _was_closed(self) -> StoreClosed:
@@ -76,8 +76,9 @@ class LeasedLimiter(Permits):
     name and parameters over the same stores share its leases; over other host stores, its limit. *Fork*: works in
     parent and child.
 
-    Any method may raise ``StoreUnavailable`` and ``ForeignState``; nobody waits for another worker of the host for
-    longer than the Redis store's deadline, and then for as long as a call of its own may take.
+    Any method may raise ``ForeignState``, and ``StoreUnavailable`` unless the Redis store's policy answers instead;
+    ``reset`` always does, if Redis is away. Nobody waits for other workers of the host for longer than twice the Redis
+    store's deadline, and then for as long as a call of its own may take.
     """
 
     terms: Terms
@@ -100,18 +101,22 @@ class LeasedLimiter(Permits):
             raise AttributeError(f"a leased limiter has no attribute {name!r}") from None
 
     def _lacking(self, key: Key, cost: int) -> bool:
-        store = self._leased_store
-        return store._run(borrowed(self, store._keeper().holdings, key, cost)).allowed
+        store, twin = self._leased_store, self.terms.strict._twin
+        steps = admitted(self, store._keeper().holdings, key, cost)
+        return store._run(steps, lambda twin: twin.allow(key, cost), twin)
 
     def _lacking_hit(self, key: Key, cost: int) -> Decision:
         if not (cost := self.checked(cost)):
             return self.peek(key, 0)
-        store = self._leased_store
-        return store._run(borrowed(self, store._keeper().holdings, key, cost)).decision(self)
+        store, twin = self._leased_store, self.terms.strict._twin
+        steps = decided(self, store._keeper().holdings, key, cost)
+        return store._run(steps, lambda twin: twin.hit(key, cost), twin)
 
     def peek(self, key: Key, cost: int = 1) -> Decision:
         """What ``hit`` would say. From the lease if it suffices, else one round trip, of which nothing is borrowed."""
-        return self._leased_store._run(looked(self, key, cost))
+        return self._leased_store._run(
+            looked(self, key, cost), lambda twin: twin.peek(key, cost), self.terms.strict._twin
+        )
 
     def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
         """Decide a batch in order: a list of bools, one per key.
@@ -129,7 +134,7 @@ class LeasedLimiter(Permits):
 
     def refund(self, key: Key, cost: int = 1) -> None:
         """Give back what an allowed ``hit`` charged; one round trip. Never more than a fresh key has."""
-        self._leased_store._run(refunded(self, key, cost))
+        self._leased_store._run(refunded(self, key, cost), lambda twin: twin.refund(key, cost), self.terms.strict._twin)
 
     def reset(self, key: Key) -> None:
         """Forget `key`: in Redis and on this host. What other hosts have on loan, they may spend until it ends."""
@@ -186,20 +191,27 @@ class _Keeper:
         self._every_s = store._options.lease_ns / LOOKS / NS
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="penstock-leases", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        # At the end of an interpreter nothing begins any more: leases then end by themselves.
+        if not sys.is_finalizing():
+            with contextlib.suppress(RuntimeError):
+                self._thread.start()
 
     def _look(self) -> None:
         while not self._ended.wait(self._every_s):
             store = self._store()
-            if store is None:
+            if store is None or store.closed:
                 return
-            with contextlib.suppress(PenstockError):
+            # Whatever it is: what is on loan now comes back at the end of its lease, and the rest can be given back.
+            with contextlib.suppress(Exception):
                 store._give_back(self.holdings.unused())
             del store
 
     def end(self) -> None:
         self._ended.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
 
 class LeasedStore(LeasedStoreBase):
@@ -231,21 +243,18 @@ class LeasedStore(LeasedStoreBase):
         share: float = 0.1,
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)
-        self._lock = threading.Lock()
-        _stores.add(self)
-        self._kept: tuple[int, _Keeper] | None = None
+        self._keepers: dict[int, _Keeper] = {}
 
     def close(self) -> None:
         """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
         if self.closed:
             return
         self.closed = True
-        with self._lock:
-            kept, self._kept = self._kept, None
-        if kept and kept[0] == os.getpid():
-            kept[1].end()
+        keeper = self._keepers.pop(os.getpid(), None)
+        if keeper:
+            keeper.end()
             with contextlib.suppress(PenstockError):
-                self._give_back(kept[1].holdings.unused(everything=True))
+                self._give_back(keeper.holdings.unused(everything=True))
 
     def __enter__(self) -> Self:
         return self
@@ -267,7 +276,8 @@ class LeasedStore(LeasedStoreBase):
         limiter._leased_store = self
         return limiter
 
-    def _run(self, steps: Steps[T]) -> T:
+    def _run(self, steps: Steps[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+        """What the steps come to; if Redis is away, what its store's policy says."""
         if self.closed:
             raise self._was_closed()
         try:
@@ -278,37 +288,36 @@ class LeasedStore(LeasedStoreBase):
                     step = steps.send(None)
                     continue
                 try:
-                    answer = self.redis_store._do(step)
+                    answer = self._ask(step)
                 except BaseException as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
         except StopIteration as end:
             return cast(T, end.value)
+        except StoreUnavailable as error:
+            return self.redis_store._instead(error, otherwise, twin)
+
+    def _ask(self, asked: Asked[T]) -> T:
+        return asked.read(self.redis_store._call(asked.script, asked.keys, asked.arguments, asked.size))
 
     def _give_back(self, asked: list[Asked[None]]) -> None:
         asked.sort(key=lambda one: one.script.sha)
         for _, group in groupby(asked, key=lambda one: one.script.sha):
-            self.redis_store._do_many(list(group))
+            self.redis_store._do_many(list(group), _nothing, None)
 
     def _keeper(self) -> _Keeper:
-        """This process's; not one that was inherited."""
-        kept = self._kept
-        if kept is not None and kept[0] == os.getpid():
-            return kept[1]
-        with self._lock:
-            if self.closed:
-                raise self._was_closed()
-            if self._kept is None or self._kept[0] != os.getpid():
-                self._kept = os.getpid(), _Keeper(self)
-            return self._kept[1]
+        """This process's; not one that was inherited. Without a lock: a signal's handler may come here meanwhile."""
+        if self.closed:
+            raise self._was_closed()
+        keeper = self._keepers.get(os.getpid())
+        if keeper is None:
+            made = _Keeper(self)
+            keeper = self._keepers.setdefault(os.getpid(), made)
+            if keeper is made:
+                made.start()
+        return keeper
 
 
-def _start_afresh() -> None:
-    for store in list(_stores):
-        store._lock = threading.Lock()
-
-
-# Whoever holds a lock is not in a forked child.
-_stores: weakref.WeakSet[LeasedStore] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_start_afresh)
+def _nothing(number: int, twin: object) -> None:
+    """What is to be given back to Redis while it is away is not given back."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import timedelta
 from itertools import groupby
 from types import TracebackType
@@ -15,12 +15,12 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import Permits
-from penstock.errors import InvalidLimiter, PenstockError
+from penstock.errors import InvalidLimiter, PenstockError, StoreUnavailable
 from penstock.rate import Rate
 from penstock.redis.aio import AsyncRedisReservation, AsyncRedisStore, Line, wait
 from penstock.redis.asking import Asked, costs_of, keys_of
-from penstock.redis.leased import LeasedStoreBase
-from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, borrowed, looked, refunded, reset
+from penstock.redis.leased import LeasedStoreBase, _nothing
+from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, admitted, decided, looked, patience_s, refunded, reset
 from penstock.redis.leased_terms import Terms
 from penstock.store import Store
 
@@ -73,7 +73,11 @@ class AsyncLeasedLimiter:
     async def allow(self, key: Key, /) -> bool:
         allowed = self._permits.allow_now(key)
         if allowed is None:
-            return (await self._store._run(borrowed(self._permits, self._store._holdings, key, 1))).allowed
+            async with self._turn(key):
+                allowed = self._permits.allow_now(key)
+                if allowed is None:
+                    steps = admitted(self._permits, self._store._holdings, key, 1)
+                    return await self._store._run(steps, lambda twin: twin.allow(key), self._terms.strict._twin)
         return allowed
 
     async def hit(
@@ -92,11 +96,30 @@ class AsyncLeasedLimiter:
             return decision
         if not (cost := self._permits.checked(cost)):
             return await self.peek(key, 0)
-        answer = await self._store._run(borrowed(self._permits, self._store._holdings, key, cost))
-        return answer.decision(self._permits)
+        async with self._turn(key):
+            decision = self._permits.hit_now(key, cost)
+            if decision is None:
+                steps = decided(self._permits, self._store._holdings, key, cost)
+                decision = await self._store._run(steps, lambda twin: twin.hit(key, cost), self._terms.strict._twin)
+        return decision
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: Key) -> AsyncGenerator[None]:
+        """Of those that lack permits of one key, one after the other asks; or all, if that takes too long."""
+        line = self._store._turns[self._permits.name, self._permits.tag(key)]
+        has_turn = False
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s(self._terms)):
+                    has_turn = await line.acquire()
+            yield
+        finally:
+            if has_turn:
+                line.release()
 
     async def peek(self, key: Key, cost: int = 1) -> Decision:
-        return await self._store._run(looked(self._permits, key, cost))
+        steps = looked(self._permits, key, cost)
+        return await self._store._run(steps, lambda twin: twin.peek(key, cost), self._terms.strict._twin)
 
     async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
         listed = keys_of(keys)
@@ -106,7 +129,8 @@ class AsyncLeasedLimiter:
         return [(await self.hit(key, cost)).allowed for key, cost in zip(listed, checked, strict=True)]
 
     async def refund(self, key: Key, cost: int = 1) -> None:
-        await self._store._run(refunded(self._permits, key, cost))
+        steps = refunded(self._permits, key, cost)
+        await self._store._run(steps, lambda twin: twin.refund(key, cost), self._terms.strict._twin)
 
     async def reset(self, key: Key) -> None:
         await self._store._run(reset(self._permits, key))
@@ -163,7 +187,7 @@ class AsyncLeasedStore(LeasedStoreBase):
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)
         self._holdings = Holdings()
-        self._lines = Line()
+        self._lines, self._turns = Line(), Line()
         self._looking: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -191,7 +215,8 @@ class AsyncLeasedStore(LeasedStoreBase):
         name, terms = self._terms(kind, args, kwargs)
         return AsyncLeasedLimiter(self, Permits(self.host_store, name, terms))
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def _run(self, steps: Steps[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+        """As ``LeasedStore``'s."""
         if self.closed:
             raise self._was_closed()
         if self._looking is None:
@@ -204,18 +229,23 @@ class AsyncLeasedStore(LeasedStoreBase):
                     if isinstance(step, float):
                         await asyncio.sleep(step)
                     else:
-                        answer = await self.redis_store._do(step)
+                        answer = await self._ask(step)
                 except BaseException as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(answer)
         except StopIteration as end:
             return cast(T, end.value)
+        except StoreUnavailable as error:
+            return self.redis_store._instead(error, otherwise, twin)
+
+    async def _ask(self, asked: Asked[T]) -> T:
+        return asked.read(await self.redis_store._call(asked.script, asked.keys, asked.arguments, asked.size))
 
     async def _give_back(self, asked: list[Asked[None]]) -> None:
         asked.sort(key=lambda one: one.script.sha)
         for _, group in groupby(asked, key=lambda one: one.script.sha):
-            await self.redis_store._do_many(list(group))
+            await self.redis_store._do_many(list(group), _nothing, None)
 
 
 async def look(store_of: weakref.ref[AsyncLeasedStore], every_s: float) -> None:
@@ -224,6 +254,7 @@ async def look(store_of: weakref.ref[AsyncLeasedStore], every_s: float) -> None:
         store = store_of()
         if store is None:
             return
-        with contextlib.suppress(PenstockError):
+        # As in a thread.
+        with contextlib.suppress(Exception):
             await store._give_back(store._holdings.unused())
         del store

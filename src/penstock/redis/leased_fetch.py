@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
-from penstock.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, Permits
+from penstock.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
 from penstock.errors import StoreClosed, StoreUnavailable
 from penstock.redis.asking import Asked
-from penstock.redis.leased_terms import OVERTAKEN, Place, Terms
+from penstock.redis.leased_terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
-__all__ = ["Answer", "Holdings", "Steps", "borrowed", "looked", "refunded", "reset"]
+__all__ = ["Answer", "Holdings", "Steps", "admitted", "borrowed", "decided", "looked", "refunded", "reset"]
 
 T = TypeVar("T")
 # Calls to Redis, whose answers are sent back, and seconds to sleep.
@@ -39,6 +39,9 @@ class Answer(NamedTuple):
 
     def decision(self, permits: Permits) -> Decision:
         return permits.decision(*self)
+
+
+SHORT: Final = Answer(False)
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ class Holdings:
             now_ns = permits.now_ns()
             # What another process has fetched meanwhile is that one's to give back.
             if left == 0 or end_ns != holding.end_ns:
-                if not is_pending:
+                if not is_pending or now_ns >= holding.end_ns:
                     self.leases.pop(at, None)
                 continue
             if everything or left == holding.seen or end_ns - now_ns < terms.lease_ns // LOOKS:
@@ -91,12 +94,27 @@ class Holdings:
         return asked
 
 
+def admitted(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[bool]:
+    return (yield from borrowed(permits, holdings, key, cost)).allowed
+
+
+def decided(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Decision]:
+    return (yield from borrowed(permits, holdings, key, cost)).decision(permits)
+
+
+def patience_s(terms: Terms) -> float:
+    """How long to wait for others. Who finds somebody at the gate waits until that one must have ended, and then until
+    the next one must have, who may be served first."""
+    return 2 * (terms.deadline_ns + 2 * GATE_QUANTUM_NS) / 1e9
+
+
 def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
     """Decide a request for which the lease doesn't suffice."""
     terms: Terms = permits.terms
     tag = permits.tag(key)
-    give_up_s = time.monotonic() + terms.deadline_ns / 1e9
+    give_up_s = time.monotonic() + patience_s(terms)
     pause_s = FIRST_PAUSE_S
+    has_brought = False
     while True:
         gate, until_ns, seen, size = permits.enter(tag, cost)
         if gate == CLOSED:
@@ -111,23 +129,29 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
         else:
             answer = yield from fetched(permits, holdings, key, tag, cost, seen, size)
-            if answer:
+            if answer is SHORT:
+                has_brought = True
+            elif answer:
                 return answer
         if permits.take(tag, cost):
             return allowed(permits, tag)
         if time.monotonic() > give_up_s:
+            if has_brought:
+                # Redis is well, and others were faster.
+                return denied(permits, tag, GATE_QUANTUM_NS)
             raise StoreUnavailable(
-                f"{permits!r} has not decided: within {terms.deadline_ns / 1e9:.3g} s another worker of this host, "
-                "which was asking Redis, has brought nothing"
+                f"{permits!r} has not decided: within {patience_s(terms):.3g} s other workers of this host, which were "
+                "asking Redis, have brought nothing"
             )
 
 
 def fetched(
     permits: Permits, holdings: Holdings, key: Key, tag: int, cost: int, seen: int, size: int
 ) -> Steps[Answer | None]:
-    """Ask Redis, when the gate has been passed. None if there was an answer, but nothing for this request."""
+    """Ask Redis, when the gate has been passed. None if what it has answered could not be used; SHORT if it could, but
+    others were faster."""
     terms: Terms = permits.terms
-    ticket, closed_until_ns, closed_for = None, 0, 0
+    ticket, closed_until_ns, closed_for, dropped = None, 0, 0, 0
     try:
         if permits.take(tag, cost):
             return allowed(permits, tag)
@@ -135,30 +159,41 @@ def fetched(
         if begun is None:
             return Answer(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
         ticket, now_ns, asked_us, left, unspent, was_end_ns = begun
-        size = next_size(terms, size, left, unspent, was_end_ns - now_ns)
+        asked_size = 0 if size == LOST else next_size(terms, size, left, unspent, was_end_ns - now_ns)
+        # As much as serves the request alone, as others spend what is left; if there isn't so much, what is missing.
         need = max(cost - max(left, 0), 1)
-        want = max(need, min(1 << size, terms.most_on_loan) - max(left, 0))
+        want = max(cost, min(1 << asked_size, terms.most_on_loan) - max(left, 0))
         place = terms.place(key)
+        # What is granted now is lost with its answer; so ask for no more than is needed until one comes.
+        size = LOST
         granted = yield terms.borrow(place, asked_us, left, unspent, need, want)
+        dropped = granted.dropped
         if granted.status == OVERTAKEN:
             return None
         if granted.permits == 0:
+            size = asked_size
             now_ns = permits.now_ns()
             closed_until_ns, closed_for = closing_ns(now_ns + granted.retry_ns), cost
             return denied(permits, tag, closed_until_ns - now_ns)
         if granted.permits < want:
             closed_until_ns, closed_for = closing_ns(permits.now_ns() + max(granted.retry_ns, terms.pause_ns)), 1
         end_ns = now_ns + granted.left_ns
-        deposited, served = permits.deposit(tag, ticket, granted.permits, end_ns, cost)
-        ticket = None
+        if not permits.holds(tag, seen):
+            # Somebody else's turn: what is pending may be that one's.
+            ticket = None
+            return None
+        deposited, served = permits.deposit(tag, ticket, granted.permits, end_ns, cost, dropped)
+        if not deposited:
+            return None
+        ticket, size = None, asked_size
         left, end_ns, _ = permits.left(tag)
-        if deposited and left:
+        if left:
             holdings.add(Holding(permits, tag, place, end_ns, granted.window_us))
-        return allowed(permits, tag) if served else None
+        return allowed(permits, tag) if served else SHORT
     finally:
         with contextlib.suppress(StoreClosed):
             if ticket is not None:
-                permits.settle(tag, ticket)
+                permits.settle(tag, ticket, dropped)
             permits.leave(tag, seen, size, closed_until_ns, closed_for)
 
 
@@ -200,8 +235,34 @@ def looked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
 def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
     """In Redis, as what is back in the lease would be more than Redis knows to be on loan."""
     cost = permits.checked(cost)
-    yield from permits.terms.refund(key, cost)
-    forgive(permits, key)
+    if isinstance(permits.terms, WindowTerms):
+        yield from permits.terms.refund(key, cost)
+        forgive(permits, key)
+    else:
+        yield from reported(permits, key, cost)
+
+
+def reported(permits: Permits, key: Key, undone: int) -> Steps[None]:
+    """Give back what was spent. Redis is told how many permits are left, as it takes the rest for spent."""
+    terms: BucketTerms = permits.terms
+    tag = permits.tag(key)
+    give_up_s = time.monotonic() + patience_s(terms)
+    gate, _, seen, size = permits.enter(tag, 0)
+    while gate == BUSY and time.monotonic() < give_up_s:
+        yield LAST_PAUSE_S
+        gate, _, seen, size = permits.enter(tag, 0)
+    ticket, dropped = None, 0
+    try:
+        begun = permits.begin(tag)
+        ticket, _, asked_us, left, unspent, _ = begun or (None, 0, 0, -1, 0, 0)
+        granted = yield terms.refund(terms.place(key), asked_us, left, unspent, undone)
+        dropped = granted.dropped
+    finally:
+        with contextlib.suppress(StoreClosed):
+            if ticket is not None:
+                permits.settle(tag, ticket, dropped)
+            if seen:
+                permits.leave(tag, seen, size)
 
 
 def reset(permits: Permits, key: Key) -> Steps[None]:

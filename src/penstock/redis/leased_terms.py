@@ -54,6 +54,8 @@ class Granted(NamedTuple):
     """So long after that, there may be what was needed; or, after less than was wanted, anything."""
     window_us: int = 0
     """The end of the window for which it was granted."""
+    dropped: int = 0
+    """Of the permits that were reported, so many don't count any more."""
 
 
 def checked_options(lease: Any, share: Any) -> Options:
@@ -88,8 +90,7 @@ class Terms(ABC):
         self.longest_fetch_ns = 2 * self.lease_ns + self.deadline_ns
         self.share = options.share
         self.on_full = store.on_full
-        of_server = strict._store._client.connection_pool.connection_kwargs  # type: ignore[attr-defined]
-        where = [of_server.get(what) for what in ("host", "port", "path", "db")]
+        where = strict._store._where
         # Whoever reads cells in another way, or has borrowed elsewhere, is another host.
         what = repr((where, strict._key("key"), algorithm.script, algorithm.unit, self.limit, options, deadline_ns))
         self.encoding = blake2b(what.encode(), digest_size=16).hexdigest().encode()
@@ -113,9 +114,6 @@ class Terms(ABC):
     @abstractmethod
     def peek(self, place: Place, permits: int) -> Asked[tuple[int, int]]:
         """The permits that there are, and after how many ns there would be so many."""
-
-    @abstractmethod
-    def refund(self, key: Key, permits: int) -> Talk[None]: ...
 
     @abstractmethod
     def reset(self, key: Key) -> Talk[None]: ...
@@ -142,11 +140,18 @@ class BucketTerms(Terms):
         return Place(self._head + self.strict._stand_in(key) + self._tail, self._rate)
 
     def _asked(self, place: Place, *arguments: int | bytes | str) -> Asked[Granted]:
-        return Asked(self._script, [place.redis_key], [*place.arguments, *arguments], 5, _of_bucket)
+        return Asked(self._script, [place.redis_key], [*place.arguments, *arguments], 6, _of_bucket)
 
     def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Asked[Granted]:
-        lease_us = self.lease_ns // 1000
-        return self._asked(place, b"borrow", self.host, asked_us, left, unspent, need, want, lease_us)
+        return self._report(place, asked_us, left, unspent, need, want, 0)
+
+    def _report(self, place: Place, *numbers: int) -> Asked[Granted]:
+        *report, undone = numbers
+        return self._asked(place, b"borrow", self.host, *report, self.lease_ns // 1000, undone)
+
+    def refund(self, place: Place, asked_us: int, left: int, unspent: int, permits: int) -> Asked[Granted]:
+        """A report, so that what was spent can be given back: what is on loan can't."""
+        return self._report(place, asked_us, left, unspent, 0, 0, permits)
 
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Asked[None]:
         asked = self.borrow(place, asked_us, 0, permits, 0, 0)
@@ -160,16 +165,13 @@ class BucketTerms(Terms):
 
         return Asked(asked.script, asked.keys, asked.arguments, asked.size, read)
 
-    def refund(self, key: Key, permits: int) -> Talk[None]:
-        yield self._asked(self.place(key), b"refund", permits)
-
     def reset(self, key: Key) -> Talk[None]:
         yield self._asked(self.place(key), b"reset")
 
 
 def _of_bucket(reply: list[int]) -> Granted:
-    status, _, permits, left_us, retry_us = reply
-    return Granted(status, permits, 1000 * left_us, 1000 * retry_us)
+    status, _, permits, left_us, retry_us, dropped = reply
+    return Granted(status, permits, 1000 * left_us, 1000 * retry_us, dropped=dropped)
 
 
 class WindowTerms(Terms):

@@ -46,7 +46,8 @@ class Loose:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Reentrant, as signal handlers may come between any two lines.
+        self._lock = threading.RLock()
         self._given: dict[Any, tuple[int, float]] = {}
         self._sweep_at = SWEEP_AT_LEAST
 

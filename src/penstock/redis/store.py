@@ -28,6 +28,7 @@ from penstock.redis.base import (
     RedisStoreBase,
     checked_client,
     checked_limiters,
+    checked_url,
     client_options,
     must_work,
     none_held,
@@ -364,6 +365,7 @@ class RedisStore(RedisStoreBase):
         self._owns_client = isinstance(server, str)
         self._client: Any
         if isinstance(server, str):
+            checked_url(server)
             options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
             if nodes_url := cluster_url(server):
                 self._client = Cluster(functools.partial(redis.cluster.RedisCluster.from_url, nodes_url, **options))
@@ -451,7 +453,9 @@ class RedisStore(RedisStoreBase):
         except StoreUnavailable as error:
             return self._instead(error, otherwise, twin)
 
-    def _do_many(self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T], twin: Any) -> list[T]:
+    def _do_many(
+        self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T] | None = None, twin: Any = None
+    ) -> list[T]:
         """In order, but not as one: others' requests may come between. What Redis failed to answer, and all that would
         have been sent after it, the policy does."""
         if self.closed:

@@ -20,7 +20,7 @@ from penstock.core.synced_bucket import SyncedTokenBucket
 from penstock.core.synced_window import SyncedWindow
 from penstock.core.token_bucket import TokenBucket
 from penstock.core.window import FixedWindow, SlidingWindow
-from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown
+from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown, without_url
 from penstock.rate import as_period_ns
 from penstock.redis.algorithms import Gcra, rate_us
 from penstock.redis.keys import fingerprint
@@ -93,8 +93,8 @@ class SyncedStore:
     ) -> None:
         if not isinstance(redis_store, RedisStore):
             raise TypeError(
-                f"the first argument of SyncedStore is a RedisStore, not {shown(redis_store)}: a thread of its own "
-                "asks it, so the limiters can be used in an event loop all the same"
+                f"the first argument of SyncedStore is a RedisStore, not {without_url(redis_store)}: a thread of its "
+                "own asks it, so the limiters can be used in an event loop all the same"
             )
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of SyncedStore is a penstock.Store, not {shown(host_store)}")
@@ -122,7 +122,9 @@ class SyncedStore:
 
     def _begin(self) -> None:
         """What belongs to one process."""
-        self._lock = threading.Lock()
+        # Of what belongs to one process: a signal's handler may close the store while its thread makes a limiter. No
+        # exchange holds it: nobody who makes a limiter, or closes the store, waits for Redis by it.
+        self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -169,13 +171,14 @@ class SyncedStore:
 
     def _start(self) -> None:
         if self._thread is None and not self.closed:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_run,
                 args=(weakref.ref(self), self._stop, self.interval_ns / NS),
                 name="penstock-sync",
                 daemon=True,
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
 
     def exchange(self) -> None:
         """Exchange now, all keys of all limiters that this process has. Nobody has to call it.
@@ -195,30 +198,51 @@ class SyncedStore:
         for exchange in list(self._exchanges):
             found = exchange.pending()
             pending, unnamed = pending + found[0], unnamed + found[1]
-            left = self._last.peek(exchange.id).reset_after
-            ages.append(LAST_INTERVAL.total_seconds() - left if left else None)
+            ages.append(self._exchanged_ago(exchange))
         known = [age for age in ages if age is not None]
         return SyncStatus(max(known) if known and len(known) == len(ages) else None, pending, unnamed, self._error)
+
+    def _exchanged_ago(self, exchange: Exchange) -> float | None:
+        """By this process, or by another of the host: that is forgotten if the host's store is full."""
+        ago: list[float] = []
+        if exchange.done_ns is not None:
+            ago.append((time.monotonic_ns() - exchange.done_ns) / NS)
+        if left_ns := self._last.peek(exchange.id).reset_after_ns:
+            ago.append(max(LAST_INTERVAL // timedelta(microseconds=1) * 1000 - left_ns, 0) / NS)
+        return min(ago, default=None)
 
     def _exchange(self, turn: int, *, elected: bool) -> PenstockError | None:
         """All limiters, or those for which this process is `elected`. What has gone wrong, if anything."""
         failed: PenstockError | None = None
-        with self._lock:
-            for exchange in self._exchanges:
-                try:
-                    if elected and not self._election.allow(exchange.id):
-                        continue
-                    exchange.run(turn)
-                    self._last.reset(exchange.id)
-                    self._last.allow(exchange.id)
-                except StoreUnavailable as error:
-                    # Nor would it answer the others, each after a deadline.
-                    failed = error
-                    break
-                except PenstockError as error:
-                    failed = failed or error
+        has_tried = False
+        for exchange in list(self._exchanges):
+            if elected and not self._is_elected(exchange):
+                continue
+            has_tried = True
+            try:
+                error = exchange.run(turn)
+            except StoreUnavailable as away:
+                if elected:
+                    # Another process may be able to ask.
+                    self._election.reset(exchange.id)
+                # It wouldn't answer for the other limiters either, each after a deadline.
+                failed = failed or away
+                break
+            except PenstockError as closed:
+                failed = failed or closed
+                break
+            if error is None:
+                exchange.done_ns = time.monotonic_ns()
+                self._last.reset(exchange.id)
+                self._last.allow(exchange.id)
+            failed = failed or error
+        if has_tried:
             self._error = None if failed is None else str(failed)
         return failed
+
+    def _is_elected(self, exchange: Exchange) -> bool:
+        # Denied though nobody has it: the host's store has no room. All exchange then, which is only more work.
+        return self._election.allow(exchange.id) or self._election.peek(exchange.id).allowed
 
     def close(self) -> None:
         """Exchange once more, as far as Redis answers, and end the thread. This process takes no part any more."""

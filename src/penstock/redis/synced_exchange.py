@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Final
 
-from redis.exceptions import RedisError
-
 from penstock.core.keys import Key
 from penstock.core.synced_bucket import SyncedTokenBucket
 from penstock.core.synced_window import SyncedWindow
-from penstock.errors import ForeignState, StoreClosed
+from penstock.errors import PenstockError, StoreClosed, StoreUnavailable
 from penstock.redis.asking import Asked
-from penstock.redis.base import CHUNK, replaced, unknown
+from penstock.redis.base import AWAY, CHUNK, must_work, replaced, unknown
 from penstock.redis.keys import digest, fingerprint
 from penstock.redis.scripts import script
 from penstock.redis.store import RedisStore
@@ -24,6 +22,7 @@ __all__ = ["ALL_TURNS", "UNTOLD_ONLY", "BucketExchange", "Exchange", "WindowExch
 # In place of a turn: all keys that count, or only those of which Redis doesn't know all.
 ALL_TURNS: Final = -1
 UNTOLD_ONLY: Final = -2
+LOOK_ONLY: Final = -3
 # Other threads wait while so many are looked at: some tenths of a millisecond.
 CELLS_AT_ONCE: Final = 512
 
@@ -44,25 +43,31 @@ class Exchange(ABC):
         self.store, self.host = store, host
         self.script = script(self.main, "sync")
         self.head, self.tail = store._around(name, suffix)
-        self.id = self.head + self.tail
+        self.id = self.head + self.tail + host
         """What the host's processes elect one of themselves for."""
+        self.done_ns: int | None = None
+        """When this process has last exchanged all, in the time of ``time.monotonic_ns``."""
 
     @abstractmethod
     def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
         """What is told of one key; read, its answer is learned."""
 
-    def run(self, turn: int) -> None:
-        """Tell what is to be told at this turn. A key that can't be exchanged is raised when all others have been."""
-        foreign: ForeignState | None = None
+    def run(self, turn: int) -> PenstockError | None:
+        """Tell what is to be told at this turn. The first key's error, if any: all others have been exchanged.
+
+        Raises ``StoreUnavailable`` if Redis can't be asked.
+        """
+        failed: PenstockError | None = None
         messages = self.messages(turn)
         while batch := list(islice(messages, CHUNK)):
             for message, reply in zip(batch, self.send(batch), strict=True):
                 try:
+                    if isinstance(reply, Exception):
+                        raise self.store._unavailable(reply) from reply
                     message.answer(reply)
-                except ForeignState as error:
-                    foreign = foreign or error
-        if foreign is not None:
-            raise foreign
+                except PenstockError as error:
+                    failed = failed or error
+        return failed
 
     def messages(self, turn: int) -> Iterator[Asked[None]]:
         for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
@@ -75,27 +80,33 @@ class Exchange(ABC):
         if store.closed:
             raise StoreClosed(f"{store!r} was closed, so nothing can be exchanged")
         try:
-            replies = store._send(messages)
-            if unsent := unknown(messages, replies):
-                store._client.script_load(self.script.text)
-                replies = replaced(replies, store._send(unsent))
-        except RedisError as error:
+            with store._breaker.passage():
+                replies = store._send(messages)
+                if unsent := unknown(messages, replies):
+                    store._client.script_load(self.script.text)
+                    replies = replaced(replies, store._send(unsent))
+                if all(isinstance(reply, Exception) for reply in replies):
+                    must_work(replies)
+        except AWAY as error:
             raise store._unavailable(error) from error
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise store._unavailable(reply) from reply
         return replies
 
     def pending(self) -> tuple[int, int]:
         """How many keys there are of which Redis doesn't know all; and how many without a name."""
         pending = unnamed = 0
         for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
-            _, usages, without_name = self.limiter._usages(first, first + CELLS_AT_ONCE, UNTOLD_ONLY)
+            _, usages, without_name = self.limiter._usages(first, first + CELLS_AT_ONCE, LOOK_ONLY)
             pending, unnamed = pending + len(usages), unnamed + without_name
         return pending, unnamed
 
     def redis_key(self, name: bytes, suffix: bytes = b"") -> bytes:
         return self.head + name.hex().encode() + self.tail + suffix
+
+
+# How a window's answer is to be taken: see sync_window.lua.
+OVER: Final = 1
+LOST: Final = 2
+FULL: Final = 3
 
 
 class WindowExchange(Exchange):
@@ -106,26 +117,41 @@ class WindowExchange(Exchange):
         self.limiter = limiter
         self.windows = 2 if limiter.slides else 1
         self.period_ns = limiter.rate.period_ns
+        # Limits that don't share their cells have each counted something else.
+        host = b"%s-%d" % (host, limiter._low_bits)
         super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
 
     def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
-        cell, tag, name, birth, end_ns, *counts = usage
+        cell, tag, name, birth, end_ns, *rest = usage
         number = end_ns // self.period_ns
+        counts = rest[::3][: self.windows]
         keys, arguments = [], [self.host, b"%x" % birth, read_us]
-        for ago, count in enumerate(counts[: self.windows]):
+        for ago, count in enumerate(counts):
             keys.append(self.redis_key(name, b"-%d" % (number - ago)))
+            told, others = rest[3 * ago + 1 : 3 * ago + 3]
             # As long as a window may count for the slowest of the hosts' clocks.
-            arguments += [count, (number - ago + self.windows) * self.period_ns // 1000]
+            arguments += [count, told, others, (number - ago + self.windows) * self.period_ns // 1000]
 
         def learn(reply: list[int]) -> None:
-            learned: list[int | None] = []
-            for count, sum_of_all, known in zip(counts, reply[2::2], reply[3::2], strict=False):
-                is_over = sum_of_all < 0
-                learned += [None if is_over or count < 0 else known, None if is_over else max(sum_of_all - known, 0)]
-            learned += [None] * (4 - len(learned))
-            self.limiter._learn(cell, tag, end_ns, *learned)
+            answers: list[tuple[int | None, int | None, bool]] = []
+            for count, sum_of_all, known, how in zip(counts, reply[2::3], reply[3::3], reply[4::3], strict=True):
+                if how == OVER:
+                    answers.append((None, None, False))
+                else:
+                    answers.append((None if count < 0 else known, max(sum_of_all - known, 0), how == LOST))
+            self.limiter._learn(cell, tag, birth, end_ns, *answers)
+            if reply[4] == OVER:
+                raise StoreUnavailable(
+                    f"Redis says that a window of {self.limiter!r} has long been over that this host counts in: this "
+                    "host's clock is late, or Redis's is fast"
+                )
+            if FULL in reply[4::3]:
+                raise StoreUnavailable(
+                    f"1000 hosts have told Redis of a key of {self.limiter!r} in one window, so it has no room for "
+                    "what this one has counted: take fewer hosts, or a RedisStore, where each decision is Redis's"
+                )
 
-        return Asked(self.script, keys, arguments, 2 + 2 * self.windows, learn)
+        return Asked(self.script, keys, arguments, 2 + 3 * self.windows, learn)
 
 
 class BucketExchange(Exchange):
@@ -146,6 +172,6 @@ class BucketExchange(Exchange):
         def learn(reply: list[int]) -> None:
             _, _, ahead_us, known_us = reply
             # Less one: what was told was rounded down, so what was told since the time before may have been rounded up.
-            self.limiter._learn(cell, tag, charged_ns, 1000 * known_us, read_ns, 1000 * max(ahead_us - 1, 0))
+            self.limiter._learn(cell, tag, birth, charged_ns, 1000 * known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
         return Asked(self.script, [self.redis_key(name)], arguments, 4, learn)

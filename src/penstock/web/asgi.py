@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.web.answers import Denial, body_too_large
+from penstock.web.answers import Denial, body_too_large, reason_of
 from penstock.web.body import BodyTooLarge, is_told_longer
 from penstock.web.gate import Gate, OnEnd
 from penstock.web.passing import ASGIPassing, SendWithFields, with_fields
@@ -88,7 +88,7 @@ async def send_answer(answer: Answer, scope: Scope, receive: Receive, send: Send
         await receive()  # the client's wish to connect
         if "websocket.http.response" not in (scope.get("extensions") or ()):
             # The server makes a 403 of it.
-            return await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": "Too Many Requests"})
+            return await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason_of(answer.status)})
         kind = "websocket.http.response"
     await send({"type": f"{kind}.start", "status": answer.status, "headers": encoded(answer.fields)})
     return await send({"type": f"{kind}.body", "body": answer.body})

@@ -163,7 +163,7 @@ class Gate:
             if rule.limiter.store is not self.rules[0].limiter.store:
                 raise InvalidLimiter(
                     f"the rules' limiters belong to one store, but {rule.limiter!r} is in another than "
-                    f"{self.rules[0].limiter!r}"
+                    f"{self.rules[0].limiter!r}: make all of them over the same one"
                 )
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone(native)

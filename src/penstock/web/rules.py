@@ -164,12 +164,14 @@ class Rule:
 
     def __post_init__(self) -> None:
         limiter: Any = self.limiter
-        if isinstance(limiter, AllOf):
+        if isinstance(limiter, AllOf) or hasattr(limiter, "limiters"):
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {shown(limiter)}: several rules that match a request are asked as one"
             )
         if hasattr(limiter, "_make_limiter") and not hasattr(limiter, "_kind"):
-            raise InvalidLimiter(f"a rule takes a limiter over a Store or a RedisStore, not {shown(limiter)}")
+            raise InvalidLimiter(
+                f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not {shown(limiter)}"
+            )
         if not isinstance(limiter, Limiter) and not hasattr(limiter, "_kind"):
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {shown(limiter)}: say TokenBucket(store, 'orders', '5/minute')"

@@ -10,12 +10,13 @@
 -- KEYS: the state's key.
 -- ARGV: limit and period of the rate; tolerance; what is asked; then for
 --   borrow   host; when it began to ask; the permits that it has left, or -1 if it doesn't know; those that it gives back;
---            what it needs; what it wants; for how long
+--            what it needs; what it wants; for how long; permits of requests that shall not count any more
 --   peek     permits
---   refund   permits
 --   reset    nothing
 -- The answer: 1 granted, 0 not, 2 asked before a request that was here already; the time; permits granted; for how long;
--- after how long what is needed can be had, or, when less was granted than was wanted, any.
+-- after how long what is needed can be had, or, when less was granted than was wanted, any; and of the permits that the
+-- host has left, how many don't count any more, as there is no loan of which they can be: its end has passed before this
+-- came, so that they have been charged as spent; or the state was lost, and they never were. The host drops them.
 local key, limit, period, tolerance = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = clock()
 
@@ -110,20 +111,14 @@ move_on(state)
 
 if ARGV[4] == 'peek' then
   local permits, free = tonumber(ARGV[5]), (scaled(room(state), limit, period))
-  return {free >= permits and 1 or 0, now, free, 0, free >= permits and 0 or wait_for(state, permits)}
+  return {free >= permits and 1 or 0, now, free, 0, free >= permits and 0 or wait_for(state, permits), 0}
 end
 if ARGV[4] == 'reset' then
   redis.call('UNLINK', key)
-  return {1, now, 0, 0, 0}
+  return {1, now, 0, 0, 0, 0}
 end
-if ARGV[4] == 'refund' then
-  give_back(state, tonumber(ARGV[5]))
-  write(state)
-  return {1, now, 0, 0, 0}
-end
-
 local host, asked, left, unspent = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local need, want, lease = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local need, want, lease, undone = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local own
 for i, loan in ipairs(state.loans) do
   if loan.host == host then
@@ -133,17 +128,24 @@ for i, loan in ipairs(state.loans) do
   end
 end
 if own and asked <= own.asked then
-  return {2, now, 0, 0, 0}
+  state.loans[#state.loans + 1] = own
+  give_back(state, undone)
+  write(state)
+  return {2, now, 0, 0, 0, 0}
 end
 own = own or {host = host, permits = 0, ends = now + lease}
 own.asked = asked
+local dropped = math.max(left - own.permits, 0)
 if left >= 0 then
+  left = left - dropped
+  need = need > 0 and need + dropped or 0
+  want = math.max(want, need)
   local returned = math.max(math.min(unspent, own.permits - left), 0)
   state.on_loan = state.on_loan - own.permits + left
   own.permits = left
-  state.tat = math.max(state.tat, now + time_up(state.on_loan))
   give_back(state, returned)
 end
+give_back(state, undone)
 
 local granted = 0
 if want > 0 then
@@ -164,4 +166,4 @@ if own.permits > 0 then
 end
 write(state)
 local retry = granted < want and wait_for(state, granted > 0 and 1 or need) or 0
-return {granted > 0 and 1 or 0, now, granted, own.ends - now, retry}
+return {granted > 0 and 1 or 0, now, granted, own.ends - now, retry, dropped}

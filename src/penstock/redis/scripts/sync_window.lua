@@ -1,13 +1,15 @@
 -- What a host has counted in one window of a key, or in two.
 --
 -- KEYS: a hash for each window. ARGV: the host, the key's birth there, when this was read; then for each window what was
--- counted, or -1 to tell nothing, and until when the window is kept.
--- The answer: 1 and the time; then for each window the sum of all hosts and what is known of this one, or -1 twice if the
--- window is over. Or -1 and the number of a key that holds something else.
+-- counted, or -1 to tell nothing; what of it was known here once; what others had counted, as far as the host has heard;
+-- and until when the window is kept.
+-- The answer: 1 and the time; then for each window the sum of all hosts, what is known of this one, and how that is to be
+-- taken; or -1, 0 and OVER. Or -1 and the number of a key that holds something else.
+local AS_IT_IS, OVER, LOST, FULL = 0, 1, 2, 3
 local host, birth, read_at = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local now, windows = clock(), {}
 for i, key in ipairs(KEYS) do
-  windows[i] = read_told(key, '^(%d+)$', host, birth)
+  windows[i] = read_told(key, host, birth)
   if not windows[i] then
     return {-1, i}
   end
@@ -15,17 +17,38 @@ end
 
 local answer = {1, now}
 for i, key in ipairs(KEYS) do
-  local told, used, until_us = windows[i], tonumber(ARGV[2 + 2 * i]), tonumber(ARGV[3 + 2 * i])
+  local told, first = windows[i], 4 * i
+  local used, believed = tonumber(ARGV[first]), tonumber(ARGV[first + 1])
+  local others, until_us = tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
   if until_us <= now then
-    answer[1 + 2 * i], answer[2 + 2 * i] = -1, -1
+    table.insert(answer, -1)
+    table.insert(answer, 0)
+    table.insert(answer, OVER)
   else
-    if used >= 0 and read_at >= told.read then
-      -- Of another birth, what was told before stays in the sum.
-      told.sum = told.sum + used - (told.known or 0)
-      told.known = used
-      write_told(key, told, host, read_at, birth, used, now, until_us)
+    local taken = AS_IT_IS
+    if told.is_new and believed > 0 or not told.has_sum and others > 0 then
+      -- Others will tell again, too, but not at once.
+      told.is_lost = true
+      redis.call('HSET', key, 'lost', '1')
+      redis.call('PEXPIREAT', key, expiry(until_us))
     end
-    answer[1 + 2 * i], answer[2 + 2 * i] = told.sum, told.known or 0
+    if told.is_lost then
+      taken = LOST
+    end
+    if used >= 0 and read_at >= told.read then
+      if has_room(key, told) then
+        -- Of another birth, what was told before stays in the sum.
+        told.sum = math.max(told.sum + used - (told.known or 0), 0)
+        told.known = used
+        write_told(key, told, host, read_at, birth, used, now, until_us)
+      else
+        -- Whoever made room would be counted again with its next message.
+        taken = FULL
+      end
+    end
+    table.insert(answer, told.sum)
+    table.insert(answer, told.known or 0)
+    table.insert(answer, taken)
   end
 end
 return answer

@@ -1,0 +1,547 @@
+"""What synced limits bear: full stores, a Redis that forgets, errors of others, keys that come back, late clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import redis
+from process_helpers import DEADLINE_S, wait_until
+from redis.exceptions import ResponseError
+from redis_cluster import RedisCluster
+from redis_server import RedisServer
+from scripts_clock import ServerClock
+from synced_hosts import NEVER, Host, admitted, hosts, sum_of_all, sums
+
+from penstock import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
+from penstock.redis import RedisStore, SyncedStore
+from penstock.redis.asking import Asked
+from penstock.redis.keys import fingerprint
+from penstock.testing import ManualClock
+
+START = 1_000_000_020
+MINUTE_US = 60_000_000
+ONE_TURN = 0
+
+WINDOWS: dict[str, Callable[[Any], Any]] = {
+    "fixed": lambda store: FixedWindow(store, "api", "100/year"),
+    "sliding": lambda store: SlidingWindow(store, "api", "100/year"),
+}
+
+
+def slow_bucket(store: Any) -> TokenBucket:
+    return TokenBucket(store, "api", "1/minute", burst=100)
+
+
+@pytest.fixture
+def clock(server_clock: ServerClock) -> ManualClock:
+    """Of hosts that go by the server's time."""
+    server_clock.set(START)
+    return ManualClock(START)
+
+
+def ahead(client: redis.Redis) -> float:
+    """Of a slow bucket: how many permits Redis has booked."""
+    return (sum_of_all(client) - START * 1_000_000) / MINUTE_US
+
+
+@contextlib.contextmanager
+def before_the_answer(host: Host, act: Callable[[], object]) -> Iterator[None]:
+    """`act` between the next answer of Redis and its learning."""
+    (exchange,) = host.synced._exchanges
+    send = exchange.send
+
+    def acting(messages: list[Asked[None]]) -> Sequence[Any]:
+        replies = send(messages)
+        exchange.send = send  # type: ignore[method-assign]
+        act()
+        return replies
+
+    exchange.send = acting  # type: ignore[method-assign]
+    yield
+    assert exchange.send == send, "nothing was exchanged"
+
+
+def in_time(act: Callable[[], object]) -> None:
+    """What might hang, if it were wrong."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive(), "it hangs"
+
+
+@contextlib.contextmanager
+def two_of_one_host(store: Store, *urls: str) -> Iterator[list[Host]]:
+    """Two processes of a host, as far as they can be told apart."""
+    with contextlib.ExitStack() as stack:
+        made = [Host(url, WINDOWS["fixed"], store=store) for url in urls]
+        for host in made:
+            stack.callback(host.redis_store.close)
+            stack.callback(host.synced.close)
+        yield made
+
+
+def test_one_process_of_a_host_exchanges_in_an_interval(server: RedisServer, client: redis.Redis) -> None:
+    with Store.private(keys=100) as store, two_of_one_host(store, server.url, server.url) as (one, other):
+        for host, told in ((one, 1), (other, 1), (one, 1)):
+            assert host.limiter.allow("k")
+            assert host.synced._exchange(ONE_TURN, elected=True) is None
+            assert sum_of_all(client) == told
+        assert other.synced.status().exchanged_ago is not None
+
+
+def test_who_cannot_exchange_leaves_it_to_another(server: RedisServer, client: redis.Redis) -> None:
+    with (
+        Store.private(keys=100) as store,
+        two_of_one_host(store, server.url, server.url) as (one, other),
+    ):
+        one.synced._exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
+        assert other.limiter.allow("k")
+        assert isinstance(one.synced._exchange(ONE_TURN, elected=True), StoreUnavailable)
+        assert other.synced._exchange(ONE_TURN, elected=True) is None
+        assert sum_of_all(client) == 1
+        # It is the other one's turn now: that puts nothing right here.
+        assert one.synced._exchange(ONE_TURN, elected=True) is None
+        assert "Connection" in (one.synced.status().error or "")
+        away.close()
+
+
+@pytest.mark.parametrize("on_full", ["deny", "allow", "evict"])
+def test_a_full_host_store_does_not_keep_from_exchanging(
+    server: RedisServer, client: redis.Redis, on_full: Any
+) -> None:
+    with Store.private(keys=100, on_full=on_full) as store:
+        local = TokenBucket(store, "local", "1/day")
+        for number in range(2000):
+            local.allow(f"user:{number}")
+        with hosts(1, server.url, WINDOWS["fixed"], store=store) as (host,):
+            for told in (1, 2, 3):
+                assert host.limiter.allow("k")
+                host.synced._exchange(ONE_TURN, elected=True)
+                if on_full == "deny":
+                    assert sum_of_all(client) == told
+            assert sum_of_all(client) > 0
+            assert host.synced.status().exchanged_ago is not None
+
+
+def test_a_time_that_has_just_been_is_not_negative(server: RedisServer) -> None:
+    with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
+        for _ in range(100):
+            host.exchange()
+            host.synced._exchanges[0].done_ns = None
+            assert (host.synced.status().exchanged_ago or 0.0) >= 0.0
+
+
+def test_an_unexpected_error_does_not_end_the_thread(server: RedisServer, client: redis.Redis) -> None:
+    with hosts(1, server.url, WINDOWS["fixed"], interval="10 ms") as (host,):
+        (exchange,) = host.synced._exchanges
+        run = exchange.run
+
+        def fail(turn: int) -> None:
+            raise RuntimeError("unexpected")
+
+        exchange.run = fail  # type: ignore[method-assign]
+        wait_until(lambda: host.synced.status().error == "RuntimeError: unexpected", "the error")
+        assert host.limiter.allow("k")
+        exchange.run = run  # type: ignore[method-assign]
+        wait_until(lambda: sum_of_all(client) == 1, "an exchange after it")
+
+
+def test_one_error_hinders_only_its_own_key(server: RedisServer, client: redis.Redis) -> None:
+    """Another key, and another limiter, are exchanged all the same."""
+    with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
+        other = FixedWindow(host.synced, "other", "100/year")
+        send = host.redis_store._send
+
+        def refused(messages: list[Any]) -> list[Any]:
+            is_first = messages[0].script is host.synced._exchanges[0].script and b":api:" in messages[0].keys[0]
+            return [ResponseError("NOPERM of this key"), *send(messages[1:])] if is_first else send(messages)
+
+        assert host.limiter.allow_many(["one", "two"]) == [True, True]
+        assert other.allow("k")
+        host.exchange()
+        assert sum_of_all(client) == 3
+        assert host.limiter.allow_many(["one", "two"]) == [True, True]
+        assert other.allow("k")
+        host.redis_store._send = refused  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="NOPERM of this key"):
+            host.exchange()
+        assert sum_of_all(client) == 5
+        assert host.synced.status().pending_keys == 1
+        host.redis_store._send = send  # type: ignore[method-assign]
+        host.exchange()
+        assert sum_of_all(client) == 6
+
+
+def test_a_server_that_is_away_is_not_waited_for_by_each_exchange(server: RedisServer) -> None:
+    with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
+        host.synced._exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
+        assert host.limiter.allow("k")
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="ConnectionError"):
+                host.exchange()
+        assert away.status().state == "open"
+        with pytest.raises(StoreUnavailable, match="asked again within"):
+            host.exchange()
+        away.close()
+
+
+def test_a_store_is_closed_in_the_middle_of_an_exchange(server: RedisServer, client: redis.Redis) -> None:
+    """As a signal's handler does."""
+    with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
+        assert host.limiter.allow("k")
+        with before_the_answer(host, host.synced.close):
+            in_time(host.exchange)
+        assert sum_of_all(client) == 1
+
+
+def test_who_makes_a_limiter_does_not_wait_for_an_exchange(server: RedisServer) -> None:
+    with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
+        assert host.limiter.allow("k")
+        with before_the_answer(host, lambda: in_time(lambda: FixedWindow(host.synced, "other", "10/year"))):
+            host.exchange()
+
+
+def test_limits_of_one_name_and_period_are_each_told(server: RedisServer, client: redis.Redis) -> None:
+    """As while a deployment changes a limit: each knows of what the other has admitted, and nothing counts twice."""
+    with (
+        Store.private(keys=100) as store,
+        RedisStore(server.url, timeout=60) as redis_store,
+        SyncedStore(redis_store, store, NEVER, keys=10) as synced,
+        SyncedStore(redis_store, store, NEVER, keys=10) as of_another_process,
+    ):
+        small, large = (FixedWindow(synced, "api", f"{limit}/year") for limit in (100, 1000))
+        also_small = FixedWindow(of_another_process, "api", "120/year")
+        assert (admitted(small, 10), admitted(large, 20), admitted(also_small, 3)) == (10, 20, 3)
+        for _ in range(3):
+            synced.exchange()
+            of_another_process.exchange()
+            assert sum_of_all(client) == 33
+        assert [limiter.peek("k").remaining for limiter in (small, also_small, large)] == [67, 87, 967]
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_redis_that_has_forgotten_lets_nobody_in(server: RedisServer, client: redis.Redis, kind: str) -> None:
+    """The first to exchange is told that there is more than Redis knows of now; so is who asks only."""
+    with hosts(4, server.url, WINDOWS[kind]) as made:
+        for host, count in zip(made, (30, 40, 29, 1), strict=True):
+            assert admitted(host.limiter, count) == count
+        for host in made * 2:
+            host.exchange()
+        for number in (0, 2):
+            client.flushall()
+            made[number].exchange()
+            assert [host.limiter.peek("k").remaining for host in made] == [0, 0, 0, 0]
+            # Who has told nothing of the key before knows no better.
+            with hosts(1, server.url, WINDOWS[kind]) as (new,):
+                assert new.limiter.allow("k")
+                new.exchange()
+            for host in made:
+                host.exchange()
+                assert [host.limiter.peek("k").remaining for host in made] == [0, 0, 0, 0]
+            assert sum_of_all(client) == 101
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_redis_that_has_forgotten_is_found_out_though_others_have_told_it_since(
+    server: RedisServer, client: redis.Redis, kind: str
+) -> None:
+    with hosts(3, server.url, WINDOWS[kind]) as made, hosts(1, server.url, WINDOWS[kind]) as (new,):
+        for host, count in zip(made, (30, 40, 30), strict=True):
+            assert admitted(host.limiter, count) == count
+        for host in made * 2:
+            host.exchange()
+        client.flushall()
+        assert new.limiter.allow("k")
+        for host in (new, *made):
+            host.exchange()
+            assert [host.limiter.peek("k").remaining for host in made] == [0, 0, 0]
+        assert sum_of_all(client) == 101
+
+
+def test_a_redis_that_has_forgotten_while_it_was_away(server: RedisServer, client: redis.Redis) -> None:
+    """What was told without an answer doesn't make the host forget what it knew."""
+    with hosts(3, server.url, WINDOWS["fixed"]) as (one, other, new):
+        assert (admitted(one.limiter, 60), admitted(other.limiter, 30)) == (60, 30)
+        for host in (one, other, one):
+            host.exchange()
+        redis_store, one.synced._exchanges[0].store = one.synced._exchanges[0].store, RedisStore("redis://127.0.0.1:1")
+        assert admitted(one.limiter, 5) == 5
+        with pytest.raises(StoreUnavailable):
+            one.exchange()
+        one.synced._exchanges[0].store.close()
+        one.synced._exchanges[0].store = redis_store
+        client.flushall()
+        assert new.limiter.allow("k")
+        new.exchange()
+        one.exchange()
+        assert one.limiter.peek("k").remaining == 5
+
+
+def test_a_bucket_that_redis_has_forgotten_begins_with_what_is_charged_then(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock
+) -> None:
+    with hosts(1, server.url, slow_bucket, clock=clock) as (host,):
+        assert host.limiter.hit("k", 50)
+        host.exchange()
+        assert ahead(client) == 50
+        client.flushall()
+        server_clock.set(START)
+        assert host.limiter.hit("k", 2)
+        host.exchange()
+        assert ahead(client) == 2
+        assert host.limiter.peek("k").remaining == 48
+
+
+def test_a_key_that_comes_back_to_its_cell_before_the_answer(
+    server: RedisServer, client: redis.Redis, clock: ManualClock
+) -> None:
+    """The answer is of its former life there. Nothing of the others is taken away for it."""
+    with (
+        hosts(1, server.url, slow_bucket, clock=clock) as (other,),
+        hosts(1, server.url, slow_bucket, clock=clock, keys=1) as (host,),
+    ):
+        assert other.limiter.hit("k", 50)
+        other.exchange()
+        assert host.limiter.hit("k", 40)
+
+        def come_back() -> None:
+            assert host.limiter.allow("another")
+            assert host.limiter.hit("k", 3)
+            assert host.store.stats().limiters["api"].evicted == 2
+
+        with before_the_answer(host, come_back):
+            host.exchange()
+        host.exchange()
+        assert ahead(client) == 93
+
+
+def test_nothing_is_taken_away_for_a_key_that_redis_does_not_know(
+    server: RedisServer, client: redis.Redis, clock: ManualClock
+) -> None:
+    """Though its host believes that more had been told than it has charged."""
+    with hosts(2, server.url, slow_bucket, clock=clock) as (host, other):
+        assert other.limiter.hit("k", 50)
+        other.exchange()
+        assert host.limiter.hit("k", 3)
+        (exchange,) = host.synced._exchanges
+        read_us, ((*usage, _told_ns, read_ns, until_ns),), _ = exchange.limiter._usages(
+            0, exchange.limiter._cells(), -1
+        )
+        message = exchange.message(read_us, (*usage, 40 * MINUTE_US * 1000, read_ns, until_ns))
+        (reply,) = exchange.send([message])
+        message.answer(reply)
+        assert ahead(client) == 50
+        assert host.limiter.hit("k", 3)
+        host.exchange()
+        assert ahead(client) == 53
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_window_of_a_key_that_comes_back_to_its_cell(server: RedisServer, client: redis.Redis, kind: str) -> None:
+    with hosts(1, server.url, WINDOWS[kind], keys=1) as (host,):
+        assert admitted(host.limiter, 3) == 3
+
+        def come_back() -> None:
+            assert host.limiter.allow("another")
+            assert admitted(host.limiter, 3) == 3
+
+        with before_the_answer(host, come_back):
+            host.exchange()
+        assert host.synced.status().pending_keys == 1
+        host.synced._exchange(ONE_TURN, elected=False)
+        assert sum_of_all(client) == 6
+        assert host.limiter.peek("k").remaining == 94
+
+
+def test_a_bucket_in_the_cell_of_another_is_told_with_its_own_charges(
+    server: RedisServer, client: redis.Redis, clock: ManualClock
+) -> None:
+    with hosts(1, server.url, slow_bucket, clock=clock, keys=1) as (host,):
+        for key, permits in (("one", 40), ("two", 7), ("three", 5)):
+            assert host.limiter.hit(key, permits)
+            host.exchange()
+        told = {name.split("}")[0]: (total / 1_000_000 - START) / 60 for name, total in sums(client).items()}
+        assert told == {
+            f"penstock:{{{fingerprint(key).decode()}": permits
+            for key, permits in (("one", 40), ("two", 7), ("three", 5))
+        }
+
+
+def test_a_bucket_that_is_reset_on_each_host_is_full(
+    server: RedisServer, client: redis.Redis, clock: ManualClock
+) -> None:
+    with hosts(2, server.url, slow_bucket, clock=clock) as (one, other):
+        assert other.limiter.allow("k")
+        assert one.limiter.hit("k", 99)
+        for host in (other, one, other):
+            host.exchange()
+        assert other.limiter.peek("k").remaining == 0
+        one.limiter.reset("k")
+        assert one.limiter.peek("k").remaining == 100
+        one.exchange()
+        # The other's is still known.
+        assert one.limiter.peek("k").remaining == 99
+        other.limiter.reset("k")
+        for host in (one, other, one, other):
+            host.exchange()
+        assert ahead(client) == 0
+        assert other.limiter.peek("k").remaining == 100
+
+
+def test_a_bucket_that_is_reset_before_the_answer_does_not_learn_its_own_charges_again(
+    server: RedisServer, client: redis.Redis, clock: ManualClock
+) -> None:
+    with hosts(2, server.url, slow_bucket, clock=clock) as (one, other):
+        assert other.limiter.hit("k", 10)
+        other.exchange()
+        assert one.limiter.hit("k", 80)
+        with before_the_answer(one, lambda: one.limiter.reset("k")):
+            one.exchange()
+        one.exchange()
+        assert ahead(client) == 10
+        assert one.limiter.peek("k").remaining == 90
+
+
+def test_what_is_charged_before_the_answer_counts_besides_it(server: RedisServer, clock: ManualClock) -> None:
+    with hosts(2, server.url, slow_bucket, clock=clock) as (one, other):
+        assert other.limiter.hit("k", 50)
+        other.exchange()
+        assert one.limiter.hit("k", 10)
+        with before_the_answer(one, lambda: one.limiter.hit("k", 20)):
+            one.exchange()
+        assert one.limiter.peek("k").remaining == 20
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_a_window_that_is_reset_forgets_the_others_until_the_next_exchange(server: RedisServer, kind: str) -> None:
+    with hosts(2, server.url, WINDOWS[kind]) as (one, other):
+        assert admitted(other.limiter, 40) == 40
+        other.exchange()
+        assert admitted(one.limiter, 20) == 20
+        one.exchange()
+        assert one.limiter.peek("k").remaining == 40
+        one.limiter.reset("k")
+        assert one.limiter.peek("k").remaining == 100
+        one.exchange()
+        assert one.limiter.peek("k").remaining == 60
+
+
+def test_what_is_cancelled_comes_back_though_others_were_learned_of_since(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock
+) -> None:
+    def make(store: Any) -> TokenBucket:
+        return TokenBucket(store, "api", "1/minute", burst=10)
+
+    with hosts(2, server.url, make, clock=clock) as (one, other):
+        assert other.limiter.hit("k", 10)
+        other.exchange()
+        booking = one.limiter.reserve("k", 8)
+        assert booking
+        one.exchange()
+        assert ahead(client) == 18
+        booking.cancel()
+        one.exchange()
+        assert ahead(client) == 10
+        assert other.limiter.hit("new", 10)
+        other.exchange()
+        booking = one.limiter.reserve("new", 8)
+        one.exchange()
+        before = sum_of_all(client)
+        # What has been refilled meanwhile doesn't come back.
+        clock.set(START + 5 * 60)
+        server_clock.set(START + 5 * 60)
+        booking.cancel()
+        one.exchange()
+        assert before - sum_of_all(client) == 3 * MINUTE_US
+
+
+def test_what_is_taken_of_one_of_two_limits_comes_back(
+    server: RedisServer, client: redis.Redis, clock: ManualClock
+) -> None:
+    with hosts(1, server.url, slow_bucket, clock=clock) as (host,):
+        one = FixedWindow(host.store, "one", "1/hour")
+        both = AllOf(host.limiter, one)
+        assert [both.allow("k"), both.allow("k")] == [True, False]
+        host.exchange()
+        assert ahead(client) == 1
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def test_a_key_that_is_only_denied_is_asked_for_in_the_new_window(
+    server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
+) -> None:
+    """It stays in the window before on this host, while others count in the new one."""
+    with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
+        assert (admitted(one.limiter, 1), admitted(other.limiter, 1)) == (1, 1)
+        clock.set(START + 60)
+        server_clock.set(START + 60)
+        assert admitted(one.limiter, 90) == 90
+        one.exchange()
+        other.exchange()
+        assert not other.limiter.hit("k", 60)
+        # It comes by itself at its turn.
+        assert admitted(one.limiter, 5) == 5
+        one.exchange()
+        for turn in range(8):
+            other.synced._exchange(turn, elected=False)
+        assert other.limiter.peek("k").remaining == (5 if kind is FixedWindow else 3)
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def test_who_asks_only_finds_out_that_redis_has_forgotten(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock, kind: Any
+) -> None:
+    with (
+        hosts(3, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other, new),
+    ):
+        assert (admitted(one.limiter, 1), admitted(other.limiter, 1)) == (1, 1)
+        clock.set(START + 60)
+        server_clock.set(START + 60)
+        assert admitted(one.limiter, 90) == 90
+        one.exchange()
+        other.exchange()
+        known = other.limiter.peek("k").remaining
+        assert known <= 10
+        client.flushall()
+        server_clock.set(START + 60)
+        other.exchange()
+        assert other.limiter.peek("k").remaining == known
+        assert new.limiter.allow("k")
+        new.exchange()
+        other.exchange()
+        assert other.limiter.peek("k").remaining == known
+
+
+def test_a_late_clock_is_told(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock
+) -> None:
+    """Redis takes nothing for windows that have long been over, and the host is told so."""
+    with hosts(1, server.url, lambda store: FixedWindow(store, "api", "100/minute"), clock=clock) as (host,):
+        server_clock.set(START + 119)
+        assert host.limiter.allow("k")
+        host.exchange()
+        assert sum_of_all(client) == 1
+        server_clock.set(START + 120)
+        assert host.limiter.allow("k")
+        with pytest.raises(StoreUnavailable, match="clock is late"):
+            host.exchange()
+        assert sum_of_all(client) == 1
+        status = host.synced.status()
+        assert "clock is late" in (status.error or "")
+        assert status.pending_keys == 1
+
+
+def test_keys_of_several_slots_of_a_cluster(cluster: RedisCluster) -> None:
+    for make in (*WINDOWS.values(), slow_bucket):
+        cluster.on_masters("FLUSHALL")
+        with hosts(2, cluster.url, make) as (one, other):
+            for number in range(50):
+                assert one.limiter.hit(f"user:{number}", 10)
+                assert other.limiter.hit(f"user:{number}", 10)
+            for host in (one, other, one):
+                host.exchange()
+            assert {one.limiter.peek(f"user:{number}").remaining for number in range(50)} == {80}
