@@ -7,6 +7,7 @@ from timeit import Timer
 from typing import Any
 
 import pytest
+import redis
 from conftest import GENEROUS, Measure, must, statement, time_per_call
 
 from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
@@ -33,8 +34,9 @@ def store() -> Iterator[Store]:
 
 @pytest.fixture
 def redis_store(redis_port: int) -> Iterator[RedisStore]:
+    with redis.Redis(host="127.0.0.1", port=redis_port, db=4) as client:
+        client.flushdb()
     with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
-        opened._client.flushdb()
         yield opened
 
 
