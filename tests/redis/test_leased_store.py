@@ -262,6 +262,11 @@ def test_limiters_of_other_terms_have_leases_of_their_own(hosts: Hosts) -> None:
         assert sum(map(drained, limiters)) <= 10
 
 
+def test_a_rate_that_is_written_otherwise_is_the_same(hosts: Hosts) -> None:
+    one, other = (TokenBucket(hosts.new(share=1.0), "n", rate, burst=60) for rate in ("60/hour", "1440/day"))
+    assert drained(one) + drained(other) == 60
+
+
 def test_windows_share_their_limit_with_strict_ones(hosts: Hosts, redis_store: RedisStore) -> None:
     leased, strict = (FixedWindow(store, "l", "100/hour") for store in (hosts.new(), redis_store))
     assert all(leased.allow(KEY) for _ in range(30))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from scripts_clock import ServerClock
 from synced_hosts import NEVER, Host, admitted, hosts, sum_of_all, sums
 
 from penstock import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
-from penstock.redis import RedisStore, SyncedStore
+from penstock.redis import RedisStore, SyncedStore, synced_exchange
 from penstock.redis.asking import Asked
 from penstock.redis.keys import fingerprint
 from penstock.testing import ManualClock
@@ -489,6 +490,61 @@ def test_a_key_that_is_only_denied_is_asked_for_in_the_new_window(
         for turn in range(8):
             other.synced._exchange(turn, elected=False)
         assert other.limiter.peek("k").remaining == (5 if kind is FixedWindow else 3)
+
+
+def test_a_redis_that_has_forgotten_is_found_out_by_who_has_counted_nothing(
+    server: RedisServer, client: redis.Redis
+) -> None:
+    """After a host that knew nothing has told it something new."""
+    with hosts(3, server.url, WINDOWS["fixed"]) as (one, idle, new):
+        assert admitted(one.limiter, 100) == 100
+        one.exchange()
+        assert idle.limiter.allow("k")
+        idle.limiter.refund("k")
+        idle.exchange()
+        assert not idle.limiter.allow("k")
+        client.flushall()
+        assert new.limiter.allow("k")
+        new.exchange()
+        idle.exchange()
+        assert not idle.limiter.allow("k")
+
+
+def test_what_others_give_back_is_no_loss(server: RedisServer) -> None:
+    with hosts(2, server.url, WINDOWS["fixed"]) as (one, idle):
+        assert admitted(one.limiter, 100) == 100
+        one.exchange()
+        assert idle.limiter.allow("k")
+        idle.limiter.refund("k")
+        idle.exchange()
+        assert not idle.limiter.allow("k")
+        one.limiter.refund("k", 60)
+        one.exchange()
+        idle.exchange()
+        assert admitted(idle.limiter, 100) == 60
+
+
+def test_an_answer_that_is_learned_late_takes_nothing_back(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes of a host, one is stopped between the answer and its learning; the other one goes on."""
+    with (
+        Store.private(keys=100) as store,
+        two_of_one_host(store, server.url, server.url) as (stopped, going_on),
+        hosts(1, server.url, WINDOWS["fixed"]) as (other,),
+    ):
+        assert stopped.limiter.allow("k")
+
+        def meanwhile() -> None:
+            assert admitted(other.limiter, 99) == 99
+            other.exchange()
+            going_on.exchange()
+            later_ns = time.monotonic_ns() + 1000 * 10**9
+            monkeypatch.setattr(synced_exchange, "monotonic_ns", lambda: later_ns)
+
+        with before_the_answer(stopped, meanwhile):
+            stopped.exchange()
+        assert not going_on.limiter.allow("k")
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -124,7 +125,9 @@ class BucketTerms(Terms):
 
     def __init__(self, strict: Asking, algorithm: Gcra, store: Store, options: Options, deadline_ns: int) -> None:
         super().__init__(strict, algorithm, store, options, deadline_ns)
-        period_us, per = algorithm.period_us, algorithm.rate.limit
+        # However the rate is written, its bucket is the same.
+        divisor = math.gcd(algorithm.period_us, algorithm.rate.limit)
+        period_us, per = algorithm.period_us // divisor, algorithm.rate.limit // divisor
         self.longest_ns = max(self.lease_ns, self.deadline_ns)
         self.same_ns = 0
         self.reset_ns = 1000 * algorithm.tolerance_us

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from time import monotonic_ns
 from typing import Any, ClassVar, Final
 
 from penstock.core.keys import Key
@@ -107,6 +108,8 @@ class Exchange(ABC):
 OVER: Final = 1
 LOST: Final = 2
 FULL: Final = 3
+# To send, to read, and both again with a script that Redis has forgotten: after that an answer isn't learned.
+LATE_IN_TIMEOUTS: Final = 4
 
 
 class WindowExchange(Exchange):
@@ -119,9 +122,11 @@ class WindowExchange(Exchange):
         self.period_ns = limiter.rate.period_ns
         # Limits that don't share their cells have each counted something else.
         host = b"%s-%d" % (host, limiter._low_bits)
+        self.late_ns = round(LATE_IN_TIMEOUTS * store._timeout_s * 1e9)
         super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
 
     def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
+        began_ns = monotonic_ns()
         cell, tag, name, birth, end_ns, *rest = usage
         number = end_ns // self.period_ns
         counts = rest[::3][: self.windows]
@@ -133,6 +138,9 @@ class WindowExchange(Exchange):
             arguments += [count, told, others, (number - ago + self.windows) * self.period_ns // 1000]
 
         def learn(reply: list[int]) -> None:
+            if monotonic_ns() - began_ns > self.late_ns:
+                # Whoever was stopped meanwhile would put old news in place of what others have learned since.
+                return
             answers: list[tuple[int | None, int | None, bool]] = []
             for count, sum_of_all, known, how in zip(counts, reply[2::3], reply[3::3], reply[4::3], strict=True):
                 if how == OVER:

@@ -26,7 +26,7 @@ for i, key in ipairs(KEYS) do
     table.insert(answer, OVER)
   else
     local taken = AS_IT_IS
-    if told.is_new and believed > 0 or not told.has_sum and others > 0 then
+    if told.is_new and believed > 0 or others > told.most then
       -- Others will tell again, too, but not at once.
       told.is_lost = true
       redis.call('HSET', key, 'lost', '1')
@@ -41,6 +41,9 @@ for i, key in ipairs(KEYS) do
         told.sum = math.max(told.sum + used - (told.known or 0), 0)
         told.known = used
         write_told(key, told, host, read_at, birth, used, now, until_us)
+        if told.sum > told.most then
+          redis.call('HSET', key, 'most', text(told.sum))
+        end
       else
         -- Whoever made room would be counted again with its next message.
         taken = FULL
