@@ -46,6 +46,8 @@ def client_of(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0))
 
 
+# What collects garbage meanwhile is interrupted, too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("make", [str, client_of], ids=["url", "client"])
 @pytest.mark.parametrize("how", ["allow", "allow_many"])
 def test_nobody_gets_anothers_answer_wherever_a_call_is_interrupted(

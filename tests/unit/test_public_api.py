@@ -121,7 +121,10 @@ def test_arguments_that_do_not_fit_are_refused_with_the_limiters_signature(store
         assert text in str(caught.value)
     with pytest.raises(TypeError, match=r"SlidingLog\(.*: missing a required argument: 'keys'"):
         SlidingLog(store, "x", "1/s")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="the first argument of TokenBucket is a Store, not 'x'"):
+    with pytest.raises(
+        TypeError,
+        match=r"the first argument of TokenBucket is a Store, or a RedisStore\(url\) of penstock.redis, not a str",
+    ):
         TokenBucket("x", "api", "1/s")  # type: ignore[arg-type]
 
 

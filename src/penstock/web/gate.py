@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from penstock.core.all_of import AllOf
 from penstock.core.bucketed_window import BucketedWindow
-from penstock.core.concurrency import Lease
+from penstock.core.concurrency import Concurrency, Lease
 from penstock.core.decision import Decision
 from penstock.core.leaky_bucket import LeakyBucket
 from penstock.core.reservation import Reservation
@@ -40,12 +40,14 @@ Enter: TypeAlias = Callable[[Request], Passage | Denial]
 class OnEnd:
     """What is held for a request until its end, and what may be given back then."""
 
-    __slots__ = ("booked", "ended", "leases", "renew_after_s")
+    __slots__ = ("booked", "ended", "is_far", "leases", "renew_after_s")
 
     def __init__(self) -> None:
         self.ended: int | None = None
         self.booked: list[tuple[Rule, Reservation]] = []
         self.leases: list[Lease] = []
+        self.is_far = False
+        """Whether a lease is anywhere but in shared memory."""
         self.renew_after_s = 0.0
 
     def __bool__(self) -> bool:
@@ -57,6 +59,7 @@ class OnEnd:
             more.end(self.ended)
         self.booked += more.booked
         self.leases += more.leases
+        self.is_far = self.is_far or more.is_far
         self.renew_after_s = min(more.renew_after_s or math.inf, self.renew_after_s or math.inf)
 
     def renew(self) -> None:
@@ -379,6 +382,7 @@ class Plan:
             if not lease:
                 return self._denial(request, [rule], [limiter.peek(key, cost)])
             on_end.leases.append(lease)
+            on_end.is_far = on_end.is_far or not isinstance(limiter, Concurrency)
             on_end.renew_after_s = min(limiter.lease_ns / NS / 3, on_end.renew_after_s or math.inf)
         return None
 
