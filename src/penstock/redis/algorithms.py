@@ -325,8 +325,9 @@ class Window(Algorithm):
     def drawn(self, cost: int) -> Draw:
         return Draw(cost, (cost, self.limit - cost, self.period_us))
 
+    @abstractmethod
     def with_rate(self, rate: Rate) -> Window:
-        raise NotImplementedError
+        """The same, for one call that brings a rate."""
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if burst is not None or rate is None:
