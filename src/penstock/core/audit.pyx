@@ -14,10 +14,10 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from penstock.core.counts cimport FRACTION_BITS, count_time, low_mask, low_of, time_of
 from penstock.core.native cimport (
-    PENSTOCK_ALGORITHM_BUCKETED_WINDOW, PENSTOCK_ALGORITHM_CONCURRENCY, PENSTOCK_CELLS_PER_LINE,
-    PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS, PENSTOCK_KIND_BLOCKED, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_COUNT,
-    PENSTOCK_KIND_EMPTY, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell, PenstockHashKey, load_acquire,
-    multiply_high, prefetch, siphash13,
+    PENSTOCK_ALGORITHM_BUCKETED_WINDOW, PENSTOCK_ALGORITHM_CONCURRENCY, PENSTOCK_ALGORITHM_SYNCED_BUCKET,
+    PENSTOCK_ALGORITHM_SYNCED_WINDOW, PENSTOCK_CELLS_PER_LINE, PENSTOCK_GROUPS_PER_KEY, PENSTOCK_KIND_BITS,
+    PENSTOCK_KIND_BLOCKED, PENSTOCK_KIND_CLAIM, PENSTOCK_KIND_COUNT, PENSTOCK_KIND_EMPTY, PENSTOCK_KIND_TAT,
+    PENSTOCK_LINES_PER_GROUP, PenstockCell, PenstockHashKey, load_acquire, multiply_high, prefetch, siphash13,
 )
 from penstock.core.table cimport TIME_BITS
 
@@ -34,6 +34,13 @@ cdef enum:
     # Of a sliding log's entry.
     LAP_BIT = 62
     GIVEN_BACK_BIT = 63
+    # Of a synced limiter's words, see docs/segment-format.md.
+    BIRTH = 2
+    SEAL = 3
+    TOLD_COUNTS = 7
+    TOLD_UNTIL = 7
+    SYNCED_WORDS = 8
+    UNANSWERED_BIT = 31
 
 cdef uint64_t PID_MASK = (<uint64_t>1 << <int>PID_BITS) - 1
 cdef uint64_t CLAIM_STRIPES = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
@@ -63,11 +70,15 @@ cdef enum Problem:
     BAD_SLOT
     BAD_LEASE
     BAD_REST
+    BAD_SEAL
+    BAD_BIRTH
+    BAD_TOLD
+    BAD_UNTIL
 
 
 PROBLEMS = (
     "", "kind", "empty", "state", "claim", "blocked", "place", "twice", "position", "lap", "order", "time", "bucket",
-    "mark place", "total", "hint", "slot", "lease", "rest",
+    "mark place", "total", "hint", "slot", "lease", "rest", "seal", "birth", "told", "until",
 )
 
 
@@ -386,6 +397,26 @@ cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) 
     return Found(FINE, 0, 0, False)
 
 
+cdef Found check_synced(const Words* words, bint is_window, const uint64_t* own) noexcept nogil:
+    """A synced limiter's, see synced.pyx. Each word by itself, as they change while a cell stays what it is."""
+    cdef uint64_t seal = load_acquire(&own[SEAL])
+    cdef uint64_t birth = load_acquire(&own[BIRTH])
+    cdef uint64_t last = load_acquire(&own[TOLD_UNTIL])
+    cdef uint64_t told, before
+    if seal != 0 and seal & 1 == 0:
+        return Found(BAD_SEAL, SEAL, seal, False)
+    if claim_stripe(birth, 0) >= CLAIM_STRIPES:
+        return Found(BAD_BIRTH, BIRTH, birth, False)
+    if not is_window:
+        return Found(BAD_UNTIL if last > words.now_ns else FINE, TOLD_UNTIL, last, False)
+    told = low_of(last >> 32, UNANSWERED_BIT)
+    before = low_of(last, UNANSWERED_BIT)
+    # A state has one count, or two if the window slides.
+    if max(told, before) > low_mask(words.low_bits // <int>words.limit):
+        return Found(BAD_TOLD, TOLD_COUNTS, last, False)
+    return Found(FINE, 0, 0, False)
+
+
 def look_at_words(
     Counts counts, const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
     uint64_t used, uint64_t algorithm, uint64_t word_count, uint64_t limit, uint64_t period_ns, uint64_t phase_ns,
@@ -397,6 +428,7 @@ def look_at_words(
     cdef uint64_t begin = offset + group_count * <uint64_t>layout.GROUP_BYTES
     cdef uint64_t index, held = 0
     cdef uint64_t needed = limit
+    cdef bint is_synced = algorithm in (PENSTOCK_ALGORITHM_SYNCED_WINDOW, PENSTOCK_ALGORITHM_SYNCED_BUCKET)
     cdef const uint64_t* own
     cdef PenstockCell seen, again
     cdef Found found
@@ -405,6 +437,10 @@ def look_at_words(
         raise IndexError("the words are not in the segment")
     if algorithm == PENSTOCK_ALGORITHM_CONCURRENCY:
         needed = (limit + 127) // 128 * 2 + 2 * limit
+    elif is_synced:
+        needed = SYNCED_WORDS
+        if algorithm == PENSTOCK_ALGORITHM_SYNCED_WINDOW and not 1 <= limit <= 2:
+            raise ValueError("these are no words of a limiter")
     if word_count < max(needed, <uint64_t>1) or period_ns == 0 or not 0 <= low_bits <= TIME_BITS:
         raise ValueError("these are no words of a limiter")
     words.first = <const uint64_t*>&memory[begin]
@@ -417,6 +453,8 @@ def look_at_words(
                     found = check_slots(&words, own, &held)
                 elif algorithm == PENSTOCK_ALGORITHM_BUCKETED_WINDOW:
                     found = check_marks(&words, seen, own)
+                elif is_synced:
+                    found = check_synced(&words, algorithm == PENSTOCK_ALGORITHM_SYNCED_WINDOW, own)
                 else:
                     found = check_ring(&words, seen, own)
                 again = read_pair(&cells.cells[index])

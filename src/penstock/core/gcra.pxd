@@ -12,6 +12,7 @@ single requests passes whole, and never can more than `burst` permits pass at on
 from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport CellLimiter
+from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape
 from penstock.core.native cimport PenstockCell
 from penstock.core.table cimport TIME_BITS, Next, Verdict
@@ -57,6 +58,17 @@ cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
     """How far a state is ahead of now."""
     # One that no limiter can have written is a fresh key's.
     return verdict.state - verdict.now_ns if verdict.state > verdict.now_ns and verdict.state >> TIME_BITS == 0 else 0
+
+
+# What its limiters do, for those too that derive from another class. Of now, no state is further ahead than this; what
+# a rate and a burst are; what a request is; how long after now it may go; and what is told of it.
+cdef uint64_t most_ahead_of(CellLimiter limiter) noexcept
+cdef int gcra_shape_of(
+    CellLimiter limiter, object rate, object burst, str burst_name, uint64_t most_ahead_ns, Shape* shape) except -1
+cdef int gcra_draw(CellLimiter limiter, object cost, const Shape* shape, Draw* draw) except -1
+cdef uint64_t gcra_booked_delay_ns(const Draw* draw, const Verdict* verdict) noexcept
+cdef uint64_t gcra_refused_delay_ns(const Draw* draw, const Verdict* verdict) noexcept
+cdef int gcra_describe(const Draw* draw, const Verdict* verdict, Decision decision) except -1
 
 
 cdef class GcraLimiter(CellLimiter):

@@ -18,6 +18,8 @@ cdef extern from "penstock/layout.h" nogil:
     const uint64_t PENSTOCK_KIND_BLOCKED
     const uint64_t PENSTOCK_ALGORITHM_BUCKETED_WINDOW
     const uint64_t PENSTOCK_ALGORITHM_CONCURRENCY
+    const uint64_t PENSTOCK_ALGORITHM_SYNCED_WINDOW
+    const uint64_t PENSTOCK_ALGORITHM_SYNCED_BUCKET
 
     ctypedef struct PenstockHeader:
         uint64_t manual_ns

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.cell_limiter cimport CellLimiter
 from penstock.core.limiter cimport Ask, Draw, Record, Shape
-from penstock.core.native cimport PenstockCell, PenstockHashKey, load_acquire, prefetch
+from penstock.core.native cimport PenstockCell, PenstockHashKey, load128_acquire, prefetch
 from penstock.core.segment cimport Extent
 from penstock.core.table cimport (
     ALLOWED, LOST, UNDECIDED, Clear, Decide, Events, Outcome, Table, Verdict, home_line, table_decide, table_now,
@@ -16,13 +16,13 @@ cdef enum:
     NAME = 0                     # two words: what the key is called at Redis, 128 bits
     BIRTH = 2                    # the id of the claim by which the key has come to the cell
     SEAL = 3                     # a hash of the words before and of the cell's tag: they belong together
-    # Of a window:
-    OTHERS = 4                   # two words, each a window's id and what other hosts have counted in it
-    TOLD = 6                     # two words, each a window's id and what Redis knows of this host's count
-    # Of a bucket:
+    # Of a window, two pairs of words: a window's id and a ticket, and what was counted in it and in the one before.
+    OTHERS = 4                   # by other hosts, as was answered to the question with this ticket
+    TOLD = 6                     # by this host, as far as Redis knows; the ticket of the last question
+    # Of a bucket, two pairs of words:
     CHARGED = 4                  # ns that the cell's keys have been charged, less what was given back; it never stops
     CHARGED_BEFORE = 5           # what that was at the key's birth
-    CHARGED_TOLD = 6             # ns since its birth that Redis knows of
+    CHARGED_TOLD = 6             # us since its birth that Redis knows of, and the ticket of the last question
     TOLD_UNTIL = 7               # when that was read
     WORDS_PER_CELL = 8
 
@@ -53,32 +53,42 @@ cdef inline bint is_turn(uint64_t index, int64_t turn) noexcept nogil:
     return turn == -1 or (turn >= 0 and (index + <uint64_t>turn) % IDLE_TURNS == 0)
 
 
-# The memory of one limiter, and what its keys are called.
-cdef class SyncedMemory:
+cdef inline PenstockCell* pair_at(uint64_t* words, int place) noexcept nogil:
+    """Two words that are only changed together. They have the size of a cell."""
+    return <PenstockCell*>(words + place)
+
+
+cdef inline bint stands(PenstockCell* cell, PenstockCell claim) noexcept nogil:
+    """Whether a claim hasn't been promoted or given up yet."""
+    cdef PenstockCell again = load128_acquire(cell)
+    return again.tag == claim.tag and again.state == claim.state
+
+
+# A limiter whose cells have words behind them.
+cdef class SyncedLimiter(CellLimiter):
+    cdef readonly object synced_store
     cdef Extent extent
     cdef PenstockHashKey seal_key
     cdef object name_of          # from a key to 16 bytes
     cdef dict names              # the latest, by tag
 
-    cdef int lay_out(self, Table* table, Shape* shape, PenstockHashKey hash_key, Clear clear) except -1
-    cdef int note(self, object key, uint64_t tag, const Table* table) except -1
+    cdef int begin(self, object purpose, object keys, object synced_store, object name_of, bytes encoding, Clear clear
+                   ) except -1
+    cdef int note(self, object key, uint64_t tag) except -1
     cdef int name_draw(self, uint64_t tag, const Draw* draw, NamedDraw* named) except -1
-    cdef bint is_sealed(self, const uint64_t* words, uint64_t tag) noexcept
+    cdef bint is_sealed(self, const uint64_t* words, uint64_t tag, uint64_t* seen) noexcept
 
 
-# Keys and costs of a batch, once it is sure that all can be decided: pairs.
-cdef list checked_batch(CellLimiter limiter, object keys, object costs)
+# What a pair of words of a claim's key begins with: written while the claim stands, and by nobody who is late.
+cdef void begin_pair(
+    PenstockCell* cell, PenstockCell claim, PenstockCell* pair, uint64_t first, uint64_t second) noexcept nogil
 
-# For a limiter's `commit`.
-cdef int commit_named(CellLimiter limiter, SyncedMemory memory, Ask* ask) except -1
-
-# Write what a claim's words begin with. False if the claim doesn't stand any more.
-cdef bint begin_words(PenstockCell* cell, PenstockCell claim, const NamedDraw* named) noexcept nogil
+# The pairs that all begin with.
+cdef void begin_words(PenstockCell* cell, PenstockCell claim, const NamedDraw* named) noexcept nogil
 
 
 cdef inline Outcome decide_named(
-    CellLimiter limiter, SyncedMemory memory, object key, uint64_t tag, const Draw* draw, Verdict* verdict, Decide take,
-    Record record,
+    SyncedLimiter limiter, object key, uint64_t tag, const Draw* draw, Verdict* verdict, Decide take, Record record,
 ) except UNDECIDED:
     """As `decide_by`; but a key that is new gets its name before it gets its cell. `key` may be None if that is noted.
     """
@@ -93,8 +103,8 @@ cdef inline Outcome decide_named(
     outcome = table_try(&limiter.table, tag, verdict.now_ns, take, draw, verdict)
     if outcome > ALLOWED:
         if key is not None:
-            memory.note(key, tag, &limiter.table)
-        memory.name_draw(tag, draw, &named)
+            limiter.note(key, tag)
+        limiter.name_draw(tag, draw, &named)
         events.inserted = events.evicted = events.full = 0
         events.cas_retries = outcome == LOST
         table_decide(

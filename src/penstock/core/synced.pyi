@@ -1,9 +1,12 @@
-from collections.abc import Callable
-from typing import Self, final
+from typing_extensions import disjoint_base
 
-from penstock.core.keys import Key
-from penstock.core.segment import Extent
+from penstock.core.cell_limiter import CellLimiter
+from penstock.redis.synced import SyncedStore
 
-@final
-class SyncedMemory:
-    def __new__(cls, extent: Extent, name_of: Callable[[Key], bytes]) -> Self: ...
+@disjoint_base
+class SyncedLimiter(CellLimiter):
+    @property
+    def synced_store(self) -> SyncedStore: ...
+    @property
+    def keys(self) -> int: ...
+    def _cells(self) -> int: ...

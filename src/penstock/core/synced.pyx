@@ -12,13 +12,11 @@ told is never an event, always a state. Nothing is lost and nothing counted twic
 in between, however many exchange at once, and though nobody remembers what was sent.
 
 * *U may fall*, by a refund. So each message bears the time at which U was read, of this host's one clock, and Redis
-  leaves a message that was read before the last one alone.
+  takes only what was read later than what it took last.
 * *A key may lose its cell* (eviction) and come back, with U begun anew. So each message bears the key's *birth*, the id
   of the claim by which it came to its cell, which no other claim has. Of another birth than it knows, Redis counts U
   besides what it has, and takes nothing away for it. Of a window the host then gets its own former count back as if it
-  were another host's. An answer is learned only if the cell's key is still of the birth that the message bore. (Between
-  that look and the store the key may go and come back. Then it may seem that Redis knows more of it than it does, until
-  its count differs from that or its turn comes: a window's is put right then; of a bucket as much is never told.)
+  were another host's. An answer is learned only if the cell's key is still of the birth that the message bore.
 * *Two limiters may have one name and period but other limits*, and then other cells if their counts need other bits.
   Each is a host of its own at Redis: its field has the bits in it. Both add to one sum.
 * *Redis may forget* (emptied, or a key evicted). A message bears what the host believes to be
@@ -29,6 +27,34 @@ in between, however many exchange at once, and though nobody remembers what was 
   a lost window isn't learned by the others. It isn't noticed that Redis knows an older count of a host, as after a
   failover to a copy that was behind: what that lacks is missing until its host tells it again.
 
+Several that exchange at once
+-----------------------------
+A process may be stopped anywhere, and go on when others of its host have exchanged since. So questions have an order.
+Behind each cell is a *ticket*. Who asks reads it, then which window it is, then the cell, then the clock, and then
+raises it by a CAS of the pair of words that it is in; if that fails, it reads all again. So between two tickets there
+is one reading: of two messages of a key, the one with the later ticket was read later, is about no earlier window, and
+bears no earlier time. Of two of one microsecond, Redis takes the one that comes first, and answers to the other what it
+knows.
+
+* *What others have counted* in a window is learned together with the question's ticket, by one CAS of both, and only if
+  that is later than the ticket of what was learned last. So a process that goes on late takes nothing back.
+* *What Redis knows of this host* is learned from the answer to the last question only. Asking has marked it as not
+  answered; so it stays, and the key pending, until that answer comes or the next question is answered. What Redis has
+  is what it answered there: whatever was asked before and comes later, it doesn't take.
+* *A bucket's TAT* is only ever moved on, so its answers need no order.
+
+Killed or stopped between asking and learning: the key is told again. Between the two CASes of learning: the same.
+
+It is this host's order, of questions, and not one of answers by the server's time or by a count that is kept there: a
+server's clock may be set back, and a server may be emptied or replaced by a copy that is behind; then every answer
+would seem to be old until it has caught up. The price: if one process is stopped between its question and sending it,
+and another one, that asked later, between its answer and learning it, the first may learn news before the second learns
+what is older than that. The next exchange puts it right.
+
+*Another life.* A pair is only ever changed by a CAS from what was read before the cell was looked at. Who claims the
+cell for another key puts a pair in it that no other claim has (`SYNC pair -> claim`), while its claim stands. So who is
+late to learn or to ask finds it changed and leaves it alone.
+
 The name of a key
 -----------------
 The exchanger needs 128 bits that stand for the key at Redis. The table has 61 others, by a hash that only this segment
@@ -36,20 +62,18 @@ knows, and most keys were counted by other processes. So each cell has words beh
 *seal*, a keyed hash of these and of the cell's tag.
 
 Who inserts a key writes them (`begin_words`) while the cell is a claim, before it is promoted: SYNC words -> promote:
-who reads the member by an acquire load sees them. All that promote one claim write the same, as they have it from the
-key and the claim. So a process may be killed anywhere: before the promotion, nothing was counted; after it, the words
-are there.
+who reads the member by an acquire load sees them. It does so in pairs, each by a CAS from what it had read before it
+saw its claim stand. So a process may be killed or stopped anywhere: before the promotion, nothing was counted; after
+it, the words are there; and who is late to write finds that whoever promoted the claim has changed the pair, or would
+change nothing. No key is told under another's name, or under its former birth.
 
-*Late writers.* One that was stopped between seeing its claim stand and writing may write into the words of another key
-that has got the cell meanwhile. Then the seal is wrong, as it is for half-written words, and the exchanger leaves that
-key alone: until it comes to a cell again, it is limited on this host by what this host knows. So no key's window is
-ever told under another's name (at odds of 2**-64); for what a bucket has behind its seal, see synced_bucket.pyx. A key
-that has come back to the very cell within that moment may be told under its former birth. A key is without a name also
-if it lost its cell between being looked for and being inserted by the same request.
+All that promote one claim write the same, as they have it from the key and the claim. But a key is *without a name* if
+it lost its cell between being looked for and being inserted by the same request. It has no seal then, and the exchanger
+leaves it alone: until it comes to a cell again, it is limited on this host by what this host knows. So it does if the
+seal is wrong, by damage (at odds of 2**-64).
 
-*Reading*: the cell, its words, the cell again. If its tag is still the same and the seal is right, they belong
-together. Its birth may be that of before if the key was evicted and came back to this cell in between; the next message
-says better.
+*Reading*: the ticket, the cell, its words, the cell again. If its tag is still the same, the seal is right, and the
+ticket can be raised, they belong together.
 """
 
 cimport cython
@@ -58,14 +82,18 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
 
 from penstock.core.cell_limiter cimport CellLimiter, whole_cost
+from penstock.core.decision cimport Decision
 from penstock.core.keys cimport derive_key
-from penstock.core.limiter cimport Ask, Draw, Shape
+from penstock.core.limiter cimport Ask, Draw
 from penstock.core.native cimport (
-    PenstockCell, PenstockHashKey, load128_acquire, load_acquire, siphash13, store_release,
+    PenstockCell, PenstockHashKey, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
 )
-from penstock.core.table cimport ALLOWED, Clear, Events, Table, fingerprint_of, table_decide, table_find, table_now
+from penstock.core.table cimport (
+    ALLOWED, UNDECIDED, Clear, Events, Outcome, Verdict, fingerprint_of, table_decide, table_find, table_now,
+)
 
 from penstock.errors import InvalidCost, InvalidKey, shown
+from penstock.extents import ExtentShape, open_extent
 
 
 cdef enum:
@@ -79,77 +107,119 @@ cdef uint64_t seal_of(const uint64_t* words, uint64_t tag, PenstockHashKey key) 
     return siphash13(key, <const uint8_t*>sealed, sizeof(sealed)) | 1
 
 
-cdef bint begin_words(PenstockCell* cell, PenstockCell claim, const NamedDraw* named) noexcept nogil:
+cdef void begin_pair(
+    PenstockCell* cell, PenstockCell claim, PenstockCell* pair, uint64_t first, uint64_t second
+) noexcept nogil:
+    cdef PenstockCell wanted = PenstockCell(first, second)
+    # SYNC pair -> claim
+    cdef PenstockCell seen = load128_acquire(pair)
+    while stands(cell, claim) and not cas128_acq_rel(pair, seen, wanted):
+        seen = load128_acquire(pair)
+
+
+cdef void begin_words(PenstockCell* cell, PenstockCell claim, const NamedDraw* named) noexcept nogil:
     cdef uint64_t* words = words_of(named.draw.shape, cell)
     cdef uint64_t[4] wanted = [named.name[0], named.name[1], claim.state, 0]
-    cdef PenstockCell again = load128_acquire(cell)
-    cdef int i
-    if again.tag != claim.tag or again.state != claim.state:
-        return False
     wanted[SEAL] = seal_of(wanted, claim.tag, named.seal_key) if named.is_named else 0
-    # SYNC words -> promote
-    for i in range(NAME, SEAL + 1):
-        store_release(&words[i], wanted[i])
-    return True
+    begin_pair(cell, claim, pair_at(words, NAME), wanted[NAME], wanted[NAME + 1])
+    begin_pair(cell, claim, pair_at(words, BIRTH), wanted[BIRTH], wanted[SEAL])
 
 
-cdef list checked_batch(CellLimiter limiter, object keys, object costs):
-    cdef Draw draw
-    if isinstance(keys, (str, bytes)):
-        raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
-    if isinstance(costs, int):
-        raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
-    keys = list(keys)
-    costs = [1] * len(keys) if costs is None else [whole_cost(cost) for cost in costs]
-    if len(costs) != len(keys):
-        raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
-    for key, cost in zip(keys, costs, strict=True):
-        limiter.tag_of(key)
-        limiter.draw(cost, &limiter.shape, &draw)
-    return list(zip(keys, costs, strict=True))
+cdef class SyncedLimiter(CellLimiter):
+    """Base class of the limiters that are synced; not used by itself.
 
+    A new key gets its name before it gets its cell, whichever way it is asked for.
+    """
 
-cdef int commit_named(CellLimiter limiter, SyncedMemory memory, Ask* ask) except -1:
-    cdef Events events
-    cdef NamedDraw named
-    memory.name_draw(ask.tag, ask.draw, &named)
-    events.inserted = events.evicted = events.full = events.cas_retries = 0
-    ask.verdict.full = False
-    ask.verdict.now_ns = table_now(&limiter.table)
-    table_decide(
-        &limiter.table, ask.tag, limiter.claim_stripe, &limiter.counters.claims, limiter.take, &named.draw,
-        &ask.verdict, &events)
-    limiter.count_events(&events)
-    if ask.verdict.outcome == ALLOWED and limiter.record != NULL:
-        limiter.record(ask.draw, &ask.verdict)
-    return ask.verdict.outcome == ALLOWED
-
-
-@cython.final
-cdef class SyncedMemory:
-    """What a synced limiter has behind its cells, and what its keys are called. Of one limiter object."""
-
-    def __cinit__(self, extent, name_of):
-        self.extent = extent
-        self.name_of = name_of
-        self.names = {}
-
-    cdef int lay_out(self, Table* table, Shape* shape, PenstockHashKey hash_key, Clear clear) except -1:
-        """Let a limiter use it."""
-        table[0] = self.extent.table
+    cdef int begin(
+        self, object purpose, object keys, object synced_store, object name_of, bytes encoding, Clear clear
+    ) except -1:
+        """Open the extent, and enroll: when the shape is known."""
+        ExtentShape.checked(keys, WORDS_PER_CELL, self.name)
+        self.extent = open_extent(self.store, self.name, purpose, keys)
+        self.synced_store, self.name_of, self.names = synced_store, name_of, {}
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(encoding)
+        self.table = self.extent.table
         # A state and its tag that don't belong together do no harm: nothing is written for them.
-        table.has_words = False
-        table.clear = clear
-        shape.cells = table.cells
-        shape.words = self.extent.words
-        shape.last_cell = self.extent.used_cells - 1
-        self.seal_key = derive_key(hash_key, b"seal")
+        self.table.has_words = False
+        self.table.clear = clear
+        self.shape.cells = self.table.cells
+        self.shape.words = self.extent.words
+        self.shape.last_cell = self.extent.used_cells - 1
+        self.seal_key = derive_key(self.hash_key, b"seal")
         return 0
 
-    cdef int note(self, object key, uint64_t tag, const Table* table) except -1:
+    @property
+    def keys(self):
+        return self.extent.keys
+
+    def reserve(self, key, cost=1, max_delay=None):
+        """Book `cost` permits of `key` and say after how many seconds they may be used, as far as this host knows.
+
+        A window can't be booked ahead: it can only be charged what is allowed now.
+        """
+        self.note(key, self.tag_of(key))
+        return CellLimiter.reserve(self, key, cost, max_delay)
+
+    @cython.binding(False)
+    def allow_many(self, keys, costs=None):
+        """Decide a batch in order: a list of bools, one per key. As so many calls of ``hit``, after all are checked."""
+        cdef Draw draw
+        if isinstance(keys, (str, bytes)):
+            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
+        if isinstance(costs, int):
+            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
+        keys = list(keys)
+        costs = [1] * len(keys) if costs is None else [whole_cost(cost) for cost in costs]
+        if len(costs) != len(keys):
+            raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
+        for key, cost in zip(keys, costs, strict=True):
+            self.tag_of(key)
+            self.draw(cost, &self.shape, &draw)
+        return [self.hit(key, cost).allowed for key, cost in zip(keys, costs, strict=True)]
+
+    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED:
+        return decide_named(self, None, tag, draw, verdict, self.take, self.record)
+
+    cdef Decision decide_once(self, object key, const Draw* draw):
+        cdef Verdict verdict
+        cdef uint64_t tag = self.tag_of(key)
+        cdef bint allowed
+        if draw.amount == 0:
+            allowed = self.decide_or_peek(tag, draw, &verdict)
+        else:
+            allowed = decide_named(self, key, tag, draw, &verdict, self.take, self.record) == ALLOWED
+        return self.new_decision(draw, &verdict, allowed)
+
+    cdef Decision hit_once(self, object key, const Draw* draw, object request_id, object request_ttl):
+        self.note(key, self.tag_of(key))
+        return CellLimiter.hit_once(self, key, draw, request_id, request_ttl)
+
+    cdef int ask(self, object key, object cost, Ask* ask) except -1:
+        CellLimiter.ask(self, key, cost, ask)
+        self.note(key, ask.tag)
+        return 0
+
+    cdef int commit(self, Ask* ask) except -1:
+        cdef Events events
+        cdef NamedDraw named
+        self.name_draw(ask.tag, ask.draw, &named)
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        ask.verdict.full = False
+        ask.verdict.now_ns = table_now(&self.table)
+        table_decide(
+            &self.table, ask.tag, self.claim_stripe, &self.counters.claims, self.take, &named.draw, &ask.verdict,
+            &events)
+        self.count_events(&events)
+        if ask.verdict.outcome == ALLOWED and self.record != NULL:
+            self.record(ask.draw, &ask.verdict)
+        return ask.verdict.outcome == ALLOWED
+
+    cdef int note(self, object key, uint64_t tag) except -1:
         """What a key is called, if it may have to be inserted: that takes a microsecond."""
         cdef uint64_t state
-        if table_find(table, tag, &state) == NULL and tag not in self.names:
+        if table_find(&self.table, tag, &state) == NULL and tag not in self.names:
             if len(self.names) >= MOST_NAMES:
                 self.names.pop(next(iter(self.names)), None)
             self.names[tag] = self.name_of(key)
@@ -165,9 +235,13 @@ cdef class SyncedMemory:
             memcpy(named.name, PyBytes_AS_STRING(name), sizeof(named.name))
         return 0
 
-    cdef bint is_sealed(self, const uint64_t* words, uint64_t tag) noexcept:
-        cdef uint64_t[4] seen
+    cdef bint is_sealed(self, const uint64_t* words, uint64_t tag, uint64_t* seen) noexcept:
+        """Whether the words of a name and a birth belong to the key with this tag; `seen` is left with them."""
         cdef int i
         for i in range(NAME, SEAL + 1):
             seen[i] = load_acquire(&words[i])
         return seen[SEAL] != 0 and seen[SEAL] == seal_of(seen, tag, self.seal_key)
+
+    def _cells(self):
+        """For the exchange: how many cells there are to look at."""
+        return self.extent.used_cells

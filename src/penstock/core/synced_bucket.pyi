@@ -1,14 +1,14 @@
 from collections.abc import Callable
 from typing import Self, final
 
-from penstock.core.gcra import GcraLimiter
 from penstock.core.keys import Key
+from penstock.core.synced import SyncedLimiter
 from penstock.rate import Rate
 from penstock.redis.synced import SyncedStore
 from penstock.store import Store
 
 @final
-class SyncedTokenBucket(GcraLimiter):
+class SyncedTokenBucket(SyncedLimiter):
     def __new__(
         cls,
         store: Store,
@@ -21,15 +21,12 @@ class SyncedTokenBucket(GcraLimiter):
     ) -> Self: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
+    def rate(self) -> Rate: ...
+    @property
     def burst(self) -> int: ...
-    @property
-    def synced_store(self) -> SyncedStore: ...
-    @property
-    def keys(self) -> int: ...
-    def _cells(self) -> int: ...
     def _usages(
         self, first: int, last: int, turn: int
-    ) -> tuple[int, list[tuple[int, int, bytes, int, int, int, int, int]], int]: ...
+    ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int]], int]: ...
     def _learn(
-        self, index: int, tag: int, birth: int, charged: int, told: int, read_ns: int, ahead_ns: int
+        self, place: tuple[int, int, int, int], charged: int, known_us: int, read_ns: int, ahead_ns: int
     ) -> None: ...

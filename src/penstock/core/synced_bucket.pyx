@@ -8,10 +8,9 @@ A charge is two steps: the CAS that decides, then an addition to the sum. So is 
 process has charged this one request (or given this back) on this host only, and the others are never told. Stopped in
 between, it tells it late; if the cell has got another key by then, it is told as that one's.
 
-CHARGED is never set, only added to: so it doesn't matter that several promote a claim, and that one of them may be
-late. They all read it before they see the claim stand, when nothing is added to it any more for the key before, nor yet
-for the new one, and store the same as CHARGED_BEFORE. One that is stopped just before that store, until the cell has
-got yet another key, makes that one's CHARGED_BEFORE older: what the keys in between were charged is told as its own.
+CHARGED is never set, only added to. Who claims the cell for another key makes CHARGED_BEFORE the same by one CAS of
+both, which was read before the claim was seen to stand: when nothing is added any more for the key before, nor yet for
+the new one. One that is late finds it changed, or puts there what is there.
 
 *At Redis* there is a TAT for the sum of all hosts. What a host has charged since it told last, d, is taken as spread
 over that time, which began at s: ``tat = max(tat, s) + d``. So what was refilled meanwhile isn't lost, as it would be
@@ -27,37 +26,59 @@ them it is refilled in its time. But a `reset` moves the TAT to now, whoever had
 is still booked at Redis. A host alone is told nothing that it doesn't know: Redis' TAT has been moved by the same sum,
 from no later a time (but for as much as one of its messages took longer than a later one).
 
-*An answer that is lost*: Redis may know what it was told, or what it knew before. So what is told is marked as
-`UNANSWERED` first, and told again as long as it is: it might otherwise seem that there is nothing to tell, when what
-was told has been given back meanwhile. (So is a window's count.)
+*An answer that is lost*: Redis may know what it was told, or what it knew before. So what is told is marked as not
+answered first, and told again as long as it is: it might otherwise seem that there is nothing to tell, when what was
+told has been given back meanwhile. (So is a window's count.)
 """
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 
-from penstock.core.cell_limiter cimport CellLimiter
+from penstock.core.counts cimport low_mask
 from penstock.core.decision cimport Decision
-from penstock.core.gcra cimport GcraLimiter, gcra_give_back, gcra_take
-from penstock.core.limiter cimport Ask, Draw, Shape
+from penstock.core.gcra cimport (
+    gcra_booked_delay_ns, gcra_describe, gcra_draw, gcra_give_back, gcra_refused_delay_ns, gcra_shape_of, gcra_take,
+    most_ahead_of,
+)
+from penstock.core.limiter cimport Draw, Shape
 from penstock.core.native cimport (
     PENSTOCK_KIND_BITS, PENSTOCK_KIND_TAT, PenstockCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,
-    load_acquire, monotonic_ns, store_release,
+    load_acquire, monotonic_ns,
 )
 from penstock.core.synced cimport (
-    BIRTH, CHARGED, CHARGED_BEFORE, CHARGED_TOLD, LOOK_ONLY, NAME, TOLD_UNTIL, WORDS_PER_CELL, NamedDraw, SyncedMemory,
-    begin_words, checked_batch, commit_named, decide_named, is_turn, words_of,
+    BIRTH, CHARGED, CHARGED_BEFORE, CHARGED_TOLD, LOOK_ONLY, WORDS_PER_CELL, NamedDraw, SyncedLimiter, begin_pair,
+    begin_words, decide_named, is_turn, pair_at, stands, words_of,
 )
-from penstock.core.table cimport ALLOWED, TIME_BITS, UNDECIDED, Next, Outcome, Verdict, table_find, table_now
+from penstock.core.table cimport ALLOWED, TIME_BITS, Next, Verdict, table_find, table_now
 
 from penstock import layout
 from penstock.errors import InvalidLimiter
-from penstock.extents import ExtentShape, Purpose, open_extent
+from penstock.extents import Purpose
 from penstock.rate import as_rate
 
 
-# Of CHARGED_TOLD: Redis may know this, or what it has been told since.
-cdef uint64_t UNANSWERED = <uint64_t>1 << 63
+cdef enum:
+    # Of CHARGED_TOLD. A ticket that has come back, as a process was stopped meanwhile, is told apart by TOLD_UNTIL.
+    TICKET_BITS = 10
+    US_BITS = 53
+
+
+# What CHARGED_TOLD says: what Redis knows, or something that it has been told since.
+cdef struct Told:
+    uint64_t us
+    uint64_t ticket
+    bint is_unanswered
+
+
+cdef inline Told told_in(uint64_t word) noexcept nogil:
+    return Told(word >> (TICKET_BITS + 1), word >> 1 & low_mask(TICKET_BITS), word & 1)
+
+
+cdef inline uint64_t told_word(Told told) noexcept nogil:
+    return (
+        min(told.us, low_mask(US_BITS)) << (TICKET_BITS + 1) | (told.ticket & low_mask(TICKET_BITS)) << 1
+        | told.is_unanswered)
 
 
 cdef void bucket_record(const Draw* draw, const Verdict* verdict) noexcept nogil:
@@ -74,16 +95,20 @@ cdef inline uint64_t charged_since_birth(const uint64_t* words) noexcept nogil:
 cdef void bucket_clear(PenstockCell* cell, PenstockCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
     cdef const NamedDraw* named = <const NamedDraw*>parameters
     cdef uint64_t* words = words_of(named.draw.shape, cell)
-    # Before the claim is seen to stand: so it is of before anything is charged to the new key.
-    cdef uint64_t charged = load_acquire(&words[CHARGED])
-    if begin_words(cell, claim, named):
-        store_release(&words[CHARGED_BEFORE], charged)
-        store_release(&words[CHARGED_TOLD], 0)
-        store_release(&words[TOLD_UNTIL], now_ns)
+    cdef PenstockCell seen, wanted
+    begin_words(cell, claim, named)
+    # SYNC pair -> claim
+    seen = load128_acquire(pair_at(words, CHARGED))
+    while stands(cell, claim):
+        wanted.tag = wanted.state = seen.tag
+        if cas128_acq_rel(pair_at(words, CHARGED), seen, wanted):
+            break
+        seen = load128_acquire(pair_at(words, CHARGED))
+    begin_pair(cell, claim, pair_at(words, CHARGED_TOLD), told_word(Told(0, claim.state, False)), now_ns)
 
 
 @cython.final
-cdef class SyncedTokenBucket(GcraLimiter):
+cdef class SyncedTokenBucket(SyncedLimiter):
     """What ``TokenBucket`` is over a ``SyncedStore``; made by that.
 
     Each method decides in this host's memory, as over a ``Store``, and may be called from any thread and in asyncio's.
@@ -91,23 +116,22 @@ cdef class SyncedTokenBucket(GcraLimiter):
     charged is known again after the next exchange.
     """
 
+    cdef readonly object rate
     cdef readonly uint64_t burst
-    cdef readonly object synced_store
-    cdef SyncedMemory memory
+    cdef uint64_t most_ahead_ns
 
     def __cinit__(self, store, name, rate, burst, synced_store, keys, name_of):
         self.rate = as_rate(rate)
-        self.synced_store = synced_store
-        self.gcra_shape(self.rate, self.rate.limit if burst is None else burst, "burst", &self.shape)
+        self.most_ahead_ns = most_ahead_of(self)
+        self.shape_of(self.rate, burst, &self.shape)
         self.burst = self.shape.limit
+        self.kind = PENSTOCK_KIND_TAT
+        self.take = gcra_take
+        self.give_back = gcra_give_back
         self.record = bucket_record
-        ExtentShape.checked(keys, WORDS_PER_CELL, name)
-        self.memory = SyncedMemory(open_extent(store, name, Purpose(
-            algorithm=layout.ALGORITHM_SYNCED_BUCKET, words_per_cell=WORDS_PER_CELL, low_bits=0, limit=0, period_ns=0),
-            keys), name_of)
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(b"synced")
-        self.memory.lay_out(&self.table, &self.shape, self.hash_key, bucket_clear)
+        purpose = Purpose(
+            algorithm=layout.ALGORITHM_SYNCED_BUCKET, words_per_cell=WORDS_PER_CELL, low_bits=0, limit=0, period_ns=0)
+        self.begin(purpose, keys, synced_store, name_of, b"synced", bucket_clear)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, burst, synced_store, keys, name_of):
@@ -124,21 +148,11 @@ cdef class SyncedTokenBucket(GcraLimiter):
         """
         cdef Verdict verdict
         return decide_named(
-            self, self.memory, key, self.tag_of(key), &self.unit, &verdict, gcra_take, bucket_record) == ALLOWED
+            self, key, self.tag_of(key), &self.unit, &verdict, gcra_take, bucket_record) == ALLOWED
 
-    def reserve(self, key, cost=1, max_delay=None):
-        """Book `cost` permits of `key` and say after how many seconds they may be used, as far as this host knows."""
-        self.memory.note(key, self.tag_of(key), &self.table)
-        return CellLimiter.reserve(self, key, cost, max_delay)
-
-    @cython.binding(False)
-    def allow_many(self, keys, costs=None):
-        """Decide a batch in order: a list of bools, one per key. As so many calls of ``hit``, after all are checked."""
-        return [self.hit(key, cost).allowed for key, cost in checked_batch(self, keys, costs)]
-
-    @property
-    def keys(self):
-        return self.memory.extent.keys
+    cdef int shape_of(self, object rate, object burst, Shape* shape) except -1:
+        return gcra_shape_of(
+            self, rate, rate.limit if burst is None else burst, "burst", self.most_ahead_ns, shape)
 
     cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
         # With where the words are.
@@ -147,33 +161,23 @@ cdef class SyncedTokenBucket(GcraLimiter):
             return 0
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
-        rate = as_rate(rate)
-        return self.gcra_shape(rate, rate.limit if burst is None else burst, "burst", shape)
+        return self.shape_of(as_rate(rate), burst, shape)
 
-    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED:
-        return decide_named(self, self.memory, None, tag, draw, verdict, gcra_take, bucket_record)
+    cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1:
+        return gcra_draw(self, cost, shape, draw)
 
-    cdef Decision decide_once(self, object key, const Draw* draw):
-        cdef Verdict verdict
-        cdef uint64_t tag = self.tag_of(key)
-        cdef bint allowed
-        if draw.amount == 0:
-            allowed = self.decide_or_peek(tag, draw, &verdict)
-        else:
-            allowed = decide_named(self, self.memory, key, tag, draw, &verdict, gcra_take, bucket_record) == ALLOWED
-        return self.new_decision(draw, &verdict, allowed)
-
-    cdef Decision hit_once(self, object key, const Draw* draw, object request_id, object request_ttl):
-        self.memory.note(key, self.tag_of(key), &self.table)
-        return CellLimiter.hit_once(self, key, draw, request_id, request_ttl)
-
-    cdef int ask(self, object key, object cost, Ask* ask) except -1:
-        CellLimiter.ask(self, key, cost, ask)
-        self.memory.note(key, ask.tag, &self.table)
+    cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
+        draw.room += min(patience_ns, self.most_ahead_ns - draw.shape.tolerance_ns)
         return 0
 
-    cdef int commit(self, Ask* ask) except -1:
-        return commit_named(self, self.memory, ask)
+    cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
+        return gcra_booked_delay_ns(draw, verdict)
+
+    cdef uint64_t refused_delay_ns(self, const Draw* draw, const Verdict* verdict) except? 0:
+        return gcra_refused_delay_ns(draw, verdict)
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        return gcra_describe(draw, verdict, decision)
 
     cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1:
         """Of what this host has charged, and so that the others are told.
@@ -235,72 +239,103 @@ cdef class SyncedTokenBucket(GcraLimiter):
                 fetch_add_relaxed(&words[CHARGED], 0 - given)
                 return 0
 
-    def _cells(self):
-        """For the exchange: how many cells there are to look at."""
-        return self.memory.extent.used_cells
-
     def _usages(self, uint64_t first, uint64_t last, int64_t turn):
-        """For the exchange: when this was read, in microseconds of the host; and what is to be told of the keys in the
-        cells from `first` to before `last`, a tuple for each: cell, tag, name, birth, the ns that this host has charged
-        since then, those that Redis knew of, the time in ns of this reading, and of the one that Redis knew.
+        """For the exchange: what is to be told of the keys in the cells from `first` to before `last`, a tuple for
+        each: its place, for `_learn`; its name; when it was read, in microseconds of the host; the ns that this host
+        has charged since its birth, the microseconds that Redis knew of, the time in ns of this reading, and of the one
+        that Redis knew.
 
         All that Redis doesn't know yet, to the microsecond, and of the others those whose turn it is: every
         `IDLE_TURNS`-th; with a turn of -1 all that count, with -2 none, nor with -3, which only looks. Also, how many
         are left out for want of a name.
         """
-        cdef uint64_t read_us = (monotonic_ns() - self.table.epoch_ns) // 1000
-        cdef uint64_t now_ns = self.segment.now_ns()
-        cdef uint64_t index, charged, told, told_until_ns
+        cdef uint64_t index
         cdef uint64_t unnamed = 0
         cdef list usages = []
-        cdef PenstockCell* cell
-        cdef PenstockCell seen
-        cdef uint64_t* words
-        for index in range(first, min(last, self.memory.extent.used_cells)):
-            cell = self.table.cells + index
-            seen = load128_acquire(cell)
-            if seen.tag & ((1 << PENSTOCK_KIND_BITS) - 1) != PENSTOCK_KIND_TAT:
-                continue
-            words = words_of(&self.shape, cell)
-            charged = charged_since_birth(words)
-            told = load_acquire(&words[CHARGED_TOLD]) & ~UNANSWERED
-            told_until_ns = load_acquire(&words[TOLD_UNTIL])
-            if charged // 1000 == load_acquire(&words[CHARGED_TOLD]) // 1000:
-                # There is nothing to tell of the time until now.
-                store_release(&words[TOLD_UNTIL], now_ns)
-                if seen.state <= now_ns or not is_turn(index, turn):
-                    continue
-            name, birth = PyBytes_FromStringAndSize(<char*>&words[NAME], 16), load_acquire(&words[BIRTH])
-            # Read between two looks at the cell, and sealed: all of one key.
-            if load_acquire(&cell.tag) == seen.tag and self.memory.is_sealed(words, seen.tag):
-                if turn != LOOK_ONLY:
-                    store_release(&words[CHARGED_TOLD], told | UNANSWERED)
-                usages.append((index, seen.tag, name, birth, charged, told, now_ns, min(told_until_ns, now_ns)))
-            elif load_acquire(&cell.tag) == seen.tag:
-                unnamed += 1
-        return read_us, usages, unnamed
+        # Where it follows Python's time, it stands still from here on.
+        cdef uint64_t now_ns = self.segment.now_ns()
+        for index in range(first, min(last, self.extent.used_cells)):
+            usage = self.usage_of(index, now_ns, turn, &unnamed)
+            if usage is not None:
+                usages.append(usage)
+        return usages, unnamed
 
-    def _learn(
-        self, uint64_t index, uint64_t tag, uint64_t birth, uint64_t charged, uint64_t told, uint64_t read_ns,
-        uint64_t ahead_ns,
-    ):
+    cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+        cdef PenstockCell* cell = self.table.cells + index
+        cdef uint64_t* words = words_of(&self.shape, cell)
+        cdef uint64_t[4] name
+        cdef uint64_t read_us, read_ns, charged
+        cdef PenstockCell seen, asked, wanted
+        cdef Told told
+        cdef bint is_told
+        if load_acquire(&cell.tag) & low_mask(PENSTOCK_KIND_BITS) != PENSTOCK_KIND_TAT:
+            return None
+        while True:
+            # SYNC ticket -> reading
+            asked = wanted = load128_acquire(pair_at(words, CHARGED_TOLD))
+            seen = load128_acquire(cell)
+            if seen.tag & low_mask(PENSTOCK_KIND_BITS) != PENSTOCK_KIND_TAT:
+                return None
+            told = told_in(asked.tag)
+            is_told = told.us == charged_since_birth(words) // 1000 and not told.is_unanswered
+            if is_told and (seen.state <= now_ns or not is_turn(index, turn)):
+                # There is nothing to tell of the time until now.
+                wanted.state = max(asked.state, now_ns)
+                cas128_acq_rel(pair_at(words, CHARGED_TOLD), asked, wanted)
+                return None
+            if not self.is_sealed(words, seen.tag, name):
+                unnamed[0] += load_acquire(&cell.tag) == seen.tag
+                return None
+            # Read between two looks at the cell, and sealed: all of one key.
+            if load_acquire(&cell.tag) != seen.tag:
+                return None
+            read_ns = table_now(&self.table)
+            charged = charged_since_birth(words)
+            read_us = (monotonic_ns() - self.table.epoch_ns) // 1000
+            if turn == LOOK_ONLY:
+                break
+            if is_told:
+                wanted.state = read_ns
+            told.ticket = (told.ticket + 1) & low_mask(TICKET_BITS)
+            told.is_unanswered = True
+            wanted.tag = told_word(told)
+            # SYNC reading -> ticket
+            if cas128_acq_rel(pair_at(words, CHARGED_TOLD), asked, wanted):
+                break
+        return (
+            (index, seen.tag, name[BIRTH], told.ticket), PyBytes_FromStringAndSize(<char*>name, 16), read_us,
+            charged, told.us, read_ns, min(wanted.state, read_ns))
+
+    def _learn(self, tuple place, uint64_t charged, uint64_t known_us, uint64_t read_ns, uint64_t ahead_ns):
         """For the exchange: what Redis has answered to a message that said `charged` and was read at `read_ns`: what it
         knows of this host, and how far its TAT is ahead of now."""
+        cdef uint64_t index, tag, birth, ticket, now_charged
         cdef PenstockCell* cell
         cdef PenstockCell seen, wanted
         cdef uint64_t* words
-        cdef uint64_t now_charged
-        if index >= self.memory.extent.used_cells:
+        cdef Told told
+        index, tag, birth, ticket = place
+        if index >= self.extent.used_cells:
             raise IndexError(f"there is no cell {index}")
         cell = self.table.cells + index
         words = words_of(&self.shape, cell)
-        seen = load128_acquire(cell)
-        if seen.tag != tag or load_acquire(&words[BIRTH]) != birth:
-            return
+        while True:
+            # SYNC pair -> claim
+            seen = wanted = load128_acquire(pair_at(words, CHARGED_TOLD))
+            told = told_in(seen.tag)
+            if load_acquire(&cell.tag) != tag or load_acquire(&words[BIRTH]) != birth:
+                return
+            if told.ticket != ticket or read_ns < seen.state:
+                # More has been told since then, and it isn't answered yet, or it has been; also if the ticket has come
+                # back meanwhile.
+                break
+            wanted.tag = told_word(Told(known_us, ticket, False))
+            if known_us == charged // 1000:
+                wanted.state = read_ns
+            if cas128_acq_rel(pair_at(words, CHARGED_TOLD), seen, wanted):
+                break
         ahead_ns = min(ahead_ns, self.most_ahead_ns)
-        store_release(&words[CHARGED_TOLD], told)
-        if told // 1000 == charged // 1000:
-            store_release(&words[TOLD_UNTIL], read_ns)
+        seen = load128_acquire(cell)
         while seen.tag == tag and load_acquire(&words[BIRTH]) == birth:
             now_charged = charged_since_birth(words)
             wanted.tag = tag

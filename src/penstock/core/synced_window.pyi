@@ -1,14 +1,14 @@
 from collections.abc import Callable
 from typing import Self, final
 
-from penstock.core.cell_limiter import CellLimiter
 from penstock.core.keys import Key
+from penstock.core.synced import SyncedLimiter
 from penstock.rate import Rate
 from penstock.redis.synced import SyncedStore
 from penstock.store import Store
 
 @final
-class SyncedWindow(CellLimiter):
+class SyncedWindow(SyncedLimiter):
     def __new__(
         cls,
         store: Store,
@@ -23,22 +23,16 @@ class SyncedWindow(CellLimiter):
     @property
     def rate(self) -> Rate: ...
     @property
-    def synced_store(self) -> SyncedStore: ...
-    @property
     def slides(self) -> bool: ...
     @property
-    def keys(self) -> int: ...
-    @property
     def _low_bits(self) -> int: ...
-    def _cells(self) -> int: ...
     def _usages(
         self, first: int, last: int, turn: int
-    ) -> tuple[int, list[tuple[int, int, bytes, int, int, int, int, int, int, int, int]], int]: ...
+    ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int, int, int, int]], int]: ...
     def _learn(
         self,
-        index: int,
-        tag: int,
-        birth: int,
+        place: tuple[int, int, int, int],
         end_ns: int,
-        *answers: tuple[int | None, int | None, bool],
+        answer: tuple[int, int, bool] | None,
+        answer_before: tuple[int, int, bool] | None = None,
     ) -> None: ...

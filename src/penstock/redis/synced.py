@@ -39,7 +39,6 @@ __all__ = ["SyncStatus", "SyncedStore"]
 
 NS: Final = 1_000_000_000
 MIN_INTERVAL_NS: Final = 10_000_000
-DEFAULT_KEYS: Final = 10_000
 ELECTION: Final = "penstock.sync"
 """The limiter in a host's store that elects who exchanges."""
 LAST: Final = "penstock.synced"
@@ -65,13 +64,14 @@ class SyncStatus:
 class SyncedStore:
     """A place for limits that each host decides in its own memory and exchanges with the others every `interval`.
 
-    ``SlidingWindow(SyncedStore(RedisStore("redis://..."), Store("shop", keys=...)), "api", "1000/minute")``.
+    ``SlidingWindow(SyncedStore(RedisStore("redis://..."), Store("shop", keys=...), keys=...), "api", "1000/minute")``.
     ``FixedWindow`` by the clock, ``SlidingWindow`` and ``TokenBucket`` with continuous refill can be synced. `interval`
     is a duration of at least 10 ms and at most each window; `keys` how many keys of each limiter can be live at once,
-    for 105 bytes of the host's store each.
+    for 105 bytes of the host's store each. One more takes another one's place, which begins anew: `Store.stats` counts
+    them.
 
     A decision never waits for Redis. What other hosts have admitted is known after an exchange, so all together may
-    admit more than the limit by what the others admit within an interval and a round trip; docs/redis-synced.md has
+    admit more than the limit by what the others admit within two intervals and round trips; docs/redis-synced.md has
     the bound. When Redis is away, each host goes on counting, and what it has counted is told when Redis is back.
 
     One process of each host exchanges for all: the first that finds the interval over. If it is killed, another one
@@ -89,7 +89,7 @@ class SyncedStore:
         host_store: Store,
         interval: str | float | timedelta = "1 second",
         *,
-        keys: int = DEFAULT_KEYS,
+        keys: int,
     ) -> None:
         if not isinstance(redis_store, RedisStore):
             raise TypeError(
@@ -187,12 +187,21 @@ class SyncedStore:
         """
         if self.closed:
             raise StoreClosed(f"{self!r} was used after it was closed")
+        self._check_host()
         failed = self._exchange(ALL_TURNS, elected=False)
         if failed is not None:
             raise failed
 
+    def _check_host(self) -> None:
+        if self._host_store.closed:
+            raise StoreClosed(f"{self!r} was used after its host's store was closed")
+
     def status(self) -> SyncStatus:
-        """When this host has last exchanged, and what is pending. Looks at all cells: some ms for 100,000 keys."""
+        """When this host has last exchanged, and what is pending. Looks at all cells: some ms for 100,000 keys.
+
+        Raises ``StoreClosed`` if the host's store was closed.
+        """
+        self._check_host()
         pending = unnamed = 0
         ages: list[float | None] = []
         for exchange in list(self._exchanges):
@@ -216,33 +225,38 @@ class SyncedStore:
         failed: PenstockError | None = None
         has_tried = False
         for exchange in list(self._exchanges):
-            if elected and not self._is_elected(exchange):
-                continue
-            has_tried = True
             try:
+                if elected and not self._is_elected(exchange):
+                    continue
+                has_tried = True
                 error = exchange.run(turn)
+                if error is None:
+                    exchange.done_ns = time.monotonic_ns()
+                    self._last.reset(exchange.id)
+                    self._last.allow(exchange.id)
             except StoreUnavailable as away:
                 if elected:
                     # Another process may be able to ask.
-                    self._election.reset(exchange.id)
+                    self._election.reset(self._turn_of(exchange))
                 # It wouldn't answer for the other limiters either, each after a deadline.
                 failed = failed or away
                 break
             except PenstockError as closed:
                 failed = failed or closed
                 break
-            if error is None:
-                exchange.done_ns = time.monotonic_ns()
-                self._last.reset(exchange.id)
-                self._last.allow(exchange.id)
             failed = failed or error
         if has_tried:
             self._error = None if failed is None else str(failed)
         return failed
 
+    def _turn_of(self, exchange: Exchange) -> bytes:
+        """What is elected for: by processes with the same interval, as a deployment may change it."""
+        return exchange.id + b":%d" % self.interval_ns
+
     def _is_elected(self, exchange: Exchange) -> bool:
         # Denied though nobody has it: the host's store has no room. All exchange then, which is only more work.
-        return self._election.allow(exchange.id) or self._election.peek(exchange.id).allowed
+        turn = self._turn_of(exchange)
+        return self._election.allow(turn) or self._election.peek(turn).allowed
 
     def close(self) -> None:
         """Exchange once more, as far as Redis answers, and end the thread. This process takes no part any more."""

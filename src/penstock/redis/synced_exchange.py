@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from time import monotonic_ns
 from typing import Any, ClassVar, Final
 
 from penstock.core.keys import Key
@@ -26,6 +25,8 @@ UNTOLD_ONLY: Final = -2
 LOOK_ONLY: Final = -3
 # Other threads wait while so many are looked at: some tenths of a millisecond.
 CELLS_AT_ONCE: Final = 512
+# In the place of a usage.
+BIRTH: Final = 2
 
 
 def name_of(key: Key) -> bytes:
@@ -45,12 +46,12 @@ class Exchange(ABC):
         self.script = script(self.main, "sync")
         self.head, self.tail = store._around(name, suffix)
         self.id = self.head + self.tail + host
-        """What the host's processes elect one of themselves for."""
+        """Of all processes of the host the same."""
         self.done_ns: int | None = None
         """When this process has last exchanged all, in the time of ``time.monotonic_ns``."""
 
     @abstractmethod
-    def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
+    def message(self, usage: tuple[Any, ...]) -> Asked[None]:
         """What is told of one key; read, its answer is learned."""
 
     def run(self, turn: int) -> PenstockError | None:
@@ -72,9 +73,8 @@ class Exchange(ABC):
 
     def messages(self, turn: int) -> Iterator[Asked[None]]:
         for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
-            read_us, usages, _ = self.limiter._usages(first, first + CELLS_AT_ONCE, turn)
-            for usage in usages:
-                yield self.message(read_us, usage)
+            usages, _ = self.limiter._usages(first, first + CELLS_AT_ONCE, turn)
+            yield from map(self.message, usages)
 
     def send(self, messages: list[Asked[None]]) -> Sequence[Any]:
         store = self.store
@@ -96,7 +96,7 @@ class Exchange(ABC):
         """How many keys there are of which Redis doesn't know all; and how many without a name."""
         pending = unnamed = 0
         for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
-            _, usages, without_name = self.limiter._usages(first, first + CELLS_AT_ONCE, LOOK_ONLY)
+            usages, without_name = self.limiter._usages(first, first + CELLS_AT_ONCE, LOOK_ONLY)
             pending, unnamed = pending + len(usages), unnamed + without_name
         return pending, unnamed
 
@@ -108,8 +108,12 @@ class Exchange(ABC):
 OVER: Final = 1
 LOST: Final = 2
 FULL: Final = 3
-# To send, to read, and both again with a script that Redis has forgotten: after that an answer isn't learned.
-LATE_IN_TIMEOUTS: Final = 4
+FAR: Final = 4
+# Whose clock is wrong, as the host sees it.
+CLOCKS: Final = {
+    OVER: "has long been over: this host's clock is late, or Redis's is fast",
+    FAR: "is still far off: this host's clock is fast, or Redis's is late",
+}
 
 
 class WindowExchange(Exchange):
@@ -122,36 +126,28 @@ class WindowExchange(Exchange):
         self.period_ns = limiter.rate.period_ns
         # Limits that don't share their cells have each counted something else.
         host = b"%s-%d" % (host, limiter._low_bits)
-        self.late_ns = round(LATE_IN_TIMEOUTS * store._timeout_s * 1e9)
         super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
 
-    def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
-        began_ns = monotonic_ns()
-        cell, tag, name, birth, end_ns, *rest = usage
+    def message(self, usage: tuple[Any, ...]) -> Asked[None]:
+        place, name, read_us, end_ns, *rest = usage
         number = end_ns // self.period_ns
         counts = rest[::3][: self.windows]
-        keys, arguments = [], [self.host, b"%x" % birth, read_us]
+        period_us = self.period_ns // 1000
+        keys, arguments = [], [self.host, b"%x" % place[BIRTH], read_us, period_us]
         for ago, count in enumerate(counts):
             keys.append(self.redis_key(name, b"-%d" % (number - ago)))
             told, others = rest[3 * ago + 1 : 3 * ago + 3]
-            # As long as a window may count for the slowest of the hosts' clocks.
-            arguments += [count, told, others, (number - ago + self.windows) * self.period_ns // 1000]
+            arguments += [count, told, others, (number - ago) * period_us]
 
         def learn(reply: list[int]) -> None:
-            if monotonic_ns() - began_ns > self.late_ns:
-                # Whoever was stopped meanwhile would put old news in place of what others have learned since.
-                return
-            answers: list[tuple[int | None, int | None, bool]] = []
-            for count, sum_of_all, known, how in zip(counts, reply[2::3], reply[3::3], reply[4::3], strict=True):
-                if how == OVER:
-                    answers.append((None, None, False))
-                else:
-                    answers.append((None if count < 0 else known, max(sum_of_all - known, 0), how == LOST))
-            self.limiter._learn(cell, tag, birth, end_ns, *answers)
-            if reply[4] == OVER:
+            answers = [
+                None if how in CLOCKS else (known, max(sum_of_all - known, 0), how == LOST)
+                for sum_of_all, known, how in zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
+            ]
+            self.limiter._learn(place, end_ns, *answers)
+            if reply[4] in CLOCKS:
                 raise StoreUnavailable(
-                    f"Redis says that a window of {self.limiter!r} has long been over that this host counts in: this "
-                    "host's clock is late, or Redis's is fast"
+                    f"Redis says that a window that {self.limiter!r} counts in on this host {CLOCKS[reply[4]]}"
                 )
             if FULL in reply[4::3]:
                 raise StoreUnavailable(
@@ -170,16 +166,14 @@ class BucketExchange(Exchange):
         self.limiter = limiter
         super().__init__(store, limiter.name, b"synced-tat", host)
 
-    def message(self, read_us: int, usage: tuple[Any, ...]) -> Asked[None]:
-        cell, tag, name, birth, charged_ns, told_ns, read_ns, told_until_ns = usage
-        arguments = [
-            *(self.host, b"%x" % birth, read_us),
-            *(charged_ns // 1000, told_ns // 1000, -((told_until_ns - read_ns) // 1000)),
-        ]
+    def message(self, usage: tuple[Any, ...]) -> Asked[None]:
+        place, name, read_us, charged, told_us, read_ns, told_until_ns = usage
+        silence_us = -((told_until_ns - read_ns) // 1000)
+        arguments = [self.host, b"%x" % place[BIRTH], read_us, charged // 1000, told_us, silence_us]
 
         def learn(reply: list[int]) -> None:
             _, _, ahead_us, known_us = reply
             # Less one: what was told was rounded down, so what was told since the time before may have been rounded up.
-            self.limiter._learn(cell, tag, birth, charged_ns, 1000 * known_us, read_ns, 1000 * max(ahead_us - 1, 0))
+            self.limiter._learn(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
         return Asked(self.script, [self.redis_key(name)], arguments, 4, learn)

@@ -35,7 +35,6 @@ ALGORITHM_NAMES: Final = {
     layout.ALGORITHM_SYNCED_WINDOW: "synced window",
     layout.ALGORITHM_SYNCED_BUCKET: "synced TokenBucket",
 }
-NAMED: Final = (layout.ALGORITHM_SYNCED_WINDOW, layout.ALGORITHM_SYNCED_BUCKET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +130,10 @@ class CellChecks:
             now_ns=segment.now_ns(),
             latest_ns=segment.latest_ns(LATEST_NS // 2 + 2 * MAX_PERIOD_NS),
         )
-        if purpose is None or purpose.algorithm in NAMED:
-            # What a late writer has left in words with names is sound: whoever reads them looks at their seal.
+        if purpose is None:
             return
-        phase_ns, period_ns, now_ns = 0, purpose.period_ns, segment.latest_ns()
+        # A bucket has no window.
+        phase_ns, period_ns, now_ns = 0, max(purpose.period_ns, 1), segment.latest_ns()
         if purpose.algorithm == layout.ALGORITHM_CONCURRENCY:
             # The longest lease. How many are held now is told; they may end later than any clock has been.
             period_ns = MAX_PERIOD_NS + MEANWHILE_NS if segment.is_monotonic else LATEST_NS

@@ -26,7 +26,7 @@ local function make_room()
   end
 end
 
-if read_at >= told.read then
+if read_at > told.read then
   -- Of a birth that isn't known, nothing was told that could be taken back.
   local more = told.known and charged - told.known or math.max(charged - believed, 0)
   if more > 0 then

@@ -1,12 +1,13 @@
 -- What a host has counted in one window of a key, or in two.
 --
--- KEYS: a hash for each window. ARGV: the host, the key's birth there, when this was read; then for each window what was
--- counted, or -1 to tell nothing; what of it was known here once; what others had counted, as far as the host has heard;
--- and until when the window is kept.
+-- KEYS: a hash for each window. ARGV: the host, the key's birth there, when this was read, and how long a window is; then
+-- for each window what was counted, or -1 to tell nothing; what of it was known here once; what others had counted, as far
+-- as the host has heard; and when it ends. It is taken from a whole window before it begins, and kept for as many windows
+-- after its end as it counts for: so long for hosts whose clocks are fast or late.
 -- The answer: 1 and the time; then for each window the sum of all hosts, what is known of this one, and how that is to be
--- taken; or -1, 0 and OVER. Or -1 and the number of a key that holds something else.
-local AS_IT_IS, OVER, LOST, FULL = 0, 1, 2, 3
-local host, birth, read_at = ARGV[1], ARGV[2], tonumber(ARGV[3])
+-- taken; or -1, 0 and OVER or FAR. Or -1 and the number of a key that holds something else.
+local AS_IT_IS, OVER, LOST, FULL, FAR = 0, 1, 2, 3, 4
+local host, birth, read_at, period = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local now, windows = clock(), {}
 for i, key in ipairs(KEYS) do
   windows[i] = read_told(key, host, birth)
@@ -17,13 +18,14 @@ end
 
 local answer = {1, now}
 for i, key in ipairs(KEYS) do
-  local told, first = windows[i], 4 * i
+  local told, first = windows[i], 4 * i + 1
   local used, believed = tonumber(ARGV[first]), tonumber(ARGV[first + 1])
-  local others, until_us = tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
-  if until_us <= now then
+  local others, ends = tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
+  local until_us = ends + #KEYS * period
+  if until_us <= now or ends - 2 * period > now then
     table.insert(answer, -1)
     table.insert(answer, 0)
-    table.insert(answer, OVER)
+    table.insert(answer, until_us <= now and OVER or FAR)
   else
     local taken = AS_IT_IS
     if told.is_new and believed > 0 or others > told.most then
@@ -35,7 +37,7 @@ for i, key in ipairs(KEYS) do
     if told.is_lost then
       taken = LOST
     end
-    if used >= 0 and read_at >= told.read then
+    if used >= 0 and read_at > told.read then
       if has_room(key, told) then
         -- Of another birth, what was told before stays in the sum.
         told.sum = math.max(told.sum + used - (told.known or 0), 0)
