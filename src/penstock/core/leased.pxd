@@ -44,6 +44,7 @@ cdef struct Passing:
     uint64_t size
     uint64_t seen                # when leaving: the state that entering left
     uint64_t longest_ns
+    bint has_waited              # for long
 
 
 cdef bint spend(

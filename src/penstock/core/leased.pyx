@@ -5,6 +5,7 @@ The *gate* says who may ask for more. Both are states of KIND_COUNT, see counts.
 
     lease   | time: its end, rounded down | generation | pending | permits left |
     gate    | time: closed until          | size | fetching | cost             |
+            | the same, while fetching    | size | fetching | waited | mark    |
 
 Who may change what
 -------------------
@@ -46,7 +47,7 @@ deposit's lease is over, and it deposits nothing.
 *A cell that is lost* (evicted, reset): a begin that finds none says that it doesn't know what is left, and the server
 keeps on loan what was. An earlier fetch that is still under way must not deposit in the new cell: once another begin
 has reported what is there, its permits count as spent. So it looks whether the gate is still as it has left it: a state
-with a time and a mark that nobody else has left in the same millisecond but by a chance of 1 in 65,536. The new cell's
+with a time and a mark that nobody else has left in the same millisecond but by a chance of 1 in 32,767. The new cell's
 generation is ahead of the clock by chance. What remains is a fetch that is stopped between looking at its gate and
 its deposit, while its cell is lost, and then meets a generation that is its own by a chance of 1 in 64.
 
@@ -73,6 +74,16 @@ ended: others wait, and look whether there are permits. They wait for two that f
 killed, one of them is next, and may be killed too. Closed after a denial until it can change, for requests that
 cost as much: others are denied, which takes loads only. It also remembers how much is borrowed at a time, as a power of
 two; after its time as long as nobody has taken its cell.
+
+Who needs as much as the host may have on loan borrows nothing, and is charged by the server, past both cells; only its
+denial is left at a gate that is open.
+
+*In turn.* Who leaves the gate, spends what it has brought and comes back at once, is there before those who sleep
+between two looks: a thread gives up the interpreter only while it fetches, and another process is away from the gate
+for microseconds. So who has waited for long, while others were let in, sets `waited` in the gate that it finds. Who
+leaves such a gate *reserves* it: for a moment, and no longer than it would have been closed without an end of the
+fetch, it is closed to all but those who have waited for long. That is a state like that of a fetch, with a mark that no
+fetch has. If the one that has waited is killed, or was served meanwhile, the others wait until then.
 """
 
 cimport cython
@@ -101,6 +112,11 @@ cdef enum:
 
 cdef uint64_t MOST_GATE_COST = (1 << 16) - 1
 cdef uint64_t FETCHING = 1 << 16
+# While somebody fetches: somebody else has waited for long. Below it is the mark of who fetches, which isn't 0.
+cdef uint64_t WAITED = 1 << 15
+cdef uint64_t MOST_MARK = (1 << 15) - 1
+# Longer than threads hold the interpreter, and those who wait sleep.
+cdef uint64_t RESERVED_NS = 1 << 24
 
 # A size that is none: nobody has brought an answer since.
 LOST = 31
@@ -249,27 +265,44 @@ cdef inline uint64_t size_of(uint64_t gate) noexcept nogil:
     return low_of(gate, GATE_LOW_BITS) >> GATE_SIZE_SHIFT
 
 
+cdef inline bint is_reserved(uint64_t gate) noexcept nogil:
+    return low_of(gate, GATE_SIZE_SHIFT) == FETCHING
+
+
 cdef bint enter_gate(
     PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef const Passing* passing = <const Passing*>parameters
     # Who was there before and hasn't left it will hardly bring an answer.
-    cdef uint64_t size = LOST_SIZE if state & FETCHING else size_of(state)
+    cdef uint64_t size = LOST_SIZE if state & FETCHING and not is_reserved(state) else size_of(state)
     next.state = gate_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)
-    return not is_closed(state, now_ns, passing.longest_ns) or (
-        state & FETCHING == 0 and passing.cost < low_of(state, GATE_COST_BITS))
+    if not is_closed(state, now_ns, passing.longest_ns):
+        return True
+    if state & FETCHING:
+        return passing.has_waited and is_reserved(state)
+    return passing.cost < low_of(state, GATE_COST_BITS)
+
+
+cdef bint ask_for_turn(
+    PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    next.state = state | WAITED
+    return state & FETCHING and not is_reserved(state) and state & WAITED == 0
 
 
 cdef bint leave_gate(
     PenstockCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef const Passing* passing = <const Passing*>parameters
-    if passing.until_ns == 0:
+    if passing.until_ns == 0 and state & WAITED:
+        next.state = gate_state(
+            min(now_ns + RESERVED_NS, time_of(state, GATE_LOW_BITS)), passing.size, FETCHING)
+    elif passing.until_ns == 0:
         # Rounded down, and so open.
         next.state = now_ns << FRACTION_BITS & ~low_mask(GATE_LOW_BITS) | passing.size << GATE_SIZE_SHIFT
     else:
         next.state = gate_state(passing.until_ns, passing.size, passing.cost)
-    return state == passing.seen
+    return state & ~WAITED == passing.seen
 
 
 cdef bint lower_size(
@@ -464,8 +497,9 @@ cdef class Permits(Limiter):
         return (
             low_of(state, self.unit.permit_bits), time_of(state, self.unit.low_bits), is_pending(&self.unit, state))
 
-    def enter(self, uint64_t tag, uint64_t cost):
-        """Ask to fetch: what the gate says, until when, the state that it has, and the size of what is borrowed.
+    def enter(self, uint64_t tag, uint64_t cost, bint has_waited=False):
+        """Ask to fetch: what the gate says, until when, the state that it has when it was passed, and the size of what
+        is borrowed. Who has waited for long is let in before others.
 
         When there is no room for a gate: what the store's `on_full` says, and when there may be.
         """
@@ -476,7 +510,8 @@ cdef class Permits(Limiter):
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         passing.cost = min(cost, MOST_GATE_COST)
         passing.until_ns = self.keep_ns
-        passing.mark = monotonic_ns() & low_mask(GATE_COST_BITS)
+        passing.mark = 1 + monotonic_ns() % MOST_MARK
+        passing.has_waited = has_waited
         passing.longest_ns = self.longest_closed_ns
         verdict.now_ns = table_now(&self.table)
         table_decide(
@@ -487,14 +522,17 @@ cdef class Permits(Limiter):
             return CLOSED, verdict.state if verdict.outcome == DENIED else 0, 0, 0
         if verdict.outcome == ALLOWED:
             return PASSED, 0, verdict.state, size_of(verdict.state)
-        return (
-            BUSY if verdict.state & FETCHING else CLOSED, time_of(verdict.state, GATE_LOW_BITS), 0, 0)
+        if verdict.state & FETCHING == 0:
+            return CLOSED, time_of(verdict.state, GATE_LOW_BITS), 0, 0
+        if has_waited:
+            self.amend(self.gate_of(tag), ask_for_turn, NULL)
+        return BUSY, time_of(verdict.state, GATE_LOW_BITS), 0, size_of(verdict.state)
 
     def leave(self, uint64_t tag, uint64_t seen, uint64_t size, uint64_t until_ns=0, uint64_t cost=0):
-        """Open the gate, or leave it closed until then for who asks as much."""
+        """Open the gate, or leave it closed until then for who asks as much, unless that is more than it can say."""
         cdef Passing passing
-        passing.cost = min(cost, MOST_GATE_COST)
-        passing.until_ns = until_ns
+        passing.cost = cost
+        passing.until_ns = until_ns if cost <= MOST_GATE_COST else 0
         passing.size = min(size, LOST_SIZE)
         passing.seen = seen
         self.amend(self.gate_of(tag), leave_gate, &passing)
@@ -534,7 +572,7 @@ cdef class Permits(Limiter):
         cdef uint64_t gate
         self.check_bound()
         table_find(&self.table, self.gate_of(tag), &gate)
-        return gate == seen
+        return gate & ~WAITED == seen
 
     def deposit(
         self, uint64_t tag, uint64_t ticket, uint64_t granted, uint64_t end_ns, uint64_t cost, uint64_t dropped=0
@@ -581,6 +619,9 @@ cdef class Permits(Limiter):
         amended = table_amend(&self.table, tag, decide, parameters, &events)
         self.count_events(&events)
         return amended
+
+    def count_allowed(self):
+        self.count(&self.counters.allowed, 1)
 
     def count_denied(self):
         self.count(&self.counters.denied, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -226,8 +227,8 @@ class LeasedStore(LeasedStoreBase):
     10 ms to a minute: so long a token bucket's permits stay borrowed at the most; permits of any limit that nobody has
     used for a quarter of it are given back. `share`: a host has no more than this part of a limit on loan.
 
-    *Threads*, *fork*: safe. A thread of its own gives back what isn't used. ``close`` gives back what is left; the two
-    stores stay open. It is a context manager.
+    *Threads*, *fork*: safe. A thread of its own gives back what isn't used. ``close`` gives back what is left, as does
+    the end of the interpreter; the two stores stay open. It is a context manager.
     """
 
     _of_redis = RedisStore
@@ -244,12 +245,16 @@ class LeasedStore(LeasedStoreBase):
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)
         self._keepers: dict[int, _Keeper] = {}
+        _stores.add(self)
 
     def close(self) -> None:
         """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
         if self.closed:
             return
         self.closed = True
+        self._finish()
+
+    def _finish(self) -> None:
         keeper = self._keepers.pop(os.getpid(), None)
         if keeper:
             keeper.end()
@@ -317,6 +322,18 @@ class LeasedStore(LeasedStoreBase):
             if keeper is made:
                 made.start()
         return keeper
+
+
+_stores: weakref.WeakSet[LeasedStore] = weakref.WeakSet()
+
+
+def _finish() -> None:
+    for store in list(_stores):
+        with contextlib.suppress(Exception):
+            store._finish()
+
+
+atexit.register(_finish)
 
 
 def _nothing(number: int, twin: object) -> None:

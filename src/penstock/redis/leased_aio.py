@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import groupby
 from types import TracebackType
@@ -20,8 +20,9 @@ from penstock.rate import Rate
 from penstock.redis.aio import AsyncRedisReservation, AsyncRedisStore, Line, wait
 from penstock.redis.asking import Asked, costs_of, keys_of
 from penstock.redis.leased import LeasedStoreBase, _nothing
-from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, admitted, decided, looked, patience_s, refunded, reset
+from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
 from penstock.redis.leased_terms import Terms
+from penstock.redis.leased_turns import Turns
 from penstock.store import Store
 
 __all__ = ["AsyncLeasedLimiter", "AsyncLeasedStore"]
@@ -72,13 +73,7 @@ class AsyncLeasedLimiter:
 
     async def allow(self, key: Key, /) -> bool:
         allowed = self._permits.allow_now(key)
-        if allowed is None:
-            async with self._turn(key):
-                allowed = self._permits.allow_now(key)
-                if allowed is None:
-                    steps = admitted(self._permits, self._store._holdings, key, 1)
-                    return await self._store._run(steps, lambda twin: twin.allow(key), self._terms.strict._twin)
-        return allowed
+        return (await self._lacking(key, 1)).allowed if allowed is None else allowed
 
     async def hit(
         self,
@@ -96,26 +91,38 @@ class AsyncLeasedLimiter:
             return decision
         if not (cost := self._permits.checked(cost)):
             return await self.peek(key, 0)
-        async with self._turn(key):
-            decision = self._permits.hit_now(key, cost)
-            if decision is None:
-                steps = decided(self._permits, self._store._holdings, key, cost)
-                decision = await self._store._run(steps, lambda twin: twin.hit(key, cost), self._terms.strict._twin)
-        return decision
+        return await self._lacking(key, cost)
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, key: Key) -> AsyncGenerator[None]:
-        """Of those that lack permits of one key, one after the other asks; or all, if that takes too long."""
-        line = self._store._turns[self._permits.name, self._permits.tag(key)]
-        has_turn = False
+    async def _lacking(self, key: Key, cost: int) -> Decision:
+        store, permits = self._store, self._permits
+        turns, twin = store._turns, self._terms.strict._twin
+
+        def otherwise(twin: Any) -> Decision:
+            decision: Decision = twin.hit(key, cost)
+            return decision
+
+        if is_alone(permits, cost):
+            decision = await store._run(alone(permits, key, cost), otherwise, twin)
+            if decision is not None:
+                return decision
+        # Nobody waits for a task of a loop that has ended.
+        store.redis_store._check_use()
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s(self._terms)):
-                    has_turn = await line.acquire()
-            yield
+            decision = await turns.wait(permits, key, cost)
+        except StoreUnavailable as error:
+            return store.redis_store._instead(error, otherwise, twin)
+        if decision is not None:
+            return decision
+        has_brought = None
+        try:
+            decision = await store._run(shared(permits, store._holdings, key, cost), otherwise, twin)
+            has_brought = not decision.degraded
+            return decision
+        except PenstockError:
+            has_brought = False
+            raise
         finally:
-            if has_turn:
-                line.release()
+            turns.hand_on(permits, key, has_brought)
 
     async def peek(self, key: Key, cost: int = 1) -> Decision:
         steps = looked(self._permits, key, cost)
@@ -187,7 +194,7 @@ class AsyncLeasedStore(LeasedStoreBase):
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)
         self._holdings = Holdings()
-        self._lines, self._turns = Line(), Line()
+        self._lines, self._turns = Line(), Turns()
         self._looking: asyncio.Task[None] | None = None
 
     async def close(self) -> None:

@@ -19,7 +19,21 @@ from penstock.errors import StoreClosed, StoreUnavailable
 from penstock.redis.asking import Asked
 from penstock.redis.leased_terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
-__all__ = ["Answer", "Holdings", "Steps", "admitted", "borrowed", "decided", "looked", "refunded", "reset"]
+__all__ = [
+    "Answer",
+    "Holdings",
+    "Steps",
+    "admitted",
+    "alone",
+    "answered",
+    "borrowed",
+    "decided",
+    "is_alone",
+    "looked",
+    "refunded",
+    "reset",
+    "shared",
+]
 
 T = TypeVar("T")
 # Calls to Redis, whose answers are sent back, and seconds to sleep.
@@ -27,6 +41,8 @@ Steps = Generator[Asked[Any] | float, Any, T]
 
 FIRST_PAUSE_S: Final = 0.000_05
 LAST_PAUSE_S: Final = 0.001
+# Who has waited for longer, while others were let in, is next.
+LONG_S: Final = 0.02
 # Of a lease: so often it is looked at what isn't used.
 LOOKS: Final = 4
 
@@ -95,11 +111,55 @@ class Holdings:
 
 
 def admitted(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[bool]:
-    return (yield from borrowed(permits, holdings, key, cost)).allowed
+    return (yield from answered(permits, holdings, key, cost)).allowed
 
 
 def decided(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Decision]:
+    return (yield from answered(permits, holdings, key, cost)).decision(permits)
+
+
+def alone(permits: Permits, key: Key, cost: int) -> Steps[Decision | None]:
+    answer = yield from charged(permits, key, cost)
+    return answer and answer.decision(permits)
+
+
+def shared(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Decision]:
     return (yield from borrowed(permits, holdings, key, cost)).decision(permits)
+
+
+def answered(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
+    """Decide a request for which the lease doesn't suffice."""
+    answer = (yield from charged(permits, key, cost)) if is_alone(permits, cost) else None
+    return answer or (yield from borrowed(permits, holdings, key, cost))
+
+
+def is_alone(permits: Permits, cost: int) -> bool:
+    """Whether a request would borrow for itself only, so that it needn't wait for others, nor they for it."""
+    terms: Terms = permits.terms
+    return bool(cost >= terms.most_on_loan)
+
+
+def charged(permits: Permits, key: Key, cost: int) -> Steps[Answer | None]:
+    """Charge a request at Redis, beside all who borrow. None if the answer came too late to be used, or if it was a
+    denial and what this host has on loan may suffice besides."""
+    terms: Terms = permits.terms
+    asked_ns = permits.now_ns()
+    granted = yield terms.charge(terms.place(key), cost)
+    tag = permits.tag(key)
+    left, _, _ = permits.left(tag)
+    if granted.permits:
+        rest_ns = asked_ns + granted.left_ns - permits.now_ns()
+        if rest_ns <= 0:
+            return None
+        permits.count_allowed()
+        return Answer(True, left, 0, rest_ns)
+    if left:
+        return None
+    closed_until_ns = closing_ns(permits.now_ns() + granted.retry_ns)
+    _, _, seen, size = permits.enter(tag, cost)
+    if seen:
+        permits.leave(tag, seen, size, closed_until_ns, cost)
+    return denied(permits, tag, closed_until_ns - permits.now_ns())
 
 
 def patience_s(terms: Terms) -> float:
@@ -109,14 +169,18 @@ def patience_s(terms: Terms) -> float:
 
 
 def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
-    """Decide a request for which the lease doesn't suffice."""
+    """Decide a request by the lease, and borrow what it lacks."""
     terms: Terms = permits.terms
     tag = permits.tag(key)
-    give_up_s = time.monotonic() + patience_s(terms)
+    since_s = time.monotonic()
     pause_s = FIRST_PAUSE_S
+    busy_until_ns = 0
+    were_others_let_in = False
+    # Whether an answer of Redis came meanwhile, to anybody.
     has_brought = False
     while True:
-        gate, until_ns, seen, size = permits.enter(tag, cost)
+        has_waited = were_others_let_in and time.monotonic() - since_s > LONG_S
+        gate, until_ns, seen, size = permits.enter(tag, cost, has_waited)
         if gate == CLOSED:
             if until_ns == 0:
                 return Answer(True)
@@ -125,6 +189,10 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
                 return denied(permits, tag, retry_ns)
             continue
         if gate == BUSY:
+            busy_until_ns = busy_until_ns or until_ns
+            if until_ns != busy_until_ns:
+                were_others_let_in = True
+                has_brought |= size != LOST
             yield pause_s
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
         else:
@@ -135,14 +203,19 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
                 return answer
         if permits.take(tag, cost):
             return allowed(permits, tag)
-        if time.monotonic() > give_up_s:
-            if has_brought:
-                # Redis is well, and others were faster.
-                return denied(permits, tag, GATE_QUANTUM_NS)
-            raise StoreUnavailable(
-                f"{permits!r} has not decided: within {patience_s(terms):.3g} s other workers of this host, which were "
-                "asking Redis, have brought nothing"
-            )
+        if time.monotonic() - since_s > patience_s(terms):
+            return late(permits, tag, has_brought)
+
+
+def late(permits: Permits, tag: int, has_brought: bool) -> Answer:
+    """Of a request that has waited for others for as long as it may."""
+    if has_brought:
+        # Redis is well, and others were faster.
+        return denied(permits, tag, GATE_QUANTUM_NS)
+    raise StoreUnavailable(
+        f"{permits!r} has not decided: within {patience_s(permits.terms):.3g} s other workers of this host, which were "
+        "asking Redis, have brought nothing"
+    )
 
 
 def fetched(
@@ -246,11 +319,14 @@ def reported(permits: Permits, key: Key, undone: int) -> Steps[None]:
     """Give back what was spent. Redis is told how many permits are left, as it takes the rest for spent."""
     terms: BucketTerms = permits.terms
     tag = permits.tag(key)
-    give_up_s = time.monotonic() + patience_s(terms)
-    gate, _, seen, size = permits.enter(tag, 0)
-    while gate == BUSY and time.monotonic() < give_up_s:
+    since_s = time.monotonic()
+    gate, until_ns, seen, size = permits.enter(tag, 0)
+    busy_until_ns = until_ns
+    # In turn, as who borrows; whoever has outlasted two that ask goes on beside them.
+    while gate == BUSY and (waited_s := time.monotonic() - since_s) < patience_s(terms):
         yield LAST_PAUSE_S
-        gate, _, seen, size = permits.enter(tag, 0)
+        were_others_let_in = until_ns != busy_until_ns
+        gate, until_ns, seen, size = permits.enter(tag, 0, were_others_let_in and waited_s > LONG_S)
     ticket, dropped = None, 0
     try:
         begun = permits.begin(tag)

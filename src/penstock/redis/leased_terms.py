@@ -30,6 +30,8 @@ MOST_LEASE_NS: Final = 60_000 * MS
 GENERATION_BITS: Final = 9
 MOST_PERMIT_BITS: Final = 30
 OVERTAKEN: Final = 2
+# Of what the words of leases and gates mean.
+CELLS_VERSION: Final = 2
 
 
 class Options(NamedTuple):
@@ -93,7 +95,18 @@ class Terms(ABC):
         self.on_full = store.on_full
         where = strict._store._where
         # Whoever reads cells in another way, or has borrowed elsewhere, is another host.
-        what = repr((where, strict._key("key"), algorithm.script, algorithm.unit, self.limit, options, deadline_ns))
+        what = repr(
+            (
+                CELLS_VERSION,
+                where,
+                strict._key("key"),
+                algorithm.script,
+                algorithm.unit,
+                self.limit,
+                options,
+                deadline_ns,
+            )
+        )
         self.encoding = blake2b(what.encode(), digest_size=16).hexdigest().encode()
         self.host = store._segment.secret(b"lease " + self.encoding).hex()[:16]
 
@@ -108,6 +121,10 @@ class Terms(ABC):
 
     @abstractmethod
     def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Asked[Granted]: ...
+
+    @abstractmethod
+    def charge(self, place: Place, permits: int) -> Asked[Granted]:
+        """Spend so many at once, of which none are on loan meanwhile, as a call that is made until `left_ns` later."""
 
     @abstractmethod
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Asked[None]: ...
@@ -151,6 +168,14 @@ class BucketTerms(Terms):
     def _report(self, place: Place, *numbers: int) -> Asked[Granted]:
         *report, undone = numbers
         return self._asked(place, b"borrow", self.host, *report, self.lease_ns // 1000, undone)
+
+    def charge(self, place: Place, permits: int) -> Asked[Granted]:
+        asked = self._asked(place, b"charge", permits)
+
+        def read(reply: list[int]) -> Granted:
+            return Granted(reply[0], reply[2], self.deadline_ns, 1000 * reply[4])
+
+        return Asked(asked.script, asked.keys, asked.arguments, asked.size, read)
 
     def refund(self, place: Place, asked_us: int, left: int, unspent: int, permits: int) -> Asked[Granted]:
         """A report, so that what was spent can be given back: what is on loan can't."""
@@ -210,6 +235,10 @@ class WindowTerms(Terms):
             return Granted(reply[0], reply[2], 1000 * left_us, retry_ns, reply[3])
 
         return self._asked(place, b"borrow", need, want, read)
+
+    def charge(self, place: Place, permits: int) -> Asked[Granted]:
+        """As who borrows, who then spends it outside of the host's table."""
+        return self.borrow(place, 0, 0, 0, permits, permits)
 
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Asked[None]:
         """As a cancellation, which counts only in its window."""

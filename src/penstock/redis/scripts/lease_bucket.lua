@@ -4,6 +4,12 @@
 -- what is missing in the bucket is at least what is on loan. So in a span from s to t, hosts spend at most what they had
 -- at s and what they borrow until t: level(s) + on_loan(s) + rate * (t - s), which is at most the burst and the rate's.
 --
+-- What is *charged* is never on loan. It is what a host of its own would do, which has nothing, if it borrowed just as
+-- much and reported at the same moment that all is spent: the level falls by so many, and on loan is what was. So the
+-- above holds of it as well, if it counts as spent then: as the requests of strict limiters do. Who has asked uses it
+-- within its deadline or never; so in a span of t, with a deadline of d, no more are admitted than in t + d. It changes no
+-- loan, so it is in no order with a host's requests.
+--
 -- The state is the theoretical arrival time, by which borrowed permits have been charged, and each host's loan: the
 -- permits, when the lease ends, and when the host had begun to ask (by its own clock).
 --
@@ -11,6 +17,7 @@
 -- ARGV: limit and period of the rate; tolerance; what is asked; then for
 --   borrow   host; when it began to ask; the permits that it has left, or -1 if it doesn't know; those that it gives back;
 --            what it needs; what it wants; for how long; permits of requests that shall not count any more
+--   charge   permits
 --   peek     permits
 --   reset    nothing
 -- The answer: 1 granted, 0 not, 2 asked before a request that was here already; the time; permits granted; for how long;
@@ -112,6 +119,15 @@ move_on(state)
 if ARGV[4] == 'peek' then
   local permits, free = tonumber(ARGV[5]), (scaled(room(state), limit, period))
   return {free >= permits and 1 or 0, now, free, 0, free >= permits and 0 or wait_for(state, permits), 0}
+end
+if ARGV[4] == 'charge' then
+  local permits = tonumber(ARGV[5])
+  if time_up(permits) > room(state) then
+    return {0, now, 0, 0, wait_for(state, permits), 0}
+  end
+  state.tat = state.tat + time_up(permits)
+  write(state)
+  return {1, now, permits, 0, 0, 0}
 end
 if ARGV[4] == 'reset' then
   redis.call('UNLINK', key)
