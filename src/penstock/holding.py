@@ -35,7 +35,7 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leases.pop().release()
+        self._leases.pop().__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Lease:
         key, cost, timeout = self._arguments
@@ -46,7 +46,7 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leases.pop().release()
+        self._leases.pop().__exit__(kind, error, trace)
 
     def _held(self) -> Lease:
         key, cost, _ = self._arguments

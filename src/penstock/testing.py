@@ -156,12 +156,19 @@ def reset_store(store: Store) -> None:
     """Let every limiter of `store` forget all its keys and counts, so that the next test begins with a fresh one.
 
     With ``clock="time"`` its time is ``time.time`` again, even if that is earlier; other clocks go on. What is
-    booked or held by then isn't any more. No process may be deciding meanwhile: for tests only.
+    booked or held by then isn't any more. No process may be deciding meanwhile: for tests only. What is at Redis isn't
+    reset: ``TypeError``.
     """
     from penstock.core.segment import forks
-    from penstock.errors import StoreClosed
+    from penstock.errors import StoreClosed, shown
     from penstock.extents import ExtentShape
+    from penstock.store import Store
 
+    if not isinstance(store, Store):
+        raise TypeError(
+            f"reset_store takes a Store, not {shown(store)}: limits at Redis begin afresh in another database, or with "
+            "another namespace for each test"
+        )
     with store._lock():
         fd = None if store.closed else store._own_file(forks())
         if fd is None:

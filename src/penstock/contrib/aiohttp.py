@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
+from types import NoneType
 from typing import Any, Final, Protocol, TypeVar, Unpack
 from urllib.parse import unquote
 
@@ -117,10 +118,11 @@ def middleware(
         request[ASKER] = asker
         visit = request[VISIT] = AsyncVisit()
         status: int | None = None
+        is_whole = True
         try:
             denied = await _ask(request, visit)
             response = await handler(request) if denied is None else denied
-            status = response.status
+            status, is_whole = response.status, _is_whole(response)
             if not response.prepared:
                 response.headers.update(visit.fields)
             return response
@@ -129,10 +131,14 @@ def middleware(
             error.headers.update(visit.fields)
             raise
         except asyncio.CancelledError:
-            status = DISCONNECTED
+            status, is_whole = DISCONNECTED, False
             raise
         finally:
-            if visit.on_end:
+            if visit.on_end and is_whole and visit.on_end.afterwards is not None:
+                # To give back takes a while: so before the client has its answer and can ask again.
+                _end(request, visit, status)
+                await visit.on_end.settled()
+            elif visit.on_end:
                 _end_later(request, visit, status)
 
     return limits
@@ -172,19 +178,30 @@ async def _ask(request: web.Request, visit: Visit, rules: Rules | None = None) -
     return web.Response(body=answer.body, status=answer.status, headers=answer.headers)
 
 
+def _is_whole(response: web.StreamResponse) -> bool:
+    """Whether no part of it is made after its handler."""
+    return response.prepared or (
+        isinstance(response, web.Response) and isinstance(response.body, (bytes, bytearray, NoneType))
+    )
+
+
+def _end(request: web.Request, visit: AsyncVisit, status: int | None) -> None:
+    """None: there is no response."""
+    is_gone = request.transport is None
+    visit.end(DISCONNECTED if is_gone and status is None else outcome(status or 500, is_gone))
+
+
 def _end_later(request: web.Request, visit: AsyncVisit, status: int | None) -> None:
-    """When the response has been sent: that is the last thing that the request's task does. None: there is none."""
+    """When the response has been sent: that is the last thing that the request's task does."""
     task = asyncio.current_task()
     assert task is not None
-
-    def end(_: object) -> None:
-        is_gone = request.transport is None
-        visit.end(DISCONNECTED if is_gone and status is None else outcome(status or 500, is_gone))
-
-    task.add_done_callback(end)
+    task.add_done_callback(lambda _: _end(request, visit, status))
 
 
 async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     visit = request.get(VISIT)
     if visit is not None:
         response.headers.update(visit.fields)
+        if visit.on_end.afterwards is not None:
+            visit.on_end.begin(response.status)
+            await visit.on_end.settled()

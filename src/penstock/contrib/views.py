@@ -125,7 +125,10 @@ class Asker:
         """As ``ask``, in an event loop."""
         gate = self.gate if rules is None else self.gate_of(rules)
         passage = await gate.enter_async(request) if gate.is_awaited else gate.enter(request)
-        return self._answer(gate, request, visit, passage)
+        answer = self._answer(gate, request, visit, passage)
+        if answer is not None:
+            await visit.on_end.settled()
+        return answer
 
     def _answer(self, gate: Gate, request: Request, visit: Visit, passage: Passage | Denial | None) -> Answer | None:
         if isinstance(passage, Denial):

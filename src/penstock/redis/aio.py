@@ -9,10 +9,10 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, Final, Literal, ParamSpec, Self, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import redis.asyncio
@@ -23,14 +23,28 @@ from redis.exceptions import NoScriptError
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
-from penstock.errors import LimitExceeded, PenstockError, StoreUnavailable
+from penstock.errors import LimitExceeded, PenstockError, StoreClosed, StoreUnavailable
 from penstock.rate import Rate
 from penstock.redis.all_of import AskingAll, Costs, Keys
-from penstock.redis.asking import ONE, Asked, Asking, AskingStaggered, BookingView, Talk, checked, costs_of, keys_of
+from penstock.redis.asking import (
+    GIVING_BACK,
+    HIT,
+    ONE,
+    Asked,
+    Asking,
+    AskingStaggered,
+    BookingView,
+    Talk,
+    checked,
+    costs_of,
+    given_up,
+    keys_of,
+)
 from penstock.redis.base import (
     AWAY,
     CHUNK,
     RedisStoreBase,
+    calls_with_text,
     checked_client,
     checked_limiters,
     checked_url,
@@ -42,7 +56,7 @@ from penstock.redis.base import (
     unknown,
 )
 from penstock.redis.cluster import AsyncCluster, cluster_url
-from penstock.redis.held import AskingHeld, Permit, Taken
+from penstock.redis.held import AskingHeld, Permit, Taken, unimportant_after
 from penstock.redis.scripts import Script
 from penstock.redis.servers import AsyncServer
 from penstock.store import Store
@@ -60,6 +74,8 @@ __all__ = [
 
 T = TypeVar("T")
 P = ParamSpec("P")
+# Some hundred years. What is longer may be too large for the arithmetic of floats.
+LONGEST_TIMEOUT_S: Final = 1e10
 
 
 class AsyncRedisReservation(BookingView):
@@ -97,6 +113,8 @@ async def wait(
 ) -> bool:
     """What ``wait`` of every limiter does. Only the first of the line asks."""
     check_pauses(timeout, jitter)
+    if timeout is not None and timeout > LONGEST_TIMEOUT_S:
+        timeout = None
     deadline_s = math.inf if timeout is None else time.monotonic() + timeout
     task = asyncio.current_task()
     assert task
@@ -161,7 +179,7 @@ class AsyncRedisLimiter(Asking):
 
     *Tasks*: any number, in one event loop. *Processes*: whoever makes a limiter of the same name and parameters over
     the same Redis and namespace shares its state. Who is cancelled while the answer is on its way may have been
-    charged.
+    charged; but permits that a ``Concurrency`` has given out then come back at once.
 
     Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
     answers instead; ``reset`` always does, if Redis is away.
@@ -270,14 +288,15 @@ class AsyncRedisLease:
         return self._taken.allowed
 
     async def release(self) -> bool:
-        """Give the permits back. Whether any was still held."""
+        """Give the permits back, also if the task is cancelled meanwhile. Whether any was still held. If it raises, it
+        may be called again."""
         self._released = True
-        permits, self._permits = self._permits, []
         local = self._taken.local
         held = local is not None and local.release()
-        if permits and self._taken.is_own:
-            asked = self._limiter._ask_release(self._taken.key, permits)
+        if self._permits and self._taken.is_own:
+            asked = self._limiter._ask_release(self._taken.key, self._permits)
             held |= await self._limiter._store._do(asked, none_held) > 0
+        self._permits = []
         return held
 
     async def renew(self) -> bool:
@@ -303,7 +322,12 @@ class AsyncRedisLease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.release()
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        """Of a block, whose outcome counts: what can't be released comes back by itself."""
+        with contextlib.suppress(unimportant_after(error)):
+            await self.release()
 
     def __repr__(self) -> str:
         return f"<AsyncRedisLease of {self._limiter.name!r}: {'held' if self._permits else 'not held'}>"
@@ -329,7 +353,7 @@ class AsyncRedisHold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leases.pop().release()
+        await self._leases.pop()._end(error)
 
 
 class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
@@ -396,6 +420,12 @@ class AsyncRedisAllOf(AskingAll):
         booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return AsyncRedisReservation(self._store, booked)
 
+    async def _reserve_each(self, key: Keys, cost: Costs) -> tuple[AsyncRedisReservation, list[Decision]]:
+        """For the web: what ``hit_each`` says, and how to take it back."""
+        talk = self._reserve_all(key, cost)
+        booked, decisions = await self._store._run(talk, lambda twin: twin.reserve_each(key, cost), self._twin)
+        return AsyncRedisReservation(self._store, booked), decisions
+
     async def refund(self, key: Keys, cost: Costs = 1) -> None:
         await self._store._run(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
 
@@ -424,6 +454,11 @@ class AsyncRedisAllOf(AskingAll):
     wait_async = wait
 
 
+def _tell(whoever_waits: asyncio.Future[None], _: object) -> None:
+    if not whoever_waits.done():
+        whoever_waits.set_result(None)
+
+
 class AsyncRedisStore(RedisStoreBase):
     """Redis as the place where limiters keep their state, for asyncio: see ``RedisStore``, whose arguments it takes.
 
@@ -445,8 +480,11 @@ class AsyncRedisStore(RedisStoreBase):
     ) -> None:
         super().__init__(namespace, plain_keys, when_unavailable, host, hosts)
         self._owns_client = isinstance(server, str)
+        self._is_closing = False
         self._lines = Line()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # The loop itself doesn't keep them.
+        self._going_on: set[asyncio.Task[Any]] = set()
         self._client: Any
         if isinstance(server, str):
             checked_url(server)
@@ -465,11 +503,24 @@ class AsyncRedisStore(RedisStoreBase):
         self._execute: Any = self._client.execute_command
 
     async def close(self) -> None:
-        """End the connections, if the store has made them. Its limiters can't be used any more."""
-        self.closed = True
-        if self._owns_client:
-            await self._client.aclose()
-        self._breaker.close()
+        """End the connections, if the store has made them. Its limiters can't be used any more.
+
+        Before that it waits, for a deadline or two, for permits to come back that cancelled tasks have taken; of what
+        is asked meanwhile, it only lets permits be given back. It is closed also if it is cancelled.
+        """
+        self.closed = self._is_closing = True
+        try:
+            # The calls that go on, and then what is given back.
+            for _ in range(2):
+                if self._going_on:
+                    await asyncio.wait(self._going_on, timeout=self._timeout_s)
+        finally:
+            self._is_closing = False
+            try:
+                if self._owns_client:
+                    await self._client.aclose()
+            finally:
+                self._breaker.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -480,24 +531,29 @@ class AsyncRedisStore(RedisStoreBase):
         await self.close()
 
     async def _call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any], size: int) -> list[int]:
-        self._check_use()
+        self._check_use(arguments[0])
         try:
             with self._breaker.passage():
-                async with self._in_time():
-                    try:
-                        reply = await self._execute("EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments)
-                    except NoScriptError:
-                        reply = await self._execute("EVAL", script.text, b"%d" % len(keys), *keys, *arguments)
+                try:
+                    async with self._in_time():
+                        try:
+                            reply = await self._execute("EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments)
+                        except NoScriptError:
+                            reply = await self._execute("EVAL", script.text, b"%d" % len(keys), *keys, *arguments)
+                except Exception as error:
+                    self._check_connected(error)
+                    raise
         except AWAY as error:
             raise self._unavailable(error) from error
-        except Exception as error:
-            if self.closed:
-                raise self._was_closed() from error
-            raise
         return checked(reply, size, keys)
 
-    def _check_use(self) -> None:
-        if self.closed:
+    def _check_connected(self, error: Exception) -> None:
+        """What fails as ``close`` has ended its connection is no failure of the server."""
+        if self.closed and not self._is_closing:
+            raise self._was_closed() from error
+
+    def _check_use(self, what: bytes = HIT) -> None:
+        if self.closed and not (self._is_closing and what in GIVING_BACK):
             raise self._was_closed()
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -513,10 +569,69 @@ class AsyncRedisStore(RedisStoreBase):
         after one that it has missed, it looks which node has the slot."""
         return asyncio.timeout(self._timeout_s if self._owns_client and not self._has_slots else None)
 
+    async def _reply(self, asked: Asked[Any]) -> list[int]:
+        call = self._call(asked.script, asked.keys, asked.arguments, asked.size)
+        if_given_up = asked.if_given_up
+        if if_given_up is None:
+            return await call
+        return await self._to_its_end(call, lambda reply: self._give_back(if_given_up(reply)))
+
+    async def _to_its_end(
+        self, call: Coroutine[Any, Any, T], if_given_up: Callable[[T], Coroutine[Any, Any, None]]
+    ) -> T:
+        """What a call returns, which goes on if this task is cancelled. See held.py for the argument."""
+        going_on = self._go_on(call)
+        # A task that is awaited itself is cancelled with whoever waits for it.
+        answered: asyncio.Future[None] = going_on.get_loop().create_future()
+        going_on.add_done_callback(functools.partial(_tell, answered))
+        try:
+            await answered
+        except asyncio.CancelledError:
+            going_on.add_done_callback(functools.partial(self._given_up, if_given_up))
+            raise
+        return going_on.result()
+
+    def _given_up(self, if_given_up: Callable[[T], Coroutine[Any, Any, None]], call: asyncio.Task[T]) -> None:
+        if not call.cancelled() and call.exception() is None:
+            self._go_on(if_given_up(call.result()))
+
+    async def _give_back(self, talk: Talk[None]) -> None:
+        with contextlib.suppress(PenstockError):
+            await self._run(talk, nothing)
+
+    async def _give_back_all(self, talks: list[Talk[None]]) -> None:
+        """A batch of each one's next call, until all have come to their ends."""
+        steps = [(talk, asked) for talk in talks if (asked := next(talk, None)) is not None]
+        with contextlib.suppress(StoreClosed):
+            while steps:
+                chunk, steps = steps[:CHUNK], steps[CHUNK:]
+                replies, error = await self._exchange_now([asked for _, asked in chunk])
+                for (talk, asked), reply in zip(chunk, replies or [error] * len(chunk), strict=True):
+                    next_asked = self._next(talk, asked, reply)
+                    if next_asked is not None:
+                        steps.append((talk, next_asked))
+
+    def _next(self, talk: Talk[None], asked: Asked[T], reply: Any) -> Asked[Any] | None:
+        with contextlib.suppress(StopIteration, PenstockError):
+            try:
+                if isinstance(reply, Exception):
+                    raise self._unavailable(reply)
+                answer = asked.answer(reply)
+            except PenstockError as error:
+                return talk.throw(error)
+            return talk.send(answer)
+        return None
+
+    def _go_on(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._going_on.add(task)
+        task.add_done_callback(self._going_on.discard)
+        return task
+
     async def _do(self, asked: Asked[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
         """The answer; if Redis is away, the policy's: `otherwise` asks the limiter's twin, if it has one."""
         try:
-            return asked.read(await self._call(asked.script, asked.keys, asked.arguments, asked.size))
+            return asked.read(await self._reply(asked))
         except StoreUnavailable as error:
             return self._instead(error, otherwise, twin)
 
@@ -525,7 +640,7 @@ class AsyncRedisStore(RedisStoreBase):
             asked = next(talk)
             while True:
                 try:
-                    answer = asked.read(await self._call(asked.script, asked.keys, asked.arguments, asked.size))
+                    answer = asked.read(await self._reply(asked))
                 except BaseException as error:
                     asked = talk.throw(error)
                 else:
@@ -548,17 +663,39 @@ class AsyncRedisStore(RedisStoreBase):
             sent: list[Any] = []
             if error is None:
                 try:
-                    with self._breaker.passage():
-                        async with self._in_time():
-                            sent = await self._send(chunk)
-                            if unsent := unknown(chunk, sent):
-                                await self._client.script_load(chunk[0].script.text)
-                                sent = replaced(sent, await self._send(unsent))
-                        must_work(sent)
-                except (*AWAY, StoreUnavailable) as caught:
-                    error = caught
+                    sent, error = await self._exchange(chunk)
+                except (asyncio.CancelledError, StoreClosed):
+                    if chunk[0].if_given_up:
+                        self._go_on(self._give_back_all(given_up(asked, replies)))
+                    raise
             replies += sent or [error] * len(chunk)
         return self._answers(asked, replies, otherwise, twin)
+
+    async def _exchange(self, chunk: list[Asked[Any]]) -> tuple[list[Any], Exception | None]:
+        call = self._exchange_now(chunk)
+        if chunk[0].if_given_up is None:
+            return await call
+        return await self._to_its_end(call, lambda exchanged: self._give_back_all(given_up(chunk, exchanged[0])))
+
+    async def _exchange_now(self, chunk: list[Asked[Any]]) -> tuple[list[Any], Exception | None]:
+        """The replies, of which some may be errors; and what says that Redis can't do its work, if anything does."""
+        self._check_use(chunk[0].arguments[0])
+        sent: list[Any] = []
+        try:
+            with self._breaker.passage():
+                try:
+                    async with self._in_time():
+                        sent, missing = await self._send(chunk), len(chunk) + 1
+                        while (unsent := unknown(chunk, sent)) and len(unsent) < missing:
+                            missing = len(unsent)
+                            sent = replaced(sent, await self._client.execute_many(calls_with_text(unsent)))
+                except Exception as error:
+                    self._check_connected(error)
+                    raise
+                must_work(sent)
+        except (*AWAY, StoreUnavailable) as error:
+            return sent, error
+        return sent, None
 
     async def _send(self, asked: list[Asked[T]]) -> list[Any]:
         return cast(list[Any], await self._client.execute_many([one.call for one in asked]))

@@ -128,13 +128,26 @@ class AskingAll:
                     limiter._took(key, draw, its_seen)
             return Judged(allowed, parts, seen)
 
+        def given_up(reply: list[int]) -> Talk[None]:
+            judged = read(reply)
+            if judged.allowed:
+                yield from self._cancel(parts, judged.seen)
+
         size = 2 + sum(1 + part.limiter._algorithm.told for part in parts)
-        return Asked(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
+        asked = Asked(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
+        # Of what isn't held a charge stays, as that of one limiter.
+        if what is HIT and any(isinstance(part.limiter, AskingHeld) for part in parts):
+            asked.if_given_up = given_up
+        return asked
 
     def _ask_allow(self, parts: Sequence[Part]) -> Asked[bool]:
         """All of one slot."""
         asked = self._ask(HIT, parts)
-        return Asked(asked.script, asked.keys, asked.arguments, asked.size, lambda reply: asked.read(reply).allowed)
+
+        def read(reply: list[int]) -> bool:
+            return asked.read(reply).allowed
+
+        return Asked(asked.script, asked.keys, asked.arguments, asked.size, read, asked.if_given_up)
 
     def _charge(self, groups: list[list[Part]]) -> Talk[list[Judged]]:
         """Ask one after the other, up to the first that denies. Then nothing is charged any more."""

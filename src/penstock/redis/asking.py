@@ -7,6 +7,7 @@ import operator
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
-from penstock.errors import ForeignState, InvalidCost, InvalidKey, StoreUnavailable, shown
+from penstock.errors import ForeignState, InvalidCost, InvalidKey, PenstockError, StoreUnavailable, shown
 from penstock.rate import Rate, as_period_ns
 from penstock.redis.algorithms import Algorithm, Draw, FixedWindow, Seen, seconds_us
 from penstock.redis.keys import fingerprint
@@ -24,12 +25,26 @@ from penstock.redis.servers import Call
 if TYPE_CHECKING:
     from penstock.redis.base import RedisStoreBase
 
-__all__ = ["Asked", "Asking", "Booked", "BookingView", "Made", "Talk", "costs_of", "keys_of", "sendable", "whole_cost"]
+__all__ = [
+    "Asked",
+    "Asking",
+    "Booked",
+    "BookingView",
+    "Made",
+    "Talk",
+    "costs_of",
+    "given_up",
+    "keys_of",
+    "sendable",
+    "whole_cost",
+]
 
 T = TypeVar("T")
 
 HIT: Final = b"hit"
 PEEK: Final = b"peek"
+# What a store that is being closed still does.
+GIVING_BACK: Final = {b"cancel", b"refund", b"release"}
 ONLY_WHOLE_NUMBERS: Final = {int}
 # The integer as Python has it, once: most costs are this very object.
 ONE: Final = 1
@@ -45,6 +60,8 @@ class Asked(Generic[T]):
     size: int
     """How many numbers answer it."""
     read: Callable[[list[int]], T]
+    if_given_up: Callable[[list[int]], Talk[None]] | None = None
+    """Of a call that goes on when the task that waits for its answer is cancelled: what is to be done then."""
 
     @property
     def call(self) -> Call:
@@ -66,16 +83,26 @@ def checked(reply: Any, size: int, keys: Sequence[bytes]) -> list[int]:
     return reply
 
 
+# What takes one call or several: each is sent to whoever sends it, who sends back what it came to.
+Talk = Generator[Asked[Any], Any, T]
+
+
+def given_up(asked: Sequence[Asked[Any]], replies: Sequence[Any]) -> list[Talk[None]]:
+    """What is to be done about calls whose answers nobody waits for any more."""
+    talks = []
+    for one, reply in zip(asked, replies, strict=False):
+        if one.if_given_up is not None and not isinstance(reply, Exception):
+            with suppress(PenstockError):
+                talks.append(one.if_given_up(checked(reply, one.size, one.keys)))
+    return talks
+
+
 def sendable(draw: Draw) -> list[bytes]:
     """Its arguments, all of them bytes.
 
     hiredis asks Python for the text of anything else, and takes it ill, with the whole process, if a signal comes then.
     """
     return [argument if isinstance(argument, bytes) else b"%d" % argument for argument in draw.arguments]
-
-
-# What takes one call or several: each is sent to whoever sends it, who sends back what it came to.
-Talk = Generator[Asked[Any], Any, T]
 
 
 def whole_cost(cost: Any) -> int:

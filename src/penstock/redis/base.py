@@ -31,6 +31,7 @@ from penstock.redis.cluster import cluster_url
 from penstock.redis.keys import fingerprint, plain
 from penstock.redis.kinds import made_of
 from penstock.redis.policies import checked_policy
+from penstock.redis.servers import Call
 from penstock.store import Store
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "DEFAULT_TIMEOUT_S",
     "LOG_EVERY_S",
     "RedisStoreBase",
+    "calls_with_text",
     "checked_client",
     "checked_limiters",
     "checked_url",
@@ -60,6 +62,7 @@ MOST_LIMITERS: Final = 16
 # What clients raise about the server. Those of clusters have a base of their own.
 AWAY: Final = (RedisError, RedisClusterException, TimeoutError)
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
+_SCHEMES: Final = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"}
 # Of a URL. What they would set, `timeout` sets, or is not done.
 _OWN_OPTIONS: Final = {"socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error"}
 # What doesn't pass by itself, and what to do about it.
@@ -132,6 +135,13 @@ class RedisStoreBase:
     def _was_closed(self) -> StoreClosed:
         return StoreClosed(f"{self!r} was used after it was closed")
 
+    def _ends(self) -> StoreUnavailable:
+        """Whatever clients raise then: modules can't be imported any more, for one."""
+        return StoreUnavailable(
+            f"{self!r} has not decided: the interpreter is ending, when nothing can be asked of Redis any more; what "
+            "is registered with atexit still can"
+        )
+
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         if isinstance(error, StoreUnavailable):
             return error
@@ -184,6 +194,8 @@ class RedisStoreBase:
 
 def _told(error: Exception) -> str:
     """Its message, with a remedy if it is one that doesn't pass by itself."""
+    if not str(error) and isinstance(error, TimeoutError):
+        return "no answer in time"
     if _NO_CLUSTER in str(error):
         return f"{error}; the server is no node of a cluster: its URL begins with redis:// or rediss://"
     remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)
@@ -199,6 +211,12 @@ def replaced(replies: list[Any], again: list[Any]) -> list[Any]:
     """All replies, where those that were not known have been asked again."""
     better = iter(again)
     return [next(better) if isinstance(reply, NoScriptError) else reply for reply in replies]
+
+
+def calls_with_text(asked: list[Asked[T]]) -> list[Call]:
+    """To be sent again: the first brings the script along, and is answered whatever Redis forgets meanwhile."""
+    first, *others = [one.call for one in asked]
+    return [("EVAL", asked[0].script.text, *first[2:]), *others]
 
 
 def must_work(replies: list[Any]) -> None:
@@ -281,6 +299,12 @@ def client_options(timeout: float | None) -> dict[str, Any]:
 def checked_url(url: str) -> str:
     """A URL without what redis-py would pass over in silence. It is not shown: it may have a password in it."""
     parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(
+            "a Redis URL begins with redis://, rediss:// (with TLS), unix://, redis+cluster:// or rediss+cluster://, "
+            f"not with {shown(parts.scheme)}: say redis://localhost:6379/0, or give the store what a Sentinel's "
+            "master_for gives"
+        )
     if parts.scheme != "unix" and not re.fullmatch(r"/?[0-9]*/?", parts.path):
         raise ValueError(
             f"the path of a Redis URL is the number of a database, as in redis://localhost/0, not {shown(parts.path)}"
@@ -308,12 +332,36 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
             "socket_connect_timeout=0.5, or whatever a request may wait"
         )
     _check_seconds(options["socket_timeout"], "socket_timeout")
+    if getattr(pool, "is_master", True) is False:
+        raise ValueError(
+            f"the client of {server_of(client)} is one of replicas, which nothing is written to: take the Sentinel's "
+            "master_for, not its slave_for"
+        )
     for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-        if sentinel.connection_pool.connection_kwargs.get("socket_timeout") is None:
+        its_options = sentinel.connection_pool.connection_kwargs
+        if its_options.get("socket_timeout") is None:
             raise ValueError(
                 f"{shown(client)} would wait for ever for {shown(sentinel)}: give the Sentinel a socket_timeout as well"
             )
+        _check_retries(its_options, f"the Sentinel of {server_of(sentinel)}", "sentinel_kwargs={'retry': %s, ...}")
+    _check_retries(options, f"the client of {server_of(client)}", "retry=%s")
     return client
+
+
+def _check_retries(options: dict[str, Any], whose: str, remedy: str) -> None:
+    """A pool connects as often as its options say, and pauses in between: nobody else can make it stop."""
+    retry = options.get("retry")
+    if retry is None:
+        # Then it makes one attempt more, for these.
+        repeats = bool(options.get("retry_on_timeout") or options.get("retry_on_error"))
+    else:
+        repeats = getattr(retry, "_retries", 0) != 0
+    if repeats:
+        raise ValueError(
+            f"{whose} would try to connect again and again while Redis is away, for seconds, as redis-py does by "
+            f"default: make it with {remedy % 'Retry(NoBackoff(), 0)'}, of redis.retry (for asyncio of "
+            "redis.asyncio.retry) and redis.backoff, and without retry_on_timeout and retry_on_error"
+        )
 
 
 def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], of: type[Any]) -> tuple[Any, ...]:

@@ -201,7 +201,7 @@ class Breaker:
     def failed(self, error: BaseException) -> None:
         if not is_failure(error):
             return
-        self._last_error = f"; to this process it said last: {type(error).__name__}: {error}"
+        self._last_error = f"; to this process it said last: {type(error).__name__}: {error}".removesuffix(": ")
         self._count_failure()
         if self._cells is not self._own_cells and self._peek(self._server).remaining == MOST:
             # There was no room to count it; or it was over by now, and this process is alone until the next answer.

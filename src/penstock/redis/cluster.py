@@ -3,15 +3,25 @@
 redis-py's cluster clients ask again by themselves when no answer has come, and so would charge a request twice. They
 don't if a call names its node. They still follow a slot that has moved: whoever redirects has done nothing. For the
 rest see servers.py.
+
+After a failure other nodes may have the slots. To find out takes a deadline for each silent node that is asked, and
+redis-py asks one after the other. So in the sync client no call waits for that: a thread of its own asks, one at a time
+and at most one each second, and ends when it knows; until then calls go where the slots were. A fork that comes
+meanwhile leaves the thread and what it has locked in the parent, so a child begins with a client of its own.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import redis
+import redis.connection
 from redis.asyncio.cluster import PipelineCommand
 from redis.exceptions import (
     AskError,
@@ -23,9 +33,12 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from penstock.redis.deadline import keep_deadlines
 from penstock.redis.servers import Call, exchange, exchange_all
 
-__all__ = ["AsyncCluster", "Cluster", "cluster_url"]
+__all__ = ["AsyncCluster", "Cluster", "TimedPool", "cluster_url"]
+
+LOOK_EVERY_S: Final = 1.0
 
 # What a node says that has done nothing, as the slot isn't its own, or not altogether.
 _REDIRECTIONS: Final = (AskError, TryAgainError)
@@ -54,6 +67,11 @@ def by_node(calls: Sequence[Call], node_of: Callable[[bytes], Any]) -> list[tupl
     return list(found.values())
 
 
+def with_error(replies: list[Any], error: Exception) -> list[Any]:
+    """Instead of those that are missing."""
+    return [error if reply is None else reply for reply in replies]
+
+
 @contextmanager
 def as_redis_errors() -> Generator[None]:
     """redis-py's cluster clients raise some that are none of its others."""
@@ -63,29 +81,53 @@ def as_redis_errors() -> Generator[None]:
         raise ClusterError(f"{type(error).__name__}: {error}") from error
 
 
+class TimedPool(redis.connection.ConnectionPool):
+    """Of one node, for a client of ours."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        keep_deadlines(self, options["socket_timeout"])
+
+
 class Cluster:
     """A ``redis.cluster.RedisCluster``, which is made when it is first used: that takes connections."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
+        self._is_closed = False
+        self._parents: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._made: Any = None
+        self._looker: threading.Thread | None = None
+        self._next_look_s = -math.inf
 
     def execute_command(self, *call: Any) -> Any:
         with as_redis_errors():
             node = self._node_of(key_of(call))
             try:
-                with self._looking_again():
-                    return exchange(self._pool_of(node), call)
+                return exchange(self._pool_of(node), call)
             except _REDIRECTIONS:
                 return self._cluster().execute_command(*call, target_nodes=node)
+            except _LOST:
+                self._look_again()
+                raise
 
     def execute_many(self, calls: Sequence[Call]) -> list[Any]:
-        """One node after the other; all calls to a node before its first answer is read."""
+        """One node after the other; all calls to a node before its first answer is read.
+
+        After a node that is lost nothing more is sent: these calls have its error instead of a reply.
+        """
         replies: list[Any] = [None] * len(calls)
         with as_redis_errors():
             for node, numbers in by_node(calls, self._node_of):
-                with self._looking_again():
+                try:
                     answers = exchange_all(self._pool_of(node), [calls[number] for number in numbers])
+                except _LOST as error:
+                    self._look_again()
+                    return with_error(replies, error)
                 for number, answer in zip(numbers, answers, strict=True):
                     replies[number] = answer
         # In their order, so that those of one key keep theirs.
@@ -102,10 +144,21 @@ class Cluster:
             self._cluster().script_load(text)
 
     def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
+        self._is_closed = True
+        if self._made is not None and self._pid == os.getpid():
+            self._disconnect(self._made)
+
+    def _disconnect(self, cluster: Any) -> None:
+        """As its own ``close`` of redis-py 8 doesn't: the nodes' clients leave their connections to their pools."""
+        for node in cluster.get_nodes():
+            if node.redis_connection is not None:
+                node.redis_connection.connection_pool.disconnect()
 
     def _cluster(self) -> Any:
+        if self._pid != os.getpid():
+            # Kept, as its end might wait for a lock that a thread of the parent has held.
+            self._parents = self._made
+            self._begin()
         # No lock: threads that come here at once would wait for each other for longer than one of them does.
         if self._made is None:
             self._made = self._make()
@@ -115,23 +168,32 @@ class Cluster:
         return self._cluster().get_redis_connection(node).connection_pool
 
     def _node_of(self, key: bytes) -> Any:
-        cluster = self._cluster()
         try:
-            return cluster.get_node_from_key(key)
+            return self._cluster().get_node_from_key(key)
         except SlotNotCoveredError:
             # Nothing else would make it look whether there is a node again.
-            cluster.nodes_manager.initialize()
-            return cluster.get_node_from_key(key)
-
-    @contextmanager
-    def _looking_again(self) -> Generator[None]:
-        """Which node has which slots, after an error that may be for that."""
-        try:
-            yield
-        except _LOST:
-            with suppress(RedisError, RedisClusterException):
-                self._cluster().nodes_manager.initialize()
+            self._look_again()
             raise
+
+    def _look_again(self) -> None:
+        """Which node has which slots, after an error that may be for that. Waits for nobody."""
+        if time.monotonic() < self._next_look_s or (self._looker is not None and self._looker.is_alive()):
+            return
+        self._next_look_s = time.monotonic() + LOOK_EVERY_S
+        cluster = self._cluster()
+
+        def look() -> None:
+            # What is wrong, the next call finds out.
+            with suppress(Exception):
+                cluster.nodes_manager.initialize()
+            if self._is_closed:
+                # Meanwhile.
+                self._disconnect(cluster)
+
+        self._looker = threading.Thread(target=look, name="penstock-cluster", daemon=True)
+        # If there is no room for a thread, a later failure tries again.
+        with suppress(RuntimeError):
+            self._looker.start()
 
 
 class AsyncCluster:
@@ -160,15 +222,15 @@ class AsyncCluster:
                 commands = [PipelineCommand(number, *calls[number]) for number in numbers]
                 try:
                     await node.execute_pipeline(commands)
+                    for number, command in zip(numbers, commands, strict=True):
+                        replies[number] = command.result
                     for command in commands:
                         if isinstance(command.result, _LOST):
                             raise command.result
-                except _LOST:
+                except _LOST as error:
                     # So that it looks again which node has which slots.
                     await self._cluster.aclose()
-                    raise
-                for number, command in zip(numbers, commands, strict=True):
-                    replies[number] = command.result
+                    return with_error(replies, error)
         for number, reply in enumerate(replies):
             if isinstance(reply, _REDIRECTIONS):
                 try:

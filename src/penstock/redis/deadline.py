@@ -23,13 +23,14 @@ def keep_deadlines(pool: Any, timeout_s: float) -> None:
     left when it is tried. To look the name up takes as long as it takes.
     """
     kind: Any = pool.connection_class
+    on_connect = pool.connection_kwargs.get("redis_connect_func") or kind.on_connect
 
     def connect(connection: Any) -> TimedSocket:
         until_s = time.monotonic() + timeout_s
         return TimedSocket(kind._connect(connection), timeout_s, until_s)
 
     def shake_hands(connection: Any) -> None:
-        connection.on_connect()
+        on_connect(connection)
         if connection._sock is not None:
             connection._sock.end_handshake()
 

@@ -2,6 +2,26 @@
 
 A permit is a member of the key's sorted set, with a name that nobody else has; who doesn't know it can't give it back.
 What ``allow`` and the like have taken is remembered here, by this process, for ``refund``.
+
+The argument about who gives up
+-------------------------------
+A task that is cancelled while the answer to a request for permits is on its way knows their names, and could release
+them by another call. But it must come after the request: another connection's may come first, and finds nothing, after
+which the request takes them until the end of the lease. Closing the first connection doesn't help, as Redis reads what
+was sent before it sees the end. So the call isn't cancelled: it goes on in a task of its own, for no longer than its
+deadline, and *its answer* says whether there is anything to release. The states of a call, and who moves them:
+
+* *awaited*: the store's task asks, the caller waits for it. The answer makes it *taken*; the caller knows the permits.
+* *given up*: the caller was cancelled, at any time before it had the answer. The answer, if it has allowed, makes it
+  *to be released*, which another task of the store does, once.
+* An answer that never comes (the deadline has passed, Redis is gone), a process that ends and an event loop that ends
+  in either state leave permits that come back at the end of their leases, as ever.
+
+A release is likewise one that goes on. Released twice is the same as once: a permit is taken away by its name.
+
+The sync store can't do so. An interrupt (an exception of a signal's handler) between a request and its answer closes
+the connection, and what was taken comes back at the end of its lease. Nothing that was known to be held is forgotten by
+an interrupt, or by a call that fails: what is remembered is so until an answer says that it is gone.
 """
 
 from __future__ import annotations
@@ -10,11 +30,13 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from penstock.core.keys import Key
-from penstock.errors import InvalidCost, InvalidLimiter, LimitExceeded
+from penstock.errors import InvalidCost, InvalidLimiter, LimitExceeded, PenstockError, StoreUnavailable
 from penstock.rate import Rate
 from penstock.redis.algorithms import Algorithm, Concurrency, Draw, Seen
 from penstock.redis.asking import HIT, Asked, Asking, Made, Talk
@@ -23,7 +45,9 @@ from penstock.redis.scripts import script
 if TYPE_CHECKING:
     from penstock.redis.base import RedisStoreBase
 
-__all__ = ["AskingHeld", "Permit", "Taken"]
+__all__ = ["AskingHeld", "Permit", "Taken", "unimportant_after"]
+
+T = TypeVar("T")
 
 SWEEP_AT_LEAST: Final = 1024
 # Each is an entry, and Redis does nothing else while it writes them.
@@ -82,6 +106,17 @@ class AskingHeld(Asking):
     def _mark(self, key: bytes, request_id: Key, draw: Draw) -> bytes:
         raise InvalidLimiter(f"{self!r} takes no request_id: a permit that is held is given back by whoever holds it")
 
+    def _asked(self, what: bytes, key: bytes, draw: Draw, size: int, read: Callable[[list[int]], T]) -> Asked[T]:
+        asked = super()._asked(what, key, draw, size, read)
+        if what is HIT:
+            asked.if_given_up = partial(self._given_up, key, draw)
+        return asked
+
+    def _given_up(self, key: bytes, draw: Draw, reply: list[int]) -> Talk[None]:
+        """Nobody was told of these permits."""
+        if reply[0] and draw.cost:
+            yield self._ask_release(key, self._permits(draw, Seen(True, reply[1], reply[3:])))
+
     def _permits(self, draw: Draw, seen: Seen) -> list[Permit]:
         name, end_us = draw.arguments[3], seen.now_us + self._algorithm.lease_us
         assert isinstance(name, bytes)
@@ -119,6 +154,14 @@ class AskingHeld(Asking):
                 taken.append(self._loose[key].popitem(last=newest)[0])
         return taken
 
+    def _remember_again(self, key: bytes, permits: list[Permit]) -> None:
+        """What may not have been given back: before all others, as those are given back first that are the oldest."""
+        with self._lock, suppress(KeyError):
+            remembered = self._loose.setdefault(key, OrderedDict())
+            for permit in reversed(permits):
+                remembered[permit] = None
+                remembered.move_to_end(permit, last=False)
+
     def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
         """Those of them that were remembered."""
         permits = self._loose.get(key) or OrderedDict()
@@ -145,7 +188,9 @@ class AskingHeld(Asking):
 
     def _ask_release(self, key: bytes, permits: list[Permit]) -> Asked[int]:
         """How many of them were still held."""
-        return self._ask_leases(b"release", key, permits)
+        asked = self._ask_leases(b"release", key, permits)
+        asked.if_given_up = _nothing_more
+        return asked
 
     def _ask_renew(self, key: bytes, permits: list[Permit]) -> Asked[int]:
         return self._ask_leases(b"renew", key, permits)
@@ -178,7 +223,11 @@ class AskingHeld(Asking):
             own = self._forget(key, permits)
         released = self._ask_release(key, own)
         released.read = lambda reply: reply[1]
-        now_us = yield released
+        try:
+            now_us = yield released
+        except BaseException:
+            self._remember_again(key, own)
+            raise
         # A refund or a `hold` knows no permits, and may have taken one of these instead of its own: then that one goes,
         # as long as one of these would still count.
         if permits[0].end_us > now_us:
@@ -189,7 +238,11 @@ class AskingHeld(Asking):
         # The oldest first: what is left then lasts longer than need be, never less.
         while count > 0 and (permits := self._take_remembered(key, count)):
             # One that was taken away, or has ended, is none to give back: any next one is.
-            count -= yield self._ask_release(key, permits)
+            try:
+                count -= yield self._ask_release(key, permits)
+            except BaseException:
+                self._remember_again(key, permits)
+                raise
 
     def _take_loose_permits(self, key: Key, cost: int) -> Taken:
         """Those that a ``wait`` of this process has just taken."""
@@ -201,6 +254,15 @@ class AskingHeld(Asking):
 
     def _exceeded(self, retry_after: float) -> LimitExceeded:
         return LimitExceeded(self._name, self.limit, retry_after)
+
+
+def unimportant_after(error: BaseException | None) -> type[PenstockError]:
+    """What is not raised when the permits of a block can't be released that has raised `error`."""
+    return StoreUnavailable if error is None else PenstockError
+
+
+def _nothing_more(reply: list[int]) -> Talk[None]:
+    yield from ()
 
 
 def _trim(permits: OrderedDict[Permit, None], now_us: int) -> None:

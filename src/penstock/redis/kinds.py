@@ -28,12 +28,22 @@ def made_of(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> 
         # Over shared memory it must be said how many there may be.
         kwargs = {"keys": None, **kwargs}
     arguments = bound_arguments(kind, args, kwargs)
-    for what in ("self", "store", "keys"):
+    keys = arguments.pop("keys", None)
+    for what in ("self", "store"):
         arguments.pop(what, None)
     name = arguments["name"]
-    if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "surrogatepass")) <= 100 or "\0" in name:
+    if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "replace")) <= 100 or not is_text(name):
         raise InvalidLimiter(f"a limiter's name is text of 1 to 100 UTF-8 bytes, not {shown(name)}")
+    if keys is not None and (isinstance(keys, bool) or not isinstance(keys, int) or keys < 1):
+        raise InvalidLimiter(
+            f"keys of limiter {name!r} is a whole number of at least 1, not {shown(keys)}; over Redis it needs none"
+        )
     return name, _KINDS[kind](**arguments)
+
+
+def is_text(name: str) -> bool:
+    """As the limiters in shared memory have it: no half of a surrogate pair, and nothing that ends text in C."""
+    return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _token_bucket(name: str, rate: Any, burst: Any = None, refill: Any = "continuous") -> Made:

@@ -40,6 +40,10 @@ def exchange(pool: Any, call: Call) -> Any:
     return reply
 
 
+def is_answer(reply: Any) -> bool:
+    return type(reply) is list or isinstance(reply, ResponseError)
+
+
 def exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
     """All of them, sent before the first answer is read. For each its answer, or the server's error."""
     replies: list[Any] = []
@@ -51,6 +55,8 @@ def exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
                 replies.append(connection.read_response())
             except ResponseError as error:
                 replies.append(error)
+        if not all(map(is_answer, replies)):
+            connection.disconnect()
     except BaseException:
         connection.disconnect()
         pool.release(connection)
@@ -127,6 +133,8 @@ class AsyncServer:
                     replies.append(await connection.read_response())
                 except ResponseError as error:
                     replies.append(error)
+            if not all(map(is_answer, replies)):
+                await connection.disconnect()
         except BaseException:
             await connection.disconnect(nowait=True)
             await pool.release(connection)

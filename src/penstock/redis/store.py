@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -26,6 +28,7 @@ from penstock.redis.base import (
     AWAY,
     CHUNK,
     RedisStoreBase,
+    calls_with_text,
     checked_client,
     checked_limiters,
     checked_url,
@@ -36,9 +39,9 @@ from penstock.redis.base import (
     replaced,
     unknown,
 )
-from penstock.redis.cluster import Cluster, cluster_url
+from penstock.redis.cluster import Cluster, TimedPool, cluster_url
 from penstock.redis.deadline import keep_deadlines
-from penstock.redis.held import AskingHeld, Permit, Taken
+from penstock.redis.held import AskingHeld, Permit, Taken, unimportant_after
 from penstock.redis.scripts import Script
 from penstock.redis.servers import Server
 from penstock.store import Store
@@ -66,7 +69,8 @@ class RedisLimiter(Asking):
     """A limiter whose state is in Redis. What the methods mean is written at ``penstock.TokenBucket`` and its like.
 
     *Threads*: every method may be called from any thread. *Processes*: whoever makes a limiter of the same name and
-    parameters over the same Redis and namespace shares its state. *Fork*: works in parent and child.
+    parameters over the same Redis and namespace shares its state. *Fork*: works in parent and child. A call that an
+    interrupt ends, as ``KeyboardInterrupt`` does, may have been charged.
 
     Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
     answers instead; ``reset`` always does, if Redis is away.
@@ -180,15 +184,15 @@ class RedisLease:
         return self._taken.allowed
 
     def release(self) -> bool:
-        """Give the permits back. Whether any was still held."""
+        """Give the permits back. Whether any was still held. If it raises, it may be called again."""
         self._released = True
-        permits, self._permits = self._permits, []
         local = self._taken.local
         held = local is not None and local.release()
-        if permits and self._taken.is_own:
-            asked = self._limiter._ask_release(self._taken.key, permits)
+        if self._permits and self._taken.is_own:
+            asked = self._limiter._ask_release(self._taken.key, self._permits)
             held |= self._limiter._store._do(asked, none_held) > 0
             waiting.released(self._limiter, self._key)
+        self._permits = []
         return held
 
     def renew(self) -> bool:
@@ -214,7 +218,9 @@ class RedisLease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        # The block's outcome counts: what can't be released comes back by itself.
+        with contextlib.suppress(unimportant_after(error)):
+            self.release()
 
     def __repr__(self) -> str:
         return f"<RedisLease of {self._limiter.name!r}: {'held' if self._permits else 'not held'}>"
@@ -368,6 +374,7 @@ class RedisStore(RedisStoreBase):
             checked_url(server)
             options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
             if nodes_url := cluster_url(server):
+                options["connection_pool_class"] = TimedPool
                 self._client = Cluster(functools.partial(redis.cluster.RedisCluster.from_url, nodes_url, **options))
             else:
 
@@ -415,13 +422,16 @@ class RedisStore(RedisStoreBase):
             else:
                 with passage:
                     reply = self._ask(script, keys, arguments)
-        except AWAY as error:
-            if passage is None:
-                self._breaker.failed(error)
-            raise self._unavailable(error) from error
         except Exception as error:
             if self.closed:
+                # Whoever was under way when the connections were ended.
                 raise self._was_closed() from error
+            if isinstance(error, AWAY):
+                if passage is None:
+                    self._breaker.failed(error)
+                raise self._unavailable(error) from error
+            if sys.is_finalizing():
+                raise self._ends() from error
             raise
         return checked(reply, size, keys)
 
@@ -468,13 +478,22 @@ class RedisStore(RedisStoreBase):
             if error is None:
                 try:
                     with self._breaker.passage():
-                        sent = self._send(chunk)
-                        if unsent := unknown(chunk, sent):
-                            self._client.script_load(chunk[0].script.text)
-                            sent = replaced(sent, self._send(unsent))
+                        try:
+                            sent, missing = self._send(chunk), len(chunk) + 1
+                            while (unsent := unknown(chunk, sent)) and len(unsent) < missing:
+                                missing = len(unsent)
+                                sent = replaced(sent, self._client.execute_many(calls_with_text(unsent)))
+                        except Exception as caught:
+                            if self.closed:
+                                raise self._was_closed() from caught
+                            raise
                         must_work(sent)
                 except (*AWAY, StoreUnavailable) as caught:
                     error = caught
+                except Exception:
+                    if not sys.is_finalizing():
+                        raise
+                    error = self._ends()
             replies += sent or [error] * len(chunk)
         return self._answers(asked, replies, otherwise, twin)
 

@@ -105,6 +105,7 @@ class Ended:
         self.renewal = Renewal(on_end)
 
     async def run(self, app: Application, scope: Scope) -> None:
+        is_cancelled = False
         try:
             self.renewal.start()
             await app(scope, self.receive, self.send)
@@ -113,14 +114,16 @@ class Ended:
                 self.status, self.is_sent = 500, True
             raise
         except BaseException:
-            # Cancelled.
-            self.is_gone = True
+            # Cancelled: nobody waits any more for what is given back.
+            self.is_gone = is_cancelled = True
             raise
         finally:
             self.renewal.stop()
             is_gone = self.is_gone and not self.is_sent
             is_unanswered = is_gone and not self.is_begun
             self.on_end.end(DISCONNECTED if is_unanswered else outcome(self.status, is_gone))
+            if not is_cancelled:
+                await self.on_end.settled()
 
     async def receive(self) -> Message:
         message = await self.receive_next()
@@ -134,6 +137,7 @@ class Ended:
             message = with_fields(message, self.fields)
             self.status, self.is_begun = message.get("status", 101), True
             self.on_end.begin(self.status)
+            await self.on_end.settled()
         elif kind == "websocket.http.response.start":
             self.status = message["status"]
         elif kind == "websocket.close" and self.status == 500:
@@ -144,6 +148,7 @@ class Ended:
             self.is_sent = True
             self.renewal.stop()
             self.on_end.end(self.status)
+            await self.on_end.settled()
         try:
             await self.send_on(message)
         except OSError:

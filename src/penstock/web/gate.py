@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from penstock.core.all_of import AllOf
 from penstock.core.bucketed_window import BucketedWindow
@@ -15,6 +17,7 @@ from penstock.core.decision import Decision
 from penstock.core.leaky_bucket import LeakyBucket
 from penstock.core.reservation import Reservation
 from penstock.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
+from penstock.web.afterwards import Afterwards
 from penstock.web.answers import Denial, problem_report, seconds_up
 from penstock.web.client import ClientAddress
 from penstock.web.passing import Charging, Passage
@@ -34,21 +37,25 @@ WAIT_FOR_A_STORE_S: Final = 1
 MOST_AT_ONCE: Final = 16
 
 
+T = TypeVar("T")
 Enter: TypeAlias = Callable[[Request], Passage | Denial]
 
 
 class OnEnd:
     """What is held for a request until its end, and what may be given back then."""
 
-    __slots__ = ("booked", "ended", "is_far", "leases", "renew_after_s")
+    __slots__ = ("afterwards", "booked", "ended", "is_far", "leases", "renew_after_s", "renew_at_s")
 
-    def __init__(self) -> None:
+    def __init__(self, afterwards: Afterwards | None = None) -> None:
+        self.afterwards = afterwards
+        """What gives back where that has to be awaited."""
         self.ended: int | None = None
         self.booked: list[tuple[Rule, Reservation]] = []
         self.leases: list[Lease] = []
         self.is_far = False
         """Whether a lease is anywhere but in shared memory."""
         self.renew_after_s = 0.0
+        self.renew_at_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self.leases or self.booked)
@@ -57,23 +64,37 @@ class OnEnd:
         """What the same request was let in with by others, too. It may have ended, with its view still in a thread."""
         if self.ended is not None:
             more.end(self.ended)
+        self.afterwards = self.afterwards or more.afterwards
         self.booked += more.booked
         self.leases += more.leases
         self.is_far = self.is_far or more.is_far
         self.renew_after_s = min(more.renew_after_s or math.inf, self.renew_after_s or math.inf)
+        self.renew_at_s = min(more.renew_at_s or math.inf, self.renew_at_s or math.inf)
+
+    def hold(self, rule: Rule, lease: Lease) -> None:
+        self.leases.append(lease)
+        limiter: Any = rule.limiter
+        self.is_far = self.is_far or not isinstance(limiter, Concurrency)
+        self.renew_after_s = min(limiter.lease_ns / NS / 3, self.renew_after_s or math.inf)
+        self.renew_at_s = time.monotonic() + self.renew_after_s
 
     def renew(self) -> None:
         """For an answer that takes long: hold on to what is held."""
         for lease in self.leases:
-            with contextlib.suppress(StoreUnavailable):
-                lease.renew()
+            self.give_back(lease.renew)
+
+    def renew_with_part(self) -> None:
+        """One of an answer's many parts is sent. Where leases are far away, not each of them waits for that."""
+        if self.leases and (not self.is_far or time.monotonic() >= self.renew_at_s):
+            self.renew()
+            self.renew_at_s = time.monotonic() + self.renew_after_s
 
     def begin(self, status: int) -> None:
         """The answer begins: give back what won't be charged however it ends, before the client can ask again."""
         for pair in [pair for pair in self.booked if not pair[0].stays_charged(DISCONNECTED)]:
             if not pair[0].stays_charged(status):
                 self.booked.remove(pair)
-                give_back(pair[1].cancel)
+                self.give_back(pair[1].cancel)
 
     def end(self, status: int) -> None:
         """Give back what is held, and what an answer of this status is not charged. Does nothing the second time."""
@@ -83,27 +104,32 @@ class OnEnd:
         with contextlib.ExitStack() as stack:
             # Each, also if another one can't be.
             for lease in leases:
-                stack.callback(give_back, lease.release)
+                stack.callback(self.give_back, lease.release)
             for rule, reservation in booked:
                 stack.callback(self._settle, rule, reservation, status)
 
-    @staticmethod
-    def _settle(rule: Rule, reservation: Reservation, status: int) -> None:
+    def _settle(self, rule: Rule, reservation: Reservation, status: int) -> None:
         if not rule.stays_charged(status):
-            give_back(reservation.cancel)
+            self.give_back(reservation.cancel)
 
     def undo(self) -> None:
         """As if the request had not been let in."""
         booked, self.booked = self.booked, []
         for _, reservation in booked:
-            give_back(reservation.cancel)
+            self.give_back(reservation.cancel)
         self.end(0)
 
+    def give_back(self, way: Callable[[], object]) -> None:
+        """What can't be given back, as its store is away, stays charged or ends by itself: no answer fails of it."""
+        with contextlib.suppress(StoreUnavailable):
+            given = way()
+            if self.afterwards is not None and inspect.iscoroutine(given):
+                self.afterwards.start(given)
 
-def give_back(way: Callable[[], object]) -> None:
-    """What can't be given back, as its store is away, stays charged or ends by itself: no answer fails of it."""
-    with contextlib.suppress(StoreUnavailable):
-        way()
+    async def settled(self) -> None:
+        """When all that was given back in an event loop is back, or the store has missed its deadline."""
+        if self.afterwards is not None:
+            await self.afterwards.settled()
 
 
 class Gate:
@@ -166,7 +192,8 @@ class Gate:
             if rule.limiter.store is not self.rules[0].limiter.store:
                 raise InvalidLimiter(
                     f"the rules' limiters belong to one store, but {rule.limiter!r} is in another than "
-                    f"{self.rules[0].limiter!r}: make all of them over the same one"
+                    f"{self.rules[0].limiter!r}: make all of them over the same one, or put one middleware around "
+                    "another"
                 )
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone(native)
@@ -242,11 +269,16 @@ def check_waiting(rules: Iterable[Rule], in_loop: bool | None) -> None:
             )
         if not in_loop and rule.is_awaited:
             raise InvalidLimiter(f"{rule.limiter!r} has to be awaited: make it over a RedisStore")
-        if in_loop and (rule.is_held or rule.charge_on is not None):
-            raise InvalidLimiter(
-                f"over an AsyncRedisStore a rule can't give permits back at a request's end yet, so it has neither a "
-                f"Concurrency nor charge_on: {rule.limiter!r}"
-            )
+
+
+def run(steps: Coroutine[Any, Any, T]) -> T:
+    """What asks limiters that nobody awaits never waits: it is done at once."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        done: T = end.value
+        return done
+    raise AssertionError("something was awaited")
 
 
 class Plan:
@@ -267,6 +299,7 @@ class Plan:
         self.away_rule = dataclasses.replace(rules[0], status=503, answer=None)
         self.held = [rule for rule in rules if rule.is_held]
         self.booked = [rule for rule in rules if rule.charge_on is not None]
+        self.is_awaited = any(rule.is_awaited for rule in rules)
         self.charged = [rule for rule in rules if not rule.is_held and rule.charge_on is None]
         # Those last that can't take back a charge behind which others stand already.
         self.charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
@@ -309,11 +342,13 @@ class Plan:
         return [rule.cost_of(request) for rule in self.charged]
 
     def _in_steps(self, request: Request) -> Passage | Denial:
-        on_end = OnEnd()
+        return run(self._entering(request, OnEnd()))
+
+    async def _entering(self, request: Request, on_end: OnEnd) -> Passage | Denial:
         try:
             # Key functions may fail: before anything is taken.
             partitions = self.partitions(request)
-            decisions = self._charge(request, on_end)
+            decisions = await self._charge(request, on_end)
         except CostExceedsLimit as error:
             on_end.undo()
             return self.never(error)
@@ -329,7 +364,15 @@ class Plan:
         return Passage(self.write(self._shown(decisions), partitions), on_end if on_end else None)
 
     async def enter_async(self, request: Request) -> Passage | Denial:
-        """Of rules that are all charged at once, over an ``AsyncRedisStore``."""
+        """As ``enter``, over an ``AsyncRedisStore``."""
+        if self.held or self.booked:
+            limiter: Any = [*self.held, *self.booked][0].limiter
+            # One deadline for all that its answer waits for.
+            on_end = OnEnd(Afterwards(limiter.store._timeout_s))
+            entered = await self._entering(request, on_end)
+            if isinstance(entered, Denial):
+                await on_end.settled()
+            return entered
         try:
             keys, cost = self._keys(request), self._costs(request) if self.cost is None else self.cost
             decisions = await self.limiter.hit_each(keys, cost)
@@ -341,49 +384,55 @@ class Plan:
             return self.denial(request, decisions)
         return Passage(self.write(self._shown(decisions), ()))
 
-    def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
+    async def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
         booked = []
         for rule in self.booked:
             limiter: Any = rule.limiter
             key, its_cost = self._key_of(rule, request), rule.cost_of(request)
             # A leaky bucket's place is one in a queue, and taken whenever there is one.
-            reservation = limiter.reserve(key, its_cost, None if kind_of(limiter) is LeakyBucket else 0)
+            asked = limiter.reserve(key, its_cost, None if kind_of(limiter) is LeakyBucket else 0)
+            reservation = await asked if self.is_awaited else asked
             if not reservation:
-                return self._denial(request, [rule], [limiter.peek(key, its_cost)])
+                seen = limiter.peek(key, its_cost)
+                return self._denial(request, [rule], [await seen if self.is_awaited else seen])
             on_end.booked.append((rule, reservation))
-            booked.append(limiter.peek(key, 0))
+            seen = limiter.peek(key, 0)
+            booked.append(await seen if self.is_awaited else seen)
         if self.limiter is None:
-            return self._hold(request, on_end) or booked
+            return await self._hold(request, on_end) or booked
         keys, cost = self._keys(request), self._costs(request) if self.cost is None else self.cost
-        if self.held and self.limiter.peek(keys, cost).allowed:
-            denial = self._hold(request, on_end)
-            if denial is not None:
-                return denial
-        charge, decisions = self.limiter._reserve_each(keys, cost)
+        if self.held:
+            seen = self.limiter.peek(keys, cost)
+            if (await seen if self.is_awaited else seen).allowed:
+                denial = await self._hold(request, on_end)
+                if denial is not None:
+                    return denial
+        asked = self.limiter._reserve_each(keys, cost)
+        charge, decisions = await asked if self.is_awaited else asked
         if not charge:
             return self._denial(request, self.charged, decisions)
         if self.held and not on_end.leases:
             # Some permits have come back since nothing was held for want of them.
             denial = None
             with contextlib.ExitStack() as stack:
-                stack.callback(charge.cancel)
-                denial = self._hold(request, on_end)
+                stack.callback(on_end.give_back, charge.cancel)
+                denial = await self._hold(request, on_end)
                 if denial is None:
                     stack.pop_all()
             if denial is not None:
                 return denial
         return [*decisions, *booked]
 
-    def _hold(self, request: Request, on_end: OnEnd) -> Denial | None:
+    async def _hold(self, request: Request, on_end: OnEnd) -> Denial | None:
         for rule in self.held:
             limiter: Any = rule.limiter
             key, cost = self._key_of(rule, request), rule.cost_of(request)
-            lease = limiter.acquire(key, cost)
+            asked = limiter.acquire(key, cost)
+            lease = await asked if self.is_awaited else asked
             if not lease:
-                return self._denial(request, [rule], [limiter.peek(key, cost)])
-            on_end.leases.append(lease)
-            on_end.is_far = on_end.is_far or not isinstance(limiter, Concurrency)
-            on_end.renew_after_s = min(limiter.lease_ns / NS / 3, on_end.renew_after_s or math.inf)
+                seen = limiter.peek(key, cost)
+                return self._denial(request, [rule], [await seen if self.is_awaited else seen])
+            on_end.hold(rule, lease)
         return None
 
     def _key_of(self, rule: Rule, request: Request) -> Any:

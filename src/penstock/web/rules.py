@@ -131,8 +131,7 @@ class Rule:
 
     * `limiter`: any limiter. A ``Concurrency`` is held while the request is handled and its answer is sent; its lease
       must last longer than the longest request, or than the longest pause in a streamed answer, which renews it. Over
-      Redis: in a WSGI application over a ``RedisStore``, in an ASGI application over an ``AsyncRedisStore``, where
-      there is neither a ``Concurrency`` nor `charge_on` yet.
+      Redis: in a WSGI application over a ``RedisStore``, in an ASGI application over an ``AsyncRedisStore``.
     * `path`: a pattern or several; ``*`` is anything, ``{name}`` one segment, ``{name:path}`` anything, a slash at the
       end is the same as none. ``"/api/*"`` is ``/api`` and all below. None: every path.
     * `methods`: as in ``{"POST", "PUT"}``; empty: all. ``GET`` is ``HEAD``, too; a WebSocket's is ``"WEBSOCKET"``.
@@ -170,7 +169,8 @@ class Rule:
             )
         if hasattr(limiter, "_make_limiter") and not hasattr(limiter, "_kind"):
             raise InvalidLimiter(
-                f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not {shown(limiter)}"
+                f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not {shown(limiter)}: ask one "
+                "that is leased where the request is handled, or take a SyncedStore"
             )
         if not isinstance(limiter, Limiter) and not hasattr(limiter, "_kind"):
             raise InvalidLimiter(

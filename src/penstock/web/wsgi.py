@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -86,8 +85,6 @@ class Ended:
         self.status = 500
         self.is_begun = self.is_sent = False
         self.left: int | None = None
-        # When parts are many, each would wait for Redis, where the leases are there.
-        self.renew_at_s = time.monotonic() + on_end.renew_after_s
         try:
             self.body = app(environ, self.start)
             self.parts = iter(self.body)
@@ -124,9 +121,7 @@ class Ended:
             if self.left <= 0:
                 self.is_sent = True
                 self.on_end.end(self.status)
-        if self.on_end.leases and (not self.on_end.is_far or time.monotonic() >= self.renew_at_s):
-            self.on_end.renew()
-            self.renew_at_s = time.monotonic() + self.on_end.renew_after_s
+        self.on_end.renew_with_part()
         return part
 
     def close(self) -> None:

@@ -190,6 +190,12 @@ class LimitsMiddleware:
         # From here on nobody promises to tell the end: what is sent in parts renews by each.
         visit.renewal.stop()
         _finish(request, response, visit)
+        try:
+            await visit.on_end.settled()
+        except BaseException:
+            # Whoever cancels never sees the response, and so closes none.
+            visit.end(outcome(response.status_code, True))
+            raise
         return response
 
 
@@ -307,20 +313,32 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         return
     is_broken_off = False
 
+    def end() -> None:
+        on_end.end(outcome(response.status_code, is_broken_off))
+
+    # A server may not close a response whose parts fail: Django's own for ASGI doesn't.
     def sync_parts(parts: Iterator[bytes]) -> Iterator[bytes]:
         nonlocal is_broken_off
         is_broken_off = True
-        for part in parts:
-            yield part
-            on_end.renew()
+        try:
+            for part in parts:
+                yield part
+                on_end.renew_with_part()
+        except Exception:
+            end()
+            raise
         is_broken_off = False
 
     async def async_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         nonlocal is_broken_off
         is_broken_off = True
-        async for part in parts:
-            yield part
-            on_end.renew()
+        try:
+            async for part in parts:
+                yield part
+                on_end.renew_with_part()
+        except BaseException:
+            end()
+            raise
         is_broken_off = False
 
     parts: Any = response.streaming_content
@@ -331,7 +349,7 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
             try:
                 close()
             finally:
-                on_end.end(outcome(response.status_code, is_broken_off))
+                end()
 
         return close_and_end
 

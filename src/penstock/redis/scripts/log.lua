@@ -26,11 +26,23 @@ local function member(after, permits)
   return 'p' .. string.format('%016.0f', after) .. ':' .. text(permits)
 end
 
+-- Totals only grow. Long before one could be too large for a double, they begin again.
+local function begin_again(key, before)
+  local found = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  for i = 1, #found, 2 do
+    local parts = numbers(found[i], '^p(%d+):(%d+)$')
+    if parts then
+      redis.call('ZADD', key, found[i + 1], member(parts[1] - before, parts[2]))
+      redis.call('ZREM', key, found[i])
+    end
+  end
+end
+
 algorithms.log = {
   arguments = 3, -- amount, room, period
   read = function(key, now, a)
     local newest = ask('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-    local state = {date = 0, after = 0, before = 0, charged = {}}
+    local state = {date = 0, after = 0, before = 0, stored = 0, charged = {}}
     if not newest then
       return nil
     elseif #newest > 0 then
@@ -47,7 +59,7 @@ algorithms.log = {
         if not oldest then
           return nil
         end
-        state.after, state.before = parts[1], oldest[1] - oldest[2]
+        state.after, state.before, state.stored = parts[1], oldest[1] - oldest[2], parts[1]
       end
     end
     state.past = math.max(now, state.date)
@@ -66,8 +78,9 @@ algorithms.log = {
     local used, retry_at = state.after - state.before, 0
     if not ok then
       local leaving = state.before + used - a[2]
+      -- With what another limiter of this request would be charged, none that is stored may be enough.
       retry_at = state.date + a[3]
-      if #state.charged == 0 then
+      if leaving <= state.stored then
         retry_at = admission(key, first_with(key, leaving)) + a[3]
       end
     end
@@ -80,6 +93,9 @@ algorithms.log = {
     end
     redis.call('ZREMRANGEBYSCORE', key, '-inf', text(state.past - a[3]))
     redis.call('PEXPIREAT', key, expiry(state.date + a[3]))
+    if state.after >= 4503599627370496 then
+      begin_again(key, state.before)
+    end
   end,
   -- The oldest that count: so what is left is never earlier than what was kept.
   give_back = function(key, state, now, a, is_cancelled)
