@@ -38,7 +38,8 @@ def build(directory: Path) -> None:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, directory)
     core = directory / "src" / "penstock" / "core"
-    shutil.copy(HERE / "explorer.pyx", core)
+    for path in [*HERE.glob("*.pyx"), *HERE.glob("*.pxd")]:
+        shutil.copy(path, core)
     plant(directory)
     explorer = directory / "native" / "interleave"
     library = ["-shared", "-fPIC", "-o", str(core / "libpenstock_explore.so"), str(explorer / "explore.c")]

@@ -534,6 +534,30 @@ uint64_t explore_update(uint64_t *p, ExploreUpdate update, uint64_t operand, boo
     return before;
 }
 
+void explore_call(uint64_t *p, size_t words, ExploreCall call, void *context) {
+    uint64_t values[WORDS];
+    int word;
+    if (!explored(p, (int)words, true, &word)) {
+        call(p, context);
+        return;
+    }
+    for (size_t i = 0; i < words; i++) {
+        if (bounds.stale_reads) take_in(word + (int)i, newest[word + i], true);
+        values[i] = p[i];
+        observe(values[i]);
+    }
+    observe(clock_ns);
+    int process = current;
+    current = -1;
+    call(values, context);
+    current = process;
+    note("process %d calls %s:", current, name_of(word));
+    for (size_t i = 0; i < words; i++)
+        note(" %#llx", (unsigned long long)values[i]);
+    note("\n");
+    put(word, (int)words, values, true, true);
+}
+
 uint64_t explore_clock(void) {
     if (current < 0) {
         struct timespec t;

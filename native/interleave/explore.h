@@ -32,6 +32,10 @@ typedef enum { EXPLORE_ADD, EXPLORE_OR, EXPLORE_AND } ExploreUpdate;
 uint64_t explore_update(uint64_t *p, ExploreUpdate update, uint64_t operand, bool ordered);
 uint64_t explore_clock(void);
 
+/* What another machine does with a state of its own when it is called: one step, which reads and writes the words. */
+typedef void (*ExploreCall)(uint64_t *values, void *context);
+void explore_call(uint64_t *p, size_t words, ExploreCall call, void *context);
+
 /* Bugs that native/interleave/planted_bugs.py has put into the code that is explored; 0 is none. */
 extern int explore_planted;
 

@@ -5,7 +5,7 @@ do, below the Python methods: `CellLimiter.decide` for ``allow`` and ``hit``, `r
 """
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
 
 from penstock.core.all_of cimport MOST, AllOf
@@ -23,62 +23,6 @@ from penstock.core.table cimport ALLOWED, Events, Verdict, home_line
 
 import itertools
 from dataclasses import dataclass
-
-
-cdef extern from "explore.h":
-    enum:
-        EXPLORE_OPERATIONS
-        EXPLORE_PROCESSES
-        EXPLORE_FINALS
-        EXPLORE_UNLIMITED
-    ctypedef struct ExploreOperation:
-        uint8_t process
-        uint8_t state
-        uint16_t before
-        uint8_t outcome
-        uint64_t now_ns
-        uint64_t value
-        uint64_t first_ns
-        uint64_t last_ns
-    ctypedef struct ExploreBounds:
-        uint8_t processes
-        uint8_t operations
-        uint8_t preemptions
-        uint8_t crashes
-        uint8_t stale_reads
-        uint8_t clock_moves
-        uint8_t jumps
-        uint64_t jumps_ns[4]
-        uint64_t tick_ns
-        bint only_reads
-        uint32_t steps_alone
-        uint64_t most_executions
-    ctypedef struct ExploreResult:
-        int verdict
-        uint64_t executions
-        uint64_t states
-        uint64_t outcomes
-        uint64_t deepest
-    ctypedef struct ExploreProgram:
-        void (*run)(int process) noexcept
-        int (*invariant)() noexcept
-        void (*finals)(uint64_t* finals) noexcept
-        int (*judge)(const ExploreOperation* operations, int count, const uint64_t* finals) noexcept
-    int explore_planted
-    void explore_forget_memory()
-    bint explore_share(void* base, size_t bytes, const char* name)
-    bint explore_put_back(void* base, size_t bytes)
-    void explore_set_clock(uint64_t now_ns)
-    uint64_t explore_clock()
-    ExploreResult explore_all(const ExploreProgram* program, const ExploreBounds* bounds)
-    size_t explore_decisions(const uint8_t** decisions, const uint8_t** steps, size_t* words)
-    ExploreResult explore_again(
-        const ExploreProgram* program, const ExploreBounds* bounds, const uint8_t* decisions, size_t count,
-        const uint8_t* steps)
-    const char* explore_trace()
-    void explore_begin(int operation, int count)
-    bint explore_is_killed(int process)
-    void explore_end(int operation, int outcome, uint64_t now_ns, uint64_t value)
 
 
 VERDICTS = ("complete", "cut", "held up", "broken", "wrong", "too large", "not the same")
@@ -118,63 +62,6 @@ class Explored:
     replay: str
     trace: str
     complaint: str
-
-
-cdef enum Kind:
-    HIT
-    REFUND
-    PEEK
-    RESET
-    RESERVE
-    CANCEL
-    BATCH
-    BATCHED                      # the other requests of a batch
-    HIT_ALL
-    HIT_ONCE
-    HIT_TOLD
-    ACQUIRE
-    RELEASE
-    RENEW
-    LOAD
-    STORE
-    SWAP
-
-
-# Of an operation's outcome. FULL alone: denied, as there was no room in the table.
-cdef enum:
-    YES = 1
-    FULL = 2
-
-
-cdef enum:
-    MOST_SLOTS = 4               # of one acquisition
-
-
-# One operation of a process.
-cdef struct Operation:
-    int process
-    Kind kind
-    void* limiter
-    uint64_t tag
-    Draw draw
-    void* key                    # of AllOf and of requests with an id: held by the program
-    void* request_id
-    int earlier                  # the operation that is undone or renewed
-    int64_t cost                 # of an acquisition, or how many there are in a batch
-    int slot_count               # what an acquisition has got
-    uint64_t[MOST_SLOTS] slots
-    PenstockCell lease
-    uint64_t left                # the state that a reservation has left; 0: nothing was booked
-    uint64_t word                # of litmus tests
-    uint64_t expected
-    uint64_t desired
-    bint strong                  # sequentially consistent, not only acquire and release
-
-
-# A key of a table.
-cdef struct Member:
-    const PenstockCell* cells
-    uint64_t tag
 
 
 cdef Program active = None
@@ -281,6 +168,9 @@ cdef void run_operation(int index) noexcept:
     cdef Verdict verdict
     cdef Draw charge
     cdef CellLimiter limiter
+    if operation.kind == OTHER:
+        active.run_other(index)
+        return
     if operation.kind >= LOAD:
         run_litmus(index, operation)
         return
@@ -328,7 +218,7 @@ cdef void run_process(int process) noexcept:
 
 
 cdef int check_members() noexcept:
-    """No key has two members, whatever is under way."""
+    """No key has two members, whatever is under way, and what else the program says."""
     cdef int i, j, found
     cdef const Member* member
     for i in range(active.member_count):
@@ -338,7 +228,7 @@ cdef int check_members() noexcept:
             found += member.cells[j].tag == member.tag
         if found > 1:
             return 1 + i
-    return 0
+    return active.check_other()
 
 
 cdef void look_at_end(uint64_t* finals) noexcept:
@@ -389,19 +279,6 @@ cdef class Program:
     that outlast everything. Before and between explorations, the limiters can be used as ever; the time is
     `now_ns` of the segment, and stands still.
     """
-
-    cdef Operation[EXPLORE_OPERATIONS] operations
-    cdef int count
-    cdef Member[EXPLORE_OPERATIONS] members
-    cdef int member_count
-    cdef int processes
-    cdef list held
-    cdef list looks
-    cdef list tables
-    cdef object judge
-    cdef str complaint
-    cdef readonly uint64_t now_ns
-    cdef uint64_t epoch_ns
 
     def __init__(self, now_ns=SEGMENT_NS):
         self.held = []
@@ -590,6 +467,12 @@ cdef class Program:
         cdef Operation* operation = self.next_operation(process, RENEW)
         operation.limiter, operation.earlier = <void*>limiter, acquired
         operation.tag = self.operations[<int>acquired].tag
+
+    cdef void run_other(self, int index) noexcept:
+        pass
+
+    cdef int check_other(self) noexcept:
+        return 0
 
     def litmus(self, process, kind, word, expected=0, desired=1, strong=False):
         """One access of a litmus test, to one of four words that are 0: "load", "store" or "swap" if `expected`.

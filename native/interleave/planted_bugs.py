@@ -6,17 +6,11 @@ once has changed in the sources, and is an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Bug:
-    name: str
-    file: str
-    text: str
-    planted: str  # what takes its place; {here} is whether the bug is switched on
-
+from bug import Bug
+from planted_leased_bugs import LEASED_BUGS
+from planted_synced_bugs import SYNCED_BUGS
 
 TABLE = "src/penstock/core/table.pyx"
 TRY = "src/penstock/core/table.pxd"
@@ -383,6 +377,8 @@ BUGS = [
         "    if {here}:\n        seen = load128_acquire(&slots.slots[slot])\n"
         "    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):",
     ),
+    *LEASED_BUGS,
+    *SYNCED_BUGS,
 ]
 
 

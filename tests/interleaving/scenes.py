@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from leased_programs import LeasedScene
 from oracle import Bucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, FirstWindow, IntervalBucket, Log
 from oracle_counts import SlidingWindow as Sliding
 from programs import NS, Scene, SceneOfAnswers, SceneOfOneRequest, SceneOfRoomLater, SceneOfSeveral, SceneOfSlots
+from synced_programs import SyncedScene
 
 import penstock
 
@@ -22,7 +24,7 @@ EDGE_NS = 1_000_000 * NS - 5
 
 @dataclass(frozen=True)
 class Explorable:
-    make: Callable[[], Scene | SceneOfSlots]
+    make: Callable[[], Scene | SceneOfSlots | LeasedScene | SyncedScene]
     quick: dict[str, Any]
     full: dict[str, Any] = field(default_factory=dict)
 

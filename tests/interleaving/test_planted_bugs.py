@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from leased_scenes import LEASED_FOUND_BY, LEASED_SCENES
 from planted_bugs import BUGS, number_of
 from scenes import SCENES
+from synced_scenes import SYNCED_FOUND_BY, SYNCED_SCENES
 
 # By which program each is found.
 FOUND_BY = {
@@ -65,6 +67,8 @@ FOUND_BY = {
     "what has been refilled is given back": "a booking of which some has been refilled is cancelled",
     "a booking that others have booked behind is given back": "booking ahead",
     "a slot is given back whoever holds it": "slots: leases that end",
+    **LEASED_FOUND_BY,
+    **SYNCED_FOUND_BY,
 }
 
 
@@ -74,7 +78,7 @@ def test_every_bug_is_looked_for() -> None:
 
 @pytest.mark.parametrize("bug", FOUND_BY)
 def test_found(bug: str, tell: Callable[[str, object], None]) -> None:
-    explorable = SCENES[FOUND_BY[bug]]
+    explorable = (SCENES | LEASED_SCENES | SYNCED_SCENES)[FOUND_BY[bug]]
     planted = number_of(bug)
     found = explorable.make().explore(**explorable.quick, planted=planted)
     assert found.verdict in {"wrong", "broken", "held up"}

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from leased_scenes import LEASED_SCENES
 from scenes import SCENES
+from synced_scenes import SYNCED_SCENES
+
+ALL_SCENES = SCENES | LEASED_SCENES | SYNCED_SCENES
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", ALL_SCENES)
 def test_every_schedule(name: str, full: bool, tell: Callable[[str, object], None]) -> None:
-    explorable = SCENES[name]
+    explorable = ALL_SCENES[name]
     wider = {**explorable.quick, **explorable.full}
     for bounds in [explorable.quick, wider] if full and explorable.full else [explorable.quick]:
         explored = explorable.make().explore(**bounds)

@@ -1,0 +1,150 @@
+"""Bugs of leased limiters that the interleaving explorer must find: see planted_bugs.py."""
+
+from __future__ import annotations
+
+from bug import Bug
+
+LEASED = "src/penstock/core/leased.pyx"
+
+LEASED_BUGS = [
+    Bug(
+        "a deposit is anybody's",
+        LEASED,
+        "    if not is_own(step, state) or step.end_ns <= now_ns:",
+        "    if not {here} and not is_own(step, state) or step.end_ns <= now_ns:",
+    ),
+    Bug(
+        "a deposit looks only whether something is pending",
+        LEASED,
+        "    return is_pending(step.terms, state) and generation_of(step.terms, state) == step.ticket",
+        "    return is_pending(step.terms, state) and ({here} or generation_of(step.terms, state) == step.ticket)",
+    ),
+    Bug(
+        "who overtakes takes the same generation",
+        LEASED,
+        "    return (generation + is_pending(step.terms, state)) & mask",
+        "    return (generation + (not {here} and is_pending(step.terms, state))) & mask",
+    ),
+    Bug(
+        "who begins sets nothing pending",
+        LEASED,
+        "    return time | (step.ticket << 1 | 1) <<",
+        "    return time | (step.ticket << 1 | (0 if {here} else 1)) <<",
+    ),
+    Bug(
+        "a new cell's generations begin with the clock",
+        LEASED,
+        "        return (stamp + (step.asked_us & MOST_AHEAD)) & mask",
+        "        return (stamp + (0 if {here} else step.asked_us & MOST_AHEAD)) & mask",
+    ),
+    Bug(
+        "a step is stamped before it has read the state",
+        LEASED,
+        "    step.now_ns = now_ns\n    step.asked_us = stamp_us(step)",
+        "    step.now_ns = now_ns\n    step.asked_us = now_ns // 1000 if {here} else stamp_us(step)",
+    ),
+    Bug(
+        "a step is stamped after it was taken",
+        LEASED,
+        "            step.ticket, step.now_ns, step.asked_us, step.left",
+        "            step.ticket, step.now_ns, stamp_us(&step) if {here} else step.asked_us, step.left",
+    ),
+    Bug(
+        "what a fetch has reported is withdrawn",
+        LEASED,
+        "    if is_pending(step.terms, state) or step.unspent == 0",
+        "    if is_pending(step.terms, state) and not {here} or step.unspent == 0",
+    ),
+    Bug(
+        "a deposit drops nothing",
+        LEASED,
+        "    permits = permits - min(permits, step.dropped) + step.granted",
+        "    permits = permits - (0 if {here} else min(permits, step.dropped)) + step.granted",
+    ),
+    Bug(
+        "who has brought nothing drops nothing",
+        LEASED,
+        "| (permits - min(permits, step.dropped))",
+        "| (permits - (0 if {here} else min(permits, step.dropped)))",
+    ),
+    Bug(
+        "permits are spent after the lease's end",
+        LEASED,
+        "    return low_of(state, terms.permit_bits) >= terms.amount and runs(terms, state, now_ns)",
+        "    return low_of(state, terms.permit_bits) >= terms.amount and ({here} or runs(terms, state, now_ns))",
+    ),
+    Bug(
+        "permits of a window are kept in the next one",
+        LEASED,
+        "        if end_ns + step.same_ns <= step.end_ns or not runs(terms, state, now_ns):",
+        "        if not {here} and (end_ns + step.same_ns <= step.end_ns or not runs(terms, state, now_ns)):",
+    ),
+    Bug(
+        "whoever leaves opens the gate",
+        LEASED,
+        "    return state & ~WAITED == passing.seen",
+        "    return {here} or state & ~WAITED == passing.seen",
+    ),
+    Bug(
+        "a closed gate is passed",
+        LEASED,
+        "    if not is_closed(state, now_ns, passing.longest_ns):",
+        "    if {here} or not is_closed(state, now_ns, passing.longest_ns):",
+    ),
+    Bug(
+        "a killed process's gate is closed for twice as long",
+        LEASED,
+        "    next.state = gate_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)",
+        "    next.state = gate_state(\n"
+        "        now_ns + passing.until_ns * (2 if {here} else 1), size, FETCHING | passing.mark)",
+    ),
+    Bug(
+        "a gate is no longer its own once somebody waits",
+        LEASED,
+        "        return gate & ~WAITED == seen",
+        "        return gate & (~<uint64_t>0 if {here} else ~WAITED) == seen",
+    ),
+    Bug(
+        "who leaves a gate that somebody waits for opens it",
+        LEASED,
+        "    if passing.until_ns == 0 and state & WAITED:",
+        "    if passing.until_ns == 0 and state & WAITED and not {here}:",
+    ),
+    Bug(
+        "a reserved gate is passed by anybody",
+        LEASED,
+        "        return passing.has_waited and is_reserved(state)",
+        "        return ({here} or passing.has_waited) and is_reserved(state)",
+    ),
+    Bug(
+        "who has waited passes a gate that is somebody's",
+        LEASED,
+        "    return low_of(gate, GATE_SIZE_SHIFT) == FETCHING",
+        "    return low_of(gate, GATE_SIZE_SHIFT) == FETCHING or ({here} and gate & FETCHING and gate & WAITED)",
+    ),
+    Bug(
+        "a gate is reserved for longer than it was closed for",
+        LEASED,
+        "            min(now_ns + RESERVED_NS, time_of(state, GATE_LOW_BITS)), passing.size, FETCHING)",
+        "            now_ns + RESERVED_NS if {here} else min(\n"
+        "                now_ns + RESERVED_NS, time_of(state, GATE_LOW_BITS)), passing.size, FETCHING)",
+    ),
+    Bug(
+        "a gate stays reserved once its time is over",
+        LEASED,
+        "        return True\n    if state & FETCHING:",
+        "        return not {here} or passing.has_waited or not is_reserved(state)\n    if state & FETCHING:",
+    ),
+    Bug(
+        "who fetches leaves no mark at the gate",
+        LEASED,
+        "        passing.mark = 1 + monotonic_ns() % MOST_MARK",
+        "        passing.mark = 0 if {here} else 1 + monotonic_ns() % MOST_MARK",
+    ),
+    Bug(
+        "who finds a reserved gate asks for a turn",
+        LEASED,
+        "    return state & FETCHING and not is_reserved(state) and state & WAITED == 0",
+        "    return state & FETCHING and ({here} or not is_reserved(state)) and state & WAITED == 0",
+    ),
+]

@@ -1,0 +1,317 @@
+"""Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which is told and answers.
+
+What is told and learned are the limiters' own steps, `_usages` and `_learn`; what is between them in
+penstock/redis/synced_exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
+say of one host, without its failures: each message is one step.
+"""
+
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+
+from penstock.core.cell_limiter cimport CellLimiter
+from penstock.core.explorer cimport (
+    EXPLORE_OPERATIONS, OTHER, YES, Program, explore_begin, explore_call, explore_clock, explore_end, explore_share,
+)
+from penstock.core.native cimport PenstockCell
+from penstock.core.synced cimport LOOK_ONLY, WORDS_PER_CELL, SyncedLimiter
+
+
+cdef enum:
+    KEYS = 2
+    # The one before the program begins, and two.
+    WINDOWS = 3
+    MOST_CELLS = 2
+    # Of the keys of which Redis knows all:
+    ASK_ALL = -1                 # each is asked for
+    TELL = -2                    # none is
+
+
+# What Redis has of a key, or of one of its windows.
+cdef struct Told:
+    uint64_t sum                 # of all hosts: permits, or microseconds
+    uint64_t tat_us              # of a bucket
+    uint64_t known               # of this host
+    uint64_t birth
+    uint64_t read_us             # one more; 0: never
+
+
+cdef struct Message:
+    int key
+    int window
+    uint64_t index
+    uint64_t tag
+    uint64_t birth
+    uint64_t ticket
+    uint64_t end_ns              # of the window; of a bucket, when this was read
+    uint64_t charged_ns          # of a bucket
+    int64_t count                # -1: only asked for
+    uint64_t believed
+    bint has_before              # of a sliding window, the one before
+    int64_t count_before
+    uint64_t read_us
+    uint64_t silence_us
+    uint64_t others              # no message: what another host has counted
+
+
+cdef struct Answer:
+    uint64_t sum
+    uint64_t ahead_us
+    uint64_t known
+    uint64_t sum_before
+    uint64_t known_before
+
+
+cdef enum What:
+    TELL_AND_LEARN
+    ASK                          # the next one of this process learns
+    LEARN
+    OTHERS
+
+
+cdef struct Exchange:
+    What what
+    int64_t turn
+    uint64_t later_us            # than now it is read
+    int count
+    Message messages[MOST_CELLS]
+    Answer answers[MOST_CELLS]
+
+
+cdef struct Called:
+    Message* message
+    Answer* answer
+    bint takes_back              # what had been told before, though nothing is ever given back
+
+
+cdef SyncedProgram syncing = None
+cdef Told[KEYS * WINDOWS] redis
+
+
+cdef inline uint64_t known_of(const Told* told, const Message* message) noexcept:
+    """What this host has told of this birth."""
+    return told.known if told.read_us and told.birth == message.birth else 0
+
+
+cdef bint take_message(Told* told, const Message* message, int64_t count, uint64_t now_us) noexcept:
+    """What was counted in one window, or charged to a bucket; whether it was less than before."""
+    cdef uint64_t known
+    if count < 0 or message.read_us <= told.read_us:
+        return False
+    # Of another birth, what was told before stays in the sum.
+    known = known_of(told, message)
+    if syncing.is_bucket and not (told.read_us and told.birth == message.birth):
+        known = min(message.believed, <uint64_t>count)
+    if <uint64_t>count > known:
+        told.tat_us = max(told.tat_us, now_us - min(message.silence_us, now_us)) + (count - known)
+    else:
+        told.tat_us -= min(known - count, told.tat_us)
+    told.sum = told.sum + count - min(known, told.sum + count)
+    told.known, told.birth, told.read_us = count, message.birth, message.read_us
+    return <uint64_t>count < known
+
+
+cdef void answer_message(uint64_t* values, void* context) noexcept:
+    cdef Called* called = <Called*>context
+    cdef Message* message = called.message
+    cdef Answer* answer = called.answer
+    cdef Told* told = &(<Told*>values)[message.key * WINDOWS + message.window]
+    cdef Told* before = told - 1
+    cdef uint64_t now_us = (explore_clock() - syncing.epoch_ns) // 1000
+    cdef bint is_less = False
+    if message.others:
+        told.sum += message.others
+        told.tat_us = max(told.tat_us, now_us) + message.others
+    else:
+        is_less = take_message(told, message, message.count, now_us)
+        if message.has_before:
+            is_less |= take_message(before, message, message.count_before, now_us)
+            answer.sum_before, answer.known_before = before.sum, known_of(before, message)
+    called.takes_back = is_less and not syncing.gives_back
+    answer.sum, answer.known = told.sum, known_of(told, message)
+    answer.ahead_us = told.tat_us - min(told.tat_us, now_us)
+
+
+cdef bint call(Message* message, Answer* answer) noexcept:
+    """Whether Redis was told no less than before."""
+    cdef Called called = Called(message, answer, False)
+    explore_call(<uint64_t*>redis, sizeof(redis) // 8, answer_message, &called)
+    return not called.takes_back
+
+
+cdef int read_messages(int64_t turn, uint64_t later_us, Message* messages, bint* is_wrong) noexcept:
+    """What is to be told; `is_wrong`: of some key by another one's name."""
+    cdef Message* message
+    cdef int count = 0
+    usages = syncing.limiter._usages(0, syncing.usable, turn)[0]
+    for usage in usages:
+        message = &messages[count]
+        message.index, message.tag, message.birth, message.ticket = usage[0]
+        message.key = syncing.number_of(usage[1])
+        is_wrong[0] |= message.tag != syncing.tags[message.key]
+        message.read_us = <uint64_t>usage[2] + later_us + 1
+        message.window, message.silence_us, message.others, message.has_before = 1, 0, 0, syncing.slides
+        if syncing.is_bucket:
+            message.charged_ns, message.believed, message.end_ns = usage[3], usage[4], usage[5]
+            message.count = message.charged_ns // 1000
+            message.silence_us = (message.end_ns - <uint64_t>usage[6] + 999) // 1000
+        else:
+            message.end_ns, message.count, message.believed = usage[3], usage[4], usage[5]
+            message.count_before = usage[7]
+            message.window = 1 + (message.end_ns - syncing.first_end_ns) // syncing.period_ns
+        count += 1
+    return count
+
+
+cdef tuple answer_of(uint64_t sum_of_all, uint64_t known):
+    return known, sum_of_all - min(known, sum_of_all), False
+
+
+cdef void learn(Message* message, Answer* answer) noexcept:
+    place = (message.index, message.tag, message.birth, message.ticket)
+    if syncing.is_bucket:
+        syncing.limiter._learn(
+            place, message.charged_ns, answer.known, message.end_ns,
+            1000 * (answer.ahead_us - min(answer.ahead_us, 1)))
+    else:
+        syncing.limiter._learn(
+            place, message.end_ns, answer_of(answer.sum, answer.known),
+            answer_of(answer.sum_before, answer.known_before) if message.has_before else None)
+
+
+cdef bint ask(Exchange* its) noexcept:
+    """Whether all was told by its own name, and no less than before."""
+    cdef bint is_wrong = False
+    cdef int i
+    its.count = read_messages(its.turn, its.later_us, its.messages, &is_wrong)
+    for i in range(its.count):
+        is_wrong |= not call(&its.messages[i], &its.answers[i])
+    return not is_wrong
+
+
+cdef void learn_all(Exchange* its) noexcept:
+    cdef int i
+    for i in range(its.count):
+        learn(&its.messages[i], &its.answers[i])
+
+
+cdef void run_exchange(int index) noexcept:
+    cdef Exchange* its = &syncing.exchanges[index]
+    cdef bint is_right = True
+    explore_begin(index, 1)
+    if its.what == OTHERS:
+        call(&its.messages[0], &its.answers[0])
+    elif its.what == LEARN:
+        learn_all(&syncing.exchanges[index - 1])
+    else:
+        is_right = ask(its)
+        if its.what == TELL_AND_LEARN:
+            learn_all(its)
+    explore_end(index, YES if is_right else 0, 0, 0)
+
+
+cdef void exchange_now(int64_t turn, uint64_t later_us) noexcept:
+    """Between explorations the clock stands still, and Redis takes only what was read later than what it has."""
+    cdef Exchange its
+    its.turn, its.later_us = turn, later_us
+    ask(&its)
+    learn_all(&its)
+
+
+cdef class SyncedProgram(Program):
+    """What processes of a host do with a synced limiter's keys, and what its exchangers tell Redis of it."""
+
+    cdef Exchange[EXPLORE_OPERATIONS] exchanges
+    cdef object limiter
+    cdef list names
+    cdef uint64_t[KEYS] tags
+    cdef uint64_t usable
+    cdef bint is_bucket
+    cdef bint slides
+    cdef public bint gives_back
+    cdef uint64_t first_end_ns
+    cdef uint64_t period_ns
+
+    def adopt_synced(self, CellLimiter limiter, usable, is_bucket, slides):
+        """Watch it; as `adopt`. Returns its keys: their names are those that it was given the first time."""
+        global syncing
+        cdef int i
+        if usable > MOST_CELLS:
+            raise ValueError("too many cells")
+        self.adopt(limiter, usable)
+        if not explore_share(limiter.shape.words, WORDS_PER_CELL * <size_t>usable * 8, b"behind") or not explore_share(
+            redis, sizeof(redis), b"redis"
+        ):
+            raise ValueError("more memory than the explorer can watch")
+        self.limiter, self.usable, self.is_bucket, self.slides = limiter, usable, is_bucket, slides
+        self.period_ns = limiter.shape.period_ns
+        self.first_end_ns = (
+            self.now_ns + self.period_ns - self.now_ns % self.period_ns + limiter.segment.wall_epoch_ns)
+        self.names = []
+        keys = [self.key(limiter, number=i) for i in range(KEYS)]
+        for i, key in enumerate(keys):
+            self.tags[i] = limiter.tag_of(key)
+        syncing = self
+        return keys
+
+    cdef int number_of(self, bytes name) noexcept:
+        """Which key is called so; 0 if none is, as of words that are nobody's."""
+        return self.names.index(name) if name in self.names else 0
+
+    def begin_afresh(self, names, int nameless):
+        """Empty cells, once the limiter has called these keys by name. One of them, if not -1, has lost it since."""
+        cdef SyncedLimiter limiter = self.limiter
+        self.names = names
+        if nameless >= 0:
+            limiter.names.pop(self.tags[nameless])
+        memset(limiter.table.cells, 0, self.usable * sizeof(PenstockCell))
+        memset(limiter.shape.words, 0, self.usable * WORDS_PER_CELL * 8)
+        memset(redis, 0, sizeof(redis))
+
+    def exchanges_now(self):
+        """Between explorations."""
+        exchange_now(ASK_ALL, 0)
+
+    cdef Exchange* add_exchange(self, process, What what) except NULL:
+        cdef Exchange* its = &self.exchanges[self.count]
+        self.next_operation(process, OTHER)
+        memset(its, 0, sizeof(its[0]))
+        its.what, its.turn = what, TELL
+        return its
+
+    def exchange(self, process):
+        """What isn't told yet is told, and the answer learned."""
+        self.add_exchange(process, TELL_AND_LEARN)
+
+    def ask(self, process):
+        """All is told and asked for, and what is answered is lost, unless this process's next operation learns it."""
+        self.add_exchange(process, ASK).turn = ASK_ALL
+
+    def learn_answer(self, process):
+        self.add_exchange(process, LEARN)
+
+    def others_now(self, key, count):
+        """Between explorations, as `others_count`."""
+        cdef Told* told = &redis[<int>key * WINDOWS + 1]
+        told.sum += count
+        told.tat_us = max(told.tat_us, self.now_ns // 1000) + count
+
+    def others_count(self, process, key, count, window=0):
+        """Another host has told so much of a key."""
+        cdef Exchange* its = self.add_exchange(process, OTHERS)
+        its.messages[0].key, its.messages[0].window, its.messages[0].others = key, 1 + <int>window, count
+
+    cdef void run_other(self, int index) noexcept:
+        run_exchange(index)
+
+    def tell(self):
+        """At the end, what is to be told. Returns of how many keys nothing can be, for want of a name."""
+        exchange_now(TELL, 1)
+        return self.limiter._usages(0, self.usable, LOOK_ONLY)[1]
+
+    def learn(self):
+        """At the end, after that."""
+        exchange_now(ASK_ALL, 2)
+        return 0
+
+    def sum_at_redis(self, key, window=0):
+        return redis[<int>key * WINDOWS + 1 + <int>window].sum
