@@ -8,11 +8,22 @@ from typing import TypeVar
 
 from oracle import Rule
 
-__all__ = ["BucketedWindow", "ClockWindow", "Counting", "FirstWindow", "IntervalBucket", "Log", "SlidingWindow"]
+__all__ = [
+    "BucketedWindow",
+    "ClockWindow",
+    "Counting",
+    "FirstWindow",
+    "Held",
+    "IntervalBucket",
+    "Log",
+    "SlidingWindow",
+    "SortedLog",
+]
 
 State = TypeVar("State")
 Entries = tuple[tuple[int, int], ...]
 Written = tuple[tuple[int, int, bool], ...]
+Ends = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -235,6 +246,66 @@ class Log(Counting[Written]):
     def rounded_ns(self, date_ns: int) -> int:
         quarters = 2 << (self.limit - 1).bit_length()
         return -(-4 * (date_ns + self.period_ns) // quarters) * quarters // 4 - self.period_ns
+
+
+@dataclass(frozen=True)
+class SortedLog(Counting[Entries]):
+    """Every permit for `period_ns` after its date, (date, permits) of each admission: over Redis there is no ring."""
+
+    fresh = ()
+
+    def past(self, state: Entries, now_ns: int) -> int:
+        return max([now_ns, *(date for date, _ in state)])
+
+    def live(self, state: Entries, now_ns: int) -> Entries:
+        past = self.past(state, now_ns)
+        return tuple((date, permits) for date, permits in state if date + self.period_ns > past)
+
+    def used(self, state: Entries, now_ns: int) -> int:
+        return sum(permits for _, permits in self.live(state, now_ns))
+
+    def charged(self, state: Entries, now_ns: int, cost: int) -> Entries:
+        return *self.live(state, now_ns), (self.past(state, now_ns), cost)
+
+    def refunded(self, state: Entries, now_ns: int, cost: int) -> Entries:
+        kept = []
+        for date, permits in self.live(state, now_ns):
+            back = min(cost, permits)
+            cost -= back
+            if permits > back:
+                kept.append((date, permits - back))
+        return tuple(kept) or self.fresh
+
+    def over_ns(self, state: Entries) -> int:
+        return state[-1][0] + self.period_ns if state else 0
+
+
+@dataclass(frozen=True)
+class Held(Counting[Ends]):
+    """Permits that are held until their leases end; `period_ns` is the lease. Given back are those that end first."""
+
+    fresh = ()
+
+    def live(self, state: Ends, now_ns: int) -> Ends:
+        return tuple(end for end in state if end > now_ns)
+
+    def used(self, state: Ends, now_ns: int) -> int:
+        return len(self.live(state, now_ns))
+
+    def charged(self, state: Ends, now_ns: int, cost: int) -> Ends:
+        return tuple(sorted((*self.live(state, now_ns), *[now_ns + self.period_ns] * cost)))
+
+    def refunded(self, state: Ends, now_ns: int, cost: int) -> Ends:
+        return self.live(state, now_ns)[cost:]
+
+    def released(self, state: Ends, now_ns: int, cost: int) -> Ends:
+        """Without those that have been taken just now."""
+        kept = state[: len(state) - cost]
+        assert state == (*kept, *[now_ns + self.period_ns] * cost)
+        return kept
+
+    def over_ns(self, state: Ends) -> int:
+        return max(state, default=0)
 
 
 def newest_ns(state: Written) -> int:

@@ -518,7 +518,8 @@ def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make
             assert take(limiter, key, limit) <= limit
         clock.advance(2 * 3600)
         for key in range(2 * size):
-            assert take(limiter, key, limit) == limit
+            taken = take(limiter, key, limit)
+            assert taken == limit, f"{taken} for key {key}: {limiter.hit(key)}, {store.stats()}, {verify(name)}"
 
 
 def _evict_each_other(

@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bucket_strategies import NS, YEAR_NS, answer_of, buckets, magnitudes, rate_of, set_ns
+from bucket_strategies import NS, YEAR_NS, buckets, magnitudes, rate_of
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
-from limiter_cases import Case, rate_ns
-from oracle import Bucket, Oracle, Queue
+from hypothesis.stateful import rule
+from limiter_cases import MEMORY, Case
+from oracle import Bucket, Queue
 from oracle_counts import BucketedWindow, ClockWindow, FirstWindow, IntervalBucket, Log, SlidingWindow
-from test_every_limiter import KEYS, NativeAndOracle, keys
+from oracle_machine import LimiterAndOracle, keys
 
 import penstock
-from penstock import Store, TokenBucket
-from penstock.testing import ManualClock
+from penstock import TokenBucket
 
 LAST_NS = 2**61
+EDGES = replace(MEMORY, latest=LAST_NS)
 LONGEST_PERIOD_NS = 10 * YEAR_NS
 MOST_PERMITS = 2**40
 # Further than that no state of a bucket is ahead of now.
@@ -48,10 +48,10 @@ def token_buckets(draw: st.DrawFn) -> Case:
     bucket = draw(buckets(longest_refill_ns=MOST_AHEAD_NS) | full_buckets())
     make = draw(st.sampled_from([TokenBucket, penstock.LeakyBucket]))
     return Case(
-        lambda store, name="native": make(store, name, rate_of(bucket), bucket.burst),
+        lambda store, name="api": make(store, name, rate_of(bucket), bucket.burst),
         (Queue if make is penstock.LeakyBucket else Bucket)(bucket.limit, bucket.period_ns, bucket.burst),
-        step_ns=bucket.unit_ns,
-        span_ns=bucket.tolerance_ns,
+        step=bucket.unit_ns,
+        span=bucket.tolerance_ns,
     )
 
 
@@ -76,12 +76,12 @@ def interval_buckets(draw: st.DrawFn) -> Case:
     longest = 2**58 * limit // period_ns
     burst = draw(st.just(limit) | magnitudes(1, max(1, longest)))
     return Case(
-        lambda store, name="native": TokenBucket(
-            store, name, rate_ns(limit, period_ns), burst=burst, refill="interval"
+        lambda store, name="api": TokenBucket(
+            store, name, MEMORY.rate(limit, period_ns), burst=burst, refill="interval"
         ),
         IntervalBucket(limit, period_ns, burst),
-        step_ns=period_ns,
-        span_ns=-(-burst // limit) * period_ns,
+        step=period_ns,
+        span=-(-burst // limit) * period_ns,
     )  # fmt: skip
 
 
@@ -92,12 +92,12 @@ def fixed_windows(draw: st.DrawFn, align: Any) -> Case:
     tier = draw(most_and_less(limit))
     window = (FirstWindow if align == "first" else ClockWindow)(limit, period_ns)
     return Case(
-        lambda store, name="native": penstock.FixedWindow(store, name, rate_ns(limit, period_ns), align=align),
+        lambda store, name="api": penstock.FixedWindow(store, name, MEMORY.rate(limit, period_ns), align=align),
         window,
-        step_ns=period_ns,
-        span_ns=period_ns,
-        tiers=[({"rate": rate_ns(tier, period_ns)}, replace(window, limit=tier))],
-        slack_ns=limit if align == "first" else 0,
+        step=period_ns,
+        span=period_ns,
+        tiers=[({"rate": MEMORY.rate(tier, period_ns)}, replace(window, limit=tier))],
+        slack=limit if align == "first" else 0,
         staggered=align == "stagger",
     )
 
@@ -109,10 +109,10 @@ def sliding_windows(draw: st.DrawFn) -> Case:
     most = (1 << (period_ns.bit_length() - 1) // 2) - 1
     limit = draw(most_and_less(most))
     return Case(
-        lambda store, name="native": penstock.SlidingWindow(store, name, rate_ns(limit, period_ns)),
+        lambda store, name="api": penstock.SlidingWindow(store, name, MEMORY.rate(limit, period_ns)),
         SlidingWindow(limit, period_ns),
-        step_ns=draw(st.sampled_from([period_ns, max(1, period_ns // limit)])),
-        span_ns=2 * period_ns,
+        step=draw(st.sampled_from([period_ns, max(1, period_ns // limit)])),
+        span=2 * period_ns,
     )
 
 
@@ -126,12 +126,12 @@ def bucketed_windows(draw: st.DrawFn) -> Case:
     period_ns = bucket_ns * count
     window = BucketedWindow(limit, period_ns, count)
     return Case(
-        lambda store, name="native": penstock.BucketedWindow(
-            store, name, rate_ns(limit, period_ns), buckets=count, keys=64
+        lambda store, name="api": penstock.BucketedWindow(
+            store, name, MEMORY.rate(limit, period_ns), buckets=count, keys=64
         ),
         window,
-        step_ns=window.bucket_ns,
-        span_ns=count * window.bucket_ns,
+        step=window.bucket_ns,
+        span=count * window.bucket_ns,
     )
 
 
@@ -141,36 +141,24 @@ def sliding_logs(draw: st.DrawFn) -> Case:
     period_ns = draw(tiny_periods_ns(2) | longest_periods_ns())
     limit = draw(most_and_less(min(max(1, 1 << period_ns.bit_length() - 2), period_ns, 300)))
     return Case(
-        lambda store, name="native": penstock.SlidingLog(store, name, rate_ns(limit, period_ns), keys=64),
+        lambda store, name="api": penstock.SlidingLog(store, name, MEMORY.rate(limit, period_ns), keys=64),
         Log(limit, period_ns),
-        step_ns=period_ns,
-        span_ns=period_ns,
+        step=period_ns,
+        span=period_ns,
     )
 
 
-class AtTheEdges(NativeAndOracle):
-    @initialize(data=st.data(), start_ns=st.sampled_from([0, 1, LAST_NS - 1, LAST_NS]) | magnitudes(0, LAST_NS))
-    def begin(self, data: st.DataObject, start_ns: int) -> None:
-        self.case = data.draw(type(self).cases)
-        self.now_ns = self.latest_ns = start_ns
-        self.earliest_ns = 0
-        self.clock = ManualClock()
-        set_ns(self.clock, start_ns)
-        self.store = Store.private(keys=1, clock=self.clock)
-        self.native = self.case.make(self.store)
-        self.oracle: Oracle[Any] = Oracle()
-        self.told_ns: list[int] = []
-        self.allowed = self.denied = 0
-        self.phases_ns = {key: self.phase_of(key) for key in KEYS} if self.case.staggered else {}
+class AtTheEdges(LimiterAndOracle):
+    place_kind = "private"
 
-    def times_ns(self) -> st.SearchStrategy[int]:
+    def times(self) -> st.SearchStrategy[int]:
         spans_ns = st.sampled_from(
-            [0, 1, self.case.step_ns, self.case.span_ns, YEAR_NS, LONGEST_PERIOD_NS, 60 * YEAR_NS]
+            [0, 1, self.case.step, self.case.span, YEAR_NS, LONGEST_PERIOD_NS, 60 * YEAR_NS]
         ) | magnitudes(0, LAST_NS)
-        near = st.builds(lambda span_ns, off_ns, sign: self.now_ns + sign * span_ns + off_ns,
+        near = st.builds(lambda span_ns, off_ns, sign: self.now + sign * span_ns + off_ns,
                          spans_ns, st.integers(-1, 1), st.sampled_from([1, 1, 1, -1]))  # fmt: skip
         ends = st.sampled_from([0, 1, LAST_NS, LAST_NS - 1]) | st.builds(lambda span_ns: LAST_NS - span_ns, spans_ns)
-        whole = near.map(lambda time_ns: time_ns // self.case.step_ns * self.case.step_ns)
+        whole = near.map(lambda time_ns: time_ns // self.case.step * self.case.step)
         return near | near | whole | ends
 
     @rule(key=keys, rounds=st.integers(1, 20), giving_back=st.booleans(), data=st.data())
@@ -178,41 +166,36 @@ class AtTheEdges(NativeAndOracle):
         """Laps and running totals, to where they come round."""
         cost = data.draw(st.just(self.case.rule.most) | self.case.costs())
         for _ in range(rounds):
-            assert answer_of(self.native.hit(key, cost)) == self.expect(key, cost)
+            assert self.hit_(key, cost) == self.expect(key, cost)
             if giving_back:
-                self.native.refund(key, (cost + 1) // 2)
-                self.oracle.refund(self.rule_of(key), key, (cost + 1) // 2, self.now_ns)
+                self.limiter.refund(key, (cost + 1) // 2)
+                self.oracle.refund(self.rule_of(key), key, (cost + 1) // 2, self.now)
                 self.stay()
                 self.check(key, 1)
-            self.move(self.now_ns + self.case.span_ns)
+            self.move(self.now + self.case.span)
         # And not all forgotten.
-        assert answer_of(self.native.hit(key, cost)) == self.expect(key, cost)
+        assert self.hit_(key, cost) == self.expect(key, cost)
 
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
-        self.move(data.draw(self.times_ns()))
+        self.move(data.draw(self.times()))
 
     @rule(data=st.data())
     def go_back(self, data: st.DataObject) -> None:
-        self.move(self.now_ns - data.draw(magnitudes(0, LAST_NS)))
+        self.move(self.now - data.draw(magnitudes(0, LAST_NS)))
 
     @rule(key=keys, data=st.data())
     def reserve(self, key: Any, data: st.DataObject) -> None:
         """What is ahead of now has its bound, so only what is due before that: the rest is for every limiter's test."""
         cost = data.draw(self.case.costs().filter(bool))
         before = self.oracle.states.get(key)
-        booking = self.oracle.reserve(self.rule_of(key), key, cost, self.now_ns, 0)
-        reservation = self.native.reserve(key, cost, 0)
+        booking = self.oracle.reserve(self.rule_of(key), key, cost, self.now, 0)
+        reservation = self.limiter.reserve(key, cost, 0)
         assert (reservation.allowed, reservation.delay_ns) == (booking.allowed, booking.delay_ns)
         self.allowed += booking.allowed
         self.denied += not booking.allowed
-        if self.case.slack_ns and booking.allowed and (before is None or before[0] <= self.now_ns):
+        if self.case.slack and booking.allowed and (before is None or before[0] <= self.now):
             self.learn_end(key)
-
-    def move(self, now_ns: int) -> None:
-        self.now_ns = min(max(now_ns, self.earliest_ns), LAST_NS)
-        self.latest_ns = max(self.latest_ns, self.now_ns)
-        set_ns(self.clock, self.now_ns)
 
 
 CASES: dict[str, st.SearchStrategy[Case]] = {
@@ -228,7 +211,8 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
 
 
 def machine_of(kind: str) -> Any:
-    machine: Any = type(kind, (AtTheEdges,), {"cases": CASES[kind], "store_kind": "private"})
+    cases = CASES[kind].map(lambda case: replace(case, measure=EDGES))
+    machine: Any = type(kind, (AtTheEdges,), {"cases": cases})
     machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
     return machine.TestCase
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import redis
 
 from penstock import Store
 from penstock.redis import RedisStore, SyncedStore
+from penstock.redis.asking import Asked
 from penstock.testing import ManualClock
 
 NEVER: Final = "1 minute"
@@ -53,6 +54,34 @@ def hosts(count: int, url: str, make: Callable[[Any], Any], **options: Any) -> I
     finally:
         for host in made:
             host.close()
+
+
+@contextlib.contextmanager
+def two_of_one_host(store: Store, url: str, make: Callable[[Any], Any]) -> Iterator[list[Host]]:
+    """Two processes of a host, as far as they can be told apart."""
+    with contextlib.ExitStack() as stack:
+        made = [Host(url, make, store=store) for _ in range(2)]
+        for host in made:
+            stack.callback(host.redis_store.close)
+            stack.callback(host.synced.close)
+        yield made
+
+
+@contextlib.contextmanager
+def before_the_answer(host: Host, act: Callable[[], object]) -> Iterator[None]:
+    """`act` between the next answer of Redis and its learning."""
+    (exchange,) = host.synced._exchanges
+    send = exchange.send
+
+    def acting(messages: list[Asked[None]]) -> Sequence[Any]:
+        replies = send(messages)
+        exchange.send = send  # type: ignore[method-assign]
+        act()
+        return replies
+
+    exchange.send = acting  # type: ignore[method-assign]
+    yield
+    assert exchange.send == send, "nothing was exchanged"
 
 
 def sums(client: redis.Redis, pattern: str = "penstock:*:synced-*") -> dict[str, int]:

@@ -16,7 +16,8 @@ from leased_hosts import Hosts, drained
 from penstock import FixedWindow, SlidingWindow, StoreUnavailable, TokenBucket
 from penstock.redis import leased_fetch
 from penstock.redis.asking import Asked
-from penstock.redis.leased_fetch import Answer, Holdings, Steps, borrowed
+from penstock.redis.leased_fetch import Answer, Holdings, Steps, borrowed, reported
+from penstock.redis.leased_terms import OVERTAKEN
 
 KEY = "user:42"
 
@@ -83,6 +84,48 @@ def test_a_report_after_the_end_that_is_denied_drops_what_was_left(hosts: Hosts)
     outcome = ended(steps, hosts.redis_store._do(asked))
     assert not outcome.allowed
     assert left(late) == 0
+
+
+def test_what_does_not_count_any_more_is_needed_again(hosts: Hosts) -> None:
+    """A request that has counted on permits which are dropped isn't granted the rest of what it needs alone."""
+    late, other = (TokenBucket(hosts.new(share=1.0, lease=3), "l", "10/hour", burst=100) for _ in range(2))
+    with_permits(late, 20)
+    had = left(late)
+    hosts.advance(2.999)
+    steps, asked = begun(late, had + 1)
+    hosts.server_clock.advance(1)
+    assert other.hit(KEY, free(late) - 5)
+    answer = hosts.redis_store._do(asked)
+    assert (answer.dropped, answer.permits) == (had, 0)
+    outcome = ended(steps, answer)
+    assert not outcome.allowed
+    assert free(late) == 5
+
+
+def test_a_refund_after_the_end_drops_what_was_left(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(share=1.0, lease=3), "l", "10/second", burst=100)
+    with_permits(limiter, 20)
+    hosts.advance(2.999)
+    steps = reported(limiter, KEY, 1)
+    asked: Any = next(steps)
+    hosts.server_clock.advance(5)
+    answer = hosts.redis_store._do(asked)
+    assert answer.dropped == left(limiter) >= 20
+    with pytest.raises(StopIteration):
+        steps.send(answer)
+    assert left(limiter) == 0
+
+
+def test_of_two_steps_of_one_microsecond_the_first_to_arrive_counts(hosts: Hosts) -> None:
+    """As nobody knows which of them was the later one."""
+    limiter = TokenBucket(hosts.new(), "l", "100/hour")
+    terms, place = limiter.terms, limiter.terms.place(KEY)
+    assert hosts.redis_store._do(terms.borrow(place, 1000, -1, 0, 1, 10)).permits == 10
+    for left, unspent in ((0, 0), (0, 10), (10, 0)):
+        assert hosts.redis_store._do(terms.borrow(place, 1000, left, unspent, 1, 1)).status == OVERTAKEN
+    assert free(limiter) == 90
+    assert hosts.redis_store._do(terms.borrow(place, 1001, 0, 10, 0, 0)).permits == 0
+    assert free(limiter) == 100
 
 
 def test_a_server_that_comes_back_empty_takes_over_nothing(hosts: Hosts, client: redis.Redis) -> None:

@@ -2,7 +2,8 @@
 
 Each worker's fetch is taken apart where it calls Redis: what it asks may arrive later than another's, or never, and so
 may the answer. The time of hosts and server is moved together. Whatever happens, all hosts together admit no more than
-one limiter would have.
+one limiter would have. Where chance alone would hardly ever come, it is led: a report that arrives when its loan has
+ended and was refilled, or at a server that has forgotten the key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from scripts_clock import ServerClock
 from penstock import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
 from penstock.redis import LeasedStore, RedisStore, leased_fetch
 from penstock.redis.asking import Asked
-from penstock.redis.leased_fetch import Answer, Holdings, Steps, borrowed
+from penstock.redis.leased_fetch import Answer, Holdings, Steps, answered
 from penstock.testing import ManualClock
 
 KEY = "k"
@@ -37,6 +38,11 @@ class Fetch:
     answer: Any = None
     was_executed: bool = False
 
+    @property
+    def is_charge(self) -> bool:
+        """Of a bucket: as over strict limiters it counts when it is executed, whatever becomes of the answer."""
+        return b"charge" in self.asked.arguments
+
 
 @dataclass
 class Host:
@@ -51,7 +57,9 @@ class World:
         self.hosts, self.redis_store, self.server_clock = hosts, redis_store, server_clock
         self.random = random.Random(seed)
         self.admitted: list[tuple[int, int]] = []
-        self.calls = self.overtaken = 0
+        self.calls = self.overtaken = self.charged = 0
+        self.forgotten = 0
+        """So many of those admitted, the server doesn't know of any more."""
         self.dead: list[Any] = []
 
     def advance(self, us: int) -> None:
@@ -63,20 +71,23 @@ class World:
         self.admitted.append((self.server_clock.now_us, cost))
 
     def request(self, host: Host) -> None:
-        # Also more than there is, so that permits are left when it asks.
-        left = host.limiter.left(host.limiter.tag(KEY))[0]
-        cost = self.random.choice([1, 1, 1, 2, min(left + 1, host.limiter.limit)])
+        # Also more than there is, so that permits are left when it asks; and as much as a lease, which is charged.
+        left, most = host.limiter.left(host.limiter.tag(KEY))[0], host.limiter.terms.most_on_loan
+        cost = self.random.choice([1, 1, 1, 2, min(left + 1, host.limiter.limit), most, host.limiter.limit])
         decision = host.limiter.hit_now(KEY, cost)
         if decision is None:
-            self.proceed(host, borrowed(host.limiter, host.holdings, KEY, cost), cost, None)
+            self.proceed(host, answered(host.limiter, host.holdings, KEY, cost), cost, None)
         elif decision:
             self.admit(cost)
 
-    def proceed(self, host: Host, steps: Steps[Answer], cost: int, answer: Any) -> None:
+    def proceed(self, host: Host, steps: Steps[Answer], cost: int, answer: Any, was_charge: bool = False) -> None:
+        left = host.limiter.left(host.limiter.tag(KEY))[0]
         try:
             step = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
         except StopIteration as end:
-            if end.value.allowed:
+            # One that was charged has counted since.
+            was_charged = was_charge and left == host.limiter.left(host.limiter.tag(KEY))[0]
+            if end.value.allowed and not was_charged:
                 self.admit(cost)
         except StoreUnavailable:
             pass
@@ -91,6 +102,9 @@ class World:
             fetch.answer = self.redis_store._do(fetch.asked)
             self.calls += 1
             self.overtaken += getattr(fetch.answer, "status", 0) == 2
+            if fetch.is_charge and fetch.answer.permits:
+                self.charged += 1
+                self.admit(fetch.cost)
 
     def drain(self) -> None:
         """All hosts take what they can get, at once: whoever has been given something twice has more than there is."""
@@ -99,7 +113,7 @@ class World:
                 decision = host.limiter.hit_now(KEY, 1)
                 if decision is None:
                     fetches = len(host.fetches)
-                    self.proceed(host, borrowed(host.limiter, host.holdings, KEY, 1), 1, None)
+                    self.proceed(host, answered(host.limiter, host.holdings, KEY, 1), 1, None)
                     if len(host.fetches) == fetches:
                         break
                     fetch = host.fetches.pop()
@@ -110,6 +124,56 @@ class World:
                     self.admit(1)
                 else:
                     break
+
+    def report_late(self, host: Host, forgets: bool) -> None:
+        """Of a host that has permits left and asks for more: its request arrives when it has none on loan any more."""
+        left, end_ns = self.hoarded(host)
+        # What is charged reports nothing.
+        if not 0 < left < host.limiter.terms.most_on_loan - 1:
+            return
+        if not forgets:
+            # It asks when its loan is about to end.
+            rest_us = (end_ns - host.limiter.now_ns()) // 1000
+            self.advance(max(rest_us - self.random.choice([1000, 20_000]), 0))
+        fetches = len(host.fetches)
+        self.proceed(host, answered(host.limiter, host.holdings, KEY, left + 1), left + 1, None)
+        if len(host.fetches) == fetches:
+            return
+        fetch = host.fetches.pop()
+        if forgets:
+            self.forget_all(host)
+        else:
+            # And its request arrives before the next loan would have ended.
+            self.advance(self.random.choice([60_000, 600_000, 1_500_000, 2_500_000]))
+        self.execute(fetch)
+        assert fetch.steps
+        self.proceed(host, fetch.steps, fetch.cost, fetch.answer, fetch.is_charge)
+
+    def hoarded(self, host: Host) -> tuple[int, int]:
+        """What is left to a host that has just asked, and until when."""
+        self.advance(self.random.choice([0, 1_100_000]))
+        decision = host.limiter.hit_now(KEY, 1)
+        if decision:
+            self.admit(1)
+        elif decision is None:
+            fetches = len(host.fetches)
+            self.proceed(host, answered(host.limiter, host.holdings, KEY, 1), 1, None)
+            if len(host.fetches) > fetches:
+                fetch = host.fetches.pop()
+                self.execute(fetch)
+                assert fetch.steps
+                self.proceed(host, fetch.steps, 1, fetch.answer)
+        left, end_ns, _ = host.limiter.left(host.limiter.tag(KEY))
+        return left, end_ns
+
+    def forget_all(self, reporting: Host) -> None:
+        """The server's state is lost. What the others have on loan would come on top: it is lost, too."""
+        terms = reporting.limiter.terms
+        self.server_clock.client.delete(terms.place(KEY).redis_key)
+        self.forgotten = len(self.admitted)
+        for host in self.hosts:
+            if host is not reporting:
+                host.limiter.forget(host.limiter.tag(KEY))
 
     def act(self) -> None:
         host = self.random.choice(self.hosts)
@@ -122,7 +186,7 @@ class World:
             fetch = host.fetches.pop(self.random.randrange(len(host.fetches)))
             self.execute(fetch)
             if fetch.steps:
-                self.proceed(host, fetch.steps, fetch.cost, fetch.answer)
+                self.proceed(host, fetch.steps, fetch.cost, fetch.answer, fetch.is_charge)
         elif what < 0.43 and host.fetches:
             # The answer is lost; what was asked may still arrive.
             fetch = self.random.choice(host.fetches)
@@ -141,6 +205,10 @@ class World:
             host.limiter.forget(host.limiter.tag(KEY))
         elif what < 0.55:
             self.drain()
+        elif what < 0.57:
+            # Of a window, what is on loan would come on top until it has passed.
+            is_bucket = host.limiter.terms.same_ns == 0
+            self.report_late(host, forgets=is_bucket and self.random.random() < 0.4)
         elif what < 0.92:
             self.advance(self.random.choice([1, 1000, 20_000, 60_000, 60_000, 300_000]))
         else:
@@ -200,6 +268,8 @@ def test_token_bucket(world_of: Callable[..., World], seed: int) -> None:
     def used_at(now_us: int) -> Fraction:
         """By the generic cell rate algorithm, of all that was admitted."""
         nonlocal tat_us, counted
+        if world.forgotten > counted:
+            tat_us, counted = Fraction(0), world.forgotten
         for at_us, cost in world.admitted[counted:]:
             tat_us = max(tat_us, Fraction(at_us)) + cost * unit_us
         counted = len(world.admitted)
@@ -221,7 +291,8 @@ def test_fixed_window(world_of: Callable[..., World], seed: int, align: str) -> 
         if align == "first":
             # Nobody but the server knows when windows begin.
             return Fraction(0)
-        return Fraction(sum(cost for at_us, cost in world.admitted if window_of(at_us) == window_of(now_us)))
+        known = world.admitted[world.forgotten :]
+        return Fraction(sum(cost for at_us, cost in known if window_of(at_us) == window_of(now_us)))
 
     run(world, used_at, Fraction(20))
 
@@ -232,7 +303,8 @@ def test_sliding_window(world_of: Callable[..., World], seed: int) -> None:
 
     def used_at(now_us: int) -> Fraction:
         window, since_us = divmod(now_us, 1_000_000)
-        counts = [sum(cost for at_us, cost in world.admitted if at_us // 1_000_000 == window - i) for i in range(2)]
+        known = world.admitted[world.forgotten :]
+        counts = [sum(cost for at_us, cost in known if at_us // 1_000_000 == window - i) for i in range(2)]
         return Fraction(counts[0] + counts[1] * (1_000_000 - since_us) // 1_000_000)
 
     run(world, used_at, Fraction(20))

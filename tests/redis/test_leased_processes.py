@@ -16,7 +16,7 @@ from process_helpers import Crew, SharedNumbers, Worker, wait_until
 from redis_server import RedisServer
 
 from penstock import FixedWindow, Store, StoreUnavailable, TokenBucket
-from penstock.redis import LeasedStore, RedisStore
+from penstock.redis import LeasedStore, RedisStore, leased_fetch
 
 KEY = "hot"
 
@@ -165,11 +165,16 @@ def test_a_flood_of_denied_requests(crew: Crew, host_of: Callable[..., Host], cl
 
 
 def test_workers_that_are_killed(
-    crew: Crew, host_of: Callable[..., Host], client: redis.Redis, tell: Callable[[str, object], None]
+    crew: Crew,
+    host_of: Callable[..., Host],
+    client: redis.Redis,
+    tell: Callable[[str, object], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each request is a fetch, so that is where most of them die; the next one fetches."""
     kills = 120
-    host = host_of(share=1e-9, timeout=0.05)
+    monkeypatch.setattr(leased_fetch, "next_size", lambda *_: 0)
+    host = host_of(timeout=0.05)
     counts, stop = SharedNumbers(kills + 4), SharedNumbers(1)
     chance = random.Random(1)
     since_us = server_us(client)

@@ -100,6 +100,18 @@ def test_permits_of_a_window_are_not_spent_in_the_next(hosts: Hosts) -> None:
     assert free(limiter) + granted.permits <= 100
 
 
+@pytest.mark.parametrize(("later_s", "both"), [(-0.01, 8), (0.4, 8), (0.6, 3), (1.0, 3)])
+def test_permits_of_two_windows_are_not_added_up(hosts: Hosts, later_s: float, both: int) -> None:
+    """Though by the host's clock the earlier window isn't over: the server's may have been set."""
+    limiter: Any = FixedWindow(hosts.new(), "w", "100/second")
+    tag = limiter.tag(KEY)
+    end_ns = limiter.now_ns() + 900_000_000
+    for permits, seconds in ((5, 0.0), (3, later_s)):
+        ticket = limiter.begin(tag)[0]
+        assert limiter.deposit(tag, ticket, permits, end_ns + round(seconds * 1e9), 0)[0]
+    assert left(limiter) == both
+
+
 def test_nothing_is_withdrawn_while_a_fetch_is_pending(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     tag = limiter.tag(KEY)

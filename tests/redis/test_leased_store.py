@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -116,6 +118,21 @@ def test_a_denial_is_for_as_much_or_more(hosts: Hosts) -> None:
     assert not limiter.hit(KEY, 6)
     assert hosts.calls() == before
     assert limiter.hit(KEY, 2)
+
+
+def test_a_denial_of_more_than_a_gate_can_say_is_not_remembered(hosts: Hosts) -> None:
+    """Nor taken for one of less."""
+    limiter = TokenBucket(hosts.new(), "l", "100000/hour")
+    assert limiter.hit(KEY, 30_001)
+    assert not limiter.hit(KEY, 70_000)
+    before = hosts.calls()
+    assert not limiter.hit(KEY, 70_000)
+    assert hosts.calls() == before + 1
+    assert limiter.hit(KEY, 66_000)
+    assert not limiter.hit(KEY, 65_535)
+    before = hosts.calls()
+    assert not any(limiter.hit(KEY, cost) for cost in (65_535, 65_536, 70_000))
+    assert hosts.calls() == before
 
 
 def test_a_denial_of_one_key_is_not_anothers(hosts: Hosts) -> None:
@@ -597,7 +614,7 @@ def test_names_in_redis_tell_nothing_of_the_segment(hosts: Hosts, client: redis.
 
 
 def sentinel(service: str, port: int = 1) -> RedisStore:
-    sentinels = redis.sentinel.Sentinel([("127.0.0.1", port)], sentinel_kwargs={"socket_timeout": 1})
+    sentinels = redis.sentinel.Sentinel([("127.0.0.1", port)], sentinel_kwargs={"socket_timeout": 1, "retry": None})
     return RedisStore(sentinels.master_for(service, socket_timeout=0.5))
 
 
@@ -622,7 +639,7 @@ def test_different_servers_share_nothing() -> None:
 
 def test_the_server_of_a_url_and_of_a_client_is_one(server: RedisServer) -> None:
     with Store.private(keys=100) as host_store, RedisStore(server.url) as by_url, server.client() as client:
-        client.connection_pool.connection_kwargs["socket_timeout"] = 0.5
+        client.connection_pool.connection_kwargs.update(socket_timeout=0.5, retry=None)
         stores = [LeasedStore(one, host_store) for one in (by_url, RedisStore(client))]
         first, second = (TokenBucket(store, "l", "1/second").terms.encoding for store in stores)
         assert first == second
@@ -726,3 +743,17 @@ def test_the_thread_survives_every_error(redis_store: RedisStore, monkeypatch: p
             used += limiter.allow(KEY)
         wait_until(lambda: limiter.left(limiter.tag(KEY))[0] == 0, "giving back")
         wait_until(lambda: limiter.peek(KEY).remaining == 1000 - used, "what was given back")
+
+
+def test_the_end_of_the_interpreter_gives_back(server: RedisServer) -> None:
+    code = f"""
+from penstock import *
+from penstock.redis import *
+leased = LeasedStore(RedisStore({server.url!r}, timeout=60), Store.private(keys=10), share=0.5)
+limiter = FixedWindow(leased, "api", "1000/year")
+print(sum(limiter.allow("k") for _ in range(70)))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert ended.stdout == "70\n"
+    with RedisStore(server.url, timeout=60) as store:
+        assert FixedWindow(store, "api", "1000/year").peek("k").remaining == 930

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import math
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio.cluster
+import redis.asyncio.retry
 import redis.cluster
 from both_kinds import Opened, done, with_store
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis_cluster import SLOTS, RedisCluster
 from redis_server import PATIENCE_S, RedisServer, free_port, until
@@ -23,6 +28,7 @@ from test_redis_store import EVERY_KIND
 from penstock import AllOf, Concurrency, FixedWindow, ForeignState, StoreUnavailable, TokenBucket
 from penstock.redis import AsyncRedisStore, RedisStore
 from penstock.redis.keys import fingerprint
+from penstock.redis.timed_socket import TimedSocket
 
 
 @pytest.fixture
@@ -203,6 +209,26 @@ def test_a_node_that_does_not_answer(cluster: RedisCluster, is_async: bool) -> N
     settle(cluster)
 
 
+def test_of_a_batch_that_loses_a_node_what_others_have_answered_stands(cluster: RedisCluster, is_async: bool) -> None:
+    async def body(store: Any) -> None:
+        held, bucket = Concurrency(store, "held", 2, lease="1 hour"), TokenBucket(store, "api", "1/hour")
+        for key in KEYS:
+            assert await done(bucket.allow(key))
+            assert await done(held.peek(key))
+        for limiter, answers in ((held, [True] * 3), (bucket, [False, True, True])):
+            with cluster.nodes[1].stopped():
+                assert await done(limiter.allow_many(KEYS)) == answers
+            for key in KEYS:
+                # All nodes are known again.
+                await done(limiter.peek(key))
+        assert (await done(held.peek(KEYS[0]))).remaining == 1
+        await done(held.refund(KEYS[0]))
+        assert (await done(held.peek(KEYS[0]))).remaining == 2
+
+    with_store(body, is_async, lambda: cluster.url, timeout=0.3, when_unavailable="allow")
+    settle(cluster)
+
+
 def settle(cluster: RedisCluster) -> None:
     until(cluster.is_settled, "the cluster is settled")
 
@@ -216,13 +242,16 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
 
     def client() -> Any:
         kind: Any = redis.asyncio.RedisCluster if is_async else redis.cluster.RedisCluster
-        return kind(host="127.0.0.1", port=cluster.nodes[0].port, socket_timeout=0.3)
+        # redis-py 5 has its nodes connect again and again.
+        retry: Any = {"retry": redis.asyncio.retry.Retry(NoBackoff(), 0)} if is_async else {}
+        return kind(host="127.0.0.1", port=cluster.nodes[0].port, socket_timeout=0.3, **retry)
 
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "a", "9/hour")
         assert await done(bucket.allow(KEYS[1]))
         with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
             await done(bucket.allow(KEYS[1]))
+        look_again_at_once(store)
         assert await done(bucket.allow_many([KEYS[1]])) == [True]
         with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
             await done(bucket.allow_many([KEYS[1]]))
@@ -236,6 +265,149 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
         # It has read them when it was there again.
         until(lambda: TokenBucket(store, "a", "9/hour").peek(KEYS[1]).remaining <= 5, "all requests have come")
         assert TokenBucket(store, "a", "9/hour").peek(KEYS[1]).remaining == 5
+
+
+def look_again_at_once(store: Any) -> None:
+    """After the thread of a sync store that looks, if there is one, is over; it closes what it has asked."""
+    if isinstance(store, RedisStore):
+        looker = store._client._looker
+        until(lambda: not (looker and looker.is_alive()), "it has looked")
+        store._client._next_look_s = 0.0
+
+
+class Looking:
+    """Who asks which node has which slots, of sync clients: each waits until it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.may = 0, threading.Event()
+        initialize = redis.cluster.NodesManager.initialize
+
+        def look(*arguments: Any, **options: Any) -> Any:
+            self.count += 1
+            assert self.may.wait(PATIENCE_S)
+            return initialize(*arguments, **options)
+
+        monkeypatch.setattr(redis.cluster.NodesManager, "initialize", look)
+
+
+def test_no_call_waits_for_what_nodes_are_asked_after_it(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each of them may be silent, too. One asks at a time, and not for each failure."""
+    monkeypatch.setattr("penstock.redis.cluster.LOOK_EVERY_S", 1000.0)
+    with RedisStore(cluster.url, timeout=0.3) as store:
+        bucket = TokenBucket(store, "api", "99/hour")
+        assert all(bucket.allow(key) for key in KEYS)
+        looking = Looking(monkeypatch)
+        threads = threading.active_count()
+        with cluster.nodes[1].stopped():
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    bucket.allow(KEYS[1])
+                with pytest.raises(StoreUnavailable):
+                    bucket.allow_many([KEYS[1]])
+                assert bucket.allow(KEYS[0])
+            assert threading.active_count() == threads + 1
+        looking.may.set()
+        until(lambda: threading.active_count() == threads, "the one that looks has ended")
+        with cluster.nodes[1].stopped(), pytest.raises(StoreUnavailable):
+            bucket.allow(KEYS[1])
+        until(lambda: threading.active_count() == threads, "nobody looks")
+        assert looking.count == 1
+        assert bucket.allow(KEYS[1])
+        # The next second has come.
+        store._client._next_look_s = 0.0
+        with cluster.nodes[1].stopped(), pytest.raises(StoreUnavailable):
+            bucket.allow(KEYS[1])
+        until(lambda: threading.active_count() == threads, "the one that looks has ended")
+        assert looking.count == 2
+    settle(cluster)
+
+
+def test_a_store_that_is_closed_leaves_no_connections(
+    cluster: RedisCluster, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count() -> int:
+        total = 0
+        for node in cluster.masters():
+            with node.client() as client:
+                total += len(client.client_list("normal"))
+        return total
+
+    async def main() -> None:
+        gc.collect()
+        before = count()
+        kind: Any = AsyncRedisStore if is_async else RedisStore
+        store = kind(cluster.url, timeout=PATIENCE_S)
+        window = FixedWindow(store, "w", "100/hour")
+        for key in KEYS:
+            assert await done(window.allow(key))
+        assert count() >= before + 3
+        looker = None
+        if not is_async:
+            # One that asks the nodes, and makes connections, after that.
+            nodes, is_closed = store._client._made.nodes_manager, threading.Event()
+            initialize = nodes.initialize
+
+            def late() -> None:
+                assert is_closed.wait(PATIENCE_S)
+                initialize()
+                for key in KEYS:
+                    store._client._pool_of(store._client._node_of(fingerprint(key))).get_connection()
+
+            monkeypatch.setattr(nodes, "initialize", late)
+            store._client._look_again()
+            looker = store._client._looker
+        await done(store.close())
+        until(lambda: count() <= before, "the connections have ended")
+        if looker is not None:
+            is_closed.set()
+            looker.join()
+            until(lambda: count() <= before, "the connections have ended that were made afterwards")
+
+    asyncio.run(main())
+
+
+def test_every_answer_of_a_node_has_its_deadline(cluster: RedisCluster) -> None:
+    with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
+        assert TokenBucket(store, "api", "9/hour").allow(KEYS[0])
+        pool = store._client._pool_of(store._client._node_of(fingerprint(KEYS[0])))
+        connection = pool.get_connection()
+        try:
+            assert isinstance(connection._sock, TimedSocket)
+        finally:
+            pool.release(connection)
+
+
+def test_a_child_begins_with_a_client_of_its_own(
+    cluster: RedisCluster, in_child: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """While a thread of the parent has locked the parent's, and looks which node has which slots."""
+    with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
+        bucket = TokenBucket(store, "api", "9/hour")
+        assert bucket.allow(KEYS[0])
+        manager = store._client._made.nodes_manager
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with getattr(manager, "_lock", contextlib.nullcontext()):
+                held.set()
+                over.wait(PATIENCE_S)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait(PATIENCE_S)
+        store._client._looker, store._client._next_look_s = thread, math.inf
+        try:
+
+            def ask() -> tuple[int, object, float]:
+                return bucket.hit(KEYS[0]).remaining, store._client._looker, store._client._next_look_s
+
+            assert in_child(ask) == (7, None, -math.inf)
+        finally:
+            over.set()
+            thread.join()
+        assert bucket.hit(KEYS[0]).remaining == 6
 
 
 @contextlib.contextmanager
@@ -286,6 +458,8 @@ def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) ->
         await ask_all()
         for node in (target, source, cluster.nodes[0]):
             cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
+        # Until they agree, nodes may send whoever asks to and fro.
+        settle(cluster)
         await ask_all()
         spent = [20 - (await done(one.peek(key))).remaining for one in (bucket, log)]
         assert spent == [12 + 3 * (moved is bucket), 3 + 3 * (moved is log)]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import gc
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +16,16 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+import redis.asyncio.retry
+import redis.asyncio.sentinel
+import redis.retry
+import redis.sentinel
 from both_kinds import done, with_store
+from redis.backoff import ConstantBackoff, NoBackoff
 from redis_server import PATIENCE_S, RedisServer, until
 
 from penstock import StoreClosed, StoreUnavailable, TokenBucket
-from penstock.redis import RedisStore
+from penstock.redis import AsyncRedisStore, RedisStore
 
 
 class Interrupted(BaseException):
@@ -25,9 +33,13 @@ class Interrupted(BaseException):
 
 
 def client_of(server: RedisServer, is_async: bool, socket_timeout: float = PATIENCE_S) -> Any:
-    """As redis-py makes them: with many retries."""
+    """One that retries calls, as far as a store takes those."""
     kind: Any = redis.asyncio.Redis if is_async else redis.Redis
-    return kind(host="127.0.0.1", port=server.port, socket_timeout=socket_timeout)
+    return kind(host="127.0.0.1", port=server.port, socket_timeout=socket_timeout, retry=never(is_async))
+
+
+def never(is_async: bool) -> Any:
+    return (redis.asyncio.retry.Retry if is_async else redis.retry.Retry)(NoBackoff(), 0)
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
@@ -90,8 +102,12 @@ def test_a_client_that_repeats_does_not_do_so_here(
         return disconnect(*arguments, **options)
 
     async def body(store: Any) -> None:
+        # Afterwards, as a store takes none that has retries.
+        store._client._client.set_retry((redis.asyncio.retry.Retry if is_async else redis.retry.Retry)(NoBackoff(), 5))
         bucket = TokenBucket(store, "api", "9/hour")
         assert await done(bucket.allow("ada"))
+        # Connections that others have left would be ended by the collector meanwhile.
+        gc.collect()
         with server.stopped(), monkeypatch.context() as patch:
             patch.setattr(kind, "disconnect", and_go_on)
             with pytest.raises(StoreUnavailable):
@@ -169,5 +185,119 @@ def test_a_store_that_is_closed_while_it_is_used(server: RedisServer, is_async: 
         store._execute = broken
         with pytest.raises(StoreClosed):
             await done(bucket.allow("ada"))
+
+    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+
+
+# ---- Clients of somebody else's --------------------------------------------------------------------------------------
+
+
+def clients(is_async: bool, port: int, options: dict[str, Any], sentinel_options: dict[str, Any]) -> list[Any]:
+    """One of each kind; nobody is asked for anything yet."""
+    kind: Any = redis.asyncio.Redis if is_async else redis.Redis
+    sentinels: Any = redis.asyncio.sentinel.Sentinel if is_async else redis.sentinel.Sentinel
+    sentinel = sentinels([("127.0.0.1", port)], sentinel_kwargs={"socket_timeout": 0.2, **sentinel_options})
+    pool: Any = redis.asyncio.BlockingConnectionPool if is_async else redis.BlockingConnectionPool
+    return [
+        kind(port=port, socket_timeout=0.2, **options),
+        kind(connection_pool=pool(port=port, socket_timeout=0.2, **options)),
+        sentinel.master_for("shop", socket_timeout=0.2, **options),
+    ]
+
+
+def test_a_client_that_would_connect_again_and_again_is_refused(is_async: bool) -> None:
+    make: Any = AsyncRedisStore if is_async else RedisStore
+    retry = redis.asyncio.retry.Retry if is_async else redis.retry.Retry
+    for options in (
+        {"retry": retry(ConstantBackoff(0.5), 1)},
+        {"retry": retry(NoBackoff(), -1)},
+        {"retry_on_error": [redis.TimeoutError]},
+    ):
+        for client in clients(is_async, 1, options, {"retry": never(is_async)}):
+            with pytest.raises(ValueError, match=r"127\.0\.0\.1:1|localhost:1.*retry=Retry\(NoBackoff\(\), 0\)"):
+                make(client)
+    *_, of_sentinel = clients(is_async, 1, {}, {"retry": retry(NoBackoff(), 3)})
+    with pytest.raises(ValueError, match="sentinel_kwargs"):
+        make(of_sentinel)
+    if int(redis.__version__.partition(".")[0]) >= 6:
+        # As they are by default.
+        default: Any = redis.asyncio.Redis if is_async else redis.Redis
+        with pytest.raises(ValueError, match="by default"):
+            make(default(socket_timeout=0.2))
+
+
+def test_a_client_of_replicas_is_refused(is_async: bool) -> None:
+    sentinels: Any = redis.asyncio.sentinel.Sentinel if is_async else redis.sentinel.Sentinel
+    sentinel = sentinels([("127.0.0.1", 1)], socket_timeout=1)
+    make: Any = AsyncRedisStore if is_async else RedisStore
+    with pytest.raises(ValueError, match="master_for"):
+        make(sentinel.slave_for("shop", socket_timeout=1))
+
+
+@pytest.mark.parametrize("number", range(3), ids=["client", "pool", "sentinel"])
+def test_nobody_connects_twice_for_one_call(number: int, is_async: bool) -> None:
+    """To a port that takes connections and says nothing."""
+
+    async def body(store: Any) -> None:
+        with pytest.raises(StoreUnavailable):
+            await done(TokenBucket(store, "api", "9/hour").allow("ada"))
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        options = {"retry": never(is_async)}
+        make = functools.partial(clients, is_async, silent.getsockname()[1], options, options)
+        with_store(body, is_async, lambda: make()[number])
+        silent.settimeout(0.05)
+        came = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                silent.accept()[0].close()
+                came += 1
+        assert came == 1
+
+
+# ---- What is no answer -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
+def test_after_an_answer_that_is_none_the_connection_is_not_used_again(
+    is_batch: bool, server: RedisServer, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes next on it would be the rest of something."""
+    kind: Any = redis.asyncio.Connection if is_async else redis.Connection
+
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+        assert await done(bucket.allow("ada"))
+        (connection,) = store._client.connection_pool._available_connections
+        reads = kind.read_response
+
+        @functools.wraps(reads)
+        def other(*arguments: Any, **options: Any) -> Any:
+            reads(*arguments, **options)
+            return b"OK"
+
+        @functools.wraps(reads)
+        async def other_later(*arguments: Any, **options: Any) -> Any:
+            await reads(*arguments, **options)
+            return b"OK"
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "read_response", other_later if is_async else other)
+            with pytest.raises(StoreUnavailable, match="b'OK'"):
+                await done(bucket.allow_many(["ada"] * 2) if is_batch else bucket.allow("ada"))
+        assert not connection.is_connected if is_async else connection._sock is None
+        assert await done(bucket.allow("ada"))
+
+    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_connections_that_nobody_gives_back_are_not_missed(server: RedisServer, is_async: bool) -> None:
+    """An interrupt may come where redis-py has taken one out of its pool and hasn't returned it yet."""
+
+    async def body(store: Any) -> None:
+        bucket = TokenBucket(store, "api", "9/hour")
+        lost = [await done(store._client.connection_pool.get_connection()) for _ in range(120)]
+        assert await done(bucket.allow("ada"))
+        assert len(lost) == 120
 
     with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)

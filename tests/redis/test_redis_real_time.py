@@ -9,17 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from oracle import Oracle, Rule
-from redis_cases import (
-    Bucket,
+from oracle import Bucket, Oracle, Queue, Rule
+from oracle_counts import (
     BucketedWindow,
     ClockWindow,
     FirstWindow,
     Held,
     IntervalBucket,
-    Log,
-    Queue,
     SlidingWindow,
+    SortedLog,
 )
 from redis_server import RedisServer
 
@@ -46,7 +44,7 @@ KINDS: dict[str, tuple[Callable[[RedisStore], Any], Rule[Any]]] = {
         lambda store: penstock.BucketedWindow(store, "r", RATE, 5),
         BucketedWindow(LIMIT, PERIOD_US, 5),
     ),
-    "sliding log": (lambda store: make_log(store, "r", RATE), Log(LIMIT, PERIOD_US)),
+    "sliding log": (lambda store: make_log(store, "r", RATE), SortedLog(LIMIT, PERIOD_US)),
     "concurrency": (lambda store: Concurrency(store, "r", LIMIT, lease="30 ms"), Held(LIMIT, PERIOD_US)),
 }
 

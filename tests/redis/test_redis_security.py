@@ -148,7 +148,7 @@ def test_a_limiter_over_tls(tls_server: RedisServer, folder: Path, is_async: boo
 
     def client() -> Any:
         kind = redis.asyncio.Redis if is_async else redis.Redis
-        return kind(host="127.0.0.1", port=tls_server.port, socket_timeout=PATIENCE_S, **tls_server.options)
+        return kind(host="127.0.0.1", port=tls_server.port, socket_timeout=PATIENCE_S, retry=None, **tls_server.options)
 
     with_store(use_everything, is_async, client, namespace="other")
 

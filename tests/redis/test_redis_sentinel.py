@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio.retry
 import redis.asyncio.sentinel
+import redis.retry
 import redis.sentinel
 from both_kinds import done, with_store
+from redis.backoff import NoBackoff
 from redis_server import PATIENCE_S, PROGRAM, RedisServer, answers, free_port, redis_server, until
 
 from penstock import AllOf, Store, StoreUnavailable, TokenBucket
@@ -53,6 +56,12 @@ def sentinel_of(master: RedisServer, folder: Path) -> Iterator[RedisServer]:
         process.wait()
 
 
+def calm(kind: Any) -> dict[str, Any]:
+    """As a store wants a Sentinel's own clients to be."""
+    retry: Any = redis.asyncio.retry.Retry if kind is redis.asyncio.sentinel.Sentinel else redis.retry.Retry
+    return {"socket_timeout": PATIENCE_S, "retry": retry(NoBackoff(), 0)}
+
+
 def ask(server: RedisServer, command: str, *arguments: Any) -> Any:
     with server.client() as client:
         return client.execute_command(*command.split(), *arguments)
@@ -83,7 +92,7 @@ def test_a_failover_is_followed(servers: list[RedisServer]) -> None:
     """One for both kinds of store: it takes ten seconds until the old master is told that it is none."""
 
     def master_of(kind: Any) -> Any:
-        sentinel = kind([("127.0.0.1", servers[2].port)], socket_timeout=PATIENCE_S)
+        sentinel = kind([("127.0.0.1", servers[2].port)], sentinel_kwargs=calm(kind))
         return sentinel.master_for(SERVICE, socket_timeout=PATIENCE_S)
 
     async def before(store: Any) -> None:
@@ -142,7 +151,8 @@ def test_masters_of_one_name_are_not_taken_for_each_other() -> None:
     """What one host knows of one of them is nothing that it knows of the other; nobody is asked for that."""
 
     def store_of(*ports: int) -> RedisStore:
-        sentinel = redis.sentinel.Sentinel([("127.0.0.1", port) for port in ports], socket_timeout=PATIENCE_S)
+        kind = redis.sentinel.Sentinel
+        sentinel = kind([("127.0.0.1", port) for port in ports], sentinel_kwargs=calm(kind))
         return RedisStore(sentinel.master_for(SERVICE, socket_timeout=PATIENCE_S), host=host, when_unavailable="allow")
 
     unused = [free_port() for _ in range(2)]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import inspect
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import django
@@ -13,11 +16,13 @@ import pytest
 import redis
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
+from django.core.asgi import get_asgi_application
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Response
 from proxy import proxy
 from redis_server import RedisServer, redis_server
 from web_requests import Answered, Site, Wire, asgi_scope, wsgi_environ
@@ -27,7 +32,7 @@ import penstock.contrib.fastapi
 import penstock.contrib.flask
 from penstock import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
 from penstock.redis import AsyncRedisStore, RedisStore
-from penstock.web import Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
+from penstock.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -65,6 +70,7 @@ def async_store(server: RedisServer, loop: asyncio.AbstractEventLoop) -> Iterato
 
 
 Ask = Callable[..., Answered]
+Execute = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(params=["wsgi", "asgi"])
@@ -153,8 +159,13 @@ def test_w27_redis_is_gone(site: Callable[..., tuple[Any, Ask]], gone: str) -> N
         assert answers[0]["ratelimit"].startswith('"api";r=0')
 
 
-def test_what_is_held_and_what_is_given_back(server: RedisServer) -> None:
-    with proxy(server.port) as through, RedisStore(through.url, timeout=PATIENT_S) as store:
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+def test_what_is_held_and_what_is_given_back(kind: Any, server: RedisServer, loop: asyncio.AbstractEventLoop) -> None:
+    def run(answer: Any) -> Any:
+        return loop.run_until_complete(answer) if inspect.isawaitable(answer) else answer
+
+    with proxy(server.port) as through:
+        store: Any = (RedisStore if kind == "wsgi" else AsyncRedisStore)(through.url, timeout=PATIENT_S)
         held = Concurrency(store, "held", 1, lease="1 hour")
         failures = TokenBucket(store, "failures", "2/hour")
         wide = TokenBucket(store, "wide", "100/hour")
@@ -163,14 +174,23 @@ def test_what_is_held_and_what_is_given_back(server: RedisServer) -> None:
             Rule(failures, key=everyone, path="/login", charge_on={401}),
             Rule(wide, key=everyone),
         ]
-        site = Site("wsgi", rules)
-        assert [site.ask("/held").status for _ in range(3)] == [200] * 3
-        with held.acquire("everyone"):
-            assert site.ask("/held").status == 503
-        assert [site.ask("/login").status for _ in range(5)] == [200] * 5
+        site = Site(kind, rules)
+
+        def ask(path: str) -> int:
+            if kind == "wsgi":
+                return site.ask(path).status
+            wire = Wire({"type": "http.request", "body": b"", "more_body": False})
+            run(site.app(asgi_scope(path, "GET"), wire.receive, wire.send))
+            return wire.answered().status
+
+        assert [ask("/held") for _ in range(3)] == [200] * 3
+        lease = run(held.acquire("everyone"))
+        assert ask("/held") == 503
+        assert run(lease.release())
+        assert [ask("/login") for _ in range(5)] == [200] * 5
         site.handle = lambda: 401
-        assert [site.ask("/login").status for _ in range(3)] == [401, 401, 429]
-        assert wide.peek("everyone").remaining == 100 - 3 - 5 - 2
+        assert [ask("/login") for _ in range(3)] == [401, 401, 429]
+        assert run(wide.peek("everyone")).remaining == 100 - 3 - 5 - 2
 
         # Redis goes away between the request and the end of its answer: that is sent all the same.
         def lose() -> int:
@@ -179,8 +199,160 @@ def test_what_is_held_and_what_is_given_back(server: RedisServer) -> None:
             return 200
 
         site.handle = lose
-        assert site.ask("/held").status == 200
+        assert ask("/held") == 200
         assert store.status().failures > 0
+        run(store.close())
+
+
+def test_all_is_back_before_the_client_can_ask_again(server: RedisServer) -> None:
+    async def ask(store: Any) -> None:
+        held, free = Concurrency(store, "held", 1, lease="1 hour"), TokenBucket(store, "free", "1/hour")
+        left: list[tuple[str, int, int]] = []
+
+        async def send(message: Any) -> None:
+            key = "everyone"
+            left.append((message["type"], (await held.peek(key)).remaining, (await free.peek(key)).remaining))
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"do", "more_body": True})
+            await send({"type": "http.response.body", "body": b"ne"})
+
+        by_status = Rule(free, key=everyone, charge_on={401, DISCONNECTED})
+        by_end = Rule(free, key=everyone, charge_on={401})
+        for rule, at_start in ((by_end, 1), (by_status, 0)):
+            left.clear()
+            limited = ASGIMiddleware(app, [Rule(held, key=everyone), rule])
+            await limited(asgi_scope("/", "GET"), Wire().receive, send)
+            start, body = "http.response.start", "http.response.body"
+            assert left == [(start, 0, at_start), (body, 0, at_start), (body, 1, 1)]
+
+    in_loop(server.url, ask)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone", "failed", "web socket"])
+def test_the_end_of_a_request_is_seen_however_it_ends(how: str, server: RedisServer) -> None:
+    async def ask(store: Any) -> None:
+        held = Concurrency(store, "held", 3, lease="1 hour")
+        guesses = TokenBucket(store, "guesses", "3/hour")
+        wide = FixedWindow(store, "wide", "100/hour")
+        rules = [
+            Rule(held, key=everyone),
+            Rule(guesses, key=everyone, charge_on={401}),
+            Rule(wide, key=everyone),
+        ]
+        inside = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if how == "web socket":
+                await send({"type": "websocket.accept"})
+            assert (await held.peek("everyone")).remaining == 2
+            inside.set()
+            if how == "failed":
+                raise ValueError("the application's own")
+            while how != "cancelled" and not (await receive())["type"].endswith("disconnect"):
+                pass
+            await (asyncio.Event().wait() if how == "cancelled" else asyncio.sleep(0))
+
+        kind = "websocket" if how == "web socket" else "http"
+        limited = ASGIMiddleware(app, rules)
+        wire = Wire({"type": f"{kind}.request"}, {"type": f"{kind}.disconnect"})
+        task = asyncio.ensure_future(limited(asgi_scope("/", "GET") | {"type": kind}, wire.receive, wire.send))
+        await inside.wait()
+        if how == "cancelled":
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ValueError):
+            await task
+        async with asyncio.timeout(PATIENT_S):
+            # Without a word from the limiters: whoever is cancelled doesn't wait for it.
+            while (await held.peek("everyone")).remaining < 3 or (await guesses.peek("everyone")).remaining < 3:
+                assert how == "cancelled"
+                await asyncio.sleep(0.005)
+        assert (await wide.peek("everyone")).remaining == 99
+
+    in_loop(server.url, ask)
+
+
+def test_a_request_that_is_cancelled_at_any_call_holds_nothing(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the answer of the first one to Redis is on its way, or of the second one, and so on to the last."""
+
+    async def ask(store: Any) -> None:
+        held, guesses = Concurrency(store, "held", 3, lease="1 hour"), TokenBucket(store, "guesses", "100/hour")
+        wide = TokenBucket(store, "wide", "100/hour")
+        limited = ASGIMiddleware(
+            app, [Rule(held, key=everyone), Rule(guesses, key=everyone, charge_on={401}), Rule(wide, key=everyone)]
+        )
+        spent = 0
+        for number in range(1, 20):
+            count, under_way, may_come = itertools.count(1), asyncio.Event(), asyncio.Event()
+            execute = store._execute
+
+            async def late(
+                *call: Any,
+                number: int = number,
+                count: Iterator[int] = count,
+                under_way: asyncio.Event = under_way,
+                may_come: asyncio.Event = may_come,
+                execute: Any = execute,
+            ) -> Any:
+                answer = await execute(*call)
+                if next(count) == number:
+                    under_way.set()
+                    await may_come.wait()
+                return answer
+
+            wire = Wire({"type": "http.request", "body": b"", "more_body": False})
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "_execute", late)
+                task = asyncio.ensure_future(limited(asgi_scope("/", "GET"), wire.receive, wire.send))
+                waiting = asyncio.ensure_future(under_way.wait())
+                await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                is_over = task.done()
+                task.cancel()
+                may_come.set()
+                await asyncio.wait([task])
+            # A charge whose answer nobody waits for stays.
+            spent += number == 1
+            async with asyncio.timeout(PATIENT_S):
+                while (await held.peek("everyone")).remaining < 3:
+                    await asyncio.sleep(0.005)
+                while (await guesses.peek("everyone")).remaining < 100 - spent:
+                    await asyncio.sleep(0.005)
+            if is_over:
+                break
+        assert 6 < number < 12
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    in_loop(server.url, ask)
+
+
+def test_what_is_held_is_renewed_in_the_event_loop(server: RedisServer, client: redis.Redis) -> None:
+    async def ask(store: Any) -> None:
+        held = Concurrency(store, "held", 3, lease="300 ms")
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            (name,) = client.keys("*held*")
+            ((_, first_end),) = client.zrange(name, 0, 0, withscores=True)
+            async with asyncio.timeout(PATIENT_S):
+                # Far beyond the lease that it was given.
+                while client.zrange(name, 0, 0, withscores=True)[0][1] < first_end + 1_000_000:
+                    await asyncio.sleep(0.01)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"done"})
+
+        limited = ASGIMiddleware(app, [Rule(held, key=everyone)])
+        wire = Wire({"type": "http.request", "body": b"", "more_body": False})
+        await limited(asgi_scope("/", "GET"), wire.receive, wire.send)
+        assert wire.answered().status == 200
+        assert (await held.peek("everyone")).remaining == 3
+
+    in_loop(server.url, ask)
 
 
 def test_not_every_part_of_a_long_answer_waits_for_redis(server: RedisServer, client: redis.Redis) -> None:
@@ -224,12 +396,6 @@ def test_an_event_loop_is_never_stopped(server: RedisServer, redis_store: RedisS
     ):
         with pytest.raises(InvalidLimiter, match="over a RedisStore"):
             make()
-    for rule in (
-        Rule(Concurrency(async_store, "held", 1)),
-        Rule(TokenBucket(async_store, "api", "2/hour"), charge_on={401}),
-    ):
-        with pytest.raises(InvalidLimiter, match="give permits back"):
-            ASGIMiddleware(lambda *_: None, [rule])  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidLimiter, match="partition_keys"):
         WSGIMiddleware(lambda *_: [], [sync], partition_keys=True)
     with Store.private(keys=10) as other, pytest.raises(InvalidLimiter, match="one store"):
@@ -360,6 +526,153 @@ def test_fastapi(server: RedisServer, gone: str) -> None:
     assert in_loop(gone, ask) == [503] * 4
 
 
+def rules_with_ends(store: Any) -> list[Any]:
+    return [
+        Rule(Concurrency(store, "held", 1, lease="1 hour"), key=everyone),
+        Rule(TokenBucket(store, "guesses", "2/hour"), key=everyone, charge_on={401}),
+    ]
+
+
+async def check_ends(store: Any, ask: Callable[[int], Awaitable[int]]) -> None:
+    """Of an application that answers by the status that it is asked for."""
+    held = Concurrency(store, "held", 1, lease="1 hour")
+    for status, answer in ((200, 200), (401, 401), (200, 200), (500, 500), (401, 401), (401, 429), (200, 429)):
+        assert await ask(status) == answer
+        async with asyncio.timeout(PATIENT_S):
+            # A stream of Django is closed in a thread, and what it held comes back later.
+            while (await held.peek("everyone")).remaining < 1:
+                await asyncio.sleep(0.005)
+    await held.refund("everyone")
+
+
+@pytest.mark.parametrize("where", ["all", "view"])
+def test_fastapi_gives_back(where: str, server: RedisServer) -> None:
+    async def ask(store: Any) -> None:
+        rules = rules_with_ends(store)
+        app = FastAPI()
+        penstock.contrib.fastapi.setup(app, rules if where == "all" else [])
+        depends = [Depends(penstock.contrib.fastapi.limited(*rules))] if where == "view" else []
+
+        @app.get("/{status}", dependencies=depends)
+        async def home(status: int) -> Response:
+            return Response("done", status)
+
+        async def get(status: int) -> int:
+            wire = Wire({"type": "http.request", "body": b"", "more_body": False})
+            await app(asgi_scope(f"/{status}", "GET") | {"query_string": b""}, wire.receive, wire.send)
+            return wire.answered().status
+
+        await check_ends(store, get)
+
+    in_loop(server.url, ask)
+
+
+@pytest.mark.parametrize("where", ["all", "view"])
+def test_aiohttp_gives_back(where: str, server: RedisServer) -> None:
+    async def ask(store: Any) -> None:
+        rules = rules_with_ends(store)
+        app = web.Application()
+        penstock.contrib.aiohttp.setup(app, rules if where == "all" else [])
+
+        async def home(request: web.Request) -> web.StreamResponse:
+            return web.Response(status=int(request.match_info["status"]))
+
+        limited = penstock.contrib.aiohttp.limited(*rules)
+        app.router.add_get("/{status}", limited(home) if where == "view" else home)
+        async with TestClient(TestServer(app)) as client:
+
+            async def get(status: int) -> int:
+                return (await client.get(f"/{status}")).status
+
+            await check_ends(store, get)
+
+    in_loop(server.url, ask)
+
+
+@pytest.mark.parametrize("where", ["all", "view", "stream"])
+def test_django_gives_back(where: str, server: RedisServer) -> None:
+    async def ask(store: Any) -> None:
+        rules = rules_with_ends(store)
+
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(50):
+                yield b"part"
+
+        async def home(request: HttpRequest, status: int) -> Any:
+            return StreamingHttpResponse(parts(), status=status) if where == "stream" else HttpResponse(status=status)
+
+        urlpatterns[:] = [path("<int:status>", limited(*rules)(home) if where == "view" else home)]
+        every = [] if where == "view" else rules
+        with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], PENSTOCK={"RULES": every}):
+            django.urls.clear_url_caches()
+
+            async def get(status: int) -> int:
+                response = await AsyncClient().get(f"/{status}")
+                if response.streaming:
+                    assert len([part async for part in response.streaming_content]) == 50
+                await sync_to_async(response.close)()
+                return int(response.status_code)
+
+            await check_ends(store, get)
+
+    in_loop(server.url, ask)
+
+
+@pytest.mark.parametrize("how", ["gone before the answer", "fails"])
+def test_a_stream_of_django_that_never_ends_holds_nothing(
+    how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(store: Any) -> None:
+        execute: Execute = store._execute
+        is_late = asyncio.Event()
+
+        async def late(*call: Any) -> Any:
+            if call[4] == b"cancel" and how != "fails":
+                # The client goes while this is given back.
+                is_late.set()
+                await asyncio.sleep(0.05)
+            return await execute(*call)
+
+        monkeypatch.setattr(store, "_execute", late)
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"part"
+            raise RuntimeError("it broke")
+
+        async def home(request: Any) -> Any:
+            # Django leaves it open when parts fail.
+            opened.callback(request._stream.close)
+            return StreamingHttpResponse(parts())
+
+        urlpatterns[:] = [path("", home)]
+        held = Concurrency(store, "held", 1, lease="1 hour")
+        rules = [
+            Rule(held, key=everyone),
+            Rule(TokenBucket(store, "guesses", "1/hour"), key=everyone, charge_on=lambda status: False),
+        ]
+        request = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+        async def receive() -> Any:
+            for message in request:
+                return message
+            await is_late.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        settings_of_it = override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], PENSTOCK={"RULES": rules})
+        with settings_of_it, contextlib.ExitStack() as opened:
+            django.urls.clear_url_caches()
+            with contextlib.suppress(RuntimeError):
+                await get_asgi_application()(asgi_scope("/", "GET") | {"query_string": b""}, receive, send)
+        async with asyncio.timeout(PATIENT_S):
+            while (await held.peek("everyone")).remaining < 1:
+                await asyncio.sleep(0.005)
+
+    in_loop(server.url, ask)
+
+
 def test_a_web_socket(server: RedisServer, gone: str, loop: asyncio.AbstractEventLoop) -> None:
     async def ask(store: Any) -> str:
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -376,3 +689,93 @@ def test_a_web_socket(server: RedisServer, gone: str, loop: asyncio.AbstractEven
     assert in_loop(server.url, ask) == "websocket.accept"
     assert in_loop(server.url, ask) == "websocket.close Too Many Requests"
     assert in_loop(gone, ask) == "websocket.close Service Unavailable"
+
+
+def gives_back(call: tuple[Any, ...]) -> bool:
+    """Of EVALSHA, its script's hash, and one key."""
+    return call[4] in (b"release", b"cancel")
+
+
+@pytest.mark.parametrize("how", ["whole", "part", "raised", "failed", "file", "ended"])
+def test_aiohttp_has_given_back_before_its_answer(
+    how: str, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("done")
+
+    async def home(request: web.Request) -> web.StreamResponse:
+        if how == "whole":
+            return web.Response(text="done", status=500)
+        if how == "raised":
+            raise web.HTTPConflict
+        if how == "failed":
+            raise RuntimeError("told in the log")
+        if how == "file":
+            return web.FileResponse(tmp_path / "file")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"part")
+        if how == "ended":
+            await response.write_eof()
+        return response
+
+    async def ask(store: Any) -> None:
+        execute: Execute = store._execute
+
+        async def late(*call: Any) -> Any:
+            if gives_back(call):
+                await asyncio.sleep(0.05)
+            return await execute(*call)
+
+        monkeypatch.setattr(store, "_execute", late)
+        app = web.Application()
+        rules = [Rule(TokenBucket(store, "guesses", "1/hour"), key=everyone, charge_on={401})]
+        if how not in ("file", "ended"):
+            # Of these the last part goes to the client while it is still held.
+            rules.append(Rule(Concurrency(store, "held", 1, lease="1 hour"), key=everyone))
+        penstock.contrib.aiohttp.setup(app, rules)
+        app.router.add_get("/", home)
+        async with TestClient(TestServer(app)) as client:
+            for _ in range(3):
+                answer = await client.get("/")
+                assert answer.status == {"raised": 409, "whole": 500, "failed": 500}.get(how, 200)
+                await answer.read()
+
+    in_loop(server.url, ask)
+
+
+def test_an_answer_waits_for_one_deadline_of_a_store_that_went_away(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+        assert b"release" not in missed
+
+    async def ask() -> None:
+        async with AsyncRedisStore(server.url, timeout=0.3) as store:
+            execute: Execute = store._execute
+
+            async def silent(*call: Any) -> Any:
+                if not gives_back(call):
+                    return await execute(*call)
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    missed.append(call[4])
+
+            monkeypatch.setattr(store, "_execute", silent)
+            rules = [
+                Rule(TokenBucket(store, "guesses", "1/hour"), key=everyone, charge_on={401}),
+                Rule(Concurrency(store, "held", 1, lease="1 hour"), key=everyone),
+            ]
+            wire = Wire({"type": "http.request", "body": b"", "more_body": False})
+            await ASGIMiddleware(app, rules)(asgi_scope("/", "GET"), wire.receive, wire.send)
+            assert wire.answered().status == 200
+            async with asyncio.timeout(PATIENT_S):
+                # It went on.
+                while sorted(missed) != [b"cancel", b"release"]:
+                    await asyncio.sleep(0.005)
+
+    asyncio.run(ask())

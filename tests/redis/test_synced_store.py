@@ -272,12 +272,28 @@ def test_what_ends_first(server: RedisServer) -> None:
     for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0)):
         store = Store.private(keys=100)
         redis_store = RedisStore(server.url, timeout=60)
-        synced = SyncedStore(redis_store, store, "10 ms")
+        synced = SyncedStore(redis_store, store, "10 ms", keys=100)
         limiter = FixedWindow(synced, "api", "10/hour")
         assert limiter.allow("k")
         opened = (synced, redis_store, store)
         for which in order:
             opened[which].close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hosts_store_that_is_closed_first(server: RedisServer, client: redis.Redis, kind: str) -> None:
+    """What is pending is told, and nothing is raised by closing."""
+    with Store.private(keys=100) as store, RedisStore(server.url, timeout=60) as redis_store:
+        before = threading.active_count()
+        synced = SyncedStore(redis_store, store, NEVER, keys=100)
+        assert KINDS[kind](synced).allow("k")
+        store.close()
+        for act in (synced.status, synced.exchange):
+            with pytest.raises(StoreClosed, match=r"SyncedStore.* after its host's store was closed"):
+                act()
+        synced.close()
+        assert threading.active_count() == before
+        assert len(sums(client)) == 1
 
 
 def test_a_child_has_a_thread_of_its_own(name: str, crew: Crew, server: RedisServer, client: redis.Redis) -> None:
@@ -296,7 +312,8 @@ def test_the_end_of_the_interpreter_tells_the_rest(name: str, server: RedisServe
     code = f"""
 from penstock import *
 from penstock.redis import *
-limiter = FixedWindow(SyncedStore(RedisStore({server.url!r}, timeout=60), Store({name!r}, keys=10)), "api", "10/year")
+synced = SyncedStore(RedisStore({server.url!r}, timeout=60), Store({name!r}, keys=10), keys=10)
+limiter = FixedWindow(synced, "api", "10/year")
 limiter.allow("k")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -316,6 +333,49 @@ def test_a_segment_with_synced_limiters_is_sound(name: str, server: RedisServer)
         store.close()
 
 
+WORDS = {"seal": 3, "birth": 2, "told": 7, "until": 7}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "value", "told"),
+    [
+        *((kind, "seal", 1234, "found seal 0x4d2 of a name, expected 0 or an odd number") for kind in KINDS),
+        *((kind, "birth", 4095 << 28, "by a claim of a counter line that there isn't") for kind in KINDS),
+        ("fixed", "told", 16 << 32, "found told counts 0x1000000000, expected no more bits"),
+        ("sliding", "told", 16, "found told counts 0x10, expected no more bits"),
+        ("sliding", "told", 2**31 + 16, "found told counts 0x80000010, expected no more bits"),
+        ("bucket", "until", 2**62, "found that Redis was told until 4611686018427387904 ns"),
+    ],
+)
+def test_words_that_no_limiter_has_written(
+    name: str, server: RedisServer, kind: str, what: str, value: int, told: str
+) -> None:
+    with Store(name, keys=100) as store, hosts(1, server.url, KINDS[kind], store=store, keys=1) as (host,):
+        assert host.limiter.allow("k")
+        host.exchange()
+        assert verify(name).findings == ()
+        with open(store.path or "", "r+b") as memory:
+            memory.seek(-64 + 8 * WORDS[what], 2)
+            memory.write(value.to_bytes(8, "little"))
+        (finding,) = verify(name).findings
+        assert told in str(finding)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_may_be_told_is_sound(name: str, server: RedisServer, kind: str) -> None:
+    """As many as there may be, not answered, refunded, in several lives of a cell."""
+    with Store(name, keys=100) as store, hosts(1, server.url, KINDS[kind], store=store, keys=1) as (host,):
+        (exchange,) = host.synced._exchanges
+        for key in ("one", "two"):
+            assert host.limiter.hit(key, 10)
+            for act in (lambda: list(exchange.messages(-1)), host.exchange):
+                act()
+                assert verify(name).findings == ()
+        host.limiter.reset("two")
+        assert len(list(exchange.messages(-1))) == 1
+        assert verify(name).findings == ()
+
+
 def test_hosts_of_one_segment_are_one_and_others_are_others(name: str, server: RedisServer) -> None:
     with (
         Store(name, keys=10) as one,
@@ -323,7 +383,7 @@ def test_hosts_of_one_segment_are_one_and_others_are_others(name: str, server: R
         Store.private(keys=10) as other,
         RedisStore(server.url) as redis_store,
     ):
-        ids = [SyncedStore(redis_store, store)._host for store in (one, same, other)]
+        ids = [SyncedStore(redis_store, store, keys=100)._host for store in (one, same, other)]
         assert ids[0] == ids[1] != ids[2]
 
 
@@ -364,18 +424,18 @@ def test_parameters_that_cannot_be_used(synced: SyncedStore, make: Callable[[Any
 def test_stores_that_cannot_be_used(server: RedisServer) -> None:
     with Store.private(keys=10) as store, RedisStore(server.url) as redis_store:
         with pytest.raises(TypeError, match="is a RedisStore, not"):
-            SyncedStore(AsyncRedisStore(server.url), store)  # type: ignore[arg-type]
+            SyncedStore(AsyncRedisStore(server.url), store, keys=100)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"is a penstock\.Store, not"):
-            SyncedStore(redis_store, redis_store)  # type: ignore[arg-type]
+            SyncedStore(redis_store, redis_store, keys=100)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="plain_keys"):
-            SyncedStore(RedisStore(server.url, plain_keys=True), store)
+            SyncedStore(RedisStore(server.url, plain_keys=True), store, keys=100)
         with pytest.raises(ValueError, match="at least 10 ms"):
-            SyncedStore(redis_store, store, "9 ms")
+            SyncedStore(redis_store, store, "9 ms", keys=100)
         for keys in (0, "many", True):
             synced = SyncedStore(redis_store, store, keys=keys)  # type: ignore[arg-type]
             with pytest.raises(InvalidLimiter, match="keys"):
                 FixedWindow(synced, "api", "10/hour")
-        synced = SyncedStore(redis_store, store)
+        synced = SyncedStore(redis_store, store, keys=100)
         with pytest.raises(TypeError, match="can't be pickled"):
             pickle.dumps(synced)
         assert repr(synced) == f"<SyncedStore {store!r} with {redis_store!r} every 1 s>"

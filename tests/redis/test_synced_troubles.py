@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +13,10 @@ from redis.exceptions import ResponseError
 from redis_cluster import RedisCluster
 from redis_server import RedisServer
 from scripts_clock import ServerClock
-from synced_hosts import NEVER, Host, admitted, hosts, sum_of_all, sums
+from synced_hosts import NEVER, admitted, before_the_answer, hosts, sum_of_all, sums, two_of_one_host
 
 from penstock import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
-from penstock.redis import RedisStore, SyncedStore, synced_exchange
-from penstock.redis.asking import Asked
+from penstock.redis import RedisStore, SyncedStore
 from penstock.redis.keys import fingerprint
 from penstock.testing import ManualClock
 
@@ -49,23 +46,6 @@ def ahead(client: redis.Redis) -> float:
     return (sum_of_all(client) - START * 1_000_000) / MINUTE_US
 
 
-@contextlib.contextmanager
-def before_the_answer(host: Host, act: Callable[[], object]) -> Iterator[None]:
-    """`act` between the next answer of Redis and its learning."""
-    (exchange,) = host.synced._exchanges
-    send = exchange.send
-
-    def acting(messages: list[Asked[None]]) -> Sequence[Any]:
-        replies = send(messages)
-        exchange.send = send  # type: ignore[method-assign]
-        act()
-        return replies
-
-    exchange.send = acting  # type: ignore[method-assign]
-    yield
-    assert exchange.send == send, "nothing was exchanged"
-
-
 def in_time(act: Callable[[], object]) -> None:
     """What might hang, if it were wrong."""
     thread = threading.Thread(target=act, daemon=True)
@@ -74,19 +54,8 @@ def in_time(act: Callable[[], object]) -> None:
     assert not thread.is_alive(), "it hangs"
 
 
-@contextlib.contextmanager
-def two_of_one_host(store: Store, *urls: str) -> Iterator[list[Host]]:
-    """Two processes of a host, as far as they can be told apart."""
-    with contextlib.ExitStack() as stack:
-        made = [Host(url, WINDOWS["fixed"], store=store) for url in urls]
-        for host in made:
-            stack.callback(host.redis_store.close)
-            stack.callback(host.synced.close)
-        yield made
-
-
 def test_one_process_of_a_host_exchanges_in_an_interval(server: RedisServer, client: redis.Redis) -> None:
-    with Store.private(keys=100) as store, two_of_one_host(store, server.url, server.url) as (one, other):
+    with Store.private(keys=100) as store, two_of_one_host(store, server.url, WINDOWS["fixed"]) as (one, other):
         for host, told in ((one, 1), (other, 1), (one, 1)):
             assert host.limiter.allow("k")
             assert host.synced._exchange(ONE_TURN, elected=True) is None
@@ -94,10 +63,27 @@ def test_one_process_of_a_host_exchanges_in_an_interval(server: RedisServer, cli
         assert other.synced.status().exchanged_ago is not None
 
 
+def test_processes_with_other_intervals_exchange_at_their_own(server: RedisServer, client: redis.Redis) -> None:
+    """As while a deployment changes it."""
+    with (
+        Store.private(keys=100) as store,
+        RedisStore(server.url, timeout=60) as redis_store,
+        SyncedStore(redis_store, store, "1 hour", keys=10) as slow,
+        SyncedStore(redis_store, store, "10 ms", keys=10) as fast,
+    ):
+        of_slow, of_fast = (FixedWindow(synced, "api", "100/year") for synced in (slow, fast))
+        assert of_slow.allow("k")
+        assert slow._exchange(ONE_TURN, elected=True) is None
+        for told in (2, 3):
+            assert of_fast.allow("k")
+            wait_until(lambda told=told: sum_of_all(client) == told, "an exchange by the one with the shorter interval")
+        assert slow._exchange(ONE_TURN, elected=True) is None
+
+
 def test_who_cannot_exchange_leaves_it_to_another(server: RedisServer, client: redis.Redis) -> None:
     with (
         Store.private(keys=100) as store,
-        two_of_one_host(store, server.url, server.url) as (one, other),
+        two_of_one_host(store, server.url, WINDOWS["fixed"]) as (one, other),
     ):
         one.synced._exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
         assert other.limiter.allow("k")
@@ -329,10 +315,8 @@ def test_nothing_is_taken_away_for_a_key_that_redis_does_not_know(
         other.exchange()
         assert host.limiter.hit("k", 3)
         (exchange,) = host.synced._exchanges
-        read_us, ((*usage, _told_ns, read_ns, until_ns),), _ = exchange.limiter._usages(
-            0, exchange.limiter._cells(), -1
-        )
-        message = exchange.message(read_us, (*usage, 40 * MINUTE_US * 1000, read_ns, until_ns))
+        ((*usage, _told_us, read_ns, until_ns),), _ = exchange.limiter._usages(0, exchange.limiter._cells(), -1)
+        message = exchange.message((*usage, 40 * MINUTE_US, read_ns, until_ns))
         (reply,) = exchange.send([message])
         message.answer(reply)
         assert ahead(client) == 50
@@ -492,6 +476,30 @@ def test_a_key_that_is_only_denied_is_asked_for_in_the_new_window(
         assert other.limiter.peek("k").remaining == (5 if kind is FixedWindow else 3)
 
 
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def test_a_key_that_is_denied_for_many_windows_is_asked_for_in_each(
+    server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
+) -> None:
+    """One host takes a permit whenever there is one; the other wants many at once, and gets them, if ever, in time."""
+    with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
+        for host in (one, other):
+            assert admitted(host.limiter, 50) == 50
+        for host in (one, other, one):
+            host.exchange()
+        for window in range(1, 8):
+            total = 0
+            for tick in range(300):
+                now = START + 60 * window + tick / 5
+                clock.set(now)
+                server_clock.set(now)
+                total += admitted(one.limiter, 1) + 60 * other.limiter.hit("k", 60).allowed
+                if tick % 5 == 0:
+                    one.exchange()
+                    other.exchange()
+            # What the one may take in two exchanges.
+            assert total <= 100 + 2 * 5
+
+
 def test_a_redis_that_has_forgotten_is_found_out_by_who_has_counted_nothing(
     server: RedisServer, client: redis.Redis
 ) -> None:
@@ -522,29 +530,6 @@ def test_what_others_give_back_is_no_loss(server: RedisServer) -> None:
         one.exchange()
         idle.exchange()
         assert admitted(idle.limiter, 100) == 60
-
-
-def test_an_answer_that_is_learned_late_takes_nothing_back(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two processes of a host, one is stopped between the answer and its learning; the other one goes on."""
-    with (
-        Store.private(keys=100) as store,
-        two_of_one_host(store, server.url, server.url) as (stopped, going_on),
-        hosts(1, server.url, WINDOWS["fixed"]) as (other,),
-    ):
-        assert stopped.limiter.allow("k")
-
-        def meanwhile() -> None:
-            assert admitted(other.limiter, 99) == 99
-            other.exchange()
-            going_on.exchange()
-            later_ns = time.monotonic_ns() + 1000 * 10**9
-            monkeypatch.setattr(synced_exchange, "monotonic_ns", lambda: later_ns)
-
-        with before_the_answer(stopped, meanwhile):
-            stopped.exchange()
-        assert not going_on.limiter.allow("k")
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
@@ -589,6 +574,61 @@ def test_a_late_clock_is_told(
         status = host.synced.status()
         assert "clock is late" in (status.error or "")
         assert status.pending_keys == 1
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def test_a_fast_clock_is_told(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock, kind: Any
+) -> None:
+    """Redis takes nothing for a window until less than another one lies before it."""
+    with hosts(1, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (host,):
+        clock.set(START + 120)
+        assert host.limiter.allow("k")
+        server_clock.set(START + 59)
+        with pytest.raises(StoreUnavailable, match="clock is fast"):
+            host.exchange()
+        assert sums(client) == {}
+        status = host.synced.status()
+        assert "clock is fast" in (status.error or "")
+        assert status.pending_keys == 1
+        server_clock.set(START + 60)
+        host.exchange()
+        assert sum_of_all(client) == 1
+        assert (host.synced.status().error, host.synced.status().pending_keys) == (None, 0)
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def test_what_was_known_stays_so_while_a_clock_is_wrong(
+    server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
+) -> None:
+    with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
+        assert (admitted(one.limiter, 30), admitted(other.limiter, 20)) == (30, 20)
+        for host in (one, other, one):
+            host.exchange()
+        for wrong in (-61, 180):
+            server_clock.set(START + wrong)
+            with pytest.raises(StoreUnavailable, match="clock is"):
+                one.exchange()
+            assert one.limiter.peek("k").remaining == 50
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def test_what_others_have_counted_counts_for_its_window(
+    server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
+) -> None:
+    """Before the next exchange, and for a request that has come before it and is decided afterwards."""
+    with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
+        assert (admitted(one.limiter, 30), admitted(other.limiter, 20)) == (30, 20)
+        for host in (one, other, one):
+            host.exchange()
+        for exchanges in (False, True):
+            clock.set(START + 60)
+            server_clock.set(START + 60)
+            if exchanges:
+                one.exchange()
+            assert one.limiter.peek("k").remaining == (100 if kind is FixedWindow else 50)
+            clock.set(START + 59)
+            assert one.limiter.peek("k").remaining == 50
 
 
 def test_keys_of_several_slots_of_a_cluster(cluster: RedisCluster) -> None:

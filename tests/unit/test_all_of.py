@@ -1,4 +1,4 @@
-"""Several limits at once, by example. The rest is in tests/property."""
+"""Several limits at once, by example. What holds wherever limits are kept is in tests/behaviour."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from process_helpers import extents, path_of
 from penstock import (
     AllOf,
     Concurrency,
-    CostExceedsLimit,
     FixedWindow,
-    InvalidCost,
-    InvalidKey,
-    InvalidLimiter,
-    LeakyBucket,
-    MinInterval,
     Store,
     StoreClosed,
     TokenBucket,
@@ -27,8 +21,6 @@ from penstock import (
 )
 from penstock.owners import Owners
 from penstock.testing import ManualClock
-
-NS = 1_000_000_000
 
 
 @pytest.fixture
@@ -45,73 +37,6 @@ def test_what_it_tells_of_itself(both: AllOf, store: Store) -> None:
         pickle.dumps(both)
 
 
-def test_it_takes_limiters_of_one_store(store: Store, clock: ManualClock) -> None:
-    one = TokenBucket(store, "one", "1/second")
-    with pytest.raises(InvalidLimiter):
-        AllOf()
-    for other in (None, "one", store, 1):
-        wrong: Any = other
-        with pytest.raises(InvalidLimiter):
-            AllOf(one, wrong)
-    with Store.private(keys=1, clock=clock) as another, pytest.raises(InvalidLimiter, match="one store"):
-        AllOf(one, TokenBucket(another, "one", "1/second"))
-    assert AllOf(one).hit("k").limiter == "one"
-
-
-def test_a_key_for_all_or_one_for_each(both: AllOf) -> None:
-    window, bucket = both.limiters
-    assert both.allow("k")
-    assert both.allow(["a", "b"])
-    assert both.hit(["a", "b"], [3, 2])
-    assert [window.peek(key).remaining for key in ("k", "a", "b")] == [9, 6, 10]
-    assert [bucket.peek(key).remaining for key in ("k", "a", "b")] == [4, 5, 2]
-    both.refund(["a", "b"], [3, 2])
-    both.reset("k")
-    assert [window.peek(key).remaining for key in ("k", "a", "b")] == [10, 9, 10]
-    assert [bucket.peek(key).remaining for key in ("k", "a", "b")] == [5, 5, 4]
-
-
-def test_as_many_keys_and_costs_as_limiters(both: AllOf) -> None:
-    for ask in (both.hit, both.peek):
-        for keys in ([], ["a"], ["a", "b", "c"]):
-            with pytest.raises(InvalidKey):
-                ask(keys)
-        for costs in ([], [1], [1, 2, 3]):
-            wrong: Any = costs
-            with pytest.raises(InvalidCost):
-                ask("k", wrong)
-    assert both.peek("k").remaining == 5
-
-
-def test_a_denied_request_is_charged_nowhere(both: AllOf, clock: ManualClock) -> None:
-    window, bucket = both.limiters
-    assert both.hit("k", 5)
-    denied = both.hit("k", 2)
-    assert (denied.allowed, denied.limiter, denied.limit, denied.retry_after_ns) == (False, "bucket", 5, 2 * NS // 5)
-    assert both.allow_many(["k", "l"]) == [False, True]
-    assert window.peek("k").remaining == 5
-    clock.advance(1)
-    assert both.hit("k", 5)
-    clock.advance(1)
-    denied = both.hit("k")
-    assert (denied.limiter, denied.limit) == ("window", 10)
-    assert bucket.peek("k").remaining == 5
-
-
-def test_of_those_that_deny_the_longest_is_told(store: Store) -> None:
-    limits = AllOf(MinInterval(store, "short", "1s"), MinInterval(store, "long", "9s"), MinInterval(store, "mid", "5s"))
-    assert limits.hit("k").limiter == "short"  # of equals the first
-    denied = limits.hit("k")
-    assert (denied.limiter, denied.retry_after_ns) == ("long", 9 * NS)
-
-
-def test_a_cost_that_one_of_them_can_never_allow(both: AllOf) -> None:
-    with pytest.raises(CostExceedsLimit) as caught:
-        both.hit("k", 6)
-    assert (caught.value.cost, caught.value.limit, caught.value.limiter) == (6, 5, "bucket")
-    assert both.limiters[0].peek("k").remaining == 10
-
-
 def test_each_counts_its_own_denials(both: AllOf, store: Store) -> None:
     both.hit("k", 5)
     both.hit("k", 2)
@@ -125,59 +50,6 @@ def test_after_its_store_is_closed(clock: ManualClock) -> None:
         limits = AllOf(TokenBucket(store, "one", "1/second"))
     with pytest.raises(StoreClosed):
         limits.allow("k")
-
-
-@pytest.mark.parametrize("keys", [[], ["k"], ["k", "k", "k"]])
-def test_what_gives_back_or_forgets_takes_as_many_keys_as_limiters(both: AllOf, keys: list[str]) -> None:
-    assert both.hit("k", 2)
-    for do in (both.refund, both.reset):
-        with pytest.raises(InvalidKey):
-            do(keys)
-    assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
-
-
-@pytest.mark.parametrize(
-    ("keys", "costs", "error"),
-    [
-        ("k", [1, 6], CostExceedsLimit),
-        ("k", [1, -1], InvalidCost),
-        ("k", [1, 0.5], InvalidCost),
-        ("k", [1], InvalidCost),
-        ("k", [1, 1, 1], InvalidCost),
-        (["k", 0.5], 1, InvalidKey),
-        (["k", ["k"]], 1, InvalidKey),
-    ],
-)
-def test_a_refund_that_is_refused_gives_nothing_back(
-    both: AllOf, keys: Any, costs: Any, error: type[Exception]
-) -> None:
-    assert both.hit("k", 2)
-    with pytest.raises(error):
-        both.refund(keys, costs)
-    assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
-
-
-def test_a_cancellation_gives_back_what_was_charged_and_still_counts(both: AllOf, clock: ManualClock) -> None:
-    reservation = both.reserve(["k", "j"], [4, 2])
-    assert both.reserve("k", 5)
-    assert both.reserve("k", 5).delay > 0
-    reservation.cancel()
-    window, bucket = both.limiters
-    assert [window.peek("k").remaining, bucket.peek("j").remaining] == [5, 5]
-    late = both.reserve("j", 3)
-    clock.advance(60)
-    assert both.hit("j", 3)
-    late.cancel()
-    assert [limiter.peek("j").remaining for limiter in both.limiters] == [7, 2]
-
-
-def test_a_cancellation_takes_the_place_of_nobody_who_queues_behind(store: Store) -> None:
-    queue = LeakyBucket(store, "queue", "1/second", capacity=5)
-    reservation = AllOf(queue).reserve("k")
-    behind = [queue.reserve("k").delay for _ in range(3)]
-    reservation.cancel()
-    assert behind == [1, 2, 3]
-    assert queue.reserve("k").delay == 4
 
 
 class Clearing:
@@ -248,20 +120,3 @@ def test_what_a_full_table_let_in_is_not_given_back_from_anothers_charge(
         monkeypatch.setattr(Owners, "dead_among", make_room_and_charge)
         assert not AllOf(bucket, gate).allow([homeless, "k"])
         assert bucket.peek(homeless).remaining == 2
-
-
-def test_hit_each_tells_of_every_limit(both: AllOf) -> None:
-    window, bucket = both.limiters
-    assert [(d.limiter, d.allowed, d.remaining) for d in both.hit_each("ada", [4, 3])] == [
-        ("window", True, 6),
-        ("bucket", True, 2),
-    ]
-    told = both.hit_each("ada", 3)
-    assert [d.allowed for d in told] == [True, False]
-    assert told[1].retry_after_ns > 0
-    # Nothing was charged.
-    assert [limiter.peek("ada", 0).remaining for limiter in (window, bucket)] == [6, 2]  # type: ignore[attr-defined]
-    with pytest.raises(InvalidKey):
-        both.hit_each(["ada"])
-    with pytest.raises(CostExceedsLimit):
-        both.hit_each("ada", 11)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import os
 import signal
@@ -18,12 +17,8 @@ import pytest
 from penstock import (
     AllOf,
     Concurrency,
-    CostExceedsLimit,
     FixedWindow,
-    InvalidCost,
-    InvalidKey,
     InvalidLimiter,
-    InvalidRate,
     Lease,
     LimitExceeded,
     Store,
@@ -44,52 +39,6 @@ def remaining(limiter: Concurrency, key: Any = "k") -> int:
     return limiter.peek(key).remaining
 
 
-def test_a_permit_is_held_until_it_is_released(three: Concurrency) -> None:
-    leases = [three.acquire("k") for _ in range(3)]
-    assert all(leases)
-    assert not three.acquire("k")
-    assert three.acquire("another")
-    assert leases[1].release()
-    assert three.acquire("k")
-    assert not three.acquire("k")
-
-
-def test_a_lease_that_was_not_granted_holds_nothing(three: Concurrency) -> None:
-    held = three.acquire("k", 3)
-    denied = three.acquire("k")
-    assert not denied.allowed
-    assert not denied.renew()
-    assert not denied.release()
-    with pytest.raises(LimitExceeded), denied:
-        pytest.fail("the block must not run")
-    assert remaining(three) == 0
-    assert held.release()
-
-
-@pytest.mark.parametrize("cost", [1, 3])
-def test_it_is_released_once(three: Concurrency, cost: int) -> None:
-    first = three.acquire("k", cost)
-    assert first.release()
-    second = three.acquire("k", cost)
-    assert not first.release()
-    assert not first.renew()
-    assert remaining(three) == 3 - cost
-    assert second.release()
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-def test_a_refund_gives_back_what_was_taken_after_a_reset(store: Store, clock: ManualClock, limit: int) -> None:
-    """What the reset has taken away is none to give back."""
-    limiter = Concurrency(store, "some", limit, lease=30, keys=1)
-    for _ in range(3):
-        assert all(limiter.allow("k") for _ in range(limit))
-        limiter.reset("k")
-        clock.advance(1)
-        assert all(limiter.allow("k") for _ in range(limit))
-        limiter.refund("k", limit)
-        assert remaining(limiter) == limit
-
-
 def test_a_lease_that_nobody_granted_does_not_crash(in_child: Callable[..., Any]) -> None:
     async def enter() -> None:
         async with Lease.__new__(Lease):
@@ -104,75 +53,6 @@ def test_a_lease_that_nobody_granted_does_not_crash(in_child: Callable[..., Any]
             in_child(lambda do=do: use(do))
     for do in (bool, Lease.release, Lease.renew):
         assert in_child(lambda do=do: use(do)) is False
-
-
-@pytest.mark.parametrize("cost", [1, 3])
-def test_a_lease_ends_by_itself(three: Concurrency, clock: ManualClock, cost: int) -> None:
-    first = three.acquire("k", cost)
-    clock._set_ns(1030 * NS - 1)
-    assert remaining(three) == 3 - cost
-    assert three.peek("k", 3).retry_after_ns == 1
-    clock._set_ns(1030 * NS)
-    assert remaining(three) == 3
-    second = three.acquire("k", cost)
-    assert second
-    # Taken by another: the first has nothing to give back or to renew any more.
-    assert not first.renew()
-    assert not first.release()
-    assert remaining(three) == 3 - cost
-    assert second.release()
-
-
-def test_a_renewed_lease_begins_anew(three: Concurrency, clock: ManualClock) -> None:
-    one, two = three.acquire("k"), three.acquire("k", 2)
-    for _ in range(5):
-        clock.advance(29)
-        assert two.renew()
-        if one is not None:
-            one.renew()
-    clock.advance(29)
-    assert remaining(three) == 0
-    assert one.release()
-    assert remaining(three) == 1
-    assert two.release()
-    assert remaining(three) == 3
-
-
-def test_renewing_what_is_lost_in_part_takes_nobody_elses_permit(store: Store, clock: ManualClock) -> None:
-    pair = Concurrency(store, "pair", 2, lease=10, keys=1)
-    lapsed = pair.acquire("k", 2)
-    clock.advance(11)
-    held = pair.acquire("k")
-    assert not lapsed.renew()
-    lapsed.release()
-    assert remaining(pair) == 1
-    assert held.release()
-
-
-def test_several_permits_all_or_none(three: Concurrency) -> None:
-    two = three.acquire("k", 2)
-    assert two
-    assert not three.acquire("k", 2)
-    assert not three.hit("k", 2)
-    assert three.allow_many(["k", "k", "other"], [2, 1, 3]) == [False, True, True]
-    assert remaining(three) == 0
-    assert remaining(three, "other") == 0
-    with pytest.raises(CostExceedsLimit) as caught:
-        three.acquire("k", 4)
-    assert (caught.value.cost, caught.value.limit, caught.value.limiter) == (4, 3, "three")
-    three.refund("k")
-    assert two.release()
-    assert three.acquire("k", 0)
-    assert remaining(three) == 3
-
-
-def test_a_block_gives_its_permit_back_even_if_it_fails(three: Concurrency) -> None:
-    with three.acquire("k", 2) as lease:
-        assert isinstance(lease, Lease)
-        assert remaining(three) == 1
-    with pytest.raises(ZeroDivisionError), three.hold("k", 3):
-        raise ZeroDivisionError(remaining(three))
-    assert remaining(three) == 3
 
 
 def test_an_asynchronous_block(three: Concurrency) -> None:
@@ -215,13 +95,13 @@ def test_waiting_for_the_end_of_a_lease_moves_a_manual_clock(three: Concurrency,
     assert remaining(three) == 3
 
 
-def test_one_hold_entered_twice_holds_two_permits(three: Concurrency) -> None:
-    hold = three.hold("k")
-    with hold:
-        with hold:
-            assert remaining(three) == 1
-        assert remaining(three) == 2
-    assert remaining(three) == 3
+def test_waiting_moves_a_manual_clock_to_the_end_of_a_lease(three: Concurrency, clock: ManualClock) -> None:
+    assert three.hit("k")
+    clock.advance(10)
+    assert three.wait("k", 2)
+    assert not three.wait("k", timeout=1)
+    assert asyncio.run(three.wait_async("k"))
+    assert clock.now() == 1030
 
 
 def test_each_call_of_a_decorated_function_holds_a_permit(three: Concurrency) -> None:
@@ -280,83 +160,6 @@ def test_each_run_of_a_decorated_coroutine_holds_a_permit(three: Concurrency) ->
     assert remaining(three) == 3
 
 
-def test_the_methods_of_every_limiter(three: Concurrency, clock: ManualClock) -> None:
-    assert three.allow("k")
-    decision = three.hit("k", 2)
-    assert (decision.allowed, decision.limit, decision.remaining, decision.retry_after_ns) == (True, 3, 0, 0)
-    assert decision.reset_after_ns == 30 * NS
-    clock.advance(10)
-    denied = three.hit("k")
-    assert (denied.allowed, denied.remaining, denied.retry_after_ns) == (False, 0, 20 * NS)
-    three.refund("k", 2)
-    assert remaining(three) == 2
-    booking = three.reserve("k", 2)
-    assert (booking.allowed, booking.delay_ns) == (True, 0)
-    refused = three.reserve("k")
-    assert (refused.allowed, refused.delay_ns) == (False, 20 * NS)
-    refused.cancel()
-    assert remaining(three) == 0
-    booking.cancel()
-    booking.cancel()
-    assert remaining(three) == 2
-    three.reset("k")
-    assert remaining(three) == 3
-    assert three.wait("k", 3)
-    assert not three.wait("k", timeout=1)
-    assert asyncio.run(three.wait_async("k", 2))
-    assert clock.now() == 1040
-
-
-def test_retry_after_is_exact_for_every_cost(three: Concurrency, clock: ManualClock) -> None:
-    for _ in range(3):
-        three.allow("k")
-        clock.advance(5)
-    start_ns = 1015 * NS
-    for cost in (1, 2, 3):
-        retry_ns = three.peek("k", cost).retry_after_ns
-        assert retry_ns == (10 + 5 * cost) * NS
-    for cost in (1, 2, 3):
-        clock._set_ns(start_ns + (10 + 5 * cost) * NS - 1)
-        assert not three.peek("k", cost)
-        clock._set_ns(start_ns + (10 + 5 * cost) * NS)
-        assert three.peek("k", cost)
-    assert three.peek("k").reset_after_ns == 0
-
-
-def test_what_is_refunded_is_the_permit_that_would_end_first(store: Store, clock: ManualClock) -> None:
-    pair = Concurrency(store, "pair", 2, lease=30, keys=1)
-    assert pair.allow("k")
-    clock.advance(20)
-    assert pair.allow("k")
-    clock.advance(5)
-    pair.refund("k")
-    clock.advance(6)
-    # Whoever is left was promised 30 s from t=20 on.
-    assert remaining(pair) == 1
-
-
-def test_refunding_more_than_was_taken_gives_back_no_lease(three: Concurrency) -> None:
-    lease = three.acquire("k")
-    assert three.allow("k")
-    for _ in range(3):
-        three.refund("k", 3)
-    assert remaining(three) == 2
-    assert lease.release()
-
-
-def test_a_reset_takes_permits_from_whoever_holds_them(three: Concurrency, clock: ManualClock) -> None:
-    lease = three.acquire("k", 2)
-    assert three.allow("k")
-    three.reset("k")
-    assert not lease.renew()
-    clock.advance(1)
-    new = three.acquire("k", 3)
-    assert not lease.release()
-    three.refund("k")
-    assert remaining(three) == 0
-    assert new.release()
-
-
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 127, 128, 129, 5000, 20_000])
 def test_so_many_slots_and_not_one_more(store: Store, limit: int) -> None:
     many = Concurrency(store, "many", limit, keys=1)
@@ -368,14 +171,6 @@ def test_so_many_slots_and_not_one_more(store: Store, limit: int) -> None:
     freed = len(leases[1::3])
     assert remaining(many) == freed
     assert sum(map(bool, [many.acquire("k") for _ in range(freed + 2)])) == freed
-
-
-def test_a_lease_that_is_garbage_holds_its_permit_till_its_end(three: Concurrency, clock: ManualClock) -> None:
-    three.acquire("k", 3)
-    gc.collect()
-    assert not three.acquire("k")
-    clock.advance(30)
-    assert three.acquire("k")
 
 
 def test_a_child_does_not_own_what_its_parent_holds(three: Concurrency, in_child: Callable[..., Any]) -> None:
@@ -434,31 +229,24 @@ def test_more_keys_than_there_is_room_for(clock: ManualClock, on_full: Any, gran
             assert first.release()
 
 
-@pytest.mark.parametrize("limit", [0, -1, 2**24 + 1, True, 1.0, "3", None])
-def test_limits_that_are_refused(store: Store, limit: Any) -> None:
+def test_a_reset_and_a_booking_at_one_instant(three: Concurrency, clock: ManualClock) -> None:
+    """Which of the permits that end together were taken away can't be told: rather too few are given back."""
+    assert three.hit("k", 2)
+    three.reset("k")
+    booked = three.reserve("k")
+    booked.cancel()
+    assert remaining(three) == 2
+    three.reset("k")
+    clock.advance(1)
+    booked = three.reserve("k")
+    booked.cancel()
+    assert remaining(three) == 3
+
+
+@pytest.mark.parametrize("keys", [0, -1, 1.5, True, "many"])
+def test_keys_that_are_none(store: Store, keys: Any) -> None:
     with pytest.raises(InvalidLimiter):
-        Concurrency(store, "c", limit)
-
-
-def test_arguments_that_are_refused(store: Store, three: Concurrency) -> None:
-    wrong: Any
-    for wrong in (0, -1, "soon", None):
-        with pytest.raises(InvalidRate):
-            Concurrency(store, "c", 1, lease=wrong)
-    for wrong in (0, -1, 1.5, True, "many"):
-        with pytest.raises(InvalidLimiter):
-            Concurrency(store, "c", 1, keys=wrong)
-    for wrong in (-1, 1.5, "1"):
-        for method in (three.acquire, three.hit, three.peek, three.refund, three.reserve):
-            with pytest.raises(InvalidCost):
-                method("k", wrong)
-    for wrong in (None, 1.5, []):
-        with pytest.raises(InvalidKey):
-            three.acquire(wrong)
-    with pytest.raises(InvalidKey):
-        three.allow_many("keys")
-    with pytest.raises(TypeError):
-        Lease()
+        Concurrency(store, "c", 1, keys=keys)
 
 
 def test_the_bytes_it_needs_are_told(store: Store) -> None:
@@ -466,19 +254,6 @@ def test_the_bytes_it_needs_are_told(store: Store) -> None:
     assert 3 * 1000 * 16 <= needed < 4 * 1000 * 16
     assert Concurrency(store, "c", 1000, keys=3).keys == 3
     assert Concurrency(store, "d", 1000).keys >= 64
-
-
-def test_limiters_of_one_name_share_their_permits_whatever_their_leases(store: Store, clock: ManualClock) -> None:
-    short, long = (Concurrency(store, "c", 2, lease=lease, keys=1) for lease in (1, 100))
-    held = long.acquire("k")
-    assert short.acquire("k")
-    assert not short.acquire("k")
-    clock.advance(1)
-    assert short.acquire("k")
-    clock.advance(50)
-    assert short.acquire("k")
-    assert not short.acquire("k")
-    assert held.release()
 
 
 @pytest.fixture

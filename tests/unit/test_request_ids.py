@@ -11,23 +11,18 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any, Final
 
 import pytest
+from limiter_makers import OF_A_HUNDRED
 
 from penstock import (
     BucketedWindow,
     CostExceedsLimit,
     FixedWindow,
-    InvalidKey,
-    InvalidRate,
-    LeakyBucket,
-    MinInterval,
     SlidingLog,
     SlidingWindow,
     Store,
-    StoreClosed,
     TokenBucket,
 )
 from penstock.testing import ManualClock
@@ -36,218 +31,16 @@ LIMIT: Final = 100
 DEADLINE_S: Final = 60.0
 """Whatever takes longer hangs."""
 
-MAKERS: dict[str, Callable[[Store], Any]] = {
-    "bucket": lambda store: TokenBucket(store, "api", "100/hour"),
-    "interval": lambda store: TokenBucket(store, "api", "100/hour", refill="interval"),
-    "queue": lambda store: LeakyBucket(store, "api", "100/hour", LIMIT),
-    "fixed": lambda store: FixedWindow(store, "api", "100/hour"),
-    "first": lambda store: FixedWindow(store, "api", "100/hour", align="first"),
-    "sliding": lambda store: SlidingWindow(store, "api", "100/hour"),
-    "bucketed": lambda store: BucketedWindow(store, "api", "100/hour", 4, keys=64),
-    "log": lambda store: SlidingLog(store, "api", "100/hour", keys=64),
-}
 
-
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=OF_A_HUNDRED)
 def limiter(request: pytest.FixtureRequest, store: Store) -> Any:
-    return MAKERS[request.param](store)
+    return OF_A_HUNDRED[request.param](store)
 
 
 def left(limiter: Any, key: Any = "k") -> int:
     remaining = limiter.peek(key).remaining
     assert isinstance(remaining, int)
     return remaining
-
-
-def test_a_repeated_request_is_charged_once(limiter: Any) -> None:
-    for _ in range(5):
-        decision = limiter.hit("k", 3, request_id="r")
-        assert decision.allowed
-        assert (decision.limit, decision.remaining, decision.retry_after) == (LIMIT, LIMIT - 3, 0.0)
-        assert decision.reset_after == limiter.peek("k").reset_after
-    assert limiter.hit("k", request_id="another").remaining == LIMIT - 4
-    assert limiter.hit("k", 3).remaining == LIMIT - 7
-
-
-@pytest.mark.parametrize("ttl", ["90s", 90, 90.0, timedelta(seconds=90)])
-def test_it_is_remembered_as_long_as_was_said_and_no_longer(limiter: Any, clock: ManualClock, ttl: Any) -> None:
-    def ask() -> bool:
-        return bool(limiter.hit("k", 50, request_id="r", request_ttl=ttl))
-
-    clock.set(3600 * 500)
-    assert [ask() for _ in range(3)] == [True] * 3
-    clock.advance(89.999999999)
-    # Being repeated doesn't make it last.
-    assert [ask() for _ in range(3)] == [True] * 3
-    assert 50 <= left(limiter) <= 52
-    clock.advance(0.000000001)
-    assert ask()
-    assert left(limiter) <= 2
-    assert [ask() for _ in range(3)] == [True] * 3
-
-
-def test_five_minutes_if_nothing_is_said(limiter: Any, clock: ManualClock) -> None:
-    clock.set(3600 * 500)
-    assert limiter.hit("k", 60, request_id="r")
-    clock.advance(299)
-    assert limiter.hit("k", 60, request_id="r")
-    clock.advance(1)
-    assert not limiter.hit("k", 60, request_id="r")
-
-
-def test_a_repeated_request_is_allowed_when_nothing_is_left(limiter: Any) -> None:
-    assert limiter.hit("k", LIMIT, request_id="r")
-    decision = limiter.hit("k", LIMIT, request_id="r")
-    assert (decision.allowed, decision.remaining, decision.retry_after) == (True, 0, 0.0)
-    assert not limiter.hit("k", request_id="another")
-    assert not limiter.allow("k")
-
-
-def test_a_denied_request_leaves_no_mark(limiter: Any, store: Store, clock: ManualClock) -> None:
-    assert limiter.hit("k", LIMIT)
-    live = store.stats().live_keys
-    assert not limiter.hit("k", request_id="r")
-    assert store.stats().live_keys == live
-    limiter.refund("k", request_id="r")
-    assert left(limiter) == 0
-    clock.advance(2 * 3600)
-    assert limiter.hit("k", 7, request_id="r").remaining == LIMIT - 7
-
-
-def test_asking_for_nothing_leaves_no_mark(limiter: Any) -> None:
-    assert limiter.hit("k", 0, request_id="r")
-    assert limiter.hit("k", 5, request_id="r")
-    assert left(limiter) == LIMIT - 5
-
-
-def test_a_refund_by_id_gives_back_once(limiter: Any) -> None:
-    assert limiter.hit("k", 10)
-    assert limiter.hit("k", 3, request_id="r")
-    limiter.refund("k", 3, request_id="unknown")
-    limiter.refund("other", 3, request_id="r")
-    assert left(limiter) == LIMIT - 13
-    for _ in range(3):
-        limiter.refund("k", 3, request_id="r")
-        assert left(limiter) == LIMIT - 10
-    # It is forgotten with that, so it is charged when it comes again.
-    for _ in range(3):
-        assert limiter.hit("k", 3, request_id="r")
-        assert left(limiter) == LIMIT - 13
-
-
-def test_a_refund_by_id_gives_back_no_more_than_was_charged(limiter: Any) -> None:
-    assert limiter.hit("k", 10)
-    assert limiter.hit("k", 3, request_id="r")
-    limiter.refund("k", 13, request_id="r")
-    assert left(limiter) <= LIMIT - 10
-
-
-def test_a_refund_comes_too_late_when_the_request_is_forgotten(limiter: Any, clock: ManualClock) -> None:
-    clock.set(3600 * 500)
-    assert limiter.hit("k", 50, request_id="r", request_ttl="1s")
-    clock.advance(1)
-    limiter.refund("k", 50, request_id="r")
-    assert left(limiter) == LIMIT - 50
-
-
-def test_ids_of_different_keys_and_limiters_are_strangers(store: Store) -> None:
-    limiters = [
-        TokenBucket(store, "one", "100/hour"),
-        TokenBucket(store, "two", "100/hour"),
-        FixedWindow(store, "three", "100/hour"),
-        FixedWindow(store, "three", "100/minute"),
-        SlidingWindow(store, "one", "100/hour"),
-        SlidingLog(store, "log", "100/hour", keys=64),
-        SlidingLog(store, "log", "100/minute", keys=64),
-    ]
-    keys: list[Any] = ["k", "l", b"k", 1, "1", ("k",), ("k", "r"), ""]
-    ids: list[Any] = ["k", "l", b"k", 1, "1", ("k",), ("k", "r"), "", 0, b"", (), -1, 2**70]
-    for _ in range(2):
-        for limiter, key, request_id in itertools.product(limiters, keys, ids):
-            assert limiter.hit(key, request_id=request_id)
-    for limiter, key in itertools.product(limiters, keys):
-        assert left(limiter, key) == LIMIT - len(ids)
-
-
-def test_a_mark_is_no_key_of_a_limiter(limiter: Any) -> None:
-    """Whatever the id: none of these is the key that a mark could be mistaken for."""
-    for request_id in ("k", ("k", "k"), ("k",), "r"):
-        assert limiter.hit("k", 1, request_id=request_id)
-    for key in (("k", "k"), ("k",), "r", "kk", "k\0k"):
-        assert left(limiter, key) == LIMIT
-        limiter.reset(key)
-    before = left(limiter)
-    for request_id in ("k", ("k", "k"), ("k",), "r"):
-        assert limiter.hit("k", 1, request_id=request_id)
-    assert left(limiter) == before
-
-
-def test_ids_are_remembered_by_value(limiter: Any) -> None:
-    class Text(str):
-        pass
-
-    for request_id in ("r\u00e4", Text("r\u00e4"), "".join(["r", "\u00e4"])):
-        assert limiter.hit("k", request_id=request_id)
-    assert left(limiter) == LIMIT - 1
-
-
-def test_resetting_a_key_does_not_forget_its_requests(limiter: Any) -> None:
-    assert limiter.hit("k", 5, request_id="r")
-    limiter.reset("k")
-    assert limiter.hit("k", 5, request_id="r")
-    assert left(limiter) == LIMIT
-
-
-@pytest.mark.parametrize("request_id", [1.5, [], ["r"], {}, object(), ("r", None), (("r",),), bytearray(b"r")])
-def test_ids_that_are_none(limiter: Any, request_id: Any) -> None:
-    with pytest.raises(InvalidKey):
-        limiter.hit("k", request_id=request_id)
-    with pytest.raises(InvalidKey):
-        limiter.refund("k", request_id=request_id)
-    with pytest.raises(InvalidKey):
-        limiter.hit(1.5, request_id="r")
-    assert left(limiter) == LIMIT
-
-
-@pytest.mark.parametrize(
-    "ttl",
-    [
-        *("", "soon", "5", "0s", "-1s", "1 month", "11 years", b"5s"),
-        *(0, -1, 1e-10, float("nan"), float("inf"), 10**400, True, None, timedelta(0), timedelta.max),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_times_to_live_that_are_none(limiter: Any, ttl: Any) -> None:
-    with pytest.raises(InvalidRate):
-        limiter.hit("k", request_id="r", request_ttl=ttl)
-    assert left(limiter) == LIMIT
-
-
-def test_what_can_never_be_allowed_is_told_so_with_an_id_too(limiter: Any, store: Store) -> None:
-    with pytest.raises(CostExceedsLimit):
-        limiter.hit("k", LIMIT + 1, request_id="r")
-    assert store.stats().live_keys == 0
-    store.close()
-    for ask in (limiter.hit, limiter.refund):
-        with pytest.raises(StoreClosed):
-            ask("k", request_id="r")
-
-
-def test_a_request_of_another_tier_is_charged_once_too(store: Store) -> None:
-    limiter = TokenBucket(store, "api", "100/hour")
-    for _ in range(3):
-        assert limiter.hit("k", 10, rate="1000/hour", request_id="r").remaining == 990
-    limiter.refund("k", 10, rate="1000/hour", request_id="r")
-    assert left(limiter) == LIMIT
-
-
-def test_a_gap_between_requests_is_not_for_repeated_ones(store: Store, clock: ManualClock) -> None:
-    limiter = MinInterval(store, "sms", "30s")
-    assert [bool(limiter.hit("k", request_id="r")) for _ in range(3)] == [True] * 3
-    assert not limiter.hit("k", request_id="other")
-    clock.advance(30)
-    assert limiter.hit("k", request_id="other")
-    assert limiter.hit("k", request_id="r")
 
 
 @pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
@@ -264,6 +57,16 @@ def test_a_store_without_room_for_marks_errs_on_the_safe_side(clock: ManualClock
         for request_id in ids:
             assert limiter.hit("k", request_id=request_id, request_ttl="1s")
         assert charged <= 1_000_000 - left(limiter) <= charged + len(ids)
+
+
+def test_a_denied_request_takes_no_cell(limiter: Any, store: Store) -> None:
+    with pytest.raises(CostExceedsLimit):
+        limiter.hit("k", LIMIT + 1, request_id="r")
+    assert store.stats().live_keys == 0
+    assert limiter.hit("k", LIMIT)
+    live = store.stats().live_keys
+    assert not limiter.hit("k", request_id="r")
+    assert store.stats().live_keys == live
 
 
 def test_an_id_takes_a_cell_until_it_is_forgotten(limiter: Any, store: Store, clock: ManualClock) -> None:
@@ -299,10 +102,10 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     assert not steps
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=OF_A_HUNDRED)
 def shared_limiter(request: pytest.FixtureRequest, between: Callable[..., None]) -> Iterator[Any]:
     with Store.private(keys=1, clock="time") as store:
-        yield MAKERS[request.param](store)
+        yield OF_A_HUNDRED[request.param](store)
 
 
 def test_two_at_once_charge_once(shared_limiter: Any, between: Callable[..., None]) -> None:

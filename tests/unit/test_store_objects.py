@@ -392,3 +392,24 @@ def test_no_key_can_be_read_from_a_segment(store_name: str) -> None:
         assert key.encode()[:8] not in raw
     assert len(cells[0]) == len(cells[1]) == 1
     assert cells[0] != cells[1]
+
+
+def test_what_charges_nothing_takes_no_cell_and_is_no_decision(store: Store) -> None:
+    bucket = TokenBucket(store, "api", "10/second")
+    for _ in range(30):
+        assert bucket.peek("k", 10)
+    assert store.stats().total == type(store.stats().total)()
+    assert bucket.hit("k", 0)
+    assert store.stats().total.inserted == 0
+    assert bucket.hit("k", 10)
+    assert not bucket.peek("k")
+    assert store.stats().total.denied == 0
+    assert bucket.allow_many([]) == []
+    assert store.stats().total.allowed == 2
+
+
+def test_every_name_is_counted_apart(store: Store) -> None:
+    names = ["a", "b", "aa", "A", " a", "a ", "0a", "1a", "é", "e\u0301", "a" * 48, "é" * 24]
+    for name in names:
+        assert TokenBucket(store, name, "1/hour").allow("k")
+    assert set(store.stats().limiters) == set(names)

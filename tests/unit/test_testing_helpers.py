@@ -351,3 +351,9 @@ def test_a_closed_store_cannot_be_reset(store: Store) -> None:
     store.close()
     with pytest.raises(StoreClosed, match="can't be reset"):
         reset_store(store)
+
+
+def test_what_is_not_in_shared_memory_is_not_reset() -> None:
+    wrong: Any = "shop"
+    with pytest.raises(TypeError, match=r"reset_store takes a Store, not 'shop'.* namespace"):
+        reset_store(wrong)

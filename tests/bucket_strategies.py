@@ -26,9 +26,13 @@ def magnitudes(least: int, most: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def buckets(draw: st.DrawFn, most_burst: int = 2**61, longest_refill_ns: int = LONGEST_REFILL_NS) -> Bucket:
-    """From 1 permit per year to 1 per nanosecond, with any burst that penstock takes."""
-    period_ns = draw(st.sampled_from([1, 1000, NS, 60 * NS, 3600 * NS, YEAR_NS]) | magnitudes(1, YEAR_NS))
+def buckets(
+    draw: st.DrawFn, most_burst: int = 2**61, longest_refill_ns: int = LONGEST_REFILL_NS, second: int = NS
+) -> Bucket:
+    """From 1 permit per year to 1 per nanosecond, or other unit of time, with any burst that penstock takes."""
+    year = 31_536_000 * second
+    usual = st.sampled_from([1, 1000, second, 60 * second, 3600 * second, year])
+    period_ns = draw(usual | magnitudes(1, year))
     limit = draw(magnitudes(1, min(period_ns, 2**40)))
     longest = max(1, (longest_refill_ns - period_ns // limit - 1) * limit // period_ns)
     burst = draw(st.integers(1, min(5, longest, most_burst)) | magnitudes(1, min(longest, most_burst)))

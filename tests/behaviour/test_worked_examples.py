@@ -1,4 +1,4 @@
-"""The worked examples of the algorithms, each under its number: on every kind of store, by one process and by several.
+"""The worked examples of the algorithms, each under its number: at every place, by one process and by several.
 
 The oracle answers them as well, so that what the property tests compare penstock with has met the same numbers.
 """
@@ -6,14 +6,16 @@ The oracle answers them as well, so that what the property tests compare penstoc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
+from contextlib import ExitStack
 from itertools import cycle
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import oracle_counts
 import pytest
 from oracle import AllOfOracle, Answer, Booking, Bucket, Oracle, Queue, Rule
 from oracle_counts import ClockWindow, IntervalBucket, Log
+from places import NS, OVER_REDIS, STRICT, Clock, Place, opened
+from redis_server import RedisServer
 
 from penstock import (
     AllOf,
@@ -25,12 +27,9 @@ from penstock import (
     MinInterval,
     SlidingLog,
     SlidingWindow,
-    Store,
     TokenBucket,
 )
-from penstock.testing import ManualClock
 
-NS = 1_000_000_000
 SECOND_NS = NS
 MINUTE_NS = 60 * NS
 HOUR_NS = 3600 * NS
@@ -57,77 +56,91 @@ class Asked:
         return booking
 
 
-def ask_native(limiter: Any, method: str, *arguments: Any) -> Answer | Booking:
-    """The native answer in the oracle's words, which a child can send."""
+def answered(limiter: Any, method: str, *arguments: Any) -> Answer | Booking:
+    """The answer in the oracle's words, which a child can send."""
     answer = getattr(limiter, method)(*arguments)
     if not isinstance(answer, Decision):
         return Booking(answer.allowed, answer.delay_ns)
-    bound_by = answer.limiter if isinstance(limiter, AllOf) else None
+    bound_by = answer.limiter if hasattr(limiter, "limiters") else None
     return Answer(
         answer.allowed, answer.limit, answer.remaining, answer.retry_after_ns, answer.reset_after_ns, bound_by
     )
 
 
-def ask_oracle(limit: Rule[Any] | AllOfOracle, clock: ManualClock) -> Callable[..., Any]:
+def ask_oracle(limit: Rule[Any] | AllOfOracle, clock: Clock) -> Callable[..., Any]:
     oracle: Oracle[Any] = Oracle()
 
     def ask(method: str, key: Any, cost: int) -> Any:
-        now_ns = round(Fraction(clock.now()) * NS)
         if isinstance(limit, AllOfOracle):
             keys = key if isinstance(key, list) else [key] * len(limit.rules)
-            return getattr(limit, method)(keys, [cost] * len(limit.rules), now_ns)
-        return getattr(oracle, method)(limit, key, cost, now_ns)
+            return getattr(limit, method)(keys, [cost] * len(limit.rules), clock.now_ns)
+        return getattr(oracle, method)(limit, key, cost, clock.now_ns)
 
     return ask
 
 
-Limit = Callable[[Callable[[Store], Any], Rule[Any] | AllOfOracle], Asked]
+Limit = Callable[[Callable[[Any], Any], Rule[Any] | AllOfOracle], Asked]
+At = Callable[[float], None]
 
 
-@pytest.fixture(
-    params=["oracle", "private", "private and forked child", "named", "named, attached twice", "named and forked child"]
-)
-def limit(request: pytest.FixtureRequest, clock: ManualClock, store_name: str, in_child: Any) -> Iterator[Limit]:
-    """Makes a limiter in the store of each who is asked; the oracle is told the rule instead."""
-    stores = []
-    if request.param.startswith("private"):
-        stores = [Store.private(keys=100, clock=clock)]
-    elif request.param.startswith("named"):
-        count = 2 if "twice" in request.param else 1
-        stores = [Store(store_name, keys=100, clock=clock) for _ in range(count)]
+class Sharing(NamedTuple):
+    limit: Limit
+    clock: Clock
 
-    def make(make_native: Callable[[Store], Any], rule: Rule[Any] | AllOfOracle) -> Asked:
-        if not stores:
-            return Asked([ask_oracle(rule, clock)])
-        limiters = [make_native(store) for store in stores]
-        askers = [lambda *asked, limiter=limiter: ask_native(limiter, *asked) for limiter in limiters]
-        if "child" in request.param:
-            askers.append(lambda *asked: in_child(lambda: ask_native(limiters[0], *asked)))
-        return Asked(askers)
 
-    clock.set(START)
-    yield make
-    for store in stores:
-        store.close()
+SHARERS: Final = [
+    *("oracle", "private", "private and forked child", "named", "named and another store", "named and forked child"),
+    *("redis", "redis and another store", "asyncio", "redis and asyncio"),
+]
+"""Who is asked in turn."""
+of_one_host_too = pytest.mark.parametrize("sharing", [*SHARERS, "synced"], indirect=True)
+and_on_loan = pytest.mark.parametrize("sharing", [*SHARERS, "synced", "leased"], indirect=True)
+
+
+@pytest.fixture(params=SHARERS)
+def sharing(request: pytest.FixtureRequest, shared_server: RedisServer, in_child: Any) -> Iterator[Sharing]:
+    kind, _, other = request.param.partition(" and ")
+    if kind == "oracle":
+        clock = Clock(1, None, None, START * NS)
+        yield Sharing(lambda _, rule: Asked([ask_oracle(rule, clock)]), clock)
+        return
+    with opened(kind, shared_server, START * NS, keys=100) as place, ExitStack() as stack:
+        stores = [place.store]
+        if other in ("another store", "asyncio"):
+            stores.append(stack.enter_context(place.another(other if other == "asyncio" else kind)))
+
+        def make(make_limiter: Callable[[Any], Any], rule: Rule[Any] | AllOfOracle) -> Asked:
+            limiters = [make_limiter(store) for store in stores]
+            askers = [lambda *asked, limiter=limiter: answered(limiter, *asked) for limiter in limiters]
+            if other == "forked child":
+                askers.append(lambda *asked: in_child(lambda: answered(limiters[0], *asked)))
+            return Asked(askers)
+
+        yield Sharing(make, place.clock)
 
 
 @pytest.fixture
-def at(clock: ManualClock) -> Callable[[float], None]:
+def limit(sharing: Sharing) -> Limit:
+    """Makes a limiter in the store of each who is asked; the oracle is told the rule instead."""
+    return sharing.limit
+
+
+@pytest.fixture
+def clock(sharing: Sharing) -> Clock:
+    return sharing.clock
+
+
+@pytest.fixture
+def at(clock: Clock) -> At:
     """Moves the clock to so many seconds after the start."""
-
-    def move(seconds: float) -> None:
-        clock.set(START + seconds)
-
-    return move
-
-
-At = Callable[[float], None]
+    return lambda seconds: clock.set(START + seconds)
 
 
 def fixed_window(limit: Limit, rate: str, rule: ClockWindow) -> Asked:
     return limit(lambda store: FixedWindow(store, "example", rate), rule)
 
 
+@of_one_host_too
 def test_w1_the_sixth_request_of_a_minute_is_denied_and_the_first_of_the_next_allowed(limit: Limit, at: At) -> None:
     window = fixed_window(limit, "5/minute", ClockWindow(5, MINUTE_NS))
     for number in range(5):
@@ -141,6 +154,7 @@ def test_w1_the_sixth_request_of_a_minute_is_denied_and_the_first_of_the_next_al
     assert window.hit("k").remaining == 4
 
 
+@of_one_host_too
 def test_w2_twice_the_limit_passes_at_the_edge_of_two_windows(limit: Limit, at: At) -> None:
     window = fixed_window(limit, "5/minute", ClockWindow(5, MINUTE_NS))
     at(59)
@@ -153,6 +167,7 @@ def test_w2_twice_the_limit_passes_at_the_edge_of_two_windows(limit: Limit, at: 
 NINE_AND_FIVE = [90 + 3 * number for number in range(9)] + [120 + 6 * number for number in range(5)]
 
 
+@of_one_host_too
 def test_w3_an_aligned_hour_sees_only_its_own_requests(limit: Limit, at: At) -> None:
     window = fixed_window(limit, "10/hour", ClockWindow(10, HOUR_NS))
     for minute in NINE_AND_FIVE:
@@ -160,6 +175,7 @@ def test_w3_an_aligned_hour_sees_only_its_own_requests(limit: Limit, at: At) -> 
         assert window.hit("k")
 
 
+@and_on_loan
 def test_w4_a_request_counts_for_the_minute_that_it_falls_in(limit: Limit, at: At) -> None:
     window = fixed_window(limit, "5 per 60 seconds", ClockWindow(5, MINUTE_NS))
     noon_and_ten = (12 * 60 + 10) * 60
@@ -195,6 +211,7 @@ def test_w6_never_more_than_the_limit_in_any_hour(limit: Limit, at: At) -> None:
     assert all(later - earlier >= 60 for earlier, later in zip(passed, passed[10:], strict=False))
 
 
+@and_on_loan
 def test_w7_the_window_before_counts_as_much_as_it_overlaps(limit: Limit, at: At) -> None:
     window = limit(lambda store: SlidingWindow(store, "example", "7/minute"), oracle_counts.SlidingWindow(7, MINUTE_NS))
     at(10)
@@ -210,6 +227,7 @@ def test_w7_the_window_before_counts_as_much_as_it_overlaps(limit: Limit, at: At
     assert window.peek("k", 0).remaining == 0
 
 
+@and_on_loan
 @pytest.mark.parametrize(("rate", "per_window"), [("100/minute", 100), ("1000/minute", 1000), ("41/minute", 41)])
 def test_w8_with_a_quarter_gone_three_quarters_of_the_count_before_are_used(
     limit: Limit, at: At, rate: str, per_window: int
@@ -223,6 +241,7 @@ def test_w8_with_a_quarter_gone_three_quarters_of_the_count_before_are_used(
     assert window.peek("k").remaining == per_window - 30
 
 
+@of_one_host_too
 def test_w9_two_keys_have_ten_each_and_a_denied_request_leaves_the_count(limit: Limit, at: At) -> None:
     window = limit(
         lambda store: SlidingWindow(store, "example", "10/minute"), oracle_counts.SlidingWindow(10, MINUTE_NS)
@@ -258,8 +277,9 @@ def token_bucket(limit: Limit, burst: int) -> Asked:
     )  # fmt: skip
 
 
+@of_one_host_too
 def test_w11_requests_a_second_apart_pass_and_the_second_of_two_at_once_waits_a_second(
-    limit: Limit, clock: ManualClock
+    limit: Limit, clock: Clock
 ) -> None:
     bucket = token_bucket(limit, burst=1)
     for _ in range(5):
@@ -271,7 +291,8 @@ def test_w11_requests_a_second_apart_pass_and_the_second_of_two_at_once_waits_a_
     assert second.retry_after_ns == SECOND_NS
 
 
-def test_w12_three_reservations_at_once_are_a_second_apart_and_are_kept(limit: Limit, clock: ManualClock) -> None:
+@of_one_host_too
+def test_w12_three_reservations_at_once_are_a_second_apart_and_are_kept(limit: Limit, clock: Clock) -> None:
     bucket = token_bucket(limit, burst=1)
     assert [bucket.reserve("k") for _ in range(3)] == [Booking(True, delay * SECOND_NS) for delay in range(3)]
     clock.advance(2)
@@ -281,7 +302,8 @@ def test_w12_three_reservations_at_once_are_a_second_apart_and_are_kept(limit: L
     assert bucket.hit("k")
 
 
-def test_w13_a_denied_request_changes_nothing_and_retry_after_is_exact(limit: Limit, clock: ManualClock) -> None:
+@of_one_host_too
+def test_w13_a_denied_request_changes_nothing_and_retry_after_is_exact(limit: Limit, clock: Clock) -> None:
     bucket = token_bucket(limit, burst=1)
     start = clock.now()
     for _ in range(4):
@@ -299,7 +321,8 @@ def test_w13_a_denied_request_changes_nothing_and_retry_after_is_exact(limit: Li
     assert clock.now() == start + 4
 
 
-def test_w14_credit_never_exceeds_the_burst_after_a_long_idle_time(limit: Limit, clock: ManualClock) -> None:
+@of_one_host_too
+def test_w14_credit_never_exceeds_the_burst_after_a_long_idle_time(limit: Limit, clock: Clock) -> None:
     bucket = token_bucket(limit, burst=5)
     for idle in (0, 5, 60, 365 * 86_400):
         clock.advance(idle)
@@ -310,7 +333,7 @@ def test_w14_credit_never_exceeds_the_burst_after_a_long_idle_time(limit: Limit,
         clock.advance(5)
 
 
-def test_w15_a_queue_lets_out_one_per_second_and_denies_when_full(limit: Limit, clock: ManualClock) -> None:
+def test_w15_a_queue_lets_out_one_per_second_and_denies_when_full(limit: Limit, clock: Clock) -> None:
     queue = limit(lambda store: LeakyBucket(store, "example", "1/second", 4), Queue(1, SECOND_NS, 4))
     at_once = [queue.reserve("k") for _ in range(5)]
     assert [booking.allowed for booking in at_once] == [True] * 4 + [False]
@@ -321,7 +344,7 @@ def test_w15_a_queue_lets_out_one_per_second_and_denies_when_full(limit: Limit, 
         clock.advance(pause)
         booking = queue.reserve("k")
         if booking:
-            departures.append(round((clock.now() - START) * NS) + booking.delay_ns)
+            departures.append(clock.now_ns - START * NS + booking.delay_ns)
     assert departures == [4 * SECOND_NS, 5 * SECOND_NS, 6 * SECOND_NS]
 
 
@@ -405,10 +428,15 @@ def test_w18_a_request_counts_in_all_three_or_in_none(limit: Limit, at: At) -> N
     assert ask("one", 1).limiter == "user, hour"
 
 
-def test_w19_twenty_in_flight_for_each_user(store: Store, in_child: Callable[..., Any]) -> None:
-    limiter = Concurrency(store, "in flight", 20, keys=2)
+@pytest.mark.places(*STRICT)
+def test_w19_twenty_in_flight_for_each_user(place: Place, in_child: Callable[..., Any]) -> None:
+    limiter = Concurrency(place.store, "in flight", 20, lease="1 minute", keys=2)
     # Of these, twelve belong to a worker that is killed.
     assert in_child(lambda: all(limiter.acquire("user") for _ in range(12)))
+    if place.kind in OVER_REDIS:
+        # Nobody there sees that it has ended, but its leases end.
+        assert not limiter.acquire("user", 9)
+        place.clock.advance(60)
     leases = [limiter.acquire("user") for _ in range(20)]
     assert all(leases)
     denied = limiter.hit("user")

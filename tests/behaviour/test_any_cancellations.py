@@ -1,0 +1,131 @@
+"""What a cancelled reservation gives back: what it was charged, as far as that still counts, and nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from limiter_makers import OF_FIVE
+from places import STRICT, Clock
+
+from penstock import (
+    AllOf,
+    Concurrency,
+    InvalidCost,
+    TokenBucket,
+)
+
+pytestmark = pytest.mark.places(*STRICT)
+
+
+def left(limiter: Any, key: Any = "k") -> int:
+    remaining: int = limiter.peek(key, 0).remaining
+    return remaining
+
+
+@pytest.fixture(params=OF_FIVE)
+def five(request: pytest.FixtureRequest, store: Any) -> Any:
+    return OF_FIVE[request.param](store)
+
+
+# A bucket refills meanwhile.
+
+
+@pytest.mark.parametrize("refill", ["continuous", "interval"])
+@pytest.mark.parametrize("together", [False, True])
+def test_what_has_been_refilled_is_not_given_back_once_more(
+    store: Any, clock: Clock, refill: Any, together: bool
+) -> None:
+    bucket = TokenBucket(store, "bucket", "1/second", burst=5, refill=refill)
+    limiter: Any = AllOf(bucket) if together else bucket
+    reservation = limiter.reserve("k", 5)
+    clock.advance(4)
+    assert bucket.hit("k", 4)
+    reservation.cancel()
+    assert left(bucket) == 1
+
+
+# Permits that are held.
+
+
+def test_a_lease_that_is_over_frees_nobody_elses_permit(store: Any, clock: Clock) -> None:
+    gate = Concurrency(store, "gate", 1, lease="10s")
+    first = gate.reserve("k")
+    clock.advance(11)
+    assert gate.reserve("k")
+    first.cancel()
+    assert not gate.reserve("k")
+
+
+def test_each_of_several_gives_back_its_own(store: Any, clock: Clock) -> None:
+    gate = Concurrency(store, "gate", 5, lease="10s")
+    early = gate.reserve("k", 2)
+    clock.advance(6)
+    late = gate.reserve("k", 3)
+    late.cancel()
+    assert left(gate) == 3
+    clock.advance(3)
+    assert left(gate) == 3
+    early.cancel()
+    assert left(gate) == 5
+
+
+def test_permits_that_were_taken_for_each_other_all_come_back(store: Any, clock: Clock) -> None:
+    """A refund doesn't know which permit it is about, and takes the oldest."""
+    gate = Concurrency(store, "gate", 3, lease="10s")
+    reservation = gate.reserve("k")
+    clock.advance(1)
+    assert gate.allow("k")
+    gate.refund("k")
+    assert left(gate) == 2
+    reservation.cancel()
+    assert left(gate) == 3
+
+
+# Several at once.
+
+
+def test_one_limiter_several_times_gets_all_back(five: Any) -> None:
+    reservation = AllOf(five, five, five).reserve("k", [1, 2, 1])
+    assert left(five) == 1
+    reservation.cancel()
+    assert left(five) == 5
+
+
+def test_a_denial_by_the_same_limiter_keeps_nothing(five: Any) -> None:
+    assert not AllOf(five, five, five).hit("k", 2)
+    assert left(five) == 5
+
+
+@pytest.mark.parametrize("max_delay", ["1", -1, float("nan"), True])
+def test_what_is_no_longest_delay(five: Any, max_delay: Any) -> None:
+    for limiter in (five, AllOf(five)):
+        with pytest.raises(ValueError, match="max_delay"):
+            limiter.reserve("k", 1, max_delay)
+    assert left(five) == 5
+
+
+class Growing:
+    """A cost that is larger each time it is read."""
+
+    def __init__(self) -> None:
+        self._cost = 0
+
+    def __index__(self) -> int:
+        self._cost += 1
+        return self._cost
+
+
+def test_a_cost_is_what_it_was_when_it_was_charged(five: Any) -> None:
+    assert five.hit("k", 2)
+    for limiter in (five, AllOf(five)):
+        reservation = limiter.reserve("k", Growing())
+        assert left(five) == 2
+        reservation.cancel()
+        assert left(five) == 3
+
+
+def test_a_cost_that_is_none(five: Any) -> None:
+    for cost in (1.0, "1", True, -1):
+        with pytest.raises(InvalidCost):
+            AllOf(five).reserve("k", cost)  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""What all limiters have in common: rates for one call, whose states are shared, waits that come to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from places import STRICT
+
+from penstock import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    InvalidLimiter,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    TokenBucket,
+)
+
+pytestmark = pytest.mark.places(*STRICT)
+
+EVERY_KIND: dict[str, Callable[..., Any]] = {
+    "token bucket": lambda store, name: TokenBucket(store, name, "5/minute"),
+    "interval bucket": lambda store, name: TokenBucket(store, name, "5/minute", refill="interval"),
+    "leaky bucket": lambda store, name: LeakyBucket(store, name, "5/minute", capacity=5),
+    "minimum interval": lambda store, name: MinInterval(store, name, "12s"),
+    "fixed window": lambda store, name: FixedWindow(store, name, "5/minute"),
+    "fixed window, first": lambda store, name: FixedWindow(store, name, "5/minute", align="first"),
+    "fixed window, stagger": lambda store, name: FixedWindow(store, name, "5/minute", align="stagger"),
+    "sliding window": lambda store, name: SlidingWindow(store, name, "5/minute"),
+    "bucketed window": lambda store, name: BucketedWindow(store, name, "5/minute", buckets=6, keys=9),
+    "sliding log": lambda store, name: SlidingLog(store, name, "5/minute", keys=9),
+    "concurrency": lambda store, name: Concurrency(store, name, 5, lease="1 minute", keys=9),
+    "several": lambda store, name: AllOf(MinInterval(store, "g", "20 ms"), SlidingLog(store, name, "2/s", keys=9)),
+}
+every_kind = pytest.mark.parametrize("make", EVERY_KIND.values(), ids=EVERY_KIND)
+
+
+@every_kind
+def test_who_would_wait_too_long_is_told_at_once_and_charged_nothing(make: Callable[..., Any], store: Any) -> None:
+    """By a clock that stands still, nothing ever comes."""
+    limiter = make(store, "w")
+    while limiter.wait("ada", timeout=0):
+        pass
+    before = repr(limiter.peek("ada"))
+    assert not limiter.wait("ada", timeout=0.001)
+    assert not limiter.wait("ada", 1, 0)
+    assert repr(limiter.peek("ada")) == before
+
+
+def test_a_rate_for_one_call_of_what_has_no_burst_of_its_own(store: Any) -> None:
+    for limiter in (MinInterval(store, "m", 1), LeakyBucket(store, "l", "1/s", capacity=2)):
+        assert limiter.allow("ada")
+        assert limiter.hit("bob", rate="1/hour").reset_after == 3600
+        with pytest.raises(InvalidLimiter, match="burst"):
+            limiter.hit("ada", rate="1/hour", burst=2)
+    with pytest.raises(InvalidLimiter, match="one limit"):
+        SlidingLog(store, "g", "1/s", keys=9).hit("ada", rate="2/s")
+
+
+def test_limiters_share_a_state_or_have_one_each(store: Any) -> None:
+    for make in EVERY_KIND.values():
+        assert make(store, "one").hit("ada").remaining == make(store, "one").peek("ada").remaining
+    first, second = TokenBucket(store, "t", "5/minute"), TokenBucket(store, "t", "10/minute")
+    assert first.hit("ada").remaining == 4
+    assert second.peek("ada").remaining == 8  # a time is a time at any rate
+    for one, other in (
+        (FixedWindow(store, "w", "5/minute"), FixedWindow(store, "w", "5/hour")),
+        (FixedWindow(store, "w", "5/minute"), FixedWindow(store, "w", "5/minute", align="first")),
+        (SlidingWindow(store, "w", "5/minute"), SlidingWindow(store, "w", "5/hour")),
+        (BucketedWindow(store, "w", "5/minute"), BucketedWindow(store, "w", "5/minute", 30)),
+        (SlidingLog(store, "w", "5/minute", keys=9), SlidingLog(store, "w", "5/hour", keys=9)),
+    ):
+        assert one.hit("ada").remaining == 4 or one.peek("ada").remaining < 4
+        assert other.peek("ada").remaining == 5

@@ -1,0 +1,247 @@
+"""Charging once: a request that is repeated under one id, by whichever worker, is charged once."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from limiter_makers import OF_A_HUNDRED
+from places import IN_MEMORY, NS, STRICT, Clock, Place
+
+from penstock import (
+    CostExceedsLimit,
+    FixedWindow,
+    InvalidKey,
+    InvalidRate,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    StoreClosed,
+    TokenBucket,
+)
+
+pytestmark = pytest.mark.places(*STRICT)
+# Over Redis a mark ends by the server's own clock, which no test moves: see tests/redis/test_redis_waiting.py.
+marks_by_this_clock = pytest.mark.places(*IN_MEMORY)
+
+LIMIT: Final = 100
+"""Whatever takes longer hangs."""
+
+
+@pytest.fixture(params=OF_A_HUNDRED)
+def limiter(request: pytest.FixtureRequest, store: Any) -> Any:
+    return OF_A_HUNDRED[request.param](store)
+
+
+def left(limiter: Any, key: Any = "k") -> int:
+    remaining = limiter.peek(key).remaining
+    assert isinstance(remaining, int)
+    return remaining
+
+
+def test_a_repeated_request_is_charged_once(limiter: Any) -> None:
+    for _ in range(5):
+        decision = limiter.hit("k", 3, request_id="r")
+        assert decision.allowed
+        assert (decision.limit, decision.remaining, decision.retry_after) == (LIMIT, LIMIT - 3, 0.0)
+        assert decision.reset_after == limiter.peek("k").reset_after
+    assert limiter.hit("k", request_id="another").remaining == LIMIT - 4
+    assert limiter.hit("k", 3).remaining == LIMIT - 7
+
+
+@marks_by_this_clock
+@pytest.mark.parametrize("ttl", ["90s", 90, 90.0, timedelta(seconds=90)])
+def test_it_is_remembered_as_long_as_was_said_and_no_longer(limiter: Any, place: Place, clock: Clock, ttl: Any) -> None:
+    def ask() -> bool:
+        return bool(limiter.hit("k", 50, request_id="r", request_ttl=ttl))
+
+    clock.set(3600 * 500)
+    assert [ask() for _ in range(3)] == [True] * 3
+    clock.set_ns(clock.now_ns + 90 * NS - place.grain_ns)
+    # Being repeated doesn't make it last.
+    assert [ask() for _ in range(3)] == [True] * 3
+    assert 50 <= left(limiter) <= 52
+    clock.set_ns(clock.now_ns + place.grain_ns)
+    assert ask()
+    assert left(limiter) <= 2
+    assert [ask() for _ in range(3)] == [True] * 3
+
+
+@marks_by_this_clock
+def test_five_minutes_if_nothing_is_said(limiter: Any, clock: Clock) -> None:
+    clock.set(3600 * 500)
+    assert limiter.hit("k", 60, request_id="r")
+    clock.advance(299)
+    assert limiter.hit("k", 60, request_id="r")
+    clock.advance(1)
+    assert not limiter.hit("k", 60, request_id="r")
+
+
+def test_a_repeated_request_is_allowed_when_nothing_is_left(limiter: Any) -> None:
+    assert limiter.hit("k", LIMIT, request_id="r")
+    decision = limiter.hit("k", LIMIT, request_id="r")
+    assert (decision.allowed, decision.remaining, decision.retry_after) == (True, 0, 0.0)
+    assert not limiter.hit("k", request_id="another")
+    assert not limiter.allow("k")
+
+
+def test_a_denied_request_leaves_no_mark(limiter: Any, clock: Clock) -> None:
+    assert limiter.hit("k", LIMIT)
+    assert not limiter.hit("k", request_id="r")
+    limiter.refund("k", request_id="r")
+    assert left(limiter) == 0
+    clock.advance(2 * 3600)
+    assert limiter.hit("k", 7, request_id="r").remaining == LIMIT - 7
+
+
+def test_asking_for_nothing_leaves_no_mark(limiter: Any) -> None:
+    assert limiter.hit("k", 0, request_id="r")
+    assert limiter.hit("k", 5, request_id="r")
+    assert left(limiter) == LIMIT - 5
+
+
+def test_a_refund_by_id_gives_back_once(limiter: Any) -> None:
+    assert limiter.hit("k", 10)
+    assert limiter.hit("k", 3, request_id="r")
+    limiter.refund("k", 3, request_id="unknown")
+    limiter.refund("other", 3, request_id="r")
+    assert left(limiter) == LIMIT - 13
+    for _ in range(3):
+        limiter.refund("k", 3, request_id="r")
+        assert left(limiter) == LIMIT - 10
+    # It is forgotten with that, so it is charged when it comes again.
+    for _ in range(3):
+        assert limiter.hit("k", 3, request_id="r")
+        assert left(limiter) == LIMIT - 13
+
+
+def test_a_refund_by_id_gives_back_no_more_than_was_charged(limiter: Any) -> None:
+    assert limiter.hit("k", 10)
+    assert limiter.hit("k", 3, request_id="r")
+    limiter.refund("k", 13, request_id="r")
+    assert left(limiter) <= LIMIT - 10
+
+
+@marks_by_this_clock
+def test_a_refund_comes_too_late_when_the_request_is_forgotten(limiter: Any, clock: Clock) -> None:
+    clock.set(3600 * 500)
+    assert limiter.hit("k", 50, request_id="r", request_ttl="1s")
+    clock.advance(1)
+    limiter.refund("k", 50, request_id="r")
+    assert left(limiter) == LIMIT - 50
+
+
+def test_ids_of_different_keys_and_limiters_are_strangers(store: Any) -> None:
+    limiters = [
+        TokenBucket(store, "one", "100/hour"),
+        TokenBucket(store, "two", "100/hour"),
+        FixedWindow(store, "three", "100/hour"),
+        FixedWindow(store, "three", "100/minute"),
+        SlidingWindow(store, "one", "100/hour"),
+        SlidingLog(store, "log", "100/hour", keys=64),
+        SlidingLog(store, "log", "100/minute", keys=64),
+    ]
+    keys: list[Any] = ["k", "l", b"k", 1, "1", ("k",), ("k", "r"), ""]
+    ids: list[Any] = ["k", "l", b"k", 1, "1", ("k",), ("k", "r"), "", 0, b"", (), -1, 2**70]
+    for _ in range(2):
+        for limiter, key, request_id in itertools.product(limiters, keys, ids):
+            assert limiter.hit(key, request_id=request_id)
+    for limiter, key in itertools.product(limiters, keys):
+        assert left(limiter, key) == LIMIT - len(ids)
+
+
+def test_a_mark_is_no_key_of_a_limiter(limiter: Any) -> None:
+    """Whatever the id: none of these is the key that a mark could be mistaken for."""
+    for request_id in ("k", ("k", "k"), ("k",), "r"):
+        assert limiter.hit("k", 1, request_id=request_id)
+    for key in (("k", "k"), ("k",), "r", "kk", "k\0k"):
+        assert left(limiter, key) == LIMIT
+        limiter.reset(key)
+    before = left(limiter)
+    for request_id in ("k", ("k", "k"), ("k",), "r"):
+        assert limiter.hit("k", 1, request_id=request_id)
+    assert left(limiter) == before
+
+
+def test_ids_are_remembered_by_value(limiter: Any) -> None:
+    class Text(str):
+        pass
+
+    for request_id in ("r\u00e4", Text("r\u00e4"), "".join(["r", "\u00e4"])):
+        assert limiter.hit("k", request_id=request_id)
+    assert left(limiter) == LIMIT - 1
+
+
+def test_resetting_a_key_does_not_forget_its_requests(limiter: Any) -> None:
+    assert limiter.hit("k", 5, request_id="r")
+    limiter.reset("k")
+    assert limiter.hit("k", 5, request_id="r")
+    assert left(limiter) == LIMIT
+
+
+@pytest.mark.parametrize("request_id", [1.5, [], ["r"], {}, object(), ("r", None), (("r",),), bytearray(b"r")])
+def test_ids_that_are_none(limiter: Any, request_id: Any) -> None:
+    with pytest.raises(InvalidKey):
+        limiter.hit("k", request_id=request_id)
+    with pytest.raises(InvalidKey):
+        limiter.refund("k", request_id=request_id)
+    with pytest.raises(InvalidKey):
+        limiter.hit(1.5, request_id="r")
+    assert left(limiter) == LIMIT
+
+
+@pytest.mark.parametrize(
+    "ttl",
+    [
+        *("", "soon", "5", "0s", "-1s", "1 month", "11 years", b"5s"),
+        *(0, -1, 1e-10, float("nan"), float("inf"), 10**400, True, None, timedelta(0), timedelta.max),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_times_to_live_that_are_none(limiter: Any, ttl: Any) -> None:
+    with pytest.raises(InvalidRate):
+        limiter.hit("k", request_id="r", request_ttl=ttl)
+    assert left(limiter) == LIMIT
+
+
+def test_what_can_never_be_allowed_is_told_so_with_an_id_too(limiter: Any, store: Any) -> None:
+    with pytest.raises(CostExceedsLimit):
+        limiter.hit("k", LIMIT + 1, request_id="r")
+    store.close()
+    for ask in (limiter.hit, limiter.refund):
+        with pytest.raises(StoreClosed):
+            ask("k", request_id="r")
+
+
+def test_a_request_of_another_tier_is_charged_once_too(store: Any) -> None:
+    limiter = TokenBucket(store, "api", "100/hour")
+    for _ in range(3):
+        assert limiter.hit("k", 10, rate="1000/hour", request_id="r").remaining == 990
+    limiter.refund("k", 10, rate="1000/hour", request_id="r")
+    assert left(limiter) == LIMIT
+
+
+def test_a_gap_between_requests_is_not_for_repeated_ones(store: Any, clock: Clock) -> None:
+    limiter = MinInterval(store, "sms", "30s")
+    assert [bool(limiter.hit("k", request_id="r")) for _ in range(3)] == [True] * 3
+    assert not limiter.hit("k", request_id="other")
+    clock.advance(30)
+    assert limiter.hit("k", request_id="other")
+    assert limiter.hit("k", request_id="r")
+
+
+def test_a_denied_request_is_not_remembered_by_a_gap(store: Any, clock: Clock) -> None:
+    gap = MinInterval(store, "g", "10s")
+    assert gap.allow("ada")
+    assert not gap.hit("ada", request_id="r")
+    clock.advance(10)
+    assert gap.hit("ada", request_id="r")
+    repeated = gap.hit("ada", request_id="r")
+    assert repeated
+    assert repeated.retry_after == 0
+    gap.refund("ada", request_id="other")
+    assert not gap.peek("ada")
+    gap.refund("ada", request_id="r")
+    assert gap.peek("ada")

@@ -1,0 +1,309 @@
+"""The token bucket by example: costs, decisions, tiers, keys."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from operator import index
+from typing import Any
+
+import pytest
+from places import EXACT, Clock
+
+from penstock import (
+    CostExceedsLimit,
+    Decision,
+    InvalidCost,
+    InvalidKey,
+    InvalidLimiter,
+    PenstockError,
+    Rate,
+    TokenBucket,
+)
+
+pytestmark = pytest.mark.places(*EXACT)
+
+NS = 1_000_000_000
+YEAR_NS = 31_536_000 * NS
+# Each just above a power of two, where rounding to a float and dividing lose most.
+HUGE = 10**5000  # more digits than Python converts to text by default
+
+
+class Whole:
+    """A whole number of another type, as numpy's are."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+@pytest.fixture
+def bucket(store: Any) -> TokenBucket:
+    return TokenBucket(store, "api", "10/second", burst=20)
+
+
+def fields(decision: Decision) -> tuple[bool, int, int, int, int]:
+    return (
+        decision.allowed, decision.limit, decision.remaining, decision.retry_after_ns, decision.reset_after_ns
+    )  # fmt: skip
+
+
+# Rates and bursts
+
+
+def test_the_burst_is_by_default_what_the_rate_allows_per_period(store: Any) -> None:
+    limiter = TokenBucket(store, "api", "3/minute")
+    assert limiter.burst == 3
+    assert limiter.rate == Rate(3, 60)
+    assert limiter.name == "api"
+    assert limiter.store is getattr(store, "_host_store", store)
+    assert [limiter.allow("k") for _ in range(5)] == [True, True, True, False, False]
+
+
+def test_one_per_year(store: Any, clock: Clock) -> None:
+    limiter = TokenBucket(store, "api", "1/year")
+    assert fields(limiter.hit("k")) == (True, 1, 0, 0, YEAR_NS)
+    assert fields(limiter.hit("k")) == (False, 1, 0, YEAR_NS, YEAR_NS)
+    clock.advance(31_536_000 - 1)
+    assert fields(limiter.hit("k")) == (False, 1, 0, NS, NS)
+    clock.advance(1)
+    assert limiter.allow("k")
+
+
+@pytest.mark.parametrize("burst", [0, -1, True, False, 1.0, 1.5, float("nan"), float("inf"), "3", b"3", (3,), Whole(3)])
+def test_a_burst_that_is_no_number_of_permits(store: Any, burst: Any) -> None:
+    with pytest.raises(InvalidLimiter, match=r"'api'.*at least 1"):
+        TokenBucket(store, "api", "1/second", burst=burst)
+
+
+# Costs
+
+
+@pytest.mark.parametrize("cost", [2, Whole(2)])
+@pytest.mark.parametrize("method", ["hit", "peek"])
+def test_a_cost_is_a_whole_number_of_any_type(bucket: TokenBucket, method: str, cost: Any) -> None:
+    assert getattr(bucket, method)("k", cost).remaining == {"hit": 18, "peek": 20}[method]
+
+
+def test_a_cost_of_0_is_allowed_and_charges_nothing(bucket: TokenBucket) -> None:
+    assert fields(bucket.hit("k", 0)) == (True, 20, 20, 0, 0)
+    bucket.hit("k", 20)
+    assert fields(bucket.hit("k", 0)) == (True, 20, 0, 0, 2 * NS)
+    assert fields(bucket.peek("k", 0)) == (True, 20, 0, 0, 2 * NS)
+    assert bucket.allow_many(["k", "k"], [0, 1]) == [True, False]
+    bucket.refund("k", 0)
+    assert bucket.peek("k", 0).reset_after_ns == 2 * NS
+
+
+def test_a_cost_of_0_is_denied_in_debt(bucket: TokenBucket, clock: Clock) -> None:
+    bucket.hit("k", 20)
+    clock.set(clock.now() - 0.5)
+    assert fields(bucket.hit("k", 0)) == (False, 20, 0, NS // 2, 5 * NS // 2)
+    assert bucket.allow_many(["k"], [0]) == [False]
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        -1, -(2**63), -(2**63) - 1, -(2**70), -HUGE, True, False, 1.0, 0.5, float("nan"), float("inf"), Decimal(1),
+        Fraction(1), None, "1", b"1", (1,), Whole(-1), object(),
+    ],
+    ids=lambda cost: "huge" if cost == -HUGE else f"{cost!r:.20}",
+)  # fmt: skip
+def test_a_cost_that_is_no_number_of_permits(bucket: TokenBucket, cost: Any) -> None:
+    for ask in (bucket.hit, bucket.peek, bucket.refund):
+        with pytest.raises(InvalidCost, match="whole number of at least 0"):
+            ask("k", cost)
+    with pytest.raises(InvalidCost, match="whole number of at least 0"):
+        bucket.allow_many(["k", "l"], [1, cost])
+    assert bucket.peek("k").remaining == 20
+
+
+@pytest.mark.parametrize("cost", [21, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 1, 10**30, Whole(21), Whole(2**64)])
+def test_a_cost_above_the_burst_is_an_exception_with_the_numbers(bucket: TokenBucket, cost: Any) -> None:
+    for ask in (bucket.hit, bucket.peek, bucket.refund):
+        with pytest.raises(CostExceedsLimit) as caught:
+            ask("k", cost)
+        error = caught.value
+        assert (index(error.cost), error.limit, error.limiter) == (index(cost), 20, "api")
+        assert "'api'" in str(error)
+        assert "at most 20 at once" in str(error)
+        assert isinstance(error, ValueError)
+        assert isinstance(error, PenstockError)
+    with pytest.raises(CostExceedsLimit):
+        bucket.allow_many(["k", "l"], [1, cost])
+    assert bucket.peek("k").remaining == 20
+
+
+def test_a_cost_of_endless_digits_can_be_shown(bucket: TokenBucket) -> None:
+    with pytest.raises(CostExceedsLimit) as caught:
+        bucket.hit("k", HUGE)
+    assert len(str(caught.value)) < 1000
+
+
+def test_what_a_costs_index_raises_is_not_swallowed(bucket: TokenBucket) -> None:
+    class Broken:
+        def __index__(self) -> int:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        bucket.hit("k", Broken())  # type: ignore[arg-type]
+
+
+# Decisions
+
+
+def test_a_decision_is_true_when_allowed(bucket: TokenBucket) -> None:
+    allowed, denied = bucket.hit("k", 20), bucket.hit("k", 15)
+    assert allowed
+    assert not denied
+    assert fields(allowed) == (True, 20, 0, 0, 2 * NS)
+    assert fields(denied) == (False, 20, 0, 3 * NS // 2, 2 * NS)
+    assert (allowed.retry_after, allowed.reset_after) == (0.0, 2.0)
+    assert (denied.retry_after, denied.reset_after) == (1.5, 2.0)
+    assert type(allowed.allowed) is bool
+    assert repr(denied) == "Decision(allowed=False, limit=20, remaining=0, retry_after=1.5, reset_after=2.0)"
+
+
+def test_a_denied_decision_says_what_would_still_be_allowed(bucket: TokenBucket) -> None:
+    bucket.hit("k", 15)
+    denied = bucket.hit("k", 10)
+    assert (denied.allowed, denied.remaining) == (False, 5)
+    assert bucket.hit("k", denied.remaining)
+
+
+def test_a_decision_is_immutable(bucket: TokenBucket) -> None:
+    decision = bucket.hit("k")
+    for name in ("allowed", "limit", "remaining", "retry_after", "reset_after", "retry_after_ns", "other"):
+        with pytest.raises(AttributeError):
+            setattr(decision, name, 1)
+        with pytest.raises(AttributeError):
+            delattr(decision, name)
+    assert fields(decision) == (True, 20, 19, 0, NS // 10)
+
+
+# peek, refund, reset, tiers
+
+
+def test_peek_charges_nothing(bucket: TokenBucket) -> None:
+    for _ in range(30):
+        assert fields(bucket.peek("k", 20)) == (True, 20, 20, 0, 0)
+    bucket.hit("k", 15)
+    assert fields(bucket.peek("k", 6)) == (False, 20, 5, NS // 10, 3 * NS // 2)
+
+
+def test_refund_gives_back_but_never_more_than_a_full_bucket(bucket: TokenBucket, clock: Clock) -> None:
+    bucket.refund("k", 5)
+    assert bucket.peek("k").remaining == 20
+    bucket.hit("k", 10)
+    bucket.refund("k", 4)
+    assert bucket.peek("k").remaining == 14
+    bucket.refund("k", 20)
+    assert fields(bucket.peek("k")) == (True, 20, 20, 0, 0)
+    bucket.hit("k", 10)
+    clock.advance(1)
+    bucket.refund("k", 10)
+    assert [bucket.hit("k", 20).allowed, bucket.allow("k")] == [True, False]
+
+
+def test_reset_forgets_one_key(bucket: TokenBucket) -> None:
+    bucket.hit("k", 20)
+    bucket.hit("l", 20)
+    bucket.reset("k")
+    bucket.reset("never seen")
+    assert bucket.peek("k").remaining == 20
+    assert bucket.peek("l").remaining == 0
+
+
+def test_a_rate_for_one_call_judges_the_same_state(bucket: TokenBucket) -> None:
+    gold = Rate(100, 1)
+    assert bucket.hit("k", 20)
+    assert not bucket.allow("k")
+    # Two seconds ahead; a burst of 300 at 100 per second may be three seconds ahead.
+    decision = bucket.hit("k", 100, rate=gold, burst=300)
+    assert fields(decision) == (True, 300, 0, 0, 3 * NS)
+    assert fields(bucket.peek("k", 1, rate="100/second", burst=300)) == (False, 300, 0, NS // 100, 3 * NS)
+    bucket.refund("k", 100, rate=gold, burst=300)
+    assert fields(bucket.peek("k")) == (False, 20, 0, NS // 10, 2 * NS)
+    assert bucket.peek("k", 1, rate=gold).limit == 100
+    with pytest.raises(CostExceedsLimit) as caught:
+        bucket.hit("k", 301, rate=gold, burst=300)
+    assert caught.value.limit == 300
+
+
+def test_a_burst_for_one_call_needs_a_rate(bucket: TokenBucket) -> None:
+    for ask in (bucket.hit, bucket.peek, bucket.refund):
+        with pytest.raises(InvalidLimiter, match="rate"):
+            ask("k", burst=5)
+
+
+def test_a_bad_rate_for_one_call_charges_nothing(bucket: TokenBucket) -> None:
+    for options in ({"rate": "fast"}, {"rate": 5}, {"rate": "1/s", "burst": 0}, {"rate": "1/s", "burst": 2**64}):
+        for ask in (bucket.hit, bucket.peek, bucket.refund):
+            with pytest.raises(ValueError):  # noqa: PT011  # each has a test of its own above
+                ask("k", **options)
+    assert bucket.peek("k").remaining == 20
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    "key",
+    [None, 1.5, ["a"], {"a"}, bytearray(b"a"), memoryview(b"a"), object(), (1.5,), (None,), (("a",),), ("a", ["b"])],
+)
+def test_a_key_of_another_type(bucket: TokenBucket, key: Any) -> None:
+    for ask in (bucket.allow, bucket.hit, bucket.peek, bucket.refund, bucket.reset):
+        with pytest.raises(InvalidKey, match="str, bytes"):
+            ask(key)
+    assert issubclass(InvalidKey, TypeError)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        b"",
+        0,
+        (),
+        "x" * 2**20,
+        b"x" * 2**20,
+        1 << 2**23,
+        ("x" * 2**20,) * 2,
+        ("a",) * 10_000,
+        "\ud800",
+        "\0",
+        "\U0010ffff" * 10,
+    ],
+    ids=lambda key: type(key).__name__,
+)
+def test_extreme_keys_are_keys(bucket: TokenBucket, key: Any) -> None:
+    assert bucket.hit(key, 20)
+    assert not bucket.allow(key)
+    assert bucket.allow_many([key]) == [False]
+    bucket.reset(key)
+    assert bucket.allow(key)
+
+
+# Limiters of one store
+
+
+def test_two_limiters_of_one_name_share_their_state(store: Any) -> None:
+    first = TokenBucket(store, "api", "10/second")
+    second = TokenBucket(store, "api", "10/second")
+    other = TokenBucket(store, "other", "10/second")
+    assert first.hit("k", 6).remaining == 4
+    assert second.hit("k", 4).remaining == 0
+    assert not first.allow("k")
+    assert other.hit("k", 10)
+    second.reset("k")
+    assert first.peek("k").remaining == 10
+    assert other.peek("k").remaining == 0
+
+
+def test_names_that_differ_little_are_different_limiters(store: Any) -> None:
+    names = ["a", "b", "aa", "A", " a", "a ", "0a", "1a", "é", "e\u0301", "a" * 48, "é" * 24]
+    for limiter in [TokenBucket(store, name, "1/hour") for name in names]:
+        assert limiter.allow("k"), limiter.name

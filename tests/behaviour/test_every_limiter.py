@@ -1,0 +1,50 @@
+"""Every limiter, wherever it is kept, and the oracle, told the same things at the same times, answer alike.
+
+What a host has on loan it knows less of: for leases see ``test_leases.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from hypothesis import settings
+from limiter_cases import MEMORY, OF_ONE_HOST, REDIS, SYNCED, cases_of
+from oracle_machine import LimiterAndOracle
+from redis_server import RedisServer
+
+# How each place counts, and how often it is tried with each limiter.
+PLACES: Final = {
+    "private": (MEMORY, 60),
+    "named": (MEMORY, 60),
+    "redis": (REDIS, 60),
+    "asyncio": (REDIS, 15),
+    "synced": (SYNCED, 60),
+}
+
+
+@pytest.fixture(autouse=True)
+def served(shared_server: RedisServer) -> Iterator[None]:
+    LimiterAndOracle.server = shared_server
+    yield
+    LimiterAndOracle.server = None
+
+
+def machine_of(kind: str, place_kind: str) -> Any:
+    measure, examples = PLACES[place_kind]
+    machine: Any = type(
+        f"{kind}{place_kind.title()}",
+        (LimiterAndOracle,),
+        {"cases": cases_of(measure)[kind], "place_kind": place_kind},
+    )
+    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=30)
+    return machine.TestCase
+
+
+# In memory which of several permits that end at one instant a cancellation gives back is another matter.
+APART = [("Concurrency", "private"), ("Concurrency", "named")]
+for kind in cases_of(MEMORY):
+    for place_kind in PLACES:
+        if (kind, place_kind) not in APART and (place_kind != "synced" or kind in OF_ONE_HOST):
+            globals()[f"Test{kind}{place_kind.title()}"] = machine_of(kind, place_kind)

@@ -1,0 +1,205 @@
+"""Several limits at once, and the oracle of each: all or none, and the limit that bound the request is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from bucket_strategies import magnitudes
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from limiter_cases import MEMORY, OF_ONE_HOST, REDIS, SYNCED, Measure, cases_of
+from oracle import AllOfOracle, Answer
+from oracle_counts import Held
+from oracle_machine import KEYS, answer_in, keys
+from places import Place, opened
+from redis_server import RedisServer
+
+from penstock import AllOf, CostExceedsLimit, InvalidCost, InvalidKey
+
+# In memory a window that begins with the first request ends a little later than its rule says; see `Case.slack`.
+EXACT_IN_MEMORY = sorted(cases_of(MEMORY).keys() - {"FixedWindowFirst", "FixedWindowStagger", "Concurrency"})
+EXACT_OVER_REDIS = sorted(cases_of(REDIS).keys() - {"FixedWindowStagger"})
+
+
+class SeveralAndOracles(RuleBasedStateMachine):
+    """With a clock that only goes forward: what limiters make of one that goes back is tested with each of them."""
+
+    measure: ClassVar[Measure]
+    kinds: ClassVar[list[str]]
+    place_kind: ClassVar[str]
+    has_slots: ClassVar[bool] = False
+    server: ClassVar[RedisServer | None] = None
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        one = st.sampled_from(self.kinds).flatmap(cases_of(self.measure).__getitem__)
+        cases = data.draw(st.lists(one, min_size=1, max_size=4))
+        self.cases = {f"limit {number}": case for number, case in enumerate(cases)}
+        self.most = min(case.rule.most for case in cases)
+        self.now = data.draw(st.just(0) | magnitudes(1, self.measure.latest // 2))
+        start_ns = self.now * self.measure.unit_ns
+        self.opening: AbstractContextManager[Place] = opened(self.place_kind, self.server, start_ns)
+        self.place = self.opening.__enter__()
+        if self.has_slots:
+            self.place.store._has_slots = True
+        self.limiters = [case.make(self.place.store, name) for name, case in self.cases.items()]
+        self.all: Any = AllOf(*self.limiters)
+        self.oracle = AllOfOracle({name: case.rule for name, case in self.cases.items()})
+        self.told: list[int] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "place"):
+            self.opening.__exit__(None, None, None)
+
+    def draw_keys(self, data: st.DataObject) -> tuple[Any, list[Any]]:
+        """What to ask with, and what that means for each limiter."""
+        key = data.draw(keys)
+        if data.draw(st.booleans()):
+            return key, [key] * len(self.cases)
+        each = [data.draw(keys) for _ in self.cases]
+        return each, each
+
+    def draw_costs(self, data: st.DataObject) -> tuple[Any, list[int]]:
+        if data.draw(st.booleans()):
+            cost = data.draw(st.just(1) | st.integers(0, min(self.most, 3)) | magnitudes(1, self.most))
+            return cost, [cost] * len(self.cases)
+        each = [data.draw(case.costs()) for case in self.cases.values()]
+        return each, each
+
+    def named(self, decision: Any) -> Answer:
+        return replace(answer_in(self.measure, decision), limiter=decision.limiter)
+
+    def expect(self, keys: list[Any], costs: list[int]) -> Answer:
+        answer = self.oracle.hit(keys, costs, self.now)
+        self.told = [answer.retry_after_ns, answer.reset_after_ns]
+        return answer
+
+    @rule(data=st.data())
+    def hit(self, data: st.DataObject) -> None:
+        (key, keys), (cost, costs) = self.draw_keys(data), self.draw_costs(data)
+        assert self.named(self.all.hit(key, cost)) == self.expect(keys, costs)
+
+    @rule(data=st.data())
+    def hit_each(self, data: st.DataObject) -> None:
+        (key, keys), (cost, costs) = self.draw_keys(data), self.draw_costs(data)
+        each, expected = self.all.hit_each(key, cost), self.expect(keys, costs)
+        assert all(each) is expected.allowed
+        assert [one.limiter for one in each] == list(self.cases)
+        assert min(one.remaining for one in each) == expected.remaining
+
+    @rule(data=st.data())
+    def allow(self, data: st.DataObject) -> None:
+        key, keys = self.draw_keys(data)
+        assert self.all.allow(key) is self.expect(keys, [1] * len(keys)).allowed
+
+    @rule(data=st.data())
+    def peek(self, data: st.DataObject) -> None:
+        (key, keys), (cost, costs) = self.draw_keys(data), self.draw_costs(data)
+        assert self.named(self.all.peek(key, cost)) == self.oracle.peek(keys, costs, self.now)
+
+    @rule(count=st.integers(0, 20), data=st.data())
+    def allow_many(self, count: int, data: st.DataObject) -> None:
+        asked = [(*self.draw_keys(data), *self.draw_costs(data)) for _ in range(count)]
+        passed = self.all.allow_many([key for key, _, _, _ in asked], [cost for _, _, cost, _ in asked])
+        assert passed == [self.expect(keys, costs).allowed for _, keys, _, costs in asked]
+
+    @rule(data=st.data())
+    def reserve(self, data: st.DataObject) -> None:
+        (key, keys), (cost, costs) = self.draw_keys(data), self.draw_costs(data)
+        reservation, answer = self.all.reserve(key, cost), self.expect(keys, costs)
+        assert reservation.allowed is answer.allowed
+        assert reservation.delay_ns == answer.retry_after_ns * self.measure.unit_ns
+        if reservation and data.draw(st.booleans()):
+            for _ in range(2):
+                reservation.cancel()
+            for (name, its_rule), key, cost in zip(self.oracle.rules.items(), keys, costs, strict=True):
+                one = self.oracle.oracles[name]
+                if isinstance(its_rule, Held):
+                    one.states[key] = its_rule.released(one.states.get(key, its_rule.fresh), self.now, cost)
+                else:
+                    one.refund(its_rule, key, cost, self.now)
+
+    @rule(data=st.data())
+    def refund(self, data: st.DataObject) -> None:
+        (key, keys), (cost, costs) = self.draw_keys(data), self.draw_costs(data)
+        self.all.refund(key, cost)
+        self.oracle.refund(keys, costs, self.now)
+
+    @rule(data=st.data())
+    def reset(self, data: st.DataObject) -> None:
+        key, keys = self.draw_keys(data)
+        if self.measure is MEMORY and self.now == self.measure.latest:
+            return
+        self.all.reset(key)
+        self.oracle.reset(keys, self.now)
+        if self.measure is MEMORY:
+            self.move(self.now + 1)  # as in `LimiterAndOracle.reset`
+
+    @rule(key=keys, excess=magnitudes(1, 2**70))
+    def ask_for_what_cannot_be(self, key: Any, excess: int) -> None:
+        count = len(self.cases)
+        for ask in (self.all.hit, self.all.peek, self.all.reserve, self.all.refund):
+            with pytest.raises(CostExceedsLimit):
+                ask(key, self.most + excess)
+            with pytest.raises(InvalidCost):
+                ask(key, -excess)
+            with pytest.raises(InvalidCost):
+                ask(key, [1] * (count + 1))
+            with pytest.raises(InvalidKey):
+                ask([key] * (count + 1))
+            with pytest.raises(InvalidKey):
+                ask(1.5)
+
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        self.move(data.draw(data.draw(st.sampled_from(list(self.cases.values()))).times(self.now)))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), off=st.integers(-1, 1))
+    def wait_as_told(self, data: st.DataObject, off: int) -> None:
+        self.move(self.now + data.draw(st.sampled_from(self.told)) + off)
+        self.told = []
+
+    def move(self, now: int) -> None:
+        self.now = min(max(now, self.now), self.measure.latest)
+        self.place.clock.set_ns(self.now * self.measure.unit_ns)
+
+    @invariant()
+    def each_limit_is_as_its_oracle(self) -> None:
+        """None has been charged that should not have been, for a request that another denied."""
+        if hasattr(self, "told"):
+            for limiter, (name, its_rule) in zip(self.limiters, self.oracle.rules.items(), strict=True):
+                for key in KEYS:
+                    expected = self.oracle.oracles[name].peek(its_rule, key, 1, self.now)
+                    assert answer_in(self.measure, limiter.peek(key)) == expected
+
+
+@pytest.fixture(autouse=True)
+def served(shared_server: RedisServer) -> Iterator[None]:
+    SeveralAndOracles.server = shared_server
+    yield
+    SeveralAndOracles.server = None
+
+
+def machine_of(place_kind: str, measure: Measure, kinds: list[str], examples: int, *, has_slots: bool = False) -> Any:
+    parameters = {"measure": measure, "kinds": kinds, "place_kind": place_kind, "has_slots": has_slots}
+    machine: Any = type(f"Several{place_kind.title()}", (SeveralAndOracles,), parameters)
+    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=30)
+    return machine.TestCase
+
+
+TestPrivate = machine_of("private", MEMORY, EXACT_IN_MEMORY, 150)
+TestSynced = machine_of("synced", SYNCED, list(OF_ONE_HOST), 60)
+TestRedis = machine_of("redis", REDIS, EXACT_OVER_REDIS, 100)
+TestAsyncio = machine_of("asyncio", REDIS, EXACT_OVER_REDIS, 15)
+# As over a cluster, one call for each slot: with nobody in between, the answers are the same. But for what a charge
+# leaves that is given back: a window that has begun with it, a log's oldest permits.
+TestSlots = machine_of(
+    "redis", REDIS, [kind for kind in EXACT_OVER_REDIS if kind not in ("FixedWindowFirst", "SlidingLog")], 100,
+    has_slots=True,
+)  # fmt: skip

@@ -1,0 +1,303 @@
+"""Limiters of every algorithm, with parameters of every size, and their rules in the oracle's words.
+
+The oracle counts in whole units of time, whatever they are. Here they are those of the place where the limits are kept:
+nanoseconds in memory, microseconds over Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Final
+
+from bucket_strategies import NS, YEAR_NS, buckets, magnitudes
+from hypothesis import strategies as st
+from oracle import Bucket, Queue, Rule
+from oracle_counts import BucketedWindow, ClockWindow, FirstWindow, Held, IntervalBucket, Log, SlidingWindow, SortedLog
+
+import penstock
+from penstock import Rate, TokenBucket
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a kind of place counts time, and how far."""
+
+    unit_ns: int
+    latest: int
+    """The last time of a clock."""
+    longest_refill: int
+    shortest_window: int
+    longest_window: int
+    most_burst: int
+    most_limit: int
+    most_sliding: Callable[[int], int]
+    """The largest limit of which both counts are exact, of the period."""
+    most_bucketed: Callable[[int, int], int]
+    """The largest limit of the period and the number of buckets."""
+    most_logged: int
+    log: Callable[[int, int], Rule[Any]]
+    forgets: bool
+    """What is as good as never seen is gone: a clock that goes back to before that finds nothing."""
+    grain: int = 1
+    """Periods are multiples of so many units."""
+    has_tiers: bool = True
+    """A window takes a rate for one call."""
+
+    @property
+    def second(self) -> int:
+        return NS // self.unit_ns
+
+    @property
+    def year(self) -> int:
+        return YEAR_NS // self.unit_ns
+
+    def rate(self, limit: int, period: int) -> Rate:
+        return Rate(limit, Fraction(period, self.second))  # type: ignore[arg-type]  # exact
+
+    def length(self, units: int) -> str:
+        return f"{units // self.second}.{units % self.second:0{len(str(self.second)) - 1}} s"
+
+    def windows(self) -> st.SearchStrategy[int]:
+        usual = [self.shortest_window, *(seconds * self.second for seconds in (1, 60, 3600, 86_400)), self.year]
+        lengths = st.sampled_from(usual) | magnitudes(self.shortest_window, self.longest_window)
+        return lengths.map(lambda units: max(units, self.shortest_window) // self.grain * self.grain)
+
+    def limits(self, most: int) -> st.SearchStrategy[int]:
+        most = min(self.most_limit, most)
+        return st.integers(1, min(5, most)) | magnitudes(1, most)
+
+    def buckets(self, most_burst: int | None = None) -> st.SearchStrategy[Bucket]:
+        most = min(most_burst or self.most_burst, self.most_burst)
+        drawn = buckets(most, self.longest_refill // self.grain, second=self.second // self.grain)
+        return drawn.map(lambda bucket: replace(bucket, period_ns=bucket.period_ns * self.grain))
+
+
+# Room for so many that a test's few keep out of each other's way.
+KEYS: Final = 500
+MEMORY: Final = Measure(
+    unit_ns=1,
+    latest=2 * 10**18,
+    # A quarter of the clock's range: so long may be waited, once and again.
+    longest_refill=2**59,
+    shortest_window=NS // 100,
+    longest_window=YEAR_NS,
+    most_burst=2**61,
+    most_limit=10**9,
+    most_sliding=lambda period: (1 << (period.bit_length() - 1) // 2) - 1,
+    most_bucketed=lambda period, count: min(period // count // 16, 2**29 - 1),
+    most_logged=300,
+    log=Log,
+    forgets=False,
+)
+# As in memory, with what can be exchanged over Redis: whole microseconds, windows that are longer than the interval.
+SYNCED: Final = replace(
+    MEMORY,
+    shortest_window=60 * NS,
+    most_burst=2**51,
+    most_limit=2**20,
+    most_sliding=lambda period: 2**12,
+    grain=1000,
+    forgets=True,
+    has_tiers=False,
+)
+REDIS: Final = Measure(
+    unit_ns=1000,
+    latest=4 * 10**15,
+    # A little less than the longest that a limiter takes.
+    longest_refill=2**50,
+    shortest_window=1,
+    longest_window=10 * YEAR_NS // 1000,
+    most_burst=2**51,
+    most_limit=2**40,
+    most_sliding=lambda period: period,
+    most_bucketed=lambda period, count: period,
+    most_logged=2**40,
+    log=SortedLog,
+    forgets=True,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A limiter to be made, and what the oracle has to know of it. Times are in units of `measure`."""
+
+    make: Callable[..., Any]  # of a store, and a name if it is not "api"
+    rule: Rule[Any]
+    step: int  # multiples of this are when something may change
+    span: int  # after this much time all is forgotten
+    measure: Measure = MEMORY
+    # Rates that are good for one call, and their rules.
+    tiers: list[tuple[dict[str, Any], Rule[Any]]] = field(default_factory=list)
+    # A window may end later than the rule says, by less than this.
+    slack: int = 0
+    # Each key's windows begin at a time of its own.
+    staggered: bool = False
+
+    def costs(self) -> st.SearchStrategy[int]:
+        return st.just(1) | st.integers(0, min(self.rule.most, 3)) | magnitudes(1, self.rule.most)
+
+    def times(self, now: int) -> st.SearchStrategy[int]:
+        """Times around now: tiny moves and long ones, whole steps, and one unit to either side of them."""
+        latest = self.measure.latest
+        longest = min(3 * self.span, latest // 4)
+        moves = st.sampled_from([0, self.step, self.span]) | magnitudes(1, longest) | st.just(self.measure.year)
+        later = moves.map(lambda units: now + units)
+        begun = (st.integers(0, 3) | magnitudes(0, longest // self.step + 1)).map(
+            lambda steps: (now // self.step + steps) * self.step
+        )
+        near = st.builds(lambda time, off: time + off, later | begun, st.integers(-1, 1))
+        return (near | later).map(lambda time: min(max(time, now), latest))
+
+
+@st.composite
+def token_buckets(draw: st.DrawFn, measure: Measure) -> Case:
+    bucket = draw(measure.buckets())
+    tier = draw(measure.buckets(bucket.burst))
+    rate, of_tier = (measure.rate(one.limit, one.period_ns) for one in (bucket, tier))
+    return Case(
+        lambda store, name="api": TokenBucket(store, name, rate, burst=bucket.burst),
+        bucket,
+        step=bucket.unit_ns,
+        span=bucket.tolerance_ns,
+        measure=measure,
+        tiers=[({"rate": of_tier, "burst": tier.burst}, tier)],
+    )
+
+
+@st.composite
+def interval_buckets(draw: st.DrawFn, measure: Measure) -> Case:
+    period = draw(measure.windows())
+    limit = draw(measure.limits(period))
+    longest = max(1, measure.longest_refill * limit // period // 2)
+    burst = draw(st.integers(1, min(5, longest)) | magnitudes(1, min(longest, 2**40)) | st.just(min(limit, longest)))
+    return Case(
+        lambda store, name="api": TokenBucket(store, name, measure.rate(limit, period), burst, refill="interval"),
+        IntervalBucket(limit, period, burst),
+        step=period,
+        span=-(-burst // limit) * period,
+        measure=measure,
+    )
+
+
+@st.composite
+def leaky_buckets(draw: st.DrawFn, measure: Measure) -> Case:
+    bucket = draw(measure.buckets())
+    rate = measure.rate(bucket.limit, bucket.period_ns)
+    return Case(
+        lambda store, name="api": penstock.LeakyBucket(store, name, rate, bucket.burst),
+        Queue(bucket.limit, bucket.period_ns, bucket.burst),
+        step=bucket.unit_ns,
+        span=bucket.tolerance_ns,
+        measure=measure,
+    )
+
+
+@st.composite
+def min_intervals(draw: st.DrawFn, measure: Measure) -> Case:
+    interval = draw(measure.windows() | magnitudes(1, measure.year))
+    return Case(
+        lambda store, name="api": penstock.MinInterval(store, name, measure.length(interval)),
+        Bucket(1, interval, 1),
+        step=interval,
+        span=interval,
+        measure=measure,
+    )
+
+
+@st.composite
+def fixed_windows(draw: st.DrawFn, measure: Measure, align: Any) -> Case:
+    period = draw(measure.windows())
+    limit = draw(measure.limits(period))
+    of_tier = draw(measure.limits(limit))
+    rule = (FirstWindow if align == "first" else ClockWindow)(limit, period)
+    return Case(
+        lambda store, name="api": penstock.FixedWindow(store, name, measure.rate(limit, period), align=align),
+        rule,
+        step=period,
+        span=period,
+        measure=measure,
+        tiers=[({"rate": measure.rate(of_tier, period)}, replace(rule, limit=of_tier))] * measure.has_tiers,
+        slack=limit if align == "first" and measure is MEMORY else 0,
+        staggered=align == "stagger",
+    )
+
+
+@st.composite
+def sliding_windows(draw: st.DrawFn, measure: Measure, exact: bool = True) -> Case:
+    """With both counts exact; or, as in memory for the largest limits, with the previous one perhaps rounded."""
+    period = draw(measure.windows())
+    limit = draw(measure.limits(measure.most_sliding(period) if exact else period // 40))
+    of_tier = draw(measure.limits(limit))
+    return Case(
+        lambda store, name="api": penstock.SlidingWindow(store, name, measure.rate(limit, period)),
+        SlidingWindow(limit, period),
+        step=draw(st.sampled_from([period, max(1, period // limit)])),
+        span=2 * period,
+        measure=measure,
+        tiers=[({"rate": measure.rate(of_tier, period)}, SlidingWindow(of_tier, period))] * measure.has_tiers,
+    )
+
+
+@st.composite
+def bucketed_windows(draw: st.DrawFn, measure: Measure) -> Case:
+    period = draw(measure.windows())
+    count = min(draw(st.sampled_from([60, 1, 2, 3, 7]) | st.integers(1, 60)), period)
+    limit = draw(measure.limits(measure.most_bucketed(period, count)))
+    rule = BucketedWindow(limit, period, count)
+    return Case(
+        lambda store, name="api": penstock.BucketedWindow(
+            store, name, measure.rate(limit, period), buckets=count, keys=KEYS
+        ),
+        rule,
+        step=rule.bucket_ns,
+        span=count * rule.bucket_ns,
+        measure=measure,
+    )
+
+
+@st.composite
+def sliding_logs(draw: st.DrawFn, measure: Measure) -> Case:
+    period = draw(measure.windows())
+    limit = draw(measure.limits(min(period, measure.most_logged)))
+    return Case(
+        lambda store, name="api": penstock.SlidingLog(store, name, measure.rate(limit, period), keys=KEYS),
+        measure.log(limit, period),
+        step=period,
+        span=period,
+        measure=measure,
+    )
+
+
+@st.composite
+def concurrencies(draw: st.DrawFn, measure: Measure) -> Case:
+    lease = draw(measure.windows())
+    limit = draw(measure.limits(50))
+    return Case(
+        lambda store, name="api": penstock.Concurrency(store, name, limit, lease=measure.length(lease), keys=KEYS),
+        Held(limit, lease),
+        step=lease,
+        span=lease,
+        measure=measure,
+    )
+
+
+def cases_of(measure: Measure) -> dict[str, st.SearchStrategy[Case]]:
+    return {
+        "TokenBucket": token_buckets(measure),
+        "TokenBucketInterval": interval_buckets(measure),
+        "LeakyBucket": leaky_buckets(measure),
+        "MinInterval": min_intervals(measure),
+        "FixedWindowClock": fixed_windows(measure, "clock"),
+        "FixedWindowFirst": fixed_windows(measure, "first"),
+        "FixedWindowStagger": fixed_windows(measure, "stagger"),
+        "SlidingWindow": sliding_windows(measure),
+        "BucketedWindow": bucketed_windows(measure),
+        "SlidingLog": sliding_logs(measure),
+        "Concurrency": concurrencies(measure),
+    }
+
+
+OF_ONE_HOST: Final = ("TokenBucket", "FixedWindowClock", "SlidingWindow")
+"""What hosts can lease or exchange."""

@@ -1,0 +1,186 @@
+"""Where limits can be kept, each behind the same face: a store for the classes of limiters, and a clock that is moved.
+
+What the tests of this directory say holds at every place, unless a test names its own (``@pytest.mark.places``).
+
+| place | | counts in |
+| --- | --- | --- |
+| private, named | a table of this process, or in shared memory | nanoseconds |
+| redis, asyncio | a Redis, asked directly or from an event loop | microseconds |
+| leased | permits that one host borrows from Redis | microseconds |
+| synced | one host that exchanges with others, of which there are none | nanoseconds |
+
+A moment between two microseconds is none at places that count in those: `Clock` refuses to be moved there. So a test of
+all places moves by whole microseconds, or by `Place.grain_ns`, the shortest time that its place can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from redis_server import RedisServer
+from scripts_clock import ServerClock
+
+from penstock import Store
+from penstock.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
+from penstock.testing import ManualClock
+
+NS: Final = 1_000_000_000
+
+IN_MEMORY: Final = ("private", "named")
+OVER_REDIS: Final = ("redis", "asyncio")
+STRICT: Final = (*IN_MEMORY, *OVER_REDIS)
+"""Every limiter can be made there, and every answer is exact."""
+EXACT: Final = (*STRICT, "synced")
+"""Of token buckets, fixed windows by the clock and sliding windows every answer is exact there."""
+EVERYWHERE: Final = (*EXACT, "leased")
+
+
+class Clock:
+    """The time of a place: all clocks that it goes by stand still, and are moved together."""
+
+    def __init__(self, grain_ns: int, host: ManualClock | None, server: ServerClock | None, start_ns: int) -> None:
+        self._grain_ns, self._host, self._server = grain_ns, host, server
+        self.set_ns(start_ns)
+
+    def set_ns(self, now_ns: int) -> None:
+        assert now_ns % self._grain_ns == 0, "this place can't tell that moment"
+        self.now_ns = now_ns
+        if self._host is not None:
+            self._host.set(Fraction(now_ns, NS))  # type: ignore[arg-type]  # exact, where a float would round
+        if self._server is not None:
+            self._server.set_us(now_ns // 1000)
+
+    def set(self, seconds: float) -> None:
+        self.set_ns(round(Fraction(seconds) * NS / self._grain_ns) * self._grain_ns)
+
+    def advance(self, seconds: float) -> None:
+        self.set(Fraction(self.now_ns, NS) + Fraction(seconds))  # type: ignore[arg-type]
+
+    def now(self) -> float:
+        return self.now_ns / NS
+
+
+class Awaiting:
+    """A store, a limiter, a reservation or a lease for asyncio, each of whose methods is awaited here."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, asked: Any, store: Awaiting | None = None) -> None:
+        self._loop, self._asked = loop, asked
+        self._store: Any = store or self
+
+    @property
+    def store(self) -> Awaiting:
+        """Of a limiter."""
+        return self._store  # type: ignore[no-any-return]
+
+    @property
+    def limiters(self) -> tuple[Awaiting, ...]:
+        """Of an ``AllOf``."""
+        return tuple(Awaiting(self._loop, limiter, self._store) for limiter in self._asked.limiters)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._asked, name)
+        if inspect.ismethod(value):
+            return lambda *args, **kwargs: self._done(value(*args, **kwargs))
+        return value
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def __enter__(self) -> Any:
+        return self._done(self._asked.__aenter__())
+
+    def __exit__(self, *raised: Any) -> Any:
+        return self._done(self._asked.__aexit__(*raised))
+
+    def __repr__(self) -> str:
+        return repr(self._asked)
+
+    def __reduce__(self) -> Any:
+        return self._asked.__reduce__()
+
+    def _done(self, answer: Any) -> Any:
+        if inspect.isawaitable(answer):
+            answer = self._loop.run_until_complete(answer)
+        is_asked = hasattr(answer, "cancel") or hasattr(answer, "__aenter__")
+        return Awaiting(self._loop, answer) if is_asked else answer
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaiting:
+        """For the classes of limiters, as what they are asked to make one of is this."""
+        asked = [one._asked if isinstance(one, Awaiting) else one for one in args]
+        named = {name: one._asked if isinstance(one, Awaiting) else one for name, one in kwargs.items()}
+        return Awaiting(self._loop, kind(*asked, **named), self._store)
+
+
+@dataclass(frozen=True)
+class Place:
+    kind: str
+    store: Any
+    clock: Clock
+    grain_ns: int
+    another: Callable[[str], AbstractContextManager[Any]]
+    """One more store of that kind, with the same states and times."""
+
+
+@contextlib.contextmanager
+def opened(kind: str, server: RedisServer | None, start_ns: int = 1000 * NS, keys: int = 1) -> Iterator[Place]:
+    """An empty place. Those of memory need no server; elsewhere the scripts have to be those that tests move."""
+    name = f"test-{os.getpid()}-{secrets.token_hex(6)}"
+    host = None if kind in OVER_REDIS else ManualClock()
+
+    def another(kind: str) -> AbstractContextManager[Any]:
+        match kind:
+            case "private":
+                return Store.private(keys=keys, clock=host)  # type: ignore[arg-type]  # there is one
+            case "named":
+                return Store(name, keys=keys, clock=host)  # type: ignore[arg-type]
+            case "redis":
+                return RedisStore(server.url, timeout=60)  # type: ignore[union-attr]
+            case "asyncio":
+                return _awaiting(server.url)  # type: ignore[union-attr]
+            case _:
+                return _of_one_host(kind, server.url, host)  # type: ignore[union-attr]
+
+    with contextlib.ExitStack() as stack:
+        server_clock = None
+        if kind == "named":
+            stack.callback(Store.unlink, name)
+        elif kind != "private":
+            assert server is not None
+            client = stack.enter_context(server.client())
+            client.flushall()
+            server_clock = ServerClock(client)
+        grain_ns = 1000 if kind in (*OVER_REDIS, "leased") else 1
+        clock = Clock(grain_ns, host, server_clock, start_ns)
+        yield Place(kind, stack.enter_context(another(kind)), clock, grain_ns, another)
+
+
+@contextlib.contextmanager
+def _awaiting(url: str) -> Iterator[Awaiting]:
+    loop = asyncio.new_event_loop()
+    store = Awaiting(loop, AsyncRedisStore(url, timeout=60))
+    try:
+        yield store
+    finally:
+        store.close()
+        loop.close()
+
+
+@contextlib.contextmanager
+def _of_one_host(kind: str, url: str, clock: Any) -> Iterator[Any]:
+    with RedisStore(url, timeout=60) as over, Store.private(keys=1000, clock=clock) as host:
+        if kind == "leased":
+            with LeasedStore(over, host, share=1.0) as leased:
+                leased._keeper().end()  # Nothing is given back but by the test.
+                yield leased
+        else:
+            with SyncedStore(over, host, "1 minute", keys=100) as synced:
+                yield synced

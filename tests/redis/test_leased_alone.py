@@ -1,0 +1,133 @@
+"""Requests of as much as a host may have on loan: they are charged at Redis, beside those that borrow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from leased_hosts import Hosts
+from redis_server import RedisServer
+
+from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
+from penstock.redis import AsyncLeasedStore, AsyncRedisStore
+from penstock.redis.asking import Asked
+from penstock.redis.leased_fetch import Answer, Holdings, Steps, answered
+
+KEY = "user:42"
+
+every_kind = pytest.mark.parametrize("kind", [TokenBucket, FixedWindow, SlidingWindow])
+
+
+def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Asked[Any]]:
+    steps = answered(limiter, Holdings(), KEY, cost)
+    asked = next(steps)
+    assert isinstance(asked, Asked), "it waits for others"
+    return steps, asked
+
+
+def ended(steps: Steps[Answer], answer: Any) -> Answer:
+    with pytest.raises(StopIteration) as end:
+        steps.send(answer)
+    outcome: Answer = end.value.value
+    return outcome
+
+
+@every_kind
+@pytest.mark.parametrize(("share", "cost"), [(1e-9, 1), (0.1, 10), (0.1, 12)])
+def test_they_ask_at_the_same_time(hosts: Hosts, kind: Callable[..., Any], share: float, cost: int) -> None:
+    limiter = kind(hosts.new(share=share), "l", "100/hour")
+    fetches = [begun(limiter, cost) for _ in range(100 // cost)]
+    assert all(ended(steps, hosts.redis_store._do(asked)).allowed for steps, asked in fetches)
+    steps, asked = begun(limiter, cost)
+    denied = ended(steps, hosts.redis_store._do(asked))
+    assert not denied.allowed
+    assert denied.retry_ns > 0
+    stats = limiter.store.host_store.stats().limiters["l"]
+    assert (stats.allowed, stats.denied) == (100 // cost, 1)
+
+
+@every_kind
+def test_their_denials_are_remembered(hosts: Hosts, kind: Callable[..., Any]) -> None:
+    limiter = kind(hosts.new(), "l", "100/hour")
+    for _ in range(9):
+        assert limiter.hit(KEY, 11)
+    assert not limiter.hit(KEY, 11)
+    before = hosts.calls()
+    retry_after = limiter.hit(KEY, 11).retry_after
+    assert hosts.calls() == before
+    hosts.advance(retry_after + 0.01)
+    assert limiter.hit(KEY, 11)
+
+
+@every_kind
+def test_what_the_host_has_on_loan_counts_besides(hosts: Hosts, kind: Callable[..., Any]) -> None:
+    limiter = kind(hosts.new(), "l", "100/hour")
+    tag = limiter.tag(KEY)
+    while limiter.left(tag)[0] < 3:
+        assert limiter.allow(KEY)
+    there = limiter.peek(KEY, 100).remaining
+    assert there > 80
+    assert not limiter.hit(KEY, there + 1)
+    assert limiter.hit(KEY, there)
+    assert not limiter.allow(KEY)
+
+
+def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
+    """As its permits come back while it is late."""
+    limiter = TokenBucket(hosts.new(), "l", "100/hour")
+    (in_time, first), (late, second) = begun(limiter, 30), begun(limiter, 30)
+    answers = [hosts.redis_store._do(asked) for asked in (first, second)]
+    hosts.advance(59.9)
+    assert ended(in_time, answers[0]).allowed
+    hosts.advance(0.2)
+    assert isinstance(late.send(answers[1]), Asked)
+
+
+@pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
+def test_a_charge_of_a_window_is_used_in_it(hosts: Hosts, kind: Callable[..., Any]) -> None:
+    limiter = kind(hosts.new(), "l", "100/second")
+    late, asked = begun(limiter, 30)
+    answer = hosts.redis_store._do(asked)
+    hosts.advance(1)
+    assert isinstance(late.send(answer), Asked)
+
+
+def test_they_change_no_loan(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "100/hour")
+    tag = limiter.tag(KEY)
+    while limiter.left(tag)[0] < 3:
+        assert limiter.allow(KEY)
+    left = limiter.left(tag)
+    free = limiter.peek(KEY, 100).remaining
+    assert limiter.hit(KEY, 20)
+    assert limiter.left(tag) == left
+    assert limiter.peek(KEY, 100).remaining == free - 20
+
+
+@pytest.mark.parametrize("share", [1e-9, 0.1])
+def test_tasks_do_not_wait_in_line(server: RedisServer, share: float) -> None:
+    cost = 1 if share < 0.1 else 10
+
+    async def work() -> None:
+        async with AsyncRedisStore(server.url, timeout=60) as redis_store:
+            with Store.private(keys=100) as host_store:
+                async with AsyncLeasedStore(redis_store, host_store, share=share) as store:
+                    limiter: Any = TokenBucket(store, "l", "100/hour")
+                    asked, all_ask, ask = 0, asyncio.Event(), store._ask
+
+                    async def ask_together(what: Asked[Any]) -> Any:
+                        nonlocal asked
+                        asked += 1
+                        if asked == 8:
+                            all_ask.set()
+                        async with asyncio.timeout(30):
+                            await all_ask.wait()
+                        return await ask(what)
+
+                    store._ask = ask_together  # type: ignore[method-assign]
+                    assert all(await asyncio.gather(*[limiter.hit(KEY, cost) for _ in range(8)]))
+                    assert not store._turns._lines
+
+    asyncio.run(work())

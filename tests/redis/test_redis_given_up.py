@@ -1,0 +1,530 @@
+"""Permits whose holder never hears of them, or can't give them back: cancelled tasks, and Redis away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from both_kinds import done, with_store
+from proxy import Proxy, proxy
+from redis.exceptions import OutOfMemoryError
+from redis_server import PATIENCE_S, RedisServer
+
+from penstock import AllOf, Concurrency, ForeignState, LimitExceeded, Store, StoreUnavailable, TokenBucket
+from penstock.errors import StoreClosed
+from penstock.redis import AsyncRedisStore, RedisStore
+
+LIMIT = 5
+
+
+def held_of(store: Any) -> Any:
+    return Concurrency(store, "held", LIMIT, lease="1 hour")
+
+
+async def enter(held: Any) -> None:
+    async with held.hold("ada", 2):
+        pass
+
+
+def all_of(held: Any) -> Any:
+    return AllOf(TokenBucket(held.store, "b", "100/hour"), held)
+
+
+TAKING: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "allow": lambda held: held.allow("ada"),
+    "hit": lambda held: held.hit("ada", 2),
+    "acquire": lambda held: held.acquire("ada", 2),
+    "reserve": lambda held: held.reserve("ada", 2),
+    "wait": lambda held: held.wait("ada", 2),
+    "hold": enter,
+    "allow_many": lambda held: held.allow_many(["bob", "ada", "ada"]),
+    "all": lambda held: all_of(held).hit("ada"),
+    "all's reserve": lambda held: all_of(held).reserve("ada"),
+    "all's allow_many": lambda held: all_of(held).allow_many(["ada", "bob"]),
+}
+
+
+class Late:
+    """Answers of a store that are on their way until they may come."""
+
+    def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way, self.may_come = asyncio.Event(), asyncio.Event()
+        for owner, name in ((store, "_execute"), (store._client, "execute_many")):
+            monkeypatch.setattr(owner, name, self.late(getattr(owner, name)))
+
+    def late(self, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def execute(*call: Any) -> Any:
+            answer = await send(*call)
+            self.under_way.set()
+            await self.may_come.wait()
+            return answer
+
+        return execute
+
+
+async def all_back(held: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        for key in ("ada", "bob"):
+            while (await done(held.peek(key))).remaining < LIMIT:
+                await asyncio.sleep(0.005)
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("how", TAKING)
+def test_what_a_cancelled_task_has_taken_comes_back(
+    how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        # Redis knows the scripts.
+        await TAKING[how](held)
+        await held.reset("ada")
+        await held.reset("bob")
+        async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as seen_by:
+            seen = held_of(seen_by)
+            with monkeypatch.context() as patch:
+                late = Late(store, patch)
+                task = asyncio.ensure_future(TAKING[how](held))
+                await late.under_way.wait()
+                # Redis has given them out.
+                assert (await seen.peek("ada")).remaining < LIMIT
+                await cancelled(task)
+                assert (await seen.peek("ada")).remaining < LIMIT
+                late.may_come.set()
+                await all_back(seen)
+        # Nothing of it is remembered, either.
+        assert await held.allow("ada")
+        await held.refund("ada", LIMIT)
+        await all_back(held)
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_of_a_batch_of_several_parts_all_comes_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.redis.aio.CHUNK", 1)
+
+    async def body(store: Any) -> None:
+        held, sent = held_of(store), itertools.count()
+        execute_many = store._client.execute_many
+        waits, may_come = asyncio.Event(), asyncio.Event()
+
+        async def late(*calls: Any) -> Any:
+            answer = await execute_many(*calls)
+            if next(sent) == 2:
+                waits.set()
+                await may_come.wait()
+            return answer
+
+        await held.allow_many(["ada"])
+        await held.refund("ada")
+        with monkeypatch.context() as patch:
+            patch.setattr(store._client, "execute_many", late)
+            task = asyncio.ensure_future(held.allow_many(["ada", "bob", "ada", "bob"]))
+            await waits.wait()
+            await cancelled(task)
+            may_come.set()
+            await all_back(held)
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+def failing_in_between(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call of a batch of three isn't done: the server's memory was full at that moment."""
+    execute_many = store._client.execute_many
+
+    def without(calls: Any) -> Any:
+        return calls if len(calls) != 3 else [calls[0], calls[2]]
+
+    def failed(replies: Any, calls: Any) -> Any:
+        return replies if len(calls) != 3 else [replies[0], OutOfMemoryError("command not allowed"), replies[1]]
+
+    async def answers(calls: Any) -> Any:
+        return failed(await execute_many(without(calls)), calls)
+
+    def answers_at_once(calls: Any) -> Any:
+        return failed(execute_many(without(calls)), calls)
+
+    is_async = isinstance(store, AsyncRedisStore)
+    monkeypatch.setattr(store._client, "execute_many", answers if is_async else answers_at_once)
+
+
+def test_of_a_batch_that_fails_in_part_the_rest_is_as_redis_says(
+    is_async: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(store: Any) -> None:
+        held, bucket = held_of(store), TokenBucket(store, "b", "1/hour")
+        await done(held.allow("ada"))
+        await done(bucket.allow("ada"))
+        with monkeypatch.context() as patch:
+            failing_in_between(store, patch)
+            assert await done(held.allow_many(["ada", "bob", "ada"])) == [True] * 3
+            assert await done(bucket.allow_many(["ada", "bob", "ada"])) == [False, True, False]
+        # What was taken is known, and can be given back.
+        await done(held.refund("ada", 3))
+        assert (await done(held.peek("ada"))).remaining == LIMIT
+
+    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S, when_unavailable="allow")
+
+
+def test_of_a_batch_that_fails_in_part_what_was_taken_comes_back(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        await held.allow_many(["ada"])
+        await held.refund("ada")
+        with monkeypatch.context() as patch:
+            failing_in_between(store, patch)
+            late = Late(store, patch)
+            task = asyncio.ensure_future(held.allow_many(["ada", "bob", "ada"]))
+            await late.under_way.wait()
+            await cancelled(task)
+            late.may_come.set()
+            await all_back(held)
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("how", ["one", "all"])
+def test_a_batch_comes_back_as_one(how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [f"user:{number}" for number in range(100)]
+
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        limiter = held if how == "one" else all_of(held)
+        await limiter.allow_many(["ada"])
+        await held.refund("ada")
+        with monkeypatch.context() as patch:
+            late = Late(store, patch)
+            task = asyncio.ensure_future(limiter.allow_many(keys))
+            await late.under_way.wait()
+            await cancelled(task)
+            batches: list[int] = []
+            execute_many = store._client.execute_many
+
+            async def counted(calls: Any) -> Any:
+                batches.append(len(calls))
+                return await execute_many(calls)
+
+            patch.setattr(store._client, "execute_many", counted)
+            # Not one by one.
+            patch.setattr(store, "_execute", None)
+            late.may_come.set()
+            while store._going_on:
+                await asyncio.wait(store._going_on)
+            # Each script that Redis doesn't know yet is sent once more.
+            assert 100 <= sum(batches) <= 1000
+            assert len(batches) < 10
+        for key in keys:
+            assert (await held.peek(key)).remaining == LIMIT
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_cancelled_at_any_time(server: RedisServer) -> None:
+    """Before anything is sent, on the way there, on the way back, and after it."""
+
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        with proxy(server.port) as through:
+            for delay_s in (0.0, 0.002):
+                through.delay_s = delay_s
+                async with AsyncRedisStore(through.url, timeout=PATIENCE_S) as slow:
+                    slow_held = held_of(slow)
+
+                    async def take_and_give_back(taken: Any = slow_held) -> None:
+                        async with contextlib.AsyncExitStack() as stack:
+                            lease = await stack.enter_async_context(taken.hold("ada", 2, timeout=0))
+                            assert lease.allowed
+
+                    for _ in range(100):
+                        # What comes back may still be on its way.
+                        with contextlib.suppress(TimeoutError, LimitExceeded):
+                            async with asyncio.timeout(random.uniform(0, 0.001 + 3 * delay_s)):
+                                await take_and_give_back()
+                        for taking in (slow_held.acquire, slow_held.allow):
+                            task = asyncio.ensure_future(taking("bob"))
+                            await asyncio.sleep(random.uniform(0, 0.001 + 2 * delay_s))
+                            if task.cancel():
+                                with contextlib.suppress(asyncio.CancelledError):
+                                    await task
+                            if task.cancelled():
+                                continue
+                            answer = task.result()
+                            await (answer.release() if taking == slow_held.acquire else slow_held.refund("bob"))
+                    await all_back(held)
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_a_release_goes_on_when_its_task_is_cancelled(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        lease = await held.acquire("ada", 2)
+        with monkeypatch.context() as patch:
+            send, may_go = store._execute, asyncio.Event()
+
+            async def later(*call: Any) -> Any:
+                await may_go.wait()
+                return await send(*call)
+
+            patch.setattr(store, "_execute", later)
+            task = asyncio.ensure_future(lease.release())
+            await asyncio.sleep(0)
+            await cancelled(task)
+            may_go.set()
+            await asyncio.wait(store._going_on)
+        assert (await held.peek("ada")).remaining == LIMIT
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_a_store_that_is_closed_gives_back_before(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as store:
+            late = Late(store, monkeypatch)
+            task = asyncio.ensure_future(held_of(store).acquire("ada", 2))
+            await late.under_way.wait()
+            await cancelled(task)
+            late.may_come.set()
+        assert not store._going_on
+
+    asyncio.run(main())
+    with RedisStore(server.url, timeout=PATIENCE_S) as store:
+        assert held_of(store).peek("ada").remaining == LIMIT
+
+
+def test_a_store_that_is_being_closed_only_gives_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store = AsyncRedisStore(server.url, timeout=PATIENCE_S)
+        held, bucket = held_of(store), TokenBucket(store, "b", "1/hour")
+        lease, booked = await held.acquire("ada"), await bucket.reserve("ada")
+        late = Late(store, monkeypatch)
+        task = asyncio.ensure_future(held.acquire("ada", 2))
+        await late.under_way.wait()
+        await cancelled(task)
+        closing = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0)
+        for asked in (held.allow("bob"), held.acquire("bob"), held.peek("bob"), held.allow_many(["bob"])):
+            with pytest.raises(StoreClosed):
+                await asked
+        giving_back = [asyncio.ensure_future(work) for work in (lease.release(), booked.cancel())]
+        await asyncio.sleep(0)
+        late.may_come.set()
+        assert await asyncio.gather(*giving_back) == [True, None]
+        await closing
+        with pytest.raises(StoreClosed):
+            await bucket.refund("ada")
+
+    asyncio.run(main())
+    with RedisStore(server.url, timeout=PATIENCE_S) as store:
+        assert held_of(store).peek("ada").remaining == LIMIT
+        assert held_of(store).peek("bob").remaining == LIMIT
+        assert TokenBucket(store, "b", "1/hour").allow("ada")
+
+
+def test_a_close_that_is_cancelled_closes(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store = AsyncRedisStore(server.url, timeout=PATIENCE_S)
+        held = held_of(store)
+        with monkeypatch.context() as patch:
+            late = Late(store, patch)
+            task = asyncio.ensure_future(held.acquire("ada"))
+            await late.under_way.wait()
+            await cancelled(task)
+            closing = asyncio.ensure_future(store.close())
+            await asyncio.sleep(0)
+            await cancelled(closing)
+            late.may_come.set()
+        assert store.closed
+        assert not any(one.is_connected for one in store._client.connection_pool._available_connections)
+        for asked in (held.allow("ada"), TokenBucket(store, "b", "1/hour").refund("ada")):
+            with pytest.raises(StoreClosed):
+                await asked
+        await asyncio.wait(store._going_on)
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["allow", "allow_many"])
+def test_calls_under_way_when_a_store_is_closed(what: str, server: RedisServer, is_async: bool) -> None:
+    """They say so, and the host doesn't take it for a failure of the server."""
+
+    async def main() -> None:
+        with proxy(server.port) as through, Store.private(keys=100) as host:
+            kind: Any = AsyncRedisStore if is_async else RedisStore
+            store = kind(through.url, timeout=PATIENCE_S, host=host)
+            bucket = TokenBucket(store, "b", "100/hour")
+            await done(bucket.allow("ada"))
+            through.is_silent = True
+
+            def ask() -> Any:
+                return bucket.allow("ada") if what == "allow" else bucket.allow_many(["ada", "bob"])
+
+            pool = store._client.connection_pool
+            in_use = set(pool._in_use_connections)
+            task = asyncio.ensure_future(ask() if is_async else asyncio.to_thread(ask))
+            while not set(pool._in_use_connections) - in_use:
+                await asyncio.sleep(0.001)
+            # That it has been sent.
+            await asyncio.sleep(0.05)
+            await done(store.close())
+            with pytest.raises(StoreClosed):
+                await task
+            async with AsyncRedisStore(through.url, host=host) as other:
+                assert other.status().failures == 0
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_given_back_is_no_error(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis goes away between the request and the cancellation, or answers something else."""
+    errors: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        for away in (True, False):
+            with proxy(server.port) as through:
+                async with AsyncRedisStore(through.url, timeout=PATIENCE_S) as store:
+                    held = held_of(store)
+                    await held.allow("bob")
+                    with monkeypatch.context() as patch:
+                        late = Late(store, patch)
+                        task = asyncio.ensure_future(held.acquire("ada"))
+                        await late.under_way.wait()
+                        await cancelled(task)
+                        if away:
+                            through.server_port = 1
+                            through.cut()
+                        else:
+                            store._execute = None  # the answer comes, and nothing else can be sent
+                        late.may_come.set()
+                        while store._going_on and away:
+                            await asyncio.wait(store._going_on)
+
+    asyncio.run(main())
+    # The one that is broken is told of; Redis away is not.
+    assert [type(context.get("exception")) for context in errors] in ([], [TypeError])
+
+
+# ---- Redis away when permits are given back --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def through(server: RedisServer) -> Iterator[Proxy]:
+    with proxy(server.port) as opened:
+        yield opened
+
+
+def lose(through: Proxy) -> None:
+    through.server_port = 1
+    through.cut()
+
+
+async def find(through: Proxy, server: RedisServer, held: Any) -> None:
+    """What was cut is found out by whoever asks first."""
+    through.server_port = server.port
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                await done(held.peek("ada"))
+                break
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["hold", "acquire"])
+def test_a_block_comes_to_what_it_came_to(how: str, through: Proxy, server: RedisServer, is_async: bool) -> None:
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        for error in (None, ValueError("the block's own")):
+            await find(through, server, held)
+            if is_async:
+                manager = held.hold("ada") if how == "hold" else await held.acquire("ada")
+                await manager.__aenter__()
+                lose(through)
+                assert not await manager.__aexit__(type(error) if error else None, error, None)
+            else:
+                manager = held.hold("ada") if how == "hold" else held.acquire("ada")
+                manager.__enter__()
+                lose(through)
+                assert not manager.__exit__(type(error) if error else None, error, None)
+
+    with_store(body, is_async, lambda: through.url, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("how", ["hold", "acquire"])
+@pytest.mark.parametrize("what", ["closed", "foreign"])
+def test_what_a_block_has_raised_comes_out_of_it(
+    what: str, how: str, server: RedisServer, client: redis.Redis, is_async: bool
+) -> None:
+    class Own(Exception):
+        pass
+
+    async def body(store: Any) -> None:
+        held = held_of(store)
+
+        async def spoil() -> None:
+            if what == "closed":
+                await done(store.close())
+            else:
+                client.set(client.keys("*held*")[0], "something else")
+
+        async def block(error: Exception | None) -> None:
+            if is_async:
+                async with held.hold("ada") if how == "hold" else await held.acquire("ada"):
+                    await spoil()
+                    if error:
+                        raise error
+            else:
+                with held.hold("ada") if how == "hold" else held.acquire("ada"):
+                    await spoil()
+                    if error:
+                        raise error
+
+        with pytest.raises(Own):
+            await block(Own())
+        if what == "foreign":
+            client.flushall()
+            with pytest.raises(ForeignState):
+                await block(None)
+
+    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_what_could_not_be_given_back_can_be_given_back_again(
+    through: Proxy, server: RedisServer, is_async: bool
+) -> None:
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        lease = await done(held.acquire("ada", 2))
+        assert await done(held.allow("ada"))
+        booked = await done(held.reserve("ada"))
+        left = LIMIT - 4
+        for give_back, again, count in (
+            (lease.release, lease.release, 2),
+            (booked.cancel, lambda: held.refund("ada"), 1),
+            (lambda: held.refund("ada"), lambda: held.refund("ada"), 1),
+        ):
+            lose(through)
+            with pytest.raises(StoreUnavailable):
+                await done(give_back())
+            await find(through, server, held)
+            assert (await done(held.peek("ada"))).remaining == left
+            assert await done(again()) in (True, None)
+            left += count
+            assert (await done(held.peek("ada"))).remaining == left
+        assert not await done(lease.release())
+
+    with_store(body, is_async, lambda: through.url, timeout=PATIENCE_S)

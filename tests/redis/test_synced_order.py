@@ -1,0 +1,223 @@
+"""Several processes of a host that exchange at once: none takes back what another one has told or learned since."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from redis_server import RedisServer
+from scripts_clock import ServerClock
+from synced_hosts import admitted, before_the_answer, hosts, sum_of_all, sums, two_of_one_host
+
+from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
+from penstock.testing import ManualClock
+
+START = 1_000_000_020
+UNTOLD_ONLY = -2
+ALL_TURNS = -1
+READ_US = 2
+"""Among a message's arguments."""
+
+WINDOWS: dict[str, Callable[[Any], Any]] = {
+    "fixed": lambda store: FixedWindow(store, "api", "100/year"),
+    "sliding": lambda store: SlidingWindow(store, "api", "100/year"),
+}
+KINDS = {**WINDOWS, "bucket": lambda store: TokenBucket(store, "api", "1/minute", burst=100)}
+
+
+@pytest.fixture
+def clock(server_clock: ServerClock) -> ManualClock:
+    """Of hosts that go by the server's time."""
+    server_clock.set(START)
+    return ManualClock(START)
+
+
+def known_of(client: redis.Redis, host: bytes) -> int:
+    """Permits, as Redis knows them of a host."""
+    (entry,) = (client.hget(key, host) or b"0:0:0:0" for key in sums(client))
+    told = int(entry.split(b":")[2])
+    return told // 60_000_000 if told >= 1_000_000 else told
+
+
+@pytest.mark.parametrize("exchanges", [1, 20])
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_an_answer_that_is_learned_late_takes_nothing_back(server: RedisServer, kind: str, exchanges: int) -> None:
+    """Of two processes of a host, one is stopped between the answer and its learning; the other one goes on."""
+    with (
+        Store.private(keys=100) as store,
+        two_of_one_host(store, server.url, WINDOWS[kind]) as (stopped, going_on),
+        hosts(1, server.url, WINDOWS[kind]) as (other,),
+    ):
+        assert stopped.limiter.allow("k")
+
+        def meanwhile() -> None:
+            assert admitted(other.limiter, 99) == 99
+            other.exchange()
+            for _ in range(exchanges):
+                going_on.exchange()
+
+        with before_the_answer(stopped, meanwhile):
+            stopped.exchange()
+        assert not going_on.limiter.allow("k")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_late_answer_does_not_hide_what_was_given_back(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, kind: str
+) -> None:
+    """It says what Redis knew before it was told more: as much as this host has counted in the end."""
+    with (
+        Store.private(keys=100, clock=clock) as store,
+        two_of_one_host(store, server.url, KINDS[kind]) as (stopped, going_on),
+    ):
+        assert stopped.limiter.hit("k", 5)
+
+        def meanwhile() -> None:
+            assert going_on.limiter.hit("k", 4)
+            going_on.exchange()
+            going_on.limiter.refund("k", 4)
+
+        with before_the_answer(stopped, meanwhile):
+            stopped.exchange()
+        assert known_of(client, going_on.field) == 9
+        assert going_on.synced.status().pending_keys == 1
+        assert going_on.synced._exchange(UNTOLD_ONLY, elected=False) is None
+        assert known_of(client, going_on.field) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sent", [order for count in (2, 3) for order in itertools.permutations(range(3), count)])
+def test_messages_and_answers_in_any_order(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, kind: str, sent: tuple[int, ...]
+) -> None:
+    """Of three readings, of which the last one says as much as the first; one may not be sent, and answers be lost."""
+    with hosts(1, server.url, KINDS[kind], clock=clock) as (host,):
+        (exchange,) = host.synced._exchanges
+        learned = [order for count in range(len(sent) + 1) for order in itertools.permutations(sent, count)]
+        for number, answered in enumerate(learned):
+            key = f"user:{number}"
+            messages = []
+            for change in (5, 4, -4):
+                if change > 0:
+                    assert host.limiter.hit(key, change)
+                else:
+                    host.limiter.refund(key, -change)
+                messages += list(exchange.messages(UNTOLD_ONLY))
+            assert len(messages) == 3
+            replies = {which: exchange.send([messages[which]])[0] for which in sent}
+            for which in answered:
+                messages[which].answer(replies[which])
+            # Whatever Redis doesn't know is pending.
+            assert exchange.run(UNTOLD_ONLY) is None
+            assert host.synced.status().pending_keys == 0
+            assert known_of(client, host.field) == 5
+            client.delete(*sums(client))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_messages_of_one_microsecond_none_is_forgotten(
+    server: RedisServer, client: redis.Redis, clock: ManualClock, kind: str
+) -> None:
+    with hosts(1, server.url, KINDS[kind], clock=clock) as (host,):
+        (exchange,) = host.synced._exchanges
+        for key, order in (("one", (0, 1)), ("two", (1, 0))):
+            messages = []
+            for _ in range(2):
+                assert host.limiter.hit(key, 5)
+                messages += list(exchange.messages(UNTOLD_ONLY))
+            messages[0].arguments[READ_US] = messages[1].arguments[READ_US]
+            replies = {which: exchange.send([messages[which]])[0] for which in order}
+            for which in range(2):
+                messages[which].answer(replies[which])
+            assert exchange.run(UNTOLD_ONLY) is None
+            assert known_of(client, host.field) == 10
+            client.delete(*sums(client))
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_who_reads_later_is_believed(
+    server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Another process reads the cell and sends that, after this one has begun to look at cells and before it reads."""
+    now = time.time()
+    late: list[Any] = []
+
+    def time_and_more() -> float:
+        monkeypatch.setattr(time, "time", lambda: now)
+        late.extend(exchange.messages(ALL_TURNS))
+        assert host.limiter.hit("k", 4)
+        return now
+
+    def send_late() -> None:
+        for message, reply in zip(late, exchange.send(late), strict=True):
+            message.answer(reply)
+
+    monkeypatch.setattr(time, "time", lambda: now)
+    with Store.private(keys=100, clock="time") as store, hosts(1, server.url, WINDOWS[kind], store=store) as (host,):
+        (exchange,) = host.synced._exchanges
+        assert host.limiter.hit("k", 5)
+        monkeypatch.setattr(time, "time", time_and_more)
+        with before_the_answer(host, send_late):
+            host.exchange()
+        assert late
+        assert host.synced.status().pending_keys == 0
+        assert sum_of_all(client) == 9
+
+
+def test_a_bucket_is_not_told_as_spread_over_a_time_that_was_told_already(
+    server: RedisServer, clock: ManualClock, server_clock: ServerClock
+) -> None:
+    """Of two processes of a host, one is stopped before it learns; the other goes on for longer than filling takes."""
+
+    def make(store: Any) -> TokenBucket:
+        return TokenBucket(store, "api", "1/second", burst=50)
+
+    with (
+        Store.private(keys=100, clock=clock) as store,
+        two_of_one_host(store, server.url, make) as (stopped, going_on),
+        hosts(1, server.url, make, clock=clock) as (other,),
+    ):
+        assert stopped.limiter.allow("k")
+        assert other.limiter.allow("k")
+
+        def meanwhile() -> None:
+            for seconds in range(1, 101):
+                clock.set(START + seconds)
+                server_clock.set(START + seconds)
+                going_on.exchange()
+
+        with before_the_answer(stopped, meanwhile):
+            stopped.exchange()
+        assert going_on.limiter.hit("k", 50)
+        going_on.exchange()
+        assert other.limiter.allow("k")
+        other.exchange()
+        assert other.limiter.peek("k").remaining == 0
+
+
+def test_a_bucket_whose_ticket_has_come_back_stays_pending(
+    server: RedisServer, client: redis.Redis, clock: ManualClock
+) -> None:
+    make = KINDS["bucket"]
+    with (
+        Store.private(keys=100, clock=clock) as store,
+        two_of_one_host(store, server.url, make) as (stopped, going_on),
+    ):
+        assert stopped.limiter.hit("k", 10)
+
+        def meanwhile() -> None:
+            assert going_on.limiter.hit("k", 30)
+            for _ in range(2**10 - 1):
+                going_on.exchange()
+                clock.advance(0.001)
+            going_on.limiter.refund("k", 30)
+            # A question that isn't sent.
+            going_on.limiter._usages(0, 100, UNTOLD_ONLY)
+
+        with before_the_answer(stopped, meanwhile):
+            stopped.exchange()
+        assert going_on.synced.status().pending_keys == 1
