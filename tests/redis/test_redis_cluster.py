@@ -429,9 +429,11 @@ def stopped_until_looked_for(node: RedisServer, is_async: bool, monkeypatch: pyt
 
 
 def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) -> None:
-    source, target = cluster.nodes[1], cluster.nodes[2]
     key = key_in(1, "moved")
     slot = slot_of(key)
+    # It isn't brought back: the next test that has it moved moves it on.
+    source = cluster.master_of(fingerprint(key))
+    target = next(node for node in cluster.nodes[1:3] if node is not source)
 
     async def body(store: Any) -> None:
         bucket, log = TokenBucket(store, "a", "20/hour"), FixedWindow(store, "b", "20/day")
@@ -456,6 +458,7 @@ def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) ->
             await done(both.allow(key))
         cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[1], 0, 60_000)
         await ask_all()
+        # First whose it is from now on: that begins an epoch, without which the others' older news would count as newer.
         for node in (target, source, cluster.nodes[0]):
             cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
         # Until they agree, nodes may send whoever asks to and fro.
@@ -464,16 +467,7 @@ def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) ->
         spent = [20 - (await done(one.peek(key))).remaining for one in (bucket, log)]
         assert spent == [12 + 3 * (moved is bucket), 3 + 3 * (moved is log)]
 
-    try:
-        opened(body)
-    finally:
-        # Back where it was.
-        cluster.on_masters("FLUSHALL")
-        for node in (source, target, cluster.nodes[0]):
-            cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(source))
-        # Else the others would believe who had it last.
-        cluster.ask(source, "CLUSTER BUMPEPOCH")
-        settle(cluster)
+    opened(body)
 
 
 def test_a_failover_is_followed(opened: Opened, cluster: RedisCluster) -> None:
