@@ -127,13 +127,16 @@ def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) 
             real = default_path(name) if path is None else os.path.abspath(path)
             return f"{directory}/{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}"
 
+        def fewer(options: dict[str, Any]) -> dict[str, Any]:
+            # What isn't a number, or is missing, the store itself refuses.
+            return {**options, "keys": min(wanted, keys)} if type(wanted := options.get("keys")) is int else options
+
         def make(store: Store, name: str, *, path: Any = None, **options: Any) -> None:
-            options["keys"] = min(options["keys"], keys)
-            init(store, name, **{**options, "mode": 0o600, "group": None, "clock": clock, "path": stand_in(name, path)})
+            here = {"mode": 0o600, "group": None, "clock": clock, "path": stand_in(name, path)}
+            init(store, name, **{**fewer(options), **here})
 
         def make_private(kind: type[Store], /, **options: Any) -> Store:
-            options["keys"] = min(options["keys"], keys)
-            made: Store = private.__func__(kind, **{**options, "clock": clock})
+            made: Store = private.__func__(kind, **{**fewer(options), "clock": clock})
             return made
 
         def remove(name: str | None = None, *, path: Any = None, missing_ok: bool = False) -> None:

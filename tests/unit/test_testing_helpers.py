@@ -247,6 +247,17 @@ def test_everything_else_is_as_the_application_asked(store_name: str) -> None:
         assert isinstance(Mine.private(keys=100), Mine)
 
 
+def test_what_no_store_can_be_made_of_none_is_made_of() -> None:
+    make: Any = Store
+    with private_stores(ManualClock()):
+        for kind, arguments in ((make, ("a",)), (make.private, ())):
+            with pytest.raises(TypeError, match="keyword-only argument: 'keys'"):
+                kind(*arguments)
+            for keys in ("many", True, None, 0):
+                with pytest.raises(ValueError, match="keys is a whole number"):
+                    kind(*arguments, keys=keys)
+
+
 def test_unlinking_does_not_reach_the_real_store(store_name: str) -> None:
     with Store(store_name, keys=1) as real:
         limiter = TokenBucket(real, "api", "1/hour")
