@@ -142,7 +142,11 @@ def as_period_ns(period: str | float | timedelta) -> int:
     """A length of time in ns: text like ``"2s"``, a number of seconds or a ``timedelta``; from 1 ns to 10 years."""
     if isinstance(period, str):
         return _parse_period_ns(period)
-    return _checked_period_ns(_period_ns(period))
+    try:
+        period_ns = _period_ns(period)
+    except InvalidRate:
+        raise InvalidRate(f"{shown(period)} is not a length of time; {_PERIOD_FORMS}") from None
+    return _checked_period_ns(period_ns)
 
 
 @lru_cache(maxsize=1024)

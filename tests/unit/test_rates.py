@@ -291,6 +291,7 @@ def test_what_is_no_length_of_time_is_refused_briefly(length: Any) -> None:
     with pytest.raises(InvalidRate) as caught:
         as_period_ns(length)
     assert len(str(caught.value)) < 1000
+    assert '"500 ms"' in str(caught.value)
     with Store.private(keys=1) as store:
         with pytest.raises(InvalidRate):
             MinInterval(store, "gap", length)
