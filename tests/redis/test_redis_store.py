@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
@@ -654,8 +655,10 @@ def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
         make(redis.Redis(port=server.port, socket_timeout=None))
     with pytest.raises(ValueError, match="socket_timeout"):
         make(redis.Redis(port=server.port, socket_timeout=1), timeout=1)
-    with pytest.raises(TypeError, match="asyncio"):
+    with pytest.raises(TypeError, match=r"not one of <class 'redis\.client\.Redis'>: a RedisStore takes"):
         AsyncRedisStore(redis.Redis(port=server.port, socket_timeout=1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"'redis\.asyncio.*an AsyncRedisStore those of redis\.asyncio"):
+        make(redis.asyncio.Redis(port=server.port, socket_timeout=1))
     for timeout in (0, -1, float("inf"), True, "1"):
         with pytest.raises(ValueError, match="timeout"):
             make(server.url, timeout=timeout)
@@ -667,9 +670,30 @@ def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
                 kind(f"{server.url}?{option}")
         with pytest.raises(ValueError, match=r"number of a database.*'/shop'"):
             kind("redis://localhost/shop")
+        for option in ("foo=3", "ssl_cert_reqs=none"):
+            with pytest.raises(ValueError, match=f"option that isn't one.*{option.partition('=')[0]}.*rediss"):
+                kind(f"{server.url}?{option}")
+        for address in ("localhost", "127.0.0.1/0"):
+            with pytest.raises(ValueError, match=f"not with '{address}': say redis://localhost"):
+                kind(address)
     for namespace in ("", "a{b", "a}", "é", 7, "a" * 101):
         with pytest.raises(ValueError, match="namespace"):
             make(server.url, namespace=namespace)
+
+
+@pytest.mark.parametrize("letter", "/?#[")
+def test_a_password_that_breaks_the_url_is_told_how_to_be_written_and_not_shown(letter: str, is_async: bool) -> None:
+    make: Any = AsyncRedisStore if is_async else RedisStore
+    for password in (f"SEC{letter}RET", f"12{letter}RET"):
+        for url in (f"redis://:{password}@localhost", f"redis://shop:{password}@localhost:6379/0"):
+            if (letter, password[0]) == ("?", "1"):
+                # 12 is a port then, and the rest an option without a value.
+                continue
+            with pytest.raises(ValueError, match=r"quote\(password, safe=''\)") as refused:
+                make(url)
+            assert not any(part in f"{refused.value!r}{refused.value.__cause__!r}" for part in ("SEC", "RET"))
+            quoted = url.replace(password, urllib.parse.quote(password, safe=""))
+            assert make(quoted)._client.connection_pool.connection_kwargs["password"] == password
 
 
 def test_every_operation_has_a_deadline_and_none_is_repeated(server: RedisServer) -> None:

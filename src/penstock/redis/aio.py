@@ -45,6 +45,7 @@ from penstock.redis.base import (
     CHUNK,
     RedisStoreBase,
     calls_with_text,
+    check_options,
     checked_client,
     checked_limiters,
     checked_url,
@@ -492,7 +493,9 @@ class AsyncRedisStore(RedisStoreBase):
             if nodes_url := cluster_url(server):
                 self._client = AsyncCluster(redis.asyncio.cluster.RedisCluster.from_url(nodes_url, **options))
             else:
-                self._client = AsyncServer(redis.asyncio.Redis.from_url(server, **options))
+                own = redis.asyncio.Redis.from_url(server, **options)
+                check_options(own.connection_pool)
+                self._client = AsyncServer(own)
         else:
             kinds = redis.asyncio.Redis, redis.asyncio.cluster.RedisCluster
             client = checked_client(server, kinds, "AsyncRedisStore", timeout)

@@ -41,6 +41,7 @@ __all__ = [
     "LOG_EVERY_S",
     "RedisStoreBase",
     "calls_with_text",
+    "check_options",
     "checked_client",
     "checked_limiters",
     "checked_url",
@@ -70,6 +71,10 @@ _REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (AuthenticationError, "check the user and the password of the URL"),
     (NoPermissionError, "docs/redis.md lists what the user must be allowed to do"),
     (MovedError, "the server is a node of a cluster, whose URL begins with redis+cluster:// or rediss+cluster://"),
+)
+_UNREADABLE: Final = (
+    "the host and the port can't be read from the Redis URL: a port is a number, and in a user or password all but "
+    "letters and digits is written as by urllib.parse.quote(password, safe='')"
 )
 _NO_CLUSTER: Final = "Cluster mode is not enabled"
 LOG_EVERY_S: Final = 60
@@ -298,13 +303,19 @@ def client_options(timeout: float | None) -> dict[str, Any]:
 
 def checked_url(url: str) -> str:
     """A URL without what redis-py would pass over in silence. It is not shown: it may have a password in it."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        server_of(url)
+    except ValueError:
+        raise ValueError(_UNREADABLE) from None
     if parts.scheme not in _SCHEMES:
         raise ValueError(
             "a Redis URL begins with redis://, rediss:// (with TLS), unix://, redis+cluster:// or rediss+cluster://, "
-            f"not with {shown(parts.scheme)}: say redis://localhost:6379/0, or give the store what a Sentinel's "
-            "master_for gives"
+            f"not with {shown(parts.scheme or url.rpartition('@')[2])}: say redis://localhost:6379/0, or give the "
+            "store what a Sentinel's master_for gives"
         )
+    if parts.scheme != "unix" and ("@" in parts.path or parts.fragment):
+        raise ValueError(_UNREADABLE)
     if parts.scheme != "unix" and not re.fullmatch(r"/?[0-9]*/?", parts.path):
         raise ValueError(
             f"the path of a Redis URL is the number of a database, as in redis://localhost/0, not {shown(parts.path)}"
@@ -316,12 +327,23 @@ def checked_url(url: str) -> str:
     return url
 
 
+def check_options(pool: Any) -> None:
+    """That connections can be made of what a URL says. The pool itself would find out at the first call."""
+    try:
+        pool.connection_class(**pool.connection_kwargs)
+    except TypeError as error:
+        raise ValueError(f"the Redis URL has an option that isn't one: {error}; those of TLS need rediss://") from None
+
+
 def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: float | None) -> Any:
     """A client of somebody else's, with the deadlines that he gave it."""
     if not isinstance(client, kinds):
         possible = " or a ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
         # Not the value: it may have a password in it.
-        raise TypeError(f"the first argument of {name} is a URL, a {possible}, not a {type(client).__name__}")
+        raise TypeError(
+            f"the first argument of {name} is a URL, a {possible}, not one of {type(client)}: a RedisStore takes the "
+            "clients of redis, an AsyncRedisStore those of redis.asyncio"
+        )
     if timeout is not None:
         raise ValueError("timeout is for a client that the store makes itself: give yours a socket_timeout")
     pool = getattr(client, "connection_pool", None)

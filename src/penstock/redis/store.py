@@ -29,6 +29,7 @@ from penstock.redis.base import (
     CHUNK,
     RedisStoreBase,
     calls_with_text,
+    check_options,
     checked_client,
     checked_limiters,
     checked_url,
@@ -383,7 +384,9 @@ class RedisStore(RedisStoreBase):
                     keep_deadlines(client.connection_pool, options["socket_timeout"])
                     return client
 
-                self._client = Server(make(), make)
+                own = make()
+                check_options(own.connection_pool)
+                self._client = Server(own, make)
         else:
             client = checked_client(server, (redis.Redis, redis.cluster.RedisCluster), "RedisStore", timeout)
             is_cluster = isinstance(client, redis.cluster.RedisCluster)
