@@ -252,6 +252,7 @@ def test_loading(make: Callable[..., Asker], host: Store, clock: ManualClock, tm
         with server.client() as other:
             wait_until(lambda: other.info("persistence")["loading"] == 1, "loading")
             assert [allow(bucket.hit, "ada").degraded for _ in range(5)] == [True] * 5
+            assert repr(allow(bucket.hit, "ada")).endswith(", degraded=True)")
             assert allow.store.status().state == "open"
             other.config_set("key-load-delay", 0)
             reloading.join()
@@ -264,7 +265,9 @@ def test_forgotten_scripts_are_no_failure(make: Callable[..., Asker], client: re
     bucket = TokenBucket(deny.store, "api", "8/hour")
     for _ in range(THRESHOLD + 1):
         client.script_flush()
-        assert not deny(bucket.hit, "ada").degraded
+        decision = deny(bucket.hit, "ada")
+        assert not decision.degraded
+        assert "degraded" not in repr(decision)
         client.script_flush()
         assert deny(bucket.allow_many, ["bob"]) in ([True], [False])
     assert deny.store.status().failures == 0

@@ -696,6 +696,14 @@ def test_a_password_that_breaks_the_url_is_told_how_to_be_written_and_not_shown(
             assert make(quoted)._client.connection_pool.connection_kwargs["password"] == password
 
 
+def test_a_limiter_over_redis_says_what_it_is(server: RedisServer, is_async: bool) -> None:
+    make: Any = AsyncRedisStore if is_async else RedisStore
+    store = make(server.url)
+    assert repr(Concurrency(store, "pdf", 20)).startswith("<Concurrency 'pdf' limit=20, lease_ns=30000000000, over <")
+    with pytest.raises(AttributeError, match="TokenBucket over Redis has no attribute 'capacity'"):
+        _ = TokenBucket(store, "api", "5/minute").capacity  # type: ignore[attr-defined]
+
+
 def test_every_operation_has_a_deadline_and_none_is_repeated(server: RedisServer) -> None:
     for store in (RedisStore(server.url), AsyncRedisStore(server.url)):
         options = store._client.connection_pool.connection_kwargs

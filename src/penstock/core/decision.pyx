@@ -64,7 +64,8 @@ cdef class Decision:
     def __repr__(self):
         return (
             f"Decision(allowed={self.allowed}, limit={self.limit}, remaining={self.remaining}, "
-            f"retry_after={self.retry_after}, reset_after={self.reset_after})"
+            f"retry_after={self.retry_after}, reset_after={self.reset_after}"
+            f"{', degraded=True' if self.degraded else ''})"
         )
 
     def __reduce__(self):

@@ -240,7 +240,8 @@ class Asking:
         try:
             return self.__dict__["_parameters"][name]
         except KeyError:
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}") from None
+            kind = self.__dict__.get("_kind", type(self)).__name__
+            raise AttributeError(f"{kind} over Redis has no attribute {name!r}") from None
 
     def __repr__(self) -> str:
         parameters = ", ".join(f"{name}={value}" for name, value in self._parameters.items())

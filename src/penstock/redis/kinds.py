@@ -85,7 +85,7 @@ def _sliding_log(name: str, rate: Any) -> Made:
 
 def _concurrency(name: str, limit: Any, lease: Any = "30s") -> Made:
     algorithm = algorithms.Concurrency(name, limit, lease)
-    return Made(algorithm, {"lease_ns": 1000 * algorithm.lease_us})
+    return Made(algorithm, {"limit": algorithm.limit, "lease_ns": 1000 * algorithm.lease_us})
 
 
 _KINDS: Final[dict[type, Callable[..., Made]]] = {

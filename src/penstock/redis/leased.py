@@ -42,7 +42,7 @@ class LeasedStoreBase:
         name = type(self).__name__
         if not isinstance(redis_store, self._of_redis):
             raise TypeError(
-                f"the first argument of {name} is a {self._of_redis.__name__}, not {without_url(redis_store)} (a "
+                f"the first argument of {name} is its {self._of_redis.__name__}, not {without_url(redis_store)} (a "
                 "LeasedStore is over a RedisStore, an AsyncLeasedStore over an AsyncRedisStore)"
             )
         if not isinstance(host_store, Store):
