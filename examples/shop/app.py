@@ -12,7 +12,7 @@ from penstock import Decision, Store, TokenBucket
 RATE = os.environ.get("SHOP_RATE", "5/second")
 BURST = int(os.environ.get("SHOP_BURST", "10"))
 
-store = Store(os.environ.get("SHOP_STORE", "shop"), keys=100_000)
+store = Store(os.environ.get("SHOP_STORE", "example-shop"), keys=100_000)
 orders = TokenBucket(store, "orders", RATE, burst=BURST)
 
 
