@@ -1,0 +1,43 @@
+"""The pages: their links lead somewhere, and what their snippets import is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(path for folder in ("", "docs", "examples", "benchmarks") for path in (ROOT / folder).glob("*.md"))
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
+
+
+def headings(page: Path) -> set[str]:
+    """As anchors."""
+    found = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for file, anchor in LINK.findall(BLOCK.sub("", page.read_text())):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in headings(target), f"{file}#{anchor}"
+
+
+@every_page
+def test_snippets_import_what_there_is(page: Path) -> None:
+    for language, text in BLOCK.findall(page.read_text()):
+        if language != "python":
+            continue
+        # A decorator may stand alone.
+        for node in ast.walk(ast.parse(f"{text}\ndef anything(): ...")):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "penstock":
+                module = importlib.import_module(node.module or "")
+                assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
