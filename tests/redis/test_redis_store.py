@@ -823,6 +823,35 @@ def test_a_limiter_works_on_both_sides_of_a_fork(
     assert held.peek("ada").remaining == 2
 
 
+def test_threads_that_come_at_once_after_a_fork_end_nobody_elses_connections(
+    redis_store: RedisStore, in_child: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """As under gunicorn's threads with preloading. The end of a client ends its connections, so there is one."""
+    bucket = TokenBucket(redis_store, "b", "5/minute")
+    assert bucket.allow("ada")
+    server: Any = redis_store._client
+
+    def child() -> tuple[int, int]:
+        make, together = server._make, threading.Barrier(2, timeout=PATIENCE_S)
+
+        def make_together() -> Any:
+            made = make()
+            together.wait()
+            return made
+
+        server._make = make_together
+        pools = []
+        threads = [threading.Thread(target=lambda: pools.append(server.connection_pool)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(pools), len({id(pool) for pool in pools})
+
+    assert in_child(child) == (2, 1)
+    assert bucket.allow("ada")
+
+
 def test_both_kinds_of_store_share_their_states(server: RedisServer, server_clock: ServerClock) -> None:
     async def asked() -> list[int]:
         async with AsyncRedisStore(server.url, timeout=60) as store:

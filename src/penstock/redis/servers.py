@@ -69,17 +69,29 @@ class Server:
     """A ``redis.Redis``; `make` makes another one, if it is ours."""
 
     def __init__(self, client: Any, make: Callable[[], Any] | None = None) -> None:
-        self._client, self._make, self._pid = client, make, os.getpid()
+        self._is_ours = make is not None
+        self._make = make or (lambda: client)
+        self._clients = {os.getpid(): client}
+
+    @property
+    def _client(self) -> Any:
+        """This process's."""
+        pid = os.getpid()
+        client = self._clients.get(pid)
+        if client is None:
+            for number, parents in list(self._clients.items()):
+                if number != pid:
+                    # A fork may have left a lock of the parent's client held, by a thread that isn't here. That client
+                    # closes nothing, so that its end doesn't wait for the lock either.
+                    if self._is_ours:
+                        parents.auto_close_connection_pool = False
+                    self._clients.pop(number, None)
+            # Threads that come here at once take the first one's: another's end would end connections that are in use.
+            client = self._clients.setdefault(pid, self._make())
+        return client
 
     @property
     def connection_pool(self) -> Any:
-        if self._pid != os.getpid():
-            # A fork may have left a lock of the parent's client held, by a thread that isn't here. That client closes
-            # nothing, so that its end doesn't wait for the lock either.
-            if self._make:
-                self._client.auto_close_connection_pool = False
-                self._client = self._make()
-            self._pid = os.getpid()
         return self._client.connection_pool
 
     def execute_command(self, *call: Any) -> Any:
