@@ -458,7 +458,7 @@ def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) ->
             await done(both.allow(key))
         cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[1], 0, 60_000)
         await ask_all()
-        # First whose it is from now on: that begins an epoch, without which the others' older news would count as newer.
+        # First whose it is from now on: that begins an epoch, without which others' older news would count as newer.
         for node in (target, source, cluster.nodes[0]):
             cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
         # Until they agree, nodes may send whoever asks to and fro.
