@@ -239,28 +239,9 @@ cdef class SyncedTokenBucket(SyncedLimiter):
                 fetch_add_relaxed(&words[CHARGED], 0 - given)
                 return 0
 
-    def _usages(self, uint64_t first, uint64_t last, int64_t turn):
-        """For the exchange: what is to be told of the keys in the cells from `first` to before `last`, a tuple for
-        each: its place, for `_learn`; its name; when it was read, in microseconds of the host; the ns that this host
-        has charged since its birth, the microseconds that Redis knew of, the time in ns of this reading, and of the one
-        that Redis knew.
-
-        All that Redis doesn't know yet, to the microsecond, and of the others those whose turn it is: every
-        `IDLE_TURNS`-th; with a turn of -1 all that count, with -2 none, nor with -3, which only looks. Also, how many
-        are left out for want of a name.
-        """
-        cdef uint64_t index
-        cdef uint64_t unnamed = 0
-        cdef list usages = []
-        # Where it follows Python's time, it stands still from here on.
-        cdef uint64_t now_ns = self.segment.now_ns()
-        for index in range(first, min(last, self.extent.used_cells)):
-            usage = self.usage_of(index, now_ns, turn, &unnamed)
-            if usage is not None:
-                usages.append(usage)
-        return usages, unnamed
-
     cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+        """The ns that this host has charged since the key's birth, the microseconds that Redis knew of, the time in ns
+        of this reading, and of the one that Redis knew."""
         cdef PenstockCell* cell = self.table.cells + index
         cdef uint64_t* words = words_of(&self.shape, cell)
         cdef uint64_t[4] name

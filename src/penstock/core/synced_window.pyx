@@ -274,28 +274,9 @@ cdef class SyncedWindow(SyncedLimiter):
         decision.available = shape.limit - estimate if estimate < shape.limit else 0
         return 0
 
-    def _usages(self, uint64_t first, uint64_t last, int64_t turn):
-        """For the exchange: what is to be told of the keys in the cells from `first` to before `last`, a tuple for
-        each: its place, for `_learn`; its name; when it was read, in microseconds of the host; the end of the window in
-        ns since 1970; and of it and of the one before each what this host has counted (-1 where there is only something
-        to ask), what of that Redis knew, and what others had counted.
-
-        All that Redis doesn't know yet, and of the others those whose turn it is: every `IDLE_TURNS`-th; with a turn
-        of -1 all that count, with -2 none, nor with -3, which only looks. Also, how many are left out for want of a
-        name.
-        """
-        # Where it follows Python's time, it stands still from here on.
-        cdef uint64_t now_ns = self.segment.now_ns()
-        cdef uint64_t index
-        cdef uint64_t unnamed = 0
-        cdef list usages = []
-        for index in range(first, min(last, self.extent.used_cells)):
-            usage = self.usage_of(index, now_ns, turn, &unnamed)
-            if usage is not None:
-                usages.append(usage)
-        return usages, unnamed
-
     cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+        """The end of the window in ns since 1970; and of it and of the one before each what this host has counted (-1
+        where there is only something to ask), what of that Redis knew, and what others had counted."""
         cdef const Shape* shape = &self.shape
         cdef PenstockCell* cell = self.table.cells + index
         cdef uint64_t* words = words_of(shape, cell)
