@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import redis
@@ -16,7 +18,7 @@ from scripts_clock import ServerClock
 from synced_hosts import NEVER, admitted, before_the_answer, hosts, sum_of_all, sums, two_of_one_host
 
 from penstock import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
-from penstock.redis import RedisStore, SyncedStore
+from penstock.redis import RedisStore, SyncedStore, synced
 from penstock.redis.keys import fingerprint
 from penstock.testing import ManualClock
 
@@ -474,6 +476,31 @@ def test_a_key_that_is_only_denied_is_asked_for_in_the_new_window(
         for turn in range(8):
             other.synced._exchange(turn, elected=False)
         assert other.limiter.peek("k").remaining == (5 if kind is FixedWindow else 3)
+
+
+def test_every_key_is_asked_for_however_long_exchanges_take(
+    server: RedisServer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight intervals, say: by the clock the turn would always be the same keys'."""
+    interval_s = 60
+    with hosts(2, server.url, WINDOWS["fixed"], clock=clock) as (one, other):
+        keys = [f"user:{number}" for number in range(16)]
+        for host in (other, one):
+            assert all(host.limiter.allow(key) for key in keys)
+            host.exchange()
+
+        class Stop:
+            rounds = 0
+
+            def wait(self, timeout: float) -> bool:
+                clock.advance(8 * timeout)
+                self.rounds += 1
+                return self.rounds > 9
+
+        monkeypatch.setattr(synced, "time", SimpleNamespace(monotonic_ns=lambda: round(clock.now() * 1e9)))
+        synced._run(weakref.ref(other.synced), cast(Any, Stop()), interval_s)
+        assert other.synced.status().error is None
+        assert [other.limiter.peek(key).remaining for key in keys] == [98] * 16
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])

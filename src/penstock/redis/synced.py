@@ -21,7 +21,7 @@ from penstock.core.synced_window import SyncedWindow
 from penstock.core.token_bucket import TokenBucket
 from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown, without_url
-from penstock.rate import as_period_ns
+from penstock.rate import Rate, as_period_ns
 from penstock.redis.algorithms import Gcra, rate_us
 from penstock.redis.keys import fingerprint
 from penstock.redis.store import RedisStore
@@ -44,6 +44,10 @@ ELECTION: Final = "penstock.sync"
 LAST: Final = "penstock.synced"
 """And the one that tells when it was last done."""
 LAST_INTERVAL: Final = timedelta(days=365)
+TURNS: Final = "penstock.turns"
+"""And the one that counts how often it was: whose turn it is to be asked for can't be told by a clock, as exchanges that
+take as long as an interval would leave out the same keys again and again."""
+MOST_TURNS: Final = 2**32
 HOST_BYTES: Final = 8
 
 
@@ -71,8 +75,9 @@ class SyncedStore:
     them.
 
     A decision never waits for Redis. What other hosts have admitted is known after an exchange, so all together may
-    admit more than the limit by what the others admit within two intervals and round trips; docs/redis-synced.md has
-    the bound. When Redis is away, each host goes on counting, and what it has counted is told when Redis is back.
+    admit more than the limit by what the others admit within two intervals and round trips, or nine of a key of which
+    the host had nothing to tell; docs/redis-synced.md has the bound. When Redis is away, each host goes on counting,
+    and what it has counted is told when Redis is back.
 
     One process of each host exchanges for all: the first that finds the interval over. If it is killed, another one
     does. It does so in a thread, which begins with the first limiter and ends with ``close()``, which exchanges once
@@ -115,6 +120,7 @@ class SyncedStore:
         # A little less than the interval, so that whoever waits for one finds it over.
         self._election = MinInterval(host_store, ELECTION, timedelta(microseconds=interval_ns // 1000 * 9 // 10))
         self._last = MinInterval(host_store, LAST, LAST_INTERVAL)
+        self._turns = FixedWindow(host_store, TURNS, Rate(MOST_TURNS, LAST_INTERVAL), "first")
         self._exchanges: list[Exchange] = []
         self._error: str | None = None
         self._begin()
@@ -220,8 +226,9 @@ class SyncedStore:
             ago.append(max(LAST_INTERVAL // timedelta(microseconds=1) * 1000 - left_ns, 0) / NS)
         return min(ago, default=None)
 
-    def _exchange(self, turn: int, *, elected: bool) -> PenstockError | None:
-        """All limiters, or those for which this process is `elected`. What has gone wrong, if anything."""
+    def _exchange(self, turn: int | None, *, elected: bool) -> PenstockError | None:
+        """All limiters, or those for which this process is `elected`; without a turn, each at its next. What has gone
+        wrong, if anything."""
         failed: PenstockError | None = None
         has_tried = False
         for exchange in list(self._exchanges):
@@ -229,7 +236,9 @@ class SyncedStore:
                 if elected and not self._is_elected(exchange):
                     continue
                 has_tried = True
-                error = exchange.run(turn)
+                error = exchange.run(self._next_turn(exchange) if turn is None else turn)
+                if turn is None:
+                    self._turns.hit(self._turn_of(exchange))
                 if error is None:
                     exchange.done_ns = time.monotonic_ns()
                     self._last.reset(exchange.id)
@@ -252,6 +261,11 @@ class SyncedStore:
     def _turn_of(self, exchange: Exchange) -> bytes:
         """What is elected for: by processes with the same interval, as a deployment may change it."""
         return exchange.id + b":%d" % self.interval_ns
+
+    def _next_turn(self, exchange: Exchange) -> int:
+        """By the clock if none is counted: the host's store may have no room for that."""
+        counted = MOST_TURNS - self._turns.peek(self._turn_of(exchange)).remaining
+        return counted or time.monotonic_ns() // self.interval_ns
 
     def _is_elected(self, exchange: Exchange) -> bool:
         # Denied though nobody has it: the host's store has no room. All exchange then, which is only more work.
@@ -295,8 +309,7 @@ def _run(ref: weakref.ref[SyncedStore], stop: threading.Event, interval_s: float
         if store is None or store._redis.closed or store._host_store.closed:
             return
         try:
-            # By the clock, so that the host's processes go on from each other's turns.
-            store._exchange(time.monotonic_ns() // store.interval_ns, elected=True)
+            store._exchange(None, elected=True)
         except Exception as error:
             # Whatever it is: what is pending can still be told the next time.
             store._error = f"{type(error).__name__}: {error}"
