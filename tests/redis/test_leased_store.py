@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -163,6 +163,30 @@ def test_close_gives_back_what_is_left(hosts: Hosts, make: Callable[..., Any]) -
     with pytest.raises(StoreClosed, match="was used after it was closed"):
         make(hosts.stores[0], "1000/hour").peek(KEY)
     assert drained(make(hosts.new(), "1000/hour")) == 1000 - used
+
+
+@every_kind
+def test_what_is_fetched_while_it_is_closed_comes_back(
+    hosts: Hosts, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By who has fetched it, who is served nevertheless."""
+    store = hosts.new()
+    limiter = make(store, "1000/hour")
+    used = sum(limiter.allow(KEY) for _ in range(40))
+    while limiter.left(limiter.tag(KEY))[0]:
+        used += limiter.allow(KEY)
+    call = hosts.redis_store._call
+
+    def closing(*asked: Any) -> Any:
+        answer = call(*asked)
+        store.close()
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.redis_store, "_call", closing)
+        assert limiter.allow(KEY)
+    assert store.closed
+    assert drained(make(hosts.new(), "1000/hour")) == 1000 - used - 1
 
 
 def test_what_a_dead_host_had_counts_as_spent(hosts: Hosts) -> None:
@@ -582,6 +606,37 @@ def test_asyncio(server: RedisServer) -> None:
                 with pytest.raises(TypeError, match="pickled"):
                     pickle.dumps(limiters[1])
                 assert (limiters[1].name, limiters[1].limit, limiters[1].burst) == ("l", 1000, 1000)
+                await stores[1].close()
+
+    asyncio.run(work())
+
+
+def test_what_a_task_fetches_while_it_is_closed_comes_back(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with AsyncRedisStore(server.url, timeout=10) as redis_store:
+            with Store.private(keys=100) as first, Store.private(keys=100) as second:
+                stores = [AsyncLeasedStore(redis_store, host_store, lease=60) for host_store in (first, second)]
+                limiter, other = (cast(Any, FixedWindow(store, "l", "1000/year")) for store in stores)
+                permits = limiter._permits
+                used = 1 + await limiter.allow(KEY)
+                while permits.left(permits.tag(KEY))[0] < 30:
+                    used += await limiter.allow(KEY)
+                while permits.allow_now(KEY):
+                    used += 1
+                call = redis_store._call
+
+                async def closing(*asked: Any) -> Any:
+                    answer = await call(*asked)
+                    await stores[0].close()
+                    return answer
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(redis_store, "_call", closing)
+                    assert await limiter.allow(KEY)
+                assert stores[0].closed
+                assert (await other.peek(KEY)).remaining == 1000 - used
                 await stores[1].close()
 
     asyncio.run(work())

@@ -258,6 +258,8 @@ class LeasedStore(LeasedStoreBase):
         keeper = self._keepers.pop(os.getpid(), None)
         if keeper:
             keeper.end()
+            # First, so that what is fetched meanwhile is given back here or there.
+            keeper.holdings.closed = True
             with contextlib.suppress(PenstockError):
                 self._give_back(keeper.holdings.unused(everything=True))
 

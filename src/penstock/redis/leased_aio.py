@@ -206,6 +206,7 @@ class AsyncLeasedStore(LeasedStoreBase):
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
+        self._holdings.closed = True
         with contextlib.suppress(PenstockError):
             await self._give_back(self._holdings.unused(everything=True))
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
-from penstock.errors import StoreClosed, StoreUnavailable
+from penstock.errors import PenstockError, StoreClosed, StoreUnavailable
 from penstock.redis.asking import Asked
 from penstock.redis.leased_terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
@@ -79,6 +79,8 @@ class Holdings:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.leases: dict[tuple[int, int], Holding] = {}
+        self.closed = False
+        """Whether their store gives back no more: what is fetched from then on, whoever has fetched it does."""
 
     def add(self, holding: Holding) -> None:
         if self.pid != os.getpid():
@@ -197,6 +199,8 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
         else:
             answer = yield from fetched(permits, holdings, key, tag, cost, seen, size)
+            if holdings.closed:
+                yield from given_back(holdings)
             if answer is SHORT:
                 has_brought = True
             elif answer:
@@ -205,6 +209,13 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
             return allowed(permits, tag)
         if time.monotonic() - since_s > patience_s(terms):
             return late(permits, tag, has_brought)
+
+
+def given_back(holdings: Holdings) -> Steps[None]:
+    """By a fetch whose answer came after its store was closed: nobody else will."""
+    with contextlib.suppress(PenstockError):
+        for asked in holdings.unused(everything=True):
+            yield asked
 
 
 def late(permits: Permits, tag: int, has_brought: bool) -> Answer:
