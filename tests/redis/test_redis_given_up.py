@@ -305,6 +305,34 @@ def test_a_store_that_is_closed_gives_back_before(server: RedisServer, monkeypat
         assert held_of(store).peek("ada").remaining == LIMIT
 
 
+@pytest.mark.parametrize("levels", [1, 3])
+def test_what_tasks_hold_that_were_cancelled_just_before_a_close_comes_back(levels: int, server: RedisServer) -> None:
+    """Though none of them has begun to release it."""
+
+    async def main() -> None:
+        async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as store:
+            held, holding = held_of(store), asyncio.Semaphore(0)
+
+            async def work(level: int) -> None:
+                if level:
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(work(level - 1))
+                else:
+                    async with held.hold("ada"):
+                        holding.release()
+                        await asyncio.Event().wait()
+
+            tasks = [asyncio.create_task(work(levels - 1)) for _ in range(2)]
+            for _ in tasks:
+                await holding.acquire()
+            for task in tasks:
+                task.cancel()
+
+    asyncio.run(main())
+    with RedisStore(server.url, timeout=PATIENCE_S) as store:
+        assert held_of(store).peek("ada").remaining == LIMIT
+
+
 def test_a_store_that_is_being_closed_only_gives_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store = AsyncRedisStore(server.url, timeout=PATIENCE_S)

@@ -77,6 +77,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 # Some hundred years. What is longer may be too large for the arithmetic of floats.
 LONGEST_TIMEOUT_S: Final = 1e10
+# Of the event loop, until tasks that were cancelled have begun to give back: one for each that waits for another.
+TURNS_TO_BEGIN: Final = 10
 
 
 class AsyncRedisReservation(BookingView):
@@ -509,10 +511,13 @@ class AsyncRedisStore(RedisStoreBase):
         """End the connections, if the store has made them. Its limiters can't be used any more.
 
         Before that it waits, for a deadline or two, for permits to come back that cancelled tasks have taken; of what
-        is asked meanwhile, it only lets permits be given back. It is closed also if it is cancelled.
+        is asked meanwhile, it only lets permits be given back. So what other tasks hold comes back if they were
+        cancelled just before; else let their blocks end first. It is closed also if it is cancelled.
         """
         self.closed = self._is_closing = True
         try:
+            for _ in range(TURNS_TO_BEGIN):
+                await asyncio.sleep(0)
             # The calls that go on, and then what is given back.
             for _ in range(2):
                 if self._going_on:
