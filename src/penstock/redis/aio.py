@@ -89,7 +89,11 @@ class AsyncRedisReservation(BookingView):
     _store: AsyncRedisStore
 
     async def cancel(self) -> None:
-        """Give the permits back, once, as far as they still count."""
+        """Give the permits back, as far as they still count.
+
+        Once: if it raises ``StoreUnavailable``, they may have come back, or may yet, and calling it again does nothing;
+        or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
+        """
         # What Redis has booked stays booked, if it is away.
         await self._store._run(self._booked.cancel(), nothing)
 

@@ -61,7 +61,11 @@ class RedisReservation(BookingView):
     _store: RedisStore
 
     def cancel(self) -> None:
-        """Give the permits back, once, as far as they still count."""
+        """Give the permits back, as far as they still count.
+
+        Once: if it raises ``StoreUnavailable``, they may have come back, or may yet, and calling it again does nothing;
+        or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
+        """
         # What Redis has booked stays booked, if it is away.
         self._store._run(self._booked.cancel(), nothing)
 
