@@ -64,6 +64,11 @@ def test_hosts_together_have_the_limit(hosts: Hosts, make: Callable[..., Any]) -
     assert [limiter.allow(KEY) for limiter in limiters] == [False] * 3
 
 
+def test_the_store_can_be_named(hosts: Hosts) -> None:
+    limiter: Any = TokenBucket(store=hosts.new(), name="l", rate="5/hour", burst=3)
+    assert (limiter.name, limiter.limit, limiter.allow(KEY)) == ("l", 3, True)
+
+
 @every_kind
 def test_what_is_borrowed_grows_with_demand(hosts: Hosts, make: Callable[..., Any]) -> None:
     limiter = make(hosts.new(), "100000/hour")

@@ -53,8 +53,11 @@ class LeasedStoreBase:
 
     def _terms(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Terms]:
         # The strict limiter checks all else.
-        args = (self.redis_store, *args[1:])
-        strict: Asking = self.redis_store._make_limiter(kind, args, {**kwargs, **({} if args else {"store": None})})
+        if args:
+            args = (self.redis_store, *args[1:])
+        else:
+            kwargs = {**kwargs, "store": self.redis_store}
+        strict: Asking = self.redis_store._make_limiter(kind, args, kwargs)
         terms = terms_of(kind, strict, self.host_store, self._options, round(self.redis_store._timeout_s * NS))
         return strict.name, terms
 
