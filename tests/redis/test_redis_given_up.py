@@ -290,6 +290,58 @@ def test_a_release_goes_on_when_its_task_is_cancelled(server: RedisServer, monke
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
 
 
+@pytest.mark.parametrize("how", ["cancel", "refund"])
+def test_what_gives_back_in_several_calls_goes_on(
+    how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled while the first of them is under way."""
+
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        both = all_of(held)
+        booked = await both.reserve("ada")
+        with monkeypatch.context() as patch:
+            late = Late(store, patch)
+            task = asyncio.ensure_future(booked.cancel() if how == "cancel" else both.refund("ada"))
+            await late.under_way.wait()
+            await cancelled(task)
+            late.may_come.set()
+            while store._going_on:
+                await asyncio.wait(store._going_on)
+        assert (await held.peek("ada")).remaining == LIMIT
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
+def test_what_a_refund_gives_back_that_goes_on_is_no_other_ones(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(store: Any) -> None:
+        held = held_of(store)
+        assert await held.allow_many(["ada", "ada"]) == [True, True]
+        with monkeypatch.context() as patch:
+            send, may_go = store._execute, asyncio.Event()
+
+            async def later(*call: Any) -> Any:
+                await may_go.wait()
+                return await send(*call)
+
+            patch.setattr(store, "_execute", later)
+            task = asyncio.ensure_future(held.refund("ada"))
+            while not store._going_on:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await cancelled(task)
+            going_on = set(store._going_on)
+            patch.setattr(store, "_execute", send)
+            await held.refund("ada")
+            may_go.set()
+            await asyncio.wait(going_on)
+        assert (await held.peek("ada")).remaining == LIMIT
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
 def test_a_store_that_is_closed_gives_back_before(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as store:

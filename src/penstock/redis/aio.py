@@ -95,7 +95,7 @@ class AsyncRedisReservation(BookingView):
         or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
         """
         # What Redis has booked stays booked, if it is away.
-        await self._store._run(self._booked.cancel(), nothing)
+        await self._store._run_to_its_end(self._booked.cancel())
 
 
 class Line:
@@ -371,6 +371,19 @@ class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
         taken = await self._store._do(self._ask_acquire(key, cost), lambda twin: twin.acquire(key, cost), self._twin)
         return AsyncRedisLease(self, key, taken)
 
+    async def refund(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> None:
+        """Give back what ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process, also if the task is
+        cancelled meanwhile."""
+        await self._store._run_to_its_end(self._refund(key, cost, rate, burst, request_id))
+
     def hold(self, key: Key, cost: int = 1, timeout: float | None = None) -> AsyncRedisHold:
         return AsyncRedisHold(self, key, cost, timeout)
 
@@ -434,7 +447,7 @@ class AsyncRedisAllOf(AskingAll):
         return AsyncRedisReservation(self._store, booked), decisions
 
     async def refund(self, key: Keys, cost: Costs = 1) -> None:
-        await self._store._run(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
+        await self._store._run_to_its_end(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
 
     async def reset(self, key: Keys) -> None:
         await self._store._run(self._reset(key))
@@ -459,6 +472,10 @@ class AsyncRedisAllOf(AskingAll):
         return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
 
     wait_async = wait
+
+
+async def _nothing_more(_: object) -> None:
+    pass
 
 
 def _tell(whoever_waits: asyncio.Future[None], _: object) -> None:
@@ -661,6 +678,13 @@ class AsyncRedisStore(RedisStoreBase):
             return cast(T, end.value)
         except StoreUnavailable as error:
             return self._instead(error, otherwise, twin)
+
+    async def _run_to_its_end(
+        self, talk: Talk[None], otherwise: Callable[[Any], None] = nothing, twin: Any = None
+    ) -> None:
+        """Of what gives back: nobody else gives back the rest if this task is cancelled between two calls, and what one
+        call gives back, no other one is to try meanwhile."""
+        await self._to_its_end(self._run(talk, otherwise, twin), _nothing_more)
 
     async def _do_many(
         self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T] | None = None, twin: Any = None

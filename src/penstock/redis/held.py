@@ -17,7 +17,9 @@ deadline, and *its answer* says whether there is anything to release. The states
 * An answer that never comes (the deadline has passed, Redis is gone), a process that ends and an event loop that ends
   in either state leave permits that come back at the end of their leases, as ever.
 
-A release is likewise one that goes on. Released twice is the same as once: a permit is taken away by its name.
+A release is likewise one that goes on. Released twice is the same as once: a permit is taken away by its name. A
+``refund`` and a ``cancel`` go on as a whole, with all calls that they consist of: what they give back is theirs until
+the answer is there, and no other refund's to count.
 
 The sync store can't do so. An interrupt (an exception of a signal's handler) between a request and its answer closes
 the connection, and what was taken comes back at the end of its lease. Nothing that was known to be held is forgotten by
