@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from leased_hosts import Hosts
 from redis_server import RedisServer
+from scripts_clock import ServerClock
 
 from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
-from penstock.redis import AsyncLeasedStore, AsyncRedisStore
+from penstock.redis import AsyncLeasedStore, AsyncRedisStore, RedisStore
 from penstock.redis.asking import Asked
 from penstock.redis.leased_fetch import Answer, Holdings, Steps, answered
 
@@ -83,6 +84,17 @@ def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
     assert ended(in_time, answers[0]).allowed
     hosts.advance(0.2)
     assert isinstance(late.send(answers[1]), Asked)
+
+
+def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_clock: ServerClock) -> None:
+    """Though nobody comes to the gate in a 64th of a lease."""
+    with RedisStore(server.url, timeout=0.5) as redis_store:
+        hosts = Hosts(redis_store, server_clock)
+        with hosts.new(lease=60) as store, store.host_store:
+            late, asked = begun(TokenBucket(store, "l", "100/hour"), 30)
+            answer = redis_store._do(asked)
+            hosts.advance(0.6)
+            assert isinstance(late.send(answer), Asked)
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])

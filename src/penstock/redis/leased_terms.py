@@ -88,6 +88,7 @@ class Terms(ABC):
         self.strict, self.limit = strict, algorithm.limit
         self.parameters = strict._parameters
         self.lease_ns = options.lease_ns
+        self.timeout_ns = deadline_ns
         # Overtaken fetches are told apart by less than a 64th of a lease, see core/leased.pyx.
         self.deadline_ns = max(deadline_ns, self.lease_ns // 64)
         self.longest_fetch_ns = 2 * self.lease_ns + self.deadline_ns
@@ -173,7 +174,7 @@ class BucketTerms(Terms):
         asked = self._asked(place, b"charge", permits)
 
         def read(reply: list[int]) -> Granted:
-            return Granted(reply[0], reply[2], self.deadline_ns, 1000 * reply[4])
+            return Granted(reply[0], reply[2], self.timeout_ns, 1000 * reply[4])
 
         return Asked(asked.script, asked.keys, asked.arguments, asked.size, read)
 
