@@ -194,6 +194,42 @@ def test_what_is_fetched_while_it_is_closed_comes_back(
     assert drained(make(hosts.new(), "1000/hour")) == 1000 - used - 1
 
 
+def away(*asked: Any) -> Any:
+    raise StoreUnavailable("for the test")
+
+
+@every_kind
+def test_while_redis_is_away_permits_stay_on_the_host(
+    hosts: Hosts, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is taken out of a lease, and can't be given back, would be lost."""
+    limiter, other = (make(hosts.new(), "1000/hour") for _ in range(2))
+    used = sum(limiter.allow(KEY) for _ in range(40))
+    left = limiter.left(limiter.tag(KEY))[0]
+    with monkeypatch.context() as patch:
+        for name in ("_call", "_do_many"):
+            patch.setattr(hosts.redis_store, name, away)
+        with pytest.raises(StoreUnavailable):
+            hosts.give_back(everything=True)
+    assert limiter.left(limiter.tag(KEY))[0] == left > 0
+    used += limiter.allow(KEY)
+    hosts.give_back(everything=True)
+    assert drained(other) == 1000 - used
+
+
+def test_a_foreign_state_hinders_nobody_from_giving_back(hosts: Hosts, client: redis.Redis) -> None:
+    limiter, other = (FixedWindow(hosts.new(), "l", "1000/hour") for _ in range(2))
+    for key in ("foreign", KEY):
+        while limiter.left(limiter.tag(key))[0] < 10:
+            limiter.allow(key)
+    client.set(limiter.terms.strict._key("foreign"), "something else")
+    left = limiter.left(limiter.tag(KEY))[0]
+    before = other.peek(KEY).remaining
+    with pytest.raises(ForeignState):
+        hosts.give_back(everything=True)
+    assert other.peek(KEY).remaining == before + left
+
+
 def test_what_a_dead_host_had_counts_as_spent(hosts: Hosts) -> None:
     dead, other = (TokenBucket(hosts.new(share=0.5), "l", "100/100 s", burst=100) for _ in range(2))
     while dead.left(dead.tag(KEY))[0] < 25:
@@ -647,6 +683,28 @@ def test_what_a_task_fetches_while_it_is_closed_comes_back(
     asyncio.run(work())
 
 
+def test_while_redis_is_away_a_closed_asyncio_store_leaves_permits_on_the_host(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the other workers."""
+
+    async def work() -> None:
+        async with AsyncRedisStore(server.url, timeout=10) as redis_store:
+            with Store.private(keys=100) as host_store:
+                store = AsyncLeasedStore(redis_store, host_store, lease=60)
+                permits = cast(Any, FixedWindow(store, "l", "1000/year"))._permits
+                while permits.left(permits.tag(KEY))[0] < 10:
+                    await cast(Any, FixedWindow(store, "l", "1000/year")).allow(KEY)
+                left = permits.left(permits.tag(KEY))[0]
+                with monkeypatch.context() as patch:
+                    for name in ("_call", "_do_many"):
+                        patch.setattr(redis_store, name, away)
+                    await store.close()
+                assert permits.left(permits.tag(KEY))[0] == left
+
+    asyncio.run(work())
+
+
 def test_a_task_that_is_cancelled_lets_the_next_one_fetch(server: RedisServer) -> None:
     async def work() -> None:
         async with AsyncRedisStore(server.url, timeout=10) as redis_store:
@@ -790,7 +848,7 @@ def test_the_thread_survives_every_error(redis_store: RedisStore, monkeypatch: p
         calls: list[int] = []
 
         def fails_first(asked: Any) -> None:
-            calls.append(len(asked))
+            calls.append(0)
             if len(calls) < 3:
                 raise OSError("of somebody else's client")
             give_back(asked)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import groupby
 from types import TracebackType
@@ -19,7 +19,15 @@ from penstock import waiting
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import Permits
-from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown, without_url
+from penstock.errors import (
+    ForeignState,
+    InvalidLimiter,
+    PenstockError,
+    StoreClosed,
+    StoreUnavailable,
+    shown,
+    without_url,
+)
 from penstock.redis.asking import Asked, Asking, costs_of, keys_of
 from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, admitted, decided, looked, refunded, reset
 from penstock.redis.leased_terms import Terms, checked_options, terms_of
@@ -311,9 +319,14 @@ class LeasedStore(LeasedStoreBase):
     def _ask(self, asked: Asked[T]) -> T:
         return asked.read(self.redis_store._call(asked.script, asked.keys, asked.arguments, asked.size))
 
-    def _give_back(self, asked: list[Asked[None]]) -> None:
-        asked.sort(key=lambda one: one.script.sha)
-        for _, group in groupby(asked, key=lambda one: one.script.sha):
+    def _give_back(self, asked: Iterator[Asked[Any]]) -> None:
+        """A question first, to which Redis must answer, and then all others together."""
+        question = next(asked, None)
+        if question is None:
+            return
+        with contextlib.suppress(ForeignState):
+            self._ask(question)
+        for _, group in groupby(sorted(asked, key=sha_of), key=sha_of):
             self.redis_store._do_many(list(group), _nothing, None)
 
     def _keeper(self) -> _Keeper:
@@ -339,6 +352,10 @@ def _finish() -> None:
 
 
 atexit.register(_finish)
+
+
+def sha_of(asked: Asked[Any]) -> str:
+    return asked.script.sha
 
 
 def _nothing(number: int, twin: object) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import groupby
 from types import TracebackType
@@ -15,11 +15,11 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import Permits
-from penstock.errors import InvalidLimiter, PenstockError, StoreUnavailable
+from penstock.errors import ForeignState, InvalidLimiter, PenstockError, StoreUnavailable
 from penstock.rate import Rate
 from penstock.redis.aio import AsyncRedisReservation, AsyncRedisStore, Line, wait
 from penstock.redis.asking import Asked, costs_of, keys_of
-from penstock.redis.leased import LeasedStoreBase, _nothing
+from penstock.redis.leased import LeasedStoreBase, _nothing, sha_of
 from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
 from penstock.redis.leased_terms import Terms
 from penstock.redis.leased_turns import Turns
@@ -250,9 +250,14 @@ class AsyncLeasedStore(LeasedStoreBase):
     async def _ask(self, asked: Asked[T]) -> T:
         return asked.read(await self.redis_store._call(asked.script, asked.keys, asked.arguments, asked.size))
 
-    async def _give_back(self, asked: list[Asked[None]]) -> None:
-        asked.sort(key=lambda one: one.script.sha)
-        for _, group in groupby(asked, key=lambda one: one.script.sha):
+    async def _give_back(self, asked: Iterator[Asked[Any]]) -> None:
+        """As ``LeasedStore``'s."""
+        question = next(asked, None)
+        if question is None:
+            return
+        with contextlib.suppress(ForeignState):
+            await self._ask(question)
+        for _, group in groupby(sorted(asked, key=sha_of), key=sha_of):
             await self.redis_store._do_many(list(group), _nothing, None)
 
 

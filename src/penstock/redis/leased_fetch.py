@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -88,11 +88,15 @@ class Holdings:
             self.pid, self.leases = os.getpid(), {}
         self.leases[id(holding.permits), holding.tag] = holding
 
-    def unused(self, *, everything: bool = False) -> list[Asked[None]]:
-        """What gives back leases of which nothing was used since the last look, or that end soon; all, at the end."""
-        asked: list[Asked[None]] = []
+    def unused(self, *, everything: bool = False) -> Iterator[Asked[Any]]:
+        """What gives back leases of which nothing was used since the last look, or that end soon; all, at the end.
+
+        First a question, if there is anything: nothing is taken out of a lease before Redis has answered it. What can't
+        be given back then would be lost, and the host's to spend while Redis is away.
+        """
         if self.pid != os.getpid():
-            return asked
+            return
+        has_asked = False
         for at, holding in list(self.leases.items()):
             permits, terms = holding.permits, holding.permits.terms
             left, end_ns, is_pending = permits.left(holding.tag)
@@ -103,13 +107,15 @@ class Holdings:
                     self.leases.pop(at, None)
                 continue
             if everything or left == holding.seen or end_ns - now_ns < terms.lease_ns // LOOKS:
+                if not has_asked:
+                    yield terms.peek(holding.place, 1)
+                    has_asked = True
                 withdrawn = permits.withdraw(holding.tag)
                 if withdrawn:
                     self.leases.pop(at, None)
                     permits.shrink(holding.tag)
-                    asked.append(terms.give_back(holding.place, *withdrawn, holding.window_us))
+                    yield terms.give_back(holding.place, *withdrawn, holding.window_us)
             holding.seen = left
-        return asked
 
 
 def admitted(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[bool]:
@@ -214,8 +220,7 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
 def given_back(holdings: Holdings) -> Steps[None]:
     """By a fetch whose answer came after its store was closed: nobody else will."""
     with contextlib.suppress(PenstockError):
-        for asked in holdings.unused(everything=True):
-            yield asked
+        yield from holdings.unused(everything=True)
 
 
 def late(permits: Permits, tag: int, has_brought: bool) -> Answer:

@@ -45,7 +45,7 @@ LAST: Final = "penstock.synced"
 """And the one that tells when it was last done."""
 LAST_INTERVAL: Final = timedelta(days=365)
 TURNS: Final = "penstock.turns"
-"""And the one that counts how often it was: whose turn it is to be asked for can't be told by a clock, as exchanges that
+"""And the one that counts how often it was. Whose turn it is to be asked for can't be told by a clock: exchanges that
 take as long as an interval would leave out the same keys again and again."""
 MOST_TURNS: Final = 2**32
 HOST_BYTES: Final = 8
