@@ -98,6 +98,11 @@ class AsyncRedisReservation(BookingView):
         await self._store._run_to_its_end(self._booked.cancel())
 
 
+async def _cancelled(booked: AsyncRedisReservation) -> None:
+    with contextlib.suppress(PenstockError):
+        await booked.cancel()
+
+
 class Line:
     """Those who wait for one key of one limiter in this event loop, in the order in which they came."""
 
@@ -238,6 +243,10 @@ class AsyncRedisLimiter(Asking):
         asked = self._ask_reserve(key, cost, max_delay)
         booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return AsyncRedisReservation(self._store, booked)
+
+    async def _reserve_for_now(self, key: Key, cost: int, max_delay: float | None) -> AsyncRedisReservation:
+        """For the web: nothing stays booked if the task is cancelled meanwhile."""
+        return await self._store._to_its_end(self.reserve(key, cost, max_delay), _cancelled)
 
     async def refund(
         self,

@@ -390,8 +390,11 @@ class Plan:
             limiter: Any = rule.limiter
             key, its_cost = self._key_of(rule, request), rule.cost_of(request)
             # A leaky bucket's place is one in a queue, and taken whenever there is one.
-            asked = limiter.reserve(key, its_cost, None if kind_of(limiter) is LeakyBucket else 0)
-            reservation = await asked if self.is_awaited else asked
+            max_delay = None if kind_of(limiter) is LeakyBucket else 0
+            if self.is_awaited:
+                reservation = await limiter._reserve_for_now(key, its_cost, max_delay)
+            else:
+                reservation = limiter.reserve(key, its_cost, max_delay)
             if not reservation:
                 seen = limiter.peek(key, its_cost)
                 return self._denial(request, [rule], [await seen if self.is_awaited else seen])
