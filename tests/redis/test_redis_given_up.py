@@ -313,6 +313,50 @@ def test_what_gives_back_in_several_calls_goes_on(
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
 
 
+def test_a_request_of_several_slots_that_is_cancelled_twice_holds_nothing(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its last slot is asked, and while what was charged in the others is given back."""
+
+    async def body(store: Any) -> None:
+        monkeypatch.setattr(store, "_has_slots", True)
+        held = held_of(store)
+        three = AllOf(TokenBucket(store, "b", "100/hour"), held, TokenBucket(store, "c", "100/hour"))
+        keys = ["eve", "ada", "bob"]
+        assert await three.allow(keys)
+        await three.refund(keys)
+        with monkeypatch.context() as patch:
+            may_go, calls = asyncio.Event(), 0
+
+            def later(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+                async def execute(*call: Any) -> Any:
+                    nonlocal calls
+                    calls += 1
+                    if calls > 2:
+                        await may_go.wait()
+                    return await send(*call)
+
+                return execute
+
+            for owner, name in ((store, "_execute"), (store._client, "execute_many")):
+                patch.setattr(owner, name, later(getattr(owner, name)))
+            task = asyncio.ensure_future(three.allow(keys))
+            for count in (3, 4):
+                async with asyncio.timeout(PATIENCE_S):
+                    while calls < count:
+                        await asyncio.sleep(0)
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            may_go.set()
+            while store._going_on:
+                await asyncio.wait(store._going_on)
+        assert (await held.peek("ada")).remaining == LIMIT
+        assert (await three.limiters[0].peek("eve")).remaining == 100
+
+    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+
+
 def test_what_a_refund_gives_back_that_goes_on_is_no_other_ones(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

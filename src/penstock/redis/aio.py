@@ -638,8 +638,10 @@ class AsyncRedisStore(RedisStoreBase):
             await self._run(talk, nothing)
 
     async def _give_back_all(self, talks: list[Talk[None]]) -> None:
+        await self._finish([(talk, asked) for talk in talks if (asked := next(talk, None)) is not None])
+
+    async def _finish(self, steps: list[tuple[Talk[Any], Asked[Any]]]) -> None:
         """A batch of each one's next call, until all have come to their ends."""
-        steps = [(talk, asked) for talk in talks if (asked := next(talk, None)) is not None]
         with contextlib.suppress(StoreClosed):
             while steps:
                 chunk, steps = steps[:CHUNK], steps[CHUNK:]
@@ -650,7 +652,7 @@ class AsyncRedisStore(RedisStoreBase):
                         steps.append((talk, next_asked))
 
     def _next(self, talk: Talk[None], asked: Asked[T], reply: Any) -> Asked[Any] | None:
-        with contextlib.suppress(StopIteration, PenstockError):
+        with contextlib.suppress(StopIteration, PenstockError, asyncio.CancelledError):
             try:
                 if isinstance(reply, Exception):
                     raise self._unavailable(reply)
@@ -679,6 +681,10 @@ class AsyncRedisStore(RedisStoreBase):
             while True:
                 try:
                     answer = asked.read(await self._reply(asked))
+                except asyncio.CancelledError as error:
+                    # What it asks for from now on gives back, also if this task is cancelled again.
+                    await self._to_its_end(self._finish([(talk, talk.throw(error))]), _nothing_more)
+                    raise
                 except BaseException as error:
                     asked = talk.throw(error)
                 else:
