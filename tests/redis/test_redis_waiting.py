@@ -124,13 +124,13 @@ def test_what_no_wait_can_be_asked(redis_store: RedisStore, server: RedisServer)
 
 def test_those_who_wait_for_other_windows_are_in_other_lines(redis_store: RedisStore, server: RedisServer) -> None:
     """Of one name, but of states of their own."""
-    slow, quick = FixedWindow(redis_store, "w", "1/hour"), FixedWindow(redis_store, "w", "5/second")
+    slow, quick = FixedWindow(redis_store, "w", "1/year"), FixedWindow(redis_store, "w", "5/second")
     assert slow.allow("ada")
     thread = threading.Thread(target=slow.wait, args=("ada",), daemon=True)
     thread.start()
     until(lambda: waiting._lines, "it stands in line")
     assert quick.wait("ada", timeout=5)
-    # Whoever waits is woken by nothing else before its hour is over: it ends with this process.
+    # Whoever waits is woken by nothing else before its year is over: it ends with this process.
     waiting._lines.clear()
 
 
