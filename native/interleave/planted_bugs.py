@@ -234,6 +234,12 @@ BUGS = [
         "    cdef uint64_t date_ns = now_ns if {here} else date_behind(",
     ),
     Bug(
+        "an entry written meanwhile is taken for one whose place is taken",
+        LOG,
+        "if entry & LAP == lap_at(shape, state, position) else next_lap_ns",
+        "if not {here} and entry & LAP == lap_at(shape, state, position) else next_lap_ns",
+    ),
+    Bug(
         "a new key's entries are cleared with the old one's",
         LOG,
         "    return again.tag == claim.tag and again.state == claim.state",

@@ -249,6 +249,14 @@ def helped_ahead_of_the_clock() -> Scene:
     return sliding_log(5, usable=1, at_ns=ODD_NS + 1).before(4).hits(0).hits(1, cost=4)
 
 
+def eviction_of_what_is_being_written() -> Scene:
+    """While another key's process clears, the evicted key's writes the first of its two entries: the second one must
+    not be dated as if it took the first one's place, a window later.
+    """
+    scene = sliding_log(2, usable=1, on_full="evict", evicts=True, crowded=True)
+    return scene.hits(0, cost=2).hits_of_another(1)
+
+
 def clear_half_way() -> Scene:
     """Of two entries that an evicted key has not written, one is, and a window passes."""
     scene = sliding_log(
@@ -463,6 +471,9 @@ SCENES |= {
     ),
     "sliding log: a helper's date ahead of the clock": Explorable(
         helped_ahead_of_the_clock, {"clock_moves": 1, "jumps_ns": [NS - 1]}, {"crashes": 1}
+    ),
+    "sliding log: eviction of what is being written": Explorable(
+        eviction_of_what_is_being_written, BEHIND, {"crashes": 1}
     ),
     "sliding log: a clear stopped half-way for a window": Explorable(
         clear_half_way, {**BEHIND, "preemptions": 2}, {"preemptions": 3}

@@ -50,6 +50,9 @@ FOUND_BY = {
     "two laps bear one date": "sliding log: two laps within one instant",
     "permits before those given back are not looked at": "sliding log: a refund while the window moves on",
     "an evicted key's permit is dated by the clock alone": "sliding log: eviction ahead of the clock",
+    "an entry written meanwhile is taken for one whose place is taken": (
+        "sliding log: eviction of what is being written"
+    ),
     "a new key's entries are cleared with the old one's": "sliding log: eviction",
     "an evicted key's entries stay": "sliding log: a clean start after an eviction",
     "a bucket has no mark": "bucketed window: hits",

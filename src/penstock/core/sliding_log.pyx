@@ -302,18 +302,23 @@ cdef inline bint stands(const PenstockCell* cell, PenstockCell claim) noexcept n
 
 
 cdef uint64_t date_behind(
-    const Shape* shape, uint64_t* ring, uint64_t position, uint64_t unwritten, uint64_t now_ns
+    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t unwritten, uint64_t now_ns
 ) noexcept nogil:
-    """A date that is not before the last claim's, of which `unwritten` entries from `position` on are missing.
+    """A date that is not before the last claim's, of which the newest `unwritten` entries are missing.
 
-    Its state, which told the date, has gone. What the date was made from has not: a clock reading before ours, the
-    permit before, and what stands in the entries.
+    Its state, which told the date, has gone: `state` has its position. What the date was made from has not: a clock
+    reading before ours, the permit before, and what stands in the entries; or has been written meanwhile, with that
+    date or a later one. The place of such an entry is nobody's yet, so it says nothing of when its time is over.
     """
+    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - unwritten)
     cdef uint64_t before = load_acquire(&ring[moved(shape, position, shape.limit - 1)])
     cdef uint64_t date_ns = max(now_ns, time_of_entry(before) if before & ~LAP else 0)
-    cdef uint64_t i
-    for i in range(unwritten):
-        date_ns = max(date_ns, next_lap_ns(shape, load_acquire(&ring[moved(shape, position, i)])))
+    cdef uint64_t entry, _
+    for _ in range(unwritten):
+        entry = load_acquire(&ring[position])
+        date_ns = max(date_ns, (
+            time_of_entry(entry) if entry & LAP == lap_at(shape, state, position) else next_lap_ns(shape, entry)))
+        position = moved(shape, position, 1)
     return date_ns
 
 
@@ -330,7 +335,7 @@ cdef void log_clear(PenstockCell* cell, PenstockCell claim, uint64_t now_ns, con
     cdef uint64_t end = position_of(shape, claim.state)
     cdef uint64_t unwritten = count_unwritten(shape, ring, claim.state, moved(shape, end, shape.limit - 1))
     cdef uint64_t position = moved(shape, end, shape.limit - unwritten)
-    cdef uint64_t date_ns = date_behind(shape, ring, position, unwritten, now_ns)
+    cdef uint64_t date_ns = date_behind(shape, ring, claim.state, unwritten, now_ns)
     cdef uint64_t entry, lap, _
     for _ in range(unwritten):
         lap = lap_at(shape, claim.state, position)
