@@ -51,6 +51,7 @@ from penstock.redis import (
     SyncedStore,
 )
 from penstock.redis.base import LOG_EVERY_S
+from penstock.redis.held import Remembered
 from penstock.redis.keys import fingerprint, plain
 from penstock.testing import ManualClock
 from penstock.web import Rule
@@ -850,6 +851,32 @@ def test_threads_that_come_at_once_after_a_fork_end_nobody_elses_connections(
 
     assert in_child(child) == (2, 1)
     assert bucket.allow("ada")
+
+
+def test_threads_that_come_at_once_after_a_fork_remember_permits_in_one_place(
+    redis_store: RedisStore, in_child: Callable[[Callable[[], Any]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = Concurrency(redis_store, "c", 2)
+    assert limiter.allow("ada")
+
+    def child() -> int:
+        together = threading.Barrier(2, timeout=PATIENCE_S)
+
+        def make_together() -> Any:
+            together.wait()
+            return Remembered()
+
+        monkeypatch.setattr("penstock.redis.held.Remembered", make_together)
+        threads = [threading.Thread(target=limiter.allow, args=("bob",)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        limiter.refund("bob", 2)
+        return limiter.peek("bob").remaining
+
+    assert in_child(child) == 2
+    assert limiter.peek("ada").remaining == 1
 
 
 def test_both_kinds_of_store_share_their_states(server: RedisServer, server_clock: ServerClock) -> None:

@@ -78,6 +78,16 @@ class Taken(NamedTuple):
         return self.pid == os.getpid()
 
 
+class Remembered:
+    """Permits that no lease object stands for, of one process: of each key in the order in which they were taken."""
+
+    def __init__(self) -> None:
+        # Reentrant, as signal handlers may come between any two lines: they do no harm there.
+        self.lock = threading.RLock()
+        self.of_keys: dict[bytes, OrderedDict[Permit, None]] = {}
+        self.sweep_at = SWEEP_AT_LEAST
+
+
 class AskingHeld(Asking):
     _algorithm: Concurrency
 
@@ -85,12 +95,7 @@ class AskingHeld(Asking):
         super().__init__(store, name, kind, made)
         self._usual = None
         self._leases = script("leases", "concurrency")
-        self._pid = os.getpid()
-        # Reentrant, as signal handlers may come between any two lines: they do no harm there. Those of a key are in the
-        # order in which they were taken.
-        self._lock = threading.RLock()
-        self._loose: dict[bytes, OrderedDict[Permit, None]] = {}
-        self._sweep_at = SWEEP_AT_LEAST
+        self._processes: dict[int, Remembered] = {}
 
     def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
         draw = super()._draw(key, cost)
@@ -128,45 +133,49 @@ class AskingHeld(Asking):
         """Remember what no lease object stands for, and forget what has ended since: that needs no giving back."""
         if not draw.cost:
             return
-        self._check_process()
         taken = OrderedDict.fromkeys(self._permits(draw, seen))
-        with self._lock:
-            permits = self._loose.setdefault(key, OrderedDict())
+        loose = self._loose
+        with loose.lock:
+            permits = loose.of_keys.setdefault(key, OrderedDict())
             _trim(permits, seen.now_us)
             permits.update(taken)
             # If a signal's handler has swept it away meanwhile.
-            self._loose.setdefault(key, OrderedDict()).update(taken)
-            if len(self._loose) > self._sweep_at:
-                for other, permits in list(self._loose.items()):
+            loose.of_keys.setdefault(key, OrderedDict()).update(taken)
+            if len(loose.of_keys) > loose.sweep_at:
+                for other, permits in list(loose.of_keys.items()):
                     _trim(permits, seen.now_us)
                     if not permits:
-                        self._loose.pop(other, None)
-                self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._loose))
+                        loose.of_keys.pop(other, None)
+                loose.sweep_at = max(SWEEP_AT_LEAST, 2 * len(loose.of_keys))
 
-    def _check_process(self) -> None:
-        """A forked child holds nothing of what its parent has taken, nor a lock that another thread held there."""
-        if self._pid != os.getpid():
-            self._loose, self._lock, self._pid = {}, threading.RLock(), os.getpid()
+    @property
+    def _loose(self) -> Remembered:
+        """This process's: a forked child holds nothing of what its parent has taken, nor a lock that another thread
+        held there."""
+        pid = os.getpid()
+        # Threads that come here at once after a fork have the first one's.
+        return self._processes.get(pid) or self._processes.setdefault(pid, Remembered())
 
     def _take_remembered(self, key: bytes, count: int, newest: bool = False) -> list[Permit]:
-        self._check_process()
+        loose = self._loose
         taken: list[Permit] = []
-        with self._lock, suppress(KeyError):
+        with loose.lock, suppress(KeyError):
             while len(taken) < count:
-                taken.append(self._loose[key].popitem(last=newest)[0])
+                taken.append(loose.of_keys[key].popitem(last=newest)[0])
         return taken
 
     def _remember_again(self, key: bytes, permits: list[Permit]) -> None:
         """What may not have been given back: before all others, as those are given back first that are the oldest."""
-        with self._lock, suppress(KeyError):
-            remembered = self._loose.setdefault(key, OrderedDict())
+        loose = self._loose
+        with loose.lock, suppress(KeyError):
+            remembered = loose.of_keys.setdefault(key, OrderedDict())
             for permit in reversed(permits):
                 remembered[permit] = None
                 remembered.move_to_end(permit, last=False)
 
     def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
         """Those of them that were remembered."""
-        permits = self._loose.get(key) or OrderedDict()
+        permits = self._loose.of_keys.get(key) or OrderedDict()
         return [permit for permit in taken if permits.pop(permit, _GONE) is not _GONE]
 
     def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
@@ -220,8 +229,7 @@ class AskingHeld(Asking):
 
     def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
         permits = self._permits(draw, seen)
-        self._check_process()
-        with self._lock:
+        with self._loose.lock:
             own = self._forget(key, permits)
         released = self._ask_release(key, own)
         released.read = lambda reply: reply[1]

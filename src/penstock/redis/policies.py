@@ -45,11 +45,12 @@ class Loose:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         # Reentrant, as signal handlers may come between any two lines.
         self._lock = threading.RLock()
         self._given: dict[Any, tuple[int, float]] = {}
         self._sweep_at = SWEEP_AT_LEAST
+        # Last: else a thread that comes meanwhile, after a fork, could wait for a lock that the parent held.
+        self._pid = os.getpid()
 
     def add(self, key: Any, count: int) -> None:
         if self._pid != os.getpid():
