@@ -5,7 +5,7 @@ from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.limiter import Limiter
 from penstock.core.reservation import Reservation
-from penstock.redis.aio import AsyncRedisAllOf, AsyncRedisLimiter
+from penstock.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter
 from penstock.redis.store import RedisAllOf, RedisLimiter
 from penstock.store import Store
 

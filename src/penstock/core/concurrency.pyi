@@ -9,7 +9,8 @@ from penstock.core.limiter import Limiter
 from penstock.core.reservation import Reservation
 from penstock.errors import LimitExceeded
 from penstock.holding import Hold
-from penstock.redis.aio import AsyncRedisConcurrency, AsyncRedisStore
+from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio_held import AsyncRedisConcurrency
 from penstock.redis.store import RedisConcurrency, RedisStore
 from penstock.store import Store
 

@@ -3,7 +3,8 @@ from typing import Self, final, overload
 from penstock.core.gcra import GcraLimiter
 from penstock.core.keys import Key
 from penstock.rate import Rate
-from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio_limiters import AsyncRedisLimiter
 from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.store import Store
 

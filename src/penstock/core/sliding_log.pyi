@@ -4,7 +4,8 @@ from penstock.core.cell_limiter import CellLimiter
 from penstock.core.keys import Key
 from penstock.extents import ExtentShape
 from penstock.rate import Rate
-from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio_limiters import AsyncRedisLimiter
 from penstock.redis.store import RedisLimiter, RedisStore
 from penstock.store import Store
 

@@ -4,7 +4,8 @@ from penstock.core.gcra import GcraLimiter
 from penstock.core.keys import Key
 from penstock.core.synced_bucket import SyncedTokenBucket
 from penstock.rate import Rate
-from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio_limiters import AsyncRedisLimiter
 from penstock.redis.leased import LeasedLimiter, LeasedStore
 from penstock.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore
 from penstock.redis.store import RedisLimiter, RedisStore

@@ -6,7 +6,8 @@ from penstock.core.cell_limiter import CellLimiter
 from penstock.core.keys import Key
 from penstock.core.synced_window import SyncedWindow
 from penstock.rate import Rate
-from penstock.redis.aio import AsyncRedisLimiter, AsyncRedisStore
+from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio_limiters import AsyncRedisLimiter
 from penstock.redis.leased import LeasedLimiter, LeasedStore
 from penstock.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore
 from penstock.redis.store import RedisLimiter, RedisStore

@@ -8,15 +8,9 @@ from importlib.util import find_spec
 if find_spec("redis") is None:
     raise ImportError("penstock.redis needs redis-py: pip install 'penstock[redis]'", name="redis")
 
-from penstock.redis.aio import (
-    AsyncRedisAllOf,
-    AsyncRedisConcurrency,
-    AsyncRedisHold,
-    AsyncRedisLease,
-    AsyncRedisLimiter,
-    AsyncRedisReservation,
-    AsyncRedisStore,
-)
+from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio_held import AsyncRedisConcurrency, AsyncRedisHold, AsyncRedisLease
+from penstock.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter, AsyncRedisReservation
 from penstock.redis.breaker import RedisStatus
 from penstock.redis.leased import LeasedLimiter, LeasedStore
 from penstock.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore

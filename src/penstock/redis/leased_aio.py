@@ -17,7 +17,9 @@ from penstock.core.keys import Key
 from penstock.core.leased import Permits
 from penstock.errors import ForeignState, InvalidLimiter, PenstockError, StoreUnavailable
 from penstock.rate import Rate
-from penstock.redis.aio import AsyncRedisReservation, AsyncRedisStore, Line, wait
+from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio_limiters import AsyncRedisReservation
+from penstock.redis.aio_waiting import Line, wait
 from penstock.redis.asking import Asked, costs_of, keys_of
 from penstock.redis.leased import LeasedStoreBase, _nothing, sha_of
 from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared

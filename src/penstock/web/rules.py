@@ -16,7 +16,7 @@ from penstock.web.keys import everyone
 from penstock.web.request import KeyFunction, Request
 
 if TYPE_CHECKING:
-    from penstock.redis.aio import AsyncRedisLimiter
+    from penstock.redis.aio_limiters import AsyncRedisLimiter
     from penstock.redis.store import RedisLimiter
     from penstock.web.answers import Denial
 

@@ -1,0 +1,211 @@
+"""Limiters over an ``AsyncRedisStore``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.decision import Decision
+from penstock.core.keys import Key
+from penstock.errors import PenstockError, StoreUnavailable
+from penstock.rate import Rate
+from penstock.redis.aio_waiting import wait
+from penstock.redis.all_of import AskingAll, Costs, Keys
+from penstock.redis.asking import ONE, Asking, AskingStaggered, BookingView, costs_of, keys_of
+from penstock.redis.base import checked_limiters
+
+if TYPE_CHECKING:
+    from penstock.redis.aio import AsyncRedisStore
+
+__all__ = ["AsyncRedisAllOf", "AsyncRedisLimiter", "AsyncRedisReservation", "AsyncRedisStaggeredWindow"]
+
+
+class AsyncRedisReservation(BookingView):
+    """Permits booked for later. True when they were. As ``penstock.Reservation``; ``due_ns`` is in the time of
+    ``time.monotonic_ns``."""
+
+    __slots__ = ()
+    _store: AsyncRedisStore
+
+    async def cancel(self) -> None:
+        """Give the permits back, as far as they still count.
+
+        Once: if it raises ``StoreUnavailable``, they may have come back, or may yet, and calling it again does nothing;
+        or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
+        """
+        # What Redis has booked stays booked, if it is away.
+        await self._store._run_to_its_end(self._booked.cancel())
+
+
+async def _cancelled(booked: AsyncRedisReservation) -> None:
+    with contextlib.suppress(PenstockError):
+        await booked.cancel()
+
+
+class AsyncRedisLimiter(Asking):
+    """A limiter whose state is in Redis, for asyncio. The methods mean what they do at ``penstock.TokenBucket`` and its
+    like, and are awaited.
+
+    *Tasks*: any number, in one event loop. *Processes*: whoever makes a limiter of the same name and parameters over
+    the same Redis and namespace shares its state. Who is cancelled while the answer is on its way may have been
+    charged; but permits that a ``Concurrency`` has given out then come back at once.
+
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
+    answers instead; ``reset`` always does, if Redis is away.
+    """
+
+    _store: AsyncRedisStore
+
+    @property
+    def store(self) -> AsyncRedisStore:
+        return self._store
+
+    async def allow(self, key: Key, /) -> bool:
+        if self._usual is None:
+            return await self._store._do(self._ask_allow(key), lambda twin: twin.allow(key), self._twin)
+        try:
+            return (await self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
+        except StoreUnavailable as error:
+            allowed: bool = self._store._instead(error, lambda twin: twin.allow(key), self._twin)
+            return allowed
+
+    async def hit(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+        request_ttl: str | float | timedelta = "5 minutes",
+    ) -> Decision:
+        if self._usual and cost is ONE and rate is None and burst is None and request_id is None:
+            try:
+                reply = await self._store._call(self._script, (self._key(key),), self._usual, self._size)
+            except StoreUnavailable as error:
+                decision: Decision = self._store._instead(error, lambda twin: twin.hit(key), self._twin)
+                return decision
+            return self._usual_decision(self._name, reply)
+        asked = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
+        more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
+        return await self._store._do(asked, lambda twin: twin.hit(key, cost, **more), self._twin)
+
+    async def peek(
+        self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
+    ) -> Decision:
+        asked = self._ask_peek(key, cost, rate, burst)
+        return await self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
+
+    async def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> AsyncRedisReservation:
+        asked = self._ask_reserve(key, cost, max_delay)
+        booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return AsyncRedisReservation(self._store, booked)
+
+    async def _reserve_for_now(self, key: Key, cost: int, max_delay: float | None) -> AsyncRedisReservation:
+        """For the web: nothing stays booked if the task is cancelled meanwhile."""
+        return await self._store._to_its_end(self.reserve(key, cost, max_delay), _cancelled)
+
+    async def refund(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> None:
+        talk = self._refund(key, cost, rate, burst, request_id)
+        more = {"rate": rate, "burst": burst, "request_id": request_id}
+        await self._store._run(talk, lambda twin: twin.refund(key, cost, **more), self._twin)
+
+    async def reset(self, key: Key) -> None:
+        await self._store._do(self._ask_reset(key))
+
+    async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        return await self._store._do_many(
+            self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
+        )
+
+    async def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+        line = self._store._lines[self._line_of(key)]
+        return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
+
+    wait_async = wait
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncRedisAllOf:
+        """For ``AllOf``, when a limiter of this kind is its first argument."""
+        return AsyncRedisAllOf(checked_limiters(kind, args, kwargs, AsyncRedisLimiter))
+
+
+class AsyncRedisStaggeredWindow(AskingStaggered, AsyncRedisLimiter):
+    """A fixed window that begins at a time of each key's own."""
+
+
+class AsyncRedisAllOf(AskingAll):
+    """Several limits of one ``AsyncRedisStore`` at once, as ``RedisAllOf``."""
+
+    _store: AsyncRedisStore
+
+    @property
+    def store(self) -> AsyncRedisStore:
+        return self._store
+
+    @property
+    def limiters(self) -> tuple[Asking, ...]:
+        return self._limiters
+
+    async def allow(self, key: Keys, /) -> bool:
+        talk = self._allow(self._parts(key, 1))
+        return await self._store._run(talk, lambda twin: twin.allow(key), self._twin)
+
+    async def hit(self, key: Keys, cost: Costs = 1) -> Decision:
+        return await self._store._run(self._hit(key, cost), lambda twin: twin.hit(key, cost), self._twin)
+
+    async def hit_each(self, key: Keys, cost: Costs = 1) -> list[Decision]:
+        return await self._store._run(self._hit_each(key, cost), lambda twin: twin.hit_each(key, cost), self._twin)
+
+    async def peek(self, key: Keys, cost: Costs = 1) -> Decision:
+        return await self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
+
+    async def reserve(self, key: Keys, cost: Costs = 1, max_delay: float | None = None) -> AsyncRedisReservation:
+        talk = self._reserve(key, cost, max_delay)
+        booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return AsyncRedisReservation(self._store, booked)
+
+    async def _reserve_each(self, key: Keys, cost: Costs) -> tuple[AsyncRedisReservation, list[Decision]]:
+        """For the web: what ``hit_each`` says, and how to take it back."""
+        talk = self._reserve_all(key, cost)
+        booked, decisions = await self._store._run(talk, lambda twin: twin.reserve_each(key, cost), self._twin)
+        return AsyncRedisReservation(self._store, booked), decisions
+
+    async def refund(self, key: Keys, cost: Costs = 1) -> None:
+        await self._store._run_to_its_end(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
+
+    async def reset(self, key: Keys) -> None:
+        await self._store._run(self._reset(key))
+
+    async def allow_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None = None) -> list[bool]:
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        many = self._many(keys, costs)
+
+        def otherwise(number: int, twin: Any) -> bool:
+            return bool(twin.allow(keys[number], costs[number]))
+
+        if self._is_apart(many):
+            return [
+                await self._store._run(self._allow(parts), functools.partial(otherwise, number), self._twin)
+                for number, parts in enumerate(many)
+            ]
+        return await self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
+
+    async def wait(self, key: Keys, cost: Costs = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+        line = self._store._lines[self._line_of(key)]
+        return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
+
+    wait_async = wait
