@@ -49,7 +49,18 @@ class RedisServer:
 @contextlib.contextmanager
 def redis_server(*arguments: str, port: int | None = None, **options: Any) -> Iterator[RedisServer]:
     """One more server. The options are a client's."""
-    port = port or free_port()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            server = stack.enter_context(_begun(arguments, port or free_port(), options))
+            # Else somebody may have taken the port meanwhile.
+            if port or server.process.poll() is None:
+                break
+        assert server.process.poll() is None, f"{PROGRAM} has ended"
+        yield server
+
+
+@contextlib.contextmanager
+def _begun(arguments: tuple[str, ...], port: int, options: dict[str, Any]) -> Iterator[RedisServer]:
     ports = ("--port", "0", "--tls-port", str(port)) if options.get("ssl") else ("--port", str(port))
     folder = tempfile.TemporaryDirectory()
     process = subprocess.Popen(
@@ -59,7 +70,6 @@ def redis_server(*arguments: str, port: int | None = None, **options: Any) -> It
     try:
         server = RedisServer(process, port, options)
         until(lambda: process.poll() is not None or answers(server), f"{PROGRAM} answers on port {port}")
-        assert process.poll() is None, f"{PROGRAM} has ended"
         yield server
     finally:
         process.kill()

@@ -12,8 +12,6 @@ from penstock import InvalidCost, InvalidKey, StoreClosed, TokenBucket
 
 pytestmark = pytest.mark.places(*EXACT)
 
-# On either side of what the code treats differently: 256 fit on the stack, 1024 are decided with the GIL held.
-
 
 @pytest.fixture
 def bucket(store: Any) -> TokenBucket:

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.places(*STRICT)
 marks_by_this_clock = pytest.mark.places(*IN_MEMORY)
 
 LIMIT: Final = 100
-"""Whatever takes longer hangs."""
 
 
 @pytest.fixture(params=OF_A_HUNDRED)

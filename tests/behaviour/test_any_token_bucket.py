@@ -25,7 +25,6 @@ pytestmark = pytest.mark.places(*EXACT)
 
 NS = 1_000_000_000
 YEAR_NS = 31_536_000 * NS
-# Each just above a power of two, where rounding to a float and dividing lose most.
 HUGE = 10**5000  # more digits than Python converts to text by default
 
 

@@ -1,6 +1,6 @@
 """Every limiter, wherever it is kept, and the oracle, told the same things at the same times, answer alike.
 
-What a host has on loan it knows less of: for leases see ``test_leases.py``.
+What a host has on loan it knows less of: for leases see ``test_hosts.py``, and ``test_leased_model.py`` in tests/redis.
 """
 
 from __future__ import annotations

@@ -133,12 +133,8 @@ class SeveralAndOracles(RuleBasedStateMachine):
     @rule(data=st.data())
     def reset(self, data: st.DataObject) -> None:
         key, keys = self.draw_keys(data)
-        if self.measure is MEMORY and self.now == self.measure.latest:
-            return
         self.all.reset(key)
         self.oracle.reset(keys, self.now)
-        if self.measure is MEMORY:
-            self.move(self.now + 1)  # as in `LimiterAndOracle.reset`
 
     @rule(key=keys, excess=magnitudes(1, 2**70))
     def ask_for_what_cannot_be(self, key: Any, excess: int) -> None:

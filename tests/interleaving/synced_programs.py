@@ -86,8 +86,8 @@ class SyncedScene:
 
     def does(self, process: int, *acts: str, key: int = 0) -> SyncedScene:
         for what in acts:
-            self.program.gives_back |= what in {"refund", "reset"}
-            if what in {"hit", "refund", "reset"}:
+            self.program.gives_back |= what == "refund"
+            if what in {"hit", "refund"}:
                 getattr(self.program, what)(process, self.limiter, self.keys[key])
             elif what == "others":
                 self.program.others_count(process, key, SECOND_US // 3 if self.bucket else 1)

@@ -14,7 +14,7 @@ from penstock import Store, StoreUnavailable, TokenBucket
 from penstock.redis import LeasedStore, RedisStore
 
 url, over, by, policy = sys.argv[1:]
-redis_store = RedisStore(url, when_unavailable=policy)
+redis_store = RedisStore(url, timeout=30, when_unavailable=policy)
 store = LeasedStore(redis_store, Store.private(keys=100)) if over == "leased" else redis_store
 limiter = TokenBucket(store, "l", "100/hour")
 
