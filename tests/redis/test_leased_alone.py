@@ -14,7 +14,7 @@ from scripts_clock import ServerClock
 from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
 from penstock.redis import AsyncLeasedStore, AsyncRedisStore, RedisStore
 from penstock.redis.asking import Asked
-from penstock.redis.leased_fetch import Answer, Holdings, Steps, answered
+from penstock.redis.leased_fetch import Answer, Holdings, Steps, answered, closing_ns
 
 KEY = "user:42"
 
@@ -75,6 +75,22 @@ def test_what_the_host_has_on_loan_counts_besides(hosts: Hosts, kind: Callable[.
     assert not limiter.allow(KEY)
 
 
+def test_a_denial_that_is_over_before_it_is_told(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a high rate: whoever decided was stopped for longer than it holds."""
+    limiter = TokenBucket(hosts.new(), "l", "1000000/second", burst=100)
+    steps, asked = begun(limiter, 100)
+    denial = hosts.redis_store._do(asked)._replace(permits=0, retry_ns=1000)
+
+    def late(until_ns: int) -> int:
+        hosts.advance(0.005)
+        return closing_ns(until_ns)
+
+    monkeypatch.setattr("penstock.redis.leased_fetch.closing_ns", late)
+    answer = ended(steps, denial)
+    assert not answer.allowed
+    assert answer.retry_ns >= 1000
+
+
 def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
     """As its permits come back while it is late."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
@@ -88,12 +104,12 @@ def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
 
 def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_clock: ServerClock) -> None:
     """Though nobody comes to the gate in a 64th of a lease."""
-    with RedisStore(server.url, timeout=0.5) as redis_store:
+    with RedisStore(server.url, timeout=0.9) as redis_store:
         hosts = Hosts(redis_store, server_clock)
         with hosts.new(lease=60) as store, store.host_store:
             late, asked = begun(TokenBucket(store, "l", "100/hour"), 30)
             answer = redis_store._do(asked)
-            hosts.advance(0.6)
+            hosts.advance(0.92)
             assert isinstance(late.send(answer), Asked)
 
 

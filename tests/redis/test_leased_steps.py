@@ -35,6 +35,23 @@ def free(limiter: Any) -> int:
     return int(limiter.terms.strict.store._do(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
+def test_permits_of_a_window_that_began_since_are_not_given_back_to_the_one_before(hosts: Hosts) -> None:
+    """While Redis answers the question that comes before anything is given back."""
+    limiter = hoarding(hosts, lambda store: FixedWindow(store, "l", "100/minute"))
+    holdings = limiter._leased_store._keeper().holdings
+    given_back = holdings.unused(everything=True)
+    next(given_back)
+    hosts.advance(60)
+    assert limiter.allow(KEY)
+    there = left(limiter)
+    assert there
+    assert list(given_back) == []
+    assert left(limiter) == there
+    hosts.give_back(everything=True)
+    assert left(limiter) == 0
+    assert free(limiter) == 99
+
+
 def test_what_is_on_loan_is_not_refilled(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     hosts.advance(2)

@@ -52,8 +52,9 @@ and another one, that asked later, between its answer and learning it, the first
 what is older than that. The next exchange puts it right.
 
 *Another life.* A pair is only ever changed by a CAS from what was read before the cell was looked at. Who claims the
-cell for another key puts a pair in it that no other claim has (`SYNC pair -> claim`), while its claim stands. So who is
-late to learn or to ask finds it changed and leaves it alone.
+cell for another key puts a pair in it (`SYNC pair -> claim`), while its claim stands, that hardly another claim has: of
+a window by 32 bits of the claim's id, of a bucket by ten and the time. So who is late to learn or to ask finds it
+changed and leaves it alone.
 
 The name of a key
 -----------------
@@ -65,12 +66,13 @@ Who inserts a key writes them (`begin_words`) while the cell is a claim, before 
 who reads the member by an acquire load sees them. It does so in pairs, each by a CAS from what it had read before it
 saw its claim stand. So a process may be killed or stopped anywhere: before the promotion, nothing was counted; after
 it, the words are there; and who is late to write finds that whoever promoted the claim has changed the pair, or would
-change nothing. No key is told under another's name, or under its former birth.
+change nothing; but for a name, if the key of before has come back to the cell, or if the late one had none: then the
+seal is wrong. No key is told under another's name, or under its former birth.
 
 All that promote one claim write the same, as they have it from the key and the claim. But a key is *without a name* if
 it lost its cell between being looked for and being inserted by the same request. It has no seal then, and the exchanger
 leaves it alone: until it comes to a cell again, it is limited on this host by what this host knows. So it does if the
-seal is wrong, by damage (at odds of 2**-64).
+seal is wrong, by such a late writer or by damage (at odds of 2**-64).
 
 *Reading*: the ticket, the cell, its words, the cell again. If its tag is still the same, the seal is right, and the
 ticket can be raised, they belong together.

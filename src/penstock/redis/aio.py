@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError
 from penstock.errors import PenstockError, StoreClosed, StoreUnavailable
 from penstock.redis.aio_held import AsyncRedisConcurrency
 from penstock.redis.aio_limiters import AsyncRedisLimiter, AsyncRedisStaggeredWindow
-from penstock.redis.aio_waiting import Line
+from penstock.redis.aio_waiting import Lines
 from penstock.redis.asking import GIVING_BACK, HIT, Asked, Talk, checked, given_up
 from penstock.redis.base import (
     AWAY,
@@ -46,7 +46,7 @@ T = TypeVar("T")
 TURNS_TO_BEGIN: Final = 10
 
 
-async def _nothing_more(_: object) -> None:
+async def nothing_more(_: object) -> None:
     pass
 
 
@@ -77,7 +77,7 @@ class AsyncRedisStore(RedisStoreBase):
         super().__init__(namespace, plain_keys, when_unavailable, host, hosts)
         self._owns_client = isinstance(server, str)
         self._is_closing = False
-        self._lines = Line()
+        self._lines = Lines()
         self._loop: asyncio.AbstractEventLoop | None = None
         # The loop itself doesn't keep them.
         self._going_on: set[asyncio.Task[Any]] = set()
@@ -173,9 +173,11 @@ class AsyncRedisStore(RedisStoreBase):
     async def _reply(self, asked: Asked[Any]) -> list[int]:
         call = self._call(asked.script, asked.keys, asked.arguments, asked.size)
         if_given_up = asked.if_given_up
-        if if_given_up is None:
-            return await call
-        return await self._to_its_end(call, lambda reply: self._give_back(if_given_up(reply)))
+        if if_given_up is not None:
+            return await self._to_its_end(call, lambda reply: self._give_back(if_given_up(reply)))
+        if asked.arguments[0] in GIVING_BACK:
+            return await self._to_its_end(call, nothing_more)
+        return await call
 
     async def _to_its_end(
         self, call: Coroutine[Any, Any, T], if_given_up: Callable[[T], Coroutine[Any, Any, None]]
@@ -246,7 +248,7 @@ class AsyncRedisStore(RedisStoreBase):
                     answer = asked.read(await self._reply(asked))
                 except asyncio.CancelledError as error:
                     # What it asks for from now on gives back, also if this task is cancelled again.
-                    await self._to_its_end(self._finish([(talk, talk.throw(error))]), _nothing_more)
+                    await self._to_its_end(self._finish([(talk, talk.throw(error))]), nothing_more)
                     raise
                 except BaseException as error:
                     asked = talk.throw(error)
@@ -262,7 +264,7 @@ class AsyncRedisStore(RedisStoreBase):
     ) -> None:
         """Of what gives back: nobody else gives back the rest if this task is cancelled between two calls, and what one
         call gives back, no other one is to try meanwhile."""
-        await self._to_its_end(self._run(talk, otherwise, twin), _nothing_more)
+        await self._to_its_end(self._run(talk, otherwise, twin), nothing_more)
 
     async def _do_many(
         self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T] | None = None, twin: Any = None

@@ -17,14 +17,14 @@ from penstock.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses
 if TYPE_CHECKING:
     from penstock.redis.aio_limiters import AsyncRedisReservation
 
-__all__ = ["Line", "wait"]
+__all__ = ["Lines", "wait"]
 
 # Some hundred years. What is longer may be too large for the arithmetic of floats.
 LONGEST_TIMEOUT_S: Final = 1e10
 
 
-class Line:
-    """Those who wait for one key of one limiter in this event loop, in the order in which they came."""
+class Lines:
+    """Of each key of each limiter a lock, which lets those who wait in this event loop in as they came."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()

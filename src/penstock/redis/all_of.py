@@ -157,6 +157,8 @@ class AskingAll:
                 judged.append((yield self._ask(HIT, parts)))
                 if not judged[-1].allowed:
                     break
+        except GeneratorExit:
+            raise
         except BaseException:
             with suppress(PenstockError):
                 yield from self._uncharge(judged)
@@ -249,20 +251,23 @@ class AskingAll:
 def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:
     arguments: list[Any] = [what, b"0"]
     for limiter, _, draw in parts:
-        arguments += (limiter._algorithm.script, *sendable(draw))
+        arguments += (limiter._algorithm.script, *sendable(draw.arguments))
     return arguments
 
 
 def each(talks: Sequence[Talk[None]]) -> Talk[None]:
-    """All of them, though one fails: then its error comes afterwards."""
-    errors = []
+    """All of them, though one fails or is interrupted: then its error comes afterwards."""
+    errors: list[BaseException] = []
     for talk in talks:
         try:
             yield from talk
-        except PenstockError as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             errors.append(error)
     if errors:
-        raise errors[0]
+        # An interrupt says more than that something failed.
+        raise next((error for error in errors if not isinstance(error, PenstockError)), errors[0])
 
 
 def decisions(judged: Judged) -> list[Decision]:

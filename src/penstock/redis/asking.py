@@ -97,12 +97,12 @@ def given_up(asked: Sequence[Asked[Any]], replies: Sequence[Any]) -> list[Talk[N
     return talks
 
 
-def sendable(draw: Draw) -> list[bytes]:
-    """Its arguments, all of them bytes.
+def sendable(arguments: Iterable[int | bytes | str]) -> list[bytes | str]:
+    """Arguments of a script, all of them bytes or text.
 
     hiredis asks Python for the text of anything else, and takes it ill, with the whole process, if a signal comes then.
     """
-    return [argument if isinstance(argument, bytes) else b"%d" % argument for argument in draw.arguments]
+    return [argument if isinstance(argument, bytes | str) else b"%d" % argument for argument in arguments]
 
 
 def whole_cost(cost: Any) -> int:
@@ -217,7 +217,7 @@ class Asking:
         self._size = 3 + algorithm.told
         # The usual request. None if a limiter has something to say about each.
         head = HIT, b"0", algorithm.script.encode()
-        self._usual: tuple[bytes, ...] | None = (*head, *sendable(algorithm.unit))
+        self._usual: tuple[bytes | str, ...] | None = (*head, *sendable(algorithm.unit.arguments))
         self._usual_decision = algorithm.usual_decision
         # What answers while Redis is away, if the store's policy has it so.
         self._twin: Any = None
@@ -275,7 +275,7 @@ class Asking:
         """A request was allowed and charged."""
 
     def _asked(self, what: bytes, key: bytes, draw: Draw, size: int, read: Callable[[list[int]], T]) -> Asked[T]:
-        return Asked(self._script, [key], [what, b"0", self._algorithm.script, *sendable(draw)], size, read)
+        return Asked(self._script, [key], [what, b"0", self._algorithm.script, *sendable(draw.arguments)], size, read)
 
     def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
         return self._asked(HIT, self._key(key), self._draw(key, cost), self._size, _was_allowed)

@@ -95,12 +95,8 @@ class Cluster:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._is_closed = False
-        self._parents: Any = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._made: Any = None
+        # By process. A parent's is kept, as its end might wait for a lock that a thread of the parent has held.
+        self._clusters: dict[int, Any] = {}
         self._looker: threading.Thread | None = None
         self._next_look_s = -math.inf
 
@@ -145,8 +141,8 @@ class Cluster:
 
     def close(self) -> None:
         self._is_closed = True
-        if self._made is not None and self._pid == os.getpid():
-            self._disconnect(self._made)
+        if cluster := self._clusters.get(os.getpid()):
+            self._disconnect(cluster)
 
     def _disconnect(self, cluster: Any) -> None:
         """As its own ``close`` of redis-py 8 doesn't: the nodes' clients leave their connections to their pools."""
@@ -155,14 +151,11 @@ class Cluster:
                 node.redis_connection.connection_pool.disconnect()
 
     def _cluster(self) -> Any:
-        if self._pid != os.getpid():
-            # Kept, as its end might wait for a lock that a thread of the parent has held.
-            self._parents = self._made
-            self._begin()
-        # No lock: threads that come here at once would wait for each other for longer than one of them does.
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        pid = os.getpid()
+        # No lock: threads that come here at once would wait for each other for longer than one of them does. All take
+        # the first one's.
+        cluster = self._clusters.get(pid)
+        return self._clusters.setdefault(pid, self._make()) if cluster is None else cluster
 
     def _pool_of(self, node: Any) -> Any:
         return self._cluster().get_redis_connection(node).connection_pool
@@ -208,10 +201,6 @@ class AsyncCluster:
             await self._cluster.initialize()
             node = self._cluster.get_node_from_key(key_of(call))
             return await self._cluster.execute_command(*call, target_nodes=node)
-
-    async def script_load(self, text: str) -> None:
-        with as_redis_errors():
-            await self._cluster.script_load(text)
 
     async def execute_many(self, calls: Sequence[Call]) -> list[Any]:
         """As ``Cluster`` does."""

@@ -174,7 +174,7 @@ class AskingHeld(Asking):
                 remembered.move_to_end(permit, last=False)
 
     def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
-        """Those of them that were remembered."""
+        """Those of them that were remembered. Under the lock."""
         permits = self._loose.of_keys.get(key) or OrderedDict()
         return [permit for permit in taken if permits.pop(permit, _GONE) is not _GONE]
 
@@ -199,9 +199,7 @@ class AskingHeld(Asking):
 
     def _ask_release(self, key: bytes, permits: list[Permit]) -> Asked[int]:
         """How many of them were still held."""
-        asked = self._ask_leases(b"release", key, permits)
-        asked.if_given_up = _nothing_more
-        return asked
+        return self._ask_leases(b"release", key, permits)
 
     def _ask_renew(self, key: bytes, permits: list[Permit]) -> Asked[int]:
         return self._ask_leases(b"renew", key, permits)
@@ -269,10 +267,6 @@ class AskingHeld(Asking):
 def unimportant_after(error: BaseException | None) -> type[PenstockError]:
     """What is not raised when the permits of a block can't be released that has raised `error`."""
     return StoreUnavailable if error is None else PenstockError
-
-
-def _nothing_more(reply: list[int]) -> Talk[None]:
-    yield from ()
 
 
 def _trim(permits: OrderedDict[Permit, None], now_us: int) -> None:

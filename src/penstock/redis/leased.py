@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from itertools import groupby
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
@@ -268,9 +267,9 @@ class LeasedStore(LeasedStoreBase):
     def _finish(self) -> None:
         keeper = self._keepers.pop(os.getpid(), None)
         if keeper:
-            keeper.end()
             # First, so that what is fetched meanwhile is given back here or there.
             keeper.holdings.closed = True
+            keeper.end()
             with contextlib.suppress(PenstockError):
                 self._give_back(keeper.holdings.unused(everything=True))
 
@@ -326,8 +325,7 @@ class LeasedStore(LeasedStoreBase):
             return
         with contextlib.suppress(ForeignState):
             self._ask(question)
-        for _, group in groupby(sorted(asked, key=sha_of), key=sha_of):
-            self.redis_store._do_many(list(group), _nothing, None)
+        self.redis_store._do_many(list(asked), _nothing, None)
 
     def _keeper(self) -> _Keeper:
         """This process's; not one that was inherited. Without a lock: a signal's handler may come here meanwhile."""
@@ -352,10 +350,6 @@ def _finish() -> None:
 
 
 atexit.register(_finish)
-
-
-def sha_of(asked: Asked[Any]) -> str:
-    return asked.script.sha
 
 
 def _nothing(number: int, twin: object) -> None:

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from itertools import groupby
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
@@ -17,11 +16,11 @@ from penstock.core.keys import Key
 from penstock.core.leased import Permits
 from penstock.errors import ForeignState, InvalidLimiter, PenstockError, StoreUnavailable
 from penstock.rate import Rate
-from penstock.redis.aio import AsyncRedisStore
+from penstock.redis.aio import AsyncRedisStore, nothing_more
 from penstock.redis.aio_limiters import AsyncRedisReservation
-from penstock.redis.aio_waiting import Line, wait
+from penstock.redis.aio_waiting import Lines, wait
 from penstock.redis.asking import Asked, costs_of, keys_of
-from penstock.redis.leased import LeasedStoreBase, _nothing, sha_of
+from penstock.redis.leased import LeasedStoreBase, _nothing
 from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
 from penstock.redis.leased_terms import Terms
 from penstock.redis.leased_turns import Turns
@@ -196,19 +195,18 @@ class AsyncLeasedStore(LeasedStoreBase):
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)
         self._holdings = Holdings()
-        self._lines, self._turns = Line(), Turns()
+        self._lines, self._turns = Lines(), Turns()
         self._looking: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
         if self.closed:
             return
-        self.closed = True
+        # First, so that what is fetched meanwhile is given back here or there.
+        self.closed = self._holdings.closed = True
         if self._looking:
             self._looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
-        self._holdings.closed = True
+            await asyncio.wait([self._looking])
         with contextlib.suppress(PenstockError):
             await self._give_back(self._holdings.unused(everything=True))
 
@@ -259,8 +257,9 @@ class AsyncLeasedStore(LeasedStoreBase):
             return
         with contextlib.suppress(ForeignState):
             await self._ask(question)
-        for _, group in groupby(sorted(asked, key=sha_of), key=sha_of):
-            await self.redis_store._do_many(list(group), _nothing, None)
+        # To its end: what was taken out of a lease, nobody else gives back.
+        store = self.redis_store
+        await store._to_its_end(store._do_many(list(asked), _nothing, None), nothing_more)
 
 
 async def look(store_of: weakref.ref[AsyncLeasedStore], every_s: float) -> None:

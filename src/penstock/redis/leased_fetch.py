@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
-from penstock.errors import PenstockError, StoreClosed, StoreUnavailable
+from penstock.errors import ForeignState, PenstockError, StoreClosed, StoreUnavailable
 from penstock.redis.asking import Asked
 from penstock.redis.leased_terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
@@ -104,18 +104,26 @@ class Holdings:
             # What another process has fetched meanwhile is that one's to give back.
             if left == 0 or end_ns != holding.end_ns:
                 if not is_pending or now_ns >= holding.end_ns:
-                    self.leases.pop(at, None)
+                    self._drop(at, holding)
                 continue
             if everything or left == holding.seen or end_ns - now_ns < terms.lease_ns // LOOKS:
                 if not has_asked:
                     yield terms.peek(holding.place, 1)
                     has_asked = True
+                    # What was seen is as old as the question: by now another lease may be there.
+                    if permits.left(holding.tag)[1] != holding.end_ns:
+                        continue
                 withdrawn = permits.withdraw(holding.tag)
                 if withdrawn:
-                    self.leases.pop(at, None)
+                    self._drop(at, holding)
                     permits.shrink(holding.tag)
                     yield terms.give_back(holding.place, *withdrawn, holding.window_us)
             holding.seen = left
+
+    def _drop(self, at: tuple[int, int], holding: Holding) -> None:
+        """But not one that another thread has fetched since."""
+        if self.leases.get(at) is holding:
+            self.leases.pop(at, None)
 
 
 def admitted(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[bool]:
@@ -163,11 +171,12 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Answer | None]:
         return Answer(True, left, 0, rest_ns)
     if left:
         return None
-    closed_until_ns = closing_ns(permits.now_ns() + granted.retry_ns)
+    now_ns = permits.now_ns()
+    closed_until_ns = closing_ns(now_ns + granted.retry_ns)
     _, _, seen, size = permits.enter(tag, cost)
     if seen:
         permits.leave(tag, seen, size, closed_until_ns, cost)
-    return denied(permits, tag, closed_until_ns - permits.now_ns())
+    return denied(permits, tag, closed_until_ns - now_ns)
 
 
 def patience_s(terms: Terms) -> float:
@@ -220,7 +229,9 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
 def given_back(holdings: Holdings) -> Steps[None]:
     """By a fetch whose answer came after its store was closed: nobody else will."""
     with contextlib.suppress(PenstockError):
-        yield from holdings.unused(everything=True)
+        for asked in holdings.unused(everything=True):
+            with contextlib.suppress(ForeignState):
+                yield asked
 
 
 def late(permits: Permits, tag: int, has_brought: bool) -> Answer:

@@ -14,7 +14,7 @@ from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import InvalidLimiter, shown
 from penstock.rate import as_period_ns
 from penstock.redis.algorithms import Algorithm, Draw, Gcra, Seen, Window
-from penstock.redis.asking import Asked, Asking, Talk, _nothing
+from penstock.redis.asking import Asked, Asking, Talk, _nothing, sendable
 from penstock.redis.keys import digest
 from penstock.redis.scripts import script
 from penstock.store import Store
@@ -161,7 +161,8 @@ class BucketTerms(Terms):
         return Place(self._head + self.strict._stand_in(key) + self._tail, self._rate)
 
     def _asked(self, place: Place, *arguments: int | bytes | str) -> Asked[Granted]:
-        return Asked(self._script, [place.redis_key], [*place.arguments, *arguments], 6, _of_bucket)
+        sent = sendable((*place.arguments, *arguments))
+        return Asked(self._script, [place.redis_key], sent, 6, _of_bucket)
 
     def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Asked[Granted]:
         return self._report(place, asked_us, left, unspent, need, want, 0)
@@ -222,7 +223,7 @@ class WindowTerms(Terms):
         return Place(self.strict._key(key), self.strict._draw(key, 0).arguments)
 
     def _asked(self, place: Place, what: bytes, need: int, want: int, read: Callable[[list[int]], T]) -> Asked[T]:
-        arguments = [what, need, want, self.algorithm.script, *place.arguments]
+        arguments = sendable((what, need, want, self.algorithm.script, *place.arguments))
         return Asked(self._script, [place.redis_key], arguments, 3 + self.algorithm.told, read)
 
     def _retry_ns(self, need: int, reply: list[int]) -> int:
@@ -243,7 +244,7 @@ class WindowTerms(Terms):
 
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Asked[None]:
         """As a cancellation, which counts only in its window."""
-        arguments = [b"cancel", 0, self.algorithm.script, permits, window_us, *place.arguments[2:]]
+        arguments = sendable((b"cancel", 0, self.algorithm.script, permits, window_us, *place.arguments[2:]))
         return Asked(script("decide", self.algorithm.script), [place.redis_key], arguments, 2, _nothing)
 
     def peek(self, place: Place, permits: int) -> Asked[tuple[int, int]]:

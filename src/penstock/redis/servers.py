@@ -154,8 +154,5 @@ class AsyncServer:
         await pool.release(connection)
         return replies
 
-    async def script_load(self, text: str) -> None:
-        await self._client.script_load(text)
-
     async def aclose(self) -> None:
         await self._client.aclose()

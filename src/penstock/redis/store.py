@@ -340,9 +340,9 @@ class RedisStore(RedisStoreBase):
     ``TokenBucket(RedisStore("redis://localhost"), "api", "100/minute")``. `server` is a URL as ``redis.Redis.from_url``
     takes it (``rediss://`` for TLS, a user and a password for ACLs), of any node of a cluster with ``redis+cluster://``
     or ``rediss+cluster://``; or a client of your own with a ``socket_timeout``: a ``redis.Redis``, also a
-    ``Sentinel``'s, or a ``redis.cluster.RedisCluster``. With a URL of one server every call has the deadline `timeout`,
-    in seconds, by default 0.5, and none is repeated: a decision that is asked for again might be charged again. Of a
-    cluster, and of a client of your own, each operation on a socket has one.
+    ``Sentinel``'s, or a ``redis.cluster.RedisCluster``. With a URL every call has the deadline `timeout`, in seconds,
+    by default 0.5 (of a cluster, at the node of its key), and none is repeated: a decision that is asked for again
+    might be charged again. Of a client of your own, and of a cluster over asyncio, each operation on a socket has one.
 
     When Redis is slow, gone, or can't do its work, `when_unavailable` answers: ``"deny"`` raises ``StoreUnavailable``
     (for a web service 503, not 429), ``"allow"`` allows everything, and ``"local"`` goes on with the host's share of

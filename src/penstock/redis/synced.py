@@ -128,8 +128,8 @@ class SyncedStore:
 
     def _begin(self) -> None:
         """What belongs to one process."""
-        # Of what belongs to one process: a signal's handler may close the store while its thread makes a limiter. No
-        # exchange holds it: nobody who makes a limiter, or closes the store, waits for Redis by it.
+        # Reentrant: a signal's handler may close the store while its thread makes a limiter. No exchange holds it:
+        # nobody who makes a limiter, or closes the store, waits for Redis by it.
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

@@ -11,7 +11,7 @@ from penstock.core.keys import Key
 from penstock.core.synced_bucket import SyncedTokenBucket
 from penstock.core.synced_window import SyncedWindow
 from penstock.errors import PenstockError, StoreClosed, StoreUnavailable
-from penstock.redis.asking import Asked
+from penstock.redis.asking import Asked, sendable
 from penstock.redis.base import AWAY, CHUNK, must_work, replaced, unknown
 from penstock.redis.keys import digest, fingerprint
 from penstock.redis.scripts import script
@@ -155,7 +155,7 @@ class WindowExchange(Exchange):
                     "what this one has counted: take fewer hosts, or a RedisStore, where each decision is Redis's"
                 )
 
-        return Asked(self.script, keys, arguments, 2 + 3 * self.windows, learn)
+        return Asked(self.script, keys, sendable(arguments), 2 + 3 * self.windows, learn)
 
 
 class BucketExchange(Exchange):
@@ -176,4 +176,4 @@ class BucketExchange(Exchange):
             # Less one: what was told was rounded down, so what was told since the time before may have been rounded up.
             self.limiter._learn(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
-        return Asked(self.script, [self.redis_key(name)], arguments, 4, learn)
+        return Asked(self.script, [self.redis_key(name)], sendable(arguments), 4, learn)

@@ -36,7 +36,11 @@ class Afterwards:
         if asyncio._get_running_loop() is self._loop:
             self._start(work)
         else:
-            self._loop.call_soon_threadsafe(self._start, work)
+            try:
+                self._loop.call_soon_threadsafe(self._start, work)
+            except RuntimeError:
+                # The loop has ended: what is held ends by itself.
+                work.close()
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
         task = self._loop.create_task(_done(work))

@@ -29,8 +29,8 @@ class ASGIMiddleware(ASGIPassing):
 
     With Starlette or FastAPI: ``app.add_middleware(ASGIMiddleware, rules=[Rule(limiter)])``. See ``Gate`` for the
     arguments. It never waits and starts no thread; a decision takes less time than handing it to one. Over an
-    ``AsyncRedisStore`` decisions are awaited. A WebSocket is
-    asked about once, when it is opened, and holds its ``Concurrency`` until it is closed.
+    ``AsyncRedisStore`` decisions are awaited. A WebSocket is asked about once, when it is opened, and holds its
+    ``Concurrency`` until it is closed.
     """
 
     def __init__(

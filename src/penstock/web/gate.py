@@ -98,7 +98,8 @@ class OnEnd:
 
     def end(self, status: int) -> None:
         """Give back what is held, and what an answer of this status is not charged. Does nothing the second time."""
-        self.ended = status
+        if self.ended is None:
+            self.ended = status
         booked, self.booked = self.booked, []
         leases, self.leases = self.leases, []
         with contextlib.ExitStack() as stack:
