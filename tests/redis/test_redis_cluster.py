@@ -272,9 +272,9 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
 def look_again_at_once(store: Any) -> None:
     """After the thread of a sync store that looks, if there is one, is over; it closes what it has asked."""
     if isinstance(store, RedisStore):
-        looker = store._client._looker
+        looker = store._client._own().looker
         until(lambda: not (looker and looker.is_alive()), "it has looked")
-        store._client._next_look_s = 0.0
+        store._client._own().next_look_s = 0.0
 
 
 class Looking:
@@ -303,7 +303,7 @@ def test_no_call_waits_for_what_nodes_are_asked_after_it(
         looking = Looking(monkeypatch)
 
         def nobody_looks() -> bool:
-            looker = store._client._looker
+            looker = store._client._own().looker
             return looker is None or not looker.is_alive()
 
         with cluster.nodes[1].stopped():
@@ -322,7 +322,7 @@ def test_no_call_waits_for_what_nodes_are_asked_after_it(
         assert looking.count == 1
         assert bucket.allow(KEYS[1])
         # The next second has come.
-        store._client._next_look_s = 0.0
+        store._client._own().next_look_s = 0.0
         with cluster.nodes[1].stopped(), pytest.raises(StoreUnavailable):
             bucket.allow(KEYS[1])
         until(nobody_looks, "the one that looks has ended")
@@ -363,7 +363,7 @@ def test_a_store_that_is_closed_leaves_no_connections(
 
             monkeypatch.setattr(nodes, "initialize", late)
             store._client._look_again()
-            looker = store._client._looker
+            looker = store._client._own().looker
         await done(store.close())
         until(lambda: count() <= before, "the connections have ended")
         if looker is not None:
@@ -403,11 +403,11 @@ def test_a_child_begins_with_a_client_of_its_own(
         thread = threading.Thread(target=hold)
         thread.start()
         held.wait(PATIENCE_S)
-        store._client._looker, store._client._next_look_s = thread, math.inf
+        store._client._own().looker, store._client._own().next_look_s = thread, math.inf
         try:
 
             def ask() -> tuple[int, object, float]:
-                return bucket.hit(KEYS[0]).remaining, store._client._looker, store._client._next_look_s
+                return bucket.hit(KEYS[0]).remaining, store._client._own().looker, store._client._own().next_look_s
 
             assert in_child(ask) == (7, None, -math.inf)
         finally:

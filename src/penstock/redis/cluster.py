@@ -89,16 +89,23 @@ class TimedPool(redis.connection.ConnectionPool):
         keep_deadlines(self, options["socket_timeout"])
 
 
+class OfProcess:
+    """What a ``Cluster`` has in one process."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self.looker: threading.Thread | None = None
+        self.next_look_s = -math.inf
+
+
 class Cluster:
     """A ``redis.cluster.RedisCluster``, which is made when it is first used: that takes connections."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._is_closed = False
-        # By process. A parent's is kept, as its end might wait for a lock that a thread of the parent has held.
-        self._clusters: dict[int, Any] = {}
-        self._looker: threading.Thread | None = None
-        self._next_look_s = -math.inf
+        # A parent's is kept, as its end might wait for a lock that a thread of the parent has held.
+        self._processes: dict[int, OfProcess] = {}
 
     def execute_command(self, *call: Any) -> Any:
         with as_redis_errors():
@@ -141,8 +148,8 @@ class Cluster:
 
     def close(self) -> None:
         self._is_closed = True
-        if cluster := self._clusters.get(os.getpid()):
-            self._disconnect(cluster)
+        if own := self._processes.get(os.getpid()):
+            self._disconnect(own.cluster)
 
     def _disconnect(self, cluster: Any) -> None:
         """As its own ``close`` of redis-py 8 doesn't: the nodes' clients leave their connections to their pools."""
@@ -150,12 +157,14 @@ class Cluster:
             if node.redis_connection is not None:
                 node.redis_connection.connection_pool.disconnect()
 
-    def _cluster(self) -> Any:
+    def _own(self) -> OfProcess:
         pid = os.getpid()
         # No lock: threads that come here at once would wait for each other for longer than one of them does. All take
         # the first one's.
-        cluster = self._clusters.get(pid)
-        return self._clusters.setdefault(pid, self._make()) if cluster is None else cluster
+        return self._processes.get(pid) or self._processes.setdefault(pid, OfProcess(self._make()))
+
+    def _cluster(self) -> Any:
+        return self._own().cluster
 
     def _pool_of(self, node: Any) -> Any:
         return self._cluster().get_redis_connection(node).connection_pool
@@ -170,10 +179,11 @@ class Cluster:
 
     def _look_again(self) -> None:
         """Which node has which slots, after an error that may be for that. Waits for nobody."""
-        if time.monotonic() < self._next_look_s or (self._looker is not None and self._looker.is_alive()):
+        own = self._own()
+        if time.monotonic() < own.next_look_s or (own.looker is not None and own.looker.is_alive()):
             return
-        self._next_look_s = time.monotonic() + LOOK_EVERY_S
-        cluster = self._cluster()
+        own.next_look_s = time.monotonic() + LOOK_EVERY_S
+        cluster = own.cluster
 
         def look() -> None:
             # What is wrong, the next call finds out.
@@ -183,10 +193,10 @@ class Cluster:
                 # Meanwhile.
                 self._disconnect(cluster)
 
-        self._looker = threading.Thread(target=look, name="penstock-cluster", daemon=True)
+        own.looker = threading.Thread(target=look, name="penstock-cluster", daemon=True)
         # If there is no room for a thread, a later failure tries again.
         with suppress(RuntimeError):
-            self._looker.start()
+            own.looker.start()
 
 
 class AsyncCluster:
