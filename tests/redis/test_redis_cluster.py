@@ -27,6 +27,7 @@ from test_redis_store import EVERY_KIND
 
 from penstock import AllOf, Concurrency, FixedWindow, ForeignState, StoreUnavailable, TokenBucket
 from penstock.redis import AsyncRedisStore, RedisStore
+from penstock.redis.cluster import Cluster
 from penstock.redis.keys import fingerprint
 from penstock.redis.timed_socket import TimedSocket
 
@@ -414,6 +415,24 @@ def test_a_child_begins_with_a_client_of_its_own(
             over.set()
             thread.join()
         assert bucket.hit(KEYS[0]).remaining == 6
+
+
+def test_threads_that_come_at_once_have_one_client() -> None:
+    together = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def make() -> object:
+        together.wait()
+        return object()
+
+    client = Cluster(make)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(client._cluster())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert found[0] is found[1]
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ import penstock.contrib.flask
 from penstock import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
 from penstock.redis import AsyncRedisStore, RedisStore
 from penstock.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
+from penstock.web.afterwards import Afterwards
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -776,3 +777,15 @@ def test_an_answer_waits_for_one_deadline_of_a_store_that_went_away(
                     await asyncio.sleep(0.005)
 
     asyncio.run(ask())
+
+
+def test_what_ends_after_its_event_loop_is_no_error() -> None:
+    """As when an answer is closed in a thread while the server stops: what is held ends by itself."""
+
+    async def begun() -> Afterwards:
+        return Afterwards(1.0)
+
+    async def give_back() -> None:
+        raise AssertionError("there is no loop for it")
+
+    asyncio.run(begun()).start(give_back())
