@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 import pickle
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import httpx
 import pytest
 from blocking import SCHEMES, STRATEGIES, limiter, open_storage
 from flask import Flask
 from flask_limiter import Limiter as FlaskLimiter
+from flask_limiter.commands import cli as flask_limiter_commands
 from limits import parse
 from limits.errors import ConfigurationError, StorageError
 from limits.storage import MemoryStorage
 from slowapi import Limiter as SlowapiLimiter
+from slowapi import _rate_limit_exceeded_handler
+from slowapi.errors import RateLimitExceeded
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 
-from penstock import SegmentSpaceError, Store, StoreClosed, TokenBucket
+from penstock import InvalidRate, SegmentSpaceError, Store, StoreClosed, TokenBucket
 from penstock.limits import AsyncGCRARateLimiter, AsyncPenstockStorage, GCRARateLimiter, PenstockStorage
 from penstock.testing import ManualClock, private_stores
 
@@ -380,3 +391,96 @@ def test_limiters_of_the_storage_are_few_and_leave_others_alone(opened: Open) ->
     ]
     storage.clear("key")
     assert not own.allow("key")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", [float, Decimal, Fraction], ids=lambda kind: kind.__name__)
+def test_cost_that_is_whole_is_taken_whatever_its_type(opened: Open, strategy: str, kind: Any) -> None:
+    limited, item = limiter(strategy, opened()), parse("10/hour")
+    assert limited.hit(item, "ada", cost=kind(1))
+    assert limited.hit(item, "ada", cost=kind(8))
+    assert limited.get_window_stats(item, "ada").remaining == 1
+    assert not limited.hit(item, "ada", cost=kind(2))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("cost", [0.5, 1.5, -1, -1.0, math.nan, math.inf, "1", None, "many"], ids=repr)
+def test_cost_that_is_none_is_denied_and_told_of(
+    opened: Open, strategy: str, cost: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception would be taken for an outage, and the request be let in."""
+    limited, item = limiter(strategy, opened()), parse("10/hour")
+    assert not limited.hit(item, "ada", cost=cost)
+    assert caplog.messages == [f"a cost is a whole number of at least 0, not {cost!r}: the request is denied"]
+    assert limited.hit(item, "ada", cost=10 if strategy != "fixed-window" else 1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_limit_that_cannot_be_used_is_no_outage(opened: Open, strategy: str) -> None:
+    limited, item = limiter(strategy, opened(wrap_exceptions=True)), parse(f"{10**30}/second")
+    if strategy == "fixed-window":
+        assert limited.hit(item, "ada")
+    else:
+        with pytest.raises(InvalidRate):
+            limited.hit(item, "ada")
+
+
+def test_flask_limiter_never_takes_a_callers_error_for_an_outage(store_name: str) -> None:
+    app = Flask(__name__)
+    limits = FlaskLimiter(
+        lambda: "ada",
+        app=app,
+        storage_uri=f"penstock:///{store_name}?keys=1000",
+        swallow_errors=True,
+        in_memory_fallback=["1000/hour"],
+    )
+    costs = iter([1.0, -1, 0.5, 1, 1])
+
+    @app.route("/")
+    @limits.limit("2/hour", cost=lambda: next(costs))
+    def view() -> str:
+        return ""
+
+    client = app.test_client()
+    assert [client.get("/").status_code for _ in range(5)] == [200, 429, 429, 200, 429]
+
+
+def test_slowapi_takes_a_cost_that_is_whole(store_name: str) -> None:
+    limits = SlowapiLimiter(lambda: "ada", storage_uri=f"penstock:///{store_name}?keys=1000")
+    app = Starlette()
+    app.state.limiter = limits
+    app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type]
+
+    @limits.limit("5/hour", cost=lambda request: 5 / 2 * 2)
+    def view(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("")
+
+    app.add_route("/", view)
+
+    async def ask_twice() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+            return [(await client.get("/")).status_code for _ in range(2)]
+
+    assert asyncio.run(ask_twice()) == [200, 429]
+
+
+def test_flask_limiters_commands_work(store_name: str) -> None:
+    app = Flask(__name__)
+    limits = FlaskLimiter(lambda: "ada", app=app, storage_uri=f"penstock:///{store_name}?keys=1000")
+
+    @app.route("/")
+    @limits.limit("2/hour")
+    def view() -> str:
+        return ""
+
+    assert app.test_client().get("/").status_code == 200
+    runner = app.test_cli_runner()
+    for command in (["config"], ["limits", "--key=ada"]):
+        result = runner.invoke(flask_limiter_commands, args=command, env={"COLUMNS": "200"})
+        assert result.exception is None, result.output
+    assert "1 out of 2 remaining" in result.output
+
+
+def test_storage_has_its_store_where_the_library_has_it(opened: Open) -> None:
+    storage = opened()
+    assert storage.wrapped.storage is storage.store

@@ -16,6 +16,7 @@ From these names each process knows the limiters of the others.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -29,7 +30,7 @@ from penstock.core.decision import Decision
 from penstock.core.sliding_log import SlidingLog
 from penstock.core.token_bucket import TokenBucket
 from penstock.core.window import FixedWindow, SlidingWindow
-from penstock.errors import CostExceedsLimit, SegmentSpaceError
+from penstock.errors import CostExceedsLimit, SegmentSpaceError, shown
 from penstock.limits.options import StorageOptions
 from penstock.rate import NS, Rate
 from penstock.testing import reset_store
@@ -38,6 +39,8 @@ __all__ = ["NOT_COUNTED", "Counting"]
 
 NOT_COUNTED: Final = sys.maxsize
 """The count of a key whose request could not be counted: above every limit."""
+
+_log: Final = logging.getLogger("penstock.limits")
 
 # Two looks at a key that others use may differ, and a look may be interrupted; after so many it is as it is.
 LOOKS: Final = 100
@@ -75,14 +78,14 @@ class Counting:
 
     # Fixed window
 
-    def incr(self, key: str, expiry: float, amount: int = 1) -> int:
+    def incr(self, key: str, expiry: float, amount: float = 1) -> int:
         """Count `amount` for `key`, in a window of `expiry` seconds from its first request. The count."""
         try:
             window = self._fixed_windows[expiry]
         except KeyError:
             window = self._fixed_window(expiry)
         try:
-            decision = window.hit(key, amount)
+            decision = window.hit(key, _whole(amount))
         except CostExceedsLimit:
             return NOT_COUNTED
         return decision.limit - decision.remaining if decision.allowed else NOT_COUNTED
@@ -113,8 +116,9 @@ class Counting:
 
     # Moving window
 
-    def acquire_entry(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
+    def acquire_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         """Take `amount` of the `limit` entries that `key` may have in any `expiry` seconds."""
+        amount = _whole(amount)
         if amount > limit:
             return False
         try:
@@ -153,8 +157,9 @@ class Counting:
 
     # Sliding window counter
 
-    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
+    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         """Count `amount` for `key` unless that brings the estimate for the last `expiry` seconds above `limit`."""
+        amount = _whole(amount)
         if amount > limit:
             return False
         try:
@@ -241,8 +246,9 @@ class Counting:
 
     # GCRA
 
-    def acquire_gcra(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
+    def acquire_gcra(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         """Take `amount` permits of `key`, of which it has `limit` and gets back as many in `expiry` seconds."""
+        amount = _whole(amount)
         if amount > limit:
             return False
         try:
@@ -329,6 +335,22 @@ def _next_freed(limiter: SlidingLog | TokenBucket, key: str, limit: int) -> tupl
             break
         remaining = decision.remaining
     return decision.retry_after, remaining
+
+
+def _whole(amount: Any) -> int:
+    """An amount, as a whole number. What is none is above every limit, and so denied.
+
+    The frameworks take any exception for an outage: with ``swallow_errors`` they then let the request in, and with a
+    fallback each process counts by itself from then on. A client may have a say in what its request costs.
+    """
+    if type(amount) is int and amount >= 0:
+        return amount
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        whole = int(amount)
+        if whole == amount and whole >= 0:
+            return whole
+    _log.error("a cost is a whole number of at least 0, not %s: the request is denied", shown(amount))
+    return NOT_COUNTED
 
 
 def _text(expiry: float) -> str:

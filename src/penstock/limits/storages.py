@@ -14,7 +14,7 @@ from limits.errors import StorageError
 from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
 from limits.storage.base import TimestampedSlidingWindow
 
-from penstock.errors import PenstockError
+from penstock.errors import SegmentError, StoreClosed, TooManyLimiters
 from penstock.limits.counting import Counting
 from penstock.limits.options import StorageOptions
 from penstock.store import Store
@@ -24,7 +24,8 @@ __all__ = ["AsyncPenstockStorage", "PenstockStorage"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BASE_EXCEPTIONS = (PenstockError, OSError)
+# What is an outage. A limit that can't be used is the caller's error, and comes as it is.
+BASE_EXCEPTIONS = (SegmentError, StoreClosed, TooManyLimiters, OSError)
 
 
 def _wrap_errors(method: Callable[P, R]) -> Callable[P, R]:
@@ -59,6 +60,11 @@ class PenstockStorage(Counting, Storage, MovingWindowSupport, SlidingWindowCount
         self._arguments = (uri, wrap_exceptions, options)
 
     @property
+    def storage(self) -> Store:
+        """The store, under the name by which the library's own storages have theirs."""
+        return self.store
+
+    @property
     def base_exceptions(self) -> tuple[type[Exception], ...]:
         return BASE_EXCEPTIONS
 
@@ -88,10 +94,15 @@ class AsyncPenstockStorage(
         return self._counting.store
 
     @property
+    def storage(self) -> Store:
+        """The store, under the name by which the library's own storages have theirs."""
+        return self.store
+
+    @property
     def base_exceptions(self) -> tuple[type[Exception], ...]:
         return BASE_EXCEPTIONS
 
-    async def incr(self, key: str, expiry: float, amount: int = 1) -> int:
+    async def incr(self, key: str, expiry: float, amount: float = 1) -> int:
         return self._counting.incr(key, expiry, amount)
 
     async def get(self, key: str) -> int:
@@ -109,7 +120,7 @@ class AsyncPenstockStorage(
     async def clear(self, key: str) -> None:
         self._counting.clear(key)
 
-    async def acquire_entry(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
+    async def acquire_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         await self._make_log(limit, expiry)
         return self._counting.acquire_entry(key, limit, expiry, amount)
 
@@ -122,7 +133,7 @@ class AsyncPenstockStorage(
         if limit >= 1 and not self._counting.has_log(limit, expiry):
             await asyncio.to_thread(self._counting.make_log, limit, expiry)
 
-    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
+    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         return self._counting.acquire_sliding_window_entry(key, limit, expiry, amount)
 
     async def get_sliding_window(self, key: str, expiry: float) -> tuple[int, float, int, float]:
@@ -131,14 +142,14 @@ class AsyncPenstockStorage(
     async def clear_sliding_window(self, key: str, expiry: float) -> None:
         self._counting.clear_sliding_window(key, expiry)
 
-    async def acquire_gcra(self, key: str, limit: int, expiry: float, amount: int = 1) -> bool:
+    async def acquire_gcra(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         return self._acquire_gcra(key, limit, expiry, amount)
 
     async def get_gcra(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
         return self._get_gcra(key, limit, expiry)
 
     @_wrap_errors
-    def _acquire_gcra(self, key: str, limit: int, expiry: float, amount: int) -> bool:
+    def _acquire_gcra(self, key: str, limit: int, expiry: float, amount: float) -> bool:
         return self._counting.acquire_gcra(key, limit, expiry, amount)
 
     @_wrap_errors

@@ -27,10 +27,10 @@ class GCRARateLimiter(limits.strategies.RateLimiter):
         _check(storage, PenstockStorage)
         super().__init__(storage)
 
-    def hit(self, item: RateLimitItem, *identifiers: str, cost: int = 1) -> bool:
+    def hit(self, item: RateLimitItem, *identifiers: str, cost: float = 1) -> bool:
         return self.storage.acquire_gcra(item.key_for(*identifiers), item.amount, item.get_expiry(), cost)
 
-    def test(self, item: RateLimitItem, *identifiers: str, cost: int = 1) -> bool:
+    def test(self, item: RateLimitItem, *identifiers: str, cost: float = 1) -> bool:
         _, remaining = self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
         return cost <= remaining
 
@@ -48,10 +48,10 @@ class AsyncGCRARateLimiter(limits.aio.strategies.RateLimiter):
         _check(storage, AsyncPenstockStorage)
         super().__init__(storage)
 
-    async def hit(self, item: RateLimitItem, *identifiers: str, cost: int = 1) -> bool:
+    async def hit(self, item: RateLimitItem, *identifiers: str, cost: float = 1) -> bool:
         return await self.storage.acquire_gcra(item.key_for(*identifiers), item.amount, item.get_expiry(), cost)
 
-    async def test(self, item: RateLimitItem, *identifiers: str, cost: int = 1) -> bool:
+    async def test(self, item: RateLimitItem, *identifiers: str, cost: float = 1) -> bool:
         _, remaining = await self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
         return cost <= remaining
 
