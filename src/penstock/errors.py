@@ -143,7 +143,7 @@ class UntrustedSegment(SegmentError):
 
 
 class ClockMismatch(SegmentError):
-    """The segment runs on another kind of clock than the one asked for."""
+    """The segment runs on another kind of clock than the one asked for, or this process's clock can't tell its time."""
 
 
 class SegmentSpaceError(SegmentError):

@@ -5,7 +5,7 @@ import struct
 from typing import Final
 
 MAGIC: Final = 0x4B434F54534E4550
-LAYOUT_VERSION: Final = 3
+LAYOUT_VERSION: Final = 4
 STATE_CREATING: Final = 1
 STATE_READY: Final = 2
 CLOCK_MONOTONIC: Final = 1

@@ -25,7 +25,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock import file_locks, layout, room
+from penstock import file_locks, host_clock, layout, room
 from penstock.core.segment import use_huge_pages
 from penstock.errors import (
     ClockMismatch,
@@ -48,10 +48,8 @@ __all__ = [
     "check_consistency",
     "check_identity",
     "create_anonymous",
-    "monotonic_ns",
     "not_opened",
     "open_or_create",
-    "read_boot_id",
 ]
 
 BYTES_PER_KEY: Final = 21
@@ -64,7 +62,6 @@ CLOCK_NAMES: Final = {
     layout.CLOCK_MANUAL: "manual",
     layout.CLOCK_PYTHON: "Python (time.time)",
 }
-BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 SEAL: Final = struct.Struct("<II")  # the header's checksum and state
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -79,6 +76,13 @@ class Wanted:
     mode: int
     gid: int
     boot_id: bytes
+    offset_ns: int
+    """Of this process's clock: see ``host_clock``."""
+
+    @classmethod
+    def here(cls, path: str, *, keys: int, clock_kind: int, mode: int, gid: int) -> Wanted:
+        """For this process."""
+        return cls(path, keys, clock_kind, mode, gid, host_clock.read_boot_id(), host_clock.read_offset_ns())
 
     @property
     def file_path(self) -> str | None:
@@ -110,7 +114,7 @@ class Header:
             advertised_keys=wanted.keys,
             group_count=group_count,
             clock_kind=wanted.clock_kind,
-            epoch_ns=monotonic_ns(),
+            epoch_ns=host_clock.monotonic_ns(wanted.offset_ns),
             wall_epoch_ns=time.time_ns(),
             hash_key=(secrets.randbits(64), secrets.randbits(64)),
             boot_id=wanted.boot_id,
@@ -151,6 +155,12 @@ class SegmentFile:
 
     fd: int
     header: Header
+    epoch_ns: int
+    """Segment time 0 by this process's clock."""
+
+    @classmethod
+    def of(cls, wanted: Wanted, fd: int, header: Header) -> SegmentFile:
+        return cls(fd, header, (header.epoch_ns + wanted.offset_ns) % 2**64)
 
 
 def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int) -> SegmentFile:
@@ -158,7 +168,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
 
     `mode` is that of a new file, and says whom to trust: with group write permission, also what members of `gid` made.
     """
-    wanted = Wanted(path, keys, clock_kind, mode, gid, read_boot_id())
+    wanted = Wanted.here(path, keys=keys, clock_kind=clock_kind, mode=mode, gid=gid)
     while True:
         fd = _open(wanted)
         try:
@@ -193,7 +203,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
         except BaseException:
             _let_go(fd)
             raise
-        return SegmentFile(fd, header)
+        return SegmentFile.of(wanted, fd, header)
 
 
 def _let_go(fd: int) -> None:
@@ -205,7 +215,7 @@ def _let_go(fd: int) -> None:
 
 def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
     """A segment without a name: it belongs to this process and to the children that it forks."""
-    wanted = Wanted(PRIVATE, keys, clock_kind, 0o600, os.getegid(), read_boot_id())
+    wanted = Wanted.here(PRIVATE, keys=keys, clock_kind=clock_kind, mode=0o600, gid=os.getegid())
     try:
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
@@ -219,7 +229,7 @@ def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
     except BaseException:
         os.close(fd)
         raise
-    return SegmentFile(fd, header)
+    return SegmentFile.of(wanted, fd, header)
 
 
 def _open(wanted: Wanted) -> int:
@@ -350,6 +360,7 @@ def _make_usable(wanted: Wanted, fd: int) -> Header | None:
     header = check_consistency(wanted, raw, checksum, state, os.fstat(fd).st_size)
     if header.clock_kind == layout.CLOCK_MONOTONIC and header.boot_id != wanted.boot_id:
         return _rebase(wanted, fd, header)
+    _check_age(wanted, header)
     return header
 
 
@@ -453,6 +464,22 @@ def check_consistency(wanted: Wanted, raw: bytes, checksum: int, state: int, siz
     return header
 
 
+def _check_age(wanted: Wanted, header: Header) -> None:
+    """A segment of this boot is no older than the boot; if it seems so, its time would let everybody in.
+
+    That is another clock than the one it was made by: that of a host restored from a snapshot, or of another boot that
+    was given the same id.
+    """
+    age_ns = (host_clock.monotonic_ns(wanted.offset_ns) - header.epoch_ns) % 2**64
+    if header.clock_kind == layout.CLOCK_MONOTONIC and age_ns >= MAX_AGE_NS:
+        raise wanted.refuse(
+            ClockMismatch,
+            f"a segment that was made {(2**64 - age_ns) / 1e9:.0f} s after now by this host's clock",
+            "one that was made before now",
+            _START_AGAIN,
+        )
+
+
 def _rebase(wanted: Wanted, fd: int, header: Header) -> Header | None:
     """After a reboot: let the segment's time go on by the wall clock, as nobody was attached meanwhile.
 
@@ -467,27 +494,8 @@ def _rebase(wanted: Wanted, fd: int, header: Header) -> Header | None:
             stacklevel=5,
         )
         return None
-    rebased = replace(header, epoch_ns=(monotonic_ns() - elapsed_ns) % 2**64, boot_id=wanted.boot_id)
+    rebased = replace(
+        header, epoch_ns=(host_clock.monotonic_ns(wanted.offset_ns) - elapsed_ns) % 2**64, boot_id=wanted.boot_id
+    )
     os.pwrite(fd, rebased.pack(layout.STATE_READY), 0)
     return rebased
-
-
-def monotonic_ns() -> int:
-    """The host's clock."""
-    # Not time.monotonic_ns: what freezes the time for a test would freeze it here, and the segment's never would begin.
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
-def read_boot_id() -> bytes:
-    """Which boot this is."""
-    try:
-        with open(BOOT_ID, encoding="ascii") as file:
-            return bytes.fromhex(file.read().strip().replace("-", ""))
-    except OSError as error:
-        exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
-        raise (SegmentSpaceError if exhausted else SegmentError)(
-            BOOT_ID,
-            f"a file that can't be opened ({error.strerror})",
-            "the id of this boot",
-            "raise the limit of open files (ulimit -n)" if exhausted else "mount /proc",
-        ) from None

@@ -170,7 +170,7 @@ class Store:
                 file.fd,
                 size=file.header.segment_size,
                 group_count=file.header.group_count,
-                epoch_ns=file.header.epoch_ns,
+                epoch_ns=file.epoch_ns,
                 wall_epoch_ns=file.header.wall_epoch_ns,
                 clock_kind=file.header.clock_kind,
                 hash_key=file.header.hash_key,

@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 #define PENSTOCK_MAGIC UINT64_C(0x4B434F54534E4550) /* the bytes `PENSTOCK`, read as a little-endian integer */
-#define PENSTOCK_LAYOUT_VERSION 3 /* changes whenever any byte of a segment changes its meaning */
+#define PENSTOCK_LAYOUT_VERSION 4 /* changes whenever any byte of a segment changes its meaning */
 #define PENSTOCK_STATE_CREATING 1 /* the creator has not sealed the segment yet; whoever takes the creation lock starts again */
 #define PENSTOCK_STATE_READY 2 /* sealed: everything else in the segment is in place */
-#define PENSTOCK_CLOCK_MONOTONIC 1 /* the time is CLOCK_MONOTONIC minus `epoch_ns` */
+#define PENSTOCK_CLOCK_MONOTONIC 1 /* the time is CLOCK_MONOTONIC, by the host's own time namespace, minus `epoch_ns` */
 #define PENSTOCK_CLOCK_MANUAL 2 /* the time is `manual_ns`, moved by tests */
 #define PENSTOCK_CLOCK_PYTHON 3 /* the time is `manual_ns`, moved on to Python's `time.time` before each decision */
 #define PENSTOCK_CELLS_PER_LINE 4 /* cells in a 64-byte line */
@@ -41,7 +41,7 @@ typedef struct PenstockHeader {
     uint64_t segment_size; /* bytes of the whole segment */
     uint64_t advertised_keys; /* live keys that the segment was made for */
     uint64_t group_count; /* groups in the table */
-    uint64_t epoch_ns; /* CLOCK_MONOTONIC reading at segment time 0; may wrap below zero after a reboot */
+    uint64_t epoch_ns; /* CLOCK_MONOTONIC reading, by the host's own time namespace, at segment time 0; may wrap below zero after a reboot */
     uint64_t wall_epoch_ns; /* CLOCK_REALTIME reading at segment time 0, to rebase `epoch_ns` after a reboot */
     uint64_t hash_key[2]; /* secret key of the segment's key hash, random per segment */
     uint8_t boot_id[16]; /* the boot in which `epoch_ns` was taken */

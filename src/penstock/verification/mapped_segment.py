@@ -7,10 +7,11 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
-from penstock import layout
+from penstock import host_clock, layout
 from penstock.core.audit import LATEST_NS
 from penstock.errors import ForeignSegment, SegmentBusy, SegmentError
 from penstock.segment_file import (
@@ -19,9 +20,7 @@ from penstock.segment_file import (
     Wanted,
     check_consistency,
     check_identity,
-    monotonic_ns,
     not_opened,
-    read_boot_id,
 )
 from penstock.store import default_path
 from penstock.verification.findings import LOOKS, PAUSE_S
@@ -38,8 +37,11 @@ class MappedSegment:
         path = os.fspath(name_or_path)
         if isinstance(name_or_path, str) and "/" not in path:
             path = default_path(path)
-        wanted = Wanted(os.path.abspath(path), 0, layout.CLOCK_MONOTONIC, 0o600, os.getegid(), read_boot_id())
+        wanted = Wanted.here(
+            os.path.abspath(path), keys=0, clock_kind=layout.CLOCK_MONOTONIC, mode=0o600, gid=os.getegid()
+        )
         self.path: Final = wanted.path
+        self._offset_ns: Final = wanted.offset_ns
         self._fd = _open(wanted)
         try:
             self.header: Final = _read_header(wanted, self._fd)
@@ -82,7 +84,7 @@ class MappedSegment:
         if not self.is_monotonic:
             return self.u64(layout.HEADER_MANUAL_NS)
         if self.is_of_this_boot:
-            return (monotonic_ns() - header.epoch_ns) % 2**64
+            return (host_clock.monotonic_ns(self._offset_ns) - header.epoch_ns) % 2**64
         return max(0, time.time_ns() - header.wall_epoch_ns)
 
     def latest_ns(self, ahead_ns: int = 0) -> int:
@@ -121,7 +123,7 @@ def _read_header(wanted: Wanted, fd: int) -> Header:
                 )
             # Whatever its clock is: no limiter is going to use it.
             kind = int.from_bytes(raw[layout.HEADER_CLOCK_KIND : layout.HEADER_CLOCK_KIND + 4], "little")
-            of_its_clock = Wanted(wanted.path, 0, kind, wanted.mode, wanted.gid, wanted.boot_id)
+            of_its_clock = replace(wanted, clock_kind=kind)
             return check_consistency(of_its_clock, raw, checksum, state, os.fstat(fd).st_size)
         except SegmentError:
             # It may be in the making, or be changed for this boot.

@@ -1,0 +1,90 @@
+"""Processes of one host that are told different things about it: by time namespaces, and by boot ids of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from process_helpers import Crew, Worker, path_of
+
+from penstock import FixedWindow, SlidingLog, Store, TokenBucket, layout
+from penstock.errors import ClockMismatch
+from penstock.segment_file import Header
+from penstock.verification import verify
+
+LIMIT: Final = 10
+CLONE_NEWTIME: Final = 0x80
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def _unshare(flags: int) -> None:
+    if LIBC.unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def in_time_namespace(ahead_s: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Run `work` in a process whose monotonic clock is so many seconds ahead. Call it in a process of its own."""
+    _unshare(CLONE_NEWTIME)
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {ahead_s} 0")
+    return Worker(work, *arguments).result()
+
+
+def _admitted(name: str) -> list[int]:
+    """Of 30 requests to each of three limiters; each answers by the clock in another way."""
+    with Store(name, keys=1000) as store:
+        limiters = [
+            TokenBucket(store, "bucket", "10/hour", burst=LIMIT),
+            FixedWindow(store, "window", "10/hour", "first"),
+            SlidingLog(store, "log", "10/hour", keys=10),
+        ]
+        for limiter in limiters:
+            assert limiter.peek("key").reset_after <= 3601
+        return [sum(limiter.allow("key") for _ in range(30)) for limiter in limiters]
+
+
+@pytest.mark.parametrize("order", [(86_400, 0, 86_400), (0, 86_400, 0), (86_400, 86_400 * 400, 0)])
+def test_time_namespaces_share_one_limit(as_root: None, crew: Crew, name: str, order: tuple[int, ...]) -> None:
+    """Wherever the segment was made: nobody's clock lets another's requests in, nor locks a key out."""
+    admitted = [crew.start(in_time_namespace, ahead_s, _admitted, name).result() for ahead_s in order]
+    assert admitted == [[LIMIT] * 3, [0] * 3, [0] * 3]
+    for ahead_s in order:
+        assert crew.start(in_time_namespace, ahead_s, _damage_found, name).result() == []
+
+
+def _damage_found(name: str) -> list[str]:
+    return [str(finding) for finding in verify(name).damage]
+
+
+def test_a_process_whose_children_get_another_clock_is_refused(as_root: None, crew: Crew, name: str) -> None:
+    """What it makes before it forks would have another time in its children."""
+    message = crew.start(_refused_before_its_fork, name).result()
+    assert "another time namespace" in message
+    assert "unshare" in message
+    assert not Path(path_of(name)).exists()
+
+
+def _refused_before_its_fork(name: str) -> str:
+    _unshare(CLONE_NEWTIME)
+    with pytest.raises(ClockMismatch) as caught:
+        Store(name, keys=1000)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("later_s", [1, 3600, 10**9])
+def test_a_segment_from_the_future_is_refused(name: str, later_s: int) -> None:
+    """Its time would be before 0, where every request is let in."""
+    Store(name, keys=1000).close()
+    header = Header.unpack(Path(path_of(name)).read_bytes()[: layout.HEADER.size])
+    header = replace(header, epoch_ns=header.epoch_ns + later_s * 10**9)
+    descriptor = os.open(path_of(name), os.O_RDWR)
+    try:
+        os.pwrite(descriptor, header.pack(layout.STATE_READY), 0)
+    finally:
+        os.close(descriptor)
+    with pytest.raises(ClockMismatch, match=r"made \d+ s after now .* Store\.unlink"):
+        Store(name, keys=1000)
