@@ -14,7 +14,17 @@ from typing import Any, Final
 from bucket_strategies import NS, YEAR_NS, buckets, magnitudes
 from hypothesis import strategies as st
 from oracle import Bucket, Queue, Rule
-from oracle_counts import BucketedWindow, ClockWindow, FirstWindow, Held, IntervalBucket, Log, SlidingWindow, SortedLog
+from oracle_counts import (
+    BucketedWindow,
+    ClockWindow,
+    FirstWindow,
+    Held,
+    IntervalBucket,
+    Log,
+    SlidingWindow,
+    SortedLog,
+    first_window_in_memory,
+)
 
 import penstock
 from penstock import Rate, TokenBucket
@@ -130,8 +140,6 @@ class Case:
     measure: Measure = MEMORY
     # Rates that are good for one call, and their rules.
     tiers: list[tuple[dict[str, Any], Rule[Any]]] = field(default_factory=list)
-    # A window may end later than the rule says, by less than this.
-    slack: int = 0
     # Each key's windows begin at a time of its own.
     staggered: bool = False
 
@@ -211,7 +219,9 @@ def fixed_windows(draw: st.DrawFn, measure: Measure, align: Any) -> Case:
     period = draw(measure.windows())
     limit = draw(measure.limits(period))
     of_tier = draw(measure.limits(limit))
-    rule = (FirstWindow if align == "first" else ClockWindow)(limit, period)
+    rule: Rule[Any] = ClockWindow(limit, period)
+    if align == "first":
+        rule = first_window_in_memory(limit, period) if measure is MEMORY else FirstWindow(limit, period)
     return Case(
         lambda store, name="api": penstock.FixedWindow(store, name, measure.rate(limit, period), align=align),
         rule,
@@ -219,7 +229,6 @@ def fixed_windows(draw: st.DrawFn, measure: Measure, align: Any) -> Case:
         span=period,
         measure=measure,
         tiers=[({"rate": measure.rate(of_tier, period)}, replace(rule, limit=of_tier))] * measure.has_tiers,
-        slack=limit if align == "first" and measure is MEMORY else 0,
         staggered=align == "stagger",
     )
 

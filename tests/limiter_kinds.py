@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 from oracle import Bucket, Rule
 from oracle_counts import BucketedWindow as BucketedRule
-from oracle_counts import ClockWindow, FirstWindow, IntervalBucket, Log
+from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
 from oracle_counts import SlidingWindow as SlidingRule
 from process_helpers import (
     SharedNumbers,
@@ -86,7 +86,7 @@ KINDS: Final = {
     ),
     "fixed window, first": Kind(
         lambda store, name, limit, ms: FixedWindow(store, name, f"{limit} per {ms} ms", align="first"),
-        FirstWindow,
+        first_window_in_memory,
         spans=_windows_anywhere,
     ),
     "fixed window, stagger": Kind(

@@ -18,6 +18,7 @@ __all__ = [
     "Log",
     "SlidingWindow",
     "SortedLog",
+    "first_window_in_memory",
 ]
 
 State = TypeVar("State")
@@ -109,8 +110,12 @@ class ClockWindow(Counting[tuple[int, int]]):
 
 @dataclass(frozen=True)
 class FirstWindow(Counting[tuple[int, int]]):
-    """A count per window, a window beginning at the first request after the one before: (end, count)."""
+    """A count per window, a window beginning with the first request after the one before: (end, count).
 
+    It begins at the last of `steps` moments of a period, as even as they can be. 0: at any.
+    """
+
+    steps: int = 0
     fresh = (0, 0)
 
     def used(self, state: tuple[int, int], now_ns: int) -> int:
@@ -119,13 +124,25 @@ class FirstWindow(Counting[tuple[int, int]]):
 
     def charged(self, state: tuple[int, int], now_ns: int, cost: int) -> tuple[int, int]:
         end_ns, count = state
-        return (end_ns, count + cost) if now_ns < end_ns else (now_ns + self.period_ns, cost)
+        return (end_ns, count + cost) if now_ns < end_ns else (self.begin_ns(now_ns) + self.period_ns, cost)
+
+    def begin_ns(self, now_ns: int) -> int:
+        steps = self.steps or self.period_ns
+        return -(-(now_ns * steps // self.period_ns) * self.period_ns // steps)
 
     def refunded(self, state: tuple[int, int], now_ns: int, cost: int) -> tuple[int, int]:
         return state[0], state[1] - min(cost, self.used(state, now_ns))
 
     def over_ns(self, state: tuple[int, int]) -> int:
         return state[0]
+
+
+def first_window_in_memory(limit: int, period_ns: int) -> FirstWindow:
+    """Where the times that a state can tell are further apart the larger its limit is."""
+    apart_ns = 1 << max(limit.bit_length() - 2, 0)
+    round_ns = next(step * 10**power for power in range(19) for step in (1, 2, 5) if step * 10**power >= apart_ns)
+    divides = period_ns % round_ns == 0 and round_ns < period_ns
+    return FirstWindow(limit, period_ns, period_ns // (round_ns if divides else apart_ns))
 
 
 @dataclass(frozen=True)

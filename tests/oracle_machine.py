@@ -83,23 +83,12 @@ class LimiterAndOracle(RuleBasedStateMachine):
 
     def expect(self, key: Any, cost: int, rule: Rule[Any] | None = None) -> Answer:
         """What the oracle says to a `hit`, counted."""
-        before = self.oracle.states.get(key)
         answer = self.oracle.hit(self.rule_of(key, rule), key, cost, self.now)
         # Nothing is held by who asks for nothing, and nothing counted.
         self.allowed += answer.allowed and (cost > 0 or not isinstance(self.case.rule, Held))
         self.denied += not answer.allowed
         self.told = [answer.retry_after_ns, answer.reset_after_ns]
-        if self.case.slack and answer.allowed and cost and (before is None or before[0] <= self.now):
-            return replace(answer, reset_after_ns=self.learn_end(key))
         return answer
-
-    def learn_end(self, key: Any) -> int:
-        """A window that has just begun ends a little later than the rule says; the oracle takes its end from there."""
-        exact, count = self.oracle.states[key]
-        left = answer_in(self.measure, self.limiter.peek(key)).reset_after_ns
-        assert 0 <= self.now + left - exact < self.case.slack
-        self.oracle.states[key] = self.now + left, count
-        return left
 
     def hit_(self, key: Any, cost: int, **options: Any) -> Answer:
         return answer_in(self.measure, self.limiter.hit(key, cost, **options))
@@ -195,7 +184,6 @@ class LimiterAndOracle(RuleBasedStateMachine):
         rule = self.rule_of(key)
         if self.oracle.peek(rule, key, cost, self.now).retry_after_ns >= self.measure.longest_refill:
             return  # Bookings end where the arithmetic does.
-        before = self.oracle.states.get(key)
         most = None if max_delay is None else max_delay * self.measure.second
         booking = self.oracle.reserve(rule, key, cost, self.now, most)
         reservation = self.limiter.reserve(key, cost, max_delay)
@@ -206,8 +194,6 @@ class LimiterAndOracle(RuleBasedStateMachine):
         self.allowed += booking.allowed
         self.denied += not booking.allowed
         self.told = [booking.delay_ns]
-        if self.case.slack and booking.allowed and (before is None or before[0] <= self.now):
-            self.learn_end(key)
         if data.draw(st.booleans()):
             for _ in range(2):
                 reservation.cancel()

@@ -9,7 +9,7 @@ from typing import Any
 from leased_programs import LeasedScene
 from oracle import Bucket
 from oracle_counts import BucketedWindow as Buckets
-from oracle_counts import ClockWindow, FirstWindow, IntervalBucket, Log
+from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
 from oracle_counts import SlidingWindow as Sliding
 from programs import NS, Scene, SceneOfAnswers, SceneOfOneRequest, SceneOfRoomLater, SceneOfSeveral, SceneOfSlots
 from synced_programs import SyncedScene
@@ -58,7 +58,9 @@ def fixed_window(limit: int, **options: Any) -> Scene:
 
 def first_window(limit: int, **options: Any) -> Scene:
     return Scene(
-        lambda s: penstock.FixedWindow(s, "limit", f"{limit}/second", align="first"), FirstWindow(limit, NS), **options
+        lambda s: penstock.FixedWindow(s, "limit", f"{limit}/second", align="first"),
+        first_window_in_memory(limit, NS),
+        **options,
     )
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 import pytest
 from oracle import Bucket, Oracle, Rule
 from oracle_counts import BucketedWindow as BucketedRule
-from oracle_counts import ClockWindow, FirstWindow, IntervalBucket, Log
+from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
 from oracle_counts import SlidingWindow as SlidingRule
 from process_helpers import (
     DEADLINE_S,
@@ -141,7 +141,7 @@ KINDS: Final = (
     Kind(
         "fixed window, first",
         lambda store, limit, ms: FixedWindow(store, "counted", _rate(limit, ms), align="first"),
-        FirstWindow,
+        first_window_in_memory,
         _windows,
         whole_periods=True,
     ),

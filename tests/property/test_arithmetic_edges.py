@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from limiter_cases import MEMORY, Case
 from oracle import Bucket, Queue
-from oracle_counts import BucketedWindow, ClockWindow, FirstWindow, IntervalBucket, Log, SlidingWindow
+from oracle_counts import BucketedWindow, ClockWindow, IntervalBucket, Log, SlidingWindow, first_window_in_memory
 from oracle_machine import LimiterAndOracle, keys
 
 import penstock
@@ -90,14 +90,13 @@ def fixed_windows(draw: st.DrawFn, align: Any) -> Case:
     period_ns = draw(tiny_periods_ns(1) | longest_periods_ns() | magnitudes(MOST_PERMITS, 2 * MOST_PERMITS))
     limit = draw(most_and_less(min(period_ns, MOST_PERMITS)))
     tier = draw(most_and_less(limit))
-    window = (FirstWindow if align == "first" else ClockWindow)(limit, period_ns)
+    window = (first_window_in_memory if align == "first" else ClockWindow)(limit, period_ns)
     return Case(
         lambda store, name="api": penstock.FixedWindow(store, name, MEMORY.rate(limit, period_ns), align=align),
         window,
         step=period_ns,
         span=period_ns,
         tiers=[({"rate": MEMORY.rate(tier, period_ns)}, replace(window, limit=tier))],
-        slack=limit if align == "first" else 0,
         staggered=align == "stagger",
     )
 
@@ -188,14 +187,11 @@ class AtTheEdges(LimiterAndOracle):
     def reserve(self, key: Any, data: st.DataObject) -> None:
         """What is ahead of now has its bound, so only what is due before that: the rest is for every limiter's test."""
         cost = data.draw(self.case.costs().filter(bool))
-        before = self.oracle.states.get(key)
         booking = self.oracle.reserve(self.rule_of(key), key, cost, self.now, 0)
         reservation = self.limiter.reserve(key, cost, 0)
         assert (reservation.allowed, reservation.delay_ns) == (booking.allowed, booking.delay_ns)
         self.allowed += booking.allowed
         self.denied += not booking.allowed
-        if self.case.slack and booking.allowed and (before is None or before[0] <= self.now):
-            self.learn_end(key)
 
 
 CASES: dict[str, st.SearchStrategy[Case]] = {

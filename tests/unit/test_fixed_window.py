@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -35,9 +36,47 @@ def test_limits_to_a_billion_in_windows_from_10_ms_to_a_year(
     assert limiter.hit("k", limit).remaining == 0
     denied = limiter.hit("k")
     assert not denied
-    assert 0 < denied.retry_after_ns == denied.reset_after_ns < period_ns + max(1, limit)
+    assert 0 < denied.retry_after_ns == denied.reset_after_ns <= period_ns
     clock.advance(denied.retry_after)
     assert limiter.peek("k", limit)
+
+
+@pytest.mark.parametrize("limit", [4, 100, 1000, 2**20 - 1, 10**8])
+@pytest.mark.parametrize("seconds", [0, 1, 1234.5, 7_654_321])
+def test_the_window_of_the_first_request_ends_when_it_is_due(
+    store: Store, clock: ManualClock, limit: int, seconds: float
+) -> None:
+    limiter = FixedWindow(store, "api", Rate(limit, 60), align="first")
+    clock.set(seconds)
+    assert limiter.hit("k", limit).reset_after == 60
+    clock.advance(59.999)
+    assert limiter.hit("k").retry_after == 0.001
+    clock.advance(0.001)
+    assert limiter.hit("k", limit)
+
+
+@pytest.mark.parametrize("period_ns", [2, 50, 333_333_333, 999_999_937, 60 * NS, 31 * 86_400 * NS, YEAR * NS])
+@pytest.mark.parametrize("limit", [1, 5, 1000, 2**20 - 1, 2**40])
+def test_the_window_of_the_first_request_is_a_period_long_and_begins_with_it(
+    store: Store, clock: ManualClock, period_ns: int, limit: int
+) -> None:
+    """To the nanosecond, up to 1.25 for each permit of the limit earlier: it begins at one of so many steps."""
+    limit = min(limit, period_ns)
+    limiter = FixedWindow(store, "api", Rate(limit, Fraction(period_ns, NS)), align="first")  # type: ignore[arg-type]
+    late_ns = now_ns = begun_ns = 0
+    for number in range(50):
+        now_ns += late_ns
+        clock.set(Fraction(now_ns, NS))  # type: ignore[arg-type]
+        decision = limiter.hit("k", limit)
+        assert decision, "a window ends when the one before told that it would"
+        earlier_ns = period_ns - decision.reset_after_ns
+        assert 0 <= earlier_ns <= max(1.25 * limit - 1, 0)
+        assert now_ns - earlier_ns >= begun_ns + period_ns or number == 0
+        begun_ns = now_ns - earlier_ns
+        clock.set(Fraction(begun_ns + period_ns - 1, NS))  # type: ignore[arg-type]
+        assert limiter.hit("k").retry_after_ns == 1 or begun_ns + period_ns - 1 < now_ns
+        now_ns, late_ns = begun_ns + period_ns, (late_ns + 1) * 7919 % period_ns // 8
+        assert now_ns > begun_ns
 
 
 def test_staggered_keys_begin_at_the_same_time_in_every_process(store: Store, in_child: Any) -> None:

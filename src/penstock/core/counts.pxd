@@ -14,7 +14,9 @@ because a quantum is at most half a window, windows can be told apart by it.
 from libc.stdint cimport uint64_t
 
 from penstock.core.limiter cimport Shape
-from penstock.core.native cimport load_relaxed, multiply_high, store_relaxed
+from penstock.core.native cimport (
+    load_relaxed, multiply_divide_down, multiply_divide_up, multiply_high, store_relaxed,
+)
 
 
 cdef enum:
@@ -44,6 +46,11 @@ cdef inline uint64_t time_of(uint64_t state, int low_bits) noexcept nogil:
     return (state & ~low_mask(low_bits)) >> FRACTION_BITS
 
 
+cdef inline uint64_t most_rounded_ns(int low_bits) noexcept nogil:
+    """By how much `time_of` is later, at the most."""
+    return low_mask(low_bits) >> FRACTION_BITS
+
+
 cdef inline uint64_t phase_of(const Shape* shape, uint64_t tag) noexcept nogil:
     """By how much the windows of a key are early."""
     # The home line is chosen by the same bits, so they are mixed again (the golden ratio's multiplier).
@@ -64,5 +71,18 @@ cdef inline uint64_t window_end_ns(const Shape* shape, uint64_t tag, uint64_t no
     return end_ns
 
 
+cdef inline uint64_t last_step_ns(const Shape* shape, uint64_t time_ns) noexcept nogil:
+    """The last moment up to then at which a window may begin, or end, that begins with a request.
+
+    There are `steps` of them in each period, as even as whole nanoseconds are: the first is a multiple of the period.
+    """
+    cdef uint64_t into_ns = time_ns % shape.period_ns
+    cdef uint64_t step = multiply_divide_down(into_ns, shape.steps, shape.period_ns)
+    return time_ns - into_ns + multiply_divide_up(step, shape.period_ns, shape.steps)
+
+
 # How many bits hold numbers up to this one.
 cdef int count_bits_for(uint64_t most) noexcept
+
+# How many steps a period has, for states of so many bits below their time.
+cdef uint64_t steps_for(uint64_t period_ns, int low_bits) noexcept

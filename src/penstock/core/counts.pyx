@@ -8,3 +8,24 @@ cdef int count_bits_for(uint64_t most) noexcept:
     while most >> bits:
         bits += 1
     return bits
+
+
+cdef uint64_t steps_for(uint64_t period_ns, int low_bits) noexcept:
+    """None is shorter than a quantum, so a time that was rounded up to that tells its step.
+
+    The shortest of 1, 2, 5, 10, 20, 50 ... ns that will do, if they divide the period: so times that are round in
+    decimal are steps. Else as many as there can be.
+    """
+    cdef uint64_t quantum_ns = most_rounded_ns(low_bits) + 1
+    cdef uint64_t power = 1
+    cdef uint64_t step_ns = 1
+    while step_ns < quantum_ns:
+        if step_ns == power:
+            step_ns = 2 * power
+        elif step_ns == 2 * power:
+            step_ns = 5 * power
+        else:
+            step_ns = power = 10 * power
+    if period_ns % step_ns == 0 and step_ns < period_ns:
+        return period_ns // step_ns
+    return period_ns // quantum_ns

@@ -23,6 +23,7 @@ cdef struct Shape:
     uint64_t due_ns              # and so far ahead, everybody who booked may have gone
     uint64_t phase_ns            # windows begin where time plus this is a multiple of the period
     bint staggered               # and plus a phase of each key's own
+    uint64_t steps               # of windows that begin with a request: the moments of a period at which one may
     int low_bits                 # of a KIND_COUNT state: how many bits below its time
     int previous_bits            # of those, how many hold the previous window's count
     int previous_shift           # which is kept in units of 2 to the power of this

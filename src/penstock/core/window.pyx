@@ -8,6 +8,11 @@ Fixed window
 ------------
 The time in the state is the window's end, the low bits are the count.
 
+A window that begins with a key's first request is exactly a period long, too, though its end isn't known but from the
+state, where it is rounded up. For it begins at a *step*: one of moments that are further apart than times are rounded,
+and at which, as each period has the same, the window also ends. So the end is the last step that isn't later than the
+time in the state. A window begins at the last step before the first request, less than 2.5 quanta earlier than that.
+
 Sliding window
 --------------
 An estimate of the last period: the current window's count, plus the previous window's weighted by how much of it the
@@ -20,7 +25,9 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport CellLimiter, allow_by
-from penstock.core.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
+from penstock.core.counts cimport (
+    count_bits_for, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
+)
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape, let_stores_make
 from penstock.core.native cimport (
@@ -61,16 +68,20 @@ cdef bint fixed_give_back(
 
 
 cdef inline Counted first_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
-    """Of a window that began with the key's first request, and ends at the very time in its state."""
+    """Of a window that began with the key's first request."""
     cdef Counted counted
-    counted.end_ns = time_of(state, shape.low_bits)
+    cdef uint64_t rounded_ns = time_of(state, shape.low_bits)
     counted.previous = 0
-    if counted.end_ns > now_ns:
+    # The time in the state is later than the window's end by less than a quantum: before that no division is needed.
+    if rounded_ns > now_ns and (
+        rounded_ns - now_ns > most_rounded_ns(shape.low_bits) or last_step_ns(shape, rounded_ns) > now_ns
+    ):
         counted.time = state & ~low_mask(shape.low_bits)
+        counted.end_ns = last_step_ns(shape, rounded_ns)
         counted.count = low_of(state, shape.low_bits)
     else:
-        counted.time = count_time(now_ns + shape.period_ns, shape.low_bits)
-        counted.end_ns = time_of(counted.time, shape.low_bits)
+        counted.end_ns = last_step_ns(shape, now_ns) + shape.period_ns
+        counted.time = count_time(counted.end_ns, shape.low_bits)
         counted.count = 0
     counted.left_ns = counted.end_ns - now_ns
     return counted
@@ -170,10 +181,10 @@ cdef class WindowLimiter(CellLimiter):
 cdef class FixedWindow(WindowLimiter):
     """At most as many permits in each window as the rate allows per period.
 
-    ``FixedWindow(store, "login", "5/minute")``. The windows begin at multiples of the period by the wall clock; with
-    ``align="first"`` at a key's first request after its last window ended (and then last up to ``limit`` ns longer than
-    the period, which keeps it all in one cell), with ``align="stagger"`` at a time of each key's own, so that not all
-    keys begin afresh at one moment.
+    ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. They begin at multiples of the
+    period by the wall clock; with ``align="first"`` with a key's first request after its last window ended (up to 1.25
+    ns for each permit of the limit before it, which keeps it all in one cell); with ``align="stagger"`` at a time of
+    each key's own, so that not all keys begin afresh at one moment.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
@@ -185,6 +196,7 @@ cdef class FixedWindow(WindowLimiter):
     cdef readonly str align
 
     def __cinit__(self, store, name, rate, align="clock"):
+        cdef bytes encoding
         cdef int window_bits = count_bits_for(self.shape.period_ns)
         self.take = first_take if align == "first" else fixed_take
         self.give_back = first_give_back if align == "first" else fixed_give_back
@@ -197,8 +209,12 @@ cdef class FixedWindow(WindowLimiter):
         if align != "first":
             self.shape.low_bits = max(
                 self.shape.low_bits, min(self.shape.low_bits + TIER_BITS, window_bits - FINE_BITS))
+        encoding = b"fixed %s %d %d" % (align.encode(), self.shape.period_ns, self.shape.low_bits)
+        if align == "first":
+            self.shape.steps = steps_for(self.shape.period_ns, self.shape.low_bits)
+            encoding += b" %d" % self.shape.steps
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(b"fixed %s %d %d" % (self.align.encode(), self.shape.period_ns, self.shape.low_bits))
+        self.enroll(encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, align="clock"):
