@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from types import TracebackType
 from typing import Final, Literal, Self
 
@@ -30,6 +31,7 @@ __all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
 
 DIRECTORY: Final = "/dev/shm/"
 MAX_KEYS: Final = 2**36
+NAME_DIGEST_BYTES: Final = 8
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
@@ -267,15 +269,17 @@ class Store:
         return names
 
     def _limiter_name(self, name: str) -> bytes:
-        """For limiters: `name` as the segment holds it."""
+        """For limiters: `name` as the segment holds it. One that is too long, by its beginning and a digest."""
         try:
             encoded = name.encode() if isinstance(name, str) else b""
         except UnicodeEncodeError:
             encoded = b""
-        if not 1 <= len(encoded) <= layout.LIMITER_NAME_BYTES or b"\0" in encoded:
-            raise InvalidLimiter(
-                f"a limiter's name is text of 1 to {layout.LIMITER_NAME_BYTES} UTF-8 bytes, not {shown(name)}"
-            )
+        if not encoded or b"\0" in encoded:
+            raise InvalidLimiter(f"a limiter's name is text, and not empty; not {shown(name)}")
+        if len(encoded) > layout.LIMITER_NAME_BYTES:
+            ending = b"~" + blake2b(encoded, digest_size=NAME_DIGEST_BYTES).hexdigest().encode()
+            beginning = encoded[: layout.LIMITER_NAME_BYTES - len(ending)].decode(errors="ignore")
+            encoded = beginning.encode() + ending
         return encoded
 
     def _limiter_number(self, name: str, *, add: bool = True) -> int:

@@ -32,7 +32,6 @@ from penstock.store import Store
 
 __all__ = ["Policy", "Share", "Shares", "Unlimited", "checked_policy"]
 
-LONGEST_NAME_BYTES: Final = 48
 SWEEP_AT_LEAST: Final = 1024
 NS: Final = 1_000_000_000
 
@@ -338,7 +337,7 @@ class Policy:
     def _native(self, limiter: Asking, keys: Any) -> Any:
         kind, store = limiter._kind, self._host
         name = f"{self._namespace}:{limiter.name}"
-        if len(name.encode("utf-8", "surrogatepass")) > LONGEST_NAME_BYTES or not name.isprintable():
+        if not name.isprintable():
             name = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         make: Any = kind
         if kind is Concurrency:
