@@ -18,12 +18,12 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, override_settings
-from django.urls import path
+from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
 
 import penstock.contrib.django
-from penstock import CountsPerWorkerWarning, InvalidLimiter, Store, TokenBucket
+from penstock import CountsPerWorkerWarning, InvalidLimiter, Rate, SlidingLog, SlidingWindow, Store, TokenBucket
 from penstock.testing import ManualClock
 from penstock.web import BodyLimit, ClientAddress, Rule, everyone, user
 
@@ -273,7 +273,7 @@ def test_the_first_request_of_a_worker_may_be_to_an_exempt_view(
     (tmp_path / "late_urls.py").write_text(
         """
 from django.http import HttpResponse
-from django.urls import path
+from django.urls import include, path
 from penstock.contrib.django import exempt
 urlpatterns = [path("free", exempt(lambda request: HttpResponse()))]
 """
@@ -324,6 +324,7 @@ def test_only_views_are_decorated(its: Its, what: Any) -> None:
         ("2 per 10 seconds", (2, 10)),
         ("1/week", (1, 604_800)),
         ("1/500ms", (1, 0.5)),
+        ("0/day", (0, 86400)),
         (None, (None, None)),
     ],
 )
@@ -331,7 +332,7 @@ def test_rates_of_throttles(rate: str | None, expected: tuple[Any, Any]) -> None
     assert throttle_with(rate).parse_rate(rate) == expected
 
 
-@pytest.mark.parametrize("rate", ["2/fortnight", "5/month", "0/day", "2/10", "10", "", "/day", "1/2/day", "x/day", 5])
+@pytest.mark.parametrize("rate", ["2/fortnight", "5/month", "0/month", "2/10", "10", "", "/day", "1/2/day", "x/day", 5])
 def test_rates_that_no_throttle_has(rate: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"^the throttle of scope 'sketches': .*; the accepted forms are"):
         throttle_with(rate).parse_rate(rate)
@@ -366,3 +367,138 @@ def test_a_throttle_counts_by_such_a_rate(monkeypatch: pytest.MonkeyPatch) -> No
         clock.advance(20)
         assert Sketches().allow_request(request, None)  # type: ignore[arg-type]
         assert [(warning.category, warning.filename) for warning in caught] == [(CountsPerWorkerWarning, __file__)]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1000)
+
+
+@pytest.fixture
+def rest(clock: ManualClock) -> Iterator[ModuleType]:
+    """The module of the throttles, which have a store."""
+    with Store.private(keys=100, clock=clock) as store, override_settings(PENSTOCK={"STORE": store}, REST_FRAMEWORK={}):
+        import penstock.contrib.rest_framework
+
+        yield penstock.contrib.rest_framework
+
+
+def throttled(throttle: type[Any], times: int) -> list[bool]:
+    request = SimpleNamespace(_request=SimpleNamespace())
+    return [throttle().allow_request(request, None) for _ in range(times)]
+
+
+def keyed(base: type[Any], **body: Any) -> type[Any]:
+    return type("Sketches", (base,), {"get_cache_key": lambda self, request, view: "ada"} | body)
+
+
+def test_a_throttle_that_overrides_what_rest_framework_calls(rest: ModuleType) -> None:
+    told: list[str] = []
+
+    def succeed(self: Any) -> bool:
+        told.append(f"{self.key} may, {self.decision.remaining} left")
+        return True
+
+    def fail(self: Any) -> bool:
+        told.append(f"{self.key} may not")
+        return False
+
+    def key(self: Any, request: Any, view: Any) -> str:
+        self.num_requests, self.duration = 2, 60
+        return "ada"
+
+    throttle = keyed(
+        rest.SimpleRateThrottle, rate="1/day", throttle_success=succeed, throttle_failure=fail, get_cache_key=key
+    )
+    assert throttled(throttle, 3) == [True, True, False]
+    assert told == ["ada may, 1 left", "ada may, 0 left", "ada may not"]
+    forgiving = keyed(rest.SimpleRateThrottle, rate="1/day", throttle_failure=lambda self: True)
+    assert throttled(forgiving, 2) == [True, True]
+    odd = keyed(rest.SimpleRateThrottle, rate="3 in 5 minutes", parse_rate=lambda self, rate: (3, 300))
+    assert throttled(odd, 4) == [True, True, True, False]
+
+
+def test_a_throttle_of_nothing_denies_everything(rest: ModuleType) -> None:
+    throttle = keyed(rest.SimpleRateThrottle, rate="0/min")
+    assert throttled(throttle, 2) == [False, False]
+    assert throttle().wait() == 60
+
+
+@pytest.mark.parametrize("name", ["timer", "cache"])
+def test_what_has_no_effect_on_a_throttle_is_refused_when_its_class_is_made(rest: ModuleType, name: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=f"Sketches sets {name}, which has no effect on a throttle of pen"):
+        keyed(rest.UserRateThrottle, **{name: lambda self: 0})
+
+
+@pytest.mark.parametrize("name", ["history", "now"])
+def test_what_no_throttle_keeps_is_said_where_it_is_read(rest: ModuleType, name: str) -> None:
+    throttle = keyed(rest.SimpleRateThrottle, rate="1/day", throttle_success=lambda self: bool(getattr(self, name)))
+    with pytest.raises(ImproperlyConfigured, match=f"Sketches reads {name}, .* self.decision has limit, remaining"):
+        throttled(throttle, 1)
+    assert not hasattr(throttle(), "anything")
+
+
+@pytest.mark.parametrize(
+    ("keys", "rate", "kind"),
+    [
+        (100, "10000/day", SlidingLog),
+        (100, "20000/day", SlidingWindow),
+        (100_000, "13/min", SlidingLog),
+        (100_000, "14/min", SlidingWindow),
+        (100_000, "100000000/day", SlidingWindow),
+    ],
+)
+def test_a_throttle_logs_requests_where_that_takes_little_memory(keys: int, rate: str, kind: type) -> None:
+    with override_settings(REST_FRAMEWORK={}):
+        from penstock.contrib.rest_framework import MOST_LOG_BYTES, log_or_window
+    with Store.private(keys=keys) as store:
+        before = store.stats().bytes
+        limiter = log_or_window(store, "throttle", Rate.parse(rate))
+        assert type(limiter) is kind
+        assert store.stats().bytes - before <= MOST_LOG_BYTES + 4096
+
+
+def test_a_small_limit_holds_at_the_edge_of_a_minute(rest: ModuleType, clock: ManualClock) -> None:
+    """An estimate, rounded down, would let the second one in."""
+    throttle = keyed(rest.SimpleRateThrottle, rate="1/min")
+    assert throttled(throttle, 1) == [True]
+    for _ in range(59):
+        clock.advance(1)
+        assert throttled(throttle, 1) == [False]
+    clock.advance(1)
+    assert throttled(throttle, 2) == [True, False]
+
+
+def test_a_scope_of_any_length(rest: ModuleType) -> None:
+    for scope in ("a" * 34, "a" * 35, "é" * 100):
+        assert throttled(keyed(rest.SimpleRateThrottle, rate="1/day", scope=scope), 2) == [True, False]
+
+
+def test_what_no_limiter_can_be_is_found_by_the_check(its: Its) -> None:
+    endless = "a\0b"
+    found = checked({"STORE": its.store}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": {endless: "1/day"}})
+    assert [message.id for message in found] == ["penstock.E005"]
+    assert "a limiter's name is text" in found[0].msg
+    long = THROTTLES | {"DEFAULT_THROTTLE_RATES": {"a" * 34: "1/day", "none": "0/min"}}
+    assert checked({"STORE": its.store}, REST_FRAMEWORK=long) == []
+
+
+def test_throttles_of_views_are_checked_too(its: Its) -> None:
+    with override_settings(REST_FRAMEWORK={}):
+        from rest_framework.views import APIView
+
+        from penstock.contrib.rest_framework import UserRateThrottle
+
+        class Often(UserRateThrottle):
+            rate = "often"
+
+        class Orders(APIView):
+            throttle_classes = (Often,)
+
+    urls = ModuleType("urls")
+    urls.urlpatterns = [path("shop/", include([path("orders", Orders.as_view())]))]  # type: ignore[attr-defined]
+    found = checked({}, ROOT_URLCONF=urls)
+    assert [message.id for message in found] == ["penstock.E004", "penstock.E005"]
+    assert "Often of penstock counts in a store" in found[0].msg
+    assert "'often'" in found[1].msg
+    assert checked({}, ROOT_URLCONF="nothing.there") == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
@@ -18,6 +18,7 @@ from rest_framework.settings import api_settings
 
 from penstock.contrib.django import VISIT, DjangoRequest, setting
 from penstock.contrib.views import Visit
+from penstock.core.sliding_log import SlidingLog
 from penstock.core.window import SlidingWindow
 from penstock.errors import InvalidRate, StoreUnavailable, shown
 from penstock.rate import NS, Rate, as_rate
@@ -35,7 +36,22 @@ if TYPE_CHECKING:
 
     from penstock.core.decision import Decision
 
-__all__ = ["AnonRateThrottle", "LimitsUnavailable", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
+__all__ = [
+    "AnonRateThrottle",
+    "LimitsUnavailable",
+    "ScopedRateThrottle",
+    "SimpleRateThrottle",
+    "UserRateThrottle",
+    "log_or_window",
+]
+
+MOST_LOG_BYTES: Final = 16 * 2**20
+MOST_LOGGED: Final = 100
+
+_WITHOUT_EFFECT: Final = {
+    "timer": "the store has the clock, and in tests may have a ManualClock of penstock.testing",
+    "cache": 'throttles count in the store of PENSTOCK["STORE"]',
+}
 
 
 class LimitsUnavailable(APIException):
@@ -48,33 +64,78 @@ class LimitsUnavailable(APIException):
     """What REST framework sends as ``Retry-After``."""
 
 
+def log_or_window(store: Any, name: str, rate: Rate) -> Any:
+    """The limiter of a throttle that says none.
+
+    A ``SlidingLog`` remembers the time of each request, as REST framework does, and so is exact. It has room for as
+    many keys as the store, and is taken where it needs no more than `MOST_LOG_BYTES` for them; over Redis, up to a
+    limit of `MOST_LOGGED`. Above that a ``SlidingWindow`` estimates the same from two counts for each key.
+    """
+    if not isinstance(store, Store):
+        return (SlidingLog if rate.limit <= MOST_LOGGED else SlidingWindow)(store, name, rate)
+    if rate.limit * 8 <= MOST_LOG_BYTES and SlidingLog.bytes_needed(rate, keys=store.keys) <= MOST_LOG_BYTES:
+        return SlidingLog(store, name, rate, keys=store.keys)
+    return SlidingWindow(store, name, rate)
+
+
 class SimpleRateThrottle(throttling.SimpleRateThrottle):
     """The base: a subclass says ``scope`` or ``rate``, and ``get_cache_key``.
 
-    ``limiter_class`` is called with the store, a name and the rate. A ``SlidingLog`` remembers the time of each
-    request, as REST framework does, and takes memory for each; the default estimates the same from two numbers a key.
+    As in REST framework, a subclass may set ``num_requests`` and ``duration`` (seconds) until ``get_cache_key`` has
+    returned, and override ``parse_rate``, ``throttle_success`` and ``throttle_failure``. What has no effect here,
+    ``timer`` and ``cache``, it can't: ``ImproperlyConfigured`` when the class is made.
+
+    ``limiter_class`` is called with the store, a name and the rate; see ``log_or_window``. ``decision`` is the latest.
     """
 
-    limiter_class: ClassVar[Any] = SlidingWindow
+    limiter_class: ClassVar[Any] = staticmethod(log_or_window)
     decision: Decision | None = None
+    key: Any = None
+    num_requests: Any = None
+    duration: Any = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, instead in _WITHOUT_EFFECT.items():
+            if getattr(cls, name, None) is not getattr(throttling.SimpleRateThrottle, name, None):
+                raise ImproperlyConfigured(
+                    f"{cls.__module__}.{cls.__qualname__} sets {name}, which has no effect on a throttle of penstock: "
+                    f"remove it; {instead}"
+                )
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         if self.rate is None:
             return True
-        key = self.get_cache_key(request, view)
-        if key is None:
+        self.key = self.get_cache_key(request, view)
+        if self.key is None:
             return True
-        limit, duration_s = self.parse_rate(self.rate)
-        limiter, fields_of = _limiter(self.limiter_class, self.scope or type(self).__name__, limit, duration_s)
+        if self.num_requests < 1:
+            return self.throttle_failure()
+        limiter, fields_of = _limiter(
+            type(self).limiter_class, self.scope or type(self).__name__, self.num_requests, self.duration
+        )
         try:
-            self.decision = decision = limiter.hit(key)
+            self.decision = decision = limiter.hit(self.key)
         except StoreUnavailable as error:
             raise LimitsUnavailable from error
         visit: Visit | None = getattr(request._request, VISIT, None)
         if visit is not None:
             visit.add(Passage(fields_of([decision], ())))
-        allowed: bool = decision.allowed
-        return allowed
+        return self.throttle_success() if decision.allowed else self.throttle_failure()
+
+    def throttle_success(self) -> bool:
+        """What ``allow_request`` returns of a request that is within the limit, and has been counted."""
+        return True
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("history", "now"):
+                raise ImproperlyConfigured(
+                    f"{type(self).__module__}.{type(self).__qualname__} reads {name}, which a throttle of penstock "
+                    "doesn't keep: self.decision has limit, remaining, retry_after and reset_after, in seconds"
+                )
+            raise AttributeError(name=name, obj=self)
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]  # REST framework knows whole seconds
         """A limit and seconds, of a rate as penstock has it or as REST framework does, where only a letter counts."""
@@ -83,7 +144,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         try:
             read = as_rate(rate)
         except InvalidRate as error:
-            # But a month isn't a minute.
+            # But a month isn't a minute. REST framework denies everything by a limit of 0.
             if not _SHORT_RATE.fullmatch(str(rate)):
                 raise ImproperlyConfigured(f"the throttle of scope {shown(self.scope)}: {error}") from None
             return super().parse_rate(rate)
@@ -92,7 +153,10 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
 
     def wait(self) -> float | None:
         """Whole seconds, rounded up: REST framework sends them as ``Retry-After``."""
-        return None if self.decision is None else max(1, seconds_up(self.decision.retry_after_ns))
+        if self.decision is not None:
+            return max(1, seconds_up(self.decision.retry_after_ns))
+        # Nobody was asked, as of a limit of 0: what REST framework says without a history.
+        return None if self.duration is None else float(self.duration / (self.num_requests + 1))
 
     def get_ident(self, request: Request) -> str:
         """The client's address as ``PENSTOCK["CLIENT"]`` has it, or by ``NUM_PROXIES``.
@@ -120,20 +184,25 @@ class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
 
 
 _PEER = ClientAddress()
-_SHORT_RATE = re.compile(r"[1-9]\d{0,11}/(?:s|m(?!o)|h|d)[a-z]*", re.ASCII)
+_SHORT_RATE = re.compile(r"(?:0|[1-9]\d{0,11})/(?:s|m(?!o)|h|d)[a-z]*", re.ASCII)
 
 
-@cache
-def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> tuple[Any, Writer]:
-    """One for all throttles of a scope and a rate, and what tells of its decisions. A changed rate counts anew."""
+def make_limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> Any:
+    """The limiter of all throttles of a scope and a rate. Raises what its class and the settings raise."""
     store = setting("STORE")
     if not isinstance(store, Store) and not is_redis(store):
         raise ImproperlyConfigured(
             "the throttles count in a store: say which, "
             f'PENSTOCK = {{"STORE": Store("shop", keys=100_000)}} or its dotted path, not {shown(store)}'
         )
-    limiter = limiter_class(store, f"throttle {scope} {limit}/{duration_s}s", Rate(limit, duration_s))
-    if isinstance(store, Store):
+    return limiter_class(store, f"throttle {scope} {limit}/{duration_s}s", Rate(limit, duration_s))
+
+
+@cache
+def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> tuple[Any, Writer]:
+    """The limiter, and what tells of its decisions. A changed rate counts anew."""
+    limiter = make_limiter(limiter_class, scope, limit, duration_s)
+    if isinstance(limiter.store, Store):
         warn_if_each_counts_alone([limiter])
     policies = [Policy(limiter)]
     return limiter, header_writer(checked_styles(setting("HEADERS")), policies, policies, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, Final
@@ -11,6 +12,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
+from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from penstock.contrib.django import SETTINGS, make_asker, options, setting
@@ -22,6 +24,7 @@ from penstock.web.rules import is_redis
 __all__ = ["check_deployment", "check_settings"]
 
 LIMITS: Final = "penstock.contrib.django.LimitsMiddleware"
+THROTTLES: Final = "penstock.contrib.rest_framework"
 USERS: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
@@ -149,18 +152,19 @@ def _place_of(wanted: str) -> int | None:
 
 
 def _check_throttles() -> Iterator[CheckMessage]:
-    if not getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES"):
+    patterns = _url_patterns()
+    if not getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") and THROTTLES not in sys.modules:
         return
     try:
         from rest_framework.settings import api_settings
 
-        from penstock.contrib.rest_framework import SimpleRateThrottle
+        from penstock.contrib.rest_framework import SimpleRateThrottle, make_limiter
 
-        classes: Any = api_settings.DEFAULT_THROTTLE_CLASSES
-    except ImportError as error:
+        classes: Any = [*api_settings.DEFAULT_THROTTLE_CLASSES, *_throttles_of(patterns)]
+    except (ImportError, ImproperlyConfigured) as error:
         yield Error(f"REST framework's throttles can't be imported: {error}", id="penstock.E004")
         return
-    ours = [throttle for throttle in classes if issubclass(throttle, SimpleRateThrottle)]
+    ours = [throttle for throttle in dict.fromkeys(classes) if issubclass(throttle, SimpleRateThrottle)]
     if not ours:
         return
     if setting("STORE") is None:
@@ -169,14 +173,34 @@ def _check_throttles() -> Iterator[CheckMessage]:
             hint='Add "STORE": "shop.limits.store", the dotted path of a Store.',
             id="penstock.E004",
         )
+    rates = [(kind, kind.scope or kind.__name__, kind.rate) for kind in ours if getattr(kind, "rate", None)]
     for scope, rate in api_settings.DEFAULT_THROTTLE_RATES.items():
-        throttle = ours[0].__new__(ours[0])
+        # The class that has the scope may have its own way to read a rate, and its own limiter.
+        rates.append((next((kind for kind in ours if kind.scope == scope), ours[0]), scope, rate))
+    for kind, scope, rate in rates:
+        throttle = kind.__new__(kind)
         throttle.scope = scope
         try:
-            throttle.parse_rate(rate)
+            limit, duration_s = throttle.parse_rate(rate)
+            if limit and setting("STORE") is not None:
+                make_limiter(kind.limiter_class, scope, limit, duration_s)
         except Exception as error:
             yield Error(
                 f"the throttles can't use the rate {shown(rate)} of {shown(scope)}: {error}",
-                hint="Mend it in DEFAULT_THROTTLE_RATES.",
+                hint="Mend it in DEFAULT_THROTTLE_RATES, or in the class.",
                 id="penstock.E005",
             )
+
+
+def _url_patterns() -> list[Any]:
+    """Of the project. What can't be imported, Django tells of."""
+    with contextlib.suppress(Exception):
+        return list(get_resolver().url_patterns)
+    return []
+
+
+def _throttles_of(patterns: Iterable[Any]) -> Iterator[Any]:
+    """What the views of REST framework have as ``throttle_classes``."""
+    for pattern in patterns:
+        yield from _throttles_of(getattr(pattern, "url_patterns", ()))
+        yield from getattr(getattr(getattr(pattern, "callback", None), "cls", None), "throttle_classes", ())
