@@ -254,10 +254,6 @@ def extents(path: str) -> list[dict[str, int]]:
     return [entry for entry in entries if entry["identity"]]
 
 
-def claim_count(path: str) -> int:
-    return sum(kind_of(tag) == layout.KIND_CLAIM for tag, _ in read_cells(path))
-
-
 def counter_lines(path: str) -> list[dict[str, int]]:
     """Every counter line of a segment's file, the shared ones last."""
     raw = Path(path).read_bytes()[layout.COUNTERS_OFFSET : layout.TABLE_OFFSET]

@@ -308,7 +308,7 @@ def test_processes_that_are_killed_or_stopped_break_no_bound_and_delay_nobody(
     with Store(name, keys=100) as store:
         kind.make(store, "limiter", kind.limit, REAL_PERIOD_MS)
         workers = [crew.start(_note_for_ever, i, name, kind, notebooks[i]) for i in range(PROCESSES)]
-        while killed < 24 and time.monotonic() < end:
+        while killed < 8 and time.monotonic() < end:
             # Attaching takes a lock, so none is stopped before it has attached.
             _wait_for_all("ticks", notebooks)
             stopped, victim = draws.sample(range(PROCESSES), 2)
@@ -321,7 +321,7 @@ def test_processes_that_are_killed_or_stopped_break_no_bound_and_delay_nobody(
             # The others get on, and the key does: permits come back.
             others = [notebooks[i] for i in range(PROCESSES) if i not in (stopped, victim)]
             _wait_for_all("ticks", others)
-            if killed % 6 == 0:
+            if killed % 4 == 0:
                 _wait_for_any_admission(others)
             workers[stopped].resume()
             workers[victim] = crew.start(_note_for_ever, victim, name, kind, notebooks[victim])
