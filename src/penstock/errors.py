@@ -16,6 +16,7 @@ __all__ = [
     "InvalidLimiter",
     "InvalidRate",
     "LimitExceeded",
+    "NotAwaited",
     "PenstockError",
     "SegmentBusy",
     "SegmentError",
@@ -160,6 +161,10 @@ class SegmentSizeWarning(UserWarning):
 
 class CountsPerWorkerWarning(UserWarning):
     """Each of several workers has a store of its own, so each lets as many requests in as all should together."""
+
+
+class NotAwaited(PenstockError, TypeError):
+    """The answer of a limiter over an asyncio store was taken for true or false before it was awaited."""
 
 
 class StoreUnavailable(PenstockError):

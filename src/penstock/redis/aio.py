@@ -20,6 +20,7 @@ from penstock.redis.aio_held import AsyncRedisConcurrency
 from penstock.redis.aio_limiters import AsyncRedisLimiter, AsyncRedisStaggeredWindow
 from penstock.redis.aio_waiting import Lines
 from penstock.redis.asking import GIVING_BACK, HIT, Asked, Talk, checked, given_up
+from penstock.redis.awaiting import awaited
 from penstock.redis.base import (
     AWAY,
     CHUNK,
@@ -63,6 +64,8 @@ class AsyncRedisStore(RedisStoreBase):
     ``RuntimeError``.
     """
 
+    is_awaited = True
+
     def __init__(
         self,
         server: str | redis.asyncio.Redis | redis.asyncio.cluster.RedisCluster,
@@ -100,6 +103,7 @@ class AsyncRedisStore(RedisStoreBase):
         self._watch(server, timeout, host)
         self._execute: Any = self._client.execute_command
 
+    @awaited
     async def close(self) -> None:
         """End the connections, if the store has made them. Its limiters can't be used any more.
 

@@ -7,12 +7,13 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import NoReturn, ParamSpec, Self, TypeVar
 
 from penstock.core.keys import Key
-from penstock.errors import LimitExceeded
+from penstock.errors import LimitExceeded, NotAwaited
 from penstock.rate import Rate
 from penstock.redis.aio_limiters import AsyncRedisLimiter
+from penstock.redis.awaiting import awaited
 from penstock.redis.base import none_held
 from penstock.redis.held import AskingHeld, Permit, Taken, unimportant_after
 
@@ -39,6 +40,7 @@ class AsyncRedisLease:
     def allowed(self) -> bool:
         return self._taken.allowed
 
+    @awaited
     async def release(self) -> bool:
         """Give the permits back, also if the task is cancelled meanwhile. Whether any was still held. If it raises, it
         may be called again."""
@@ -51,6 +53,7 @@ class AsyncRedisLease:
         self._permits = []
         return held
 
+    @awaited
     async def renew(self) -> bool:
         """Let the lease begin anew. False if any of the permits was not held any more."""
         permits, local = self._permits, self._taken.local
@@ -107,15 +110,22 @@ class AsyncRedisHold:
     ) -> None:
         await self._leases.pop()._end(error)
 
+    def __bool__(self) -> NoReturn:
+        raise NotAwaited(
+            f"what hold() of {self._limiter!r} returns is neither true nor false: it waits in an async with block"
+        )
+
 
 class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
     """Permits that are held for a while, as ``penstock.Concurrency``; but nobody notices that a process has ended: its
     permits come back at the end of their leases. So take a short lease, and renew it."""
 
+    @awaited
     async def acquire(self, key: Key, cost: int = 1) -> AsyncRedisLease:
         taken = await self._store._do(self._ask_acquire(key, cost), lambda twin: twin.acquire(key, cost), self._twin)
         return AsyncRedisLease(self, key, taken)
 
+    @awaited
     async def refund(
         self,
         key: Key,
@@ -150,5 +160,6 @@ class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
 
         return decorate
 
+    @awaited
     async def exceeded(self, key: Key) -> LimitExceeded:
         return self._exceeded((await self.peek(key)).retry_after)

@@ -15,6 +15,7 @@ from penstock.rate import Rate
 from penstock.redis.aio_waiting import wait
 from penstock.redis.all_of import AskingAll, Costs, Keys
 from penstock.redis.asking import ONE, Asking, AskingStaggered, BookingView, costs_of, keys_of
+from penstock.redis.awaiting import awaited
 from penstock.redis.base import checked_limiters
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class AsyncRedisReservation(BookingView):
     __slots__ = ()
     _store: AsyncRedisStore
 
+    @awaited
     async def cancel(self) -> None:
         """Give the permits back, as far as they still count.
 
@@ -63,6 +65,7 @@ class AsyncRedisLimiter(Asking):
     def store(self) -> AsyncRedisStore:
         return self._store
 
+    @awaited
     async def allow(self, key: Key, /) -> bool:
         if self._usual is None:
             return await self._store._do(self._ask_allow(key), lambda twin: twin.allow(key), self._twin)
@@ -72,6 +75,7 @@ class AsyncRedisLimiter(Asking):
             allowed: bool = self._store._instead(error, lambda twin: twin.allow(key), self._twin)
             return allowed
 
+    @awaited
     async def hit(
         self,
         key: Key,
@@ -93,12 +97,14 @@ class AsyncRedisLimiter(Asking):
         more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
         return await self._store._do(asked, lambda twin: twin.hit(key, cost, **more), self._twin)
 
+    @awaited
     async def peek(
         self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
     ) -> Decision:
         asked = self._ask_peek(key, cost, rate, burst)
         return await self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
 
+    @awaited
     async def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> AsyncRedisReservation:
         asked = self._ask_reserve(key, cost, max_delay)
         booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
@@ -108,6 +114,7 @@ class AsyncRedisLimiter(Asking):
         """For the web: nothing stays booked if the task is cancelled meanwhile."""
         return await self._store._to_its_end(self.reserve(key, cost, max_delay), _cancelled)
 
+    @awaited
     async def refund(
         self,
         key: Key,
@@ -121,9 +128,11 @@ class AsyncRedisLimiter(Asking):
         more = {"rate": rate, "burst": burst, "request_id": request_id}
         await self._store._run(talk, lambda twin: twin.refund(key, cost, **more), self._twin)
 
+    @awaited
     async def reset(self, key: Key) -> None:
         await self._store._do(self._ask_reset(key))
 
+    @awaited
     async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
         keys = keys_of(keys)
         costs = costs_of(costs, len(keys))
@@ -131,6 +140,7 @@ class AsyncRedisLimiter(Asking):
             self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
         )
 
+    @awaited
     async def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
         line = self._store._lines[self._line_of(key)]
         return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
@@ -159,19 +169,24 @@ class AsyncRedisAllOf(AskingAll):
     def limiters(self) -> tuple[Asking, ...]:
         return self._limiters
 
+    @awaited
     async def allow(self, key: Keys, /) -> bool:
         talk = self._allow(self._parts(key, 1))
         return await self._store._run(talk, lambda twin: twin.allow(key), self._twin)
 
+    @awaited
     async def hit(self, key: Keys, cost: Costs = 1) -> Decision:
         return await self._store._run(self._hit(key, cost), lambda twin: twin.hit(key, cost), self._twin)
 
+    @awaited
     async def hit_each(self, key: Keys, cost: Costs = 1) -> list[Decision]:
         return await self._store._run(self._hit_each(key, cost), lambda twin: twin.hit_each(key, cost), self._twin)
 
+    @awaited
     async def peek(self, key: Keys, cost: Costs = 1) -> Decision:
         return await self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
 
+    @awaited
     async def reserve(self, key: Keys, cost: Costs = 1, max_delay: float | None = None) -> AsyncRedisReservation:
         talk = self._reserve(key, cost, max_delay)
         booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
@@ -183,12 +198,15 @@ class AsyncRedisAllOf(AskingAll):
         booked, decisions = await self._store._run(talk, lambda twin: twin.reserve_each(key, cost), self._twin)
         return AsyncRedisReservation(self._store, booked), decisions
 
+    @awaited
     async def refund(self, key: Keys, cost: Costs = 1) -> None:
         await self._store._run_to_its_end(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
 
+    @awaited
     async def reset(self, key: Keys) -> None:
         await self._store._run(self._reset(key))
 
+    @awaited
     async def allow_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None = None) -> list[bool]:
         keys = keys_of(keys)
         costs = costs_of(costs, len(keys))
@@ -204,6 +222,7 @@ class AsyncRedisAllOf(AskingAll):
             ]
         return await self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
 
+    @awaited
     async def wait(self, key: Keys, cost: Costs = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
         line = self._store._lines[self._line_of(key)]
         return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)

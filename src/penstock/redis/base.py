@@ -82,6 +82,9 @@ _log = logging.getLogger("penstock.redis")
 
 
 class RedisStoreBase:
+    is_awaited: ClassVar[bool] = False
+    """Whether what its limiters' methods return has to be awaited."""
+
     _limiter: ClassVar[type[Asking]]
     _staggered: ClassVar[type[Asking]]
     _concurrency: ClassVar[type[Asking]]

@@ -20,6 +20,7 @@ from penstock.redis.aio import AsyncRedisStore, nothing_more
 from penstock.redis.aio_limiters import AsyncRedisReservation
 from penstock.redis.aio_waiting import Lines, wait
 from penstock.redis.asking import Asked, costs_of, keys_of
+from penstock.redis.awaiting import awaited
 from penstock.redis.leased import LeasedStoreBase, _nothing
 from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
 from penstock.redis.leased_terms import Terms
@@ -72,10 +73,12 @@ class AsyncLeasedLimiter:
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} can't be pickled: make it again from the same stores and name")
 
+    @awaited
     async def allow(self, key: Key, /) -> bool:
         allowed = self._permits.allow_now(key)
         return (await self._lacking(key, 1)).allowed if allowed is None else allowed
 
+    @awaited
     async def hit(
         self,
         key: Key,
@@ -125,10 +128,12 @@ class AsyncLeasedLimiter:
         finally:
             turns.hand_on(permits, key, has_brought)
 
+    @awaited
     async def peek(self, key: Key, cost: int = 1) -> Decision:
         steps = looked(self._permits, key, cost)
         return await self._store._run(steps, lambda twin: twin.peek(key, cost), self._terms.strict._twin)
 
+    @awaited
     async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
         listed = keys_of(keys)
         checked = [self._permits.checked(cost) for cost in costs_of(costs, len(listed))]
@@ -136,18 +141,22 @@ class AsyncLeasedLimiter:
             self._permits.tag(key)
         return [(await self.hit(key, cost)).allowed for key, cost in zip(listed, checked, strict=True)]
 
+    @awaited
     async def refund(self, key: Key, cost: int = 1) -> None:
         steps = refunded(self._permits, key, cost)
         await self._store._run(steps, lambda twin: twin.refund(key, cost), self._terms.strict._twin)
 
+    @awaited
     async def reset(self, key: Key) -> None:
         await self._store._run(reset(self._permits, key))
 
+    @awaited
     async def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> NoReturn:
         raise InvalidLimiter(
             f"{self!r} can't book ahead: wait for a permit, or reserve by a limiter over the AsyncRedisStore itself"
         )
 
+    @awaited
     async def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
         async def charge(max_delay: float | None) -> AsyncRedisReservation:
             return cast(AsyncRedisReservation, _Charged(self, key, cost, await self.hit(key, cost)))
@@ -182,6 +191,7 @@ class AsyncLeasedStore(LeasedStoreBase):
     Of one event loop. ``await store.close()`` gives back what is left; it is an asynchronous context manager.
     """
 
+    is_awaited = True
     _of_redis = AsyncRedisStore
     redis_store: AsyncRedisStore
 
@@ -198,6 +208,7 @@ class AsyncLeasedStore(LeasedStoreBase):
         self._lines, self._turns = Lines(), Turns()
         self._looking: asyncio.Task[None] | None = None
 
+    @awaited
     async def close(self) -> None:
         """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
         if self.closed:

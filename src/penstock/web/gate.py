@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -124,7 +123,7 @@ class OnEnd:
         """What can't be given back, as its store is away, stays charged or ends by itself: no answer fails of it."""
         with contextlib.suppress(StoreUnavailable):
             given = way()
-            if self.afterwards is not None and inspect.iscoroutine(given):
+            if self.afterwards is not None and isinstance(given, Coroutine):
                 self.afterwards.start(given)
 
     async def settled(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import KW_ONLY, dataclass, field
@@ -116,7 +115,7 @@ def _pattern(path: str) -> str:
 
 def is_redis(store: object) -> bool:
     """Whether it is a ``RedisStore``, which nobody has to await."""
-    return hasattr(store, "_make_limiter") and not inspect.iscoroutinefunction(getattr(store, "close", None))
+    return hasattr(store, "_make_limiter") and not getattr(store, "is_awaited", False)
 
 
 def kind_of(limiter: Any) -> type:
@@ -211,7 +210,7 @@ class Rule:
     @property
     def is_awaited(self) -> bool:
         limiter: Any = self.limiter
-        return self.is_remote and inspect.iscoroutinefunction(type(limiter).hit)
+        return self.is_remote and bool(limiter.store.is_awaited)
 
     @property
     def is_hidden(self) -> bool:

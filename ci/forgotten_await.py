@@ -1,0 +1,22 @@
+"""What mypy says of a forgotten await over an asyncio store: a comment that it doesn't need would be an error."""
+
+from penstock import Concurrency, TokenBucket
+from penstock.redis import AsyncRedisStore
+
+store = AsyncRedisStore("redis://localhost")
+api = TokenBucket(store, "api", "100/minute")
+
+
+async def forgotten() -> int:
+    if api.allow("key"):  # type: ignore[truthy-bool]
+        return 1
+    if not api.hit("key"):  # type: ignore[truthy-bool]
+        return 2
+    if Concurrency(store, "held", 3).acquire("key"):  # type: ignore[truthy-bool]
+        return 3
+    api.refund("key")  # type: ignore[unused-coroutine]
+    return 4
+
+
+async def awaited() -> bool:
+    return await api.allow("key") or (await api.hit("key")).allowed
