@@ -1,9 +1,35 @@
 """Which process owns a slot of shared memory, and whether it is still there.
 
-A process is its pid, its start time and its namespaces, in one 64-bit word. Pids are used again, so a pid alone
-says nothing; together with the start time it does. Whether a process has ended is asked of a pidfd, opened once and
-checked against the start time then: it stays with that very process, and tells of its end even before anybody has
-waited for it.
+An owner is a 64-bit word: a pid, the number of the pid namespace that this pid is of, and the process's *birth*, which
+tells the processes apart that have had one pid.
+
+*Never is a live owner taken for dead.* An owner is taken for dead only by a process of the same pid namespace, and only
+if that process finds one of these:
+
+1. No process has the pid. The system says so (ESRCH), of the pid as it means it to both of them.
+2. The process, or the thread, that has the pid now is another one than the owner: its birth is another.
+3. The process has ended, but nobody has waited for it yet.
+
+*The namespace* of a process never changes, and its number is exact: all that Linux may number it with fits into the
+bits, so two namespaces that live at one time have two numbers. One is given again only after all processes of the
+first have ended, and then they are rightly taken for dead. A process that can't find out its namespace, or finds a
+number from outside that range, has the number 0, which is never taken for the same: its permits come back at the end of
+the lease, as do those of other namespaces.
+
+*A birth* is computed of the process by the owner and by whoever looks, and of one process it is always the same:
+
+* Linux 6.9 and later number all pidfds of one process alike, and those of no other process since the system was
+  started: a hash of that number.
+* Before that, the start time in clock ticks. What a process reads there depends on its time namespace, so it counts
+  only for owners and readers of the initial one.
+* Elsewhere it is 0, which may be any process.
+
+So births can err in one direction only. Of two processes that had one pid, they are the same with odds of 1 in 8192, or
+by start times also if both began in one clock tick; then the second one is taken for the owner until the lease ends.
+
+*Watching.* The end of a process is asked of a pidfd, opened once and checked against the birth then: it stays with that
+very process. Where none can be had (no descriptor is left, an old kernel, a sandbox that refuses), the process is
+looked for anew each time, by its pid.
 """
 
 from __future__ import annotations
@@ -13,40 +39,80 @@ import os
 import select
 import signal
 import threading
+from functools import cache
 from typing import Final
 
 __all__ = ["Owners", "this_process"]
 
 PID_BITS: Final = 22  # of the largest pid that Linux gives
-START_BITS: Final = 30  # of the start time in clock ticks: four months at the usual 100 per second, modulo that
-NAMESPACE_BITS: Final = 12
+BIRTH_BITS: Final = 14  # below BY_PIDFD a start time, from there on a hash of a pidfd's number; 0 if neither is known
+NAMESPACE_BITS: Final = 28
+BY_PIDFD: Final = 1 << (BIRTH_BITS - 1)
+# Linux numbers namespaces from 0xF0000000 to 0xFFFFFFFF; these two are there from the start, and have fixed numbers.
+INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC
+INITIAL_TIME_NAMESPACE: Final = 0xEFFFFFFA
 
 
 def this_process() -> int:
     """The calling process as an owner; never 0."""
-    return os.getpid() | (_start_ticks("self") or 0) << PID_BITS | _namespaces() << (PID_BITS + START_BITS)
+    pid = os.getpid()
+    birth = 0
+    with contextlib.suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            birth = _pidfd_birth(pidfd) or 0
+        finally:
+            os.close(pidfd)
+    return pid | (birth or _start_birth("self") or 0) << PID_BITS | _namespaces() << (PID_BITS + BIRTH_BITS)
 
 
-def _start_ticks(process: int | str) -> int | None:
-    """When the process started, modulo 2**START_BITS; None if that can't be found out."""
+def _namespaces() -> int:
+    """The number of this process's pid namespace; 0 if that isn't known."""
+    try:
+        number = os.stat("/proc/self/ns/pid").st_ino - INITIAL_PID_NAMESPACE + 1
+    except OSError:
+        return 0
+    return number if 0 < number < 2**NAMESPACE_BITS else 0
+
+
+def _pidfd_birth(pidfd: int) -> int | None:
+    """The birth of a pidfd's process; None if the system doesn't tell the pidfds of processes apart."""
+    status = os.fstat(pidfd)
+    try:
+        if status.st_dev == _device_of_nameless_files():
+            return None
+    except OSError:  # no descriptor is left to find that out
+        return None
+    # By the high bits of a product: the numbers of processes that have had one pid differ by multiples, most often.
+    return BY_PIDFD | status.st_ino * 0x9E3779B97F4A7C15 % 2**64 >> (64 - BIRTH_BITS + 1)
+
+
+@cache
+def _device_of_nameless_files() -> int:
+    """Before Linux 6.9 pidfds are of this device too, with one number for all."""
+    file = os.eventfd(0)
+    try:
+        return os.fstat(file).st_dev
+    finally:
+        os.close(file)
+
+
+def _start_birth(process: int | str) -> int | None:
+    """The birth of a process by its start time; None if that can't be found out, or differs from reader to reader."""
+    try:
+        if os.stat("/proc/self/ns/time").st_ino != INITIAL_TIME_NAMESPACE:
+            return None
+    except FileNotFoundError:
+        pass  # before Linux 5.6 there are none
+    except OSError:
+        return None
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             stat = file.read()
     except OSError:
         return None
     # The command may hold spaces and brackets; what follows it doesn't. The start time is field 22, this begins at 3.
-    return int(stat.rpartition(b")")[2].split()[19]) & ((1 << START_BITS) - 1)
-
-
-def _namespaces() -> int:
-    """A number that tells namespaces apart: another one's pids, or start times, mean nothing here."""
-    numbers = []
-    for name in ("pid", "time"):
-        try:
-            numbers.append(os.stat(f"/proc/self/ns/{name}").st_ino)
-        except OSError:
-            numbers.append(0)
-    return ((numbers[0] * 0x9E3779B1 + numbers[1] * 0x85EBCA6B) >> 8) % 2**NAMESPACE_BITS
+    return 1 + int(stat.rpartition(b")")[2].split()[19]) % (BY_PIDFD - 1)
 
 
 class Owners:
@@ -93,30 +159,60 @@ class Owners:
         """Whether the owner may be alive; if it can be watched, it is from now on."""
         if owner == self.me or owner in self._pidfds:
             return True
-        if owner >> (PID_BITS + START_BITS) != self.me >> (PID_BITS + START_BITS):
+        namespace = owner >> (PID_BITS + BIRTH_BITS)
+        if namespace == 0 or namespace != self.me >> (PID_BITS + BIRTH_BITS):
             return True
         try:
             pidfd = os.pidfd_open(owner % 2**PID_BITS)
         except ProcessLookupError:
             return False
-        except OSError:  # no more descriptors, or pid 0 in a damaged slot
-            return _may_be(owner)
-        if not _may_be(owner):
+        except OSError:  # none can be had, or the pid is a thread's by now, or 0 in a damaged slot
+            return not _has_ended(owner)
+        if not _may_be(owner, pidfd):
             os.close(pidfd)
             return False
         self._pidfds[owner] = pidfd
         return True
 
 
-def _may_be(owner: int) -> bool:
-    """Whether the process of the owner's pid may be the owner: not if it started at another time."""
+def _may_be(owner: int, pidfd: int | None) -> bool:
+    """Whether the process that has the owner's pid now may be the owner: not if its birth is another."""
+    birth = owner >> PID_BITS & (2**BIRTH_BITS - 1)
+    seen = None
+    if birth >= BY_PIDFD:
+        seen = None if pidfd is None else _pidfd_birth(pidfd)
+    elif birth and _sees_own_processes():
+        seen = _start_birth(owner % 2**PID_BITS)
+    return seen is None or seen == birth
+
+
+def _has_ended(owner: int) -> bool:
+    """Whether the owner has certainly ended, without a pidfd."""
+    pid = owner % 2**PID_BITS
     try:
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return True  # this /proc is of another pid namespace
-    except OSError:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return True
-    ticks = _start_ticks(owner % 2**PID_BITS)
-    return ticks is None or ticks == owner >> PID_BITS & (2**START_BITS - 1)
+    except OSError:
+        pass  # it is there, but another user's
+    if not _sees_own_processes():
+        return False
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            status = dict(line.partition(b":\t")[::2] for line in file.read().splitlines())
+    except OSError:  # no descriptor is left for that either, or this user may not see it
+        return False
+    # A process whose first thread has ended before the others looks like one that nobody has waited for.
+    unreaped = status[b"State"][:1] in b"ZX" and status[b"Threads"] == b"1"
+    return unreaped or status[b"Tgid"] != b"%d" % pid or not _may_be(owner, None)
+
+
+def _sees_own_processes() -> bool:
+    """Whether this /proc is of the process's own pid namespace."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def _is_pidfd(descriptor: int) -> bool:

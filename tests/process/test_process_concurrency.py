@@ -16,7 +16,7 @@ import pytest
 from process_helpers import Crew, Meeting, SharedNumbers, Worker, extents, path_of, wait_until
 
 from penstock import AllOf, Concurrency, FixedWindow, Lease, Store, TokenBucket
-from penstock.owners import PID_BITS
+from penstock.owners import BY_PIDFD, PID_BITS, this_process
 from penstock.testing import ManualClock
 
 KEY = "k"
@@ -162,6 +162,63 @@ def test_a_holder_in_another_pid_namespace_is_never_taken_for_dead(as_root: None
             assert not limiter.acquire(KEY)
         assert holder.communicate("\n", timeout=60)[0] == "True\n"
     assert limiter.acquire(KEY)
+
+
+REUSE_PIDS = """
+import ctypes, os, signal, sys
+from pathlib import Path
+import penstock
+
+if ctypes.CDLL(None).mount(b"proc", b"/proc", b"proc", 0, None):
+    raise OSError("mount")
+
+
+def forked(work):
+    pid = os.fork()
+    if pid == 0:
+        work()
+        os._exit(0)
+    return pid
+
+
+def ended(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def started(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def hold():
+    limiter.allow("k")
+    os.write(writing, b"held")
+    signal.pause()
+
+
+limiter = penstock.Concurrency(penstock.Store.private(keys=1), "c", 1, lease=3600, keys=1)
+reading, writing = os.pipe()
+for attempt in range(2000):
+    limiter.reset("k")
+    holder = forked(hold)
+    os.read(reading, 4)
+    began = started(holder)
+    ended(holder)
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(holder - 1))
+    other = forked(signal.pause)
+    if other == holder and started(other) == began:
+        print(limiter.allow("k"))
+        break
+    ended(other)
+"""
+
+
+def test_a_pid_that_was_used_again_within_one_clock_tick_is_another_process(as_root: None) -> None:
+    """Where the system numbers pidfds by process, Linux 6.9 and later; before that it is taken for the holder."""
+    command = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", REUSE_PIDS]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    told_apart = this_process() >> PID_BITS & BY_PIDFD != 0
+    assert answer.stdout == f"{told_apart}\n"
 
 
 def test_owners_in_other_time_namespaces_are_told_apart(as_root: None, name: str) -> None:

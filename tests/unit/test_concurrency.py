@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from penstock import (
     Store,
     StoreClosed,
 )
-from penstock.owners import PID_BITS, Owners, this_process
+from penstock.owners import Owners
 from penstock.testing import ManualClock
 
 NS = 1_000_000_000
@@ -420,78 +419,3 @@ def test_several_limits_give_back_the_leases_that_lapse(three: Concurrency, stor
         clock.advance(30)
     both.refund("k", 3)
     assert remaining(three) == 3
-
-
-# --- who owns a slot
-
-
-def test_an_owner_is_a_pid_and_its_start(in_child: Callable[..., Any]) -> None:
-    me = this_process()
-    assert me == this_process()
-    assert me % 2**PID_BITS == os.getpid()
-    child = in_child(this_process)
-    assert child != me
-    owners = Owners()
-    assert owners.me == me
-    assert owners.dead_among({me}) == set()
-    assert owners.dead_among({me, child}) == {child}
-    reused = me + (1 << PID_BITS)
-    assert owners.dead_among({reused, me}) == {reused}
-    elsewhere = child ^ (1 << 63)
-    assert owners.dead_among({elsewhere}) == set()
-
-
-def test_a_process_that_nobody_has_waited_for_has_ended() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with open(f"/proc/{process.pid}/stat", "rb") as file:
-        start = int(file.read().rpartition(b")")[2].split()[19])
-    owner = process.pid | start << PID_BITS | this_process() >> 52 << 52
-    for watched_before in (True, False):
-        owners = Owners()
-        if watched_before:
-            early = owners
-            assert early.dead_among({owner}) == set()
-            process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert owners.dead_among({owner}) == {owner}
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
-    assert Owners().dead_among({owner}) == {owner}
-
-
-def test_owners_that_make_no_sense_count_as_alive_or_ended_but_never_fail() -> None:
-    owners = Owners()
-    same_place = this_process() >> 52 << 52
-    for owner in (0, 1, 2**64 - 1, 2**63, same_place, same_place | 2**52 - 1, same_place | 2**PID_BITS - 1):
-        assert owners.dead_among({owner}) <= {owner}
-
-
-def test_who_is_alive_stays_so_when_all_files_are_closed(in_child: Callable[..., Any]) -> None:
-    """As programs do that become daemons; the numbers of the files are then used for others."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with open(f"/proc/{process.pid}/stat", "rb") as file:
-        start = int(file.read().rpartition(b")")[2].split()[19])
-    owner = process.pid | start << PID_BITS | this_process() >> 52 << 52
-
-    def daemon(reopen: bool) -> tuple[set[int], bool]:
-        owners = Owners()
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
-        assert owners.dead_among({owner}) == set()
-        watched = lowest_free
-        os.close(watched)
-        if reopen:
-            readable, writing = os.pipe()
-            os.close(writing)
-            os.dup2(readable, watched)
-        dead = owners.dead_among({owner})
-        del owners
-        return dead, not reopen or os.fstat(watched) is not None
-
-    try:
-        for reopen in (False, True):
-            assert in_child(lambda reopen=reopen: daemon(reopen)) == (set(), True)
-    finally:
-        process.kill()
-        process.communicate()

@@ -168,7 +168,7 @@ cdef class Concurrency(Limiter):
     Raises ``InvalidLimiter``, ``InvalidRate`` for a lease that is none, ``TooManyLimiters``, and
     ``SegmentSpaceError`` with the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a
     permit belongs to the process that took it, not to its children. Between pid namespaces (containers that share
-    ``/dev/shm``) an ended process is only noticed by the end of its leases.
+    ``/dev/shm``) an ended process is only noticed by the end of its leases; docs/operations.md has what else delays it.
 
     Taking and giving back is O(1) in the usual case, two CASes each. Before they deny, ``allow`` and ``acquire`` look
     at a bit for each slot, and every tenth of a millisecond at the slots; ``hit`` and ``peek`` look at all slots each

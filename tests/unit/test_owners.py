@@ -1,0 +1,305 @@
+"""Who owns a slot of a concurrency limit, and whether that process is still there."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from penstock import owners as owners_module
+from penstock.owners import (
+    BIRTH_BITS,
+    BY_PIDFD,
+    INITIAL_PID_NAMESPACE,
+    INITIAL_TIME_NAMESPACE,
+    PID_BITS,
+    Owners,
+    this_process,
+)
+
+NAMESPACE_AT: Final = PID_BITS + BIRTH_BITS
+SYS_EXIT: Final = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+
+
+def owner_of(pid: int, birth: str) -> int:
+    """As that process would call itself, if its birth is told in this way."""
+    number: int | None = 0
+    if birth == "pidfd":
+        pidfd = os.pidfd_open(pid)
+        number = owners_module._pidfd_birth(pidfd)
+        os.close(pidfd)
+    elif birth == "start":
+        number = owners_module._start_birth(pid)
+    return pid | (number or 0) << PID_BITS | this_process() >> NAMESPACE_AT << NAMESPACE_AT
+
+
+@pytest.fixture(params=["pidfd", "start", "unknown"])
+def birth(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def kill_unreaped(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("penstock.owners.os.pidfd_open", refuse)
+
+
+def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid") -> None:
+    """Let this process find itself in the namespace of that number."""
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(st_ino=inode) if path == f"/proc/self/ns/{name}" else real(path, *args, **kwargs)
+
+    monkeypatch.setattr("penstock.owners.os.stat", stat)
+
+
+def test_an_owner_is_a_pid_its_birth_and_its_namespace(in_child: Callable[..., Any]) -> None:
+    me = this_process()
+    assert me == this_process()
+    assert me % 2**PID_BITS == os.getpid()
+    child = in_child(this_process)
+    assert child != me
+    owners = Owners()
+    assert owners.me == me
+    assert owners.dead_among({me}) == set()
+    assert owners.dead_among({me, child}) == {child}
+    elsewhere = child ^ (1 << 63)
+    assert owners.dead_among({elsewhere}) == set()
+
+
+def test_all_namespaces_that_linux_can_number_are_told_apart(
+    in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody of another one is taken for dead, though no process has the pid."""
+    inodes = [INITIAL_PID_NAMESPACE, *range(0xF0000000, 0xF0000000 + 6000), 0xFF000000, 0xFFFFFFF0]
+    dead = in_child(this_process)
+    seen = set()
+    for inode in inodes:
+        with monkeypatch.context() as patch:
+            in_namespace(patch, inode)
+            namespace = this_process() >> NAMESPACE_AT
+        assert 0 < namespace < 2 ** (64 - NAMESPACE_AT)
+        seen.add(namespace)
+    assert len(seen) == len(inodes)
+    in_namespace(monkeypatch, inodes[0])
+    owners = Owners()
+    words = {dead % 2**NAMESPACE_AT | namespace << NAMESPACE_AT for namespace in seen}
+    assert owners.dead_among(words) == {dead % 2**NAMESPACE_AT | owners.me >> NAMESPACE_AT << NAMESPACE_AT}
+
+
+@pytest.mark.parametrize("inode", [0, 1, INITIAL_PID_NAMESPACE - 1, 0xFFFFFFFF, 2**32 + INITIAL_PID_NAMESPACE])
+def test_in_a_namespace_of_no_known_number_nobody_is_taken_for_dead(
+    in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, inode: int
+) -> None:
+    in_namespace(monkeypatch, inode)
+    dead = in_child(this_process)
+    assert dead >> NAMESPACE_AT == 0
+    assert Owners().dead_among({dead}) == set()
+
+
+def test_without_proc_nobody_is_taken_for_dead(in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Any, *args: Any, **kwargs: Any) -> Any:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr("penstock.owners.os.stat", missing)
+    dead = in_child(this_process)
+    assert dead >> NAMESPACE_AT == 0
+    assert Owners().dead_among({dead}) == set()
+
+
+@pytest.mark.parametrize("birth", ["pidfd", "start"])
+def test_of_the_processes_that_have_had_one_pid_the_birth_tells_who_it_is(
+    process: subprocess.Popen[bytes], birth: str
+) -> None:
+    owner = owner_of(process.pid, birth)
+    other_birth = owner ^ (1 << PID_BITS)
+    assert Owners().dead_among({owner, other_birth}) == {other_birth}
+
+
+def test_pidfds_of_one_process_have_one_number_and_those_of_others_have_others() -> None:
+    """By neighbouring numbers, which processes that are started one after the other have."""
+    births = set()
+    for _ in range(20):
+        with subprocess.Popen(["true"]) as process:
+            numbers = [owner_of(process.pid, "pidfd") >> PID_BITS & (2**BIRTH_BITS - 1) for _ in range(3)]
+        assert len(set(numbers)) == 1
+        assert numbers[0] >= BY_PIDFD or numbers[0] == 0
+        births.add(numbers[0])
+    assert len(births) == (20 if births != {0} else 1)
+
+
+def test_where_all_pidfds_have_one_number_a_birth_is_a_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.9."""
+    pidfd = os.pidfd_open(os.getpid())
+    device = os.fstat(pidfd).st_dev
+    os.close(pidfd)
+    monkeypatch.setattr("penstock.owners._device_of_nameless_files", lambda: device)
+    assert this_process() == owner_of(os.getpid(), "start")
+
+
+def test_start_times_count_for_the_initial_time_namespace_alone(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere another one is read for the same process: then it isn't known."""
+    began_at_another_time = owner_of(process.pid, "start") ^ (1 << PID_BITS)
+    in_namespace(monkeypatch, INITIAL_TIME_NAMESPACE + 7, "time")
+    assert owners_module._start_birth("self") is None
+    assert Owners().dead_among({began_at_another_time}) == set()
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended(process: subprocess.Popen[bytes], birth: str) -> None:
+    owner = owner_of(process.pid, birth)
+    early = Owners()
+    assert early.dead_among({owner}) == set()
+    kill_unreaped(process)
+    assert early.dead_among({owner}) == {owner}
+    assert Owners().dead_among({owner}) == {owner}
+    process.wait()
+    assert Owners().dead_among({owner}) == {owner}
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
+def test_without_pidfds_an_end_is_noticed_too(
+    process: subprocess.Popen[bytes], birth: str, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox that refuses them, an old kernel, too many of them."""
+    owner = owner_of(process.pid, birth)
+    refuse_pidfds(monkeypatch, error)
+    owners = Owners()
+    assert owners.me % 2**PID_BITS == os.getpid()
+    for _ in range(3):
+        assert owners.dead_among({owner}) == set()
+    kill_unreaped(process)
+    assert owners.dead_among({owner}) == {owner}
+    process.wait()
+    assert owners.dead_among({owner}) == {owner}
+
+
+def test_without_pidfds_a_start_time_tells_who_has_the_pid(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = owner_of(process.pid, "start")
+    refuse_pidfds(monkeypatch, errno.EPERM)
+    began_at_another_time = owner ^ (1 << PID_BITS)
+    assert Owners().dead_among({owner, began_at_another_time}) == {began_at_another_time}
+
+
+def test_without_a_descriptor_an_end_is_noticed_once_it_was_waited_for(
+    process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
+) -> None:
+    owner = owner_of(process.pid, birth)
+
+    def look(kill: Callable[[], object]) -> tuple[set[int], set[int]]:
+        owners = Owners()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        before = owners.dead_among({owner})
+        kill()
+        return before, owners.dead_among({owner})
+
+    assert in_child(lambda: look(lambda: None)) == (set(), set())
+    process.kill()
+    process.wait()
+    assert in_child(lambda: look(lambda: None)) == ({owner}, {owner})
+
+
+@pytest.mark.parametrize("with_pidfds", [True, False])
+def test_a_process_lives_on_after_its_first_thread(with_pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks like one that nobody has waited for."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writing)
+        threading.Thread(target=lambda: os._exit(len(os.read(reading, 1)))).start()
+        ctypes.CDLL(None).syscall(SYS_EXIT, 0)  # of this thread alone
+    owner = owner_of(pid, "start")
+    try:
+        while b"zombie" not in Path(f"/proc/{pid}/status").read_bytes():
+            time.sleep(0.001)
+        if not with_pidfds:
+            refuse_pidfds(monkeypatch, errno.ENOSYS)
+        owners = Owners()
+        assert owners.dead_among({owner}) == set()
+    finally:
+        os.close(reading)
+        os.close(writing)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert owners.dead_among({owner}) == {owner}
+    os.waitpid(pid, 0)
+
+
+def test_a_pid_that_is_a_threads_by_now_is_no_owners() -> None:
+    told, go_on = threading.Event(), threading.Event()
+    ids: list[int] = []
+
+    def run() -> None:
+        ids.append(threading.get_native_id())
+        told.set()
+        go_on.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    told.wait()
+    owner = ids[0] | this_process() >> NAMESPACE_AT << NAMESPACE_AT
+    assert Owners().dead_among({owner}) == {owner}
+    go_on.set()
+    thread.join()
+
+
+def test_owners_that_make_no_sense_count_as_alive_or_ended_but_never_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    same_place = this_process() >> NAMESPACE_AT << NAMESPACE_AT
+    senseless = (0, 1, 2**64 - 1, 2**63, same_place, same_place | 2**NAMESPACE_AT - 1, same_place | 2**PID_BITS - 1)
+    for pidfds in (True, False):
+        if not pidfds:
+            refuse_pidfds(monkeypatch, errno.ENOSYS)
+        for owner in senseless:
+            assert Owners().dead_among({owner}) <= {owner}
+
+
+def test_who_is_alive_stays_so_when_all_files_are_closed(
+    process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
+) -> None:
+    """As programs do that become daemons; the numbers of the files are then used for others."""
+    owner = owner_of(process.pid, birth)
+
+    def daemon(reopen: bool) -> tuple[set[int], bool]:
+        owners = Owners()
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        assert owners.dead_among({owner}) == set()
+        watched = lowest_free
+        os.close(watched)
+        if reopen:
+            readable, writing = os.pipe()
+            os.close(writing)
+            os.dup2(readable, watched)
+        dead = owners.dead_among({owner})
+        del owners
+        return dead, not reopen or os.fstat(watched) is not None
+
+    for reopen in (False, True):
+        assert in_child(lambda reopen=reopen: daemon(reopen)) == (set(), True)
