@@ -229,8 +229,10 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         # Behind whatever a killed creator has left: its bytes may not be zero.
         end = os.fstat(fd).st_size
         offset = -(-end // layout.EXTENT_ALIGNMENT) * layout.EXTENT_ALIGNMENT
+        # Mapped first: what can't be mapped must not be appended. Nobody touches it before it has its bytes.
+        extent = _map(store, fd, offset, shape)
         _take_space(store, fd, limiter, offset, shape)
-        _map(store, fd, offset, shape).block_cells(shape.used_cells)
+        extent.block_cells(shape.used_cells)
         number = store._limiter_number(limiter)
         made = replace(wanted, offset=offset, size=shape.bytes, limiter=number).pack()
         segment.publish_extent(free[0], made)

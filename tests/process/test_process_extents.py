@@ -331,7 +331,11 @@ def _make_there(path: Path, make: Make) -> int:
 def test_limits_of_file_size_and_address_space(crew: Crew, name: str, make: Make) -> None:
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         for what, text in ((resource.RLIMIT_FSIZE, "ulimit -f"), (resource.RLIMIT_AS, "address space")):
-            assert text in crew.start(_make_within, name, make, what).result()
+            before = os.stat(path_of(name))
+            for _ in range(2):
+                assert text in crew.start(_make_within, name, make, what).result()
+            after = os.stat(path_of(name))
+            assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)
             limiter = make(store, "limiter", LIMIT, 20)
             assert take(limiter, what) == LIMIT
 
