@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from penstock.core.segment import is_in_memory
+
 __all__ = ["is_shortage", "refuse_what_does_not_fit", "shortage"]
 
 SHARED_MEMORY: Final = "/dev/shm/"
@@ -21,11 +23,11 @@ CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def refuse_what_does_not_fit(fd: int, path: str | None, needed: int) -> None:
-    """OSError if there aren't `needed` bytes more for the file `fd`, which is at `path`, or nameless and in memory."""
+    """OSError if there aren't `needed` bytes more for the file `fd`, which is at `path`, or nameless."""
     free = _bytes_free(fd, path)
     if free is not None and needed > free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    available = _bytes_available(path)
+    available = _bytes_available(fd)
     if available is not None and needed > available:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
@@ -41,18 +43,30 @@ def shortage(
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if error.errno == errno.EFBIG and limit != resource.RLIM_INFINITY:
         return f"a limit of {limit} bytes to a file's size (ulimit -f)", f"raise it, or {or_else}"
-    free, available = _bytes_free(fd, path), _bytes_available(path)
+    free, available = _bytes_free(fd, path), _bytes_available(fd)
     if available is not None and (free is None or error.errno == errno.ENOMEM):
         found = f"{available + taken} bytes of memory available"
         return found, f"free some, give a container more of it, or {or_else}"
     found = error.strerror or "" if free is None else f"{free + taken} bytes free on its file system"
     remedy = f"make room there, give path= on a larger file system, or {or_else}"
     if path is not None and path.startswith(SHARED_MEMORY):
+        used, more = _mib_up(_bytes_used(fd) - taken), _mib_up(needed)
         remedy += (
-            f"; in a container, enlarge /dev/shm: docker run --shm-size={-(-needed // 2**20) + 1}m, shm_size in "
-            f"Compose, an emptyDir volume with medium: Memory in Kubernetes"
+            f"; in a container, enlarge /dev/shm to {used + more} MiB ({used} MiB in use and {more} MiB needed): "
+            f"docker run --shm-size={used + more}m, shm_size in Compose, an emptyDir volume with medium: Memory in "
+            f"Kubernetes"
         )
     return found, remedy
+
+
+def _mib_up(size: int) -> int:
+    return -(-size // 2**20)
+
+
+def _bytes_used(fd: int) -> int:
+    """Of its file system, by all files."""
+    system = os.fstatvfs(fd)
+    return (system.f_blocks - system.f_bfree) * system.f_frsize
 
 
 def _bytes_free(fd: int, path: str | None) -> int | None:
@@ -61,12 +75,12 @@ def _bytes_free(fd: int, path: str | None) -> int | None:
     return None if path is None or system.f_blocks == 0 else system.f_bavail * system.f_frsize
 
 
-def _bytes_available(path: str | None) -> int | None:
+def _bytes_available(fd: int) -> int | None:
     """Of memory: the host's, or less if a control group (version 2) of this process is near its limit.
 
     None if the file isn't in memory, or if neither can be read.
     """
-    if path is not None and not path.startswith(SHARED_MEMORY):
+    if not is_in_memory(fd):
         return None
     sizes = []
     with suppress(OSError, ValueError, KeyError):

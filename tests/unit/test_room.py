@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -63,9 +65,24 @@ def test_in_shared_memory_too_and_no_file_stays(machine: Machine, name: str) -> 
     assert not Path(f"/dev/shm/penstock-{name}").exists()
 
 
-def test_a_disk_is_not_memory(machine: Machine, tmp_path: Path) -> None:
+def test_a_disk_is_not_memory(machine: Machine) -> None:
     machine.has_available(0)
-    Store("a", keys=1000, path=tmp_path / "segment").close()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:  # /tmp may be in memory
+        Store("a", keys=1000, path=f"{directory}/segment").close()
+
+
+def test_memory_is_memory_wherever_it_is_mounted(machine: Machine, tmp_path: Path) -> None:
+    machine.has_available(20 * MIB)
+    mounted = tmp_path / "limits"
+    mounted.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", mounted], check=True)
+    try:
+        with pytest.raises(SegmentSpaceError, match=f"found {20 * MIB} bytes of memory available") as caught:
+            Store("a", keys=1_000_000, path=mounted / "segment")
+        assert "/dev/shm" not in caught.value.remedy
+        assert os.listdir(mounted) == []
+    finally:
+        subprocess.run(["umount", mounted], check=True)
 
 
 def test_what_a_creator_that_died_has_taken_is_not_needed_again(machine: Machine, name: str) -> None:

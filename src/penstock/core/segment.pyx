@@ -33,10 +33,18 @@ cdef extern from "<fcntl.h>" nogil:
     int posix_fallocate(int fd, long offset, long size)
 
 
+cdef extern from "<sys/vfs.h>" nogil:
+    struct FileSystem "statfs":
+        long f_type
+    int fstatfs(int fd, FileSystem* system)
+
+
 cdef enum:
     PAGE = 4096                  # the smallest there is; larger ones are multiples
     HUGE_PAGE = 1 << 21
     MADV_COLLAPSE = 25           # Linux 6.1; not in every C library's headers yet
+    TMPFS_MAGIC = 0x01021994     # of Linux's headers, not of the C library's
+    RAMFS_MAGIC = 0x858458F6
 
 
 cdef char* map_aligned(int fd, size_t size) except NULL:
@@ -77,6 +85,14 @@ def use_huge_pages(int fd, size_t size):
     with nogil:
         madvise(address, size // HUGE_PAGE * HUGE_PAGE, MADV_COLLAPSE)
         munmap(address, size)
+
+
+def is_in_memory(int fd):
+    """Whether a file takes memory: one of a tmpfs or a ramfs, wherever it is mounted, or without a file system."""
+    cdef FileSystem system
+    if fstatfs(fd, &system) != 0:
+        raise OSError(errno, "cannot find out what file system a file is of")
+    return <uint32_t>system.f_type in (TMPFS_MAGIC, RAMFS_MAGIC)
 
 
 if watch_forks() != 0:
