@@ -13,7 +13,7 @@ class Proxy:
     """Connections to `port` are passed on to `server_port`. What is set holds at once, also for those that there are.
 
     ``drip_s``: pause before each byte of an answer; None: whole answers at once. ``is_silent``: nothing is passed on.
-    ``delay_s``: pause before each answer.
+    ``delay_s``: pause before each answer. ``instead``: what is sent instead of each answer.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -23,6 +23,7 @@ class Proxy:
         self.drip_s: float | None = None
         self.delay_s = 0.0
         self.is_silent = False
+        self.instead: bytes | None = None
         self.connection_count = 0
         self.most_connections = 0
         """The most that were there at one time since `cut`."""
@@ -71,6 +72,8 @@ class Proxy:
                     time.sleep(0.005)
                 if is_answer and self.delay_s:
                     time.sleep(self.delay_s)
+                if is_answer and self.instead is not None:
+                    data = self.instead
                 if is_answer and self.drip_s is not None:
                     for byte in data:
                         time.sleep(self.drip_s)

@@ -35,7 +35,8 @@ from penstock.redis.base import (
     replaced,
     unknown,
 )
-from penstock.redis.cluster import AsyncCluster, cluster_url
+from penstock.redis.cluster import AsyncCluster, bounded, cluster_url
+from penstock.redis.deadline import with_bounded_replies
 from penstock.redis.scripts import Script
 from penstock.redis.servers import AsyncServer
 from penstock.store import Store
@@ -89,10 +90,11 @@ class AsyncRedisStore(RedisStoreBase):
             checked_url(server)
             options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
             if nodes_url := cluster_url(server):
-                self._client = AsyncCluster(redis.asyncio.cluster.RedisCluster.from_url(nodes_url, **options))
+                self._client = AsyncCluster(bounded(redis.asyncio.cluster.RedisCluster.from_url(nodes_url, **options)))
             else:
                 own = redis.asyncio.Redis.from_url(server, **options)
                 check_options(own.connection_pool)
+                own.connection_pool.connection_class = with_bounded_replies(own.connection_pool.connection_class)
                 self._client = AsyncServer(own)
         else:
             kinds = redis.asyncio.Redis, redis.asyncio.cluster.RedisCluster

@@ -33,10 +33,10 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from penstock.redis.deadline import keep_deadlines
+from penstock.redis.deadline import keep_deadlines, with_bounded_replies
 from penstock.redis.servers import Call, exchange, exchange_all
 
-__all__ = ["AsyncCluster", "Cluster", "TimedPool", "cluster_url"]
+__all__ = ["AsyncCluster", "Cluster", "TimedPool", "bounded", "cluster_url"]
 
 LOOK_EVERY_S: Final = 1.0
 
@@ -197,6 +197,17 @@ class Cluster:
         # If there is no room for a thread, a later failure tries again.
         with suppress(RuntimeError):
             own.looker.start()
+
+
+def bounded(cluster: Any) -> Any:
+    """An asyncio cluster's client that has no connections yet: those that it makes bound the sizes of answers."""
+    nodes = cluster.nodes_manager
+    # Of all nodes that it will find, and of those that it begins with.
+    kind = with_bounded_replies(nodes.connection_kwargs.get("connection_class", redis.asyncio.Connection))
+    nodes.connection_kwargs["connection_class"] = kind
+    for node in nodes.startup_nodes.values():
+        node.connection_class = kind
+    return cluster
 
 
 class AsyncCluster:

@@ -1,13 +1,15 @@
-"""A socket with deadlines for what comes in several parts. Compiled, as every call to Redis passes through it twice."""
+"""A socket with bounds for what it receives. Compiled, as every call to Redis passes through it twice."""
 
 cimport cython
 
 import time
 
+from penstock.redis.replies import ReplySizes
+
 
 @cython.final
 cdef class TimedSocket:
-    """A socket of one connection, whose handshake and whose every answer have a deadline each.
+    """A socket of one connection, whose handshake and whose every answer have a deadline each, and a size.
 
     `handshake_until_s` is that of the handshake, by ``time.monotonic``, until ``end_handshake`` is called. The first
     operation of an answer waits for the socket's own timeout, as ever; so in the usual call nothing is computed and no
@@ -16,7 +18,7 @@ cdef class TimedSocket:
     *Threads*: one at a time, as its connection.
     """
 
-    cdef object sock, receive, send, timeout_s, handshake_until_s, answer_until_s
+    cdef object sock, receive, send, timeout_s, handshake_until_s, answer_until_s, check_size
     # redis-py asks for these before each call.
     cdef readonly object fileno, pending
 
@@ -24,6 +26,7 @@ cdef class TimedSocket:
         self.sock, self.timeout_s, self.handshake_until_s = sock, timeout_s, handshake_until_s
         self.receive, self.send, self.fileno = sock.recv_into, sock.sendall, sock.fileno
         self.pending = getattr(sock, "pending", int)
+        self.check_size = ReplySizes().take
 
     def __getattr__(self, name):
         return getattr(self.sock, name)
@@ -38,14 +41,19 @@ cdef class TimedSocket:
     def recv_into(self, buffer):
         if self.answer_until_s is None:
             self.answer_until_s = time.monotonic() + self.timeout_s
-            return self.receive(buffer)
-        return self.receive_in_time(self.receive, buffer)
+            size = self.receive(buffer)
+        else:
+            size = self.receive_in_time(self.receive, buffer)
+        self.check_size(buffer, size)
+        return size
 
     def recv(self, *arguments):
         """What redis-py without hiredis reads by."""
         if self.answer_until_s is None:
             self.answer_until_s = time.monotonic() + self.timeout_s
-        return self.receive_in_time(self.sock.recv, *arguments)
+        received = self.receive_in_time(self.sock.recv, *arguments)
+        self.check_size(received, len(received))
+        return received
 
     def receive_in_time(self, receive, *arguments):
         usual_s = self.sock.gettimeout()

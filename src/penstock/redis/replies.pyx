@@ -1,0 +1,157 @@
+"""How much a server may answer: counted before redis-py's parsers, which take a length on trust.
+
+hiredis makes a list of as many elements as an answer says that it has, before the first of them has come. So eleven
+bytes take all memory, and minutes in which no deadline is looked at. The parser in Python follows lists in lists by
+recursion. What is counted here are the lengths that the answers of one connection tell, as RESP2 and RESP3 write them.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.string cimport memchr
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+cdef enum:
+    DEEPEST = 16                 # lists in lists; the answer to COMMAND, which clusters are asked, has 8
+    MOST_ELEMENTS = 1 << 20      # of one answer, in all its lists
+    MOST_BYTES = 1 << 24         # of one answer
+    MOST_DIGITS = 18
+
+cdef enum Reading:
+    KIND                         # the first byte of an element
+    LENGTH                       # digits, and what ends them
+    LINE                         # anything up to a carriage return and a line feed
+    TEXT                         # as many bytes as were told
+
+
+@cython.final
+cdef class ReplySizes:
+    """Of one connection: whatever it receives is told to ``take`` first, which raises redis-py's ``ConnectionError``
+    where an answer is larger than any that a limiter asks for, or none at all. O(bytes). One thread at a time."""
+
+    cdef Reading reading
+    cdef Py_ssize_t[DEEPEST] open_lists      # of each its elements that are still to come
+    cdef Py_ssize_t depth, element_count, byte_count, text_left, length
+    cdef int digit_count
+    cdef bint is_negative, was_return
+    cdef unsigned char kind
+
+    def __cinit__(self):
+        self.reading = KIND
+
+    def take(self, received, Py_ssize_t size):
+        """The first `size` bytes of what was received."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(received, &view, PyBUF_SIMPLE)
+        try:
+            self.follow(<const unsigned char*>view.buf, min(size, view.len))
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int follow(self, const unsigned char* at, Py_ssize_t size) except -1:
+        cdef const unsigned char* end = at + size
+        cdef const unsigned char* found
+        cdef Py_ssize_t step
+        while at < end:
+            if self.reading == TEXT:
+                step = min(self.text_left, end - at)
+                self.text_left -= step
+                self.count_bytes(step)
+                at += step
+                if self.text_left == 0:
+                    self.end_element()
+            elif self.reading == LINE:
+                if self.was_return and at[0] == 10:
+                    self.count_bytes(1)
+                    at += 1
+                    self.end_element()
+                    continue
+                found = <const unsigned char*>memchr(at, 13, end - at)
+                step = (end if found == NULL else found + 1) - at
+                self.was_return = found != NULL
+                self.count_bytes(step)
+                at += step
+            else:
+                self.count_bytes(1)
+                if self.reading == KIND:
+                    self.begin_element(at[0])
+                else:
+                    self.read_length(at[0])
+                at += 1
+        return 0
+
+    cdef int count_bytes(self, Py_ssize_t count) except -1:
+        self.byte_count += count
+        if self.byte_count > MOST_BYTES:
+            raise refused(f"more than {MOST_BYTES} bytes")
+        return 0
+
+    cdef int begin_element(self, unsigned char kind) except -1:
+        self.kind = kind
+        if kind in (c"*", c"$", c"%", c"~", c">", c"=", c"!"):
+            self.reading = LENGTH
+            self.length = self.digit_count = 0
+            self.is_negative = self.was_return = False
+        elif kind in (c":", c"+", c"-", c"_", c"#", c",", c"("):
+            self.reading = LINE
+            self.was_return = False
+        else:
+            raise refused(f"an element that begins with byte {kind}")
+        return 0
+
+    cdef int read_length(self, unsigned char byte) except -1:
+        if self.was_return:
+            if byte != 10 or self.digit_count == 0:
+                raise refused("a length that isn't one")
+            return self.end_length()
+        if 48 <= byte <= 57 and self.digit_count < MOST_DIGITS:
+            self.length = 10 * self.length + byte - 48
+            self.digit_count += 1
+        elif byte == 45 and self.digit_count == 0 and not self.is_negative:
+            self.is_negative = True
+        elif byte == 13:
+            self.was_return = True
+        else:
+            raise refused("a length that isn't one")
+        return 0
+
+    cdef int end_length(self) except -1:
+        if self.is_negative:
+            # Nothing, in the place of a text or a list.
+            if self.length != 1:
+                raise refused(f"a length of -{self.length}")
+            return self.end_element()
+        if self.kind in (c"$", c"=", c"!"):
+            if self.length > MOST_BYTES:
+                raise refused(f"a text of {self.length} bytes")
+            self.reading = TEXT
+            self.text_left = self.length + 2
+            return 0
+        if self.kind == c"%":  # keys and values
+            self.length *= 2
+        self.element_count += self.length
+        if self.element_count > MOST_ELEMENTS:
+            raise refused(f"{self.element_count} elements")
+        if self.length == 0:
+            return self.end_element()
+        if self.depth == DEEPEST:
+            raise refused(f"lists in lists, {DEEPEST} deep and deeper")
+        self.open_lists[self.depth] = self.length
+        self.depth += 1
+        self.reading = KIND
+        return 0
+
+    cdef int end_element(self) except -1:
+        self.reading = KIND
+        while self.depth:
+            self.open_lists[self.depth - 1] -= 1
+            if self.open_lists[self.depth - 1]:
+                return 0
+            # It was the last one of its list, which is an element itself.
+            self.depth -= 1
+        self.element_count = self.byte_count = 0
+        return 0
+
+
+cdef object refused(str what):
+    return RedisConnectionError(f"the server's answer has {what}, which no answer to a limiter has")
