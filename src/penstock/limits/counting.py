@@ -1,13 +1,15 @@
 """What a storage does, by limiters over one store.
 
-The library brings a key, and a limit and a period in seconds where it has them. Limiters are made of these, never of
-keys. In the store they are called
+The library brings a key, and a limit and a period in seconds where it has them. Limiters are made of these, never for
+single keys. In the store they are called
 
-* ``limits fixed-window 60``: one for each period. The library compares the count with its limit by itself, so this one
-  counts as far as it can (`most_counted`).
+* ``limits fixed-window 60``: one for each period. The library compares the count with its limit by itself, and says the
+  limit in the key only. A limit of more than `LEAST_DIGITS` digits has one that counts further, and whose windows may
+  begin further before a key's first request: ``limits fixed-window 60 8`` for those of 8.
 * ``limits sliding-window 60``: one for each period, as some questions come without the limit; requests bring it along.
   A limit above `most_exact` has one of its own, ``limits sliding-window 60 1000000``.
-* ``limits moving-window 60 10``: a sliding log for each period and limit.
+* ``limits moving-window 60 10``: one for each period and limit. A sliding log; of limits above `MOST_LOGGED` a bucketed
+  window, so that no limit takes more memory than that one.
 * ``limits gcra``: a token bucket for all.
 
 From these names each process knows the limiters of the others.
@@ -24,7 +26,10 @@ from collections.abc import Iterator
 from math import floor
 from typing import Any, Final
 
+from limits.errors import ConfigurationError
+
 from penstock import layout
+from penstock.core.bucketed_window import BucketedWindow
 from penstock.core.cell_limiter import CellLimiter
 from penstock.core.decision import Decision
 from penstock.core.sliding_log import SlidingLog
@@ -47,10 +52,28 @@ LOOKS: Final = 100
 STEADY_NS: Final = 2_000
 
 
-def most_counted(period_ns: int) -> int:
-    """How far a fixed window counts: as far as lengthens it by a thousandth at the most. 2 million a second."""
-    # By a quantum, which is a quarter of that (counts.pxd).
-    return (1 << min(40, (period_ns >> 10).bit_length() + 1)) - 1
+MOST_LOGGED: Final = 100
+"""The largest limit of which a moving window remembers each request."""
+PARTS: Final = 100
+"""Into so many the period of a larger one is cut. A permit comes back by such a part late, at the most."""
+
+
+LEAST_DIGITS: Final = 6
+MOST_DIGITS: Final = 12
+
+
+def digits_of(key: str) -> int:
+    """How many digits the limit of a fixed window has: by its key, which the library ends like ``/100/1/minute``."""
+    parts = key.rsplit("/", 3)
+    if len(parts) < 4 or len(parts[1]) <= LEAST_DIGITS or not parts[1].isdecimal():
+        return LEAST_DIGITS
+    return min(len(parts[1]), MOST_DIGITS)
+
+
+def most_counted(digits: int, period_ns: int) -> int:
+    """How far the fixed window of limits of so many digits counts. No further than half a permit a nanosecond."""
+    most: int = 10**digits
+    return (1 << min(most.bit_length(), period_ns.bit_length() - 1)) - 1
 
 
 def most_exact(period_ns: int) -> int:
@@ -68,22 +91,30 @@ class Counting:
     def __init__(self, options: StorageOptions) -> None:
         self.store = options.open_store()
         self._moving_window_keys = options.moving_window_keys
-        self._fixed_windows: dict[float, FixedWindow] = {}
+        self._fixed_windows: dict[tuple[float, int], FixedWindow] = {}
         self._sliding_windows: dict[tuple[float, int], tuple[SlidingWindow, Rate]] = {}
-        self._sliding_logs: dict[tuple[float, int], SlidingLog] = {}
+        self._moving_windows: dict[tuple[float, int], SlidingLog | BucketedWindow] = {}
         self._token_buckets: dict[tuple[float, int], TokenBucket] = {}
-        self._logs_known: set[tuple[float, int]] = set()
+        self._moving_windows_known: set[tuple[float, int]] = set()
         self._names = b""
         self._inode = self._inode_now()
+        try:
+            for limit, expiry in options.moving_windows:
+                self.make_moving_window(limit, expiry)
+        except BaseException as error:
+            self.store.close()
+            if isinstance(error, ValueError):
+                raise ConfigurationError(f"the option moving_windows of a penstock storage: {error}") from None
+            raise
 
     # Fixed window
 
     def incr(self, key: str, expiry: float, amount: float = 1) -> int:
         """Count `amount` for `key`, in a window of `expiry` seconds from its first request. The count."""
         try:
-            window = self._fixed_windows[expiry]
+            window = self._fixed_windows[expiry, digits := digits_of(key)]
         except KeyError:
-            window = self._fixed_window(expiry)
+            window = self._fixed_window(expiry, digits)
         try:
             decision = window.hit(key, _whole(amount))
         except CostExceedsLimit:
@@ -98,7 +129,7 @@ class Counting:
     def get_expiry(self, key: str) -> float:
         """When the window of `key` ends, in seconds since 1970; now if there is none."""
         decision = self._counted(key)
-        return time.time() + (decision.reset_after if decision else 0)
+        return _time_after(decision.reset_after_ns if decision else 0)
 
     def _counted(self, key: str) -> Decision | None:
         for known in (True, False):
@@ -109,10 +140,11 @@ class Counting:
                         return decision
         return None
 
-    def _fixed_window(self, expiry: float) -> FixedWindow:
-        rate = Rate(most_counted(Rate(1, expiry).period_ns), expiry)
-        window = FixedWindow(self.store, f"limits fixed-window {_text(expiry)}", rate, align="first")
-        return self._fixed_windows.setdefault(expiry, window)
+    def _fixed_window(self, expiry: float, digits: int) -> FixedWindow:
+        name = f"limits fixed-window {_text(expiry)}" + (f" {digits}" if digits > LEAST_DIGITS else "")
+        most = most_counted(digits, Rate(1, expiry).period_ns)
+        window = FixedWindow(self.store, name, Rate(most, expiry), align="first")
+        return self._fixed_windows.setdefault((expiry, digits), window)
 
     # Moving window
 
@@ -122,38 +154,49 @@ class Counting:
         if amount > limit:
             return False
         try:
-            log = self._sliding_logs[expiry, limit]
+            window = self._moving_windows[expiry, limit]
         except KeyError:
-            log = self._sliding_log(expiry, limit)
-        return log.allow(key) if amount == 1 else log.hit(key, amount).allowed
+            window = self._moving_window(expiry, limit)
+        return window.allow(key) if amount == 1 else window.hit(key, amount).allowed
 
-    def has_log(self, limit: int, expiry: float) -> bool:
+    def has_moving_window(self, limit: int, expiry: float) -> bool:
         """Whether the memory of a moving window has been taken here."""
-        return (expiry, limit) in self._sliding_logs
+        return (expiry, limit) in self._moving_windows
 
-    def make_log(self, limit: int, expiry: float) -> None:
+    def make_moving_window(self, limit: int, expiry: float) -> None:
         """Take it."""
-        self._sliding_log(expiry, limit)
+        self._moving_window(expiry, limit)
 
     def get_moving_window(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
         """When the oldest entry was taken that counts, in seconds since 1970, and how many count."""
         if limit < 1:
             return time.time(), 0
-        log = self._sliding_logs.get((expiry, limit)) or self._sliding_log(expiry, limit)
-        freed_after, remaining = _next_freed(log, key, limit)
-        return time.time() + (freed_after - expiry if remaining < limit else 0), limit - remaining
+        window = self._moving_windows.get((expiry, limit)) or self._moving_window(expiry, limit)
+        freed_after_ns, remaining = _next_freed(window, key, limit)
+        since_ns = freed_after_ns - Rate(1, expiry).period_ns if remaining < limit else 0
+        return _time_after(since_ns), limit - remaining
 
-    def _sliding_log(self, expiry: float, limit: int) -> SlidingLog:
-        name = f"limits moving-window {_text(expiry)} {limit}"
+    def _moving_window(self, expiry: float, limit: int) -> SlidingLog | BucketedWindow:
+        name, rate, keys = (
+            f"limits moving-window {_text(expiry)} {limit}",
+            Rate(limit, expiry),
+            self._moving_window_keys,
+        )
+        window: SlidingLog | BucketedWindow
         try:
-            log = SlidingLog(self.store, name, Rate(limit, expiry), keys=self._moving_window_keys)
+            if limit <= MOST_LOGGED:
+                window = SlidingLog(self.store, name, rate, keys=keys)
+            else:
+                # Any period lies in one part more.
+                whole = Rate.per_ns(limit, -(-rate.period_ns // PARTS) * (PARTS + 1))
+                window = BucketedWindow(self.store, name, whole, PARTS + 1, keys=keys)
         except SegmentSpaceError as error:
             remedy = (
-                f"the storage's option moving_window_keys is {self._moving_window_keys}; the strategies gcra and "
-                "sliding-window-counter take no more memory for a higher limit"
+                f"the storage's option moving_window_keys is {keys}, moving_windows takes the memory at the start, and "
+                "the strategies gcra and sliding-window-counter take none"
             )
             raise SegmentSpaceError(error.path, error.found, error.expected, f"{error.remedy}; {remedy}") from None
-        return self._sliding_logs.setdefault((expiry, limit), log)
+        return self._moving_windows.setdefault((expiry, limit), window)
 
     # Sliding window counter
 
@@ -258,11 +301,12 @@ class Counting:
         return bucket.allow(key) if amount == 1 else bucket.hit(key, amount).allowed
 
     def get_gcra(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
-        """After how many seconds `key` gets its next permit back, and how many it has."""
+        """When `key` gets its next permit back, in seconds since 1970, and how many it has."""
         if limit < 1:
-            return 0.0, 0
+            return time.time(), 0
         bucket = self._token_buckets.get((expiry, limit)) or self._token_bucket(expiry, limit)
-        return _next_freed(bucket, key, limit)
+        freed_after_ns, remaining = _next_freed(bucket, key, limit)
+        return _time_after(freed_after_ns), remaining
 
     def _token_bucket(self, expiry: float, limit: int) -> TokenBucket:
         return self._token_buckets.setdefault(
@@ -278,10 +322,10 @@ class Counting:
     def clear(self, key: str) -> None:
         """Forget `key`, whatever the strategy."""
         self._learn()
-        for expiry, limit in self._logs_known - self._sliding_logs.keys():
+        for expiry, limit in self._moving_windows_known - self._moving_windows.keys():
             # One that there was no room for has nothing to forget.
             with contextlib.suppress(SegmentSpaceError):
-                self._sliding_log(expiry, limit)
+                self._moving_window(expiry, limit)
         for limiter in self._limiters():
             limiter.reset(key)
 
@@ -294,7 +338,7 @@ class Counting:
     def _limiters(self) -> Iterator[CellLimiter]:
         yield from tuple(self._fixed_windows.values())
         yield from {window for window, _ in tuple(self._sliding_windows.values())}
-        yield from tuple(self._sliding_logs.values())
+        yield from tuple(self._moving_windows.values())
         yield self._token_buckets.get((1, 1)) or self._token_bucket(1, 1)
 
     def _learn(self) -> bool:
@@ -304,13 +348,13 @@ class Counting:
             return False
         for name in self.store._limiter_names().values():
             match name.split(" "):
-                case ["limits", "fixed-window", expiry]:
-                    self._fixed_window(_seconds(expiry))
+                case ["limits", "fixed-window", expiry, *digits]:
+                    self._fixed_window(_seconds(expiry), int(digits[0]) if digits else LEAST_DIGITS)
                 case ["limits", "sliding-window", expiry, *limit]:
                     self._sliding_window(_seconds(expiry), int(limit[0]) if limit else 1)
                 case ["limits", "moving-window", expiry, limit]:
                     # Made when needed only: its memory has to be mapped.
-                    self._logs_known.add((_seconds(expiry), int(limit)))
+                    self._moving_windows_known.add((_seconds(expiry), int(limit)))
         self._names = names
         return True
 
@@ -324,17 +368,22 @@ class Counting:
         return status.st_dev, status.st_ino
 
 
-def _next_freed(limiter: SlidingLog | TokenBucket, key: str, limit: int) -> tuple[float, int]:
-    """After how many seconds more remains of `limit` than now, and how much does; 0 if nothing is taken."""
+def _next_freed(limiter: CellLimiter, key: str, limit: int) -> tuple[int, int]:
+    """After how many ns more remains of `limit` than now, and how much does; 0 if nothing is taken."""
     remaining = limiter.peek(key, 0).remaining
     for _ in range(LOOKS):
         if remaining == limit:
-            return 0.0, limit
+            return 0, limit
         decision = limiter.peek(key, remaining + 1)
         if decision.remaining == remaining:
             break
         remaining = decision.remaining
-    return decision.retry_after, remaining
+    return decision.retry_after_ns, remaining
+
+
+def _time_after(ns: int) -> float:
+    """By the wall clock, in seconds since 1970: in whole ns as long as can be, so that a whole second is one."""
+    return (time.time_ns() + ns) / NS
 
 
 def _whole(amount: Any) -> int:

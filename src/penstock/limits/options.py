@@ -3,7 +3,9 @@
 =====================  =================================================================================================
 ``keys``               how many keys can be live at once, 100,000 by default; 21 bytes each, taken at once
 ``moving_window_keys`` how many of them for each limit of the moving window, 10,000 by default or `keys` if that is
-                       less; each takes 8 bytes for every permit of the limit, taken when the limit is first met
+                       less; each takes 8 bytes for every permit of the limit, 808 at the most
+``moving_windows``     of these limits the memory is taken at once, as ``"100/minute; 10000/day"``; that of others when
+                       one is first met
 ``on_full``            ``"evict"``, ``"deny"`` or ``"allow"``, see ``Store``
 ``mode``, ``group``    who may share the store, see ``Store``; a mode in a URI is octal: ``mode=660&group=www-data``
 ``path``               the segment's file, instead of a name
@@ -14,9 +16,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
+from limits import parse_many
 from limits.errors import ConfigurationError
 
 from penstock.errors import shown
@@ -24,7 +27,7 @@ from penstock.store import Store
 
 __all__ = ["StorageOptions"]
 
-NAMES: Final = ("keys", "moving_window_keys", "on_full", "mode", "group", "path", "clock")
+NAMES: Final = ("keys", "moving_window_keys", "moving_windows", "on_full", "mode", "group", "path", "clock")
 KEYS: Final = 100_000
 MOVING_WINDOW_KEYS: Final = 10_000
 
@@ -36,6 +39,8 @@ class StorageOptions:
     uri: str | None
     name: str
     moving_window_keys: int
+    moving_windows: list[tuple[int, int]]
+    """Limits, and their periods in seconds."""
     store: dict[str, Any]
     """For ``Store``."""
 
@@ -64,7 +69,8 @@ class StorageOptions:
             options["group"] = int(options["group"])
         options.setdefault("keys", KEYS)
         moving_window_keys = options.pop("moving_window_keys", min(options["keys"], MOVING_WINDOW_KEYS))
-        return cls(uri, _name(uri, parts.netloc, parts.path, options), moving_window_keys, options)
+        moving_windows = _limits(options.pop("moving_windows", None))
+        return cls(uri, _name(uri, parts.netloc, parts.path, options), moving_window_keys, moving_windows, options)
 
     def open_store(self) -> Store:
         """Raises ``ConfigurationError`` for what can't name or make a store, else what ``Store`` raises."""
@@ -88,6 +94,18 @@ def _name(uri: str | None, netloc: str, path: str, options: dict[str, Any]) -> s
             f"{shown(uri)} names no store: the URI of a penstock storage is like penstock:///shop?keys=100000"
         )
     return name
+
+
+def _limits(text: object) -> list[tuple[int, int]]:
+    if text is None:
+        return []
+    try:
+        return [(item.amount, item.get_expiry()) for item in parse_many(cast(str, text))]
+    except (ValueError, TypeError):
+        raise ConfigurationError(
+            "the option moving_windows of a penstock storage is text with limits, such as "
+            f'"100/minute; 10000/day", not {shown(text)}'
+        ) from None
 
 
 def _number(option: str, text: str, base: int) -> int:

@@ -121,17 +121,17 @@ class AsyncPenstockStorage(
         self._counting.clear(key)
 
     async def acquire_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
-        await self._make_log(limit, expiry)
+        await self._make_moving_window(limit, expiry)
         return self._counting.acquire_entry(key, limit, expiry, amount)
 
     async def get_moving_window(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
-        await self._make_log(limit, expiry)
+        await self._make_moving_window(limit, expiry)
         return self._counting.get_moving_window(key, limit, expiry)
 
-    async def _make_log(self, limit: int, expiry: float) -> None:
+    async def _make_moving_window(self, limit: int, expiry: float) -> None:
         """In a thread: a lock may have to be waited for, and its memory to be written."""
-        if limit >= 1 and not self._counting.has_log(limit, expiry):
-            await asyncio.to_thread(self._counting.make_log, limit, expiry)
+        if limit >= 1 and not self._counting.has_moving_window(limit, expiry):
+            await asyncio.to_thread(self._counting.make_moving_window, limit, expiry)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         return self._counting.acquire_sliding_window_entry(key, limit, expiry, amount)

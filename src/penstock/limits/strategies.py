@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import limits.aio.strategies
 import limits.storage
 import limits.strategies
@@ -35,8 +33,8 @@ class GCRARateLimiter(limits.strategies.RateLimiter):
         return cost <= remaining
 
     def get_window_stats(self, item: RateLimitItem, *identifiers: str) -> WindowStats:
-        freed_after, remaining = self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
-        return WindowStats(time.time() + freed_after, remaining)
+        reset_time, remaining = self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
+        return WindowStats(reset_time, remaining)
 
 
 class AsyncGCRARateLimiter(limits.aio.strategies.RateLimiter):
@@ -56,8 +54,8 @@ class AsyncGCRARateLimiter(limits.aio.strategies.RateLimiter):
         return cost <= remaining
 
     async def get_window_stats(self, item: RateLimitItem, *identifiers: str) -> WindowStats:
-        freed_after, remaining = await self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
-        return WindowStats(time.time() + freed_after, remaining)
+        reset_time, remaining = await self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
+        return WindowStats(reset_time, remaining)
 
 
 def _check(storage: object, kind: type) -> None:
