@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 if TYPE_CHECKING:
     from penstock.core.concurrency import Concurrency, Lease
     from penstock.core.keys import Key
+    from penstock.rate import Duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,7 +21,7 @@ class Hold:
 
     __slots__ = ("_arguments", "_leases", "_limiter")
 
-    def __init__(self, limiter: Concurrency, key: Key, cost: int, timeout: float | None) -> None:
+    def __init__(self, limiter: Concurrency, key: Key, cost: int, timeout: Duration | None) -> None:
         self._limiter = limiter
         self._arguments = key, cost, timeout
         # One for each time that it is entered, by threads or one within the other: any of them is as good.
@@ -55,7 +56,9 @@ class Hold:
         return lease
 
 
-def limited(limiter: Concurrency, key: Key | Callable[..., Key], cost: int, timeout: float | None) -> Callable[[F], F]:
+def limited(
+    limiter: Concurrency, key: Key | Callable[..., Key], cost: int, timeout: Duration | None
+) -> Callable[[F], F]:
     """The decorator that ``Concurrency.limited`` returns."""
 
     def hold(*args: object, **kwargs: object) -> Hold:

@@ -7,11 +7,14 @@ import re
 from datetime import timedelta
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.errors import InvalidRate, shown
 
-__all__ = ["Rate", "as_period_ns", "as_rate"]
+__all__ = ["Duration", "Rate", "as_delay_ns", "as_period_ns", "as_rate"]
+
+# How every length of time is given: text like "2s" or "500 ms", a number of seconds, a timedelta.
+Duration: TypeAlias = str | float | timedelta
 
 NS: Final = 1_000_000_000
 MAX_LIMIT: Final = 2**40
@@ -57,9 +60,9 @@ _FORMS: Final = (
 class Rate:
     """``limit`` permits per period.
 
-    ``Rate(5, 10)`` is five per ten seconds. The period is a number of seconds or a ``timedelta``. ``limit`` is a
-    whole number of at least 1. The fastest rate is one permit per nanosecond, the clock's resolution; the longest
-    period is ten years. Anything else raises ``InvalidRate``. Immutable and hashable.
+    ``Rate(5, 10)`` is five per ten seconds. The period is a number of seconds, a ``timedelta`` or text like
+    ``"10 minutes"``. ``limit`` is a whole number of at least 1. The fastest rate is one permit per nanosecond, the
+    clock's resolution; the longest period is ten years. Anything else raises ``InvalidRate``. Immutable and hashable.
     """
 
     __slots__ = ("limit", "period_ns")
@@ -67,7 +70,7 @@ class Rate:
     limit: int
     period_ns: int
 
-    def __init__(self, limit: int, period: float | timedelta) -> None:
+    def __init__(self, limit: int, period: Duration) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int):
             raise InvalidRate(f"the limit of a rate is a whole number, not {shown(limit)}; {_FORMS}")
         period_ns = _period_ns(period)
@@ -138,33 +141,38 @@ def as_rate(rate: str | Rate) -> Rate:
 _parse = lru_cache(maxsize=1024)(Rate.parse)
 
 
-def as_period_ns(period: str | float | timedelta) -> int:
+def as_period_ns(period: Duration) -> int:
     """A length of time in ns: text like ``"2s"``, a number of seconds or a ``timedelta``; from 1 ns to 10 years."""
-    if isinstance(period, str):
-        return _parse_period_ns(period)
     try:
         period_ns = _period_ns(period)
     except InvalidRate:
         raise InvalidRate(f"{shown(period)} is not a length of time; {_PERIOD_FORMS}") from None
-    return _checked_period_ns(period_ns)
+    if not 1 <= period_ns <= MAX_PERIOD_NS:
+        raise InvalidRate(f"a length of time is from 1 ns to 10 years, not {shown(period)}; {_PERIOD_FORMS}")
+    return period_ns
+
+
+def as_delay_ns(delay: Duration, what: str) -> int:
+    """As ``as_period_ns``, of something that may take no time at all, or longer than 10 years.
+
+    `what` begins the message, as in "timeout is None or".
+    """
+    try:
+        delay_ns = _period_ns(delay)
+    except InvalidRate:
+        delay_ns = -1
+    if delay_ns < 0:
+        raise InvalidRate(f"{what} a length of time of at least 0, not {shown(delay)}; {_PERIOD_FORMS}")
+    return delay_ns
 
 
 @lru_cache(maxsize=1024)
-def _parse_period_ns(text: str) -> int:
+def _text_ns(text: str) -> int:
     match = _PERIOD.fullmatch(text)
     period = _matched_period(match) if match else None
     if period is None:
         raise InvalidRate(f"{shown(text)} is not a length of time; {_PERIOD_FORMS}")
-    try:
-        return _checked_period_ns(round(period * NS))
-    except InvalidRate as error:
-        raise InvalidRate(f"{shown(text)}: {error}") from None
-
-
-def _checked_period_ns(period_ns: int) -> int:
-    if not 1 <= period_ns <= MAX_PERIOD_NS:
-        raise InvalidRate(f"a length of time is from 1 ns to 10 years, not {shown(period_ns)} ns; {_PERIOD_FORMS}")
-    return period_ns
+    return round(period * NS)
 
 
 def _matched_period(match: re.Match[str]) -> Fraction | None:
@@ -176,14 +184,21 @@ def _matched_period(match: re.Match[str]) -> Fraction | None:
     return Fraction((match["count"] or "1").replace("_", "")) * _UNITS_NS[unit] / NS
 
 
-def _period_ns(period: float | timedelta | Fraction) -> int:
+def _period_ns(period: Duration | Fraction) -> int:
+    if isinstance(period, str):
+        return _text_ns(period)
     if isinstance(period, timedelta):
         return period // timedelta(microseconds=1) * 1000
     if isinstance(period, bool) or not isinstance(period, (int, float, Fraction)):
-        raise InvalidRate(f"the period of a rate is a number of seconds or a timedelta, not {shown(period)}; {_FORMS}")
+        raise InvalidRate(
+            f"the period of a rate is a number of seconds, a timedelta or text, not {shown(period)}; {_FORMS}"
+        )
     if isinstance(period, float) and not math.isfinite(period):
         raise InvalidRate(f"the period of a rate is finite, not {period}")
-    return round(Fraction(period) * NS)
+    # What `round(Fraction(period) * NS)` is, in a fifth of the time.
+    numerator, denominator = period.as_integer_ratio()
+    period_ns, rest = divmod(numerator * NS, denominator)
+    return period_ns + (2 * rest > denominator or (2 * rest == denominator and period_ns % 2))
 
 
 def _period_text(period_ns: int) -> str:

@@ -18,13 +18,13 @@ all.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock import layout
+from penstock.errors import InvalidRate, shown
+from penstock.rate import Duration, as_delay_ns
 
 if TYPE_CHECKING:
     from penstock.core.segment import Segment
@@ -42,34 +42,35 @@ class ManualClock:
     """A clock that stands still until it is told to move.
 
     Give it to a store as ``clock=``. The time is kept in the segment, so every process that has the segment attached
-    sees it; one clock can be given to several stores and moves them together. It starts at `start` seconds, or, with a
+    sees it; one clock can be given to several stores and moves them together. It starts at `start`, or, with a
     segment whose time has moved already, where that one is. Move it in one thread at a time.
+
+    Every time is text like ``"1 minute"``, a number of seconds or a ``timedelta``; ``InvalidRate``, a ``ValueError``,
+    for what is none, is below 0 or beyond the 73 years that a clock can tell.
 
     A ``SlidingLog`` whose permits are given back (``refund``, ``reset``) and taken again while the clock stands still
     counts them some nanoseconds ahead of it: behind those that they take the place of.
     """
 
-    def __init__(self, start: float = 0.0) -> None:
+    def __init__(self, start: Duration = 0) -> None:
         self._segments: list[Segment] = []
-        self._set_ns(_to_ns(start))
+        self._set_ns(as_delay_ns(start, "a clock starts after"))
 
     def now(self) -> float:
         """The time in seconds."""
         return self._read_ns() / NS
 
-    def set(self, seconds: float) -> None:
-        """Move to `seconds`. Earlier than now is allowed: limiters must bear a clock that goes back."""
-        self._set_ns(_to_ns(seconds))
+    def set(self, time: Duration) -> None:
+        """Move to `time` since 0. Earlier than now is allowed: limiters must bear a clock that goes back."""
+        self._set_ns(as_delay_ns(time, "a clock's time is"))
 
-    def advance(self, seconds: float) -> None:
-        """Move on by `seconds`, to the nearest nanosecond."""
-        if not seconds >= 0:
-            raise ValueError(f"advance goes forwards, not by {seconds!r}: use set to go back")
-        self._set_ns(self._read_ns() + _to_ns(seconds))
+    def advance(self, duration: Duration) -> None:
+        """Move on by `duration`, to the nearest nanosecond; only forwards: `set` goes back."""
+        self._set_ns(self._read_ns() + as_delay_ns(duration, "a clock goes back by set, and advances by"))
 
     def _set_ns(self, now_ns: int) -> None:
         if now_ns > MAX_NS:
-            raise ValueError(_refusal(now_ns / NS))
+            raise InvalidRate(f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {shown(now_ns // NS)}")
         self._now_ns = now_ns
         for segment in self._segments:
             segment.set_manual_ns(now_ns)
@@ -88,16 +89,6 @@ class ManualClock:
     def _unbind(self, segment: Segment) -> None:
         self._now_ns = self._read_ns()
         self._segments = [bound for bound in self._segments if bound is not segment]
-
-
-def _to_ns(seconds: float) -> int:
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(_refusal(seconds))
-    return round(Fraction(seconds) * NS)
-
-
-def _refusal(seconds: float) -> str:
-    return f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {seconds!r}"
 
 
 @contextlib.contextmanager
@@ -163,7 +154,7 @@ def reset_store(store: Store) -> None:
     reset: ``TypeError``.
     """
     from penstock.core.segment import forks
-    from penstock.errors import StoreClosed, shown
+    from penstock.errors import StoreClosed
     from penstock.extents import ExtentShape
     from penstock.store import Store
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import random
 import threading
@@ -22,11 +21,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.errors import PenstockError, StoreClosed, shown
+from penstock.rate import Duration, as_delay_ns
 
 if TYPE_CHECKING:
     from penstock.testing import ManualClock
 
-__all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "released", "wait", "wait_async"]
+__all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "jittered", "released", "wait", "wait_async"]
 
 NS: Final = 1_000_000_000
 NEVER_NS: Final = 2**63
@@ -69,7 +69,7 @@ class WaitedFor(Protocol):
     def reserve(self, key: Any, cost: Any, max_delay: float | None, /) -> Booking: ...
 
 
-def wait(limiter: WaitedFor, key: object, cost: object, timeout: float | None, jitter: float) -> bool:
+def wait(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
     """Sleep until `cost` permits of `key` are charged and due: True. False if that would take more than `timeout`."""
     event = threading.Event()
     turn = _Turn(limiter, key, cost, timeout, jitter, event, None)
@@ -88,7 +88,7 @@ def wait(limiter: WaitedFor, key: object, cost: object, timeout: float | None, j
         raise
 
 
-async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: float | None, jitter: float) -> bool:
+async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
     """As `wait`, in a task."""
     event = asyncio.Event()
     turn = _Turn(limiter, key, cost, timeout, jitter, event, asyncio.get_running_loop())
@@ -110,11 +110,16 @@ async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: flo
         raise
 
 
-def check_pauses(timeout: float | None, jitter: float) -> None:
+def check_pauses(timeout: Duration | None, jitter: float) -> int | None:
+    """The timeout in ns."""
     if not isinstance(jitter, (int, float)) or not 0 <= jitter < 1:
         raise ValueError(f"jitter is a number from 0 to below 1, not {shown(jitter)}")
-    if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
-        raise ValueError(f"timeout is None or a number of seconds of at least 0, not {shown(timeout)}")
+    return None if timeout is None else as_delay_ns(timeout, "timeout is None or")
+
+
+def jittered(duration_ns: int, jitter: float) -> int:
+    """Longer by a random share of up to `jitter`, and never shorter: that would be to ask in vain."""
+    return duration_ns + round(duration_ns * random.uniform(0, jitter)) if jitter else duration_ns
 
 
 def _host_ns() -> int:
@@ -140,12 +145,12 @@ class _Turn:
         limiter: WaitedFor,
         key: object,
         cost: object,
-        timeout: float | None,
+        timeout: Duration | None,
         jitter: float,
         event: threading.Event | asyncio.Event,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        check_pauses(timeout, jitter)
+        timeout_ns = check_pauses(timeout, jitter)
         self.limiter, self.key, self.cost, self.jitter = limiter, key, cost, jitter
         self.event, self.loop = event, loop
         self.store = limiter.store
@@ -153,8 +158,8 @@ class _Turn:
         # Sleep follows the host's clock, whichever one decisions follow.
         self.now_ns = self.segment_ns if self.clock else _host_ns
         self.deadline_ns = NEVER_NS
-        if timeout is not None:
-            self.deadline_ns = min(self.now_ns() + round(min(timeout, NEVER_NS / NS) * NS), NEVER_NS)
+        if timeout_ns is not None:
+            self.deadline_ns = min(self.now_ns() + timeout_ns, NEVER_NS)
         self.line: deque[_Turn] | None = None
         self.booked: list[Booking] = []
         self.backoff_ns = FIRST_BACKOFF_NS
@@ -194,19 +199,19 @@ class _Turn:
         if may_free_early:
             # Nothing wakes this process when another one gives a permit back.
             self.wakeable = True
-            backoff_ns = round(self.backoff_ns * self.jitter_factor())
+            backoff_ns = jittered(self.backoff_ns, self.jitter)
             self.until_ns = min(self.until_ns, self.now_ns() + backoff_ns, self.deadline_ns)
             self.backoff_ns = min(2 * self.backoff_ns, LAST_BACKOFF_NS)
         return None
 
     def pause_until_due(self, reservation: Booking) -> None:
-        """Jitter makes it later, as far as the deadline allows, but never earlier: that would be to ask in vain."""
+        """Jitter makes it later, as far as the deadline allows."""
         # A denial that names no time must not become a loop without sleep.
         delay_ns = reservation.delay_ns or FIRST_BACKOFF_NS
         # The segment's time is read first, so what passes between the readings makes it later.
         asked_ns = reservation.due_ns - reservation.delay_ns - self.segment_ns() + self.now_ns()
-        jittered_ns = asked_ns + round(delay_ns * self.jitter_factor())
-        self.until_ns = max(asked_ns + delay_ns, min(jittered_ns, self.deadline_ns))
+        until_ns = asked_ns + jittered(delay_ns, self.jitter)
+        self.until_ns = max(asked_ns + delay_ns, min(until_ns, self.deadline_ns))
         self.wakeable = False
 
     def stand_in_line(self) -> bool | None:
@@ -217,9 +222,6 @@ class _Turn:
         self.until_ns = self.deadline_ns
         self.wakeable = True
         return None
-
-    def jitter_factor(self) -> float:
-        return random.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else 1.0
 
     def segment_ns(self) -> int:
         if self.store.closed:

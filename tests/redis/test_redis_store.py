@@ -12,6 +12,7 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -660,9 +661,13 @@ def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
         AsyncRedisStore(redis.Redis(port=server.port, socket_timeout=1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"'redis\.asyncio.*an AsyncRedisStore those of redis\.asyncio"):
         make(redis.asyncio.Redis(port=server.port, socket_timeout=1))
-    for timeout in (0, -1, float("inf"), True, "1"):
-        with pytest.raises(ValueError, match="timeout"):
+    for timeout in (0, -1, float("inf"), True, "1", "soon"):
+        with pytest.raises(InvalidRate, match=r"timeout: .*500 ms"):
             make(server.url, timeout=timeout)
+    for timeout in ("2s", "2000 ms", 2, timedelta(seconds=2)):
+        with RedisStore(server.url, timeout=timeout) as store:
+            options = store._client.connection_pool.connection_kwargs
+            assert options["socket_timeout"] == options["socket_connect_timeout"] == 2.0
     with pytest.raises(ValueError, match="socket_timeout is a number"):
         make(redis.Redis(port=server.port, socket_timeout="1"))  # type: ignore[arg-type]
     for kind in (make, AsyncRedisStore):

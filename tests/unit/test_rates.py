@@ -187,7 +187,7 @@ def test_an_endless_text_is_refused_in_a_short_message(text: str) -> None:
 def test_a_refusal_shows_the_text(text: str) -> None:
     with pytest.raises(InvalidRate, match=f"^'{text}' is not a rate"):
         Rate.parse(text)
-    with pytest.raises(InvalidRate, match=r"^'0s': a length of time is from 1 ns to 10 years, not 0 ns"):
+    with pytest.raises(InvalidRate, match=r"^a length of time is from 1 ns to 10 years, not '0s'"):
         as_period_ns("0s")
 
 

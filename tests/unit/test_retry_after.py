@@ -247,7 +247,7 @@ def test_a_request_is_not_sent_again_after_its_timeout(bucket: TokenBucket, cloc
 
 
 def test_a_timeout_says_what_was_waited_for(bucket: TokenBucket) -> None:
-    way = way_out(bucket, timeout=1.5)
+    way = way_out(bucket, timeout="1500 ms")
     told(way.sending("a"), "2", again=False)
     with pytest.raises(WaitTimeout) as caught:
         way.sending("a").admit()
@@ -294,7 +294,7 @@ def test_pauses_can_be_kept_elsewhere(bucket: TokenBucket, clock: ManualClock) -
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"timeout": -1}, ValueError, "timeout is None or a number of seconds of at least 0, not -1"),
+        ({"timeout": -1}, ValueError, "timeout is None or a length of time of at least 0, not -1"),
         ({"timeout": float("inf")}, ValueError, "not inf"),
         ({"retries": 1.5}, ValueError, "retries is a whole number of at least 0, not 1.5"),
         ({"retries": True}, ValueError, "not True"),

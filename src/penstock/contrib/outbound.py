@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
@@ -21,7 +21,7 @@ from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency, Lease
 from penstock.core.token_bucket import TokenBucket
 from penstock.errors import InvalidLimiter, PenstockError, shown
-from penstock.rate import as_period_ns
+from penstock.rate import Duration, as_delay_ns, as_period_ns
 
 if TYPE_CHECKING:
     from penstock.core.keys import Key
@@ -123,11 +123,12 @@ class Options(TypedDict, Generic[Request], total=False):
     """What is limited: a key for all requests, or a function of the request. Default: scheme, host and port."""
     cost: int | Callable[[Request], int]
     """Permits for each sending; 1 by default."""
-    timeout: float | None
-    """A request is sent within so many seconds, or ``WaitTimeout`` is raised. Default: as long as it takes."""
+    timeout: Duration | None
+    """A request is sent within so long, or ``WaitTimeout`` is raised: text like ``"500 ms"``, seconds, a ``timedelta``.
+    Default: as long as it takes."""
     retries: int
     """How often a request is sent again after a pause that the server asked for; 2 by default."""
-    max_pause: str | float | timedelta
+    max_pause: Duration
     """No pause is longer; five minutes by default. A request that was told to wait for longer isn't sent again."""
     store: Store | None
     """Where pauses are kept; the limiter's by default."""
@@ -151,12 +152,11 @@ class WayOut(Generic[Request]):
                 f"a client waits for a limiter, like TokenBucket(store, 'api', '10/second'), not for {shown(limiter)}"
             )
         timeout, retries = options.get("timeout"), options.get("retries", 2)
-        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
-            raise ValueError(f"timeout is None or a number of seconds of at least 0, not {shown(timeout)}")
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries is a whole number of at least 0, not {shown(retries)}")
         key, cost, store = options.get("key"), options.get("cost", 1), options.get("store")
-        self.limiter, self.timeout, self.retries, self.error = limiter, timeout, retries, error
+        self.timeout_ns = None if timeout is None else as_delay_ns(timeout, "timeout is None or")
+        self.limiter, self.retries, self.error = limiter, retries, error
         self.key_of = key if callable(key) else find_origin if key is None else lambda _: key
         self.cost_of = cost if callable(cost) else lambda _: cost
         self.max_pause_ns = as_period_ns(options.get("max_pause", "5 minutes"))
@@ -195,7 +195,7 @@ class Sending:
         # Limiters of one store may have equal keys. A list's text is as good as its parts.
         self.pause_key = (way_out.limiter.name, repr(key))
         self.store = way_out.pauses.store
-        self.deadline_ns = None if way_out.timeout is None else self.store._now_ns() + round(way_out.timeout * NS)
+        self.deadline_ns = None if way_out.timeout_ns is None else self.store._now_ns() + way_out.timeout_ns
         self.sent = 0
 
     def admit(self) -> list[Lease]:
@@ -241,8 +241,8 @@ class Sending:
         return None if self.deadline_ns is None else max(self.deadline_ns - self.store._now_ns(), 0) / NS
 
     def timed_out(self, *, paused: bool) -> WaitTimeout:
-        assert self.way_out.timeout is not None
-        return self.way_out.error(self.way_out.limiter.name, self.key, self.way_out.timeout, paused)
+        assert self.way_out.timeout_ns is not None
+        return self.way_out.error(self.way_out.limiter.name, self.key, self.way_out.timeout_ns / NS, paused)
 
     def leases(self) -> list[Lease]:
         """The permits just taken that are to be held while the request is under way; others are spent."""

@@ -1,5 +1,4 @@
 from collections.abc import Iterable
-from datetime import timedelta
 
 from typing_extensions import disjoint_base
 
@@ -7,7 +6,7 @@ from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.limiter import Limiter
 from penstock.core.reservation import Reservation
-from penstock.rate import Rate
+from penstock.rate import Duration, Rate
 
 @disjoint_base
 class CellLimiter(Limiter):
@@ -19,12 +18,12 @@ class CellLimiter(Limiter):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: str | float | timedelta = "5 minutes",
+        request_ttl: Duration = "5 minutes",
     ) -> Decision: ...
     def peek(
         self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
     ) -> Decision: ...
-    def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> Reservation: ...
+    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Reservation: ...
     def refund(
         self,
         key: Key,

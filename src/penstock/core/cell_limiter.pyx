@@ -267,9 +267,9 @@ cdef class CellLimiter(Limiter):
     def reserve(self, key, cost=1, max_delay=None):
         """Book `cost` permits of `key` and say after how many seconds they may be used: a ``Reservation``.
 
-        A token bucket, a leaky bucket and a minimum interval book ahead, by at most `max_delay` seconds. Every other
-        limiter can only charge what is allowed now, with a delay of 0; otherwise nothing is booked and ``delay`` says
-        after how long asking again may succeed.
+        A token bucket, a leaky bucket and a minimum interval book ahead, by at most `max_delay`: text like
+        ``"500 ms"``, seconds or a ``timedelta``. Every other limiter can only charge what is allowed now, with a delay
+        of 0; otherwise nothing is booked and ``delay`` says after how long asking again may succeed.
 
         Raises what ``hit`` raises, and ``ValueError`` for a `max_delay` that is none.
         """

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, final, overload
 
@@ -9,6 +8,7 @@ from penstock.core.limiter import Limiter
 from penstock.core.reservation import Reservation
 from penstock.errors import LimitExceeded
 from penstock.holding import Hold
+from penstock.rate import Duration
 from penstock.redis.aio import AsyncRedisStore
 from penstock.redis.aio_held import AsyncRedisConcurrency
 from penstock.redis.store import RedisConcurrency, RedisStore
@@ -40,7 +40,7 @@ def default_keys(limit: int) -> int: ...
 class Concurrency(Limiter):
     @overload
     def __new__(
-        cls, store: Store, name: str, limit: int, lease: str | float | timedelta = "30s", *, keys: int | None = None
+        cls, store: Store, name: str, limit: int, lease: Duration = "30s", *, keys: int | None = None
     ) -> Self: ...
     @overload
     def __new__(  # type: ignore[misc]
@@ -48,7 +48,7 @@ class Concurrency(Limiter):
         store: RedisStore,
         name: str,
         limit: int,
-        lease: str | float | timedelta = "30s",
+        lease: Duration = "30s",
         *,
         keys: int | None = None,
     ) -> RedisConcurrency: ...
@@ -58,7 +58,7 @@ class Concurrency(Limiter):
         store: AsyncRedisStore,
         name: str,
         limit: int,
-        lease: str | float | timedelta = "30s",
+        lease: Duration = "30s",
         *,
         keys: int | None = None,
     ) -> AsyncRedisConcurrency: ...
@@ -71,9 +71,9 @@ class Concurrency(Limiter):
     @staticmethod
     def bytes_needed(limit: int, *, keys: int | None = None) -> int: ...
     def acquire(self, key: Key, cost: int = 1) -> Lease: ...
-    def hold(self, key: Key, cost: int = 1, timeout: float | None = None) -> Hold: ...
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> Hold: ...
     def limited(
-        self, key: Key | Callable[..., Key], cost: int = 1, timeout: float | None = None
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
     ) -> Callable[[_F], _F]: ...
     def _take_loose(self, key: Key, cost: int) -> Lease: ...
     def exceeded(self, key: Key) -> LimitExceeded: ...
@@ -81,6 +81,6 @@ class Concurrency(Limiter):
     def hit(self, key: Key, cost: int = 1) -> Decision: ...
     def peek(self, key: Key, cost: int = 1) -> Decision: ...
     def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]: ...
-    def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> Reservation: ...
+    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Reservation: ...
     def refund(self, key: Key, cost: int = 1) -> None: ...
     def reset(self, key: Key) -> None: ...

@@ -416,7 +416,8 @@ cdef class Concurrency(Limiter):
     def hold(self, key, cost=1, timeout=None):
         """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
 
-        Entering raises ``LimitExceeded`` if they don't come free within `timeout` seconds.
+        Entering raises ``LimitExceeded`` if they don't come free within `timeout`: text like ``"500 ms"``, seconds or
+        a ``timedelta``; None is for as long as it takes.
         """
         return holding.Hold(self, key, cost, timeout)
 

@@ -163,11 +163,12 @@ cdef class Limiter:
         return None
 
     def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
-        """Wait until the request is allowed, and charge it. False if that would take longer than `timeout` seconds.
+        """Wait until the request is allowed, and charge it. False if that would take longer than `timeout`: text
+        like ``"500 ms"``, seconds or a ``timedelta``.
 
         Sleeps, and never polls another process. Waiters of one process get their permits in the order in which they
         came. A wait that is given up (``KeyboardInterrupt``, any exception) or would take too long charges nothing.
-        With `jitter` 0.1 each sleep is multiplied by a random factor from 0.9 to 1.1, but is never too short.
+        With `jitter` 0.1 each sleep is longer by a random share of up to a tenth, as far as the timeout allows.
         With a ``ManualClock`` nobody sleeps: the wait moves the clock.
 
         Raises what ``hit`` raises, and ``ValueError`` for a timeout or a jitter that is none.

@@ -20,5 +20,5 @@ cdef Reservation new_reservation(
     object limiter, Segment segment, object key, object cost, bint allowed, bint booked, uint64_t now_ns,
     uint64_t delay_ns, uint64_t charged_state)
 
-# A longest delay in seconds; None is none.
+# A longest delay in ns; None is none.
 cdef uint64_t delay_ns_of(object max_delay) except? 0

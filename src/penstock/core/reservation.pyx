@@ -10,15 +10,13 @@ from libc.stdint cimport uint64_t
 from penstock.core.decision cimport seconds_up
 from penstock.core.segment cimport Segment
 
-from penstock.errors import shown
+from penstock.rate import as_delay_ns
 
 
 cdef uint64_t delay_ns_of(object max_delay) except? 0:
     if max_delay is None:
         return ~<uint64_t>0
-    if isinstance(max_delay, bool) or not isinstance(max_delay, (int, float)) or not max_delay >= 0:
-        raise ValueError(f"max_delay is a number of seconds of at least 0, or None, not {shown(max_delay)}")
-    return ~<uint64_t>0 if max_delay > 1e10 else round(max_delay * 1e9)
+    return min(as_delay_ns(max_delay, "max_delay is None or"), ~<uint64_t>0)
 
 
 cdef Reservation new_reservation(

@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError
 
 from penstock.errors import PenstockError, StoreClosed, StoreUnavailable
+from penstock.rate import Duration
 from penstock.redis.aio_held import AsyncRedisConcurrency
 from penstock.redis.aio_limiters import AsyncRedisLimiter, AsyncRedisStaggeredWindow
 from penstock.redis.aio_waiting import Lines
@@ -73,7 +74,7 @@ class AsyncRedisStore(RedisStoreBase):
         *,
         namespace: str = "penstock",
         plain_keys: bool = False,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         when_unavailable: Literal["deny", "allow", "local"] = "deny",
         host: Store | None = None,
         hosts: int | None = None,

@@ -11,7 +11,7 @@ from typing import NoReturn, ParamSpec, Self, TypeVar
 
 from penstock.core.keys import Key
 from penstock.errors import LimitExceeded, NotAwaited
-from penstock.rate import Rate
+from penstock.rate import Duration, Rate
 from penstock.redis.aio_limiters import AsyncRedisLimiter
 from penstock.redis.awaiting import awaited
 from penstock.redis.base import none_held
@@ -93,7 +93,7 @@ class AsyncRedisHold:
 
     __slots__ = ("_arguments", "_leases", "_limiter")
 
-    def __init__(self, limiter: AsyncRedisConcurrency, key: Key, cost: int, timeout: float | None) -> None:
+    def __init__(self, limiter: AsyncRedisConcurrency, key: Key, cost: int, timeout: Duration | None) -> None:
         self._limiter, self._arguments = limiter, (key, cost, timeout)
         # One for each time that it is entered: any of them is as good.
         self._leases: list[AsyncRedisLease] = []
@@ -139,11 +139,11 @@ class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
         cancelled meanwhile."""
         await self._store._run_to_its_end(self._refund(key, cost, rate, burst, request_id))
 
-    def hold(self, key: Key, cost: int = 1, timeout: float | None = None) -> AsyncRedisHold:
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> AsyncRedisHold:
         return AsyncRedisHold(self, key, cost, timeout)
 
     def limited(
-        self, key: Key | Callable[..., Key], cost: int = 1, timeout: float | None = None
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """A decorator: each run of the coroutine holds `cost` permits."""
 

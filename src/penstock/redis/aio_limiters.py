@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.errors import PenstockError, StoreUnavailable
-from penstock.rate import Rate
+from penstock.rate import Duration, Rate
 from penstock.redis.aio_waiting import wait
 from penstock.redis.all_of import AskingAll, Costs, Keys
 from penstock.redis.asking import ONE, Asking, AskingStaggered, BookingView, costs_of, keys_of
@@ -84,7 +83,7 @@ class AsyncRedisLimiter(Asking):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: str | float | timedelta = "5 minutes",
+        request_ttl: Duration = "5 minutes",
     ) -> Decision:
         if self._usual and cost is ONE and rate is None and burst is None and request_id is None:
             try:
@@ -105,12 +104,12 @@ class AsyncRedisLimiter(Asking):
         return await self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
 
     @awaited
-    async def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> AsyncRedisReservation:
+    async def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> AsyncRedisReservation:
         asked = self._ask_reserve(key, cost, max_delay)
         booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return AsyncRedisReservation(self._store, booked)
 
-    async def _reserve_for_now(self, key: Key, cost: int, max_delay: float | None) -> AsyncRedisReservation:
+    async def _reserve_for_now(self, key: Key, cost: int, max_delay: Duration | None) -> AsyncRedisReservation:
         """For the web: nothing stays booked if the task is cancelled meanwhile."""
         return await self._store._to_its_end(self.reserve(key, cost, max_delay), _cancelled)
 
@@ -141,7 +140,7 @@ class AsyncRedisLimiter(Asking):
         )
 
     @awaited
-    async def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+    async def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
         line = self._store._lines[self._line_of(key)]
         return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
 
@@ -187,7 +186,7 @@ class AsyncRedisAllOf(AskingAll):
         return await self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
 
     @awaited
-    async def reserve(self, key: Keys, cost: Costs = 1, max_delay: float | None = None) -> AsyncRedisReservation:
+    async def reserve(self, key: Keys, cost: Costs = 1, max_delay: Duration | None = None) -> AsyncRedisReservation:
         talk = self._reserve(key, cost, max_delay)
         booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return AsyncRedisReservation(self._store, booked)
@@ -223,7 +222,7 @@ class AsyncRedisAllOf(AskingAll):
         return await self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
 
     @awaited
-    async def wait(self, key: Keys, cost: Costs = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+    async def wait(self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
         line = self._store._lines[self._line_of(key)]
         return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from penstock.errors import PenstockError
-from penstock.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses
+from penstock.rate import Duration
+from penstock.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses, jittered
 
 if TYPE_CHECKING:
     from penstock.redis.aio_limiters import AsyncRedisReservation
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Lines", "wait"]
 
 # Some hundred years. What is longer may be too large for the arithmetic of floats.
-LONGEST_TIMEOUT_S: Final = 1e10
+LONGEST_TIMEOUT_NS: Final = 10**19
 
 
 class Lines:
@@ -40,19 +40,18 @@ async def wait(
     reserve: Callable[[float | None], Awaitable[AsyncRedisReservation]],
     line: asyncio.Lock,
     may_free_early: bool,
-    timeout: float | None,
+    timeout: Duration | None,
     jitter: float,
 ) -> bool:
     """What ``wait`` of every limiter does. Only the first of the line asks."""
-    check_pauses(timeout, jitter)
-    if timeout is not None and timeout > LONGEST_TIMEOUT_S:
-        timeout = None
-    deadline_s = math.inf if timeout is None else time.monotonic() + timeout
+    timeout_ns = check_pauses(timeout, jitter)
+    timeout_s = None if timeout_ns is None or timeout_ns > LONGEST_TIMEOUT_NS else timeout_ns / 1e9
+    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     task = asyncio.current_task()
     assert task
     cancelled_before = task.cancelling()
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(timeout_s):
             await line.acquire()
     except TimeoutError:
         return False
@@ -63,7 +62,7 @@ async def wait(
     if booked is None:
         return False
     due_s = booked.due_ns / 1e9
-    due_s = max(due_s, min(due_s + booked.delay * (_factor(jitter) - 1), deadline_s))
+    due_s = max(due_s, min(due_s - booked.delay + jittered(booked.delay_ns, jitter) / 1e9, deadline_s))
     try:
         if task.cancelling() > cancelled_before:
             # While the answer came, which redis-py then returns as if nothing had been.
@@ -83,7 +82,7 @@ async def _ask_until(
     deadline_s: float,
     jitter: float,
 ) -> AsyncRedisReservation | None:
-    backoff_s = FIRST_BACKOFF_NS / 1e9
+    backoff_ns = FIRST_BACKOFF_NS
     while True:
         left_s = max(deadline_s - time.monotonic(), 0.0)
         booked = await reserve(None if deadline_s == math.inf else left_s)
@@ -91,15 +90,11 @@ async def _ask_until(
             return booked
         if left_s == 0 or (booked.delay > left_s and not may_free_early):
             return None
-        # A denial that names no time must not become a loop without sleep; and jitter never makes it too early.
-        delay_s = booked.delay or FIRST_BACKOFF_NS / 1e9
-        pause_s = max(delay_s, min(delay_s * _factor(jitter), left_s))
+        # A denial that names no time must not become a loop without sleep.
+        delay_ns = booked.delay_ns or FIRST_BACKOFF_NS
+        pause_s = max(delay_ns / 1e9, min(jittered(delay_ns, jitter) / 1e9, left_s))
         if may_free_early:
             # Nothing wakes this one when a permit is given back.
-            pause_s = min(pause_s, backoff_s * _factor(jitter), left_s)
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_NS / 1e9)
+            pause_s = min(pause_s, jittered(backoff_ns, jitter) / 1e9, left_s)
+            backoff_ns = min(2 * backoff_ns, LAST_BACKOFF_NS)
         await asyncio.sleep(pause_s)
-
-
-def _factor(jitter: float) -> float:
-    return random.uniform(1 - jitter, 1 + jitter) if jitter else 1.0

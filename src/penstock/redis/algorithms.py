@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from penstock.core.decision import Decision, _decision
 from penstock.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, shown
-from penstock.rate import Rate, as_period_ns, as_rate
+from penstock.rate import Duration, Rate, as_delay_ns, as_period_ns, as_rate
 from penstock.redis.keys import digest
 
 __all__ = [
@@ -465,10 +465,6 @@ class Concurrency(Algorithm):
         return max(self.limit - used, 0), max(retry_at_us - seen.now_us, 0), max(reset_at_us - seen.now_us, 0)
 
 
-def seconds_us(seconds: float | None, what: str) -> int:
-    """A longest delay; None is none."""
-    if seconds is None:
-        return 2**62
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
-        raise ValueError(f"{what} is a number of seconds of at least 0, or None, not {shown(seconds)}")
-    return 2**62 if seconds > 1e10 else round(seconds * US)
+def delay_us(max_delay: Duration | None) -> int:
+    """A longest delay; None is none. Rounded down: no booking is due later than that."""
+    return 2**62 if max_delay is None else as_delay_ns(max_delay, "max_delay is None or") // 1000

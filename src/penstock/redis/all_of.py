@@ -22,7 +22,8 @@ from redis.crc import key_slot
 from penstock.core.decision import Decision, _decision
 from penstock.core.keys import Key
 from penstock.errors import InvalidCost, InvalidKey, PenstockError
-from penstock.redis.algorithms import Draw, Seen, seconds_us
+from penstock.rate import Duration
+from penstock.redis.algorithms import Draw, Seen, delay_us
 from penstock.redis.asking import HIT, PEEK, Asked, Asking, Booked, Talk, costs_of, keys_of, sendable
 from penstock.redis.held import AskingHeld
 from penstock.redis.scripts import script
@@ -202,8 +203,8 @@ class AskingAll:
     def _peek(self, key: Keys, cost: Costs) -> Talk[Decision]:
         return binding((yield from self._decide(PEEK, key, cost)))
 
-    def _reserve(self, key: Keys, cost: Costs, max_delay: float | None) -> Talk[Booked]:
-        seconds_us(max_delay, "max_delay")
+    def _reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> Talk[Booked]:
+        delay_us(max_delay)
         judged = yield from self._judge(HIT, self._parts(key, cost))
         if all(one.allowed for one in judged):
             return Booked.now(True, 0, self._uncharge(judged))

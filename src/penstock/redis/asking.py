@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.errors import ForeignState, InvalidCost, InvalidKey, PenstockError, StoreUnavailable, shown
-from penstock.rate import Rate, as_period_ns
-from penstock.redis.algorithms import Algorithm, Draw, FixedWindow, Seen, seconds_us
+from penstock.rate import Duration, Rate, as_period_ns
+from penstock.redis.algorithms import Algorithm, Draw, FixedWindow, Seen, delay_us
 from penstock.redis.keys import fingerprint
 from penstock.redis.scripts import Script, script
 from penstock.redis.servers import Call
@@ -287,7 +286,7 @@ class Asking:
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: str | float | timedelta = 0,
+        request_ttl: Duration = 0,
     ) -> Asked[Decision]:
         algorithm = self._tier(rate, burst)
         draw = self._draw(key, cost, algorithm)
@@ -321,9 +320,9 @@ class Asking:
         amount = str(draw.arguments[0]).encode()
         return key + b":request:" + blake2b(hashed + amount, digest_size=16).hexdigest().encode()
 
-    def _ask_reserve(self, key: Key, cost: Any, max_delay: float | None) -> Asked[Booked]:
+    def _ask_reserve(self, key: Key, cost: Any, max_delay: Duration | None) -> Asked[Booked]:
         algorithm, redis_key = self._algorithm, self._key(key)
-        draw = algorithm.patient(self._draw(key, cost), seconds_us(max_delay, "max_delay"))
+        draw = algorithm.patient(self._draw(key, cost), delay_us(max_delay))
 
         def read(reply: list[int]) -> Booked:
             seen = Seen(reply[0] == 1, reply[1], reply[3:])

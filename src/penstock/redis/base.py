@@ -24,7 +24,8 @@ from redis.exceptions import (
 from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency
 from penstock.core.limiter import bound_arguments
-from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown
+from penstock.errors import InvalidLimiter, InvalidRate, PenstockError, StoreClosed, StoreUnavailable, shown
+from penstock.rate import Duration, as_period_ns
 from penstock.redis.asking import Asked, Asking
 from penstock.redis.breaker import Breaker, RedisStatus, is_failure
 from penstock.redis.cluster import cluster_url
@@ -106,7 +107,7 @@ class RedisStoreBase:
         self._logged_s = -math.inf
         self._policy = checked_policy(when_unavailable, namespace, host, hosts)
 
-    def _watch(self, server: Any, timeout: float | None, host: Store | None) -> None:
+    def _watch(self, server: Any, timeout: Duration | None, host: Store | None) -> None:
         """Once it is known that there can be a client of that server."""
         self._timeout_s = timeout_s_of(server, timeout)
         self._server = server_of(server)
@@ -278,13 +279,22 @@ def where_of(server: Any) -> tuple[Any, ...]:
     return server_of(server), pool.connection_kwargs.get("db") or 0, sorted(map(server_of, sentinels))
 
 
-def timeout_s_of(server: Any, timeout: float | None) -> float:
+def timeout_s_of(server: Any, timeout: Duration | None) -> float:
     """What an operation of a client takes at the most."""
     if isinstance(server, str):
-        return DEFAULT_TIMEOUT_S if timeout is None else timeout
+        return _given_s(timeout)
     pool = getattr(server, "connection_pool", None)
     options = pool.connection_kwargs if pool else server.get_connection_kwargs()
     return float(options["socket_timeout"])
+
+
+def _given_s(timeout: Duration | None) -> float:
+    if timeout is None:
+        return DEFAULT_TIMEOUT_S
+    try:
+        return as_period_ns(timeout) / 1e9
+    except InvalidRate as error:
+        raise InvalidRate(f"timeout: {error}") from None
 
 
 def _check_seconds(timeout: Any, name: str) -> None:
@@ -292,16 +302,14 @@ def _check_seconds(timeout: Any, name: str) -> None:
         raise ValueError(f"{name} is a number of seconds above 0, not {shown(timeout)}")
 
 
-def client_options(timeout: float | None) -> dict[str, Any]:
+def client_options(timeout: Duration | None) -> dict[str, Any]:
     """What a client is made with: deadlines, and what redis-py 8 has other defaults for.
 
     With the newer protocol it doesn't look whether a connection is in order before it uses it again; and it has a
     hundred connections at the most, so that whoever comes next is refused.
     """
-    if timeout is None:
-        timeout = DEFAULT_TIMEOUT_S
-    _check_seconds(timeout, "timeout")
-    return {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 2, "max_connections": 2**31}
+    timeout_s = _given_s(timeout)
+    return {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "protocol": 2, "max_connections": 2**31}
 
 
 def checked_url(url: str) -> str:
@@ -338,7 +346,7 @@ def check_options(pool: Any) -> None:
         raise ValueError(f"the Redis URL has an option that isn't one: {error}; those of TLS need rediss://") from None
 
 
-def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: float | None) -> Any:
+def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: Duration | None) -> Any:
     """A client of somebody else's, with the deadlines that he gave it."""
     if not isinstance(client, kinds):
         possible = " or a ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
@@ -27,6 +26,7 @@ from penstock.errors import (
     shown,
     without_url,
 )
+from penstock.rate import Duration
 from penstock.redis.asking import Asked, Asking, costs_of, keys_of
 from penstock.redis.leased_fetch import LOOKS, Holdings, Steps, admitted, decided, looked, refunded, reset
 from penstock.redis.leased_terms import Terms, checked_options, terms_of
@@ -45,7 +45,7 @@ class LeasedStoreBase:
     _of_redis: ClassVar[type]
     redis_store: Any
 
-    def __init__(self, redis_store: Any, host_store: Store, lease: str | float | timedelta, share: float) -> None:
+    def __init__(self, redis_store: Any, host_store: Store, lease: Duration, share: float) -> None:
         name = type(self).__name__
         if not isinstance(redis_store, self._of_redis):
             raise TypeError(
@@ -151,15 +151,15 @@ class LeasedLimiter(Permits):
         """Forget `key`: in Redis and on this host. What other hosts have on loan, they may spend until it ends."""
         self._leased_store._run(reset(self, key))
 
-    def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> NoReturn:
+    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> NoReturn:
         raise InvalidLimiter(
             f"{self!r} can't book ahead: wait for a permit, or reserve by a limiter over the RedisStore itself"
         )
 
-    def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+    def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
         return waiting.wait(cast(waiting.WaitedFor, _Waited(self)), key, cost, timeout, jitter)
 
-    def wait_async(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> NoReturn:
+    def wait_async(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> NoReturn:
         raise would_block(self)
 
     def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
@@ -178,7 +178,7 @@ class _Waited:
     def __init__(self, limiter: LeasedLimiter) -> None:
         self.limiter, self.store, self.name = limiter, limiter.store, limiter.name
 
-    def reserve(self, key: Key, cost: int, max_delay: float | None) -> _Charged:
+    def reserve(self, key: Key, cost: int, max_delay: Duration | None) -> _Charged:
         return _Charged(self.limiter, key, cost, self.limiter.hit(key, cost))
 
 
@@ -250,7 +250,7 @@ class LeasedStore(LeasedStoreBase):
         redis_store: RedisStore,
         host_store: Store,
         *,
-        lease: str | float | timedelta = "1 second",
+        lease: Duration = "1 second",
         share: float = 0.1,
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)

@@ -7,7 +7,6 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
@@ -15,7 +14,7 @@ from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import Permits
 from penstock.errors import ForeignState, InvalidLimiter, PenstockError, StoreUnavailable
-from penstock.rate import Rate
+from penstock.rate import Duration, Rate
 from penstock.redis.aio import AsyncRedisStore, nothing_more
 from penstock.redis.aio_limiters import AsyncRedisReservation
 from penstock.redis.aio_waiting import Lines, wait
@@ -151,14 +150,14 @@ class AsyncLeasedLimiter:
         await self._store._run(reset(self._permits, key))
 
     @awaited
-    async def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> NoReturn:
+    async def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> NoReturn:
         raise InvalidLimiter(
             f"{self!r} can't book ahead: wait for a permit, or reserve by a limiter over the AsyncRedisStore itself"
         )
 
     @awaited
-    async def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
-        async def charge(max_delay: float | None) -> AsyncRedisReservation:
+    async def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
+        async def charge(max_delay: Duration | None) -> AsyncRedisReservation:
             return cast(AsyncRedisReservation, _Charged(self, key, cost, await self.hit(key, cost)))
 
         return await wait(charge, self._store._lines[self._permits.tag(key)], False, timeout, jitter)
@@ -200,7 +199,7 @@ class AsyncLeasedStore(LeasedStoreBase):
         redis_store: AsyncRedisStore,
         host_store: Store,
         *,
-        lease: str | float | timedelta = "1 second",
+        lease: Duration = "1 second",
         share: float = 0.1,
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)

@@ -25,7 +25,7 @@ from penstock.core.sliding_log import SlidingLog
 from penstock.core.token_bucket import TokenBucket
 from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
-from penstock.rate import Rate, as_rate
+from penstock.rate import Duration, Rate, as_rate
 from penstock.redis.asking import Asking, Booked, Talk
 from penstock.redis.held import AskingHeld, Taken
 from penstock.store import Store
@@ -111,7 +111,7 @@ class Unlimited:
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return _allowed(min(self._limiters, key=lambda limiter: limiter.limit))
 
-    def reserve(self, key: Any, cost: Any, max_delay: float | None) -> Booked:
+    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
         self._give_loose(key, cost)
         return Booked.now(True, 0, None)
 
@@ -197,7 +197,7 @@ class Share:
     ) -> Decision:
         return self.told(self._ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
 
-    def reserve(self, key: Any, cost: Any, max_delay: float | None) -> Booked:
+    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
         reservation = self._ask(self.native.reserve, key, cost, max_delay)
         if reservation.allowed:
             self.gave(key, cost)
@@ -266,7 +266,7 @@ class Shares:
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return self._told(self._ask(self._native.peek, key, cost))
 
-    def reserve(self, key: Any, cost: Any, max_delay: float | None) -> Booked:
+    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
         reservation = self._ask(self._native.reserve, key, cost, max_delay)
         return self._booked(reservation, key, cost)
 

@@ -7,7 +7,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, cast
 
@@ -21,7 +20,7 @@ from penstock import holding, waiting
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.errors import LimitExceeded, StoreUnavailable
-from penstock.rate import Rate
+from penstock.rate import Duration, Rate
 from penstock.redis.all_of import AskingAll, Costs, Keys
 from penstock.redis.asking import ONE, Asked, Asking, AskingStaggered, BookingView, Talk, checked, costs_of, keys_of
 from penstock.redis.base import (
@@ -104,7 +103,7 @@ class RedisLimiter(Asking):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: str | float | timedelta = "5 minutes",
+        request_ttl: Duration = "5 minutes",
     ) -> Decision:
         if self._usual and cost is ONE and rate is None and burst is None and request_id is None:
             try:
@@ -121,7 +120,7 @@ class RedisLimiter(Asking):
         asked = self._ask_peek(key, cost, rate, burst)
         return self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
 
-    def reserve(self, key: Key, cost: int = 1, max_delay: float | None = None) -> RedisReservation:
+    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> RedisReservation:
         asked = self._ask_reserve(key, cost, max_delay)
         booked = self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return RedisReservation(self._store, booked)
@@ -149,10 +148,10 @@ class RedisLimiter(Asking):
             self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
         )
 
-    def wait(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+    def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
         return waiting.wait(self, key, cost, timeout, jitter)
 
-    def wait_async(self, key: Key, cost: int = 1, timeout: float | None = None, *, jitter: float = 0.0) -> NoReturn:
+    def wait_async(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> NoReturn:
         raise would_block(self)
 
     def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RedisAllOf:
@@ -239,10 +238,12 @@ class RedisConcurrency(AskingHeld, RedisLimiter):
         asked = self._ask_acquire(key, cost)
         return RedisLease(self, key, self._store._do(asked, lambda twin: twin.acquire(key, cost), self._twin))
 
-    def hold(self, key: Key, cost: int = 1, timeout: float | None = None) -> holding.Hold:
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold:
         return holding.Hold(cast(Any, self), key, cost, timeout)
 
-    def limited(self, key: Key | Callable[..., Key], cost: int = 1, timeout: float | None = None) -> Callable[[F], F]:
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
+    ) -> Callable[[F], F]:
         return holding.limited(cast(Any, self), key, cost, timeout)
 
     def exceeded(self, key: Key) -> LimitExceeded:
@@ -295,7 +296,7 @@ class RedisAllOf(AskingAll):
     def peek(self, key: Keys, cost: Costs = 1) -> Decision:
         return self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
 
-    def reserve(self, key: Keys, cost: Costs = 1, max_delay: float | None = None) -> RedisReservation:
+    def reserve(self, key: Keys, cost: Costs = 1, max_delay: Duration | None = None) -> RedisReservation:
         talk = self._reserve(key, cost, max_delay)
         booked = self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return RedisReservation(self._store, booked)
@@ -327,10 +328,12 @@ class RedisAllOf(AskingAll):
             ]
         return self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
 
-    def wait(self, key: Keys, cost: Costs = 1, timeout: float | None = None, *, jitter: float = 0.0) -> bool:
+    def wait(self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
         return waiting.wait(self, key, cost, timeout, jitter)
 
-    def wait_async(self, key: Keys, cost: Costs = 1, timeout: float | None = None, *, jitter: float = 0.0) -> NoReturn:
+    def wait_async(
+        self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> NoReturn:
         raise would_block(self)
 
 
@@ -340,9 +343,10 @@ class RedisStore(RedisStoreBase):
     ``TokenBucket(RedisStore("redis://localhost"), "api", "100/minute")``. `server` is a URL as ``redis.Redis.from_url``
     takes it (``rediss://`` for TLS, a user and a password for ACLs), of any node of a cluster with ``redis+cluster://``
     or ``rediss+cluster://``; or a client of your own with a ``socket_timeout``: a ``redis.Redis``, also a
-    ``Sentinel``'s, or a ``redis.cluster.RedisCluster``. With a URL every call has the deadline `timeout`, in seconds,
-    by default 0.5 (of a cluster, at the node of its key), and none is repeated: a decision that is asked for again
-    might be charged again. Of a client of your own, and of a cluster over asyncio, each operation on a socket has one.
+    ``Sentinel``'s, or a ``redis.cluster.RedisCluster``. With a URL every call has the deadline `timeout`
+    (text like ``"500 ms"``, the default; seconds; a ``timedelta``; of a cluster, at the node of its key), and none is
+    repeated: a decision that is asked for again might be charged again. Of a client of your own, and of a cluster over
+    asyncio, each operation on a socket has one.
 
     When Redis is slow, gone, or can't do its work, `when_unavailable` answers: ``"deny"`` raises ``StoreUnavailable``
     (for a web service 503, not 429), ``"allow"`` allows everything, and ``"local"`` goes on with the host's share of
@@ -367,7 +371,7 @@ class RedisStore(RedisStoreBase):
         *,
         namespace: str = "penstock",
         plain_keys: bool = False,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         when_unavailable: Literal["deny", "allow", "local"] = "deny",
         host: Store | None = None,
         hosts: int | None = None,

@@ -21,7 +21,7 @@ from penstock.core.synced_window import SyncedWindow
 from penstock.core.token_bucket import TokenBucket
 from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import InvalidLimiter, PenstockError, StoreClosed, StoreUnavailable, shown, without_url
-from penstock.rate import Rate, as_period_ns
+from penstock.rate import Duration, Rate, as_period_ns
 from penstock.redis.algorithms import Gcra, rate_us
 from penstock.redis.keys import fingerprint
 from penstock.redis.store import RedisStore
@@ -92,7 +92,7 @@ class SyncedStore:
         self,
         redis_store: RedisStore,
         host_store: Store,
-        interval: str | float | timedelta = "1 second",
+        interval: Duration = "1 second",
         *,
         keys: int,
     ) -> None:
