@@ -62,6 +62,24 @@ def test_a_note_is_told_and_is_no_damage(used: str) -> None:
     assert "sound (2 limiters)" in result.stdout
 
 
+def test_names_are_printed_as_they_are(name: str, tmp_path: Path) -> None:
+    """No emoji, no markup, and nothing that a terminal obeys."""
+    path = tmp_path / ":x:[red]"
+    with Store(name, keys=1000, path=path) as store:
+        for limiter in (":x:", "[red]red[/red]", "esc\x1b[31m\x07", "line\nfeed", "\u202eright"):
+            assert SlidingLog(store, limiter, "5/hour", keys=3).allow("user:42")
+    size = os.stat(path).st_size
+    os.truncate(path, size + 8192)
+    result = run("verify", "--path", str(path), COLUMNS="200")
+    assert (result.returncode, result.stderr) == (0, "")
+    for text in (f"{path}: ", " :x: ", "[red]red[/red]", r"esc\x1b[31m\x07", r"line\nfeed", r"\u202eright"):
+        assert text in result.stdout
+    assert not {char for char in result.stdout if not char.isprintable()} - {"\n"}
+    missing = run("verify", "--path", f"{path}:x:\x1b")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith(f"{path}:x:\\x1b: found no such file")
+
+
 def test_what_cannot_be_read(name: str) -> None:
     result = run("verify", name)
     assert result.returncode == 2

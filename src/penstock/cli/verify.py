@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Final
@@ -31,13 +32,15 @@ def command(name: str | None, path: Path | None) -> None:
     """
     if (name is None) == (path is None):
         raise click.UsageError("give a store's NAME or --path FILE")
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
+    # What stands in a segment is text as it is: no markup, no emoji, no colours by what it looks like.
+    plain = functools.partial(Console, markup=False, emoji=False, highlight=False)
+    console, errors = plain(), plain(stderr=True, soft_wrap=True)
     try:
         report = _verify_with_progress(name if path is None else path.absolute(), errors)
         _print(report, console)
     except (PenstockError, ValueError, OSError) as error:
         # Also for what the system says of a file that is no file, or of an output that takes nothing.
-        errors.print(str(error), markup=False)
+        errors.print(_printable(str(error)))
         sys.exit(2)
     sys.exit(0 if report.sound else 1)
 
@@ -54,7 +57,8 @@ def _verify_with_progress(name_or_path: str | Path | None, console: Console) -> 
 
 
 def _print(report: Report, console: Console) -> None:
-    table = Table(title=f"{report.path}: {report.bytes:,} bytes, {report.clock} clock", title_justify="left")
+    title = f"{_printable(report.path)}: {report.bytes:,} bytes, {report.clock} clock"
+    table = Table()
     for heading in ("", "algorithm"):
         table.add_column(heading)
     for heading in ("cells", "live keys", "claims", "held"):
@@ -62,15 +66,22 @@ def _print(report: Report, console: Console) -> None:
     for part in report.parts:
         cells = sum(part.cells.values()) - part.cells["blocked"]
         held = f"{part.held:,}" if part.algorithm == "Concurrency" else ""
-        table.add_row(part.name, part.algorithm, f"{cells:,}", f"{part.live_keys:,}", f"{part.cells['claims']:,}", held)
-    console.print(table, markup=False)
+        name, claims = _printable(part.name), part.cells["claims"]
+        table.add_row(name, part.algorithm, f"{cells:,}", f"{part.live_keys:,}", f"{claims:,}", held)
+    console.print(title, soft_wrap=True)
+    console.print(table)
     findings = (*report.damage, *(finding for finding in report.findings if finding.severity == "note"))
     for finding in findings[:SHOWN]:
-        console.print(str(finding), markup=False, soft_wrap=True)
+        console.print(_printable(str(finding)), soft_wrap=True)
     if len(findings) > SHOWN:
         console.print(f"... and {len(findings) - SHOWN} more")
     verdict = "sound" if report.sound else f"damaged: {_count(len(report.damage), 'finding')}"
     console.print(verdict, f"({_count(len(report.limiters), 'limiter')})")
+
+
+def _printable(text: str) -> str:
+    """What would move a terminal's cursor, or change its colours, as Python writes it."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _count(number: int, what: str) -> str:
