@@ -7,7 +7,6 @@ a round is its own, so a machine that is slow for a second is slow for both side
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import os
 import sys
@@ -82,8 +81,7 @@ def store_name() -> Iterator[str]:
     name = f"bench-{os.getpid()}-{time.monotonic_ns()}"
 
     def unlink() -> None:
-        with contextlib.suppress(FileNotFoundError):
-            Store.unlink(name)
+        Store.unlink(name, missing_ok=True)
 
     # Also when the run is broken off so early that nothing is torn down.
     atexit.register(unlink)

@@ -7,7 +7,6 @@ import pickle
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -82,8 +81,7 @@ def make_name() -> Iterator[Callable[[], str]]:
 
     yield make
     for name in names:
-        with suppress(FileNotFoundError):
-            Store.unlink(name)
+        Store.unlink(name, missing_ok=True)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -125,8 +125,7 @@ def main() -> int:
 
 def run(app: str, *options: str) -> Run:
     """Start the shop, load it for some seconds, end it."""
-    with suppress(FileNotFoundError):
-        Store.unlink(STORE)
+    Store.unlink(STORE, missing_ok=True)
     with Store(STORE, keys=STORE_KEYS) as store, gunicorn(app, *options) as port:
         start = time.monotonic()
         client = subprocess.run(load_command(port), check=True, stdout=subprocess.PIPE, text=True)
@@ -180,8 +179,7 @@ def wait_for_port(server: subprocess.Popen[bytes], log: Path) -> int:
 
 def measure_decisions() -> list[tuple[str, list[float]]]:
     """Calls a second of each process, by what they did."""
-    with suppress(FileNotFoundError):
-        Store.unlink(STORE)
+    Store.unlink(STORE, missing_ok=True)
     with Store(STORE, keys=STORE_KEYS), ProcessPoolExecutor(WORKERS) as pool:
 
         def measure(call: str, rate: str, keys: list[str]) -> list[float]:
@@ -273,5 +271,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     finally:
-        with suppress(FileNotFoundError):
-            Store.unlink(STORE)
+        Store.unlink(STORE, missing_ok=True)

@@ -293,14 +293,26 @@ def not_opened(wanted: Wanted, error: OSError) -> SegmentError:
         return wanted.refuse(
             SegmentError, "no such directory", "a directory to create the segment in", "create the directory"
         )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        found = f"no right to open it ({error.strerror})"
-        with contextlib.suppress(OSError):
+    if error.errno == errno.EROFS:
+        return wanted.refuse(
+            SegmentError,
+            "a file system that is mounted for reading only",
+            "one that can be written",
+            "mount it for writing too, or give path= on another one",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        try:
             status = os.lstat(wanted.path)
-            found = f"a file of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
+        except OSError:
+            return wanted.refuse(
+                SegmentError,
+                f"no right to make a file there ({error.strerror})",
+                f"a directory that uid {os.geteuid()} may write",
+                "give path= in such a directory, or give this user the right to write this one",
+            )
         return wanted.refuse(
             UntrustedSegment,
-            found,
+            f"a file of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}",
             f"one that uid {os.geteuid()} may read and write",
             "share a store between users with Store(..., mode=0o660, group=...) in every process; a segment that was "
             "made otherwise keeps its mode and group until it is removed (Store.unlink)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import grp
 import os
 import re
@@ -12,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from penstock import file_locks, layout
 from penstock.core.segment import Segment, forks, next_generation
 from penstock.errors import (
     DamagedSegment,
     InvalidLimiter,
+    SegmentError,
     SegmentSpaceError,
     StoreClosed,
     TooManyLimiters,
@@ -116,7 +116,7 @@ class Store:
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_options(keys, on_full, clock)
-        target = default_path(name) if path is None else os.path.abspath(os.fspath(path))
+        target = default_path(name) if path is None else _checked_path(path)
         file = open_or_create(
             target, keys=keys, clock_kind=_clock_kind(clock), mode=_checked_mode(mode, group), gid=_gid(group)
         )
@@ -142,12 +142,21 @@ class Store:
     ) -> None:
         """Remove the segment of that name or path. Who is attached keeps it; the next one makes a new one.
 
-        Raises ``FileNotFoundError`` if there is none and that is not `missing_ok`.
+        Raises ``SegmentError`` if there is none and that is not `missing_ok`, or if it can't be removed.
         """
         if (name is None) == (path is None):
             raise ValueError("Store.unlink takes a name or a path")
-        with contextlib.suppress(*[FileNotFoundError] if missing_ok else []):
-            os.unlink(default_path(name) if name is not None else os.fspath(path))  # type: ignore[arg-type]
+        target = default_path(name) if name is not None else _checked_path(path)
+        try:
+            os.unlink(target)
+        except FileNotFoundError:
+            if not missing_ok:
+                remedy = "check the name, or say missing_ok=True where there may be none"
+                raise SegmentError(target, "no such file", "a segment to remove", remedy) from None
+        except OSError as error:
+            remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
+            expected = f"a file that uid {os.geteuid()} may remove"
+            raise SegmentError(target, f"one that can't be removed ({error.strerror})", expected, remedy) from None
 
     def _attach(
         self,
@@ -364,6 +373,16 @@ def default_path(name: str) -> str:
             f"not {shown(name)}"
         )
     return f"{DIRECTORY}penstock-{name}"
+
+
+def _checked_path(path: Any) -> str:
+    try:
+        target = os.path.abspath(os.fsdecode(path))
+    except TypeError:
+        raise ValueError(f"path is the path of a file, as text or a Path, not {shown(path)}") from None
+    if "\0" in target:
+        raise ValueError(f"path is the path of a file, which has no zero byte in it, not {shown(path)}")
+    return target
 
 
 def _check_options(keys: int, on_full: str, clock: object) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import stat
+import subprocess
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -412,6 +413,54 @@ def test_an_empty_file_is_made_a_segment(path: Path) -> None:
         assert TokenBucket(store, "api", REFILLS_NOTHING, 1).allow("key")
 
 
+def test_a_file_system_for_reading_only(small_disk: Path) -> None:
+    """With another mode nothing would be better."""
+    Store("a", keys=100, path=small_disk / "there").close()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    for path in (small_disk / "there", small_disk / "new"):
+        with pytest.raises(SegmentError, match=r"found .* for reading only, expected .* can be written") as caught:
+            Store("a", keys=100, path=path)
+        assert "path=" in caught.value.remedy
+        assert "mode" not in caught.value.remedy
+    with pytest.raises(SegmentError, match=r"can't be removed \(Read-only file system\)"):
+        Store.unlink(path=small_disk / "there")
+
+
+def test_a_directory_that_this_user_may_not_write(crew: Crew, as_root: None) -> None:
+    refusal = crew.start(as_user, FREE_USER, FREE_USER, [], _refusal_of_a_new_one, "/etc/limits").result()
+    assert "no right to make a file there (Permission denied)" in refusal
+    assert f"a directory that uid {FREE_USER} may write" in refusal
+    assert "mode" not in refusal
+
+
+def _refusal_of_a_new_one(path: str) -> str:
+    with pytest.raises(SegmentError) as caught:
+        Store("a", keys=100, path=path)
+    return str(caught.value)
+
+
+def test_what_cannot_be_unlinked(path: Path, name: str, crew: Crew, as_root: None) -> None:
+    path.mkdir()
+    with pytest.raises(SegmentError, match=r"can't be removed \(Is a directory\)"):
+        Store.unlink(path=path)
+    Store(name, keys=100).close()
+    refusal = crew.start(as_user, FREE_USER, FREE_USER, [], _refusal_to_unlink, name).result()
+    assert f"expected a file that uid {FREE_USER} may remove; remove it as its owner or as root" in refusal
+    for nonsense in (5, ["a"], "a\0b"):
+        with pytest.raises(ValueError, match="path is the path of a file"):
+            Store.unlink(path=nonsense)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="path is the path of a file"):
+            Store("a", keys=1, path=nonsense)  # type: ignore[arg-type]
+    Store.unlink(name)
+    Store.unlink(name, missing_ok=True)
+
+
+def _refusal_to_unlink(name: str) -> str:
+    with pytest.raises(SegmentError) as caught:
+        Store.unlink(name, missing_ok=True)
+    return str(caught.value)
+
+
 def test_unlinking_what_is_not_there(path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(SegmentError, match="no such file"):
         Store.unlink(path=path)

@@ -20,6 +20,7 @@ from penstock import (
     LeakyBucket,
     LimiterStats,
     MinInterval,
+    SegmentError,
     SlidingLog,
     SlidingWindow,
     Store,
@@ -263,7 +264,7 @@ def test_unlinking_does_not_reach_the_real_store(store_name: str) -> None:
         limiter = TokenBucket(real, "api", "1/hour")
         assert limiter.allow("k")
         with private_stores(ManualClock()):
-            with pytest.raises(FileNotFoundError):
+            with pytest.raises(SegmentError, match="no such file"):
                 Store.unlink(store_name)
             Store.unlink(store_name, missing_ok=True)
             with Store(store_name, keys=1) as other:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ def store_name() -> Iterator[str]:
     """A store's name that nobody else uses; the store is gone afterwards."""
     name = f"test-web-{os.getpid()}-{secrets.token_hex(4)}"
     yield name
-    with suppress(FileNotFoundError):
-        Store.unlink(name)
+    Store.unlink(name, missing_ok=True)
 
 
 @pytest.fixture
