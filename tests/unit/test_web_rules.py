@@ -28,6 +28,7 @@ from penstock import (
 )
 from penstock.testing import ManualClock
 from penstock.web import Answer, BodyLimit, ClientAddress, Gate, Rule, everyone, header
+from penstock.web.native_requests import readings
 
 MakeSite = Callable[..., Site]
 
@@ -61,7 +62,11 @@ class TestWhere:
     @pytest.mark.parametrize(
         ("path", "matches", "others"),
         [
-            ("/login", ["/login", "/login/"], ["/", "/login2", "/login/x", "/a/login", "/Login", "/login\n"]),
+            (
+                "/login",
+                ["/login", "/login/"],
+                ["/", "/login2", "/login/x", "/a/login", "/Login", "/login\nx"],
+            ),
             ("/login/", ["/login", "/login/", "/login//"], ["/loginx", "/login/x"]),
             ("/", ["/", "", "//"], ["/a"]),
             ("/*", ["/", "", "/a", "/a/b/"], []),
@@ -79,8 +84,41 @@ class TestWhere:
     )
     def test_paths(self, limit: FixedWindow, path: Any, matches: list[str], others: list[str]) -> None:
         where = Rule(limit, path=path).where
-        assert [path for path in matches if not where.matches("GET", path)] == []
-        assert [path for path in others if where.matches("GET", path)] == []
+        assert [path for path in matches if not where.matches("GET", readings(path))] == []
+        assert [path for path in others if where.matches("GET", readings(path))] == []
+
+    @pytest.mark.parametrize(
+        ("path", "spellings"),
+        [
+            ("/login", ["//login", "///login", "login", "/login//", "/login\n", "/login/\n", "/%2flogin", "/%6cogin"]),
+            ("/login", ["/./login", "/x/../login", "/../login", "/x/%2e%2e/login/.", "/x/..;/login", "/@@login"]),
+            ("/login", ["/login;x", "/;x/login;y", "/lo\ufffdgin", "/login/index", "http://host/login;x?y#z"]),
+            ("/api/orders", ["//api//orders", "/api/x//../orders", "/api/./orders", "/api/x/../orders"]),
+            ("/users/{id}", ["/users/..", "/users/;x", "/users/%", "//users/.", "/users/\ufffd", "/users/@@x"]),
+            ("/users/{id}/x", ["/users//x", "//users//x", "/users/../x", "/users/;a/x"]),
+            ("/log_in", ["/log-in", "/log.in", "/log%in"]),
+            ("/v1.0/log-in", ["/v1_0/log_in"]),
+            ("/files/{rest:path}", ["/files/", "/files//", "/files/../..", "/files/a//b"]),
+            # In a pattern they are the same.
+            ("//a/./b/../c", ["/a/c", "//a//c"]),
+            ("/caf%C3%A9", ["/caf\xe9"]),
+            ("/a%2Fb", ["/a/b", "/a%2Fb"]),
+        ],
+    )
+    def test_spellings(self, limit: FixedWindow, path: str, spellings: list[str]) -> None:
+        where = Rule(limit, path=path).where
+        assert [path for path in spellings if not where.matches("GET", readings(path))] == []
+
+    def test_a_path_that_is_too_long_to_be_read_may_be_any(self, limit: FixedWindow) -> None:
+        where = Rule(limit, path="/login").where
+        assert not where.matches("GET", readings("/" + "a" * 10_000))
+        assert where.matches("GET", readings("/" + "a/../" * 10_000 + "login"))
+        assert where.matches("GET", readings("/" + "a//" * 10_000))
+
+    def test_a_plain_path_is_read_once(self) -> None:
+        for path in ("/", "/a/b.c/", "/caf\xe9", "/a-b_c@d", "/" + "a" * 10_000):
+            assert readings(path) == (path,)
+        assert len(readings("/a/..;b//%2e./\ufffd@@/@@c")) > 9
 
     def test_a_pattern_never_looks_at_a_path_again_and_again(self, limit: FixedWindow) -> None:
         """Anybody can send such paths; to try all ways in which stars may match takes longer than anybody waits."""
@@ -96,7 +134,7 @@ class TestWhere:
             with pytest.raises(InvalidLimiter, match="pattern"):
                 Rule(limit, path=path)
         for path in ("/a/*/b", "/a/*/b/*", "/a/{b}/*/c/*", "/a*b/*"):
-            assert not Rule(limit, path=path).where.matches("GET", "/a" + "/bz/cz" * 100_000)
+            assert not Rule(limit, path=path).where.matches("GET", readings("/a" + "/bz/cz" * 100_000))
 
     @pytest.mark.parametrize(
         "path", ["", "login", "*", 5, b"/a", [5], [""], "/a/{id", "/a/id}", "/a{b/{id}", "/a}b/{id}", []]
@@ -104,6 +142,17 @@ class TestWhere:
     def test_what_is_no_path(self, limit: FixedWindow, path: Any) -> None:
         with pytest.raises(InvalidLimiter, match="path"):
             Rule(limit, path=path)
+
+    def test_a_pattern_that_no_path_is_long_enough_for(self, limit: FixedWindow) -> None:
+        with pytest.raises(InvalidLimiter, match="10001 characters"):
+            Rule(limit, path="/" + "a//b/" * 2000)
+
+    def test_capitals(self, limit: FixedWindow) -> None:
+        assert Rule(limit, path="/login", ignore_case=True).where.matches("GET", readings("//LogIn"))
+        assert BodyLimit(5, path="/login", ignore_case=True).where.matches("GET", readings("/LogIn"))
+        assert not Rule(limit, path="/login").where.matches("GET", readings("/LogIn"))
+        with pytest.raises(InvalidLimiter, match="ignore_case"):
+            Rule(limit, path="/login", ignore_case="no")  # type: ignore[arg-type]
 
     def test_a_placeholder_of_another_framework_is_no_path(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="/users/<int:id>"):

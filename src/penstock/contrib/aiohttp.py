@@ -30,6 +30,7 @@ from penstock.contrib.views import (
 from penstock.core.limiter import Limiter
 from penstock.web import DISCONNECTED, BodyLimit, Gate, Rule
 from penstock.web.gate import check_waiting
+from penstock.web.native_requests import readings
 from penstock.web.request import KeyFunction
 from penstock.web.rules import outcome
 
@@ -68,6 +69,15 @@ class AiohttpRequest:
         return "/".join([unquote(segment).replace("/", "%2F") for segment in segments])
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """aiohttp has found the resource by now: its path is among them, whatever was sent."""
+        match = self.native.match_info
+        resource = match.route.resource
+        paths = [self.path] if resource is None else [self.path, resource.canonical]
+        root = _root_of(match)
+        return readings(*paths, *[path.removeprefix(root) for path in paths if root])
+
+    @property
     def peer(self) -> str | None:
         return self.native.remote or None
 
@@ -80,6 +90,15 @@ class AiohttpRequest:
     def header(self, name: str) -> str | None:
         values = self.native.headers.getall(name, [])
         return ",".join(values) if values else None
+
+
+def _root_of(match: web.UrlMappingMatchInfo) -> str:
+    """The path of the application that asks, if it is another's sub-application."""
+    place = match.apps.index(match.current_app)
+    if place == 0:
+        return ""
+    infos = [resource.get_info() for resource in match.apps[place - 1].router.resources()]
+    return next((unquote(info.get("prefix", "")) for info in infos if info.get("app") is match.current_app), "")
 
 
 def setup(

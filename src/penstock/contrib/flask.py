@@ -125,7 +125,9 @@ class Limits:
         visit = environ.get(self._visit)
         if visit is None:
             raise NotInstalled("these limits don't know the application: Limits(app), or limits.init_app(app)")
-        answer = self._asker.ask(WSGIRequest(environ), visit, rules)
+        # Flask has found its route by now, whatever the path looks like.
+        route = None if request.url_rule is None else request.url_rule.rule
+        answer = self._asker.ask(WSGIRequest(environ, route), visit, rules)
         if answer is None:
             return
         response = _response(answer)

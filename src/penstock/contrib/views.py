@@ -46,6 +46,7 @@ class RuleOptions(TypedDict, total=False):
 
     path: str | Iterable[str] | None
     methods: str | Iterable[str]
+    ignore_case: bool
     key: KeyFunction | None
     cost: int | Callable[[Request], int]
     exempt: Callable[[Request], bool] | None

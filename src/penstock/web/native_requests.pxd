@@ -1,5 +1,6 @@
 cdef class WSGIRequest:
     cdef readonly object native
+    cdef object route
 
     cdef object peer_told(self)
 

@@ -4,10 +4,49 @@ cimport cython
 
 import contextlib
 
+from penstock.web.paths import odd_readings
+
 
 cdef enum:
     MOST_REMEMBERED = 4096       # peers and fields, with what they came to
     LONGEST_REMEMBERED = 200     # characters of a field
+
+
+cdef bint is_plain(str path):
+    """Whether every router takes it for what it is, but for a slash or a line's end behind it."""
+    cdef Py_UCS4 character, before = 0
+    if not path.startswith("/"):
+        return False
+    for character in path:
+        if character == u"%" or character == u";" or character == 0xFFFD:
+            return False
+        if before == u"/" and (character == u"/" or character == u"." or character == u"@"):
+            return False
+        before = character
+    return True
+
+
+def readings(*paths):
+    """Everything that a router may take one of these for, each once; nothing if it may be any path."""
+    cdef dict found = {}
+    for path in paths:
+        if is_plain(path):
+            found[path] = None
+            continue
+        odd = odd_readings(path)
+        if not odd:
+            return ()
+        found.update(dict.fromkeys(odd))
+    return tuple(found)
+
+
+cdef object decoded(str path):
+    """The bytes of a path, each as a character, as text."""
+    return path if path.isascii() else path.encode("latin-1", "replace").decode("utf-8", "replace")
+
+
+cdef str joined(str root, str path):
+    return root + path if not root or not path or path.startswith("/") else root + "/" + path
 
 
 @cython.final
@@ -15,8 +54,9 @@ cdef enum:
 cdef class WSGIRequest:
     """The request of a WSGI environment."""
 
-    def __cinit__(self, environ):
+    def __cinit__(self, environ, route=None):
         self.native = environ
+        self.route = route
 
     @property
     def method(self):
@@ -25,9 +65,22 @@ cdef class WSGIRequest:
 
     @property
     def path(self):
-        path = self.native.get("SCRIPT_NAME", "") + self.native.get("PATH_INFO", "")
-        # The bytes of the path, each as a character.
-        return path if path.isascii() else path.encode("latin-1", "replace").decode("utf-8", "replace")
+        return decoded(joined(self.native.get("SCRIPT_NAME", ""), self.native.get("PATH_INFO", "")))
+
+    @property
+    def paths(self):
+        cdef str root = self.native.get("SCRIPT_NAME", "")
+        cdef str inside = self.native.get("PATH_INFO", "")
+        cdef list asked, texts
+        if not root and self.route is None and inside.isascii() and is_plain(inside):
+            return (inside,)
+        asked = [joined(root, inside), inside] if root else [inside]
+        texts = [decoded(path) for path in asked]
+        # Some take what isn't UTF-8 for Latin-1.
+        texts += [path for path, text in zip(asked, texts) if "\ufffd" in text]
+        if self.route is not None:
+            texts.append(self.route)
+        return readings(*texts)
 
     @property
     def peer(self):
@@ -67,6 +120,20 @@ cdef class ASGIRequest:
     @property
     def path(self):
         return self.native["path"]
+
+    @property
+    def paths(self):
+        cdef str path = self.native["path"]
+        cdef list asked = [path]
+        for name in ("root_path", "app_root_path"):
+            root = self.native.get(name)
+            if root:
+                # Some servers tell of the root in front of the path, others only by itself.
+                _, found, inside = path.partition(root)
+                asked.append(inside if found else root + path)
+        if len(asked) == 1 and is_plain(path):
+            return (path,)
+        return readings(*asked)
 
     @property
     def peer(self):

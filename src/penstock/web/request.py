@@ -17,15 +17,19 @@ class Request(Protocol):
     """A request, before its handler has run.
 
     ``method`` is in capitals; of a WebSocket's handshake ``"WEBSOCKET"`` under ASGI, else ``"GET"``. ``path`` is
-    decoded, from the root of the server. ``peer`` is the address at the other end of the connection, None where there
-    is none (a Unix socket): behind a proxy that is the proxy's, see ``ClientAddress``. ``user`` is whom an outer layer
-    has let in, or None. ``native`` is the WSGI environment or the ASGI scope.
+    decoded, from the root of the server. ``paths`` are what the application's router may take it for, from that root
+    or from the application's own: what rules are matched with. None of them: it may be any path. ``peer`` is the
+    address at the other end of the connection, None where there is none (a Unix socket): behind a proxy that is the
+    proxy's, see ``ClientAddress``. ``user`` is whom an outer layer has let in, or None. ``native`` is the WSGI
+    environment or the ASGI scope.
     """
 
     @property
     def method(self) -> str: ...
     @property
     def path(self) -> str: ...
+    @property
+    def paths(self) -> tuple[str, ...]: ...
     @property
     def peer(self) -> str | None: ...
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Container, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -12,6 +13,7 @@ from penstock.core.concurrency import Concurrency
 from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
 from penstock.web.keys import everyone
+from penstock.web.native_requests import readings
 from penstock.web.request import KeyFunction, Request
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ def outcome(status: int, is_gone: bool) -> int:
 
 
 _PLACEHOLDER: Final = re.compile(r"\{[^{}/]*\}|\*")
+# What stands for them in a pattern that is read as paths are.
+_ANYTHING: Final = "\ue000"
+_SEGMENT: Final = "\ue001"
+_MARKS: Final = string.punctuation.replace("/", "")
+_ANY_MARK: Final = f"[{re.escape(_MARKS)}]"
 _METHOD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -56,7 +63,7 @@ class Where:
     methods: frozenset[str]
 
     @classmethod
-    def of(cls, path: str | Iterable[str] | None, methods: str | Iterable[str]) -> Where:
+    def of(cls, path: str | Iterable[str] | None, methods: str | Iterable[str], ignore_case: bool) -> Where:
         paths = [] if path is None else _listed(path, "path")
         if path is not None and not paths:
             raise InvalidLimiter("path is a pattern or several, or None for every path: an empty list is neither")
@@ -65,18 +72,28 @@ class Where:
             if not isinstance(name, str) or not _METHOD.fullmatch(name):
                 raise InvalidLimiter(f'methods are names such as "GET", not {shown(name)}')
         capitals = {name.upper() for name in names}
+        if not isinstance(ignore_case, bool):
+            raise InvalidLimiter(f"ignore_case is True or False, not {shown(ignore_case)}")
+        flags = re.DOTALL | re.IGNORECASE if ignore_case else re.DOTALL
+        pattern = re.compile("|".join(map(_pattern, paths)), flags) if paths else None
         # Frameworks answer HEAD with the handler of GET.
-        pattern = re.compile("|".join(map(_pattern, paths)), re.DOTALL) if paths else None
         return cls(pattern, frozenset(capitals | {"HEAD"} if "GET" in capitals else capitals))
 
     @property
     def is_everywhere(self) -> bool:
         return self.pattern is None and not self.methods
 
-    def matches(self, method: str, path: str) -> bool:
+    def matches(self, method: str, paths: tuple[str, ...]) -> bool:
+        """Whether a router may come by one of these paths to what the rule is for."""
         if self.methods and method not in self.methods:
             return False
-        return self.pattern is None or self.pattern.fullmatch(path) is not None
+        if self.pattern is None or not paths:
+            return True
+        # A generator would take as long as the match.
+        for path in paths:  # noqa: SIM110
+            if self.pattern.fullmatch(path) is not None:
+                return True
+        return False
 
 
 def _listed(values: Any, what: str) -> list[Any]:
@@ -91,26 +108,42 @@ def _pattern(path: str) -> str:
     """In any case linear in the length of a path, which whoever asks can choose."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise InvalidLimiter(f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {shown(path)}')
-    text, end = path.rstrip("/"), "/*"
-    if text.endswith("/*"):
-        text, end = text[:-2], "(?:/.*)?"
-    segments = []
-    for segment in text.split("/"):
-        found = _PLACEHOLDER.findall(segment)
-        literal = _PLACEHOLDER.sub("", segment)
-        if len(found) > 1 or any(c in literal for c in "{}<>"):
+    text = _PLACEHOLDER.sub(_stand_in, path)
+    for segment, written in zip(text.split("/"), path.split("/"), strict=True):
+        if segment.count(_ANYTHING) + segment.count(_SEGMENT) > 1 or any(c in segment for c in "{}<>"):
             raise InvalidLimiter(
-                f"the path pattern {shown(path)} has {shown(segment)}: a segment has one {{name}} or one * at the most"
+                f"the path pattern {shown(path)} has {shown(written)}: a segment has one {{name}} or one * at the most"
             )
-        before, _, after = segment.partition(found[0] if found else "\0")
-        middle = "" if not found else ".*" if found[0] == "*" or found[0].endswith(":path}") else "[^/]+"
-        segments.append(re.escape(before) + middle + re.escape(after))
-    pattern = "/".join(segments)
-    if pattern.count(".*") > 1:
+    if text.rstrip("/").removesuffix("/" + _ANYTHING).count(_ANYTHING) > 1:
         raise InvalidLimiter(
             f"the path pattern {shown(path)} has more than one *, besides the one at its end: write several patterns"
         )
-    return pattern + end
+    texts = readings(text)
+    if not texts:
+        raise InvalidLimiter(f"the path pattern {shown(path)} has {len(path)} characters: too many")
+    has_all_below = path.rstrip("/").endswith("/*")
+    return "|".join(dict.fromkeys(_expression(text, has_all_below) for text in texts))
+
+
+def _stand_in(placeholder: re.Match[str]) -> str:
+    return _ANYTHING if placeholder[0] == "*" or placeholder[0].endswith(":path}") else _SEGMENT
+
+
+def _expression(text: str, has_all_below: bool) -> str:
+    # CherryPy adds an index, and others leave out the end of a line.
+    text, end = text.rstrip("/"), r"(?:/index)?/*\n?"
+    if has_all_below:
+        text, end = text.removesuffix("/" + _ANYTHING), "(?:/.*)?"
+    *before, last = text.split("/")
+    # Falcon takes an empty segment, too, between others.
+    segments = ["[^/]*" if segment == _SEGMENT else _expression_of(segment) for segment in before]
+    return "/".join([*segments, _expression_of(last)]) + end
+
+
+def _expression_of(segment: str) -> str:
+    # CherryPy takes each mark for an underscore.
+    parts = {_ANYTHING: ".*", _SEGMENT: "[^/]+", **dict.fromkeys(_MARKS, _ANY_MARK)}
+    return "".join(parts.get(character) or re.escape(character) for character in segment)
 
 
 def is_redis(store: object) -> bool:
@@ -132,8 +165,10 @@ class Rule:
       must last longer than the longest request, or than the longest pause in a streamed answer, which renews it. Over
       Redis: in a WSGI application over a ``RedisStore``, in an ASGI application over an ``AsyncRedisStore``.
     * `path`: a pattern or several; ``*`` is anything, ``{name}`` one segment, ``{name:path}`` anything, a slash at the
-      end is the same as none. ``"/api/*"`` is ``/api`` and all below. None: every path.
+      end is the same as none. ``"/api/*"`` is ``/api`` and all below. None: every path. It is matched with all that a
+      router may take a request's path for: with slashes merged, dots resolved, encodings decoded, a root taken off.
     * `methods`: as in ``{"POST", "PUT"}``; empty: all. ``GET`` is ``HEAD``, too; a WebSocket's is ``"WEBSOCKET"``.
+    * `ignore_case`: whether ``/Login`` is ``/login``, for routers to which it is.
     * `key`: for whom a request counts, a callable that takes a ``Request``; None: the client's address.
     * `cost`: how many permits, a number or a callable that takes a ``Request``.
     * `exempt`: a callable that takes a ``Request``; if it says yes, the rule is not for that one.
@@ -152,6 +187,7 @@ class Rule:
     _: KW_ONLY
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
+    ignore_case: bool = False
     key: KeyFunction | None = None
     cost: int | Callable[[Request], int] = 1
     exempt: Callable[[Request], bool] | None = None
@@ -190,7 +226,7 @@ class Rule:
             raise InvalidLimiter(f"charge_on is a set of statuses or a callable, not {shown(self.charge_on)}")
         if self.charge_on is not None and self.is_held:
             raise InvalidLimiter(f"{self.limiter!r} gives every permit back: charge_on says nothing about it")
-        object.__setattr__(self, "where", Where.of(self.path, self.methods))
+        object.__setattr__(self, "where", Where.of(self.path, self.methods, self.ignore_case))
 
     @property
     def denial_status(self) -> int:
@@ -234,9 +270,10 @@ class BodyLimit:
     _: KW_ONLY
     path: str | Iterable[str] | None = None
     methods: str | Iterable[str] = ()
+    ignore_case: bool = False
     where: Where = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int) or self.max_bytes < 0:
             raise InvalidLimiter(f"max_bytes is a whole number of bytes, not {shown(self.max_bytes)}")
-        object.__setattr__(self, "where", Where.of(self.path, self.methods))
+        object.__setattr__(self, "where", Where.of(self.path, self.methods, self.ignore_case))

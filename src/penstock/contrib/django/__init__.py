@@ -35,6 +35,7 @@ from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
 from penstock.web import DISCONNECTED, Answer, Gate, Rule
 from penstock.web.gate import check_waiting
+from penstock.web.native_requests import readings
 from penstock.web.rules import outcome
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "exempt", "limited", "setting"]
@@ -61,6 +62,11 @@ class DjangoRequest:
     @property
     def path(self) -> str:
         return self.django.path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of these Django goes by the second, which has no ``SCRIPT_NAME`` in front."""
+        return readings(self.django.path, self.django.path_info)
 
     @property
     def peer(self) -> str | None:

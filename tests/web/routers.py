@@ -1,0 +1,322 @@
+"""One application of each framework, whose views say which of ``ROUTES`` they are of."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote, unquote_to_bytes
+
+import django
+import falcon
+import falcon.asgi
+import fastapi
+import flask
+import litestar
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
+from django.urls import path as django_path
+from fastapi.responses import PlainTextResponse
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
+from web_requests import Answered, ask_asgi, ask_wsgi
+
+from penstock.contrib import aiohttp as aiohttp_limits
+from penstock.contrib import fastapi as fastapi_limits
+from penstock.contrib import flask as flask_limits
+from penstock.web import ASGIMiddleware, Rule, WSGIMiddleware
+
+with warnings.catch_warnings():
+    # Of the standard library, about what they import.
+    warnings.simplefilter("ignore")
+    import cherrypy
+    import quart
+    from pyramid.config import Configurator
+    from pyramid.exceptions import URLDecodeError
+    from pyramid.response import Response as PyramidResponse
+
+APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
+if not settings.configured:
+    settings.configure(SECRET_KEY="known to everybody", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=APPS)
+django.setup()
+
+urlpatterns: list[Any] = []
+ROUTES = ("/", "/login", "/api/orders", "/log_in", "/users/{id}", "/users/{id}/posts", "/files/{rest:path}")
+"""As a rule's pattern has them."""
+
+Ask = Callable[[str, str], Answered]
+"""A request's target as it is sent, and the path that the server takes for the application's root."""
+
+
+def _in_angles(route: str) -> str:
+    return route.replace("{rest:path}", "<path:rest>").replace("{id}", "<id>")
+
+
+def _wsgi(app: Any) -> Ask:
+    """As gunicorn has it."""
+
+    def ask(target: str, root: str) -> Answered:
+        path = unquote_to_bytes(target).decode("latin-1")
+        return ask_wsgi(lambda environ, start: app(environ | {"SCRIPT_NAME": root}, start), path)
+
+    return ask
+
+
+def _asgi(app: Any, has_root_in_path: bool = True) -> Ask:
+    """As uvicorn has it with ``--root-path``, or hypercorn, which leaves the path as it is."""
+
+    def ask(target: str, root: str) -> Answered:
+        path = root + unquote(target) if has_root_in_path else unquote(target)
+        host = [("host", "localhost")]
+        return ask_asgi(
+            app, path, fields=host, root_path=root, query_string=b"", scheme="http", server=("localhost", 80)
+        )
+
+    return ask
+
+
+def around_flask(rules: list[Rule]) -> Ask:
+    return _wsgi(WSGIMiddleware(_flask(), rules))
+
+
+def in_flask(rules: list[Rule]) -> Ask:
+    app = _flask()
+    flask_limits.Limits(app, rules)
+    return _wsgi(app)
+
+
+def _flask() -> flask.Flask:
+    app = flask.Flask(__name__)
+    for route in ROUTES:
+        app.add_url_rule(_in_angles(route), route, lambda route=route, **_: route)
+    return app
+
+
+def around_quart(rules: list[Rule]) -> Ask:
+    app = quart.Quart(__name__)
+
+    def view(route: str) -> Any:
+        async def told(**_: Any) -> str:
+            return route
+
+        return told
+
+    for route in ROUTES:
+        app.add_url_rule(_in_angles(route), route, view(route))
+    return _asgi(ASGIMiddleware(app, rules))
+
+
+def _django_urls() -> ModuleType:
+    def view(route: str) -> Any:
+        def told(request: HttpRequest, **_: Any) -> HttpResponse:
+            return HttpResponse(route)
+
+        return told
+
+    module = ModuleType("urls")
+    module.urlpatterns = [django_path(_in_angles(route)[1:], view(route)) for route in ROUTES]  # type: ignore[attr-defined]
+    return module
+
+
+def _django(ask: Ask, **changed: Any) -> Ask:
+    def asked(target: str, root: str) -> Answered:
+        with override_settings(**changed):
+            return ask(target, root)
+
+    return asked
+
+
+def around_django(rules: list[Rule]) -> Ask:
+    changed = {"ROOT_URLCONF": _django_urls(), "MIDDLEWARE": []}
+    with override_settings(**changed):
+        return _django(_wsgi(WSGIMiddleware(get_wsgi_application(), rules)), **changed)
+
+
+def around_django_asgi(rules: list[Rule]) -> Ask:
+    changed = {"ROOT_URLCONF": _django_urls(), "MIDDLEWARE": []}
+    with override_settings(**changed):
+        return _django(_asgi(ASGIMiddleware(get_asgi_application(), rules)), **changed)
+
+
+def in_django(rules: list[Rule]) -> Ask:
+    changed: dict[str, Any] = {
+        "ROOT_URLCONF": _django_urls(),
+        "MIDDLEWARE": ["penstock.contrib.django.LimitsMiddleware"],
+        "PENSTOCK": {"RULES": rules},
+    }
+    with override_settings(**changed):
+        return _django(_wsgi(get_wsgi_application()), **changed)
+
+
+def _plain(route: str) -> Any:
+    async def told(request: Any) -> PlainTextResponse:
+        return PlainTextResponse(route)
+
+    return told
+
+
+def around_starlette(rules: list[Rule]) -> Ask:
+    return _asgi(ASGIMiddleware(Starlette(routes=[Route(route, _plain(route)) for route in ROUTES]), rules))
+
+
+def in_a_mount(rules: list[Rule]) -> Ask:
+    """The same, and the rules with it, beneath a path of another application."""
+    inner = ASGIMiddleware(Starlette(routes=[Route(route, _plain(route)) for route in ROUTES]), rules)
+    ask = _asgi(Starlette(routes=[Mount("/outer", inner)]))
+    return lambda target, root: ask("/outer" + target, root)
+
+
+def in_fastapi(rules: list[Rule], has_root_in_path: bool = True) -> Ask:
+    app = fastapi.FastAPI(openapi_url=None)
+    for route in ROUTES:
+        app.add_api_route(route, lambda route=route: PlainTextResponse(route))
+    fastapi_limits.setup(app, rules)
+    return _asgi(app, has_root_in_path)
+
+
+def in_fastapi_under_hypercorn(rules: list[Rule]) -> Ask:
+    return in_fastapi(rules, has_root_in_path=False)
+
+
+class _Falcon:
+    def __init__(self, route: str) -> None:
+        self.route = route
+
+    def on_get(self, request: Any, response: Any, **_: Any) -> None:
+        response.text = self.route
+
+
+class _AsyncFalcon(_Falcon):
+    async def on_get(self, request: Any, response: Any, **_: Any) -> None:  # type: ignore[override]
+        response.text = self.route
+
+
+def around_falcon(rules: list[Rule]) -> Ask:
+    app = falcon.App()
+    for route in ROUTES:
+        app.add_route(route, _Falcon(route))
+    return _wsgi(WSGIMiddleware(app, rules))
+
+
+def around_falcon_asgi(rules: list[Rule]) -> Ask:
+    app = falcon.asgi.App()
+    for route in ROUTES:
+        app.add_route(route, _AsyncFalcon(route))
+    return _asgi(ASGIMiddleware(app, rules))
+
+
+def around_litestar(rules: list[Rule]) -> Ask:
+    def handler(route: str) -> Any:
+        async def told() -> str:
+            return route
+
+        return litestar.get(re.sub(r"\{id\}", "{id:str}", route), media_type="text/plain")(told)
+
+    return _asgi(ASGIMiddleware(litestar.Litestar([handler(route) for route in ROUTES], openapi_config=None), rules))
+
+
+def around_pyramid(rules: list[Rule]) -> Ask:
+    """By routes and, of what has one name, by traversal."""
+    config = Configurator()
+    for route in ROUTES:
+        config.add_route(route, route.replace("{rest:path}", "{rest:.*}"))
+        config.add_view(lambda request, route=route: PyramidResponse(route), route_name=route)
+        if re.fullmatch(r"/\w+", route):
+            config.add_view(_without_subpath(route), name=route[1:])
+    # It leaves the answer to what isn't UTF-8 to the server.
+    config.add_view(lambda request: PyramidResponse(status=400), context=URLDecodeError)
+    return _wsgi(WSGIMiddleware(config.make_wsgi_app(), rules))
+
+
+def _without_subpath(route: str) -> Any:
+    """A view that takes what is beneath its path has a rule that says so."""
+    return lambda request: PyramidResponse(route, status=404 if request.subpath else 200)
+
+
+def around_cherrypy(rules: list[Rule]) -> Ask:
+    """Its dispatcher has no placeholders."""
+
+    def page(route: str) -> Any:
+        return cherrypy.expose(lambda self: route)
+
+    api = type("Api", (), {"orders": page("/api/orders")})()
+    root = type("Root", (), {"index": page("/"), "login": page("/login"), "log_in": page("/log_in"), "api": api})()
+    cherrypy.config.update({"environment": "embedded", "log.screen": False})
+    return _wsgi(WSGIMiddleware(cherrypy.Application(root, script_name=None), rules))
+
+
+class in_aiohttp:  # noqa: N801  # as the others
+    """A server, since nothing else routes a request."""
+
+    def __init__(self, rules: list[Rule]) -> None:
+        self.runner = asyncio.Runner()
+        self.prefix = ""
+        self.server = TestServer(self.app(rules))
+        self.runner.run(self.server.start_server())
+
+    def app(self, rules: list[Rule]) -> web.Application:
+        def handler(route: str) -> Any:
+            async def told(request: web.Request) -> web.Response:
+                return web.Response(text=route)
+
+            return told
+
+        app = web.Application()
+        for route in ROUTES:
+            app.router.add_get(route.replace("{rest:path}", "{rest:.*}"), handler(route))
+        aiohttp_limits.setup(app, rules)
+        return app
+
+    def __call__(self, target: str, root: str) -> Answered:
+        return self.runner.run(self._ask(self.prefix + target))
+
+    async def _ask(self, target: str) -> Answered:
+        reader, writer = await asyncio.open_connection(self.server.host, self.server.port)
+        with closing(writer):
+            writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            status, *lines = head.decode("latin-1").split("\r\n")
+            fields = [(name.lower(), value) for name, _, value in (line.partition(": ") for line in lines)]
+            return Answered(int(status.split()[1]), fields, body)
+
+    def close(self) -> None:
+        self.runner.run(self.server.close())
+        self.runner.close()
+
+
+class in_an_aiohttp_subapp(in_aiohttp):  # noqa: N801
+    def app(self, rules: list[Rule]) -> web.Application:
+        outer = web.Application()
+        self.prefix = "/outer"
+        outer.add_subapp(self.prefix, super().app(rules))
+        return outer
+
+
+ROUTERS: dict[str, Callable[[list[Rule]], Ask]] = {
+    "around Flask": around_flask,
+    "in Flask": in_flask,
+    "around Quart": around_quart,
+    "around Django": around_django,
+    "around Django, ASGI": around_django_asgi,
+    "in Django": in_django,
+    "around Starlette": around_starlette,
+    "in a Starlette mount": in_a_mount,
+    "in FastAPI": in_fastapi,
+    "in FastAPI under hypercorn": in_fastapi_under_hypercorn,
+    "around Falcon": around_falcon,
+    "around Falcon, ASGI": around_falcon_asgi,
+    "around Litestar": around_litestar,
+    "around Pyramid": around_pyramid,
+    "around CherryPy": around_cherrypy,
+    "in aiohttp": in_aiohttp,
+    "in an aiohttp sub-application": in_an_aiohttp_subapp,
+}

@@ -1,0 +1,130 @@
+"""What a framework hands to a view is counted by the rule for that view, however the path is spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from routers import ROUTERS, ROUTES, Ask
+from web_requests import Answered
+
+from penstock import FixedWindow, Store
+from penstock.web import Rule
+
+SAID = {route: f"route-{i}" for i, route in enumerate(ROUTES)}
+Draw = Callable[[Any], Any]
+
+
+@pytest.fixture(params=sorted(ROUTERS), scope="module")
+def router(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def ask(router: str) -> Iterator[Ask]:
+    with Store.private(keys=1000) as store:
+        ask = ROUTERS[router]([Rule(FixedWindow(store, SAID[route], "1000000/day"), path=route) for route in ROUTES])
+        yield ask
+        if hasattr(ask, "close"):
+            ask.close()
+
+
+def handled(answered: Answered) -> str | None:
+    """The route whose view has answered."""
+    route = answered.body.decode(errors="replace")
+    return route if answered.status == 200 and route in SAID else None
+
+
+def check(ask: Ask, target: str, root: str = "") -> str | None:
+    answered = ask(target, root)
+    route = handled(answered)
+    assert route is None or f'"{SAID[route]}"' in answered["ratelimit"], f"{target} was handled by {route}"
+    return route
+
+
+def texts(*several: str) -> Any:
+    return st.sampled_from([text for texts in several for text in texts.split(" ")])
+
+
+# Two spaces: nothing stands between them.
+starts = texts(
+    "/ / // /// /%2F /./ /x/../ /../ /%2e%2e/ /;/ /;a/ /@@ /a//../  %2F /.",
+    "http://localhost/ /v1/ /v1 /x/v1/ /v2/ /outer/ /index/ /%0A",
+)
+between = texts("/ / / // %2F %252F /./ /x/../ /x//../ ;a/ /;a/ /@@ %5C")
+ends = texts(
+    "   / // %0A /%0A %0D%0A %250A /index /index/ /. /x/.. /.. ;a /;a %00 %20 %FF /x /@@ %E2%80%A8 %3F %23a",
+)
+names = texts("5 a.b .. %2e%2e a%2Fb a;b ;b %0A %FF @@x %25 -  v1 %5C")
+rests = texts("a a/b  a//b ../a a/.. %0A / a%252Fb")
+
+
+@st.composite
+def targets(draw: Draw) -> str:
+    """The target of a request for one of the routes, spelled in some way."""
+    written = []
+    for segment in draw(st.sampled_from(ROUTES)).split("/")[1:]:
+        if segment == "{id}":
+            written.append(draw(names))
+        elif segment == "{rest:path}":
+            written.append(draw(rests))
+        else:
+            written.append("".join([draw(st.sampled_from(spellings(character))) for character in segment]))
+    target: str = draw(starts) + written[0]
+    for segment in written[1:]:
+        target += draw(between) + segment
+    return target + draw(ends)
+
+
+def spellings(character: str) -> list[str]:
+    code = f"%{ord(character):02X}"
+    ways = [character] * 20 + [code, quote(code), character.upper(), character + "%FF"]
+    return ways + (["-", "%25", "."] * 5 if character == "_" else [])
+
+
+@settings(max_examples=60)
+@given(target=targets(), root=st.sampled_from(["", "", "/v1", "/v1/v2"]))
+def test_what_is_handled_is_counted(ask: Ask, target: str, root: str) -> None:
+    check(ask, target, root)
+
+
+NOT_IN_FRONT = ["//login", "///login", "/%2Flogin", "//users/5"]
+MERGED = [*NOT_IN_FRONT, "/api//orders", "/login/", "//login//"]
+LINE_ENDED = ["/login%0A", "/users/%0A", "/files//", "/files/a%0A"]
+TAKEN = {
+    "around Flask": NOT_IN_FRONT,
+    "in Flask": NOT_IN_FRONT,
+    "around Quart": [*NOT_IN_FRONT, "http://localhost/login", "http://localhost/login%23a"],
+    "around Django": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
+    "around Django, ASGI": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
+    "in Django": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
+    "around Starlette": LINE_ENDED,
+    "in a Starlette mount": ["/files//", "/users/;a", "/users/%2e%2e"],
+    "in FastAPI": LINE_ENDED,
+    "in FastAPI under hypercorn": LINE_ENDED,
+    "around Falcon": [*NOT_IN_FRONT, "/users//posts", "//users//posts", "/files/"],
+    "around Falcon, ASGI": [*NOT_IN_FRONT, "/users//posts", "//users//posts", "/files/"],
+    "around Litestar": MERGED,
+    "around Pyramid": ["/login%0A", "//login", "/./login", "/x/../login", "/@@login", "/%2e%2e//x/%2e%2e/@@login/."],
+    "around CherryPy": [*MERGED[:3], *MERGED[4:], "/log-in", "/log.in/", "/log%25in", "/index", "//index/"],
+    "in aiohttp": ["/users/%2e%2e%2f", "/users/a%252Fb", "/users/;a"],
+    "in an aiohttp sub-application": ["/users/%2e%2e%2f", "/users/a%252Fb", "/users/;a"],
+}
+
+
+def test_spellings_that_are_taken(router: str, ask: Ask) -> None:
+    for target in ["/", *TAKEN[router]]:
+        assert check(ask, target) is not None, f"{router} doesn't take {target}"
+
+
+def test_beneath_a_root(router: str, ask: Ask) -> None:
+    if router != "around Falcon, ASGI":
+        # That one wants the root in its routes.
+        assert check(ask, "/login", "/v1") == "/login"
+    check(ask, "/v1/login", "/v1")
+    check(ask, "//v1//login", "/v1")
