@@ -239,13 +239,16 @@ def sliding_windows(draw: st.DrawFn, measure: Measure, exact: bool = True) -> Ca
     period = draw(measure.windows())
     limit = draw(measure.limits(measure.most_sliding(period) if exact else period // 40))
     of_tier = draw(measure.limits(limit))
+    rounding: Any = draw(st.sampled_from([None, "up", "down"]))
+    rule = SlidingWindow(limit, period, rounding)
+    of_tier_rule = SlidingWindow(of_tier, period, "up" if rule.rounds_up else "down")
     return Case(
-        lambda store, name="api": penstock.SlidingWindow(store, name, measure.rate(limit, period)),
-        SlidingWindow(limit, period),
+        lambda store, name="api": penstock.SlidingWindow(store, name, measure.rate(limit, period), rounding=rounding),
+        rule,
         step=draw(st.sampled_from([period, max(1, period // limit)])),
         span=2 * period,
         measure=measure,
-        tiers=[({"rate": measure.rate(of_tier, period)}, SlidingWindow(of_tier, period))] * measure.has_tiers,
+        tiers=[({"rate": measure.rate(of_tier, period)}, of_tier_rule)] * measure.has_tiers,
     )
 
 

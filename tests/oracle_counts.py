@@ -149,10 +149,16 @@ def first_window_in_memory(limit: int, period_ns: int) -> FirstWindow:
 class SlidingWindow(Counting[tuple[int, int, int]]):
     """The count of this window, and of the one before as much as it overlaps: (window, count before, count).
 
-    What is given back is taken from this window's count first.
+    What it overlaps is rounded up or down; if nothing is said, up for limits to 5. What is given back is taken from
+    this window's count first.
     """
 
+    rounding: str | None = None
     fresh = (-1, 0, 0)
+
+    @property
+    def rounds_up(self) -> bool:
+        return self.limit <= 5 if self.rounding is None else self.rounding == "up"
 
     def at(self, state: tuple[int, int, int], now_ns: int) -> tuple[int, int, int]:
         """The state as of the window of `now_ns`."""
@@ -165,7 +171,8 @@ class SlidingWindow(Counting[tuple[int, int, int]]):
     def used(self, state: tuple[int, int, int], now_ns: int) -> int:
         window, before, count = self.at(state, now_ns)
         elapsed_ns = max(now_ns - window * self.period_ns, 0)
-        return count + before * (self.period_ns - elapsed_ns) // self.period_ns
+        overlapping = before * (self.period_ns - elapsed_ns)
+        return count + (-(-overlapping // self.period_ns) if self.rounds_up else overlapping // self.period_ns)
 
     def charged(self, state: tuple[int, int, int], now_ns: int, cost: int) -> tuple[int, int, int]:
         window, before, count = self.at(state, now_ns)

@@ -43,3 +43,79 @@ def test_a_rate_for_one_call_has_the_same_period(store: Any, clock: Clock) -> No
             with pytest.raises(InvalidLimiter):
                 ask("k", **options)
     assert limiter.peek("k").remaining == 40
+
+
+@pytest.mark.parametrize("rounding", ["", "Up", "nearest", 1, True, b"up", ["up"]])
+def test_a_rounding_that_is_none(store: Any, rounding: Any) -> None:
+    with pytest.raises(InvalidLimiter, match="'up' or 'down'"):
+        SlidingWindow(store, "api", "5/minute", rounding=rounding)
+
+
+def test_small_limits_round_up_and_larger_ones_down(store: Any) -> None:
+    for limit in (1, 2, 5, 6, 7, 1000):
+        assert SlidingWindow(store, "api", Rate(limit, 60)).rounding == ("up" if limit <= 5 else "down")
+        for rounding in ("up", "down"):
+            assert SlidingWindow(store, "api", Rate(limit, 60), rounding=rounding).rounding == rounding
+
+
+@pytest.mark.parametrize(
+    ("rate", "options", "at_the_edge"),
+    [
+        ("1/minute", {}, 1),
+        ("2/minute", {}, 2),
+        ("5/minute", {}, 5),
+        ("100/minute", {"rounding": "up"}, 100),
+        ("1/minute", {"rounding": "down"}, 2),
+        ("7/minute", {}, 8),
+        ("100/minute", {}, 101),
+    ],
+)
+def test_how_many_pass_in_a_moment_at_an_edge(
+    store: Any, clock: Clock, rate: str, options: Any, at_the_edge: int
+) -> None:
+    limiter = SlidingWindow(store, "api", rate, **options)
+    clock.set(START + 59.999)
+    passed = sum(limiter.allow("k") for _ in range(200))
+    clock.set(START + 60.001)
+    passed += sum(limiter.allow("k") for _ in range(200))
+    assert passed == at_the_edge
+
+
+@pytest.mark.parametrize("limit", [1, 5, 30])
+def test_over_an_edge_no_more_than_the_limit_and_its_share_of_the_time_since(
+    store: Any, clock: Clock, limit: int
+) -> None:
+    limiter = SlidingWindow(store, "api", Rate(limit, 60), rounding="up")
+    clock.set(START + 59)
+    passed = sum(limiter.allow("k") for _ in range(limit + 1))
+    for second in range(61):
+        clock.set(START + 60 + second)
+        while limiter.allow("k"):
+            passed += 1
+        assert 60 * passed <= limit * (60 + second)
+    assert passed == 2 * limit
+
+
+def test_the_count_before_weighs_one_to_the_end_of_the_window_when_rounded_up(store: Any, clock: Clock) -> None:
+    limiter = SlidingWindow(store, "api", "3/minute")
+    clock.set(START)
+    assert limiter.hit("k", 2).reset_after == 120
+    clock.set(START + 60)
+    assert limiter.hit("k", 2).retry_after == 30
+    assert limiter.hit("k", 3).retry_after == 60
+    clock.set(START + 90)
+    assert limiter.hit("k", 2)
+    assert limiter.peek("k", 0).reset_after == 90
+
+
+def test_limiters_that_round_in_different_ways_share_their_counts(store: Any, clock: Clock) -> None:
+    up, down = (SlidingWindow(store, "api", "10/minute", rounding=rounding) for rounding in ("up", "down"))
+    clock.set(START)
+    assert up.hit("k", 3).remaining == 7
+    assert down.hit("k", 4).remaining == 3
+    clock.set(START + 70)  # five sixths of the seven are 5.83
+    assert (up.peek("k").remaining, down.peek("k").remaining) == (4, 5)
+    assert up.hit("k", 4)
+    assert not up.allow("k")
+    assert down.allow("k")
+    assert not down.allow("k")

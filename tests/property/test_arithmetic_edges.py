@@ -107,9 +107,10 @@ def sliding_windows(draw: st.DrawFn) -> Case:
     period_ns = draw(tiny_periods_ns(300) | longest_periods_ns())
     most = (1 << (period_ns.bit_length() - 1) // 2) - 1
     limit = draw(most_and_less(most))
+    rounding: Any = draw(st.sampled_from(["up", "down"]))
     return Case(
-        lambda store, name="api": penstock.SlidingWindow(store, name, MEMORY.rate(limit, period_ns)),
-        SlidingWindow(limit, period_ns),
+        lambda store, name="api": penstock.SlidingWindow(store, name, MEMORY.rate(limit, period_ns), rounding=rounding),
+        SlidingWindow(limit, period_ns, rounding),
         step=draw(st.sampled_from([period_ns, max(1, period_ns // limit)])),
         span=2 * period_ns,
     )

@@ -97,7 +97,7 @@ CONSTRUCTORS = {
     "LeakyBucket": "(store, name, rate, capacity)",
     "MinInterval": "(store, name, interval)",
     "SlidingLog": "(store, name, rate, *, keys)",
-    "SlidingWindow": "(store, name, rate)",
+    "SlidingWindow": "(store, name, rate, *, rounding=None)",
     "TokenBucket": "(store, name, rate, burst=None, refill='continuous')",
 }
 

@@ -16,6 +16,14 @@ def test_what_it_tells_of_itself(store: Store) -> None:
     limiter = SlidingWindow(store, "api", "1000/hour")
     assert (limiter.store, limiter.name, limiter.rate) == (store, "api", Rate(1000, 3600))
     assert repr(limiter) == "<SlidingWindow 'api' 1000 per hour>"
+    assert limiter.rounding == "down"
+    assert repr(SlidingWindow(store, "api", "5/hour")) == "<SlidingWindow 'api' 5 per hour>"
+    assert repr(SlidingWindow(store, "up", "6/hour", rounding="up")) == "<SlidingWindow 'up' 6 per hour rounding='up'>"
+    assert repr(SlidingWindow(store, "x", "5/hour", rounding="down")) == (
+        "<SlidingWindow 'x' 5 per hour rounding='down'>"
+    )
+    with pytest.raises(AttributeError):
+        limiter.rounding = "up"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -36,12 +44,13 @@ def test_what_it_tells_of_itself(store: Store) -> None:
     ],
 )
 def test_both_counts_are_exact_as_long_as_they_fit(store: Store, clock: ManualClock, limit: int, period: float) -> None:
-    limiter = SlidingWindow(store, "api", Rate(limit, period))
+    limiter = SlidingWindow(store, "api", Rate(limit, period), rounding="down")
     start = (1000 // period + 1) * period
     clock.set(start)
     assert limiter.hit("k", limit).remaining == 0
     clock.set(start + period + period / 2)
     assert limiter.peek("k").remaining == limit - limit // 2
+    assert SlidingWindow(store, "api", limiter.rate, rounding="up").peek("k").remaining == limit // 2
     clock.set(start + 2 * period)
     assert limiter.peek("k").reset_after_ns == 0
 

@@ -27,6 +27,7 @@ cdef struct Shape:
     int low_bits                 # of a KIND_COUNT state: how many bits below its time
     int previous_bits            # of those, how many hold the previous window's count
     int previous_shift           # which is kept in units of 2 to the power of this
+    bint rounds_up               # and whose part that still counts is rounded up
     int buckets                  # of a bucketed window
     int window_shift             # of a synced window: 2 to the power of this is at most its period
     const PenstockCell* cells    # of an extent: its table, and the words behind it

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Self, final
+from typing import Literal, Self, final
 
 from penstock.core.keys import Key
 from penstock.core.synced import SyncedLimiter
@@ -18,10 +18,13 @@ class SyncedWindow(SyncedLimiter):
         slides: bool,
         keys: int,
         name_of: Callable[[Key], bytes],
+        rounding: Literal["up", "down"] | None = None,
     ) -> Self: ...
     def allow(self, key: Key, /) -> bool: ...
     @property
     def rate(self) -> Rate: ...
+    @property
+    def rounding(self) -> str | None: ...
     @property
     def slides(self) -> bool: ...
     @property

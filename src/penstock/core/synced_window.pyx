@@ -23,7 +23,6 @@ from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape
 from penstock.core.native cimport (
     PENSTOCK_KIND_BITS, PENSTOCK_KIND_COUNT, PenstockCell, cas128_acq_rel, load128_acquire, load_acquire, monotonic_ns,
-    product_below,
 )
 from penstock.core.synced cimport (
     BIRTH, COUNT_BITS, LOOK_ONLY, OTHERS, TOLD, WORDS_PER_CELL, NamedDraw, SyncedLimiter, begin_pair, begin_words,
@@ -31,10 +30,11 @@ from penstock.core.synced cimport (
 )
 from penstock.core.table cimport ALLOWED, Events, Next, Verdict, table_amend, table_find, table_now
 from penstock.core.window cimport (
-    Counted, fixed_counted, sliding_counted, sliding_state, until_estimate, was_charged_before, weighted,
+    Counted, fixed_counted, has_room, sliding_counted, sliding_state, until_estimate, was_charged_before, weighted,
 )
 
 from penstock import layout
+from penstock.core.window import rounds_up
 from penstock.errors import InvalidLimiter
 from penstock.extents import Purpose
 from penstock.rate import as_rate
@@ -142,9 +142,7 @@ cdef bint synced_sliding_take(
     cdef Counted of_all = sliding_counted_of_all(shape, cell, state, now_ns)
     own.count += draw.amount
     next.state = sliding_state(shape, &own)
-    # weighted(...) <= room - count, without the division.
-    return of_all.count <= draw.room and product_below(
-        of_all.previous, of_all.left_ns, draw.room - of_all.count + 1, shape.period_ns)
+    return has_room(shape, &of_all, draw.room)
 
 
 cdef bint synced_sliding_give_back(
@@ -185,7 +183,7 @@ cdef class SyncedWindow(SyncedLimiter):
     cdef readonly object rate
     cdef readonly bint slides
 
-    def __cinit__(self, store, name, rate, synced_store, bint slides, keys, name_of):
+    def __cinit__(self, store, name, rate, synced_store, bint slides, keys, name_of, rounding=None):
         cdef int period_bits
         self.rate = as_rate(rate)
         self.slides = slides
@@ -193,6 +191,7 @@ cdef class SyncedWindow(SyncedLimiter):
         self.take = synced_sliding_take if slides else synced_fixed_take
         self.give_back = synced_sliding_give_back if slides else synced_fixed_give_back
         self.shape.limit = self.shape.rate_limit = self.rate.limit
+        self.shape.rounds_up = slides and rounds_up(rounding, self.rate.limit)
         self.shape.period_ns = self.rate.period_ns
         self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
         period_bits = count_bits_for(self.shape.period_ns)
@@ -210,12 +209,14 @@ cdef class SyncedWindow(SyncedLimiter):
         self.begin(purpose, keys, synced_store, name_of, encoding, window_clear)
 
     @cython.binding(False)
-    def __init__(self, store, name, rate, synced_store, slides, keys, name_of):
+    def __init__(self, store, name, rate, synced_store, slides, keys, name_of, rounding=None):
         """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         kind = "SlidingWindow" if self.slides else "FixedWindow"
-        return f"<{kind} {self.name!r} {self.rate}, over {self.synced_store!r}>"
+        rounding = f" rounding={self.rounding!r}" if self.slides and self.shape.rounds_up != rounds_up(
+            None, self.shape.limit) else ""
+        return f"<{kind} {self.name!r} {self.rate}{rounding}, over {self.synced_store!r}>"
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -228,6 +229,11 @@ cdef class SyncedWindow(SyncedLimiter):
         if self.take == synced_fixed_take:
             return decide_named(self, key, tag, &self.unit, &verdict, synced_fixed_take, NULL) == ALLOWED
         return decide_named(self, key, tag, &self.unit, &verdict, synced_sliding_take, NULL) == ALLOWED
+
+    @property
+    def rounding(self):
+        """Of a sliding window; None of a fixed one."""
+        return ("up" if self.shape.rounds_up else "down") if self.slides else None
 
     @property
     def _low_bits(self):

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 
 from penstock.core.counts cimport count_time, low_mask, low_of, time_of, window_end_ns
 from penstock.core.limiter cimport Draw, Shape
-from penstock.core.native cimport multiply_divide_down
+from penstock.core.native cimport multiply_divide_down, multiply_divide_up, product_below
 
 
 # What a state says at a time: the counts, and the window that they are for.
@@ -69,7 +69,19 @@ cdef inline Counted sliding_counted(const Shape* shape, uint64_t state, uint64_t
 
 cdef inline uint64_t weighted(const Shape* shape, uint64_t previous, uint64_t left_ns) noexcept nogil:
     """What the previous count still counts for."""
+    if shape.rounds_up:
+        return multiply_divide_up(previous << shape.previous_shift, left_ns, shape.period_ns)
     return multiply_divide_down(previous << shape.previous_shift, left_ns, shape.period_ns)
+
+
+cdef inline bint has_room(const Shape* shape, const Counted* counted, uint64_t room) noexcept nogil:
+    """Whether the estimate is at most `room`, without the division."""
+    cdef uint64_t whole = counted.previous << shape.previous_shift
+    if counted.count > room:
+        return False
+    if shape.rounds_up:
+        return not product_below(room - counted.count, shape.period_ns, whole, counted.left_ns)
+    return product_below(whole, counted.left_ns, room - counted.count + 1, shape.period_ns)
 
 
 cdef inline uint64_t sliding_state(const Shape* shape, const Counted* counted) noexcept nogil:

@@ -52,15 +52,31 @@ class FixedWindow(WindowLimiter):
 @final
 class SlidingWindow(WindowLimiter):
     @overload
-    def __new__(cls, store: Store, name: str, rate: str | Rate) -> Self: ...
+    def __new__(
+        cls, store: Store, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> Self: ...
     @overload
-    def __new__(cls, store: RedisStore, name: str, rate: str | Rate) -> RedisLimiter: ...  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, store: RedisStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> RedisLimiter: ...
     @overload
-    def __new__(cls, store: AsyncRedisStore, name: str, rate: str | Rate) -> AsyncRedisLimiter: ...  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncRedisStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> AsyncRedisLimiter: ...
     @overload
-    def __new__(cls, store: SyncedStore, name: str, rate: str | Rate) -> SyncedWindow: ...  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, store: SyncedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> SyncedWindow: ...
     @overload
-    def __new__(cls, store: LeasedStore, name: str, rate: str | Rate) -> LeasedLimiter: ...  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, store: LeasedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> LeasedLimiter: ...
     @overload
-    def __new__(cls, store: AsyncLeasedStore, name: str, rate: str | Rate) -> AsyncLeasedLimiter: ...  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncLeasedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> AsyncLeasedLimiter: ...
     def allow(self, key: Key, /) -> bool: ...
+    @property
+    def rounding(self) -> str: ...
+
+def rounds_up(rounding: str | None, limit: int) -> bool: ...

@@ -16,9 +16,10 @@ time in the state. A window begins at the last step before the first request, le
 Sliding window
 --------------
 An estimate of the last period: the current window's count, plus the previous window's weighted by how much of it the
-last period still covers, rounded down. (Cloudflare, "How we built rate limiting capable of scaling to millions of
-domains", 2017.) Both counts stand in the state; its time is the end of the window *after* the current one, when both
-are forgotten. If two whole counts don't fit, the previous one is kept in units of ``2**previous_shift``, rounded up.
+last period still covers. (Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017.)
+That part is rounded up or down; the state means the same with either. Both counts stand in the state; its time is the
+end of the window *after* the current one, when both are forgotten. If two whole counts don't fit, the previous one is
+kept in units of ``2**previous_shift``, rounded up.
 """
 
 cimport cython
@@ -31,7 +32,7 @@ from penstock.core.counts cimport (
 from penstock.core.decision cimport Decision
 from penstock.core.limiter cimport Draw, Shape, let_stores_make
 from penstock.core.native cimport (
-    PENSTOCK_KIND_COUNT, PenstockCell, multiply_divide_up, product_below,
+    PENSTOCK_KIND_COUNT, PenstockCell, multiply_divide_down, multiply_divide_up,
 )
 from penstock.core.table cimport Next, Verdict
 
@@ -45,6 +46,15 @@ cdef enum:
     # A quantum longer than this share of a window is avoided where it can be.
     FINE_BITS = 16
     LEAST_PREVIOUS_BITS = 4
+    # Sliding windows of limits up to this round up, if they aren't told: one permit is a fifth of it, or more.
+    MOST_ROUNDED_UP = 5
+
+
+def rounds_up(rounding, limit):
+    """Whether a sliding window of this limit rounds up what the window before still counts for."""
+    if rounding is not None and (not isinstance(rounding, str) or rounding not in ("up", "down")):
+        raise InvalidLimiter(f"rounding is 'up' or 'down', not {shown(rounding)}; left out, it depends on the limit")
+    return limit <= MOST_ROUNDED_UP if rounding is None else rounding == "up"
 
 
 cdef bint fixed_take(
@@ -114,12 +124,7 @@ cdef bint sliding_take(
     cdef const Draw* draw = <const Draw*>parameters
     cdef const Shape* shape = draw.shape
     cdef Counted counted = sliding_counted(shape, state, now_ns)
-    if counted.count > draw.room:
-        return False
-    # weighted(...) <= room - count, without the division.
-    if not product_below(
-        counted.previous << shape.previous_shift, counted.left_ns, draw.room - counted.count + 1, shape.period_ns
-    ):
+    if not has_room(shape, &counted, draw.room):
         return False
     counted.count += draw.amount
     next.state = sliding_state(shape, &counted)
@@ -255,26 +260,30 @@ cdef class SlidingWindow(WindowLimiter):
 
     ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
     multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
-    period still covers, rounded down: as if those requests had come evenly.
+    period still covers: as if those requests had come evenly. That part is rounded up or down, as `rounding` says
+    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and period share
+    their state, however they round.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
     A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it; at
-    worst twice the limit within one period, when all of the previous window's requests came at its end. Both counts
+    the store per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it. So
+    within a period of which the time t lies behind an edge at most ``limit * (1 + t / period)``; rounded down, one
+    permit more. Rounded up, a key that always asks for more gets up to one permit less in each period. Both counts
     are exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above
     that the previous count is rounded up, by less than a seventh of the limit, so a little less is admitted than by
     the formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth
     refused.
     """
 
-    def __cinit__(self, store, name, rate):
+    def __cinit__(self, store, name, rate, *, rounding=None):
         cdef int count_bits = count_bits_for(self.shape.limit)
         # A quantum, 2**(low_bits - 2) ns, is at most half a window.
         cdef int room = count_bits_for(self.shape.period_ns)
         cdef int previous_bits, shift = 0
         self.take = sliding_take
         self.give_back = sliding_give_back
+        self.shape.rounds_up = rounds_up(rounding, self.shape.limit)
         count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
         previous_bits = min(count_bits, room - count_bits)
         if previous_bits < min(count_bits, <int>LEAST_PREVIOUS_BITS):
@@ -291,11 +300,16 @@ cdef class SlidingWindow(WindowLimiter):
         self.enroll(b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits))
 
     @cython.binding(False)
-    def __init__(self, store, name, rate):
+    def __init__(self, store, name, rate, *, rounding=None):
         """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
+    @property
+    def rounding(self):
+        return "up" if self.shape.rounds_up else "down"
+
     def __repr__(self):
-        return f"<SlidingWindow {self.name!r} {self.rate}>"
+        rounding = "" if self.shape.rounds_up == rounds_up(None, self.shape.limit) else f" rounding={self.rounding!r}"
+        return f"<SlidingWindow {self.name!r} {self.rate}{rounding}>"
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -339,6 +353,8 @@ cdef uint64_t left_for(const Shape* shape, uint64_t previous, uint64_t most) noe
     cdef uint64_t whole = previous << shape.previous_shift
     if whole <= most:
         return shape.period_ns
+    if shape.rounds_up:
+        return multiply_divide_down(most, shape.period_ns, whole)
     return multiply_divide_up(most + 1, shape.period_ns, whole) - 1
 
 

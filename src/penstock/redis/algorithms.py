@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple
 
 from penstock.core.decision import Decision, _decision
+from penstock.core.window import rounds_up
 from penstock.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, shown
 from penstock.rate import Duration, Rate, as_delay_ns, as_period_ns, as_rate
 from penstock.redis.keys import digest
@@ -374,17 +375,22 @@ class SlidingWindow(Window):
     script = "sliding"
     told = 3
 
-    def __init__(self, rate: str | Rate) -> None:
+    def __init__(self, rate: str | Rate, rounding: str | None = None) -> None:
         super().__init__(rate)
-        self.suffix = f"sliding-{digest(self.period_us)}".encode()
+        self.rounding = "up" if rounds_up(rounding, self.limit) else "down"
+        self.suffix = f"sliding-{digest(self.period_us)}".encode()  # however they round
 
     def with_rate(self, rate: Rate) -> Window:
-        return SlidingWindow(rate)
+        return SlidingWindow(rate, self.rounding)
+
+    def drawn(self, cost: int) -> Draw:
+        return Draw(cost, (cost, self.limit - cost, self.period_us, int(self.rounding == "up")))
 
     def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
         end_us, before, count = seen.told
         to_end_us = end_us - seen.now_us
-        estimate = count + before * min(to_end_us, self.period_us) // self.period_us
+        weighted = before * min(to_end_us, self.period_us)
+        estimate = count + (-(-weighted // self.period_us) if self.rounding == "up" else weighted // self.period_us)
 
         def until_us(most: int) -> int:
             if count <= most:
@@ -396,7 +402,11 @@ class SlidingWindow(Window):
 
     def left_us(self, before: int, most: int) -> int:
         """How much of a window may be left, at most, for the previous count to be worth no more than `most`."""
-        return self.period_us if before <= most else -(-(most + 1) * self.period_us // before) - 1
+        if before <= most:
+            return self.period_us
+        if self.rounding == "up":
+            return most * self.period_us // before
+        return -(-(most + 1) * self.period_us // before) - 1
 
 
 class BucketedWindow(Algorithm):

@@ -68,9 +68,9 @@ def _fixed_window(name: str, rate: Any, align: Any = "clock") -> Made:
     return Made(algorithm, {"rate": algorithm.rate, "align": align})
 
 
-def _sliding_window(name: str, rate: Any) -> Made:
-    algorithm = algorithms.SlidingWindow(rate)
-    return Made(algorithm, {"rate": algorithm.rate})
+def _sliding_window(name: str, rate: Any, rounding: Any = None) -> Made:
+    algorithm = algorithms.SlidingWindow(rate, rounding)
+    return Made(algorithm, {"rate": algorithm.rate, "rounding": algorithm.rounding})
 
 
 def _bucketed_window(name: str, rate: Any, buckets: Any = 60) -> Made:

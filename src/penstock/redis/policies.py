@@ -354,7 +354,7 @@ class Policy:
         if kind is FixedWindow:
             return make(store, name, rate, align=limiter.align)
         if kind is SlidingWindow:
-            return make(store, name, rate)
+            return make(store, name, rate, rounding=limiter.rounding)
         if kind is BucketedWindow:
             return make(store, name, rate, buckets=limiter.buckets)
         assert kind is SlidingLog

@@ -167,7 +167,16 @@ class SyncedStore:
                     f"a window of {checked} is over before the next exchange, {self.interval_ns / NS:g} s later: take "
                     "a shorter interval or a longer window"
                 )
-            window = SyncedWindow(self._host_store, name, checked, self, kind is SlidingWindow, self.keys, name_of)
+            window = SyncedWindow(
+                self._host_store,
+                name,
+                checked,
+                self,
+                kind is SlidingWindow,
+                self.keys,
+                name_of,
+                arguments.get("rounding"),
+            )
             exchange = WindowExchange(self._redis, window, self._host)
         with self._lock:
             if all(exchange.id != other.id for other in self._exchanges):

@@ -8,6 +8,7 @@
 --   charge(state, now, a)     changes the state, not yet Redis
 --   tell(state, now, a, ok)   whole numbers for the caller; ok: whether the request may pass
 --   write(key, state, now, a)
+--   used(state, now, a)       of a window, how many permits of it
 --   give_back(key, state, now, a, is_cancelled)   takes a charge back, in Redis
 local algorithms = {}
 

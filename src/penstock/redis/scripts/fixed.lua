@@ -11,6 +11,9 @@ algorithms.fixed = {
     end
     return state
   end,
+  used = function(state)
+    return state[2]
+  end,
   allows = function(state, now, a)
     return state[2] <= a[2]
   end,

@@ -13,11 +13,7 @@ local state = algorithm.read(KEYS[1], now, a)
 if not state then
   return {-1, 1}
 end
-local limit, used = a[1] + a[2], state[2]
-if ARGV[4] == 'sliding' then
-  used = state[3] + scaled(state[2], math.min(state[1] - now, a[3]), a[3])
-end
-local granted = math.max(limit - used, 0)
+local granted = math.max(a[1] + a[2] - algorithm.used(state, now, a), 0)
 if ARGV[1] == 'borrow' then
   granted = math.min(granted, want)
   if granted < need then

@@ -1,7 +1,8 @@
--- Sliding window. The state is the end of the current window, the count of the one before, and its own.
+-- Sliding window. The state is the end of the current window, the count of the one before, and its own. What the one before
+-- still counts for is rounded up or down; who rounds in another way shares the state.
 
 algorithms.sliding = {
-  arguments = 3, -- amount, room, period
+  arguments = 4, -- amount, room, period, 1 to round up
   read = function(key, now, a)
     local state, period = read_text(key, '^s(%d+):(%d+):(%d+)$', {0, 0, 0}), a[3]
     local ends = now - now % period + period
@@ -11,8 +12,12 @@ algorithms.sliding = {
     end
     return state
   end,
+  used = function(state, now, a)
+    local before, rest = scaled(state[2], math.min(state[1] - now, a[3]), a[3])
+    return state[3] + before + (rest > 0 and a[4] or 0)
+  end,
   allows = function(state, now, a)
-    return state[3] + scaled(state[2], math.min(state[1] - now, a[3]), a[3]) <= a[2]
+    return algorithms.sliding.used(state, now, a) <= a[2]
   end,
   charge = function(state, now, a)
     state[3] = state[3] + a[1]
