@@ -117,7 +117,7 @@ class Oracle(Generic[State]):
 
     def refund(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> None:
         if key in self.states:
-            self.states[key] = rule.refunded(self.states[key], now_ns, cost)
+            self.states[key] = rule.refunded(self.states[key], now_ns, min(cost, rule.most))
 
     def reset(self, rule: Rule[State], key: Hashable, now_ns: int) -> None:
         if key in self.states:

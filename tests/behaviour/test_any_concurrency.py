@@ -139,7 +139,7 @@ def test_several_permits_all_or_none(three: Concurrency) -> None:
     with pytest.raises(CostExceedsLimit) as caught:
         three.acquire("k", 4)
     assert (caught.value.cost, caught.value.limit, caught.value.limiter) == (4, 3, "three")
-    three.refund("k")
+    three.refund("k", 4)
     assert two.release()
     assert three.acquire("k", 0)
     assert remaining(three) == 3

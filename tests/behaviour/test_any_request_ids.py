@@ -208,6 +208,12 @@ def test_times_to_live_that_are_none(limiter: Any, ttl: Any) -> None:
 def test_what_can_never_be_allowed_is_told_so_with_an_id_too(limiter: Any, store: Any) -> None:
     with pytest.raises(CostExceedsLimit):
         limiter.hit("k", LIMIT + 1, request_id="r")
+    # And so it is never given back, unlike another amount that was charged under that id.
+    assert limiter.hit("k", LIMIT, request_id="r")
+    limiter.refund("k", LIMIT + 1, request_id="r")
+    assert left(limiter) == 0
+    limiter.refund("k", LIMIT, request_id="r")
+    assert left(limiter) == LIMIT
     store.close()
     for ask in (limiter.hit, limiter.refund):
         with pytest.raises(StoreClosed):

@@ -122,7 +122,7 @@ def test_a_cost_that_is_no_number_of_permits(bucket: TokenBucket, cost: Any) -> 
 
 @pytest.mark.parametrize("cost", [21, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 1, 10**30, Whole(21), Whole(2**64)])
 def test_a_cost_above_the_burst_is_an_exception_with_the_numbers(bucket: TokenBucket, cost: Any) -> None:
-    for ask in (bucket.hit, bucket.peek, bucket.refund):
+    for ask in (bucket.hit, bucket.peek):
         with pytest.raises(CostExceedsLimit) as caught:
             ask("k", cost)
         error = caught.value
@@ -134,6 +134,17 @@ def test_a_cost_above_the_burst_is_an_exception_with_the_numbers(bucket: TokenBu
     with pytest.raises(CostExceedsLimit):
         bucket.allow_many(["k", "l"], [1, cost])
     assert bucket.peek("k").remaining == 20
+
+
+@pytest.mark.parametrize("cost", [21, 2**62, 2**63, 2**64 + 1, 10**30, Whole(21), Whole(2**64)])
+def test_a_refund_above_the_burst_fills_the_bucket_and_no_more(bucket: TokenBucket, cost: Any) -> None:
+    assert bucket.hit("k", 15)
+    bucket.refund("k", cost)
+    assert bucket.peek("k").remaining == 20
+    assert bucket.hit("k", 20)
+    assert not bucket.allow("k")
+    bucket.refund("k", cost, rate="5/minute", burst=10)
+    assert bucket.peek("k", rate="5/minute", burst=10).remaining <= 10
 
 
 def test_a_cost_of_endless_digits_can_be_shown(bucket: TokenBucket) -> None:

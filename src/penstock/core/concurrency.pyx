@@ -545,8 +545,11 @@ cdef class Concurrency(Limiter):
             self, self.segment, key, slots, False, False, verdict.now_ns, decision.retry_after_ns, 0)
 
     def refund(self, key, cost=1):
-        """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process."""
-        cdef int64_t slots = self.checked_cost(cost)
+        """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
+
+        If those are fewer, all of them.
+        """
+        cdef int64_t slots = min(whole_cost(cost), <int64_t>self.limit)
         cdef uint64_t tag = self.tag_of(key)
         self.check_process()
         self.give_back(tag, slots, 0)

@@ -234,7 +234,10 @@ class AskingAll:
 
     def _refund(self, key: Keys, cost: Costs) -> Talk[None]:
         # Whatever is wrong with the arguments is found before anything is given back.
-        parts = self._parts(key, cost)
+        parts = [
+            Part(limiter, limiter._key(its_key), limiter._draw_back(its_key, its_cost))
+            for limiter, its_key, its_cost in self._each(key, cost)
+        ]
         counted = [part for part in parts if not isinstance(part.limiter, AskingHeld)]
         talks = [self._tell(b"refund", group) for group in self._groups(counted) if group]
         for limiter, its_key, its_cost in self._each(key, cost):

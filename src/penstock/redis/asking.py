@@ -264,6 +264,11 @@ class Asking:
             return algorithm.unit
         return algorithm.draw(whole_cost(cost), self._name)
 
+    def _draw_back(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
+        """What a refund asks: at most what a new key has."""
+        algorithm = algorithm or self._algorithm
+        return self._draw(key, min(whole_cost(cost), algorithm.limit), algorithm)
+
     def _tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
         """The limiter's own algorithm, or one with what a call brings along."""
         if rate is None and burst is None:
@@ -345,9 +350,12 @@ class Asking:
         burst: int | None = None,
         request_id: Key | None = None,
     ) -> Talk[None]:
-        draw = self._draw(key, cost, self._tier(rate, burst))
+        draw = self._draw_back(key, cost, self._tier(rate, burst))
         asked = self._asked(b"refund", self._key(key), draw, 2, _nothing)
         if request_id is not None:
+            if whole_cost(cost) > draw.cost:
+                # Nothing that was charged once.
+                return
             asked.arguments[1] = b"1"
             asked.keys.append(self._mark(asked.keys[0], request_id, draw))
         yield asked

@@ -217,7 +217,7 @@ class AskingHeld(Asking):
         request_id: Key | None = None,
     ) -> Talk[None]:
         self._tier(rate, burst)
-        draw, redis_key = self._draw(key, cost), self._key(key)
+        draw, redis_key = self._draw_back(key, cost), self._key(key)
         if request_id is not None:
             self._mark(redis_key, request_id, draw)
         count = draw.cost

@@ -16,7 +16,7 @@ from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
 from penstock.errors import ForeignState, PenstockError, StoreClosed, StoreUnavailable
-from penstock.redis.asking import Asked
+from penstock.redis.asking import Asked, whole_cost
 from penstock.redis.leased_terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
 __all__ = [
@@ -334,7 +334,7 @@ def looked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
 
 def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
     """In Redis, as what is back in the lease would be more than Redis knows to be on loan."""
-    cost = permits.checked(cost)
+    cost = min(whole_cost(cost), permits.terms.limit)
     if isinstance(permits.terms, WindowTerms):
         yield from permits.terms.refund(key, cost)
         forgive(permits, key)
