@@ -6,9 +6,11 @@ import copy
 import gc
 import os
 import pickle
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -443,3 +445,22 @@ def test_every_name_is_counted_apart(store: Store) -> None:
     for name in names:
         assert TokenBucket(store, name, "1/hour").allow("k")
     assert set(store.stats().limiters) == set(names)
+
+
+def test_a_limiters_first_call_does_not_go_through_all_counter_lines_one_by_one(store: Store) -> None:
+    limiters = [TokenBucket(store, f"bucket {number}", "5/minute") for number in range(3)]
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    for limiter in limiters:
+        sys.settrace(trace)
+        try:
+            assert limiter.allow("k")
+        finally:
+            sys.settrace(before)
+    assert 0 < lines < layout.OWNED_COUNTER_LINES // 2
