@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -53,6 +54,16 @@ def test_the_public_names() -> None:
     assert penstock.__version__.count(".") == 2
     for name in testing.__all__:
         assert inspect.getdoc(getattr(testing, name)), name
+
+
+@pytest.mark.parametrize("name", [name for name in penstock.__all__ if inspect.isclass(getattr(penstock, name))])
+def test_every_public_class_has_a_signature_and_text_of_its_own(name: str) -> None:
+    kind = getattr(penstock, name)
+    if not issubclass(kind, Exception):
+        assert f"{name}(" in pydoc.plain(pydoc.render_doc(kind))
+        assert inspect.signature(kind)
+    assert kind.__doc__
+    assert kind.__doc__ != kind.__base__.__doc__
 
 
 def test_every_error_is_penstocks_own_and_documented() -> None:
@@ -106,6 +117,7 @@ CONSTRUCTORS = {
 def test_arguments_that_do_not_fit_are_refused_with_the_limiters_signature(store: Store, name: str) -> None:
     kind = getattr(penstock, name)
     assert str(inspect.signature(kind.__init__)) == CONSTRUCTORS[name].replace("(", "(self, /, ", 1)
+    assert str(inspect.signature(kind)) == CONSTRUCTORS[name]
     calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [((), {"other": 1}, "")]
     if name != "AllOf":
         calls += [

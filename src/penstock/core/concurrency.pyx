@@ -28,6 +28,8 @@ from penstock.core.table cimport (
     table_find, table_now, table_try,
 )
 
+from inspect import Signature
+
 from penstock import holding, layout, waiting
 from penstock.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, shown
 from penstock.extents import ExtentShape, Purpose, open_extent
@@ -73,6 +75,8 @@ cdef class Lease:
     Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
     or with the process; it doesn't end when this object is garbage.
     """
+
+    __signature__ = Signature()  # of no compiled class does inspect find one by itself
 
     def __init__(self):
         raise TypeError("leases are made by limiters: use limiter.acquire(key)")

@@ -2,6 +2,7 @@
 
 from cpython.object cimport PyObject, PyTypeObject, newfunc
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.type cimport PyType_Modified
 
 from penstock.core.keys cimport derive_key
 from penstock.core.segment cimport Segment
@@ -14,7 +15,11 @@ from penstock import layout, waiting
 from penstock.errors import StoreClosed, without_url
 
 
-_signature_of = lru_cache(inspect.signature)  # which takes longer than all else of making a limiter
+@lru_cache  # as it takes longer than all else of making a limiter
+def _signature_of(kind):
+    signature = inspect.signature(kind.__init__)
+    _, *parameters = signature.parameters.values()
+    return signature.replace(parameters=parameters)
 
 
 def bound_arguments(kind, args, kwargs):
@@ -22,12 +27,11 @@ def bound_arguments(kind, args, kwargs):
 
     Where they don't fit, Cython would name ``__cinit__`` instead of the class.
     """
-    signature = _signature_of(kind.__init__)
-    _, *parameters = signature.parameters.values()
+    signature = _signature_of(kind)
     try:
-        return signature.bind(None, *args, **kwargs).arguments
+        return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise TypeError(f"{kind.__name__}{signature.replace(parameters=parameters)}: {error}") from None
+        raise TypeError(f"{kind.__name__}{signature}: {error}") from None
 
 
 cdef enum:
@@ -72,6 +76,9 @@ cdef int let_stores_make(type kind) except -1:
     kinds[kind_count].make = (<PyTypeObject*>kind).tp_new
     kind_count += 1
     (<PyTypeObject*>kind).tp_new = <newfunc>make_limiter
+    # Of a compiled class, inspect and help() find no other signature.
+    (<dict>(<PyTypeObject*>kind).tp_dict)["__signature__"] = _signature_of(kind)
+    PyType_Modified(kind)
     return 0
 
 

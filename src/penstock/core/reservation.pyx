@@ -10,6 +10,8 @@ from libc.stdint cimport uint64_t
 from penstock.core.decision cimport seconds_up
 from penstock.core.segment cimport Segment
 
+from inspect import Signature
+
 from penstock.rate import as_delay_ns
 
 
@@ -45,6 +47,8 @@ cdef class Reservation:
     after which asking again may succeed; ``delay_ns`` and ``due_ns``, the same in exact nanoseconds, and as the
     segment's time. Reservations are made by limiters only.
     """
+
+    __signature__ = Signature()  # of no compiled class does inspect find one by itself
 
     def __init__(self):
         raise TypeError("reservations are made by limiters: use limiter.reserve(key)")
