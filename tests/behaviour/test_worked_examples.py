@@ -5,9 +5,11 @@ The oracle answers them as well, so that what the property tests compare penstoc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import cycle
+from multiprocessing import Pipe
 from typing import Any, Final, NamedTuple
 
 import oracle_counts
@@ -79,6 +81,29 @@ def ask_oracle(limit: Rule[Any] | AllOfOracle, clock: Clock) -> Callable[..., An
     return ask
 
 
+def ask_child(limiter: Any, stack: ExitStack) -> Callable[..., Any]:
+    """A forked process answers, until `stack` is closed."""
+    ours, theirs = Pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            with suppress(EOFError):
+                while True:
+                    theirs.send(answered(limiter, *theirs.recv()))
+        finally:
+            os._exit(0)
+    theirs.close()
+    stack.callback(os.waitpid, pid, 0)
+    stack.callback(ours.close)
+
+    def ask(*asked: Any) -> Any:
+        ours.send(asked)
+        return ours.recv()
+
+    return ask
+
+
 Limit = Callable[[Callable[[Any], Any], Rule[Any] | AllOfOracle], Asked]
 At = Callable[[float], None]
 
@@ -98,7 +123,7 @@ and_on_loan = pytest.mark.parametrize("sharing", [*SHARERS, "synced", "leased"],
 
 
 @pytest.fixture(params=SHARERS)
-def sharing(request: pytest.FixtureRequest, shared_server: RedisServer, in_child: Any) -> Iterator[Sharing]:
+def sharing(request: pytest.FixtureRequest, shared_server: RedisServer) -> Iterator[Sharing]:
     kind, _, other = request.param.partition(" and ")
     if kind == "oracle":
         clock = Clock(1, None, None, START * NS)
@@ -113,7 +138,7 @@ def sharing(request: pytest.FixtureRequest, shared_server: RedisServer, in_child
             limiters = [make_limiter(store) for store in stores]
             askers = [lambda *asked, limiter=limiter: answered(limiter, *asked) for limiter in limiters]
             if other == "forked child":
-                askers.append(lambda *asked: in_child(lambda: answered(limiters[0], *asked)))
+                askers.append(ask_child(limiters[0], stack))
             return Asked(askers)
 
         yield Sharing(make, place.clock)

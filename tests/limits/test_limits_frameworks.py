@@ -28,8 +28,11 @@ def check_exact(example: str, command: list[str], strategy: str, store_name: str
     assert all(int(answer.headers["retry-after"]) > 0 for answer in answers if answer.status == 429)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("options", [["--preload"], ["--worker-class", "gthread", "--threads", "4"]], ids=" ".join)
+# Each strategy under one kind of worker: what either does to a limit's store, it does whatever decides.
+@pytest.mark.parametrize(
+    ("options", "strategy"),
+    list(zip(2 * [["--preload"], ["--worker-class", "gthread", "--threads", "4"]], STRATEGIES, strict=True)),
+)
 def test_flask_limiter(options: list[str], strategy: str, store_name: str, tmp_path: Path) -> None:
     check_exact("flask_limiter", [*GUNICORN, *options, "app:app"], strategy, store_name, tmp_path)
 
