@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar, Final
 
 import pytest
-from hypothesis import settings
+from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from places import opened
@@ -47,7 +47,7 @@ def said(decision: Decision) -> tuple[Any, ...]:
 
 
 # How often each place is tried with each limiter.
-EXAMPLES: Final = {"redis": 150, "asyncio": 10}
+EXAMPLES: Final = {"redis": 50, "asyncio": 5}
 
 
 class PlaceAndMemory(RuleBasedStateMachine):
@@ -122,7 +122,7 @@ def served(shared_server: RedisServer) -> Iterator[None]:
 
 def machine_of(make: Callable[[Any], Any], place_kind: str) -> Any:
     machine: Any = type("Cancelled", (PlaceAndMemory,), {"make": staticmethod(make), "place_kind": place_kind})
-    machine.TestCase.settings = settings(max_examples=EXAMPLES[place_kind], stateful_step_count=30)
+    machine.TestCase.settings = examples(EXAMPLES[place_kind])
     return machine.TestCase
 
 

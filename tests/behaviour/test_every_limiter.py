@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from hypothesis import settings
+from examples import examples
 from limiter_cases import MEMORY, OF_ONE_HOST, REDIS, SYNCED, cases_of
 from oracle_machine import LimiterAndOracle
 from redis_server import RedisServer
 
-# How each place counts, and how often it is tried with each limiter.
+# How each place counts, and how often it is tried with each limiter: seldom where another decides by the same code.
 PLACES: Final = {
     "private": (MEMORY, 60),
-    "named": (MEMORY, 60),
-    "redis": (REDIS, 60),
-    "asyncio": (REDIS, 15),
-    "synced": (SYNCED, 60),
+    "named": (MEMORY, 8),
+    "redis": (REDIS, 30),
+    "asyncio": (REDIS, 8),
+    "synced": (SYNCED, 20),
 }
 
 
@@ -32,13 +32,13 @@ def served(shared_server: RedisServer) -> Iterator[None]:
 
 
 def machine_of(kind: str, place_kind: str) -> Any:
-    measure, examples = PLACES[place_kind]
+    measure, count = PLACES[place_kind]
     machine: Any = type(
         f"{kind}{place_kind.title()}",
         (LimiterAndOracle,),
         {"cases": cases_of(measure)[kind], "place_kind": place_kind},
     )
-    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=30)
+    machine.TestCase.settings = examples(count)
     return machine.TestCase
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 from bucket_strategies import MS_NS, answer_of
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from limiter_cases import MEMORY, OF_ONE_HOST, REDIS, SYNCED, Case, cases_of, sliding_windows
 from places import Clock, opened
@@ -32,7 +33,7 @@ ALL: Final = [
 
 
 def every_limiter(
-    examples: int, kinds: Callable[[str], bool] = lambda kind: True
+    count: int, kinds: Callable[[str], bool] = lambda kind: True
 ) -> Callable[[Callable[[Trial], None]], Callable[..., None]]:
     """A test of all limiters at all places."""
 
@@ -43,7 +44,7 @@ def every_limiter(
         def run(
             where: str, kind: str, cases: st.SearchStrategy[Case], percent: int, shared_server: RedisServer
         ) -> None:
-            @settings(max_examples=examples * percent // 100)
+            @examples(count * percent // 100)
             @given(data=st.data())
             def example(data: st.DataObject) -> None:
                 test(Trial(where, data, cases, shared_server))
@@ -92,7 +93,7 @@ class Trial:
         return True
 
 
-@every_limiter(60)
+@every_limiter(25)
 def test_what_a_decision_says_comes_true(trial: Trial) -> None:
     with trial.limiter() as limiter:
         for _ in range(trial.data.draw(st.integers(1, 12))):
@@ -132,7 +133,7 @@ def check_waits(limiter: Any, trial: Trial, cost: int, decision: Any) -> None:
             assert answer_of(limiter.peek("k", most)) == answer_of(limiter.peek("never seen", most))
 
 
-@every_limiter(60)
+@every_limiter(25)
 def test_sleeping_for_the_seconds_told_is_enough(trial: Trial) -> None:
     """What a caller does: ``time.sleep(decision.retry_after)``, a float."""
     with trial.limiter() as limiter:
@@ -144,7 +145,7 @@ def test_sleeping_for_the_seconds_told_is_enough(trial: Trial) -> None:
         assert answer_of(limiter.peek("k", cost)) == answer_of(limiter.peek("never seen", cost))
 
 
-@every_limiter(60)
+@every_limiter(25)
 def test_no_more_than_the_limit_at_one_instant(trial: Trial) -> None:
     with trial.limiter(anywhen=True) as limiter:
         asked = trial.data.draw(st.lists(trial.case.costs(), max_size=60))
@@ -157,7 +158,7 @@ def test_no_more_than_the_limit_at_one_instant(trial: Trial) -> None:
         assert passed <= trial.case.rule.most
 
 
-@every_limiter(40, lambda kind: "Bucket" not in kind or "Window" in kind)
+@every_limiter(15, lambda kind: "Bucket" not in kind or "Window" in kind)
 def test_single_requests_use_up_the_limit_exactly(trial: Trial) -> None:
     with trial.limiter(most=1000, anywhen=True) as limiter:
         most = trial.case.rule.most
@@ -168,7 +169,7 @@ def test_single_requests_use_up_the_limit_exactly(trial: Trial) -> None:
         assert passed == [True] * most + [False] * 2
 
 
-@every_limiter(60)
+@every_limiter(25)
 def test_after_the_next_permits_time_there_is_more(trial: Trial) -> None:
     with trial.limiter() as limiter:
         for _ in range(trial.data.draw(st.integers(1, 8))):

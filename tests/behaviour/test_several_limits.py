@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from bucket_strategies import magnitudes
-from hypothesis import settings
+from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from limiter_cases import MEMORY, OF_ONE_HOST, REDIS, SYNCED, Measure, cases_of
@@ -182,20 +182,20 @@ def served(shared_server: RedisServer) -> Iterator[None]:
     SeveralAndOracles.server = None
 
 
-def machine_of(place_kind: str, measure: Measure, kinds: list[str], examples: int, *, has_slots: bool = False) -> Any:
+def machine_of(place_kind: str, measure: Measure, kinds: list[str], count: int, *, has_slots: bool = False) -> Any:
     parameters = {"measure": measure, "kinds": kinds, "place_kind": place_kind, "has_slots": has_slots}
     machine: Any = type(f"Several{place_kind.title()}", (SeveralAndOracles,), parameters)
-    machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=30)
+    machine.TestCase.settings = examples(count)
     return machine.TestCase
 
 
-TestPrivate = machine_of("private", MEMORY, EXACT_IN_MEMORY, 150)
-TestSynced = machine_of("synced", SYNCED, list(OF_ONE_HOST), 60)
-TestRedis = machine_of("redis", REDIS, EXACT_OVER_REDIS, 100)
-TestAsyncio = machine_of("asyncio", REDIS, EXACT_OVER_REDIS, 15)
+TestPrivate = machine_of("private", MEMORY, EXACT_IN_MEMORY, 60)
+TestSynced = machine_of("synced", SYNCED, list(OF_ONE_HOST), 25)
+TestRedis = machine_of("redis", REDIS, EXACT_OVER_REDIS, 40)
+TestAsyncio = machine_of("asyncio", REDIS, EXACT_OVER_REDIS, 8)
 # As over a cluster, one call for each slot: with nobody in between, the answers are the same. But for what a charge
 # leaves that is given back: a window that has begun with it, a log's oldest permits.
 TestSlots = machine_of(
-    "redis", REDIS, [kind for kind in EXACT_OVER_REDIS if kind not in ("FixedWindowFirst", "SlidingLog")], 100,
+    "redis", REDIS, [kind for kind in EXACT_OVER_REDIS if kind not in ("FixedWindowFirst", "SlidingLog")], 40,
     has_slots=True,
 )  # fmt: skip

@@ -14,7 +14,8 @@ import limits.strategies
 import pytest
 import time_machine
 from blocking import SCHEMES, limiter, open_storage
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from limits import parse
 from limits.storage import MemoryStorage
@@ -42,7 +43,7 @@ def storage(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.mark.parametrize("strategy", ["fixed-window", "moving-window", "sliding-window-counter"])
 @pytest.mark.parametrize("limit", ITEMS)
-@settings(max_examples=40)
+@examples(15)
 @given(requests=REQUESTS)
 def test_decides_as_the_memory_storage(
     storage: Any, strategy: str, limit: str, requests: list[tuple[int, str, int]]

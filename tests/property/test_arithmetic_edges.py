@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bucket_strategies import NS, YEAR_NS, buckets, magnitudes, rate_of
-from hypothesis import settings
+from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from limiter_cases import MEMORY, Case
@@ -210,7 +210,7 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
 def machine_of(kind: str) -> Any:
     cases = CASES[kind].map(lambda case: replace(case, measure=EDGES))
     machine: Any = type(kind, (AtTheEdges,), {"cases": cases})
-    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+    machine.TestCase.settings = examples(40)
     return machine.TestCase
 
 

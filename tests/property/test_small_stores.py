@@ -10,7 +10,7 @@ from abc import abstractmethod
 from typing import Any
 
 from bucket_strategies import answer_of, costs, rate_of, set_ns, spans_ns
-from hypothesis import settings
+from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from oracle import Answer, Bucket, TokenBucketOracle
@@ -166,7 +166,7 @@ class Evicting(SmallStore):
         raise AssertionError("evicting always makes room")
 
 
-FEW = settings(max_examples=40, stateful_step_count=20)
+FEW = examples(20, steps=20)
 TestDenying = Denying.TestCase
 TestDenying.settings = FEW
 TestAllowing = Allowing.TestCase
