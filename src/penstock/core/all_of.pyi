@@ -15,6 +15,20 @@ _Costs: TypeAlias = int | list[int]
 
 @final
 class AllOf:
+    """Several limiters of one store as one: a request is charged to all of them or to none.
+
+    ``AllOf(per_second, per_hour, for_everybody)``. A key is for all of them, or a list with one key for each:
+    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. The order matters for speed only: put first what
+    denies most often.
+
+    A ``Decision`` names the limit that bound it, ``decision.limiter``: of those that denied, the one with the longest
+    ``retry_after``; of an allowed request's, the one with the fewest ``remaining``. ``limit`` is that one's;
+    ``remaining`` is the least and ``reset_after`` the longest of all.
+
+    Raises ``InvalidLimiter`` unless given 1 to 16 limiters of one store. Threads, processes, fork: as the limiters.
+    O(number of limiters), lock-free; a denied request writes nothing shared. In a race of several requests for the last
+    permits, some may be denied that would have been allowed one after the other.
+    """
     @overload
     def __new__(cls, *limiters: Limiter) -> Self: ...
     @overload
@@ -29,16 +43,39 @@ class AllOf:
     def limiters(self) -> tuple[Limiter, ...]: ...
     @property
     def may_free_early(self) -> bool: ...
-    def allow(self, key: _Keys, /) -> bool: ...
-    def hit(self, key: _Keys, cost: _Costs = 1) -> Decision: ...
-    def hit_each(self, key: _Keys, cost: _Costs = 1) -> list[Decision]: ...
-    def peek(self, key: _Keys, cost: _Costs = 1) -> Decision: ...
-    def allow_many(self, keys: Iterable[_Keys], costs: Iterable[_Costs] | None = None) -> list[bool]: ...
-    def reserve(self, key: _Keys, cost: _Costs = 1, max_delay: Duration | None = None) -> Reservation: ...
+    def allow(self, key: _Keys, /) -> bool:
+        """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
+    def hit(self, key: _Keys, cost: _Costs = 1) -> Decision:
+        """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        """
+    def hit_each(self, key: _Keys, cost: _Costs = 1) -> list[Decision]:
+        """``hit``, with the ``Decision`` of each limiter, in their order, instead of the one that binds.
+
+        The request is allowed if all of them are; else nothing was charged, whatever the others say is left.
+        """
+    def peek(self, key: _Keys, cost: _Costs = 1) -> Decision:
+        """What ``hit`` would decide now, without charging or counting anything."""
+    def allow_many(self, keys: Iterable[_Keys], costs: Iterable[_Costs] | None = None) -> list[bool]:
+        """Decide a batch in order: a list of bools, one per key; of keys and costs as for ``hit``.
+
+        Not atomic: other processes' requests may come between. A key or cost that can't be used raises an exception,
+        with everything before it charged.
+        """
+    def reserve(self, key: _Keys, cost: _Costs = 1, max_delay: Duration | None = None) -> Reservation:
+        """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.
+
+        Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
+        """
     def _reserve_each(self, key: _Keys, cost: _Costs) -> tuple[Reservation, list[Decision]]: ...
-    def wait(self, key: _Keys, cost: _Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool: ...
+    def wait(self, key: _Keys, cost: _Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
+        """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""
     def wait_async(
         self, key: _Keys, cost: _Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0
-    ) -> Coroutine[Any, Any, bool]: ...
-    def refund(self, key: _Keys, cost: _Costs = 1) -> None: ...
-    def reset(self, key: _Keys) -> None: ...
+    ) -> Coroutine[Any, Any, bool]:
+        """``wait`` for asyncio."""
+    def refund(self, key: _Keys, cost: _Costs = 1) -> None:
+        """Give back to every limiter what an allowed ``hit`` with the same arguments charged: see its ``refund``."""
+    def reset(self, key: _Keys) -> None:
+        """Forget `key` in every limiter."""

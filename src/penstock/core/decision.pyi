@@ -2,6 +2,18 @@ from typing import NoReturn, final
 
 @final
 class Decision:
+    """What a limiter decided about one request. True when it allowed it.
+
+    ``allowed``; ``limiter``, the name of the limiter whose limit bound it; ``limit``, the most permits that can be
+    allowed at once (a bucket's burst); ``remaining``, the permits that would still be allowed right after this
+    decision; ``retry_after``, the seconds after which the same request is allowed if nothing else happens, 0.0 when
+    allowed; ``reset_after``, the seconds after which the key is as if it had never been seen; ``next_after``, those
+    after which more than now is allowed: of a denial ``retry_after``, of a bucket's the time to its next permit, else
+    ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact nanoseconds.
+    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``).
+
+    Immutable, so safe to share between threads. Decisions are made by limiters only.
+    """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property
     def allowed(self) -> bool: ...

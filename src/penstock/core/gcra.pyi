@@ -6,5 +6,6 @@ from penstock.rate import Rate
 
 @disjoint_base
 class GcraLimiter(CellLimiter):
+    """Base class of the limiters by GCRA; not used by itself."""
     @property
     def rate(self) -> Rate: ...

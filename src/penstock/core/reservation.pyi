@@ -2,6 +2,12 @@ from typing import NoReturn, final
 
 @final
 class Reservation:
+    """Permits booked for later. True when they were.
+
+    ``allowed``; ``delay``, the seconds from the booking on after which they may be used, or, when nothing was booked,
+    after which asking again may succeed; ``delay_ns`` and ``due_ns``, the same in exact nanoseconds, and as the
+    segment's time. Reservations are made by limiters only.
+    """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property
     def allowed(self) -> bool: ...
@@ -11,5 +17,11 @@ class Reservation:
     def delay_ns(self) -> int: ...
     @property
     def due_ns(self) -> int: ...
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """Give the permits back, once, as far as they still count.
+
+        Who has booked behind keeps its time. So as long as one of them may not go yet, nothing is given back: the place
+        of this booking can't be given to anybody else. In a child that was forked since, it does nothing: only the
+        process that has booked cancels.
+        """
     def __bool__(self) -> bool: ...

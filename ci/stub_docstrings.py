@@ -1,0 +1,78 @@
+"""Give the stubs of the compiled public classes the docstrings of those: editors show what a stub says.
+
+Without arguments it writes them, from the package as it is installed; with ``--check`` it only looks for a difference.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from pathlib import Path
+
+import penstock
+
+STUBS = Path(__file__).parents[1] / "src"
+PUBLIC = [getattr(penstock, name) for name in penstock.__all__]
+CLASSES = {
+    base
+    for kind in PUBLIC
+    if inspect.isclass(kind)
+    for base in kind.__mro__
+    if base.__module__.startswith("penstock.core.")
+}
+
+
+def text_of(thing: object) -> str | None:
+    text = getattr(thing, "__doc__", None)
+    return inspect.cleandoc(text) if isinstance(text, str) and text else None
+
+
+def wanted(kind: type, node: ast.ClassDef) -> list[tuple[ast.ClassDef | ast.FunctionDef, str | None]]:
+    """Each definition in a class's stub, and the class itself, with the text it should have."""
+    found: list[tuple[ast.ClassDef | ast.FunctionDef, str | None]] = [(node, text_of(kind))]
+    for inner in node.body:
+        if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_"):
+            own = kind.__dict__.get(inner.name)
+            found.append((inner, text_of(getattr(own, "__func__", own))))
+    return found
+
+
+def replaced(lines: list[str], node: ast.ClassDef | ast.FunctionDef, text: str) -> None:
+    first = node.body[0]
+    quoted = f'"""{text}\n"""' if "\n" in text else f'"""{text}"""'
+    new = textwrap.indent(quoted, " " * (node.col_offset + 4)).split("\n")
+    if ast.get_docstring(node) is not None:
+        assert first.end_lineno is not None
+        lines[first.lineno - 1 : first.end_lineno] = new
+    elif isinstance(node, ast.FunctionDef):
+        head = lines[first.lineno - 1][: first.col_offset].rstrip()
+        lines[first.lineno - 1 : first.lineno] = [head, *new] if head else new
+    else:
+        begin = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", []))])
+        lines[begin - 1 : begin - 1] = new
+
+
+def main(check: bool) -> int:
+    differing = []
+    for module in sorted({kind.__module__ for kind in CLASSES}):
+        path = STUBS / f"{module.replace('.', '/')}.pyi"
+        stub = path.read_text(encoding="utf-8")
+        lines = stub.split("\n")
+        kinds = {kind.__name__: kind for kind in CLASSES if kind.__module__ == module}
+        nodes = [node for node in ast.parse(stub).body if isinstance(node, ast.ClassDef) and node.name in kinds]
+        pairs = [pair for node in nodes for pair in wanted(kinds[node.name], node)]
+        for node, text in reversed(pairs):
+            if text is not None and ast.get_docstring(node) != text:
+                differing.append(f"{path.name}: {node.name}")
+                replaced(lines, node, text)
+        if not check:
+            path.write_text("\n".join(lines), encoding="utf-8")
+    if check and differing:
+        print(f"not what the code says of itself: {', '.join(differing)}; run {sys.argv[0]}")
+    return int(check and bool(differing))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
