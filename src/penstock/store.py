@@ -237,6 +237,9 @@ class Store:
     def stats(self) -> StoreStats:
         """Counts of every limiter, summed over all processes, and how full the store is.
 
+        By name: limiters of one name are counted together, whatever their kinds and rates. Give each a name of its own
+        to tell them apart.
+
         Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted.
         """
         with self._lock():

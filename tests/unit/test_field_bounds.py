@@ -172,12 +172,6 @@ BOUNDS: dict[str, tuple[Make, Make, type[Exception], str]] = {
         ValueError,
         r"1 to 2\*\*36",
     ),
-    "name": (
-        lambda store: TokenBucket(store, "é" * 24, "1/hour"),
-        lambda store: TokenBucket(store, "é" * 24 + "x", "1/hour"),
-        InvalidLimiter,
-        "1 to 48",
-    ),
     "clock": (
         lambda store: at_ns(LAST_NS),
         lambda store: at_ns(LAST_NS + 1),
