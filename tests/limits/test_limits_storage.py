@@ -10,6 +10,7 @@ import pickle
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -19,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 import time_machine
-from blocking import SCHEMES, STRATEGIES, limiter, open_storage
+from blocking import SCHEMES, STRATEGIES, Blocking, limiter, open_storage
 from flask import Flask
 from flask_limiter import Limiter as FlaskLimiter
 from flask_limiter.commands import cli as flask_limiter_commands
@@ -35,7 +36,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from penstock import InvalidRate, SegmentSpaceError, Store, StoreClosed, TokenBucket
+from penstock import InvalidRate, SegmentSizeWarning, SegmentSpaceError, Store, StoreClosed, TokenBucket
 from penstock.limits import AsyncGCRARateLimiter, AsyncPenstockStorage, GCRARateLimiter, PenstockStorage
 from penstock.testing import ManualClock, private_stores
 
@@ -307,13 +308,16 @@ def test_moving_window_without_room_names_the_option(opened: Open) -> None:
 
 
 def test_memory_of_moving_windows_that_are_named_is_taken_at_the_start(opened: Open) -> None:
-    storage = opened("keys=1000&moving_windows=50/minute;10000/day")
+    storage = opened("keys=1000&moving_windows=50/minute;1000000/day")
     size = storage.store.stats().bytes
-    assert list(storage.store.stats().limiters) == ["limits moving-window 60 50", "limits moving-window 86400 10000"]
-    for limit in ("50/minute", "10000/day"):
+    assert list(storage.store.stats().limiters) == [
+        "limits moving-window 60 50",
+        "limits moving-window 86400 1000000 parts",
+    ]
+    for limit in ("50/minute", "1000000/day"):
         assert limiter("moving-window", storage).hit(parse(limit), "ada")
     assert storage.store.stats().bytes == size
-    assert opened("keys=1000", moving_windows="50/minute, 10000/day").store.stats().bytes == size
+    assert opened("keys=1000", moving_windows="50/minute, 1000000/day").store.stats().bytes == size
 
 
 def test_start_is_refused_without_room_for_the_moving_windows_that_are_named(opened: Open, store_name: str) -> None:
@@ -323,7 +327,8 @@ def test_start_is_refused_without_room_for_the_moving_windows_that_are_named(ope
 
 
 @pytest.mark.parametrize(
-    ("limit", "most_bytes"), [("10/day", 1_300_000), ("100/day", 10_900_000), ("10000000/day", 10_900_000)]
+    ("limit", "most_bytes"),
+    [("10/day", 1_300_000), ("157/day", 2**24), ("158/day", 10_900_000), ("10000000/day", 10_900_000)],
 )
 def test_moving_window_takes_little_memory_whatever_the_limit(opened: Open, limit: str, most_bytes: int) -> None:
     storage = opened("keys=100000")
@@ -332,12 +337,43 @@ def test_moving_window_takes_little_memory_whatever_the_limit(opened: Open, limi
     assert storage.store.stats().bytes - before <= most_bytes
 
 
-@settings(max_examples=50)
+@pytest.mark.parametrize("first", [0, 1])
+def test_storages_of_other_moving_window_keys_have_one_moving_window(opened: Open, first: int) -> None:
+    """One of them has the memory to remember each request, the other one hasn't."""
+    queries = ["keys=1000&moving_window_keys=10", "keys=1000&moving_window_keys=10000"]
+    storages = [opened(query) for query in (queries if first == 0 else reversed(queries))]
+    item = parse("1000/day")
+    assert limiter("moving-window", storages[0]).hit(item, "ada", cost=999)
+    with pytest.warns(SegmentSizeWarning, match="was made for"):
+        assert limiter("moving-window", storages[1]).hit(item, "ada")
+    assert not limiter("moving-window", storages[0]).hit(item, "ada")
+    assert len(storages[0].store.stats().limiters) == 1
+
+
+def test_moving_window_that_two_storages_make_at_once_is_one(store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = (
+        PenstockStorage(f"penstock:///{store_name}?keys=1000&moving_window_keys={keys}") for keys in (10, 10_000)
+    )
+    item, make = parse("1000/day"), here._log
+
+    def make_late(*arguments: Any) -> Any:
+        assert limiter("moving-window", Blocking(there)).hit(item, "ada", cost=999)
+        return make(*arguments)
+
+    monkeypatch.setattr(here, "_log", make_late)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert limiter("moving-window", Blocking(here)).hit(item, "ada")
+    assert [warning.category for warning in told] == [SegmentSizeWarning]
+    assert not limiter("moving-window", Blocking(there)).hit(item, "ada")
+
+
+@settings(max_examples=30)
 @given(requests=st.lists(st.tuples(st.sampled_from((0, 0.1, 0.7, 3, 20, 59, 61)), st.integers(1, 150)), max_size=60))
 def test_moving_window_of_a_large_limit_holds_in_any_period(requests: list[tuple[float, int]]) -> None:
     clock = ManualClock()
     with private_stores(clock):
-        storage = open_storage("penstock:///shop?keys=10&moving_window_keys=10")
+        storage = open_storage("penstock:///shop?keys=10&moving_window_keys=14000")
     limited, item = limiter("moving-window", storage), parse("150/minute")
     at_s, taken = 0.0, []
     with storage.store:
@@ -351,6 +387,7 @@ def test_moving_window_of_a_large_limit_holds_in_any_period(requests: list[tuple
             assert allowed or counts_longer + cost > 150
             if allowed:
                 taken.append((at_s, cost))
+            assert list(storage.store.stats().limiters) == ["limits moving-window 60 150 parts"]
             stats = limited.get_window_stats(item, "ada")
             assert 150 - stats.remaining >= counts + allowed * cost
             if not allowed:
@@ -468,7 +505,7 @@ def test_the_size_of_the_store_is_that_of_its_file(opened: Open) -> None:
     assert before == os.path.getsize(storage.store.path)
     assert limiter("moving-window", storage).hit(parse("1000/hour"), "ada")
     after = storage.store.stats().bytes
-    assert after == os.path.getsize(storage.store.path) >= before + 100 * 101 * 8
+    assert after == os.path.getsize(storage.store.path) >= before + 100 * 1000 * 8
     storage.store.close()
     with pytest.raises(StoreClosed, match="no statistics"):
         storage.store.stats()
@@ -513,23 +550,23 @@ def test_limiters_of_the_storage_are_few_and_leave_others_alone(opened: Open) ->
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [float, Decimal, Fraction], ids=lambda kind: kind.__name__)
-def test_cost_that_is_whole_is_taken_whatever_its_type(opened: Open, strategy: str, kind: Any) -> None:
+def test_cost_of_any_type_is_taken_rounded_up(opened: Open, strategy: str, kind: Any) -> None:
     limited, item = limiter(strategy, opened()), parse("10/hour")
     assert limited.hit(item, "ada", cost=kind(1))
-    assert limited.hit(item, "ada", cost=kind(8))
+    assert limited.hit(item, "ada", cost=kind(15) / 2)
     assert limited.get_window_stats(item, "ada").remaining == 1
     assert not limited.hit(item, "ada", cost=kind(2))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("cost", [0.5, 1.5, -1, -1.0, math.nan, math.inf, "1", None, "many"], ids=repr)
+@pytest.mark.parametrize("cost", [-1, -0.5, math.nan, math.inf, "1", None, "many"], ids=repr)
 def test_cost_that_is_none_is_denied_and_told_of(
     opened: Open, strategy: str, cost: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exception would be taken for an outage, and the request be let in."""
     limited, item = limiter(strategy, opened()), parse("10/hour")
     assert not limited.hit(item, "ada", cost=cost)
-    assert caplog.messages == [f"a cost is a whole number of at least 0, not {cost!r}: the request is denied"]
+    assert caplog.messages == [f"a cost is a number of at least 0, not {cost!r}: the request is denied"]
     assert limited.hit(item, "ada", cost=10 if strategy != "fixed-window" else 1)
 
 
@@ -552,7 +589,7 @@ def test_flask_limiter_never_takes_a_callers_error_for_an_outage(store_name: str
         swallow_errors=True,
         in_memory_fallback=["1000/hour"],
     )
-    costs = iter([1.0, -1, 0.5, 1, 1])
+    costs = iter([1.0, -1, math.nan, 0.5, 1])
 
     @app.route("/")
     @limits.limit("2/hour", cost=lambda: next(costs))
@@ -563,13 +600,13 @@ def test_flask_limiter_never_takes_a_callers_error_for_an_outage(store_name: str
     assert [client.get("/").status_code for _ in range(5)] == [200, 429, 429, 200, 429]
 
 
-def test_slowapi_takes_a_cost_that_is_whole(store_name: str) -> None:
+def test_slowapi_takes_a_cost_that_is_no_integer(store_name: str) -> None:
     limits = SlowapiLimiter(lambda: "ada", storage_uri=f"penstock:///{store_name}?keys=1000")
     app = Starlette()
     app.state.limiter = limits
     app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type]
 
-    @limits.limit("5/hour", cost=lambda request: 5 / 2 * 2)
+    @limits.limit("5/hour", cost=lambda request: 4.5)
     def view(request: Request) -> PlainTextResponse:
         return PlainTextResponse("")
 

@@ -8,8 +8,8 @@ single keys. In the store they are called
   begin further before a key's first request: ``limits fixed-window 60 8`` for those of 8.
 * ``limits sliding-window 60``: one for each period, as some questions come without the limit; requests bring it along.
   A limit above `most_exact` has one of its own, ``limits sliding-window 60 1000000``.
-* ``limits moving-window 60 10``: one for each period and limit. A sliding log; of limits above `MOST_LOGGED` a bucketed
-  window, so that no limit takes more memory than that one.
+* ``limits moving-window 60 10``: a sliding log for each period and limit.
+* ``limits moving-window 60 10000 parts``: a bucketed window instead, where the log would take too much memory.
 * ``limits gcra``: a token bucket for all.
 
 From these names each process knows the limiters of the others.
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator
-from math import floor
 from typing import Any, Final
 
 from limits.errors import ConfigurationError
@@ -35,7 +35,7 @@ from penstock.core.decision import Decision
 from penstock.core.sliding_log import SlidingLog
 from penstock.core.token_bucket import TokenBucket
 from penstock.core.window import FixedWindow, SlidingWindow
-from penstock.errors import CostExceedsLimit, SegmentSpaceError, shown
+from penstock.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters, shown
 from penstock.limits.options import StorageOptions
 from penstock.rate import NS, Rate
 from penstock.testing import reset_store
@@ -52,10 +52,10 @@ LOOKS: Final = 100
 STEADY_NS: Final = 2_000
 
 
-MOST_LOGGED: Final = 100
-"""The largest limit of which a moving window remembers each request."""
 PARTS: Final = 100
-"""Into so many the period of a larger one is cut. A permit comes back by such a part late, at the most."""
+"""Into so many parts a moving window's period is cut where to remember each request takes more memory."""
+MOST_LOG_BYTES: Final = 16 * 2**20
+"""But up to so many bytes each is remembered all the same."""
 
 
 LEAST_DIGITS: Final = 6
@@ -177,26 +177,48 @@ class Counting:
         return _time_after(since_ns), limit - remaining
 
     def _moving_window(self, expiry: float, limit: int) -> SlidingLog | BucketedWindow:
-        name, rate, keys = (
-            f"limits moving-window {_text(expiry)} {limit}",
-            Rate(limit, expiry),
-            self._moving_window_keys,
-        )
-        window: SlidingLog | BucketedWindow
+        log = f"limits moving-window {_text(expiry)} {limit}"
+        parts = f"{log} parts"
+        window: SlidingLog | BucketedWindow | None = None
         try:
-            if limit <= MOST_LOGGED:
-                window = SlidingLog(self.store, name, rate, keys=keys)
-            else:
-                # Any period lies in one part more.
-                whole = Rate.per_ns(limit, -(-rate.period_ns // PARTS) * (PARTS + 1))
-                window = BucketedWindow(self.store, name, whole, PARTS + 1, keys=keys)
+            while True:
+                # A process with other moving_window_keys may want the other one. The first that was made has the lower
+                # number, which whoever makes the second sees at the latest afterwards.
+                number, other = self._number(log), self._number(parts)
+                name = log if number < other or (number == other and self._logs(expiry, limit)) else parts
+                if window is not None and window.name == name:
+                    return self._moving_windows.setdefault((expiry, limit), window)
+                window = self._log(log, expiry, limit) if name == log else self._parts(parts, expiry, limit)
         except SegmentSpaceError as error:
             remedy = (
-                f"the storage's option moving_window_keys is {keys}, moving_windows takes the memory at the start, and "
-                "the strategies gcra and sliding-window-counter take none"
+                f"the storage's option moving_window_keys is {self._moving_window_keys}, moving_windows takes the "
+                "memory at the start, and the strategies gcra and sliding-window-counter take none"
             )
             raise SegmentSpaceError(error.path, error.found, error.expected, f"{error.remedy}; {remedy}") from None
-        return self._moving_windows.setdefault((expiry, limit), window)
+
+    def _logs(self, expiry: float, limit: int) -> bool:
+        """Whether a moving window is to remember each request."""
+        if limit <= PARTS + 1:
+            return True
+        if limit * 8 > MOST_LOG_BYTES:
+            return False
+        return SlidingLog.bytes_needed(Rate(limit, expiry), keys=self._moving_window_keys) <= MOST_LOG_BYTES
+
+    def _log(self, name: str, expiry: float, limit: int) -> SlidingLog:
+        return SlidingLog(self.store, name, Rate(limit, expiry), keys=self._moving_window_keys)
+
+    def _parts(self, name: str, expiry: float, limit: int) -> BucketedWindow:
+        # Any period lies in one part more.
+        period_ns = -(-Rate(limit, expiry).period_ns // PARTS) * (PARTS + 1)
+        rate = Rate.per_ns(limit, period_ns)
+        return BucketedWindow(self.store, name, rate, PARTS + 1, keys=self._moving_window_keys)
+
+    def _number(self, name: str) -> int:
+        """Under which the store knows a limiter, or would know it."""
+        try:
+            return self.store._limiter_number(name, add=False)
+        except TooManyLimiters:
+            return layout.LIMITER_CAPACITY
 
     # Sliding window counter
 
@@ -273,7 +295,7 @@ class Counting:
         estimate = most - decision.remaining
         # Whatever was inexact, or happened between, isn't more than all there is.
         previous = min(previous, ((estimate + 1) * period_ns - 1) // left_ns)
-        return previous, left_ns, max(0, estimate - floor(previous * (left_ns / NS) / (period_ns / NS)))
+        return previous, left_ns, max(0, estimate - math.floor(previous * (left_ns / NS) / (period_ns / NS)))
 
     def _look(self, window: SlidingWindow, key: str, cost: int) -> tuple[int, Decision]:
         """A decision, and how much of the window was left when it was made."""
@@ -352,7 +374,7 @@ class Counting:
                     self._fixed_window(_seconds(expiry), int(digits[0]) if digits else LEAST_DIGITS)
                 case ["limits", "sliding-window", expiry, *limit]:
                     self._sliding_window(_seconds(expiry), int(limit[0]) if limit else 1)
-                case ["limits", "moving-window", expiry, limit]:
+                case ["limits", "moving-window", expiry, limit, *_]:
                     # Made when needed only: its memory has to be mapped.
                     self._moving_windows_known.add((_seconds(expiry), int(limit)))
         self._names = names
@@ -382,12 +404,13 @@ def _next_freed(limiter: CellLimiter, key: str, limit: int) -> tuple[int, int]:
 
 
 def _time_after(ns: int) -> float:
-    """By the wall clock, in seconds since 1970: in whole ns as long as can be, so that a whole second is one."""
-    return (time.time_ns() + ns) / NS
+    """By the wall clock, in seconds since 1970; in whole ns as long as can be, so that a whole second is one."""
+    # A double holds no more than microseconds of the present.
+    return (round(time.time() * 1e6) * 1000 + ns) / NS
 
 
 def _whole(amount: Any) -> int:
-    """An amount, as a whole number. What is none is above every limit, and so denied.
+    """An amount, as a whole number: a fraction as the next one. What is none is above every limit, and so denied.
 
     The frameworks take any exception for an outage: with ``swallow_errors`` they then let the request in, and with a
     fallback each process counts by itself from then on. A client may have a say in what its request costs.
@@ -395,10 +418,10 @@ def _whole(amount: Any) -> int:
     if type(amount) is int and amount >= 0:
         return amount
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        whole = int(amount)
-        if whole == amount and whole >= 0:
+        if amount >= 0:
+            whole: int = math.ceil(amount)
             return whole
-    _log.error("a cost is a whole number of at least 0, not %s: the request is denied", shown(amount))
+    _log.error("a cost is a number of at least 0, not %s: the request is denied", shown(amount))
     return NOT_COUNTED
 
 
