@@ -1,0 +1,102 @@
+"""Runs Flask-Limiter's own tests on our storage: a pytest plugin for ``ci/limits``.
+
+Wherever those tests have a storage, in memory or on a server, they get a penstock storage over a new store, whose clock
+follows Python's, as they move that. What can't apply is deselected, and named. None may be skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any, Final
+from unittest.mock import Mock
+
+import flask_limiter._extension
+import limits.storage
+import pytest
+
+import penstock.limits
+from penstock import Store
+
+STORAGES: Final = ("memory://", "redis://localhost:46379", "memcached://localhost:31211", "mongodb://localhost:47017")
+REDIS_AWAY: Final = "makes the client of Redis fail, and empties the server by it afterwards"
+INAPPLICABLE: Final = {
+    "test_error_handling.py::test_fallback_to_memory": REDIS_AWAY,
+    "test_error_handling.py::test_fallback_to_memory_backoff_check": REDIS_AWAY,
+    "test_error_handling.py::test_fallback_to_memory_with_global_override": REDIS_AWAY,
+    "test_flask_ext.py::test_reset_unsupported": "is of memcached, which can't be reset; our storage can",
+    "test_views.py::test_flask_restx_resource": "is expected to fail on any storage, by themselves",
+}
+
+DESELECTED = pytest.StashKey[dict[str, str]]()
+ON_PENSTOCK = pytest.StashKey[list[str]]()
+numbers = itertools.count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[DESELECTED] = {}
+    config.stash[ON_PENSTOCK] = []
+    # Some look for what stands in one line of a table.
+    os.environ["COLUMNS"] = "200"
+    # Some ask for the class, or patch it. The extension has the library's own, to fall back on.
+    limits.storage.MemoryStorage = penstock.limits.PenstockStorage  # type: ignore[misc, assignment]
+
+
+@pytest.fixture(autouse=True)
+def storages_of_penstock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    names: list[str] = []
+
+    def opened(uri: str, **options: Any) -> Any:
+        if uri not in STORAGES:
+            return limits.storage.storage_from_string(uri, **options)
+        names.append(f"flask-limiter-tests-{os.getpid()}-{next(numbers)}")
+        uri = f"penstock:///{names[-1]}?keys=1000&moving_window_keys=10&clock=time"
+        return limits.storage.storage_from_string(uri, **options)
+
+    monkeypatch.setattr(flask_limiter._extension, "storage_from_string", opened)
+    yield
+    for name in names:
+        Store.unlink(name)
+    if names:
+        request.config.stash[ON_PENSTOCK].append(request.node.nodeid)
+
+
+@pytest.fixture
+def docker_services(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Their own starts servers and connects to them, which nobody asks here."""
+    for client in ("redis.from_url", "pymemcache.Client", "pymongo.MongoClient"):
+        monkeypatch.setattr(client, Mock())
+    return Mock()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    deselected = config.stash[DESELECTED]
+    kept = []
+    for item in items:
+        test = f"{item.path.name}::{item.name}"
+        if test in INAPPLICABLE:
+            deselected[test] = INAPPLICABLE[test]
+        else:
+            kept.append(item)
+    if unknown := INAPPLICABLE.keys() - deselected.keys():
+        raise pytest.UsageError(f"there is no test {', '.join(sorted(unknown))}")
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    left_out = [len(reporter.stats.get(outcome, ())) for outcome in ("skipped", "xfailed", "xpassed", "rerun")]
+    if session.exitstatus == 0 and (any(left_out) or not session.config.stash[ON_PENSTOCK]):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    terminalreporter.section("deselected")
+    for test, reason in config.stash[DESELECTED].items():
+        terminalreporter.line(f"{test}: {reason}")
+    count = len(config.stash[ON_PENSTOCK])
+    terminalreporter.section(f"Flask-Limiter {version('flask-limiter')} on penstock: {count} tests")
