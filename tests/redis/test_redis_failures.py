@@ -660,6 +660,16 @@ def test_every_kind_by_the_hosts_share(make: Callable[..., Asker], gone: str, ho
         local(limiter.reset, "ada")
 
 
+@pytest.mark.parametrize("rounding", ["up", "down", None])
+def test_the_hosts_share_of_a_sliding_window_rounds_as_the_whole_does(
+    make: Callable[..., Asker], gone: str, host: Store, rounding: Any
+) -> None:
+    local = make(gone, host=host, when_unavailable="local", hosts=4)
+    limiter: Any = SlidingWindow(local.store, "a limit", "8/hour", rounding=rounding)
+    assert limiter._twin.native.rate.limit == 2
+    assert limiter._twin.native.rounding == limiter.rounding == (rounding or "down")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_allowed(make: Callable[..., Asker], gone: str, kind: str) -> None:
     allow = make(gone, when_unavailable="allow")
