@@ -30,7 +30,7 @@ from penstock.contrib.views import (
 from penstock.core.limiter import Limiter
 from penstock.web import DISCONNECTED, BodyLimit, Gate, Rule
 from penstock.web.gate import check_waiting
-from penstock.web.native_requests import readings
+from penstock.web.native_requests import methods, readings
 from penstock.web.request import KeyFunction
 from penstock.web.rules import outcome
 
@@ -61,6 +61,10 @@ class AiohttpRequest:
     def method(self) -> str:
         """A WebSocket's is ``GET``: aiohttp gives any request to its handler, whatever its ``Upgrade`` says."""
         return self.native.method
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return methods(self.method, self.header)
 
     @property
     def path(self) -> str:

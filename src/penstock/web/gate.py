@@ -223,17 +223,17 @@ class Gate:
     def _plan_of(self, request: Request) -> Plan | None:
         matching = self._always
         if self._sometimes:
-            method, paths = request.method, request.paths
+            methods, paths = request.methods, request.paths
             for bit, rule in self._sometimes:
-                if rule.where.matches(method, paths) and not (rule.exempt and rule.exempt(request)):
+                if rule.where.matches(methods, paths) and not (rule.exempt and rule.exempt(request)):
                     matching |= bit
         return self._plans[matching] if matching in self._plans else self._plan(matching)
 
     def max_body_bytes(self, request: Request) -> int | None:
         if not self.body_limits:
             return None
-        method, paths = request.method, request.paths
-        return min((b.max_bytes for b in self.body_limits if b.where.matches(method, paths)), default=None)
+        methods, paths = request.methods, request.paths
+        return min((b.max_bytes for b in self.body_limits if b.where.matches(methods, paths)), default=None)
 
     def answer(self, request: Request, denial: Denial) -> Answer:
         """What a denied request is told."""

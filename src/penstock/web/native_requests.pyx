@@ -40,6 +40,21 @@ def readings(*paths):
     return tuple(found)
 
 
+cdef tuple OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override")
+
+
+def methods(method, header):
+    """The method of a request, and those that it asks by a field to be taken for. `header` tells a field's value."""
+    told = [header(name.decode()) for name in OVERRIDES]
+    return with_overrides(method, [value for value in told if value])
+
+
+cdef tuple with_overrides(str method, list told):
+    if not told:
+        return (method,)
+    return (method, *[name.strip().upper() for value in told for name in value.split(",")])
+
+
 cdef object decoded(str path):
     """The bytes of a path, each as a character, as text."""
     return path if path.isascii() else path.encode("latin-1", "replace").decode("utf-8", "replace")
@@ -62,6 +77,16 @@ cdef class WSGIRequest:
     def method(self):
         # Some servers leave it as it was sent, and frameworks take post for POST.
         return self.native["REQUEST_METHOD"].upper()
+
+    @property
+    def methods(self):
+        cdef dict environ = self.native if type(self.native) is dict else dict(self.native)
+        cdef list told = []
+        for name in ("HTTP_X_HTTP_METHOD_OVERRIDE", "HTTP_X_HTTP_METHOD", "HTTP_X_METHOD_OVERRIDE"):
+            value = environ.get(name)
+            if value:
+                told.append(value)
+        return with_overrides(self.method, told)
 
     @property
     def path(self):
@@ -116,6 +141,12 @@ cdef class ASGIRequest:
     @property
     def method(self):
         return self.native["method"].upper() if self.native["type"] == "http" else "WEBSOCKET"
+
+    @property
+    def methods(self):
+        return with_overrides(
+            self.method, [value.decode("latin-1") for name, value in self.native["headers"] if name in OVERRIDES]
+        )
 
     @property
     def path(self):

@@ -16,9 +16,10 @@ Scope: TypeAlias = MutableMapping[str, Any]
 class Request(Protocol):
     """A request, before its handler has run.
 
-    ``method`` is in capitals; of a WebSocket's handshake ``"WEBSOCKET"`` under ASGI, else ``"GET"``. ``path`` is
+    ``method`` is in capitals; of a WebSocket's handshake ``"WEBSOCKET"`` under ASGI, else ``"GET"``. ``methods`` are it
+    and those of an ``X-HTTP-Method-Override`` that the application may go by: what rules are matched with. ``path`` is
     decoded, from the root of the server. ``paths`` are what the application's router may take it for, from that root
-    or from the application's own: what rules are matched with. None of them: it may be any path. ``peer`` is the
+    or from the application's own, and matched likewise. None of them: it may be any path. ``peer`` is the
     address at the other end of the connection, None where there is none (a Unix socket): behind a proxy that is the
     proxy's, see ``ClientAddress``. ``user`` is whom an outer layer has let in, or None. ``native`` is the WSGI
     environment or the ASGI scope.
@@ -26,6 +27,8 @@ class Request(Protocol):
 
     @property
     def method(self) -> str: ...
+    @property
+    def methods(self) -> tuple[str, ...]: ...
     @property
     def path(self) -> str: ...
     @property

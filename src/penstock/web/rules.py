@@ -83,9 +83,9 @@ class Where:
     def is_everywhere(self) -> bool:
         return self.pattern is None and not self.methods
 
-    def matches(self, method: str, paths: tuple[str, ...]) -> bool:
-        """Whether a router may come by one of these paths to what the rule is for."""
-        if self.methods and method not in self.methods:
+    def matches(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> bool:
+        """Whether an application may come by one of these to what the rule is for."""
+        if self.methods and self.methods.isdisjoint(methods):
             return False
         if self.pattern is None or not paths:
             return True
@@ -168,6 +168,7 @@ class Rule:
       end is the same as none. ``"/api/*"`` is ``/api`` and all below. None: every path. It is matched with all that a
       router may take a request's path for: with slashes merged, dots resolved, encodings decoded, a root taken off.
     * `methods`: as in ``{"POST", "PUT"}``; empty: all. ``GET`` is ``HEAD``, too; a WebSocket's is ``"WEBSOCKET"``.
+      What ``X-HTTP-Method-Override`` asks for counts as well.
     * `ignore_case`: whether ``/Login`` is ``/login``, for routers to which it is.
     * `key`: for whom a request counts, a callable that takes a ``Request``; None: the client's address.
     * `cost`: how many permits, a number or a callable that takes a ``Request``.

@@ -35,7 +35,7 @@ from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
 from penstock.web import DISCONNECTED, Answer, Gate, Rule
 from penstock.web.gate import check_waiting
-from penstock.web.native_requests import readings
+from penstock.web.native_requests import methods, readings
 from penstock.web.rules import outcome
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "exempt", "limited", "setting"]
@@ -58,6 +58,10 @@ class DjangoRequest:
     @property
     def method(self) -> str:
         return self.django.method or ""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return methods(self.method, self.header)
 
     @property
     def path(self) -> str:
