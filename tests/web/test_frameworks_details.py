@@ -17,11 +17,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse
 
 import penstock.contrib.aiohttp
 import penstock.contrib.fastapi
 from penstock import Concurrency, InvalidLimiter, Store, TokenBucket
+from penstock.contrib.aiohttp import AiohttpRequest
 from penstock.contrib.flask import Limits
 from penstock.contrib.views import NotInstalled, Visit
 from penstock.testing import ManualClock
@@ -81,6 +84,14 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # What all have in common
+
+
+def test_methods_that_a_request_asks_to_be_taken_for() -> None:
+    fields = {"X-HTTP-Method-Override": "delete", "X-HTTP-Method": "PUT, POST"}
+    ours: list[Any] = [in_django.DjangoRequest(RequestFactory().get("/", headers=fields))]
+    ours.append(AiohttpRequest(make_mocked_request("GET", "/", fields)))
+    for request in ours:
+        assert request.methods == ("GET", "DELETE", "PUT", "POST")
 
 
 def test_limits_of_a_view_must_be_limits(its: Its) -> None:
@@ -325,6 +336,56 @@ def test_a_dependency_that_denies_undoes_what_can_be(its: Its) -> None:
     fields = [name for name, _ in denied["headers"]]
     assert sorted(fields) == sorted(set(fields))
     assert dict(denied["headers"])[b"ratelimit"].startswith(b'"two";r=0;')
+
+
+def test_a_denial_by_the_rules_is_for_the_exception_handlers(its: Its) -> None:
+    for kind in (penstock.contrib.fastapi.LimitDenied, 429):
+        app = starlette_app(its)
+        penstock.contrib.fastapi.setup(app, its.rules)
+
+        async def answer(request: Any, error: Any) -> PlainTextResponse:
+            return PlainTextResponse(" ".join(error.denial.violated), 418, error.headers)
+
+        app.add_exception_handler(kind, answer)
+        assert its.left()[1] == 3
+        assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 200]
+        start, body = ask_asgi(app)
+        assert (start["status"], body["body"]) == (418, b"three")
+        assert b"retry-after" in dict(start["headers"])
+        its.clock.advance(86400)
+
+
+def test_what_handles_every_error_is_not_for_denials(its: Its) -> None:
+    app = starlette_app(its)
+    penstock.contrib.fastapi.setup(app, its.rules)
+    app.add_exception_handler(Exception, lambda request, error: PlainTextResponse("it broke", 500))
+    assert [ask_asgi(app)[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_browser_may_read_denials_and_ask_beforehand(its: Its, is_first: bool) -> None:
+    app = starlette_app(its)
+    if not is_first:
+        penstock.contrib.fastapi.setup(app, its.rules)
+    app.add_middleware(CORSMiddleware, allow_origins=["https://shop"], allow_headers=["X-A"])
+    app.add_middleware(CORSMiddleware, allow_origins=["https://shop"], expose_headers=["RateLimit"])
+    if is_first:
+        penstock.contrib.fastapi.setup(app, its.rules)
+    origin = (b"origin", b"https://shop")
+    assert [ask_asgi(app, headers=[origin])[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
+    denied = dict(ask_asgi(app, headers=[origin])[0]["headers"])
+    assert denied[b"access-control-allow-origin"] == b"https://shop"
+    # They stand as they were: the last of them outside.
+    assert denied[b"access-control-expose-headers"] == b"RateLimit"
+    beforehand = [origin, (b"access-control-request-method", b"GET")]
+    assert ask_asgi(app, method="OPTIONS", headers=beforehand)[0]["status"] == 200
+
+
+def test_a_websocket_that_the_rules_deny_is_closed(its: Its) -> None:
+    app = starlette_app(its)
+    penstock.contrib.fastapi.setup(app, [Rule(its.three, key=everyone, cost=3)])
+    assert ask_asgi(app)[0]["status"] == 200
+    assert [message["type"] for message in ask_asgi(app, kind="websocket")] == ["websocket.close"]
 
 
 def test_starlette_limits_bodies_and_leaves_the_lifespan_alone(its: Its) -> None:

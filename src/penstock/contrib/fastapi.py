@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
@@ -29,7 +31,7 @@ VISIT: Final = "penstock.visit"
 
 
 class LimitDenied(HTTPException):
-    """Raised by a dependency for a request that is denied.
+    """Raised for a request that is denied, by a dependency or the rules of ``setup``.
 
     ``setup`` has it answered by the problem report, or by what the rule says. An exception handler of your own for it,
     or for 429, finds here: ``denial`` (why), ``answer`` (what would be sent), ``headers`` (the fields to send along).
@@ -52,12 +54,17 @@ def setup(
     """Ask `rules` about every request of `app`, and see to the limits of its routes.
 
     See ``Gate`` for the arguments. Middleware that is added later stands outside: of its kind should be what finds out
-    who is asking.
+    who is asking. A ``CORSMiddleware`` that is there already is moved outside, so that a browser may read denials.
     """
     # What is wrong with them is said here, and not when Starlette makes its middleware, at the first request.
     gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=True)
     rules = [*gate.rules, *gate.body_limits]
     app.add_middleware(LimitsMiddleware, rules=rules, client=client, headers=headers, partition_keys=partition_keys)
+    # In turn, so that they stay in order.
+    known: list[Any] = app.user_middleware
+    for middleware in [one for one in known if one.cls is CORSMiddleware][::-1]:
+        app.user_middleware.remove(middleware)
+        app.user_middleware.insert(0, middleware)
     app.add_exception_handler(LimitDenied, _answer)  # type: ignore[arg-type]  # one for both kinds of connection
 
 
@@ -109,10 +116,23 @@ class LimitsMiddleware:
         request = ASGIRequest(scope)
         passage = await self.gate.enter_async(request) if self.gate.is_awaited else self.gate.enter(request)
         if isinstance(passage, Denial):
-            return await send_answer(self.gate.answer(request, passage), scope, receive, send)
+            return await self._deny(passage, self.gate.answer(request, passage), scope, receive, send)
         visit = _Visit(passage, receive, send)
         scope[VISIT], scope[ASKER] = visit, self.asker
         return await visit.ended.run(self.app, scope)
+
+    async def _deny(self, denial: Denial, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await send_answer(answer, scope, receive, send)
+
+        async def raise_it(scope: Scope, receive: Receive, send: Send) -> None:
+            raise LimitDenied(denial, answer)
+
+        # The application's own stand further inside, behind the rest of the middleware.
+        handlers = {LimitDenied: _answer, **(scope["app"].exception_handlers if "app" in scope else {})}
+        for key in (500, Exception):
+            handlers.pop(key, None)
+        return await ExceptionMiddleware(raise_it, handlers)(scope, receive, send)
 
 
 class _Visit(AsyncVisit):
