@@ -34,6 +34,7 @@ from penstock.errors import (
     StoreUnavailable,
     TooManyLimiters,
     TruncatedSegment,
+    UnseenPathsWarning,
     UntrustedSegment,
 )
 from penstock.rate import Rate
@@ -78,6 +79,7 @@ __all__ = [
     "TokenBucket",
     "TooManyLimiters",
     "TruncatedSegment",
+    "UnseenPathsWarning",
     "UntrustedSegment",
     "__version__",
 ]

@@ -27,6 +27,7 @@ __all__ = [
     "StoreUnavailable",
     "TooManyLimiters",
     "TruncatedSegment",
+    "UnseenPathsWarning",
     "UntrustedSegment",
 ]
 
@@ -161,6 +162,10 @@ class SegmentSizeWarning(UserWarning):
 
 class CountsPerWorkerWarning(UserWarning):
     """Each of several workers has a store of its own, so each lets as many requests in as all should together."""
+
+
+class UnseenPathsWarning(UserWarning):
+    """No rule that has a path has matched a request yet, and there have been many: the paths may lack a prefix."""
 
 
 class NotAwaited(PenstockError, TypeError):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from limiter_kinds import KINDS
-from web_requests import CLIENT, Kind, Site
+from web_requests import CLIENT, Kind, Site, wsgi_environ
 
 from penstock import (
     AllOf,
@@ -25,10 +25,11 @@ from penstock import (
     SlidingWindow,
     Store,
     TokenBucket,
+    UnseenPathsWarning,
 )
 from penstock.testing import ManualClock
 from penstock.web import Answer, BodyLimit, ClientAddress, Gate, Rule, everyone, header
-from penstock.web.native_requests import readings
+from penstock.web.native_requests import WSGIRequest, readings
 
 MakeSite = Callable[..., Site]
 
@@ -210,6 +211,28 @@ class TestWhere:
 
     def test_one_rule_alone(self, site: MakeSite, limit: FixedWindow) -> None:
         assert site(Rule(limit)).ask()["ratelimit"].startswith('"limit";r=2;t=')
+
+
+class TestPathsThatNobodyAsksFor:
+    def ask(self, gate: Gate, count: int, path: str = "/v1/api/orders") -> None:
+        for _ in range(count):
+            gate.enter(WSGIRequest(wsgi_environ(path)))
+
+    def test_a_warning_comes_after_a_thousand_requests(self, limit: FixedWindow) -> None:
+        gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path=["/a", "/b"]), Rule(limit, cost=0)])
+        self.ask(gate, 1000)
+        with pytest.warns(UnseenPathsWarning, match=r"'/api/\*', \['/a', '/b'\], .*was for '/v1/api/orders'") as warned:
+            self.ask(gate, 1)
+        self.ask(gate, 1001)
+        assert len(warned) == 1
+
+    def test_none_comes_when_a_path_has_matched(self, limit: FixedWindow) -> None:
+        gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path="/b")])
+        self.ask(gate, 1, "/api/orders")
+        self.ask(gate, 1001)
+
+    def test_none_comes_of_rules_without_a_path(self, limit: FixedWindow) -> None:
+        self.ask(Gate([Rule(limit, methods="POST")]), 1001)
 
 
 class TestKeysAndCosts:

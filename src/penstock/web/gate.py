@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -15,7 +16,7 @@ from penstock.core.concurrency import Concurrency, Lease
 from penstock.core.decision import Decision
 from penstock.core.leaky_bucket import LeakyBucket
 from penstock.core.reservation import Reservation
-from penstock.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
+from penstock.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, UnseenPathsWarning, shown
 from penstock.web.afterwards import Afterwards
 from penstock.web.answers import Denial, problem_report, seconds_up
 from penstock.web.client import ClientAddress
@@ -32,6 +33,8 @@ NS: Final = 1_000_000_000
 WAIT_FOR_A_HOLDER_S: Final = 1
 # Of a store that is away: about when it is asked again.
 WAIT_FOR_A_STORE_S: Final = 1
+# Requests, after which rules that have a path should have matched one.
+WITHOUT_A_MATCH: Final = 1000
 # As AllOf.
 MOST_AT_ONCE: Final = 16
 
@@ -202,6 +205,7 @@ class Gate:
             (1 << i, rule) for i, rule in enumerate(self.rules) if rule.exempt or not rule.where.is_everywhere
         ]
         self._always = sum(1 << i for i in range(len(self.rules))) - sum(bit for bit, _ in self._sometimes)
+        self._unseen = UnseenPaths(self.rules)
         self._plans: dict[int, Plan | None] = {0: None}
         # What is wrong with the rules of every request, is wrong now.
         plan = self._plan(self._always)
@@ -224,6 +228,8 @@ class Gate:
         matching = self._always
         if self._sometimes:
             methods, paths = request.methods, request.paths
+            if self._unseen.patterns:
+                self._unseen.look_at(paths)
             for bit, rule in self._sometimes:
                 if rule.where.matches(methods, paths) and not (rule.exempt and rule.exempt(request)):
                     matching |= bit
@@ -255,6 +261,35 @@ class Gate:
             Plan(rules, self.client, self._styles, self._encoded, self._secret) if rules else None
         )
         return plan
+
+
+class UnseenPaths:
+    """What warns when no rule's path has matched a request yet, after many of them.
+
+    Threads may lose a few requests that they count at once.
+    """
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.patterns = [rule.where.pattern for rule in rules if rule.where.pattern is not None]
+        """Empty when there is nothing to warn of, or not any more."""
+        self.told = [rule.path for rule in rules if rule.where.pattern is not None]
+        self.requests = 0
+
+    def look_at(self, paths: tuple[str, ...]) -> None:
+        """Whatever their methods are: it is the paths that are written in vain."""
+        if not paths or any(pattern.fullmatch(path) for pattern in self.patterns for path in paths):
+            self.patterns = []
+            return
+        self.requests += 1
+        if self.requests > WITHOUT_A_MATCH:
+            self.patterns = []
+            warnings.warn(
+                f"no rule's path, {', '.join(map(shown, self.told[:3]))}, has matched any of {WITHOUT_A_MATCH} "
+                f"requests; the last was for {shown(paths[0])}: write paths as from the root of the server, or of the "
+                "application that the rules stand around",
+                UnseenPathsWarning,
+                stacklevel=2,
+            )
 
 
 def check_waiting(rules: Iterable[Rule], in_loop: bool | None) -> None:
