@@ -191,17 +191,13 @@ def test_ids_that_are_none(limiter: Any, request_id: Any) -> None:
     assert left(limiter) == LIMIT
 
 
-@pytest.mark.parametrize(
-    "ttl",
-    [
+def test_times_to_live_that_are_none(limiter: Any) -> None:
+    for ttl in (
         *("", "soon", "5", "0s", "-1s", "1 month", "11 years", b"5s"),
         *(0, -1, 1e-10, float("nan"), float("inf"), 10**400, True, None, timedelta(0), timedelta.max),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_times_to_live_that_are_none(limiter: Any, ttl: Any) -> None:
-    with pytest.raises(InvalidRate):
-        limiter.hit("k", request_id="r", request_ttl=ttl)
+    ):
+        with pytest.raises(InvalidRate):
+            limiter.hit("k", request_id="r", request_ttl=ttl)
     assert left(limiter) == LIMIT
 
 

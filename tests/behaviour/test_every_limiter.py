@@ -18,7 +18,7 @@ from redis_server import RedisServer
 PLACES: Final = {
     "private": (MEMORY, 60),
     "named": (MEMORY, 8),
-    "redis": (REDIS, 30),
+    "redis": (REDIS, 25),
     "asyncio": (REDIS, 8),
     "synced": (SYNCED, 20),
 }

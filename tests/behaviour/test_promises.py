@@ -93,7 +93,7 @@ class Trial:
         return True
 
 
-@every_limiter(25)
+@every_limiter(20)
 def test_what_a_decision_says_comes_true(trial: Trial) -> None:
     with trial.limiter() as limiter:
         for _ in range(trial.data.draw(st.integers(1, 12))):
@@ -133,7 +133,7 @@ def check_waits(limiter: Any, trial: Trial, cost: int, decision: Any) -> None:
             assert answer_of(limiter.peek("k", most)) == answer_of(limiter.peek("never seen", most))
 
 
-@every_limiter(25)
+@every_limiter(20)
 def test_sleeping_for_the_seconds_told_is_enough(trial: Trial) -> None:
     """What a caller does: ``time.sleep(decision.retry_after)``, a float."""
     with trial.limiter() as limiter:
@@ -145,7 +145,7 @@ def test_sleeping_for_the_seconds_told_is_enough(trial: Trial) -> None:
         assert answer_of(limiter.peek("k", cost)) == answer_of(limiter.peek("never seen", cost))
 
 
-@every_limiter(25)
+@every_limiter(20)
 def test_no_more_than_the_limit_at_one_instant(trial: Trial) -> None:
     with trial.limiter(anywhen=True) as limiter:
         asked = trial.data.draw(st.lists(trial.case.costs(), max_size=60))
@@ -169,7 +169,7 @@ def test_single_requests_use_up_the_limit_exactly(trial: Trial) -> None:
         assert passed == [True] * most + [False] * 2
 
 
-@every_limiter(25)
+@every_limiter(20)
 def test_after_the_next_permits_time_there_is_more(trial: Trial) -> None:
     with trial.limiter() as limiter:
         for _ in range(trial.data.draw(st.integers(1, 8))):

@@ -71,7 +71,7 @@ def test_random_damage_everywhere_under_load(crew: Crew, name: str, clock: str, 
         vandal = Vandal(name, 23)
         workers = [crew.start(_use_everything, i, name, clock, on_full, progress, stop) for i in range(4)]
         wait_until(lambda: min(progress.values), "the first decisions")
-        for turn in range(8000):
+        for turn in range(3000):
             vandal.hit_table()
             if turn % 4 == 0:
                 vandal.hit_counters()

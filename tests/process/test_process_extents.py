@@ -506,7 +506,7 @@ def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make
         workers = [crew.start(_evict_each_other, i, limiter, limit, size, progress, stop) for i in range(PROCESSES)]
         wait_until(lambda: min(progress.values), "the first decisions")
         seen = list(progress)
-        for _ in range(300):
+        for _ in range(100):
             clock.advance(draws.choice((0, 0.1, 60, 200)))
             victim = draws.randrange(PROCESSES)
             workers[victim].pause()

@@ -166,7 +166,7 @@ class Evicting(SmallStore):
         raise AssertionError("evicting always makes room")
 
 
-FEW = examples(20, steps=20)
+FEW = examples(12, steps=20)
 TestDenying = Denying.TestCase
 TestDenying.settings = FEW
 TestAllowing = Allowing.TestCase

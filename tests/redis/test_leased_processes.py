@@ -172,7 +172,7 @@ def test_workers_that_are_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each request is a fetch, so that is where most of them die; the next one fetches."""
-    kills = 120
+    kills = 40
     monkeypatch.setattr(leased_fetch, "next_size", lambda *_: 0)
     host = host_of(timeout=0.05)
     counts, stop = SharedNumbers(kills + 4), SharedNumbers(1)

@@ -42,7 +42,7 @@ def count_and_exchange(name: str, url: str, kind: str, counted: SharedNumbers, w
 def test_killed_at_random(
     name: str, crew: Crew, server: RedisServer, client: redis.Redis, tell: Callable[[str, object], None], kind: str
 ) -> None:
-    kills, workers = 60, 3
+    kills, workers = 20, 3
     with Store(name, keys=100) as store:
         counted = SharedNumbers(kills + workers)
         running = [crew.start(count_and_exchange, name, server.url, kind, counted, i, i) for i in range(workers)]
