@@ -3,8 +3,8 @@
 An extent is a small table of its own and, behind it, so many words for each of its cells. Extents are appended to the
 segment's file under a lock on the list of extents and never removed: whatever has one mapped may still use it.
 
-Who makes one does so in this order: the lock; bytes at the end of the file; its blocked cells; the limiter's number, as
-any limiter takes it; its entry in the list, and in that its identity last.
+Who makes one does so in this order: the lock; a mapping of the place behind the file's end; bytes there; its blocked
+cells; the limiter's number, as any limiter takes it; its entry in the list, and in that its identity last.
 
 *The number* is never given back, so it is taken when nothing else can be refused, and before the identity, so that
 whoever finds an extent finds its limiter in the list. Whether there is one to take is looked at before there are bytes

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from penstock import (
     TokenBucket,
     waiting,
 )
-from penstock.redis import AsyncRedisStore, RedisStore
+from penstock.redis import AsyncRedisStore, RedisStore, aio_waiting
 
 make_log: Any = SlidingLog
 WAITED_FOR: dict[str, Callable[[Any], Any]] = {
@@ -63,6 +65,34 @@ def test_whoever_waits_is_let_in(make: Callable[[Any], Any], redis_store: RedisS
             return list(await asyncio.gather(*tasks, limiter.wait_async("cid")))
 
     assert run(waited()) == [True] * 7
+
+
+def test_jitter_spreads_tasks_that_wait_for_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, sleeps, answers = 0.0, list[float](), itertools.cycle([False, True])
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        sleeps.append(seconds)
+
+    async def booked(max_delay: object) -> Any:
+        return SimpleNamespace(allowed=True, delay=1.0, delay_ns=10**9, due_ns=round((now_s + 1) * 1e9))
+
+    async def denied_once(max_delay: object) -> Any:
+        allowed = next(answers)
+        return SimpleNamespace(allowed=allowed, delay=1.0 - allowed, delay_ns=10**9 * (1 - allowed), due_ns=0)
+
+    async def waited() -> None:
+        for reserve in (booked, denied_once):
+            sleeps.clear()
+            for _ in range(100):
+                assert await aio_waiting.wait(reserve, asyncio.Lock(), False, "1 minute", 0.1)
+            assert len(set(sleeps)) == 100
+            assert 1.0 <= min(sleeps) < 1.02 < 1.08 < max(sleeps) <= 1.1 + 1e-6
+
+    monkeypatch.setattr(aio_waiting, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    run(waited())
 
 
 def test_a_wait_that_is_cancelled_gives_back_what_it_has_booked(redis_store: RedisStore, server: RedisServer) -> None:

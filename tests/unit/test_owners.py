@@ -265,9 +265,11 @@ def test_a_pid_that_is_a_threads_by_now_is_no_owners() -> None:
     thread.start()
     told.wait()
     owner = ids[0] | this_process() >> NAMESPACE_AT << NAMESPACE_AT
-    assert Owners().dead_among({owner}) == {owner}
-    go_on.set()
-    thread.join()
+    try:
+        assert Owners().dead_among({owner}) == {owner}
+    finally:
+        go_on.set()
+        thread.join()
 
 
 def test_owners_that_make_no_sense_count_as_alive_or_ended_but_never_fail(monkeypatch: pytest.MonkeyPatch) -> None:
