@@ -610,6 +610,43 @@ def test_a_handshake_that_drags_on_is_late(make: Callable[..., Asker], through: 
         hasty(TokenBucket(hasty.store, "api", "8/hour").allow, "ada")
 
 
+def test_to_connect_and_to_be_answered_have_one_deadline(redis_store: RedisStore, through: Proxy) -> None:
+    """A handshake of two steps, and the answer: each of the three is in time, and so are the first two together."""
+    assert TokenBucket(redis_store, "api", "8/hour").allow("ada")
+    through.delay_s = 0.4
+    with RedisStore(through.url, timeout=1.0) as hasty:
+        with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within"):
+            TokenBucket(hasty, "api", "8/hour").allow("ada")
+        assert hasty.status().failures == 1
+
+
+def test_a_script_that_is_sent_again_has_the_same_deadline(
+    make: Callable[..., Asker], through: Proxy, client: redis.Redis
+) -> None:
+    hasty = make(through.url, timeout=1.0)
+    bucket = TokenBucket(hasty.store, "api", "8/hour")
+    wait_until(lambda: answers(hasty, bucket), "an answer in time")
+    client.script_flush()
+    through.delay_s = 0.6
+    with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within|no answer"):
+        hasty(bucket.allow, "ada")
+
+
+def test_a_slow_answer_ends_no_row_of_failures(host: Store) -> None:
+    breaker = Breaker(host, "slow:6379", timeout_s=1.0)
+    for _ in range(THRESHOLD - 1):
+        breaker.failed(redis.ConnectionError())
+    breaker.answered(0.6)
+    assert breaker.status().failures == THRESHOLD - 1
+    breaker.answered(0.1)
+    assert breaker.status().failures == 0
+    for _ in range(THRESHOLD):
+        breaker.failed(redis.ConnectionError())
+        breaker.answered(0.6)
+    assert breaker.status().state == "recovering", "a probe is answered, however late: or it would be open for ever"
+    breaker.close()
+
+
 # ---- What the policies answer ----------------------------------------------------------------------------------------
 
 KINDS: dict[str, Callable[[Any], Any]] = {

@@ -17,8 +17,13 @@ from redis.exceptions import NoScriptError
 
 from penstock.errors import PenstockError, StoreClosed, StoreUnavailable
 from penstock.rate import Duration
-from penstock.redis.aio_held import AsyncRedisConcurrency
-from penstock.redis.aio_limiters import AsyncRedisLimiter, AsyncRedisStaggeredWindow
+from penstock.redis.aio_held import AsyncRedisConcurrency, AsyncRedisLease
+from penstock.redis.aio_limiters import (
+    AsyncRedisAllOf,
+    AsyncRedisLimiter,
+    AsyncRedisReservation,
+    AsyncRedisStaggeredWindow,
+)
 from penstock.redis.aio_waiting import Lines
 from penstock.redis.asking import GIVING_BACK, HIT, Asked, Talk, checked, given_up
 from penstock.redis.awaiting import awaited
@@ -26,6 +31,8 @@ from penstock.redis.base import (
     AWAY,
     CHUNK,
     RedisStoreBase,
+    Step,
+    begun,
     calls_with_text,
     check_options,
     checked_client,
@@ -37,7 +44,7 @@ from penstock.redis.base import (
     unknown,
 )
 from penstock.redis.cluster import AsyncCluster, bounded, cluster_url
-from penstock.redis.deadline import with_bounded_replies
+from penstock.redis.deadline import Patience, with_bounded_replies
 from penstock.redis.scripts import Script
 from penstock.redis.servers import AsyncServer
 from penstock.store import Store
@@ -172,10 +179,14 @@ class AsyncRedisStore(RedisStoreBase):
                 )
             self._loop = loop
 
+    @property
+    def _has_deadlines(self) -> bool:
+        return self._owns_client and not self._has_slots
+
     def _in_time(self) -> asyncio.Timeout:
         """The deadline of a whole call; a client of somebody else's has its own. A cluster's, too, for each operation:
         after one that it has missed, it looks which node has the slot."""
-        return asyncio.timeout(self._timeout_s if self._owns_client and not self._has_slots else None)
+        return asyncio.timeout(self._timeout_s if self._has_deadlines else None)
 
     async def _reply(self, asked: Asked[Any]) -> list[int]:
         call = self._call(asked.script, asked.keys, asked.arguments, asked.size)
@@ -210,29 +221,57 @@ class AsyncRedisStore(RedisStoreBase):
             await self._run(talk, nothing)
 
     async def _give_back_all(self, talks: list[Talk[None]]) -> None:
-        await self._finish([(talk, asked) for talk in talks if (asked := next(talk, None)) is not None])
+        await self._finish(begun(talks))
 
-    async def _finish(self, steps: list[tuple[Talk[Any], Asked[Any]]]) -> None:
-        """A batch of each one's next call, until all have come to their ends."""
-        with contextlib.suppress(StoreClosed):
-            while steps:
-                chunk, steps = steps[:CHUNK], steps[CHUNK:]
-                replies, error = await self._exchange_now([asked for _, asked in chunk])
-                for (talk, asked), reply in zip(chunk, replies or [error] * len(chunk), strict=True):
-                    next_asked = self._next(talk, asked, reply)
-                    if next_asked is not None:
-                        steps.append((talk, next_asked))
+    async def _finish(self, steps: list[Step]) -> bool:
+        """Whether Redis has answered all of it."""
+        batches, is_answered = self._in_batches(steps), True
+        with contextlib.suppress(StoreClosed, StopIteration):
+            asked = next(batches)
+            while True:
+                replies, error = await self._exchange_now(asked)
+                is_answered = is_answered and error is None
+                asked = batches.send(replies or [error] * len(asked))
+        return is_answered
 
-    def _next(self, talk: Talk[None], asked: Asked[T], reply: Any) -> Asked[Any] | None:
-        with contextlib.suppress(StopIteration, PenstockError, asyncio.CancelledError):
+    async def _give_back_taken(
+        self, taken: Sequence[AsyncRedisReservation | AsyncRedisLease], patience: Patience
+    ) -> None:
+        """As ``RedisStore``'s, by a task of its own, for as long as it takes.
+
+        The breaker is told if that is longer than the request waits.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + patience.left_s
+        steps = begun([one._giving_back() for one in taken])
+        is_answered = await self._to_its_end(self._finish(steps), nothing_more)
+        if is_answered and loop.time() > until_s:
+            self._breaker.failed(self._late())
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"a request has waited for {self._timeout_s} s in all")
+
+    async def _run_for(self, patience: Patience, talk: Talk[T], otherwise: Callable[[Any], T], twin: Any) -> T:
+        """As ``_run``, for no longer than a request waits: what is taken after that comes back."""
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        try:
+            if self._has_deadlines and patience.left_s >= self._timeout_s:
+                # It is one call, which has that deadline itself.
+                return await self._run(talk, otherwise, twin)
+            going_on = self._go_on(self._run(talk, otherwise, twin))
             try:
-                if isinstance(reply, Exception):
-                    raise self._unavailable(reply)
-                answer = asked.answer(reply)
-            except PenstockError as error:
-                return talk.throw(error)
-            return talk.send(answer)
-        return None
+                done, _ = await asyncio.wait({going_on}, timeout=patience.left_s)
+            except asyncio.CancelledError:
+                going_on.cancel()
+                raise
+            if done:
+                return going_on.result()
+            going_on.cancel()
+        finally:
+            patience.left_s -= loop.time() - since_s
+        self._breaker.failed(self._late())
+        return self._instead(self._unavailable(self._late()), otherwise, twin)
 
     def _go_on(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -324,5 +363,6 @@ class AsyncRedisStore(RedisStoreBase):
         return cast(list[Any], await self._client.execute_many([one.call for one in asked]))
 
     _limiter = AsyncRedisLimiter
+    _all_of = AsyncRedisAllOf
     _staggered = AsyncRedisStaggeredWindow
     _concurrency = AsyncRedisConcurrency

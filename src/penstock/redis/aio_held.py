@@ -15,7 +15,7 @@ from penstock.rate import Duration, Rate
 from penstock.redis.aio_limiters import AsyncRedisLimiter
 from penstock.redis.awaiting import awaited
 from penstock.redis.base import none_held
-from penstock.redis.held import AskingHeld, Permit, Taken, unimportant_after
+from penstock.redis.held import AskingHeld, HeldView, Taken, unimportant_after
 
 __all__ = ["AsyncRedisConcurrency", "AsyncRedisHold", "AsyncRedisLease"]
 
@@ -23,22 +23,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class AsyncRedisLease:
+class AsyncRedisLease(HeldView):
     """Permits that are held: given back by ``release`` or at the end of an ``async with`` block.
 
     They come back by themselves at the end of the lease, however the process that holds them has ended.
     """
 
-    __slots__ = ("_key", "_limiter", "_permits", "_released", "_taken")
-
-    def __init__(self, limiter: AsyncRedisConcurrency, key: Key, taken: Taken) -> None:
-        self._limiter, self._key, self._taken = limiter, key, taken
-        self._permits: list[Permit] = taken.permits
-        self._released = False
-
-    @property
-    def allowed(self) -> bool:
-        return self._taken.allowed
+    __slots__ = ()
+    _limiter: AsyncRedisConcurrency
 
     @awaited
     async def release(self) -> bool:
@@ -64,9 +56,6 @@ class AsyncRedisLease:
         asked = self._limiter._ask_renew(self._taken.key, permits)
         return await self._limiter._store._do(asked, none_held) == len(permits)
 
-    def __bool__(self) -> bool:
-        return self._taken.allowed
-
     async def __aenter__(self) -> Self:
         if not self._taken.allowed:
             raise await self._limiter.exceeded(self._key)
@@ -83,9 +72,6 @@ class AsyncRedisLease:
         """Of a block, whose outcome counts: what can't be released comes back by itself."""
         with contextlib.suppress(unimportant_after(error)):
             await self.release()
-
-    def __repr__(self) -> str:
-        return f"<AsyncRedisLease of {self._limiter.name!r}: {'held' if self._permits else 'not held'}>"
 
 
 class AsyncRedisHold:
@@ -138,6 +124,9 @@ class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
         """Give back what ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process, also if the task is
         cancelled meanwhile."""
         await self._store._run_to_its_end(self._refund(key, cost, rate, burst, request_id))
+
+    def _lease_of(self, key: Key, taken: Taken) -> AsyncRedisLease:
+        return AsyncRedisLease(self, key, taken)
 
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> AsyncRedisHold:
         return AsyncRedisHold(self, key, cost, timeout)

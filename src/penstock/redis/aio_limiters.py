@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.core.decision import Decision
 from penstock.core.keys import Key
-from penstock.errors import PenstockError, StoreUnavailable
+from penstock.errors import StoreUnavailable
 from penstock.rate import Duration, Rate
 from penstock.redis.aio_waiting import wait
 from penstock.redis.all_of import AskingAll, Costs, Keys
 from penstock.redis.asking import ONE, Asking, AskingStaggered, BookingView, costs_of, keys_of
 from penstock.redis.awaiting import awaited
 from penstock.redis.base import checked_limiters
+from penstock.redis.held import HeldView, Taken
 
 if TYPE_CHECKING:
     from penstock.redis.aio import AsyncRedisStore
+    from penstock.redis.deadline import Patience
 
 __all__ = ["AsyncRedisAllOf", "AsyncRedisLimiter", "AsyncRedisReservation", "AsyncRedisStaggeredWindow"]
 
@@ -39,11 +40,6 @@ class AsyncRedisReservation(BookingView):
         """
         # What Redis has booked stays booked, if it is away.
         await self._store._run_to_its_end(self._booked.cancel())
-
-
-async def _cancelled(booked: AsyncRedisReservation) -> None:
-    with contextlib.suppress(PenstockError):
-        await booked.cancel()
 
 
 class AsyncRedisLimiter(Asking):
@@ -108,10 +104,6 @@ class AsyncRedisLimiter(Asking):
         asked = self._ask_reserve(key, cost, max_delay)
         booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return AsyncRedisReservation(self._store, booked)
-
-    async def _reserve_for_now(self, key: Key, cost: int, max_delay: Duration | None) -> AsyncRedisReservation:
-        """For the web: nothing stays booked if the task is cancelled meanwhile."""
-        return await self._store._to_its_end(self.reserve(key, cost, max_delay), _cancelled)
 
     @awaited
     async def refund(
@@ -191,11 +183,23 @@ class AsyncRedisAllOf(AskingAll):
         booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return AsyncRedisReservation(self._store, booked)
 
-    async def _reserve_each(self, key: Keys, cost: Costs) -> tuple[AsyncRedisReservation, list[Decision]]:
-        """For the web: what ``hit_each`` says, and how to take it back."""
-        talk = self._reserve_all(key, cost)
-        booked, decisions = await self._store._run(talk, lambda twin: twin.reserve_each(key, cost), self._twin)
-        return AsyncRedisReservation(self._store, booked), decisions
+    async def _hit_each_for(self, patience: Patience, key: Keys, cost: Costs) -> list[Decision]:
+        """For the web."""
+        talk = self._hit_each(key, cost)
+        return await self._store._run_for(patience, talk, lambda twin: twin.hit_each(key, cost), self._twin)
+
+    async def _admit(
+        self, key: list[Key], cost: list[int], patience: Patience
+    ) -> tuple[list[Decision], list[BookingView | HeldView]]:
+        """For the web: what ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
+        talk = self._admit_all(key, cost)
+        decisions, taken = await self._store._run_for(patience, talk, lambda twin: twin.admit(key, cost), self._twin)
+        return decisions, [
+            cast(Any, limiter)._lease_of(its_key, its)
+            if isinstance(its, Taken)
+            else AsyncRedisReservation(self._store, its)
+            for limiter, its_key, its in zip(self._limiters, key, taken, strict=False)
+        ]
 
     @awaited
     async def refund(self, key: Keys, cost: Costs = 1) -> None:

@@ -25,13 +25,15 @@ from penstock.errors import InvalidCost, InvalidKey, PenstockError
 from penstock.rate import Duration
 from penstock.redis.algorithms import Draw, Seen, delay_us
 from penstock.redis.asking import HIT, PEEK, Asked, Asking, Booked, Talk, costs_of, keys_of, sendable
-from penstock.redis.held import AskingHeld
+from penstock.redis.held import AskingHeld, Taken
 from penstock.redis.scripts import script
 
-__all__ = ["AskingAll", "Costs", "Keys"]
+__all__ = ["Admitted", "AskingAll", "Costs", "Keys"]
 
 Keys = Key | list[Key] | list[str] | list[bytes] | list[int]
 Costs = int | list[int]
+# What each limiter says, and has given if all allow the request.
+Admitted = tuple[list[Decision], list[Booked | Taken]]
 
 
 class Part(NamedTuple):
@@ -115,8 +117,8 @@ class AskingAll:
     def _ask_nothing(self, what: bytes, parts: Sequence[Part]) -> Asked[None]:
         return Asked(self._script, [part.key for part in parts], arguments_of(what, parts), 2, lambda reply: None)
 
-    def _ask(self, what: bytes, parts: Sequence[Part]) -> Asked[Judged]:
-        """All of one slot."""
+    def _ask(self, what: bytes, parts: Sequence[Part], comes_back: bool = False) -> Asked[Judged]:
+        """All of one slot. What is charged `comes_back` if nobody waits for the answer any more."""
 
         def read(reply: list[int]) -> Judged:
             allowed, at, seen = reply[0] != 0, 2, []
@@ -136,8 +138,8 @@ class AskingAll:
 
         size = 2 + sum(1 + part.limiter._algorithm.told for part in parts)
         asked = Asked(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
-        # Of what isn't held a charge stays, as that of one limiter.
-        if what is HIT and any(isinstance(part.limiter, AskingHeld) for part in parts):
+        # Of what isn't held a charge stays else, as that of one limiter.
+        if what is HIT and (comes_back or any(isinstance(part.limiter, AskingHeld) for part in parts)):
             asked.if_given_up = given_up
         return asked
 
@@ -150,12 +152,12 @@ class AskingAll:
 
         return Asked(asked.script, asked.keys, asked.arguments, asked.size, read, asked.if_given_up)
 
-    def _charge(self, groups: list[list[Part]]) -> Talk[list[Judged]]:
+    def _charge(self, groups: list[list[Part]], comes_back: bool = False) -> Talk[list[Judged]]:
         """Ask one after the other, up to the first that denies. Then nothing is charged any more."""
         judged: list[Judged] = []
         try:
             for parts in groups:
-                judged.append((yield self._ask(HIT, parts)))
+                judged.append((yield self._ask(HIT, parts, comes_back)))
                 if not judged[-1].allowed:
                     break
         except GeneratorExit:
@@ -171,11 +173,11 @@ class AskingAll:
     def _uncharge(self, judged: Sequence[Judged]) -> Talk[None]:
         yield from each([self._cancel(parts, seen) for _, parts, seen in judged])
 
-    def _judge(self, what: bytes, parts: list[Part]) -> Talk[list[Judged]]:
+    def _judge(self, what: bytes, parts: list[Part], comes_back: bool = False) -> Talk[list[Judged]]:
         """What all of them say of a request, in any order."""
         groups, judged = self._groups(parts), []
         if what is HIT:
-            judged = yield from self._charge(groups)
+            judged = yield from self._charge(groups, comes_back)
             if judged[-1].allowed:
                 return judged
             # The others are as they were.
@@ -211,12 +213,14 @@ class AskingAll:
         bound = binding([decision for one in judged for decision in decisions(one)])
         return Booked.now(False, bound.retry_after_ns // 1000, None)
 
-    def _reserve_all(self, key: Keys, cost: Costs) -> Talk[tuple[Booked, list[Decision]]]:
-        """What ``hit_each`` says, and how to take it back."""
+    def _admit_all(self, key: Keys, cost: Costs) -> Talk[Admitted]:
+        """What ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
         parts = self._parts(key, cost)
-        judged = yield from self._judge(HIT, parts)
-        allowed = all(one.allowed for one in judged)
-        return Booked.now(allowed, 0, self._uncharge(judged) if allowed else None), in_order(parts, judged)
+        judged = yield from self._judge(HIT, parts, comes_back=True)
+        if not all(one.allowed for one in judged):
+            return in_order(parts, judged), []
+        seen = {id(part): its for one in judged for part, its in zip(one.parts, one.seen, strict=True)}
+        return in_order(parts, judged), [part.limiter._kept(part.key, part.draw, seen[id(part)]) for part in parts]
 
     def _cancel(self, parts: Sequence[Part], seen: Sequence[Seen]) -> Talk[None]:
         """All of one slot."""

@@ -166,6 +166,11 @@ class BookingView:
         self._store, self._booked = store, booked
 
     @property
+    def store(self) -> Any:
+        """Whose permits they are."""
+        return self._store
+
+    @property
     def allowed(self) -> bool:
         return self._booked.allowed
 
@@ -181,6 +186,9 @@ class BookingView:
     def delay(self) -> float:
         """In seconds; never less than ``delay_ns``."""
         return seconds_up(self._booked.delay_ns)
+
+    def _giving_back(self) -> Talk[None]:
+        return self._booked.cancel()
 
     def __bool__(self) -> bool:
         return self._booked.allowed
@@ -338,6 +346,10 @@ class Asking:
             return Booked.now(True, algorithm.booked_delay_us(draw, seen), cancelling)
 
         return self._asked(HIT, redis_key, draw, self._size, read)
+
+    def _kept(self, key: bytes, draw: Draw, seen: Seen) -> Any:
+        """What gives back what a request was charged among several limits."""
+        return Booked.now(True, 0, self._cancel(key, draw, seen) if draw.cost else None)
 
     def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
         yield self._asked(b"cancel", key, self._algorithm.cancellation(draw, seen), 2, _nothing)

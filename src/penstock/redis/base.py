@@ -7,8 +7,10 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, Final, TypeVar
+from asyncio import CancelledError
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from redis.connection import parse_url
@@ -24,11 +26,20 @@ from redis.exceptions import (
 from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency
 from penstock.core.limiter import bound_arguments
-from penstock.errors import InvalidLimiter, InvalidRate, PenstockError, StoreClosed, StoreUnavailable, shown
+from penstock.errors import (
+    ForeignState,
+    InvalidLimiter,
+    InvalidRate,
+    PenstockError,
+    StoreClosed,
+    StoreUnavailable,
+    shown,
+)
 from penstock.rate import Duration, as_period_ns
-from penstock.redis.asking import Asked, Asking
+from penstock.redis.asking import Asked, Asking, Talk
 from penstock.redis.breaker import Breaker, RedisStatus, is_failure
 from penstock.redis.cluster import cluster_url
+from penstock.redis.deadline import Patience
 from penstock.redis.keys import fingerprint, plain
 from penstock.redis.kinds import made_of
 from penstock.redis.policies import checked_policy
@@ -41,6 +52,8 @@ __all__ = [
     "DEFAULT_TIMEOUT_S",
     "LOG_EVERY_S",
     "RedisStoreBase",
+    "Step",
+    "begun",
     "calls_with_text",
     "check_options",
     "checked_client",
@@ -56,6 +69,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# A talk, and the call that it waits for.
+Step: TypeAlias = tuple[Talk[Any], Asked[Any]]
+Batches: TypeAlias = Generator[list[Asked[Any]], Sequence[Any], None]
 
 DEFAULT_TIMEOUT_S: Final = 0.5
 # Of a batch, so many calls are sent before their answers are read.
@@ -87,6 +103,7 @@ class RedisStoreBase:
     """Whether what its limiters' methods return has to be awaited."""
 
     _limiter: ClassVar[type[Asking]]
+    _all_of: ClassVar[Any]
     _staggered: ClassVar[type[Asking]]
     _concurrency: ClassVar[type[Asking]]
 
@@ -194,6 +211,34 @@ class RedisStoreBase:
             raise errors[0]
         return answers
 
+    def _in_batches(self, steps: list[Step]) -> Batches:
+        """A batch of each one's next call, until all talks have come to their ends: nobody waits for their answers."""
+        while steps:
+            chunk, steps = steps[:CHUNK], steps[CHUNK:]
+            replies = yield [asked for _, asked in chunk]
+            for (talk, asked), reply in zip(chunk, replies, strict=True):
+                with suppress(StopIteration, PenstockError, CancelledError):
+                    steps.append((talk, self._next(talk, asked, reply)))
+
+    def _next(self, talk: Talk[Any], asked: Asked[Any], reply: Any) -> Asked[Any]:
+        try:
+            if isinstance(reply, Exception):
+                raise self._unavailable(reply)
+            answer = asked.answer(reply)
+        except PenstockError as error:
+            if isinstance(error, ForeignState):
+                _log.warning("nothing was given back: %s", error)
+            return talk.throw(error)
+        return talk.send(answer)
+
+    def _patience(self) -> Patience:
+        """For the web: of one request, for all that it asks of this store and gives back to it."""
+        return Patience(self._timeout_s)
+
+    def _together(self, limiters: Sequence[Asking]) -> Any:
+        """For the web: limiters of this store as one, however many."""
+        return self._all_of(limiters)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.namespace!r} at {self._server}>"
 
@@ -209,6 +254,11 @@ def _told(error: Exception) -> str:
         return f"{error}; the server is no node of a cluster: its URL begins with redis:// or rediss://"
     remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)
     return f"{str(error).rstrip('.')}; {remedy}" if remedy else str(error)
+
+
+def begun(talks: Iterable[Talk[Any]]) -> list[Step]:
+    """With each one's first call; some have nothing to ask for."""
+    return [(talk, asked) for talk in talks if (asked := next(talk, None)) is not None]
 
 
 def unknown(asked: list[Asked[T]], replies: list[Any]) -> list[Asked[T]]:

@@ -22,17 +22,21 @@ lock-free, and what a process that is killed leaves behind is a state that other
     recovering - THRESHOLD calls fail meanwhile ---> open
 
 Who moves what: a failed call adds to *trouble*, up to the end of its range. An answered call that found 1 or 2 empties
-it. One that found it full was a probe: it sets *recovering* and then moves *trouble* to its range; a crash between the
-two leaves it open, and the next probe does both. Who finds *recovering* over empties *trouble*. Whoever fills the range
-of recovering empties it and then fills that of open: a crash between leaves it closed, and ``THRESHOLD`` calls have to
-fail again. The same comes of all that is not seen in time: a late answer to a call from before, a cell that a full
-store has forgotten, the end of ``FORGET_NS``. Never does any of it leave the breaker open without probes.
+it, unless the answer took more than half of the deadline: of a server that is so slow, some calls fail and others just
+don't. A web request that has waited for its whole deadline is a failed call, however each of its calls went. An
+answered call that found it full was a probe: it sets *recovering* and then moves *trouble* to its range; a crash
+between the two leaves it open, and the next probe does both. Who finds *recovering* over empties *trouble*. Whoever
+fills the range of recovering empties it and then fills that of open: a crash between leaves it closed, and
+``THRESHOLD`` calls have to fail again. The same comes of all that is not seen in time: a late answer to a call from
+before, a cell that a full store has forgotten, the end of ``FORGET_NS``. Never does any of it leave the breaker open
+without probes.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal
@@ -57,6 +61,8 @@ RECOVERY_S: Final = 1
 RECOVERING: Final = 100
 MOST: Final = RECOVERING + THRESHOLD
 AT_ONCE: Final = 8
+# Of the deadline: who takes longer doesn't end a row of failures.
+SLOW: Final = 0.5
 LEAST_PROBE_INTERVAL_S: Final = 1.0
 # Hosts that lost a server together don't come back to it together.
 PROBE_JITTER: Final = 0.25
@@ -122,13 +128,14 @@ class Cells:
 class Passage:
     """A context manager around one call to Redis: its end tells the breaker what became of it."""
 
-    __slots__ = ("_breaker", "_is_watched", "_lease")
+    __slots__ = ("_breaker", "_is_watched", "_lease", "_since_s")
 
     def __init__(self, breaker: Breaker, is_watched: bool, lease: Lease | None = None) -> None:
         self._breaker, self._is_watched, self._lease = breaker, is_watched, lease
 
     def __enter__(self) -> None:
-        pass
+        if self._is_watched:
+            self._since_s = time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -138,7 +145,7 @@ class Passage:
         if error is not None:
             self._breaker.failed(error)
         elif self._is_watched:
-            self._breaker.answered()
+            self._breaker.answered(time.monotonic() - self._since_s)
 
 
 class Breaker:
@@ -152,6 +159,7 @@ class Breaker:
 
     def __init__(self, host: Store | None, server: str, timeout_s: float) -> None:
         clock = None if host is None else host._clock
+        self._slow_s = SLOW * timeout_s
         self._own = Store.private(keys=64, clock=clock or "monotonic")
         self._server = server
         # A probe is over before the next one.
@@ -219,13 +227,13 @@ class Breaker:
                 trouble.reset(self._server)
                 trouble.hit(self._server, THRESHOLD)
 
-    def answered(self) -> None:
+    def answered(self, after_s: float) -> None:
         cells = self._cells
         trouble = MOST - cells.trouble.peek(self._server).remaining
         if THRESHOLD <= trouble < RECOVERING:
             cells.recovering.allow(self._server)
             cells.trouble.hit(self._server, RECOVERING - trouble)
-        elif trouble < THRESHOLD:
+        elif trouble < THRESHOLD and after_s < self._slow_s:
             self._close()
 
     def _close(self) -> None:

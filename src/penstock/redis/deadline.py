@@ -1,9 +1,12 @@
 """Bounds for what redis-py gives none: a whole handshake, and a whole answer however many parts it comes in.
 
 redis-py gives each operation on a socket a timeout of its own. A server that takes its time for every step of the
-handshake, or sends its answers a byte at a time, never runs into one. So the sockets of a store's own client count from
-when a connection, or an answer, was first waited for. An operation that is the first of its answer waits for the whole
-timeout, as ever; so in the usual call nothing is computed and no timeout is changed.
+handshake, or sends its answers a byte at a time, never runs into one. So each call of a store says until when it waits
+(``UNTIL_S``), and the sockets of the store's own client keep to that in all that the call takes: to connect, to shake
+hands, to be answered, and to be sent again with its script. An operation that is the first of its answer waits for the
+whole timeout, as ever, if the call has just begun; so in the usual call no timeout is changed.
+
+A web request has one ``Patience`` for all its calls: for whether it is let in, and for what it gives back at its end.
 
 Over asyncio a whole call has its deadline. But no deadline ends what a parser does without waiting, so the sizes of
 answers are bounded there, too, before a parser sees them: see replies.pyx.
@@ -15,22 +18,40 @@ import time
 from typing import Any
 
 from penstock.redis.replies import ReplySizes
-from penstock.redis.timed_socket import TimedSocket
+from penstock.redis.timed_socket import UNTIL_S, TimedSocket
 
-__all__ = ["keep_deadlines", "with_bounded_replies"]
+__all__ = ["Patience", "keep_deadlines", "with_bounded_replies"]
+
+# Who has no time left still connects if that is done at once, so that what is given back is sent.
+LEAST_S = 0.001
+
+
+class Patience:
+    """How long one web request still waits for a store, in all its calls.
+
+    Without any left, what is sent is sent, and its answer isn't waited for.
+    """
+
+    __slots__ = ("left_s",)
+
+    def __init__(self, left_s: float) -> None:
+        self.left_s = left_s
 
 
 def keep_deadlines(pool: Any, timeout_s: float) -> None:
     """Let the connections of a pool that has made none yet keep them.
 
-    To connect and the handshake take no more than `timeout_s` together, where a name has one address: each gets what is
-    left when it is tried. To look the name up takes as long as it takes.
+    To connect and the handshake take no more than `timeout_s` together, or than is left of the call that they are for,
+    where a name has one address: each gets what is left when it is tried. To look the name up takes as long as that
+    takes.
     """
     kind: Any = pool.connection_class
     on_connect = pool.connection_kwargs.get("redis_connect_func") or kind.on_connect
 
     def connect(connection: Any) -> TimedSocket:
-        until_s = time.monotonic() + timeout_s
+        now_s = time.monotonic()
+        until_s = min(now_s + timeout_s, UNTIL_S.get())
+        connection.socket_connect_timeout = max(until_s - now_s, LEAST_S)
         return TimedSocket(kind._connect(connection), timeout_s, until_s)
 
     def shake_hands(connection: Any) -> None:

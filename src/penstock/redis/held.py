@@ -47,7 +47,7 @@ from penstock.redis.scripts import script
 if TYPE_CHECKING:
     from penstock.redis.base import RedisStoreBase
 
-__all__ = ["AskingHeld", "Permit", "Taken", "unimportant_after"]
+__all__ = ["AskingHeld", "HeldView", "Permit", "Taken", "unimportant_after"]
 
 T = TypeVar("T")
 
@@ -76,6 +76,41 @@ class Taken(NamedTuple):
     @property
     def is_own(self) -> bool:
         return self.pid == os.getpid()
+
+
+class HeldView:
+    """The base of both kinds of leases."""
+
+    __slots__ = ("_key", "_limiter", "_permits", "_released", "_taken")
+
+    def __init__(self, limiter: Any, key: Key, taken: Taken) -> None:
+        self._limiter, self._key, self._taken = limiter, key, taken
+        self._permits: list[Permit] = taken.permits
+        self._released = False
+
+    @property
+    def store(self) -> Any:
+        """Whose permits they are."""
+        return self._limiter.store
+
+    @property
+    def allowed(self) -> bool:
+        return self._taken.allowed
+
+    def _giving_back(self) -> Talk[None]:
+        """As ``release`` does, whatever was still held."""
+        self._released = True
+        if self._taken.local is not None:
+            self._taken.local.release()
+        if self._permits and self._taken.is_own:
+            yield self._limiter._ask_release(self._taken.key, self._permits)
+        self._permits = []
+
+    def __bool__(self) -> bool:
+        return self._taken.allowed
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._limiter.name!r}: {'held' if self._permits else 'not held'}>"
 
 
 class Remembered:
@@ -224,6 +259,14 @@ class AskingHeld(Asking):
         if self._twin is not None:
             count -= self._twin.give_back_loose(key, count)
         yield from self._give_back(redis_key, count)
+
+    def _kept(self, key: bytes, draw: Draw, seen: Seen) -> Taken:
+        """A lease stands for them from now on."""
+        with self._loose.lock:
+            own = self._forget(key, self._permits(draw, seen))
+            # Another one's refund may have taken some of these instead of its own.
+            own += self._take_remembered(key, draw.cost - len(own), newest=True)
+        return Taken(True, key, own, os.getpid())
 
     def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
         permits = self._permits(draw, seen)

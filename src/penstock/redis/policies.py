@@ -7,10 +7,11 @@ known to a twin.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final
@@ -26,6 +27,7 @@ from penstock.core.token_bucket import TokenBucket
 from penstock.core.window import FixedWindow, SlidingWindow
 from penstock.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
 from penstock.rate import Duration, Rate, as_rate
+from penstock.redis.all_of import Admitted
 from penstock.redis.asking import Asking, Booked, Talk
 from penstock.redis.held import AskingHeld, Taken
 from penstock.store import Store
@@ -115,8 +117,12 @@ class Unlimited:
         self._give_loose(key, cost)
         return Booked.now(True, 0, None)
 
-    def reserve_each(self, key: Any, cost: Any) -> tuple[Booked, list[Decision]]:
-        return self.reserve(key, cost, None), list(map(_allowed, self._limiters))
+    def admit(self, keys: list[Any], costs: list[Any]) -> Admitted:
+        taken = [
+            Booked.now(True, 0, None) if loose is None else self.acquire(key, cost)
+            for loose, key, cost in zip(self.loose, keys, costs, strict=True)
+        ]
+        return list(map(_allowed, self._limiters)), taken
 
     def refund(self, key: Any, cost: Any, **more: Any) -> None:
         pass
@@ -219,6 +225,12 @@ class Share:
         lease = self._ask(self.native.acquire, key, cost)
         return Taken(lease.allowed, b"", [], os.getpid(), lease)
 
+    def keep(self, key: Any, cost: Any) -> Booked | Taken:
+        """What can be given back, and waits for nothing but a place in a leaky bucket's queue."""
+        if self.loose is not None:
+            return self.acquire(key, cost)
+        return self.reserve(key, cost, None if isinstance(self.native, LeakyBucket) else 0)
+
     def take_loose(self, key: Any, cost: int) -> tuple[Any, int]:
         count = self.loose.take(key, cost) if self.loose is not None else 0
         return self.native._take_loose(key, count) if count else None, count
@@ -235,7 +247,10 @@ class Shares:
 
     def __init__(self, shares: Sequence[Share]) -> None:
         self._shares = shares
-        self._native: Any = AllOf(*[share.native for share in shares])
+
+    @functools.cached_property
+    def _native(self) -> Any:
+        return AllOf(*[share.native for share in self._shares])
 
     def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
         return self._shares[0]._ask(method, *arguments)
@@ -279,16 +294,36 @@ class Shares:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
             share._cancelled(its_key, its_cost)
 
-    def reserve_each(self, key: Any, cost: Any) -> tuple[Booked, list[Decision]]:
-        reservation, decisions = self._ask(self._native._reserve_each, key, cost)
-        told = [share.told(decision) for share, decision in zip(self._shares, decisions, strict=True)]
-        return self._booked(reservation, key, cost), told
+    def admit(self, keys: list[Any], costs: list[Any]) -> Admitted:
+        taken: list[Booked | Taken] = []
+        try:
+            for share, key, cost in zip(self._shares, keys, costs, strict=True):
+                taken.append(share.keep(key, cost))
+                if not taken[-1].allowed:
+                    break
+            else:
+                return [share.peek(key, 0) for share, key in zip(self._shares, keys, strict=True)], taken
+        except BaseException:
+            give_back(taken)
+            raise
+        give_back(taken)
+        return [share.peek(key, cost) for share, key, cost in zip(self._shares, keys, costs, strict=True)], []
 
     def refund(self, key: Any, cost: Any, **more: Any) -> None:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
             # Permits that are held have been given back, without Redis.
             if share.loose is None:
                 share.refund(its_key, its_cost)
+
+
+def give_back(taken: Iterable[Booked | Taken]) -> None:
+    """What shares have given."""
+    for one in taken:
+        if isinstance(one, Taken):
+            one.local.release()
+        else:
+            for _ in one.cancel():
+                raise AssertionError("Redis was asked to give back what the host has given")
 
 
 def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,7 @@ from penstock.redis.base import (
     AWAY,
     CHUNK,
     RedisStoreBase,
+    begun,
     calls_with_text,
     check_options,
     checked_client,
@@ -40,10 +42,11 @@ from penstock.redis.base import (
     unknown,
 )
 from penstock.redis.cluster import Cluster, TimedPool, cluster_url
-from penstock.redis.deadline import keep_deadlines
-from penstock.redis.held import AskingHeld, Permit, Taken, unimportant_after
+from penstock.redis.deadline import Patience, keep_deadlines
+from penstock.redis.held import AskingHeld, HeldView, Taken, unimportant_after
 from penstock.redis.scripts import Script
 from penstock.redis.servers import Server
+from penstock.redis.timed_socket import UNTIL_S
 from penstock.store import Store
 
 __all__ = ["RedisAllOf", "RedisConcurrency", "RedisLease", "RedisLimiter", "RedisReservation", "RedisStore"]
@@ -170,22 +173,14 @@ def would_block(limiter: object) -> TypeError:
     )
 
 
-class RedisLease:
+class RedisLease(HeldView):
     """Permits that are held, as ``penstock.Lease``: given back by ``release`` or at the end of a ``with`` block.
 
     They come back by themselves at the end of the lease, however the process that holds them has ended.
     """
 
-    __slots__ = ("_key", "_limiter", "_permits", "_released", "_taken")
-
-    def __init__(self, limiter: RedisConcurrency, key: Key, taken: Taken) -> None:
-        self._limiter, self._key, self._taken = limiter, key, taken
-        self._permits: list[Permit] = taken.permits
-        self._released = False
-
-    @property
-    def allowed(self) -> bool:
-        return self._taken.allowed
+    __slots__ = ()
+    _limiter: RedisConcurrency
 
     def release(self) -> bool:
         """Give the permits back. Whether any was still held. If it raises, it may be called again."""
@@ -209,8 +204,9 @@ class RedisLease:
         asked = self._limiter._ask_renew(self._taken.key, permits)
         return self._limiter._store._do(asked, none_held) == len(permits)
 
-    def __bool__(self) -> bool:
-        return self._taken.allowed
+    def _giving_back(self) -> Talk[None]:
+        yield from super()._giving_back()
+        waiting.released(self._limiter, self._key)
 
     def __enter__(self) -> Self:
         if not self._taken.allowed:
@@ -225,9 +221,6 @@ class RedisLease:
         # The block's outcome counts: what can't be released comes back by itself.
         with contextlib.suppress(unimportant_after(error)):
             self.release()
-
-    def __repr__(self) -> str:
-        return f"<RedisLease of {self._limiter.name!r}: {'held' if self._permits else 'not held'}>"
 
 
 class RedisConcurrency(AskingHeld, RedisLimiter):
@@ -264,7 +257,10 @@ class RedisConcurrency(AskingHeld, RedisLimiter):
 
     def _take_loose(self, key: Key, cost: int) -> RedisLease:
         """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
-        return RedisLease(self, key, self._take_loose_permits(key, cost))
+        return self._lease_of(key, self._take_loose_permits(key, cost))
+
+    def _lease_of(self, key: Key, taken: Taken) -> RedisLease:
+        return RedisLease(self, key, taken)
 
 
 class RedisAllOf(AskingAll):
@@ -301,11 +297,23 @@ class RedisAllOf(AskingAll):
         booked = self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
         return RedisReservation(self._store, booked)
 
-    def _reserve_each(self, key: Keys, cost: Costs) -> tuple[RedisReservation, list[Decision]]:
-        """For the web: what ``hit_each`` says, and how to take it back."""
-        talk = self._reserve_all(key, cost)
-        booked, decisions = self._store._run(talk, lambda twin: twin.reserve_each(key, cost), self._twin)
-        return RedisReservation(self._store, booked), decisions
+    def _hit_each_for(self, patience: Patience, key: Keys, cost: Costs) -> list[Decision]:
+        """For the web."""
+        talk = self._hit_each(key, cost)
+        return self._store._run(talk, lambda twin: twin.hit_each(key, cost), self._twin, patience)
+
+    def _admit(
+        self, key: list[Key], cost: list[int], patience: Patience
+    ) -> tuple[list[Decision], list[RedisReservation | RedisLease]]:
+        """For the web: what ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
+        talk = self._admit_all(key, cost)
+        decisions, taken = self._store._run(talk, lambda twin: twin.admit(key, cost), self._twin, patience)
+        return decisions, [
+            cast(RedisConcurrency, limiter)._lease_of(its_key, its)
+            if isinstance(its, Taken)
+            else RedisReservation(self._store, its)
+            for limiter, its_key, its in zip(self._limiters, key, taken, strict=False)
+        ]
 
     def refund(self, key: Keys, cost: Costs = 1) -> None:
         self._store._run(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
@@ -423,10 +431,18 @@ class RedisStore(RedisStoreBase):
         """For waiters: the time of reservations."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
-    def _call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any], size: int) -> list[int]:
+    def _call(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        arguments: Sequence[Any],
+        size: int,
+        patience: Patience | None = None,
+    ) -> list[int]:
         if self.closed:
             raise self._was_closed()
         passage = self._breaker.enter()
+        since_s = self._set_deadline(patience)
         try:
             if passage is None:
                 reply = self._ask(script, keys, arguments)
@@ -444,7 +460,17 @@ class RedisStore(RedisStoreBase):
             if sys.is_finalizing():
                 raise self._ends() from error
             raise
+        finally:
+            UNTIL_S.set(math.inf)
+            if patience is not None:
+                patience.left_s -= time.monotonic() - since_s
         return checked(reply, size, keys)
+
+    def _set_deadline(self, patience: Patience | None) -> float:
+        """Of the call that begins now, and when that is. Each sets its own, as an interrupt may leave one behind."""
+        now_s = time.monotonic()
+        UNTIL_S.set(now_s + (self._timeout_s if patience is None else patience.left_s))
+        return now_s
 
     def _ask(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
         try:
@@ -459,12 +485,19 @@ class RedisStore(RedisStoreBase):
         except StoreUnavailable as error:
             return self._instead(error, otherwise, twin)
 
-    def _run(self, talk: Talk[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+    def _run(
+        self,
+        talk: Talk[T],
+        otherwise: Callable[[Any], T] | None = None,
+        twin: Any = None,
+        patience: Patience | None = None,
+    ) -> T:
         try:
             asked = next(talk)
             while True:
                 try:
-                    answer = asked.read(self._call(asked.script, asked.keys, asked.arguments, asked.size))
+                    reply = self._call(asked.script, asked.keys, asked.arguments, asked.size, patience)
+                    answer = asked.read(reply)
                 except BaseException as error:
                     asked = talk.throw(error)
                 else:
@@ -487,30 +520,55 @@ class RedisStore(RedisStoreBase):
             chunk = asked[start : start + CHUNK]
             sent: list[Any] = []
             if error is None:
-                try:
-                    with self._breaker.passage():
-                        try:
-                            sent, missing = self._send(chunk), len(chunk) + 1
-                            while (unsent := unknown(chunk, sent)) and len(unsent) < missing:
-                                missing = len(unsent)
-                                sent = replaced(sent, self._client.execute_many(calls_with_text(unsent)))
-                        except Exception as caught:
-                            if self.closed:
-                                raise self._was_closed() from caught
-                            raise
-                        must_work(sent)
-                except (*AWAY, StoreUnavailable) as caught:
-                    error = caught
-                except Exception:
-                    if not sys.is_finalizing():
-                        raise
-                    error = self._ends()
+                sent, error = self._exchange(chunk)
             replies += sent or [error] * len(chunk)
         return self._answers(asked, replies, otherwise, twin)
+
+    def _exchange(
+        self, chunk: list[Asked[Any]], patience: Patience | None = None
+    ) -> tuple[list[Any], Exception | None]:
+        """The replies, of which some may be errors; and what says that Redis can't do its work, if anything does."""
+        sent: list[Any] = []
+        since_s = self._set_deadline(patience)
+        try:
+            with self._breaker.passage():
+                try:
+                    sent, missing = self._send(chunk), len(chunk) + 1
+                    while (unsent := unknown(chunk, sent)) and len(unsent) < missing:
+                        missing = len(unsent)
+                        sent = replaced(sent, self._client.execute_many(calls_with_text(unsent)))
+                except Exception as caught:
+                    if self.closed:
+                        raise self._was_closed() from caught
+                    raise
+                must_work(sent)
+        except (*AWAY, StoreUnavailable) as error:
+            return sent, error
+        except Exception:
+            if not sys.is_finalizing():
+                raise
+            return sent, self._ends()
+        finally:
+            UNTIL_S.set(math.inf)
+            if patience is not None:
+                patience.left_s -= time.monotonic() - since_s
+        return sent, None
+
+    def _give_back_taken(self, taken: Sequence[RedisReservation | RedisLease], patience: Patience) -> None:
+        """For the web, of one request: a batch, and one more for what only the answers tell. Redis may be away."""
+        if self.closed:
+            raise self._was_closed()
+        batches = self._in_batches(begun([one._giving_back() for one in taken]))
+        with contextlib.suppress(StopIteration):
+            asked = next(batches)
+            while True:
+                replies, error = self._exchange(asked, patience)
+                asked = batches.send(replies or [error] * len(asked))
 
     def _send(self, asked: list[Asked[T]]) -> list[Any]:
         return cast(list[Any], self._client.execute_many([one.call for one in asked]))
 
     _limiter = RedisLimiter
+    _all_of = RedisAllOf
     _staggered = RedisStaggeredWindow
     _concurrency = RedisConcurrency

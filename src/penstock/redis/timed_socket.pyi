@@ -1,5 +1,8 @@
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, final
+
+UNTIL_S: ContextVar[float]
 
 @final
 class TimedSocket:

@@ -2,18 +2,30 @@
 
 cimport cython
 
+import math
 import time
+from contextvars import ContextVar
 
 from penstock.redis.replies import ReplySizes
+
+# Of the call at hand, by ``time.monotonic``. Each call sets it, so what an interrupt leaves behind harms none.
+UNTIL_S = ContextVar("penstock.redis.until_s", default=math.inf)
+
+cdef object until_of_call = UNTIL_S.get
+cdef object monotonic = time.monotonic
+
+# What a call has done before it sends takes no time worth counting.
+cdef double MOST_OF_IT = 0.95
 
 
 @cython.final
 cdef class TimedSocket:
     """A socket of one connection, whose handshake and whose every answer have a deadline each, and a size.
 
-    `handshake_until_s` is that of the handshake, by ``time.monotonic``, until ``end_handshake`` is called. The first
-    operation of an answer waits for the socket's own timeout, as ever; so in the usual call nothing is computed and no
-    timeout is changed. What else a socket can do is its own.
+    `handshake_until_s` is that of the handshake, by ``time.monotonic``, until ``end_handshake`` is called. An answer
+    has the socket's own timeout, and no longer than until ``UNTIL_S``. If most of the timeout is left then, the first
+    operation of an answer waits for the socket's own, as ever; so in the usual call no timeout is changed. What else a
+    socket can do is its own.
 
     *Threads*: one at a time, as its connection.
     """
@@ -35,12 +47,17 @@ cdef class TimedSocket:
         self.handshake_until_s = None
 
     def sendall(self, data):
+        cdef double until_s
         self.answer_until_s = self.handshake_until_s
+        if self.answer_until_s is None:
+            until_s = until_of_call()
+            if until_s - <double>monotonic() < MOST_OF_IT * <double>self.timeout_s:
+                self.answer_until_s = until_s
         self.send(data)
 
     def recv_into(self, buffer):
         if self.answer_until_s is None:
-            self.answer_until_s = time.monotonic() + self.timeout_s
+            self.answer_until_s = monotonic() + self.timeout_s
             size = self.receive(buffer)
         else:
             size = self.receive_in_time(self.receive, buffer)
@@ -50,7 +67,7 @@ cdef class TimedSocket:
     def recv(self, *arguments):
         """What redis-py without hiredis reads by."""
         if self.answer_until_s is None:
-            self.answer_until_s = time.monotonic() + self.timeout_s
+            self.answer_until_s = monotonic() + self.timeout_s
         received = self.receive_in_time(self.sock.recv, *arguments)
         self.check_size(received, len(received))
         return received
@@ -60,7 +77,7 @@ cdef class TimedSocket:
         # Who only looks whether there is something to read doesn't wait.
         if usual_s == 0:
             return receive(*arguments)
-        left_s = self.answer_until_s - time.monotonic()
+        left_s = self.answer_until_s - monotonic()
         if left_s <= 0:
             raise TimeoutError(f"not done within {self.timeout_s} s")
         self.sock.settimeout(left_s)

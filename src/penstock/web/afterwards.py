@@ -6,9 +6,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ForeignState, StoreClosed, StoreUnavailable
+
+if TYPE_CHECKING:
+    from penstock.redis.deadline import Patience
 
 __all__ = ["Afterwards"]
 
@@ -21,14 +24,14 @@ class Afterwards:
     """Of one request, whose event loop is the running one.
 
     What can't be given back, as its store is away, stays charged or ends by itself: no answer fails of it, and none
-    waits for it longer than `patience_s`, in all.
+    waits for it longer than its `patience` lasts.
     """
 
-    __slots__ = ("_loop", "_patience_s", "_tasks")
+    __slots__ = ("_loop", "_patience", "_tasks")
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience: Patience) -> None:
         self._loop = asyncio.get_running_loop()
-        self._patience_s = patience_s
+        self._patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
@@ -50,10 +53,10 @@ class Afterwards:
 
     async def settled(self) -> None:
         """When all that was started is done, or nobody waits any more: then it goes on."""
-        if self._tasks and self._patience_s > 0:
+        if self._tasks and self._patience.left_s > 0:
             since_s = self._loop.time()
-            await asyncio.wait(self._tasks, timeout=self._patience_s)
-            self._patience_s -= self._loop.time() - since_s
+            await asyncio.wait(self._tasks, timeout=self._patience.left_s)
+            self._patience.left_s -= self._loop.time() - since_s
 
 
 async def _done(work: Coroutine[Any, Any, object]) -> None:

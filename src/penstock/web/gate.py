@@ -7,8 +7,8 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.core.all_of import AllOf
 from penstock.core.bucketed_window import BucketedWindow
@@ -26,6 +26,9 @@ from penstock.web.request import KeyFunction, Request
 from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, kind_of
 from penstock.web.workers import warn_if_each_counts_alone
 
+if TYPE_CHECKING:
+    from penstock.redis.deadline import Patience
+
 __all__ = ["Gate", "Passage"]
 
 NS: Final = 1_000_000_000
@@ -39,18 +42,21 @@ WITHOUT_A_MATCH: Final = 1000
 MOST_AT_ONCE: Final = 16
 
 
-T = TypeVar("T")
 Enter: TypeAlias = Callable[[Request], Passage | Denial]
 
 
 class OnEnd:
     """What is held for a request until its end, and what may be given back then."""
 
-    __slots__ = ("afterwards", "booked", "ended", "is_far", "leases", "renew_after_s", "renew_at_s")
+    __slots__ = ("afterwards", "booked", "ended", "far", "is_far", "leases", "patience", "renew_after_s", "renew_at_s")
 
-    def __init__(self, afterwards: Afterwards | None = None) -> None:
+    def __init__(self, patience: Patience | None = None, afterwards: Afterwards | None = None) -> None:
+        self.patience = patience
+        """How long the request still waits for a store that is far away, in all."""
         self.afterwards = afterwards
         """What gives back where that has to be awaited."""
+        self.far: list[Any] | None = None
+        """What is to be given back together."""
         self.ended: int | None = None
         self.booked: list[tuple[Rule, Reservation]] = []
         self.leases: list[Lease] = []
@@ -67,6 +73,9 @@ class OnEnd:
         if self.ended is not None:
             more.end(self.ended)
         self.afterwards = self.afterwards or more.afterwards
+        self.patience = self.patience or more.patience
+        if self.patience is not None and more.patience is not None:
+            self.patience.left_s = min(self.patience.left_s, more.patience.left_s)
         self.booked += more.booked
         self.leases += more.leases
         self.is_far = self.is_far or more.is_far
@@ -83,7 +92,7 @@ class OnEnd:
     def renew(self) -> None:
         """For an answer that takes long: hold on to what is held."""
         for lease in self.leases:
-            self.give_back(lease.renew)
+            self._begin(lease.renew)
 
     def renew_with_part(self) -> None:
         """One of an answer's many parts is sent. Where leases are far away, not each of them waits for that."""
@@ -93,10 +102,11 @@ class OnEnd:
 
     def begin(self, status: int) -> None:
         """The answer begins: give back what won't be charged however it ends, before the client can ask again."""
-        for pair in [pair for pair in self.booked if not pair[0].stays_charged(DISCONNECTED)]:
-            if not pair[0].stays_charged(status):
-                self.booked.remove(pair)
-                self.give_back(pair[1].cancel)
+        with self._as_one():
+            for pair in [pair for pair in self.booked if not pair[0].stays_charged(DISCONNECTED)]:
+                if not pair[0].stays_charged(status):
+                    self.booked.remove(pair)
+                    self.give_back(pair[1])
 
     def end(self, status: int) -> None:
         """Give back what is held, and what an answer of this status is not charged. Does nothing the second time."""
@@ -104,28 +114,51 @@ class OnEnd:
             self.ended = status
         booked, self.booked = self.booked, []
         leases, self.leases = self.leases, []
-        with contextlib.ExitStack() as stack:
+        with self._as_one(), contextlib.ExitStack() as stack:
             # Each, also if another one can't be.
             for lease in leases:
-                stack.callback(self.give_back, lease.release)
+                stack.callback(self.give_back, lease)
             for rule, reservation in booked:
                 stack.callback(self._settle, rule, reservation, status)
 
     def _settle(self, rule: Rule, reservation: Reservation, status: int) -> None:
         if not rule.stays_charged(status):
-            self.give_back(reservation.cancel)
+            self.give_back(reservation)
 
     def undo(self) -> None:
         """As if the request had not been let in."""
         booked, self.booked = self.booked, []
-        for _, reservation in booked:
-            self.give_back(reservation.cancel)
-        self.end(0)
+        with self._as_one():
+            for _, reservation in booked:
+                self.give_back(reservation)
+            self.end(0)
 
-    def give_back(self, way: Callable[[], object]) -> None:
+    def give_back(self, taken: Any) -> None:
+        """A lease or a reservation."""
+        if self.far is not None and not isinstance(taken, (Lease, Reservation)):
+            self.far.append(taken)
+        else:
+            self._begin(taken.release if isinstance(taken, Lease) else taken.cancel)
+
+    @contextlib.contextmanager
+    def _as_one(self) -> Generator[None]:
+        """What is given back in this block to a store that is far away goes there in one round trip."""
+        if self.far is not None:
+            yield
+            return
+        self.far = []
+        try:
+            yield
+        finally:
+            far, self.far = self.far, None
+            for store in dict.fromkeys(taken.store for taken in far):
+                its = [taken for taken in far if taken.store is store]
+                self._begin(store._give_back_taken, its, self.patience)
+
+    def _begin(self, way: Callable[..., object], *arguments: object) -> None:
         """What can't be given back, as its store is away, stays charged or ends by itself: no answer fails of it."""
         with contextlib.suppress(StoreUnavailable):
-            given = way()
+            given = way(*arguments)
             if self.afterwards is not None and isinstance(given, Coroutine):
                 self.afterwards.start(given)
 
@@ -145,7 +178,8 @@ class Gate:
     letters, as ASGI has them. `in_loop` says whether it is asked in an event loop, which nobody may stop; None if that
     isn't known.
 
-    Over a ``RedisStore``, ``enter`` waits for the answer of Redis, as long as the store's deadline says. Over an
+    Over a ``RedisStore``, ``enter`` waits for the answer of Redis, as long as the store's deadline says; together with
+    what is given back at the request's end no longer. Over an
     ``AsyncRedisStore`` ``is_awaited``, and only ``enter_async`` may be called. What such a store raises when Redis is
     away is a denial with status 503.
 
@@ -306,22 +340,13 @@ def check_waiting(rules: Iterable[Rule], in_loop: bool | None) -> None:
             raise InvalidLimiter(f"{rule.limiter!r} has to be awaited: make it over a RedisStore")
 
 
-def run(steps: Coroutine[Any, Any, T]) -> T:
-    """What asks limiters that nobody awaits never waits: it is done at once."""
-    try:
-        steps.send(None)
-    except StopIteration as end:
-        done: T = end.value
-        return done
-    raise AssertionError("something was awaited")
-
-
 class Plan:
     """How the rules that match a request are asked together.
 
-    First those whose charge depends on the answer are booked, then what is held is taken, and last the others are
-    charged as one: so whatever denies, what was taken before can be given back to the permit. While the last deny,
-    nothing is held: but for what is booked, a flood of denied requests writes nothing.
+    Over Redis all of them are one call. In shared memory first those whose charge depends on the answer are booked,
+    then what is held is taken, and last the others are charged as one: so whatever denies, what was taken before can be
+    given back to the permit. While the last deny, nothing is held: but for what is booked, a flood of denied requests
+    writes nothing.
     """
 
     def __init__(
@@ -334,7 +359,6 @@ class Plan:
         self.away_rule = dataclasses.replace(rules[0], status=503, answer=None)
         self.held = [rule for rule in rules if rule.is_held]
         self.booked = [rule for rule in rules if rule.charge_on is not None]
-        self.is_awaited = any(rule.is_awaited for rule in rules)
         self.charged = [rule for rule in rules if not rule.is_held and rule.charge_on is None]
         # Those last that can't take back a charge behind which others stand already.
         self.charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
@@ -351,6 +375,12 @@ class Plan:
         costs = [rule.cost for rule in self.charged]
         self.cost = costs[0] if costs and all(type(cost) is int and cost == costs[0] for cost in costs) else None
         self.enter: Enter = self._in_steps
+        self.asked = [*self.charged, *self.booked, *self.held]
+        store: Any = rules[0].limiter.store
+        self.store = store
+        if rules[0].is_remote:
+            self.together: Any = store._together([rule.limiter for rule in self.asked])
+            self.enter = self._far
         if self.shown == self.charged == list(rules):
             self.enter = self._at_once()
 
@@ -362,9 +392,11 @@ class Plan:
             limiter: Any = rule.limiter
             cost_of = rule.cost if callable(rule.cost) else None
             return Charging(self, limiter.hit, key_of, cost_of, rule.cost, True)
-        return Charging(
-            self, self.limiter.hit_each, key_of, self._costs if self.cost is None else None, self.cost, False
-        )
+        hit_each = self._hit_each_far if self.charged[0].is_remote else self.limiter.hit_each
+        return Charging(self, hit_each, key_of, self._costs if self.cost is None else None, self.cost, False)
+
+    def _hit_each_far(self, keys: Any, costs: Any) -> Any:
+        return self.limiter._hit_each_for(self.store._patience(), keys, costs)
 
     def denial(self, request: Request, decisions: Sequence[Decision]) -> Denial:
         """Of the rules that are charged at once."""
@@ -377,13 +409,11 @@ class Plan:
         return [rule.cost_of(request) for rule in self.charged]
 
     def _in_steps(self, request: Request) -> Passage | Denial:
-        return run(self._entering(request, OnEnd()))
-
-    async def _entering(self, request: Request, on_end: OnEnd) -> Passage | Denial:
+        on_end = OnEnd()
         try:
             # Key functions may fail: before anything is taken.
             partitions = self.partitions(request)
-            decisions = await self._charge(request, on_end)
+            decisions = self._charge(request, on_end)
         except CostExceedsLimit as error:
             on_end.undo()
             return self.never(error)
@@ -400,17 +430,13 @@ class Plan:
 
     async def enter_async(self, request: Request) -> Passage | Denial:
         """As ``enter``, over an ``AsyncRedisStore``."""
-        if self.held or self.booked:
-            limiter: Any = [*self.held, *self.booked][0].limiter
-            # One deadline for all that its answer waits for.
-            on_end = OnEnd(Afterwards(limiter.store._timeout_s))
-            entered = await self._entering(request, on_end)
-            if isinstance(entered, Denial):
-                await on_end.settled()
-            return entered
         try:
+            if self.held or self.booked:
+                patience = self.store._patience()
+                decisions, taken = await self.together._admit(*self._all_asked(request), patience)
+                return self._admitted(request, decisions, taken, OnEnd(patience, Afterwards(patience)))
             keys, cost = self._keys(request), self._costs(request) if self.cost is None else self.cost
-            decisions = await self.limiter.hit_each(keys, cost)
+            decisions = await self._hit_each_far(keys, cost)
         except CostExceedsLimit as error:
             return self.never(error)
         except StoreUnavailable as error:
@@ -419,57 +445,82 @@ class Plan:
             return self.denial(request, decisions)
         return Passage(self.write(self._shown(decisions), ()))
 
-    async def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
+    def _far(self, request: Request) -> Passage | Denial:
+        """Over a ``RedisStore``."""
+        patience = self.store._patience()
+        try:
+            decisions, taken = self.together._admit(*self._all_asked(request), patience)
+        except CostExceedsLimit as error:
+            return self.never(error)
+        except StoreUnavailable as error:
+            return self.unavailable(error)
+        return self._admitted(request, decisions, taken, OnEnd(patience))
+
+    def _all_asked(self, request: Request) -> tuple[list[Any], list[int]]:
+        keys = [self._key_of(rule, request) for rule in self.asked]
+        return keys, [rule.cost_of(request) for rule in self.asked]
+
+    def _admitted(
+        self, request: Request, decisions: Sequence[Decision], taken: Sequence[Any], on_end: OnEnd
+    ) -> Passage | Denial:
+        """What became of a request whose rules were all asked at once: nothing is taken if one of them denies."""
+        charged, shown = len(self.charged), len(self.asked) - len(self.held)
+        if not taken:
+            # Nobody knows when a holder will be done: so that is told only if nothing else denies.
+            for rules, its in (
+                (self.booked, decisions[charged:shown]),
+                (self.charged, decisions[:charged]),
+                (self.held, decisions[shown:]),
+            ):
+                if not all(its):
+                    return self._denial(request, rules, its)
+            return self._denial(request, self.asked, decisions)
+        on_end.booked = list(zip(self.booked, taken[charged:shown], strict=True))
+        for rule, lease in zip(self.held, taken[shown:], strict=True):
+            on_end.hold(rule, lease)
+        return Passage(self.write(self._shown(decisions[:shown]), ()), on_end if on_end else None)
+
+    def _charge(self, request: Request, on_end: OnEnd) -> list[Decision] | Denial:
         booked = []
         for rule in self.booked:
             limiter: Any = rule.limiter
             key, its_cost = self._key_of(rule, request), rule.cost_of(request)
             # A leaky bucket's place is one in a queue, and taken whenever there is one.
             max_delay = None if kind_of(limiter) is LeakyBucket else 0
-            if self.is_awaited:
-                reservation = await limiter._reserve_for_now(key, its_cost, max_delay)
-            else:
-                reservation = limiter.reserve(key, its_cost, max_delay)
+            reservation = limiter.reserve(key, its_cost, max_delay)
             if not reservation:
-                seen = limiter.peek(key, its_cost)
-                return self._denial(request, [rule], [await seen if self.is_awaited else seen])
+                return self._denial(request, [rule], [limiter.peek(key, its_cost)])
             on_end.booked.append((rule, reservation))
-            seen = limiter.peek(key, 0)
-            booked.append(await seen if self.is_awaited else seen)
+            booked.append(limiter.peek(key, 0))
         if self.limiter is None:
-            return await self._hold(request, on_end) or booked
+            return self._hold(request, on_end) or booked
         keys, cost = self._keys(request), self._costs(request) if self.cost is None else self.cost
-        if self.held:
-            seen = self.limiter.peek(keys, cost)
-            if (await seen if self.is_awaited else seen).allowed:
-                denial = await self._hold(request, on_end)
-                if denial is not None:
-                    return denial
-        asked = self.limiter._reserve_each(keys, cost)
-        charge, decisions = await asked if self.is_awaited else asked
+        if self.held and self.limiter.peek(keys, cost).allowed:
+            denial = self._hold(request, on_end)
+            if denial is not None:
+                return denial
+        charge, decisions = self.limiter._reserve_each(keys, cost)
         if not charge:
             return self._denial(request, self.charged, decisions)
         if self.held and not on_end.leases:
             # Some permits have come back since nothing was held for want of them.
             denial = None
             with contextlib.ExitStack() as stack:
-                stack.callback(on_end.give_back, charge.cancel)
-                denial = await self._hold(request, on_end)
+                stack.callback(charge.cancel)
+                denial = self._hold(request, on_end)
                 if denial is None:
                     stack.pop_all()
             if denial is not None:
                 return denial
         return [*decisions, *booked]
 
-    async def _hold(self, request: Request, on_end: OnEnd) -> Denial | None:
+    def _hold(self, request: Request, on_end: OnEnd) -> Denial | None:
         for rule in self.held:
             limiter: Any = rule.limiter
             key, cost = self._key_of(rule, request), rule.cost_of(request)
-            asked = limiter.acquire(key, cost)
-            lease = await asked if self.is_awaited else asked
+            lease = limiter.acquire(key, cost)
             if not lease:
-                seen = limiter.peek(key, cost)
-                return self._denial(request, [rule], [await seen if self.is_awaited else seen])
+                return self._denial(request, [rule], [limiter.peek(key, cost)])
             on_end.hold(rule, lease)
         return None
 
