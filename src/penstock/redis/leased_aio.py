@@ -177,7 +177,7 @@ class _Charged:
 
     def __init__(self, limiter: AsyncLeasedLimiter, key: Key, cost: int, decision: Decision) -> None:
         self._limiter, self._key, self._cost = limiter, key, cost
-        self.allowed, self.delay = decision.allowed, decision.retry_after
+        self.allowed, self.delay, self.delay_ns = decision.allowed, decision.retry_after, decision.retry_after_ns
         self.due_ns = time.monotonic_ns() + decision.retry_after_ns
 
     async def cancel(self) -> None:
