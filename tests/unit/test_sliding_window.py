@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from typing import Literal
+
 import pytest
 
 from penstock import InvalidLimiter, Rate, SlidingWindow, Store
@@ -74,6 +77,33 @@ def test_of_larger_limits_the_count_before_is_rounded_up_by_less_than_a_sixteent
     denied = limiter.peek("k", remaining + 1)
     clock.advance(denied.retry_after)
     assert limiter.hit("k", remaining + 1)
+
+
+@pytest.mark.parametrize("rounding", ["up", "down"])
+def test_a_wait_to_the_windows_end_reckons_with_the_rounding_of_its_own_count(
+    store: Store, clock: ManualClock, rounding: Literal["up", "down"]
+) -> None:
+    limiter = SlidingWindow(store, "api", "1000000/second", rounding=rounding)  # previous counts in units of 1024
+    clock.set(START)
+    limiter.hit("k")
+    clock.set(START + 1)
+    limiter.hit("k", 500_000)
+    denied = limiter.hit("k", 500_000)
+    assert not denied
+    clock.advance(Fraction(denied.retry_after_ns - 1, NS))  # type: ignore[arg-type]
+    assert not limiter.peek("k", 500_000)
+    clock.advance(Fraction(1, NS))  # type: ignore[arg-type]
+    assert limiter.peek("k", 500_000)
+
+
+def test_limits_whose_previous_counts_have_other_units_have_keys_of_their_own(store: Store, clock: ManualClock) -> None:
+    limits = 2**20 - 1024, 2**20 - 1  # the first counts in units of 1024, the second of 2048, in as many bits
+    fine, coarse = (SlidingWindow(store, "api", Rate(limit, 1)) for limit in limits)
+    clock.set(START)
+    assert fine.hit("k", 500_000)
+    clock.set(START + 1)
+    assert fine.hit("k")
+    assert coarse.peek("k").remaining == limits[1]
 
 
 @pytest.mark.parametrize("limit", [2**25, 15 * 2**22, 15 * 2**22 + 1, 2**26 - 1])

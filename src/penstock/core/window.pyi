@@ -74,8 +74,8 @@ class SlidingWindow(WindowLimiter):
     ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
     multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
     period still covers: as if those requests had come evenly. That part is rounded up or down, as `rounding` says
-    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and period share
-    their state, however they round.
+    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and rate share
+    their state, however they round. A rate for one call is rounded as the limiter's own.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 

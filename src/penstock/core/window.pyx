@@ -261,8 +261,8 @@ cdef class SlidingWindow(WindowLimiter):
     ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
     multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
     period still covers: as if those requests had come evenly. That part is rounded up or down, as `rounding` says
-    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and period share
-    their state, however they round.
+    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and rate share
+    their state, however they round. A rate for one call is rounded as the limiter's own.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
@@ -277,6 +277,7 @@ cdef class SlidingWindow(WindowLimiter):
     """
 
     def __cinit__(self, store, name, rate, *, rounding=None):
+        cdef bytes encoding
         cdef int count_bits = count_bits_for(self.shape.limit)
         # A quantum, 2**(low_bits - 2) ns, is at most half a window.
         cdef int room = count_bits_for(self.shape.period_ns)
@@ -297,7 +298,10 @@ cdef class SlidingWindow(WindowLimiter):
         self.shape.previous_bits = previous_bits
         self.shape.previous_shift = shift
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits))
+        encoding = b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits)
+        if shift:
+            encoding += b" %d" % shift
+        self.enroll(encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, *, rounding=None):
@@ -343,7 +347,9 @@ cdef uint64_t until_estimate(
     cdef uint64_t left_ns, shifted
     if counted.count <= most:
         left_ns = left_for(shape, counted.previous, most - counted.count)
-        return to_end_ns - min(left_ns, to_end_ns)
+        if left_ns != 0:
+            return to_end_ns - min(left_ns, to_end_ns)
+        # Not before the window's end; and then its own count is the previous one, which may be rounded above `most`.
     shifted = (counted.count + low_mask(shape.previous_shift)) >> shape.previous_shift
     return to_end_ns + shape.period_ns - left_for(shape, shifted, most)
 
