@@ -7,8 +7,6 @@ import enum
 import functools
 import multiprocessing
 import pickle
-import subprocess
-import sys
 import threading
 import urllib.parse
 from collections.abc import Callable
@@ -767,17 +765,6 @@ def test_a_closed_store(server: RedisServer) -> None:
     for ask in (bucket.allow, bucket.hit, bucket.wait, lambda key: bucket.allow_many([key])):
         with pytest.raises(StoreClosed):
             ask("ada")
-
-
-def test_without_redis_py_the_error_names_the_extra() -> None:
-    program = (
-        "import sys, importlib.util as util; find = util.find_spec;"
-        "util.find_spec = lambda name, *rest: None if name == 'redis' else find(name, *rest);"
-        "import penstock; import penstock.redis"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].endswith("pip install 'penstock[redis]'")
 
 
 # Several processes

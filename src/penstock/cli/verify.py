@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
+from penstock.extras import Needs
+
+with Needs("cli", __name__):
+    import click
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.table import Table
 
 from penstock.errors import PenstockError
 from penstock.verification import Report, verify

@@ -13,7 +13,10 @@ from types import NoneType
 from typing import Any, Final, Protocol, TypeVar, Unpack
 from urllib.parse import unquote
 
-from aiohttp import web
+from penstock.extras import Needs
+
+with Needs("aiohttp", __name__):
+    from aiohttp import web
 
 from penstock.contrib.views import (
     Asker,

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-import aiohttp
+from penstock.extras import Needs
+
+with Needs("aiohttp", __name__):
+    import aiohttp
 
 from penstock.contrib import outbound
 from penstock.contrib.outbound import Options, WayOut, give_back

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, Final, TypeVar, Unpack
 
-from flask import Blueprint, Flask, Response, current_app, request
-from werkzeug import exceptions
+from penstock.extras import Needs
+
+with Needs("flask", __name__):
+    from flask import Blueprint, Flask, Response, current_app, request
+    from werkzeug import exceptions
 
 from penstock.contrib.views import Asker, NotInstalled, RuleOptions, Rules, Visit, mark, rules_of, stacked
 from penstock.core.limiter import Limiter

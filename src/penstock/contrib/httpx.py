@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Unpack
 
-import httpx
+from penstock.extras import Needs
+
+with Needs("httpx", __name__):
+    import httpx
 
 from penstock.contrib import outbound
 from penstock.contrib.outbound import Options, Sending, WayOut, give_back

@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from urllib.parse import urlsplit
 
-import requests
-from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, DEFAULT_RETRIES, HTTPAdapter
+from penstock.extras import Needs
+
+with Needs("requests", __name__):
+    import requests
+    from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, DEFAULT_RETRIES, HTTPAdapter
 
 from penstock.contrib import outbound
 from penstock.contrib.outbound import Options, WayOut, give_back

@@ -10,11 +10,14 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
-from rest_framework import throttling
-from rest_framework.exceptions import APIException
-from rest_framework.settings import api_settings
+from penstock.extras import Needs
+
+with Needs("rest-framework", __name__):
+    from django.core.exceptions import ImproperlyConfigured
+    from django.core.signals import setting_changed
+    from rest_framework import throttling
+    from rest_framework.exceptions import APIException
+    from rest_framework.settings import api_settings
 
 from penstock.contrib.django import VISIT, DjangoRequest, setting
 from penstock.contrib.views import Visit

@@ -7,7 +7,10 @@ keywords; see ``options``. The strategies are the library's three and ``"gcra"``
 Needs the extra ``penstock[limits]``.
 """
 
-from penstock.limits.storages import AsyncPenstockStorage, PenstockStorage
-from penstock.limits.strategies import AsyncGCRARateLimiter, GCRARateLimiter
+from penstock.extras import Needs
+
+with Needs("limits", __name__):
+    from penstock.limits.storages import AsyncPenstockStorage, PenstockStorage
+    from penstock.limits.strategies import AsyncGCRARateLimiter, GCRARateLimiter
 
 __all__ = ["AsyncGCRARateLimiter", "AsyncPenstockStorage", "GCRARateLimiter", "PenstockStorage"]

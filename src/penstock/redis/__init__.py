@@ -3,10 +3,10 @@
 ``TokenBucket(RedisStore("redis://localhost"), "api", "100/minute")``: the same classes, over another store.
 """
 
-from importlib.util import find_spec
+from penstock.extras import Needs
 
-if find_spec("redis") is None:
-    raise ImportError("penstock.redis needs redis-py: pip install 'penstock[redis]'", name="redis")
+with Needs("redis", __name__):
+    import redis  # noqa: F401
 
 from penstock.redis.aio import AsyncRedisStore
 from penstock.redis.aio_held import AsyncRedisConcurrency, AsyncRedisHold, AsyncRedisLease

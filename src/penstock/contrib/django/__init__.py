@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from functools import cache, wraps
 from typing import Any, Final, TypeVar, Unpack
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
-from django.urls import Resolver404, get_resolver
-from django.utils.module_loading import import_string
+from penstock.extras import Needs
+
+with Needs("django", __name__):
+    from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+    from django.conf import settings
+    from django.core.exceptions import ImproperlyConfigured
+    from django.core.signals import setting_changed
+    from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+    from django.urls import Resolver404, get_resolver
+    from django.utils.module_loading import import_string
 
 from penstock.contrib.views import (
     Asker,

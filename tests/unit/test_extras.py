@@ -1,0 +1,47 @@
+"""Modules whose packages are missing say which extra brings them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+NEEDS = {
+    "penstock.contrib.aiohttp": ("aiohttp", "aiohttp"),
+    "penstock.contrib.aiohttp_client": ("aiohttp", "aiohttp"),
+    "penstock.contrib.django": ("django", "django"),
+    "penstock.contrib.fastapi": ("starlette", "fastapi"),
+    "penstock.contrib.flask": ("flask", "flask"),
+    "penstock.contrib.httpx": ("httpx", "httpx"),
+    "penstock.contrib.requests": ("requests", "requests"),
+    "penstock.contrib.rest_framework": ("rest_framework", "rest-framework"),
+    "penstock.limits": ("limits", "limits"),
+    "penstock.redis": ("redis", "redis"),
+    "penstock.cli.verify": ("click", "cli"),
+}
+PROGRAM = """
+import importlib, json, sys
+
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[2])))
+said = {}
+for module in json.loads(sys.argv[1]):
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        said[module] = [error.name, str(error)]
+print(json.dumps(said))
+"""
+
+
+def test_a_missing_package_is_told_with_its_extra() -> None:
+    packages = sorted({package for package, _ in NEEDS.values()})
+    program = [sys.executable, "-c", PROGRAM, json.dumps(list(NEEDS)), json.dumps(packages)]
+    result = subprocess.run(program, capture_output=True, text=True, check=True)
+    said = json.loads(result.stdout)
+    # REST framework is over Django.
+    expected = NEEDS | {"penstock.contrib.rest_framework": ("django", "rest-framework")}
+    for module, (package, extra) in expected.items():
+        name, message = said[module]
+        assert name.partition(".")[0] == package
+        assert message.startswith(f"{module} needs the package {package}")
+        assert message.endswith(f": pip install 'penstock[{extra}]'")
