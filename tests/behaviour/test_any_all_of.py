@@ -47,6 +47,13 @@ def test_it_takes_limiters_of_one_store(place: Place, store: Any) -> None:
     assert AllOf(one).hit("k").limiter == "one"
 
 
+@pytest.mark.parametrize("several", [list, tuple])
+def test_it_takes_limiters_one_by_one(store: Any, several: Any) -> None:
+    limiters = several([TokenBucket(store, "one", "1/second"), TokenBucket(store, "two", "1/second")])
+    with pytest.raises(InvalidLimiter, match=r"AllOf\(\*limiters\)"):
+        AllOf(limiters)
+
+
 def test_a_key_for_all_or_one_for_each(both: AllOf) -> None:
     window, bucket = both.limiters
     assert both.allow("k")
@@ -70,6 +77,22 @@ def test_as_many_keys_and_costs_as_limiters(both: AllOf) -> None:
             with pytest.raises(InvalidCost):
                 ask("k", wrong)
     assert both.peek("k").remaining == 5
+
+
+def test_a_tuple_of_as_many_parts_as_limiters_may_be_one_key_or_two(both: AllOf) -> None:
+    key: Any = ("user", "all")
+    for ask in (both.allow, both.hit, both.hit_each, both.peek, both.reserve, both.wait, both.refund, both.reset):
+        with pytest.raises(InvalidKey, match=r"\['user', 'all'\] for a key each, or \[\('user', 'all'\)\] \* 2"):
+            ask(key)
+    with pytest.raises(InvalidKey, match="for a key each"):
+        both.allow_many([key])
+    assert both.limiters[1].peek(key).remaining == both.limiters[1].peek("all").remaining == 5
+    # What says which is meant.
+    assert both.hit([key] * 2)
+    assert both.hit(["user", "all"])
+    assert both.hit(("user", "all", "of them"))
+    assert [bucket.remaining for bucket in (both.peek([key] * 2), both.peek(["user", "all"]))] == [4, 4]
+    assert AllOf(both.limiters[1]).hit(("user",))
 
 
 def test_a_denied_request_is_charged_nowhere(both: AllOf, clock: Clock) -> None:

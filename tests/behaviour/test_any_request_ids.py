@@ -194,10 +194,16 @@ def test_ids_that_are_none(limiter: Any, request_id: Any) -> None:
 def test_times_to_live_that_are_none(limiter: Any) -> None:
     for ttl in (
         *("", "soon", "5", "0s", "-1s", "1 month", "11 years", b"5s"),
-        *(0, -1, 1e-10, float("nan"), float("inf"), 10**400, True, None, timedelta(0), timedelta.max),
+        *(0, -1, 1e-10, float("nan"), float("inf"), 10**400, True, timedelta(0), timedelta.max),
     ):
         with pytest.raises(InvalidRate):
             limiter.hit("k", request_id="r", request_ttl=ttl)
+    assert left(limiter) == LIMIT
+
+
+def test_a_time_to_live_of_no_id(limiter: Any) -> None:
+    with pytest.raises(InvalidKey, match=r"request_ttl of '1 hour'.*request_id"):
+        limiter.hit("k", request_ttl="1 hour")
     assert left(limiter) == LIMIT
 
 

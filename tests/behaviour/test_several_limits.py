@@ -59,7 +59,9 @@ class SeveralAndOracles(RuleBasedStateMachine):
         """What to ask with, and what that means for each limiter."""
         key = data.draw(keys)
         if data.draw(st.booleans()):
-            return key, [key] * len(self.cases)
+            same = [key] * len(self.cases)
+            # A tuple of as many parts as there are limiters may be either, and is refused.
+            return same if isinstance(key, tuple) else key, same
         each = [data.draw(keys) for _ in self.cases]
         return each, each
 

@@ -70,6 +70,18 @@ def test_a_denial_for_want_of_room_says_when_to_come_again(clock: ManualClock) -
         decision = limiter.hit(newcomer)
         assert (decision.allowed, decision.limit, decision.remaining) == (False, 100, 0)
         assert decision.retry_after == decision.reset_after == 50.0
+        assert decision.full
+        assert "full=True" in repr(decision)
+        # Of a limit that binds, and of a question that nobody answers by `on_full`, it isn't said.
+        known = CROWD[passed.index(True)]
+        limiter.hit(known, limiter.hit(known).remaining)
+        assert not limiter.hit(known)
+        assert not any(decision.full for decision in (limiter.hit(known), limiter.peek(newcomer)))
+        [decision] = AllOf(limiter).hit_each(newcomer)
+        assert (decision.allowed, decision.full) == (False, True)
+        reservation = limiter.reserve(newcomer)
+        assert (reservation.allowed, reservation.full, reservation.delay) == (False, True, 50.0)
+        assert not limiter.reserve(known, max_delay=0).full
         clock.advance(49.999)
         assert not limiter.allow(newcomer)
         clock.advance(0.001)
@@ -90,6 +102,7 @@ def test_allowing_lets_new_keys_in_unremembered_and_counts(clock: ManualClock) -
         assert again.count(True) == full
         decision = limiter.hit(CROWD[again.index(True)], 30)
         assert (decision.allowed, decision.remaining, decision.reset_after) == (True, 70, 1800.0)
+        assert decision.full
 
 
 @pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])

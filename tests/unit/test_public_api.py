@@ -85,7 +85,7 @@ COMMON = {
     "wait_async": "(key, cost=1, timeout=None, *, jitter=0.0)",
 }
 WITH_TIERS = COMMON | {
-    "hit": "(key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl='5 minutes')",
+    "hit": "(key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None)",
     "peek": "(key, cost=1, *, rate=None, burst=None)",
     "refund": "(key, cost=1, *, rate=None, burst=None, request_id=None)",
 }

@@ -21,6 +21,7 @@ cdef class AllOf:
     cdef int count
 
     cdef int ask_all(self, object key, object cost, Ask* asks) except -1
+    cdef int check_key(self, object key) except -1
     cdef bint look_at_all(self, Ask* asks, bint at_each) except -1
     cdef int commit_seen(self, Ask* asks, int first) except -1
     cdef bint commit_rest(self, Ask* asks, int charged) except -1

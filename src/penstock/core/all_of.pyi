@@ -5,6 +5,7 @@ from penstock.core.decision import Decision
 from penstock.core.keys import Key
 from penstock.core.limiter import Limiter
 from penstock.core.reservation import Reservation
+from penstock.errors import InvalidKey
 from penstock.rate import Duration
 from penstock.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter
 from penstock.redis.store import RedisAllOf, RedisLimiter
@@ -13,12 +14,15 @@ from penstock.store import Store
 _Keys: TypeAlias = Key | list[Key] | list[str] | list[bytes] | list[int]
 _Costs: TypeAlias = int | list[int]
 
+def ambiguous_key(key: tuple[Any, ...], count: int) -> InvalidKey: ...
+
 @final
 class AllOf:
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
     ``AllOf(per_second, per_hour, for_everybody)``. A key is for all of them, or a list with one key for each:
-    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. The order matters for speed only: put first what
+    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. A tuple of as many parts as there are limiters is
+    refused, as it may be either: for one key say ``[key] * 3``. The order matters for speed only: put first what
     denies most often.
 
     A ``Decision`` names the limit that bound it, ``decision.limiter``: of those that denied, the one with the longest

@@ -14,7 +14,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from penstock.core.cell_limiter cimport read_once, whole_cost
-from penstock.core.decision cimport Decision, remaining_of
+from penstock.core.decision cimport NO_ROOM, Decision, remaining_of
 from penstock.core.limiter cimport Ask, Limiter, let_stores_make
 from penstock.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from penstock.core.table cimport table_now
@@ -29,7 +29,8 @@ cdef class AllOf:
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
     ``AllOf(per_second, per_hour, for_everybody)``. A key is for all of them, or a list with one key for each:
-    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. The order matters for speed only: put first what
+    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. A tuple of as many parts as there are limiters is
+    refused, as it may be either: for one key say ``[key] * 3``. The order matters for speed only: put first what
     denies most often.
 
     A ``Decision`` names the limit that bound it, ``decision.limiter``: of those that denied, the one with the longest
@@ -48,6 +49,10 @@ cdef class AllOf:
             raise InvalidLimiter(f"AllOf takes 1 to {MOST} limiters, not {len(limiters)}")
         for limiter in limiters:
             if not isinstance(limiter, Limiter):
+                if isinstance(limiter, (list, tuple)):
+                    raise InvalidLimiter(
+                        f"AllOf takes limiters one by one, AllOf(a, b), not a {type(limiter).__name__} of them: write "
+                        f"AllOf(*limiters)")
                 raise InvalidLimiter(
                     f"AllOf takes limiters of one store, not {shown(limiter)}"
                     + (f" beside {limiters[0]!r}" if limiter is not limiters[0] else ""))
@@ -78,6 +83,7 @@ cdef class AllOf:
         cdef list costs = cost if type(cost) is list else None
         if keys is not None and len(keys) != self.count:
             raise InvalidKey(f"{self.count} limiters need one key for all or {self.count} keys, not {len(keys)}")
+        self.check_key(key)
         if costs is not None and len(costs) != self.count:
             raise InvalidCost(f"{self.count} limiters need one cost for all or {self.count} costs, not {len(costs)}")
         for i in range(self.count):
@@ -89,6 +95,12 @@ cdef class AllOf:
         for i in range(self.count):
             # Last: what was asked before may have run Python code.
             (<Limiter>self.parts[i]).check_bound()
+        return 0
+
+    cdef int check_key(self, object key) except -1:
+        """One key of as many parts, or a key for each? What is meant for everybody would be counted for each key."""
+        if isinstance(key, tuple) and self.count > 1 and len(key) == self.count:
+            raise ambiguous_key(key, self.count)
         return 0
 
     cdef bint look_at_all(self, Ask* asks, bint at_each) except -1:
@@ -228,6 +240,7 @@ cdef class AllOf:
     cdef Reservation reserve_all(self, object key, object cost, Ask* asks):
         cdef list charges = []
         cdef int i
+        self.check_key(key)
         keys = key[:] if type(key) is list else [key] * self.count
         costs = cost[:] if type(cost) is list else [cost] * self.count
         costs = [read_once(its_cost) for its_cost in costs]
@@ -238,9 +251,10 @@ cdef class AllOf:
                 charges.append((self.limiters[i]._cancel, keys[i], costs[i], asks[i].verdict.state))
         # The last one first: several may be charged in one cell.
         charges.reverse()
+        cdef Decision binding = self.binding(asks, allowed)
         return new_reservation(
             self, (<Limiter>self.parts[0]).segment, None, charges, allowed, allowed, asks[0].verdict.now_ns,
-            self.binding(asks, allowed).retry_after_ns, 0)
+            binding.retry_after_ns, 0, binding.flags & NO_ROOM != 0)
 
     def reserve(self, key, cost=1, max_delay=None):
         """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.
@@ -286,6 +300,13 @@ cdef class AllOf:
         self.ask_all(key, 1, asks)
         keys = key if type(key) is list else [key] * self.count
         do_each([(limiter.reset, its_key) for limiter, its_key in zip(self.limiters, keys, strict=True)])
+
+
+def ambiguous_key(key, int count):
+    """The exception for a tuple that may be one key or several."""
+    return InvalidKey(
+        f"{shown(key)} may be one key for all of {count} limiters, or a key for each: write a list of {count} keys, "
+        f"{shown(list(key))} for a key each, or {shown([key])} * {count} for that one")
 
 
 cdef int do_each(list calls) except -1:

@@ -19,7 +19,7 @@ class CellLimiter(Limiter):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: Duration = "5 minutes",
+        request_ttl: Duration | None = None,
     ) -> Decision:
         """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
 
@@ -31,10 +31,10 @@ class CellLimiter(Limiter):
         its own period; a leaky bucket and a minimum interval take any rate; other limiters have one limit.
 
         With a `request_id` (str, bytes, int or a tuple of them) a request that is repeated under the same id within
-        `request_ttl` is allowed again without being charged again, whichever worker it comes to. An id takes a cell of
-        the store for that time. Should a process be killed between charging and remembering, the repeated request is
-        charged again: never the other way round. So is one that is repeated while it is being charged, and whose place
-        in a leaky bucket others already stand behind.
+        `request_ttl` (5 minutes by default) is allowed again without being charged again, whichever worker it comes to.
+        An id takes a cell of the store for that time. Should a process be killed between charging and remembering, the
+        repeated request is charged again: never the other way round. So is one that is repeated while it is being
+        charged, and whose place in a leaky bucket others already stand behind.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidRate``, ``InvalidLimiter``, ``InvalidKey``,
         ``StoreClosed``.

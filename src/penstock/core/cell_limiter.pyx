@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from penstock.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
-from penstock.core.decision cimport Decision
+from penstock.core.decision cimport NO_ROOM, Decision
 from penstock.core.keys cimport MARK, hash_key_of, hash_pair
 from penstock.core.limiter cimport Ask, Draw, Limiter, Shape
 from penstock.core.reservation cimport delay_ns_of, new_reservation
@@ -123,6 +123,8 @@ cdef class CellLimiter(Limiter):
         decision.allowed = allowed
         decision.limit = draw.shape.limit
         decision.limiter = self.name
+        if verdict.full:
+            decision.flags = NO_ROOM
         if verdict.full and not allowed:
             # Nothing is known of the key; the state is the time at which a cell of its neighbourhood is free.
             decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
@@ -157,7 +159,7 @@ cdef class CellLimiter(Limiter):
         return allowed
 
     @cython.binding(False)
-    def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl="5 minutes"):
+    def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None):
         """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
 
         `cost` is a whole number; 0 asks whether the key is within its limit, and charges nothing. A denial is a value:
@@ -168,10 +170,10 @@ cdef class CellLimiter(Limiter):
         its own period; a leaky bucket and a minimum interval take any rate; other limiters have one limit.
 
         With a `request_id` (str, bytes, int or a tuple of them) a request that is repeated under the same id within
-        `request_ttl` is allowed again without being charged again, whichever worker it comes to. An id takes a cell of
-        the store for that time. Should a process be killed between charging and remembering, the repeated request is
-        charged again: never the other way round. So is one that is repeated while it is being charged, and whose place
-        in a leaky bucket others already stand behind.
+        `request_ttl` (5 minutes by default) is allowed again without being charged again, whichever worker it comes to.
+        An id takes a cell of the store for that time. Should a process be killed between charging and remembering, the
+        repeated request is charged again: never the other way round. So is one that is repeated while it is being
+        charged, and whose place in a leaky bucket others already stand behind.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidRate``, ``InvalidLimiter``, ``InvalidKey``,
         ``StoreClosed``.
@@ -186,8 +188,12 @@ cdef class CellLimiter(Limiter):
         else:
             self.shape_for_call(rate, burst, &shape)
             self.draw(cost, &shape, &draw)
-        if request_id is not None and draw.amount != 0:
-            return self.hit_once(key, &draw, request_id, request_ttl)
+        if request_id is not None:
+            if draw.amount != 0:
+                return self.hit_once(key, &draw, request_id, "5 minutes" if request_ttl is None else request_ttl)
+        elif request_ttl is not None:
+            raise InvalidKey(
+                f"a request_ttl of {shown(request_ttl)} says how long a request_id is remembered, and none is given")
         return self.decide_once(key, &draw)
 
     cdef uint64_t mark_of(self, object key, object request_id, const Draw* draw) except 0:
@@ -289,7 +295,7 @@ cdef class CellLimiter(Limiter):
         # What a full table has let in was not charged, so there is nothing to cancel.
         return new_reservation(
             self, self.segment, key, cost, allowed, allowed and not verdict.full, verdict.now_ns, delay_ns,
-            verdict.state)
+            verdict.state, verdict.full)
 
     cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1:
         cdef Events events

@@ -73,3 +73,4 @@ cdef class Lease:
     cdef uint64_t forks
     cdef bint released
     cdef readonly bint allowed
+    cdef readonly bint full              # whether `on_full` decided, as the store had no room for the key

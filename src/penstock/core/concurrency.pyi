@@ -21,11 +21,14 @@ class Lease:
     """Permits that are held. True when there are any.
 
     Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
-    or with the process; it doesn't end when this object is garbage.
+    or with the process; it doesn't end when this object is garbage. ``full``: the store had no room for the key, and
+    its ``on_full`` has decided.
     """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property
     def allowed(self) -> bool: ...
+    @property
+    def full(self) -> bool: ...
     def release(self) -> bool:
         """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
     def renew(self) -> bool:

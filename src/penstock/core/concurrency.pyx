@@ -14,7 +14,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from penstock.core.cell_limiter cimport whole_cost
-from penstock.core.decision cimport Decision
+from penstock.core.decision cimport NO_ROOM, Decision
 from penstock.core.limiter cimport Ask, Limiter, let_stores_make
 from penstock.core.native cimport (
     PenstockCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
@@ -73,7 +73,8 @@ cdef class Lease:
     """Permits that are held. True when there are any.
 
     Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
-    or with the process; it doesn't end when this object is garbage.
+    or with the process; it doesn't end when this object is garbage. ``full``: the store had no room for the key, and
+    its ``on_full`` has decided.
     """
 
     __signature__ = Signature()  # of no compiled class does inspect find one by itself
@@ -393,6 +394,7 @@ cdef class Concurrency(Limiter):
         lease.key = key
         lease.cell = NULL
         lease.allowed = taken is not None
+        lease.full = verdict.full
         lease.forks = self.segment.forks[0]
         lease.held = held
         if isinstance(taken, list):
@@ -441,6 +443,7 @@ cdef class Concurrency(Limiter):
         taken = [held.pop() for _ in range(min(self.checked_cost(cost), len(held)))]
         if not held:
             self.loose.pop(tag, None)
+        verdict.full = False
         verdict.cell = table_find(&self.table, tag, &state)
         return self.new_lease(key, taken, &verdict, lease_of(self.me, 0))
 
@@ -470,6 +473,8 @@ cdef class Concurrency(Limiter):
 
     cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed):
         cdef Decision decision = self.decision(verdict.cell, verdict.now_ns, cost, allowed)
+        if verdict.full:
+            decision.flags = NO_ROOM
         if verdict.full and not allowed:
             # Nothing is known of the key; the state is the time at which a cell of its neighbourhood is free.
             decision.available = 0
@@ -540,13 +545,14 @@ cdef class Concurrency(Limiter):
         cdef uint64_t tag = self.tag_of(key)
         delay_ns_of(max_delay)
         if slots == 0:
-            return new_reservation(self, self.segment, key, 0, True, False, self.store._now_ns(), 0, 0)
+            return new_reservation(self, self.segment, key, 0, True, False, self.store._now_ns(), 0, 0, False)
         if self.take_loose(tag, slots, &verdict):
             return new_reservation(
-                self, self.segment, key, slots, True, not verdict.full, verdict.now_ns, 0, verdict.state)
+                self, self.segment, key, slots, True, not verdict.full, verdict.now_ns, 0, verdict.state,
+                verdict.full)
         decision = self.verdict_decision(&verdict, slots, False)
         return new_reservation(
-            self, self.segment, key, slots, False, False, verdict.now_ns, decision.retry_after_ns, 0)
+            self, self.segment, key, slots, False, False, verdict.now_ns, decision.retry_after_ns, 0, verdict.full)
 
     def refund(self, key, cost=1):
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.

@@ -7,10 +7,15 @@ from penstock.core.native cimport multiply_divide_down, multiply_divide_up
 cdef double seconds_up(uint64_t duration_ns) noexcept
 
 
+cdef enum Flag:
+    DEGRADED = 1                         # a policy decided, as the limiter's store was away
+    NO_ROOM = 2                          # `on_full` decided, as the store had no room for the key
+
+
 # Without methods of its own: a table of them would make each decision a tenth dearer.
 cdef class Decision:
     cdef readonly bint allowed           # whether the request may go ahead
-    cdef readonly bint degraded          # whether a policy decided, as the limiter's store was away
+    cdef unsigned int flags              # of `Flag`; in one word, as each more makes every decision dearer
     cdef readonly str limiter            # the name of the limit that bound it
     cdef readonly uint64_t limit         # permits that can be allowed at once
     cdef uint64_t available              # room left: as time at the rate below, or, at 1 per 1, in permits

@@ -10,7 +10,8 @@ class Decision:
     allowed; ``reset_after``, the seconds after which the key is as if it had never been seen; ``next_after``, those
     after which more than now is allowed: of a denial ``retry_after``, of a bucket's the time to its next permit, else
     ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact nanoseconds.
-    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``).
+    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``). ``full``: the
+    store had no room for the key, and its ``on_full`` has decided.
 
     Immutable, so safe to share between threads. Decisions are made by limiters only.
     """
@@ -19,6 +20,8 @@ class Decision:
     def allowed(self) -> bool: ...
     @property
     def degraded(self) -> bool: ...
+    @property
+    def full(self) -> bool: ...
     @property
     def limiter(self) -> str: ...
     @property
@@ -49,4 +52,5 @@ def _decision(
     retry_after_ns: int,
     reset_after_ns: int,
     degraded: bool = False,
+    full: bool = False,
 ) -> Decision: ...

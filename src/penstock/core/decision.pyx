@@ -27,7 +27,8 @@ cdef class Decision:
     allowed; ``reset_after``, the seconds after which the key is as if it had never been seen; ``next_after``, those
     after which more than now is allowed: of a denial ``retry_after``, of a bucket's the time to its next permit, else
     ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact nanoseconds.
-    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``).
+    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``). ``full``: the
+    store had no room for the key, and its ``on_full`` has decided.
 
     Immutable, so safe to share between threads. Decisions are made by limiters only.
     """
@@ -41,6 +42,14 @@ cdef class Decision:
 
     def __init__(self):
         raise TypeError("decisions are made by limiters: use limiter.hit(key)")
+
+    @property
+    def degraded(self):
+        return self.flags & DEGRADED != 0
+
+    @property
+    def full(self):
+        return self.flags & NO_ROOM != 0
 
     @property
     def remaining(self):
@@ -69,7 +78,7 @@ cdef class Decision:
         return (
             f"Decision(allowed={self.allowed}, limit={self.limit}, remaining={self.remaining}, "
             f"retry_after={self.retry_after}, reset_after={self.reset_after}"
-            f"{', degraded=True' if self.degraded else ''})"
+            f"{', degraded=True' if self.degraded else ''}{', full=True' if self.full else ''})"
         )
 
     def __reduce__(self):
@@ -78,13 +87,13 @@ cdef class Decision:
 
 def _decision(
     str limiter, bint allowed, uint64_t limit, uint64_t available, uint64_t rate_limit, uint64_t rate_period_ns,
-    uint64_t retry_after_ns, uint64_t reset_after_ns, bint degraded=False,
+    uint64_t retry_after_ns, uint64_t reset_after_ns, bint degraded=False, bint full=False,
 ):
     """For limiters whose state is elsewhere."""
     cdef Decision decision = Decision.__new__(Decision)
     decision.limiter = limiter
     decision.allowed = allowed
-    decision.degraded = degraded
+    decision.flags = (DEGRADED if degraded else 0) | (NO_ROOM if full else 0)
     decision.limit = limit
     decision.available = available
     decision.rate_limit = rate_limit

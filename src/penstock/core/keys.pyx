@@ -47,7 +47,7 @@ cdef bytes encode_part(object part):
         kind, data = b"s", utf8(part)
     elif isinstance(part, bytes):
         kind, data = b"b", PyBytes_FromStringAndSize(PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
-    elif isinstance(part, int):
+    elif isinstance(part, int) and not isinstance(part, bool):
         kind, data = b"i", two_complement(part)
     else:
         raise InvalidKey(f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {shown(part)}")
@@ -60,7 +60,8 @@ cdef uint64_t hash_other_key(object key, PenstockHashKey hash_key) except? 0:
     cdef int64_t number
     if isinstance(key, str):
         return hash_bytes(utf8(key), hash_key, TEXT)
-    if isinstance(key, int):
+    # True would be one client with 1: whoever gives an answer for a key has forgotten what it was asked about.
+    if isinstance(key, int) and not isinstance(key, bool):
         number = PyLong_AsLongLongAndOverflow(key, &overflow)
         if overflow == 0:
             return siphash13(in_domain(hash_key, INTEGER), <const uint8_t*>&number, sizeof(number))

@@ -6,7 +6,8 @@ class Reservation:
 
     ``allowed``; ``delay``, the seconds from the booking on after which they may be used, or, when nothing was booked,
     after which asking again may succeed; ``delay_ns`` and ``due_ns``, the same in exact nanoseconds, and as the
-    segment's time. Reservations are made by limiters only.
+    segment's time; ``full``, whether the store had no room for the key, so that its ``on_full`` has decided.
+    Reservations are made by limiters only.
     """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property
@@ -17,6 +18,8 @@ class Reservation:
     def delay_ns(self) -> int: ...
     @property
     def due_ns(self) -> int: ...
+    @property
+    def full(self) -> bool: ...
     def cancel(self) -> None:
         """Give the permits back, once, as far as they still count.
 

@@ -23,7 +23,7 @@ cdef uint64_t delay_ns_of(object max_delay) except? 0:
 
 cdef Reservation new_reservation(
     object limiter, Segment segment, object key, object cost, bint allowed, bint booked, uint64_t now_ns,
-    uint64_t delay_ns, uint64_t charged_state,
+    uint64_t delay_ns, uint64_t charged_state, bint full,
 ):
     cdef Reservation reservation = Reservation.__new__(Reservation)
     reservation.limiter = limiter
@@ -34,6 +34,7 @@ cdef Reservation new_reservation(
     reservation.booked = booked
     reservation.charged_state = charged_state
     reservation.allowed = allowed
+    reservation.full = full
     reservation.delay_ns = delay_ns
     reservation.due_ns = now_ns + delay_ns
     return reservation
@@ -45,7 +46,8 @@ cdef class Reservation:
 
     ``allowed``; ``delay``, the seconds from the booking on after which they may be used, or, when nothing was booked,
     after which asking again may succeed; ``delay_ns`` and ``due_ns``, the same in exact nanoseconds, and as the
-    segment's time. Reservations are made by limiters only.
+    segment's time; ``full``, whether the store had no room for the key, so that its ``on_full`` has decided.
+    Reservations are made by limiters only.
     """
 
     __signature__ = Signature()  # of no compiled class does inspect find one by itself

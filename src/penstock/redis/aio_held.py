@@ -32,6 +32,10 @@ class AsyncRedisLease(HeldView):
     __slots__ = ()
     _limiter: AsyncRedisConcurrency
 
+    @property
+    def full(self) -> bool:
+        return self._taken.full
+
     @awaited
     async def release(self) -> bool:
         """Give the permits back, also if the task is cancelled meanwhile. Whether any was still held. If it raises, it

@@ -79,9 +79,9 @@ class AsyncRedisLimiter(Asking):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: Duration = "5 minutes",
+        request_ttl: Duration | None = None,
     ) -> Decision:
-        if self._usual and cost is ONE and rate is None and burst is None and request_id is None:
+        if self._usual and cost is ONE and rate is None and burst is None and request_id is request_ttl is None:
             try:
                 reply = await self._store._call(self._script, (self._key(key),), self._usual, self._size)
             except StoreUnavailable as error:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
+from penstock.core.all_of import ambiguous_key
 from penstock.core.decision import Decision, _decision
 from penstock.core.keys import Key
 from penstock.errors import InvalidCost, InvalidKey, PenstockError
@@ -83,6 +84,8 @@ class AskingAll:
         costs = cost if isinstance(cost, list) else [cost] * count
         if len(keys) != count:
             raise InvalidKey(f"{count} limiters need one key for all or {count} keys, not {len(keys)}")
+        if isinstance(key, tuple) and count > 1 and len(key) == count:
+            raise ambiguous_key(key, count)
         if len(costs) != count:
             raise InvalidCost(f"{count} limiters need one cost for all or {count} costs, not {len(costs)}")
         return list(zip(self._limiters, keys, costs, strict=True))

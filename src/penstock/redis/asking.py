@@ -44,6 +44,7 @@ HIT: Final = b"hit"
 PEEK: Final = b"peek"
 # What a store that is being closed still does.
 GIVING_BACK: Final = {b"cancel", b"refund", b"release"}
+DEFAULT_REQUEST_TTL: Final = "5 minutes"
 ONLY_WHOLE_NUMBERS: Final = {int}
 # The integer as Python has it, once: most costs are this very object.
 ONE: Final = 1
@@ -143,6 +144,8 @@ class Booked:
     cancelling: Talk[None] | None
     """None if there is nothing to cancel."""
     pid: int
+    full: bool = False
+    """Of a host's share: whether its store had no room for the key."""
 
     @classmethod
     def now(cls, allowed: bool, delay_us: int, cancelling: Talk[None] | None) -> Booked:
@@ -181,6 +184,10 @@ class BookingView:
     @property
     def due_ns(self) -> int:
         return self._booked.due_ns
+
+    @property
+    def full(self) -> bool:
+        return self._booked.full
 
     @property
     def delay(self) -> float:
@@ -299,13 +306,18 @@ class Asking:
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: Duration = 0,
+        request_ttl: Duration | None = None,
     ) -> Asked[Decision]:
         algorithm = self._tier(rate, burst)
         draw = self._draw(key, cost, algorithm)
         asked = self._ask_decision(HIT, self._key(key), algorithm, draw)
+        if request_id is None and request_ttl is not None:
+            raise InvalidKey(
+                f"a request_ttl of {shown(request_ttl)} says how long a request_id is remembered, and none is given"
+            )
         if request_id is not None and draw.cost:
-            asked.arguments[1] = b"%d" % -(-as_period_ns(request_ttl) // 1000)
+            ttl_ns = as_period_ns(DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
+            asked.arguments[1] = b"%d" % -(-ttl_ns // 1000)
             asked.keys.append(self._mark(asked.keys[0], request_id, draw))
         return asked
 

@@ -72,6 +72,8 @@ class Taken(NamedTuple):
     """Of the process that holds them: one that is forked from it doesn't."""
     local: Any = None
     """A lease of the host's share, when that was what decided."""
+    full: bool = False
+    """Of the host's share: whether its store had no room for the key."""
 
     @property
     def is_own(self) -> bool:

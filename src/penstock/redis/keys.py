@@ -40,13 +40,13 @@ def _encoded(key: Any) -> tuple[bytes, ...]:
     """Its type and value, so that no two have one encoding. Subclasses count as what they derive from."""
     if isinstance(key, tuple):
         return (b"t", *(encoded for part in tuple.__iter__(key) for encoded in _encoded_part(part)))
-    if isinstance(key, (str, bytes, int)):
+    if isinstance(key, (str, bytes, int)) and not isinstance(key, bool):
         return _bytes_of(key)
     raise InvalidKey(f"a key is str, bytes, int or a tuple of them, not {type(key).__name__}: {shown(key)}")
 
 
 def _encoded_part(part: Any) -> tuple[bytes, ...]:
-    if not isinstance(part, (str, bytes, int)):
+    if not isinstance(part, (str, bytes, int)) or isinstance(part, bool):
         raise InvalidKey(f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {shown(part)}")
     kind, data = _bytes_of(part)
     return kind, len(data).to_bytes(8, "little"), data

@@ -181,6 +181,7 @@ class Share:
             decision.retry_after_ns,
             decision.reset_after_ns,
             True,
+            decision.full,
         )
 
     def gave(self, key: Any, cost: Any) -> None:
@@ -223,7 +224,7 @@ class Share:
 
     def acquire(self, key: Any, cost: Any) -> Taken:
         lease = self._ask(self.native.acquire, key, cost)
-        return Taken(lease.allowed, b"", [], os.getpid(), lease)
+        return Taken(lease.allowed, b"", [], os.getpid(), lease, lease.full)
 
     def keep(self, key: Any, cost: Any) -> Booked | Taken:
         """What can be given back, and waits for nothing but a place in a leaky bucket's queue."""
@@ -333,7 +334,7 @@ def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:
 
 def _booked(reservation: Any, cancelled: Callable[[], None]) -> Booked:
     booked = Booked.now(reservation.allowed, 0, _cancelling(reservation, cancelled) if reservation.allowed else None)
-    booked.delay_ns = reservation.delay_ns
+    booked.delay_ns, booked.full = reservation.delay_ns, reservation.full
     booked.due_ns += reservation.delay_ns
     return booked
 

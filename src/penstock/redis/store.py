@@ -106,9 +106,9 @@ class RedisLimiter(Asking):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-        request_ttl: Duration = "5 minutes",
+        request_ttl: Duration | None = None,
     ) -> Decision:
-        if self._usual and cost is ONE and rate is None and burst is None and request_id is None:
+        if self._usual and cost is ONE and rate is None and burst is None and request_id is request_ttl is None:
             try:
                 reply = self._store._call(self._script, (self._key(key),), self._usual, self._size)
             except StoreUnavailable as error:
@@ -181,6 +181,10 @@ class RedisLease(HeldView):
 
     __slots__ = ()
     _limiter: RedisConcurrency
+
+    @property
+    def full(self) -> bool:
+        return self._taken.full
 
     def release(self) -> bool:
         """Give the permits back. Whether any was still held. If it raises, it may be called again."""
