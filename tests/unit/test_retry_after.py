@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process_helpers import Crew, Meeting
 
-from penstock import AllOf, Concurrency, InvalidLimiter, InvalidRate, SlidingLog, Store, TokenBucket
+from penstock import (
+    AllOf,
+    Concurrency,
+    InvalidCost,
+    InvalidKey,
+    InvalidLimiter,
+    InvalidRate,
+    SlidingLog,
+    Store,
+    TokenBucket,
+)
 from penstock.contrib import outbound
 from penstock.contrib.outbound import Sending, WaitTimeout, WayOut, give_back, pause_s
 from penstock.testing import ManualClock
@@ -291,6 +301,10 @@ def test_pauses_can_be_kept_elsewhere(bucket: TokenBucket, clock: ManualClock) -
         assert way_out(bucket, store=elsewhere).pauses.store is elsewhere
 
 
+async def fetch(request: object) -> int:
+    return 1
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -298,6 +312,16 @@ def test_pauses_can_be_kept_elsewhere(bucket: TokenBucket, clock: ManualClock) -
         ({"timeout": float("inf")}, ValueError, "not inf"),
         ({"retries": 1.5}, ValueError, "retries is a whole number of at least 0, not 1.5"),
         ({"retries": True}, ValueError, "not True"),
+        ({"cost": 1.5}, InvalidCost, "cost is a whole number of at least 0 or a callable, not 1.5"),
+        ({"cost": True}, InvalidCost, "not True"),
+        ({"cost": "1"}, InvalidCost, "not '1'"),
+        ({"cost": lambda: 1}, InvalidLimiter, "cost .* can't be called so"),
+        ({"cost": int}, InvalidLimiter, "cost .* is a class"),
+        ({"cost": fetch}, InvalidLimiter, "cost is a plain function, .* has to be awaited"),
+        ({"key": fetch}, InvalidLimiter, "key is a plain function, .* has to be awaited"),
+        ({"key": 1.5}, InvalidKey, "not 1.5"),
+        ({"key": True}, InvalidKey, "not True"),
+        ({"key": ("a", None)}, InvalidKey, "not .'a', None"),
         ({"max_pause": "soon"}, InvalidRate, "'soon' is not a length of time"),
         (
             {"retry": 1},
@@ -311,6 +335,16 @@ def test_bad_options_are_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         way_out(bucket, **options)
+
+
+def test_one_key_of_as_many_parts_as_limiters(bucket: TokenBucket, clock: ManualClock) -> None:
+    """As the origin of a request: scheme, host and port."""
+    others = [TokenBucket(bucket.store, name, "1/second", burst=2) for name in ("two", "three")]
+    way = WayOut(AllOf(bucket, *others), lambda _: ("https", "example.com", 443), WaitTimeout, {})
+    told(way.sending("a"), "30", again=True)
+    way.sending("a").admit()
+    assert clock.now() >= 1030
+    assert [limiter.peek(("https", "example.com", 443)).remaining for limiter in (bucket, *others)] == [1, 1, 1]
 
 
 def test_something_else_than_a_limiter_is_refused() -> None:

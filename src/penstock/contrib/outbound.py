@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, Typ
 from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency, Lease
 from penstock.core.token_bucket import TokenBucket
-from penstock.errors import InvalidLimiter, PenstockError, shown
+from penstock.errors import InvalidCost, InvalidKey, InvalidLimiter, PenstockError, shown
 from penstock.rate import Duration, as_delay_ns, as_period_ns
+from penstock.web.functions import check_function, has_to_be_awaited, is_cost, is_key
 
 if TYPE_CHECKING:
     from penstock.core.keys import Key
@@ -155,6 +156,15 @@ class WayOut(Generic[Request]):
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries is a whole number of at least 0, not {shown(retries)}")
         key, cost, store = options.get("key"), options.get("cost", 1), options.get("store")
+        for what, function in (("key", key), ("cost", cost)):
+            if callable(function):
+                check_function(f"{what} is one for all requests, or a callable that takes a request", function)
+                if has_to_be_awaited(function):
+                    raise InvalidLimiter(f"{what} is a plain function, and {shown(function)} has to be awaited")
+        if not callable(cost) and not is_cost(cost):
+            raise InvalidCost(f"cost is a whole number of at least 0 or a callable, not {shown(cost)}")
+        if not (key is None or callable(key) or all(map(is_key, key if isinstance(key, list) else [key]))):
+            raise InvalidKey(f"key is str, bytes, int, a tuple of them or a callable, not {shown(key)}")
         self.timeout_ns = None if timeout is None else as_delay_ns(timeout, "timeout is None or")
         self.limiter, self.retries, self.error = limiter, retries, error
         self.key_of = key if callable(key) else find_origin if key is None else lambda _: key
@@ -192,6 +202,9 @@ class Sending:
 
     def __init__(self, way_out: WayOut[Any], key: _Keys, cost: int) -> None:
         self.way_out, self.key, self.cost = way_out, key, cost
+        # Of several limiters: a tuple with as many parts would not say whether it is one key.
+        limiters = getattr(way_out.limiter, "limiters", None)
+        self.asked: Any = key if limiters is None or isinstance(key, list) else [key] * len(limiters)
         # Limiters of one store may have equal keys. A list's text is as good as its parts.
         self.pause_key = (way_out.limiter.name, repr(key))
         self.store = way_out.pauses.store
@@ -230,7 +243,7 @@ class Sending:
             while way_out.paused_ns(self.pause_key):
                 if not (yield way_out.pauses, self.pause_key, 0, self.left_s()):
                     raise self.timed_out(paused=True)
-            if not (yield way_out.limiter, self.key, self.cost, self.left_s()):
+            if not (yield way_out.limiter, self.asked, self.cost, self.left_s()):
                 raise self.timed_out(paused=False)
             leases = self.leases()
             if not way_out.paused_ns(self.pause_key):
@@ -248,7 +261,7 @@ class Sending:
         """The permits just taken that are to be held while the request is under way; others are spent."""
         limiter = self.way_out.limiter
         parts = limiter.limiters if isinstance(limiter, AllOf) else (limiter,)
-        keys = self.key if isinstance(self.key, list) else [self.key] * len(parts)
+        keys = self.asked if isinstance(limiter, AllOf) else [self.key]
         return [
             part._take_loose(key, self.cost)
             for part, key in zip(parts, keys, strict=True)
