@@ -34,6 +34,7 @@ from penstock.errors import (
     StoreUnavailable,
     TooManyLimiters,
     TruncatedSegment,
+    UnknownClientsWarning,
     UnseenPathsWarning,
     UntrustedSegment,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "TokenBucket",
     "TooManyLimiters",
     "TruncatedSegment",
+    "UnknownClientsWarning",
     "UnseenPathsWarning",
     "UntrustedSegment",
     "__version__",

@@ -27,6 +27,7 @@ __all__ = [
     "StoreUnavailable",
     "TooManyLimiters",
     "TruncatedSegment",
+    "UnknownClientsWarning",
     "UnseenPathsWarning",
     "UntrustedSegment",
 ]
@@ -170,6 +171,10 @@ class UnseenPathsWarning(UserWarning):
 
 class NotAwaited(PenstockError, TypeError):
     """The answer of a limiter over an asyncio store was taken for true or false before it was awaited."""
+
+
+class UnknownClientsWarning(UserWarning):
+    """The server listens at a Unix socket, so it can't tell clients by their addresses, as limits here do."""
 
 
 class StoreUnavailable(PenstockError):

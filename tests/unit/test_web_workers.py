@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 import penstock.contrib.aiohttp
 import penstock.contrib.fastapi
 import penstock.contrib.flask
-from penstock import CountsPerWorkerWarning, FixedWindow, Store
-from penstock.web import ASGIMiddleware, Gate, Rule, WSGIMiddleware
+from penstock import CountsPerWorkerWarning, FixedWindow, Store, UnknownClientsWarning
+from penstock.web import ASGIMiddleware, ClientAddress, Gate, Rule, WSGIMiddleware, everyone
 
 
 @pytest.fixture
@@ -134,3 +134,72 @@ def test_it_comes_once_for_a_store(started: Any) -> None:
             limits.limit(one)(limits.limit(other)(lambda: ""))
             Gate([Rule(one)])
     assert len(caught) == 2
+
+
+ADDRESS = 'ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")'
+
+
+class TestUnixSockets:
+    """Where the server listens at one only, no client has an address."""
+
+    @pytest.fixture(autouse=True)
+    def fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.web.workers._has_warned_of_socket", False)
+        monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
+
+    def warned(self, limiter: FixedWindow, rules: Any = None, **options: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            Gate([Rule(limiter)] if rules is None else rules, **options)
+        assert all(warning.category is UnknownClientsWarning for warning in caught)
+        assert all(warning.filename == __file__ for warning in caught)
+        return [str(warning.message) for warning in caught]
+
+    @pytest.fixture
+    def limiter(self) -> FixedWindow:
+        return FixedWindow(Store.private(keys=10), "api", "1/minute")
+
+    @pytest.mark.parametrize(
+        ("command", "socket"),
+        [
+            ("/bin/uvicorn --uds /run/app.sock app:app", "/run/app.sock"),
+            ("/bin/uvicorn --uds=/run/app.sock app:app", "/run/app.sock"),
+            ("/lib/uvicorn/__main__.py --uds /run/app.sock app:app", "/run/app.sock"),
+            ("/bin/uvicorn --uds /run/app.sock app:app --forwarded-allow-ips 10.0.0.1", "/run/app.sock"),
+            ("/bin/uvicorn --uds /run/app.sock app:app --forwarded-allow-ips *", None),
+            ("/bin/hypercorn --bind unix:/run/app.sock app:app", "unix:/run/app.sock"),
+            ("/bin/hypercorn --bind unix:/run/app.sock -b 0.0.0.0:80 app:app", None),
+            ("/bin/hypercorn app:app", None),
+            ("/bin/granian --uds /run/app.sock app:app", "/run/app.sock"),
+            ("/bin/uvicorn app:app", None),
+            ("/bin/pytest --uds /run/app.sock", None),
+        ],
+    )
+    def test_by_a_command_line(self, started: Any, limiter: FixedWindow, command: str, socket: str | None) -> None:
+        started(command, is_child=False)
+        messages = self.warned(limiter)
+        assert len(messages) == (socket is not None)
+        for message in messages:
+            assert f"Unix socket {socket}, where no client has an address" in message
+            assert ADDRESS in message
+        # One cause, however many gates there are.
+        assert self.warned(limiter) == []
+
+    def test_where_the_server_takes_anybodys_word(
+        self, started: Any, limiter: FixedWindow, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        started("/bin/uvicorn --uds /run/app.sock app:app", is_child=False)
+        monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+        assert self.warned(limiter) == []
+
+    def test_what_needs_no_address(self, started: Any, limiter: FixedWindow) -> None:
+        started("/bin/uvicorn --uds /run/app.sock app:app", is_child=False)
+        proxied = ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")
+        assert self.warned(limiter, client=proxied) == []
+        assert self.warned(limiter, [Rule(limiter, key=everyone)]) == []
+        assert self.warned(limiter, []) == []
+        # Whom a view's limit is for, its application says.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            penstock.contrib.flask.Limits(client=proxied).limit(limiter)(lambda: "")
+        assert len(self.warned(limiter, [Rule(limiter, key=ClientAddress())], client=proxied)) == 1

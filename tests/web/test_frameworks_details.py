@@ -625,3 +625,123 @@ def test_aiohttp_routes_and_rules_see_the_same_path() -> None:
     request = make_mocked_request("POST", "/users/1%2F2/%41", headers={"Upgrade": "websocket"})
     seen = penstock.contrib.aiohttp.AiohttpRequest(request)
     assert (seen.method, seen.path) == ("POST", "/users/1%2F2/A")
+
+
+# Where the store has no room for another client
+
+
+@pytest.fixture
+def crowded() -> Iterator[tuple[TokenBucket, str]]:
+    """A limiter, and an address of which it can't count anything."""
+    with Store.private(keys=1, on_full="deny", clock=ManualClock(1000)) as store:
+        bucket = TokenBucket(store, "crowded", "2/day")
+        addresses = [f"10.0.{n // 256}.{n % 256}" for n in range(5000)]
+        yield bucket, addresses[bucket.allow_many(addresses).index(False)]
+
+
+NO_ROOM = b"no room to count another client"
+
+
+@pytest.mark.parametrize("of_view", [False, True])
+def test_flask_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket, str], of_view: bool) -> None:
+    bucket, address = crowded
+    app = flask.Flask(__name__)
+    limits = Limits(app, [] if of_view else [Rule(bucket)])
+    app.route("/")(limits.limit(bucket)(lambda: "") if of_view else (lambda: ""))
+    answer = app.test_client().get("/", environ_base={"REMOTE_ADDR": address})
+    assert (answer.status_code, NO_ROOM in answer.data) == (503, True)
+    assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_starlette_answers_503_to_whom_it_cannot_count(its: Its, crowded: tuple[TokenBucket, str]) -> None:
+    bucket, address = crowded
+    app = starlette_app(its, penstock.contrib.fastapi.limited(bucket, key=lambda request: address))
+    penstock.contrib.fastapi.setup(app)
+    start, body = ask_asgi(app)
+    assert (start["status"], NO_ROOM in body["body"]) == (503, True)
+    app = starlette_app(its)
+    penstock.contrib.fastapi.setup(app, [Rule(bucket, key=lambda request: address)])
+    assert ask_asgi(app)[0]["status"] == 503
+
+
+@pytest.mark.parametrize("of_view", [False, True])
+def test_aiohttp_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket, str], of_view: bool) -> None:
+    bucket, address = crowded
+    rule = Rule(bucket, key=lambda request: address)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    app = web.Application()
+    penstock.contrib.aiohttp.setup(app, [] if of_view else [rule])
+    app.router.add_get("/", penstock.contrib.aiohttp.limited(rule)(handler) if of_view else handler)
+    [(status, fields)] = ask_aiohttp(app, 1)
+    assert status == 503
+    assert int(fields["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize("of_view", [False, True])
+def test_django_answers_503_to_whom_it_cannot_count(
+    crowded: tuple[TokenBucket, str], configure: DjangoSettings, of_view: bool
+) -> None:
+    bucket, address = crowded
+    configure({} if of_view else {"RULES": [Rule(bucket)]})
+    view: Any = lambda request: HttpResponse()  # noqa: E731
+    middleware = in_django.LimitsMiddleware(in_django.limited(bucket)(view) if of_view else view)
+    response = middleware(RequestFactory().get("/", REMOTE_ADDR=address))
+    assert (response.status_code, NO_ROOM in response.content) == (503, True)
+
+
+# Where functions of rules are awaited
+
+
+async def nobody(request: Any) -> bool:
+    await asyncio.sleep(0)
+    return False
+
+
+async def whom(request: Any) -> str:
+    await asyncio.sleep(0)
+    return "ada"
+
+
+def test_functions_that_have_to_be_awaited_are_refused_where_nobody_does(its: Its, configure: DjangoSettings) -> None:
+    with pytest.raises(InvalidLimiter, match="has to be awaited"):
+        Limits(flask.Flask(__name__), [Rule(its.two, exempt=nobody)])
+    with pytest.raises(InvalidLimiter, match="has to be awaited"):
+        Limits().limit(its.two, key=whom)
+    with pytest.raises(InvalidLimiter, match="has to be awaited"):
+        in_django.limited(its.two, key=whom)(lambda request: HttpResponse())
+    for value in ({"RULES": [Rule(its.two, key=whom)]}, {"CLIENT": whom}):
+        configure(value)
+        with pytest.raises(InvalidLimiter, match="has to be awaited"):
+            in_django.LimitsMiddleware(lambda request: HttpResponse())
+
+
+@pytest.mark.parametrize("options", [{"key": whom}, {"key": whom, "exempt": nobody}])
+def test_functions_of_rules_are_awaited(its: Its, configure: DjangoSettings, options: Any) -> None:
+    limited = penstock.contrib.fastapi.limited
+    app = starlette_app(its, limited(its.two, **options))
+    penstock.contrib.fastapi.setup(app)
+    assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
+    its.two.reset("ada")
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    site = web.Application()
+    penstock.contrib.aiohttp.setup(site)
+    site.router.add_get("/", penstock.contrib.aiohttp.limited(its.two, **options)(handler))
+    assert [status for status, _ in ask_aiohttp(site, 3)] == [200, 200, 429]
+    its.two.reset("ada")
+
+    async def view(request: HttpRequest) -> HttpResponseBase:
+        return HttpResponse()
+
+    configure({"RULES": [Rule(its.two, **options)]})
+    middleware = in_django.LimitsMiddleware(view)
+
+    async def ask() -> list[int]:
+        return [(await middleware(AsyncRequestFactory().get("/"))).status_code for _ in range(3)]
+
+    assert asyncio.run(ask()) == [200, 200, 429]

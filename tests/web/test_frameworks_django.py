@@ -23,7 +23,16 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 import penstock.contrib.django
-from penstock import CountsPerWorkerWarning, InvalidLimiter, Rate, SlidingLog, SlidingWindow, Store, TokenBucket
+from penstock import (
+    CountsPerWorkerWarning,
+    InvalidKey,
+    InvalidLimiter,
+    Rate,
+    SlidingLog,
+    SlidingWindow,
+    Store,
+    TokenBucket,
+)
 from penstock.testing import ManualClock
 from penstock.web import BodyLimit, ClientAddress, Rule, everyone, user
 
@@ -91,10 +100,22 @@ def checked(PENSTOCK: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> l
         ({"STORE": "shop"}, "E001", "is the dotted path of nothing", "a module"),
         ({"STORE": object}, "E001", r"is a Store, a RedisStore or the dotted path of one, not <class", "STORE"),
         ({"CLIENT": "penstock.web.ClientAddress"}, "E001", "ClientAddress'> is a class", "client = ClientAddress"),
-        ({"CLIENT": 5}, "E002", "client is a ClientAddress or another key function, not 5", ""),
-        ({"RULES": ["api"]}, "E002", r"rules are of Rule and BodyLimit, not 'api': write Rule\(limiter\)", "RULES"),
+        (
+            {"CLIENT": 5},
+            "E002",
+            r'PENSTOCK\["CLIENT"\] .*or another key function, not 5',
+            '"CLIENT" is a ClientAddress',
+        ),
+        (
+            {"RULES": ["api"]},
+            "E002",
+            r"RULES.* rules are of Rule and BodyLimit, not 'api': write Rule\(limiter\)",
+            "RULES",
+        ),
         ({"RULES": [BodyLimit(10)]}, "E002", "comes too late here: put WSGIMiddleware", "RULES"),
-        ({"HEADERS": "draft-11"}, "E002", "'draft-11'", ""),
+        ({"HEADERS": "draft-11"}, "E002", r'PENSTOCK\["HEADERS"\] .*\'draft-11\'', '"HEADERS" is "draft-10"'),
+        ({"PARTITION_KEYS": 1}, "E002", r'PENSTOCK\["PARTITION_KEYS"\] .*, not 1', "True or False"),
+        ({"RULE": (), "CLEINT": None}, "E001", "PENSTOCK has no 'CLEINT'", 'Is "CLIENT" meant?'),
     ],
 )
 def test_settings_that_cannot_work(
@@ -416,6 +437,31 @@ def test_a_throttle_that_overrides_what_rest_framework_calls(rest: ModuleType) -
     assert throttled(forgiving, 2) == [True, True]
     odd = keyed(rest.SimpleRateThrottle, rate="3 in 5 minutes", parse_rate=lambda self, rate: (3, 300))
     assert throttled(odd, 4) == [True, True, True, False]
+
+
+def test_a_throttle_whose_store_has_no_room_says_so(rest: ModuleType, clock: ManualClock) -> None:
+    with Store.private(keys=1, on_full="deny", clock=clock) as store, override_settings(PENSTOCK={"STORE": store}):
+        crowd = TokenBucket(store, "crowd", "1/minute")
+        crowd.allow_many(range(5000))
+        throttle = keyed(rest.SimpleRateThrottle, rate="5/min", limiter_class=TokenBucket)
+        throttles = [keyed(throttle, get_cache_key=lambda self, request, view, n=n: f"{n}") for n in range(100)]
+        with pytest.raises(rest.LimitsUnavailable, match="no room to count another client") as raised:
+            list(map(throttled, throttles, [1] * 100))
+        assert raised.value.status_code == 503
+        assert 1 <= raised.value.wait <= 60
+
+
+def test_a_throttle_by_no_key_is_an_error(rest: ModuleType) -> None:
+    async def client(request: Any) -> str:
+        return "ada"
+
+    request = SimpleNamespace(_request=RequestFactory().get("/"))
+    for wrong in (client, lambda request: None, lambda request: 1.5):
+        with (
+            override_settings(PENSTOCK={"CLIENT": wrong}),
+            pytest.raises(InvalidKey, match=r'PENSTOCK\["CLIENT"\] gave .*, which is no key'),
+        ):
+            keyed(rest.SimpleRateThrottle, rate="1/min")().get_ident(request)
 
 
 def test_a_throttle_of_nothing_denies_everything(rest: ModuleType) -> None:

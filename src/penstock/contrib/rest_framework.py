@@ -23,11 +23,12 @@ from penstock.contrib.django import VISIT, DjangoRequest, setting
 from penstock.contrib.views import Visit
 from penstock.core.sliding_log import SlidingLog
 from penstock.core.window import SlidingWindow
-from penstock.errors import InvalidRate, StoreUnavailable, shown
+from penstock.errors import InvalidKey, InvalidRate, StoreUnavailable, shown
 from penstock.rate import NS, Rate, as_rate
 from penstock.store import Store
 from penstock.web import ClientAddress, Passage
-from penstock.web.answers import seconds_up
+from penstock.web.answers import AWAY, FULL, again, seconds_up
+from penstock.web.functions import given, is_key
 from penstock.web.gate import WAIT_FOR_A_STORE_S
 from penstock.web.policies import Policy, Writer, checked_styles, header_writer
 from penstock.web.rules import is_redis
@@ -58,13 +59,18 @@ _WITHOUT_EFFECT: Final = {
 
 
 class LimitsUnavailable(APIException):
-    """Redis is away, and nobody knows whether the request is within its limit: 503, with ``Retry-After``."""
+    """Nobody knows whether the request is within its limit: 503, with ``Retry-After``.
+
+    Redis is away, or the store has no room for another key and denies new ones (``on_full="deny"``).
+    """
 
     status_code = 503
     default_code = "service_unavailable"
-    default_detail = "The limits of this service can't be checked at the moment: ask again in a second."
-    wait = WAIT_FOR_A_STORE_S
-    """What REST framework sends as ``Retry-After``."""
+
+    def __init__(self, cause: str = AWAY, wait: int = WAIT_FOR_A_STORE_S) -> None:
+        super().__init__(cause.format(again=again(wait)))
+        self.wait = wait
+        """What REST framework sends as ``Retry-After``."""
 
 
 def log_or_window(store: Any, name: str, rate: Rate) -> Any:
@@ -121,6 +127,8 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             self.decision = decision = limiter.hit(self.key)
         except StoreUnavailable as error:
             raise LimitsUnavailable from error
+        if decision.full and not decision.allowed:
+            raise LimitsUnavailable(FULL, max(1, seconds_up(decision.retry_after_ns)))
         visit: Visit | None = getattr(request._request, VISIT, None)
         if visit is not None:
             visit.add(Passage(fields_of([decision], ())))
@@ -171,6 +179,9 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             ident = super().get_ident(request)
         else:
             ident = (client or _PEER)(DjangoRequest(request._request))
+            if not is_key(ident):
+                # Its text might be another one at each request.
+                raise InvalidKey(f'PENSTOCK["CLIENT"] gave {given(ident)}, which is no key')
         return str(ident)
 
 

@@ -7,12 +7,12 @@ and dependencies ask for themselves and leave with the visit what is to be told 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import Any, Final, TypeAlias, TypedDict
 
 from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, PenstockError, shown
-from penstock.web import Answer, Denial, Gate, Passage, Request, Rule
+from penstock.web import Answer, Denial, Gate, Passage, Request, Rule, everyone
 from penstock.web.gate import OnEnd
 from penstock.web.renewal import Renewal
 from penstock.web.request import KeyFunction
@@ -48,9 +48,9 @@ class RuleOptions(TypedDict, total=False):
     methods: str | Iterable[str]
     ignore_case: bool
     key: KeyFunction | None
-    cost: int | Callable[[Request], int]
-    exempt: Callable[[Request], bool] | None
-    charge_on: Container[int] | Callable[[int], bool] | None
+    cost: int | Callable[[Request], int | Awaitable[int]]
+    exempt: Callable[[Request], bool | Awaitable[bool]] | None
+    charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None
     status: int | None
     answer: Answer | Callable[[Request, Denial], Answer] | None
 
@@ -155,7 +155,7 @@ def rules_of(limits: Iterable[Limiter | Rule], options: RuleOptions) -> Rules:
     if not rules:
         raise InvalidLimiter("which limiter? Say limited(TokenBucket(store, 'orders', '5/second'))")
     # What can't be asked together is refused where it is written.
-    Gate(rules)
+    Gate(rules, client=everyone)
     return tuple(rules)
 
 

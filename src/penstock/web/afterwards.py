@@ -24,12 +24,12 @@ class Afterwards:
     """Of one request, whose event loop is the running one.
 
     What can't be given back, as its store is away, stays charged or ends by itself: no answer fails of it, and none
-    waits for it longer than its `patience` lasts.
+    waits for it longer than its `patience` lasts; None is as long as it takes.
     """
 
     __slots__ = ("_loop", "_patience", "_tasks")
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Patience | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
@@ -53,10 +53,11 @@ class Afterwards:
 
     async def settled(self) -> None:
         """When all that was started is done, or nobody waits any more: then it goes on."""
-        if self._tasks and self._patience.left_s > 0:
+        if self._tasks and (self._patience is None or self._patience.left_s > 0):
             since_s = self._loop.time()
-            await asyncio.wait(self._tasks, timeout=self._patience.left_s)
-            self._patience.left_s -= self._loop.time() - since_s
+            await asyncio.wait(self._tasks, timeout=None if self._patience is None else self._patience.left_s)
+            if self._patience is not None:
+                self._patience.left_s -= self._loop.time() - since_s
 
 
 async def _done(work: Coroutine[Any, Any, object]) -> None:

@@ -18,6 +18,10 @@ NS: Final = 1_000_000_000
 PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 QUOTA_EXCEEDED: Final = PROBLEM_TYPES + "quota-exceeded"
 REDUCED_CAPACITY: Final = PROBLEM_TYPES + "temporary-reduced-capacity"
+# What a request is told whose limits decide nothing.
+AWAY: Final = "The limits of this service can't be checked at the moment: {again}."
+FULL: Final = "This service has no room to count another client's requests at the moment: {again}."
+UNKNOWN: Final = "The limits of this service can't be checked, as its server doesn't tell who is asking."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,13 @@ class Denial:
     decision: Decision | None
     retry_after_s: int | None
     fields: tuple[tuple[str, str], ...]
-    is_unavailable: bool = False
-    """The limiter's store is away, so that nobody knows whether the request is within its limit."""
+    cause: str = ""
+    """Why nobody knows whether the request is within its limit: `AWAY`, `FULL` or `UNKNOWN`; empty if it isn't."""
+
+    @property
+    def is_unavailable(self) -> bool:
+        """Whether nobody knows whether the request is within its limit."""
+        return bool(self.cause)
 
 
 def seconds_up(duration_ns: int) -> int:
@@ -48,32 +57,35 @@ def problem_report(denial: Denial) -> Answer:
     """``application/problem+json`` that says what is allowed, and when to ask again."""
     status = denial.rule.denial_status
     wait_s = denial.retry_after_s
-    if denial.is_unavailable:
-        return away_report(denial)
-    if wait_s is None:
-        again = "this request costs more than that, so it is never allowed"
-    else:
-        again = f"ask again in {wait_s} second{'s' * (wait_s != 1)}"
+    if denial.cause:
+        return report_of(denial)
+    when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
     report = {
         "type": REDUCED_CAPACITY if status == 503 else QUOTA_EXCEEDED,
         "title": reason_of(status),
         "status": status,
-        "detail": f"The limit is {allowance(denial.rule.limiter)}: {again}.",
+        "detail": f"The limit is {allowance(denial.rule.limiter)}: {when}.",
         "violated-policies": list(denial.violated),
     }
     headers = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *denial.fields]
     return Answer(status, (*headers, *retry_after(denial)), json.dumps(report).encode())
 
 
-def away_report(denial: Denial) -> Answer:
+def report_of(denial: Denial) -> Answer:
+    """That nobody knows whether the request is within its limit, and why."""
+    status, wait_s = denial.rule.denial_status, denial.retry_after_s
     report = {
-        "type": REDUCED_CAPACITY,
-        "title": reason_of(503),
-        "status": 503,
-        "detail": "The limits of this service can't be checked at the moment: ask again in a second.",
+        "type": "about:blank" if wait_s is None else REDUCED_CAPACITY,
+        "title": reason_of(status),
+        "status": status,
+        "detail": denial.cause.format(again=wait_s and again(wait_s)),
     }
     headers = (("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *retry_after(denial))
-    return Answer(503, headers, json.dumps(report).encode())
+    return Answer(status, headers, json.dumps(report).encode())
+
+
+def again(wait_s: int) -> str:
+    return f"ask again in {wait_s} second{'s' * (wait_s != 1)}"
 
 
 def retry_after(denial: Denial) -> list[tuple[str, str]]:

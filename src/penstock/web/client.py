@@ -7,7 +7,10 @@ the client may have made up.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
+import time
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
@@ -20,6 +23,28 @@ __all__ = ["ClientAddress"]
 UNIX: Final = "unix"
 MOST_COMMAS: Final = 10
 """In one proxy's element of ``Forwarded``."""
+
+UNIX_REMEDY: Final = (
+    'say which field the proxy sets, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give '
+    "the rules another key"
+)
+TELL_EVERY_S: Final = 60
+_log: Final = logging.getLogger("penstock.web")
+_told_s = -math.inf
+
+
+class UnknownPeer(InvalidLimiter):
+    """A ``ClientAddress`` was asked about a request whose server tells no address of its peer."""
+
+
+def tell_operator(error: UnknownPeer) -> None:
+    """Log how to mend it, once a minute at the most: it goes for every request."""
+    global _told_s
+    now_s = time.monotonic()
+    if now_s - _told_s >= TELL_EVERY_S:
+        _told_s = now_s
+        _log.error("requests are answered by 500: %s", error)
+
 
 # An element of `Forwarded` (RFC 7239): pairs of a token and a token or quoted text, separated by semicolons.
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -77,6 +102,11 @@ class ClientAddress(PeerKey):
         self._prefixes = {4: ipv4_prefix, 6: ipv6_prefix}
         super().__init__(header)
 
+    @property
+    def needs_peer(self) -> bool:
+        """Whether it can't do without an address at the other end of the connection."""
+        return not self._trusts_unix
+
     def __repr__(self) -> str:
         networks = [str(network) for network in self._networks] + [UNIX] * self._trusts_unix
         trusted = f"trusted_proxies={networks}, header={self._header!r}" if networks else ""
@@ -85,10 +115,7 @@ class ClientAddress(PeerKey):
     def key_of(self, peer: str | None, field: str | None) -> str:
         if peer is None:
             if not self._trusts_unix:
-                raise InvalidLimiter(
-                    "the server told no address of its peer, as of a Unix socket: say who sets which field, "
-                    'ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give the rule another key'
-                )
+                raise UnknownPeer(f"the server told no address of its peer, as of a Unix socket: {UNIX_REMEDY}")
             client = None
         else:
             client = _address(peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import time
 import warnings
@@ -16,15 +17,25 @@ from penstock.core.concurrency import Concurrency, Lease
 from penstock.core.decision import Decision
 from penstock.core.leaky_bucket import LeakyBucket
 from penstock.core.reservation import Reservation
-from penstock.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, UnseenPathsWarning, shown
+from penstock.errors import (
+    CostExceedsLimit,
+    InvalidCost,
+    InvalidKey,
+    InvalidLimiter,
+    StoreUnavailable,
+    UnseenPathsWarning,
+    shown,
+)
 from penstock.web.afterwards import Afterwards
-from penstock.web.answers import Denial, problem_report, seconds_up
-from penstock.web.client import ClientAddress
+from penstock.web.answers import AWAY, FULL, UNKNOWN, Denial, problem_report, seconds_up
+from penstock.web.client import ClientAddress, UnknownPeer, tell_operator
+from penstock.web.functions import Told, check_function, checked_cost, checked_key, has_to_be_awaited, said
+from penstock.web.native_requests import PeerKey
 from penstock.web.passing import Charging, Passage
 from penstock.web.policies import Policy, Writer, checked_styles, header_writer, partition_text
 from penstock.web.request import KeyFunction, Request
-from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, kind_of
-from penstock.web.workers import warn_if_each_counts_alone
+from penstock.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, check_answer, kind_of
+from penstock.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
 if TYPE_CHECKING:
     from penstock.redis.deadline import Patience
@@ -42,6 +53,7 @@ WITHOUT_A_MATCH: Final = 1000
 MOST_AT_ONCE: Final = 16
 
 
+_log: Final = logging.getLogger("penstock.web")
 Enter: TypeAlias = Callable[[Request], Passage | Denial]
 
 
@@ -103,8 +115,11 @@ class OnEnd:
     def begin(self, status: int) -> None:
         """The answer begins: give back what won't be charged however it ends, before the client can ask again."""
         with self._as_one():
-            for pair in [pair for pair in self.booked if not pair[0].stays_charged(DISCONNECTED)]:
-                if not pair[0].stays_charged(status):
+            for pair in list(self.booked):
+                rule = pair[0]
+                # Who has to be awaited is asked at the end only.
+                is_asked_now = not rule.is_settled_later and not rule.stays_charged(DISCONNECTED)
+                if is_asked_now and not rule.stays_charged(status):
                     self.booked.remove(pair)
                     self.give_back(pair[1])
 
@@ -122,8 +137,23 @@ class OnEnd:
                 stack.callback(self._settle, rule, reservation, status)
 
     def _settle(self, rule: Rule, reservation: Reservation, status: int) -> None:
-        if not rule.stays_charged(status):
+        if rule.is_settled_later:
+            assert self.afterwards is not None
+            self.afterwards.start(self._settle_later(rule, reservation, status))
+        elif not rule.stays_charged(status):
             self.give_back(reservation)
+
+    async def _settle_later(self, rule: Rule, reservation: Any, status: int) -> None:
+        charge_on: Any = rule.charge_on
+        try:
+            is_charged = rule.stays(await charge_on(status))
+        except Exception:
+            _log.exception("a request stays charged: charge_on of the rule of %r failed", rule.limiter)
+            return
+        if not is_charged:
+            given = reservation.cancel()
+            if isinstance(given, Coroutine):
+                await given
 
     def undo(self) -> None:
         """As if the request had not been let in."""
@@ -207,13 +237,19 @@ class Gate:
         for rule in everything:
             if not isinstance(rule, (Rule, BodyLimit)):
                 raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {shown(rule)}: write Rule(limiter)")
-        if client is not None and not callable(client):
-            raise InvalidLimiter(f"client is a ClientAddress or another key function, not {shown(client)}")
         self.client = ClientAddress() if client is None else client
+        if client is not None:
+            check_function("client is a ClientAddress or another key function", client)
+        for what, value in (("partition_keys", partition_keys), ("encoded", encoded)):
+            if not isinstance(value, bool):
+                raise InvalidLimiter(f"{what} is True or False, not {shown(value)}")
         self.rules = tuple(rule for rule in everything if isinstance(rule, Rule))
         self.body_limits = tuple(limit for limit in everything if isinstance(limit, BodyLimit))
-        check_waiting(self.rules, in_loop)
-        self.is_awaited = any(rule.is_awaited for rule in self.rules)
+        check_waiting(self.rules, in_loop, self.client)
+        self.is_awaited = has_to_be_awaited(self.client) or any(
+            rule.is_awaited or rule.functions_to_await for rule in self.rules
+        )
+        self._exempt_later = [rule for rule in self.rules if has_to_be_awaited(rule.exempt)]
         self.has_ends = any(rule.charge_on is not None or rule.is_held for rule in self.rules)
         self._styles = checked_styles(headers)
         self._encoded = encoded
@@ -234,6 +270,7 @@ class Gate:
                 )
         native: list[Any] = [rule.limiter for rule in self.rules if not rule.is_remote]
         warn_if_each_counts_alone(native)
+        warn_if_clients_have_no_address(rule.key or self.client for rule in self.rules)
         # What must be looked at for each request, and the rules that always match, as bits.
         self._sometimes = [
             (1 << i, rule) for i, rule in enumerate(self.rules) if rule.exempt or not rule.where.is_everywhere
@@ -255,8 +292,12 @@ class Gate:
 
     async def enter_async(self, request: Request) -> Passage | Denial | None:
         """As ``enter``, of a gate that ``is_awaited``."""
-        plan = self._plan_of(request)
-        return None if plan is None else await plan.enter_async(request)
+        told: Any = Told(request)
+        if self._exempt_later:
+            methods, paths = request.methods, request.paths
+            await told.ask(rule.exempt for rule in self._exempt_later if rule.where.matches(methods, paths))
+        plan = self._plan_of(told)
+        return None if plan is None else await plan.enter_async(told)
 
     def _plan_of(self, request: Request) -> Plan | None:
         matching = self._always
@@ -265,7 +306,7 @@ class Gate:
             if self._unseen.patterns:
                 self._unseen.look_at(paths)
             for bit, rule in self._sometimes:
-                if rule.where.matches(methods, paths) and not (rule.exempt and rule.exempt(request)):
+                if rule.where.matches(methods, paths) and not rule.exempts(request):
                     matching |= bit
         return self._plans[matching] if matching in self._plans else self._plan(matching)
 
@@ -284,13 +325,12 @@ class Gate:
             answer = wanted(request, denial)
             if not isinstance(answer, Answer):
                 raise InvalidLimiter(f"a rule's answer gave {shown(answer)}, not an Answer(status, headers, body)")
+            check_answer(answer)
             return answer
         return wanted._replace(headers=(*wanted.headers, *denial.fields)) if denial.rule.is_hidden else wanted
 
     def _plan(self, matching: int) -> Plan | None:
         rules = [rule for i, rule in enumerate(self.rules) if matching >> i & 1]
-        if len(rules) > MOST_AT_ONCE:
-            raise InvalidLimiter(f"a request has at most {MOST_AT_ONCE} rules, but {len(rules)} match one")
         self._plans[matching] = plan = (
             Plan(rules, self.client, self._styles, self._encoded, self._secret) if rules else None
         )
@@ -326,8 +366,13 @@ class UnseenPaths:
             )
 
 
-def check_waiting(rules: Iterable[Rule], in_loop: bool | None) -> None:
+def check_waiting(rules: Iterable[Rule], in_loop: bool | None, client: KeyFunction | None = None) -> None:
     """Nobody stops an event loop, and nobody awaits where there is none."""
+    rules = list(rules)
+    functions = [client] if has_to_be_awaited(client) else []
+    functions += [function for rule in rules for function in rule.functions_to_await]
+    if functions and in_loop is False:
+        raise InvalidLimiter(f"{shown(functions[0])} has to be awaited, which nobody does here: write a plain function")
     for rule in rules:
         if not rule.is_remote or in_loop is None:
             continue
@@ -357,6 +402,7 @@ class Plan:
         self.styles = styles
         # Of a denial for want of an answer: whatever a rule says of its own.
         self.away_rule = dataclasses.replace(rules[0], status=503, answer=None)
+        self.unknown_rule = dataclasses.replace(rules[0], status=500, answer=None)
         self.held = [rule for rule in rules if rule.is_held]
         self.booked = [rule for rule in rules if rule.charge_on is not None]
         self.charged = [rule for rule in rules if not rule.is_held and rule.charge_on is None]
@@ -368,25 +414,34 @@ class Plan:
         self.told = [Policy(rule.limiter) for rule in [*self.shown, *self.held] if not rule.is_hidden]
         self.write = header_writer(styles, self.told[: len(self.shown)], self.told, encoded) if self.told else _nothing
         self.denial_writers: dict[tuple[int, ...], Writer] = {}
+        # What is more than can be asked as one is booked, and stays charged whatever the answer is.
+        more = max(len(self.charged) - MOST_AT_ONCE, 0)
+        self.booked, self.charged = [*self.charged[:more], *self.booked], self.charged[more:]
         limiters: list[Any] = [rule.limiter for rule in self.charged]
         self.limiter: Any = AllOf(*limiters) if limiters else None
         keys = [rule.key or client for rule in self.charged]
         self.keys = keys[:1] if all(key is keys[0] for key in keys) else keys
         costs = [rule.cost for rule in self.charged]
         self.cost = costs[0] if costs and all(type(cost) is int and cost == costs[0] for cost in costs) else None
+        named: list[Any] = [function for rule in rules for function in (rule.key or client, rule.cost)]
+        self.functions_to_await = [function for function in named if has_to_be_awaited(function)]
+        self.is_settled_later = any(rule.is_settled_later for rule in self.booked)
         self.enter: Enter = self._in_steps
         self.asked = [*self.charged, *self.booked, *self.held]
         store: Any = rules[0].limiter.store
         self.store = store
-        if rules[0].is_remote:
+        self.is_remote = rules[0].is_remote
+        if self.is_remote:
             self.together: Any = store._together([rule.limiter for rule in self.asked])
             self.enter = self._far
-        if self.shown == self.charged == list(rules):
+        if self.shown == self.charged == list(rules) and not self.functions_to_await:
             self.enter = self._at_once()
 
     def _at_once(self) -> Charging:
         """For rules that are neither held nor booked, the usual case."""
-        key_of = self.keys[0] if len(self.keys) == 1 else self._keys
+        # An address is a text. Whatever else one function says for several may seem to be a key for each.
+        is_plain = len(self.charged) == 1 or (len(self.keys) == 1 and isinstance(self.keys[0], PeerKey))
+        key_of = self.keys[0] if is_plain else self._keys
         if len(self.charged) == 1:
             [rule] = self.charged
             limiter: Any = rule.limiter
@@ -403,13 +458,16 @@ class Plan:
         return self._denial(request, self.charged, decisions)
 
     def _keys(self, request: Request) -> Any:
-        return self.keys[0](request) if len(self.keys) == 1 else [key(request) for key in self.keys]
+        if len(self.keys) == 1:
+            key = checked_key(self.charged[0], said(self.keys[0], request))
+            return [key] * len(self.charged) if len(self.charged) > 1 else key
+        return [self._key_of(rule, request) for rule in self.charged]
 
     def _costs(self, request: Request) -> list[int]:
         return [rule.cost_of(request) for rule in self.charged]
 
-    def _in_steps(self, request: Request) -> Passage | Denial:
-        on_end = OnEnd()
+    def _in_steps(self, request: Request, on_end: OnEnd | None = None) -> Passage | Denial:
+        on_end = OnEnd() if on_end is None else on_end
         try:
             # Key functions may fail: before anything is taken.
             partitions = self.partitions(request)
@@ -420,16 +478,29 @@ class Plan:
         except StoreUnavailable as error:
             on_end.undo()
             return self.unavailable(error)
+        except UnknownPeer as error:
+            on_end.undo()
+            return self.unknown(error)
         except BaseException:
             on_end.undo()
             raise
         if isinstance(decisions, Denial):
             on_end.undo()
             return decisions
+        on_end.booked = [pair for pair in on_end.booked if pair[0].charge_on is not None]
         return Passage(self.write(self._shown(decisions), partitions), on_end if on_end else None)
 
-    async def enter_async(self, request: Request) -> Passage | Denial:
-        """As ``enter``, over an ``AsyncRedisStore``."""
+    async def enter_async(self, request: Told) -> Passage | Denial:
+        """As ``enter``, of a request that is ``Told``, over an ``AsyncRedisStore`` or in shared memory."""
+        try:
+            await request.ask(self.functions_to_await)
+        except UnknownPeer as error:
+            return self.unknown(error)
+        if not self.is_remote:
+            # What they say of the answer is waited for as long as it takes.
+            if self.is_settled_later:
+                return self._in_steps(request, OnEnd(None, Afterwards(None)))
+            return self.enter(request if self.functions_to_await else request.request)
         try:
             if self.held or self.booked:
                 patience = self.store._patience()
@@ -441,6 +512,8 @@ class Plan:
             return self.never(error)
         except StoreUnavailable as error:
             return self.unavailable(error)
+        except UnknownPeer as error:
+            return self.unknown(error)
         if not all(decisions):
             return self.denial(request, decisions)
         return Passage(self.write(self._shown(decisions), ()))
@@ -454,6 +527,8 @@ class Plan:
             return self.never(error)
         except StoreUnavailable as error:
             return self.unavailable(error)
+        except UnknownPeer as error:
+            return self.unknown(error)
         return self._admitted(request, decisions, taken, OnEnd(patience))
 
     def _all_asked(self, request: Request) -> tuple[list[Any], list[int]]:
@@ -475,7 +550,8 @@ class Plan:
                 if not all(its):
                     return self._denial(request, rules, its)
             return self._denial(request, self.asked, decisions)
-        on_end.booked = list(zip(self.booked, taken[charged:shown], strict=True))
+        booked = zip(self.booked, taken[charged:shown], strict=True)
+        on_end.booked = [pair for pair in booked if pair[0].charge_on is not None]
         for rule, lease in zip(self.held, taken[shown:], strict=True):
             on_end.hold(rule, lease)
         return Passage(self.write(self._shown(decisions[:shown]), ()), on_end if on_end else None)
@@ -489,6 +565,8 @@ class Plan:
             max_delay = None if kind_of(limiter) is LeakyBucket else 0
             reservation = limiter.reserve(key, its_cost, max_delay)
             if not reservation:
+                if reservation.full:
+                    return self.full(reservation.delay_ns)
                 return self._denial(request, [rule], [limiter.peek(key, its_cost)])
             on_end.booked.append((rule, reservation))
             booked.append(limiter.peek(key, 0))
@@ -520,12 +598,14 @@ class Plan:
             key, cost = self._key_of(rule, request), rule.cost_of(request)
             lease = limiter.acquire(key, cost)
             if not lease:
+                if lease.full:
+                    return self.full(NS * WAIT_FOR_A_HOLDER_S)
                 return self._denial(request, [rule], [limiter.peek(key, cost)])
             on_end.hold(rule, lease)
         return None
 
     def _key_of(self, rule: Rule, request: Request) -> Any:
-        return (rule.key or self.client)(request)
+        return checked_key(rule, said(rule.key or self.client, request))
 
     def _shown(self, decisions: Sequence[Decision]) -> Sequence[Decision]:
         """Of `charged` and `booked`."""
@@ -545,13 +625,34 @@ class Plan:
 
     def unavailable(self, error: StoreUnavailable) -> Denial:
         """Nobody knows whether the request is within its limits."""
-        return Denial(self.away_rule, (), None, WAIT_FOR_A_STORE_S, (), is_unavailable=True)
+        return Denial(self.away_rule, (), None, WAIT_FOR_A_STORE_S, (), AWAY)
+
+    def full(self, wait_ns: int) -> Denial:
+        """The store has no room for another key, and its ``on_full`` says to deny."""
+        return Denial(self.away_rule, (), None, max(1, seconds_up(wait_ns)), (), FULL)
+
+    def unknown(self, error: UnknownPeer) -> Denial:
+        """Nobody knows whose request it is."""
+        tell_operator(error)
+        return Denial(self.unknown_rule, (), None, None, (), UNKNOWN)
+
+    def named(self, error: Exception, key: object, cost: object) -> Exception:
+        """What the one rule's functions gave that is no key or no cost."""
+        [rule] = self.charged
+        try:
+            checked_key(rule, key)
+            checked_cost(rule, cost)
+        except (InvalidKey, InvalidCost) as named:
+            return named
+        return error
 
     def _denial(self, request: Request, rules: Sequence[Rule], decisions: Sequence[Decision]) -> Denial:
         denied = [
             (rule, decision) for rule, decision in zip(rules, decisions, strict=True) if not decision.allowed
         ] or list(zip(rules, decisions, strict=True))  # booked by others, and free again by now
-        rule, decision = max(denied, key=lambda pair: pair[1].retry_after_ns)
+        rule, decision = max(denied, key=lambda pair: (not pair[1].full, pair[1].retry_after_ns))
+        if decision.full:
+            return self.full(decision.retry_after_ns)
         wait_s = max(1, seconds_up(decision.retry_after_ns))
         if rule.is_held:
             wait_s = WAIT_FOR_A_HOLDER_S

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from penstock.core.keys import Key
 from penstock.errors import InvalidLimiter, shown
+from penstock.web.functions import check_function, has_to_be_awaited
 from penstock.web.request import KeyFunction, Request
 
 __all__ = ["everyone", "header", "user"]
@@ -25,19 +29,36 @@ def header(name: str, *, otherwise: KeyFunction) -> KeyFunction:
 
     field = name.lower()
 
-    def key(request: Request) -> Key:
+    def told(request: Request) -> Key | None:
         value = request.header(field)
         # A tuple is never equal to a text, so nobody can pass for somebody without the field.
-        return ("header", field, value) if value else otherwise(request)
+        return ("header", field, value) if value else None
 
-    return key
+    return _or_else(told, otherwise)
 
 
 def user(*, otherwise: KeyFunction) -> KeyFunction:
     """Whom an outer layer has let in (``REMOTE_USER``, ``scope["user"]``); for strangers, what `otherwise` says."""
 
-    def key(request: Request) -> Key:
+    def user_of(request: Request) -> Key | None:
         name = request.user
-        return ("user", name) if name else otherwise(request)
+        return ("user", name) if name else None
 
-    return key
+    return _or_else(user_of, otherwise)
+
+
+def _or_else(first: Callable[[Request], Key | None], otherwise: KeyFunction) -> KeyFunction:
+    check_function("otherwise is a key function, a callable that takes a request", otherwise)
+
+    def key(request: Request) -> Any:
+        told = first(request)
+        return otherwise(request) if told is None else told
+
+    async def key_async(request: Request) -> Any:
+        told = first(request)
+        return await otherwise(request) if told is None else told
+
+    chosen = key_async if has_to_be_awaited(otherwise) else key
+    # By which the checks of frameworks know what it goes by.
+    chosen.__qualname__ = first.__qualname__
+    return chosen

@@ -12,7 +12,8 @@ from penstock.core.cell_limiter cimport CellLimiter
 from penstock.core.decision cimport Decision, next_after_ns_of, remaining_of
 from penstock.web.native_requests cimport ASGIRequest, PeerKey, WSGIRequest
 
-from penstock.errors import CostExceedsLimit, StoreUnavailable
+from penstock.errors import CostExceedsLimit, InvalidCost, InvalidKey, StoreUnavailable
+from penstock.web.client import UnknownPeer
 
 
 cdef extern from "Python.h":
@@ -138,7 +139,7 @@ cdef class Charging:
     `hit` is the limiter's of one rule, or ``AllOf.hit_each`` of several; `key_of` and `cost_of` take a request.
     """
 
-    cdef object hit, key_of, cost_of, cost, write, denial, never, unavailable, partitions
+    cdef object hit, key_of, cost_of, cost, write, denial, never, unavailable, unknown, named, partitions
     cdef CellLimiter limiter     # that is asked for one permit, in its own way
     cdef bint is_one, is_by_peer
 
@@ -153,6 +154,7 @@ cdef class Charging:
         self.write = plan.write
         self.partitions = plan.partitions if plan.secret else None
         self.denial, self.never, self.unavailable = plan.denial, plan.never, plan.unavailable
+        self.unknown, self.named = plan.unknown, plan.named
 
     def __call__(self, request):
         charged = self.charge(request)
@@ -161,16 +163,24 @@ cdef class Charging:
     cdef object charge(self, object request):
         """The fields of who may pass, as a list, or a denial."""
         cdef list decisions
+        key, cost = "", 1
         try:
             key = (<PeerKey>self.key_of).key_for(request) if self.is_by_peer else self.key_of(request)
             if self.limiter is not None:
                 decided = self.limiter.decide_once(key, &self.limiter.unit)
             else:
-                decided = self.hit(key, self.cost if self.cost_of is None else self.cost_of(request))
+                cost = self.cost if self.cost_of is None else self.cost_of(request)
+                decided = self.hit(key, cost)
         except CostExceedsLimit as error:
             return self.never(error)
         except StoreUnavailable as error:
             return self.unavailable(error)
+        except UnknownPeer as error:
+            return self.unknown(error)
+        except (InvalidKey, InvalidCost) as error:
+            if not self.is_one:
+                raise
+            raise self.named(error, key, cost) from None
         decisions = [decided] if self.is_one else decided
         for decided in decisions:
             if not (<Decision?>decided).allowed:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.all_of import AllOf
 from penstock.core.concurrency import Concurrency
 from penstock.core.limiter import Limiter
 from penstock.errors import InvalidLimiter, shown
+from penstock.web.functions import (
+    check_function,
+    check_statuses,
+    checked_cost,
+    has_to_be_awaited,
+    said,
+    yes_or_no,
+)
 from penstock.web.keys import everyone
 from penstock.web.native_requests import readings
 from penstock.web.request import KeyFunction, Request
@@ -96,10 +105,23 @@ class Where:
         return False
 
 
+def check_answer(answer: Answer) -> None:
+    """What can't be sent fails where it is written."""
+    status, headers, body = answer
+    if type(status) is bool or not isinstance(status, int) or status not in range(200, 600):
+        raise InvalidLimiter(f"an Answer has a status such as 429, not {shown(status)}")
+    if not isinstance(headers, (list, tuple)) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in headers
+    ):
+        raise InvalidLimiter(f'an Answer has headers such as (("Content-Type", "text/plain"),), not {shown(headers)}')
+    if not isinstance(body, bytes):
+        raise InvalidLimiter(f"an Answer has a body of bytes, not {shown(body)}")
+
+
 def _listed(values: Any, what: str) -> list[Any]:
     if isinstance(values, str):
         return [values]
-    if not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or isinstance(values, (Mapping, bytes)):
         raise InvalidLimiter(f"{what} is text or several texts, not {shown(values)}")
     return list(values)
 
@@ -177,6 +199,7 @@ class Rule:
       ``range(100, 500)`` for all but the server's own errors, or a callable that takes a status. Others get their
       permits back. The permits are taken before the handler runs, so many guesses at once don't get past the limit. A
       client that went away before it had the whole answer is 499, unless that was an error. None: all are charged.
+      The function may be ``async def``, as those for `key`, `cost` and `exempt`, where the application is asynchronous.
     * `status`: of a denial; by default 429, and 503 for a ``Concurrency`` that everyone shares.
     * `answer`: what is sent instead of the problem report: an ``Answer`` (with status 200, a shadow ban), or a callable
       that takes the ``Request`` and the ``Denial`` and returns one.
@@ -190,9 +213,9 @@ class Rule:
     methods: str | Iterable[str] = ()
     ignore_case: bool = False
     key: KeyFunction | None = None
-    cost: int | Callable[[Request], int] = 1
-    exempt: Callable[[Request], bool] | None = None
-    charge_on: Container[int] | Callable[[int], bool] | None = None
+    cost: int | Callable[[Request], int | Awaitable[int]] = 1
+    exempt: Callable[[Request], bool | Awaitable[bool]] | None = None
+    charge_on: Container[int] | Callable[[int], bool | Awaitable[bool]] | None = None
     status: int | None = None
     answer: Answer | Callable[[Request, Denial], Answer] | None = None
     where: Where = field(init=False, repr=False)
@@ -213,18 +236,24 @@ class Rule:
                 f"a rule is for one limiter, not {shown(limiter)}: say TokenBucket(store, 'orders', '5/minute')"
             )
         for what in ("key", "exempt"):
-            if getattr(self, what) is not None and not callable(getattr(self, what)):
-                raise InvalidLimiter(f"{what} is a callable that takes a request, not {shown(getattr(self, what))}")
-        if not callable(self.cost) and (isinstance(self.cost, bool) or not isinstance(self.cost, int) or self.cost < 0):
+            if getattr(self, what) is not None:
+                check_function(f"{what} is a callable that takes a request", getattr(self, what))
+        if callable(self.cost):
+            check_function("cost is a whole number or a callable that takes a request", self.cost)
+        elif isinstance(self.cost, bool) or not isinstance(self.cost, int) or self.cost < 0:
             raise InvalidLimiter(f"cost is a whole number or a callable that takes a request, not {shown(self.cost)}")
         if self.status is not None and (type(self.status) is not int or self.status not in range(200, 600)):
             raise InvalidLimiter(f"status is an HTTP status such as 429, not {shown(self.status)}")
-        if self.answer is not None and not (callable(self.answer) or isinstance(self.answer, Answer)):
-            raise InvalidLimiter(f"answer is an Answer or a callable that makes one, not {shown(self.answer)}")
-        if isinstance(self.charge_on, (str, bytes)) or not (
-            self.charge_on is None or callable(self.charge_on) or hasattr(self.charge_on, "__contains__")
-        ):
-            raise InvalidLimiter(f"charge_on is a set of statuses or a callable, not {shown(self.charge_on)}")
+        if isinstance(self.answer, Answer):
+            check_answer(self.answer)
+        elif self.answer is not None:
+            check_function("answer is an Answer or a callable that makes one of a request and a denial", self.answer, 2)
+            if has_to_be_awaited(self.answer):
+                raise InvalidLimiter(f"answer is a plain function, and {shown(self.answer)} has to be awaited")
+        if callable(self.charge_on):
+            check_function("charge_on is a set of statuses or a callable that takes a status", self.charge_on)
+        elif self.charge_on is not None:
+            check_statuses("charge_on", self.charge_on)
         if self.charge_on is not None and self.is_held:
             raise InvalidLimiter(f"{self.limiter!r} gives every permit back: charge_on says nothing about it")
         object.__setattr__(self, "where", Where.of(self.path, self.methods, self.ignore_case))
@@ -249,18 +278,36 @@ class Rule:
         limiter: Any = self.limiter
         return self.is_remote and bool(limiter.store.is_awaited)
 
+    @cached_property
+    def is_settled_later(self) -> bool:
+        """Whether somebody has to be awaited who says what stays charged."""
+        return has_to_be_awaited(self.charge_on)
+
     @property
     def is_hidden(self) -> bool:
         """Whether its denial looks like success, so that no field may tell of it."""
         return isinstance(self.answer, Answer) and self.answer.status < 400
 
+    @property
+    def functions_to_await(self) -> list[Any]:
+        return [
+            function for function in (self.key, self.cost, self.exempt, self.charge_on) if has_to_be_awaited(function)
+        ]
+
+    def exempts(self, request: Request) -> bool:
+        return self.exempt is not None and yes_or_no(self, "exempt", said(self.exempt, request))
+
     def cost_of(self, request: Request) -> int:
-        return self.cost(request) if callable(self.cost) else self.cost
+        return checked_cost(self, said(self.cost, request)) if callable(self.cost) else self.cost
 
     def stays_charged(self, status: int) -> bool:
         if self.charge_on is None:
             return True
-        return self.charge_on(status) if callable(self.charge_on) else status in self.charge_on
+        return self.stays(self.charge_on(status)) if callable(self.charge_on) else status in self.charge_on
+
+    def stays(self, said_so: object) -> bool:
+        """What `charge_on` has said of a status."""
+        return yes_or_no(self, "charge_on", said_so)
 
 
 @dataclass(frozen=True)

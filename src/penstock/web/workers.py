@@ -1,4 +1,4 @@
-"""A warning at start, where each worker would count for itself."""
+"""Warnings at start: where each worker would count for itself, and where no client has an address."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.limiter import Limiter
 from penstock.core.segment import forks
-from penstock.errors import CountsPerWorkerWarning
+from penstock.errors import CountsPerWorkerWarning, UnknownClientsWarning
+from penstock.web.client import UNIX_REMEDY, ClientAddress
 
 if TYPE_CHECKING:
     from penstock.store import Store
 
-__all__ = ["warn_if_each_counts_alone"]
+__all__ = ["warn_if_clients_have_no_address", "warn_if_each_counts_alone"]
 
 SERVERS: Final = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")
 # Between the line that somebody wrote and this module.
@@ -49,6 +50,41 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
         )
 
 
+def warn_if_clients_have_no_address(key_functions: Iterable[object]) -> None:
+    """Warn once where one of these goes by the peer's address, and the server listens at a Unix socket only."""
+    global _has_warned_of_socket
+    if _has_warned_of_socket or not any(isinstance(key, ClientAddress) and key.needs_peer for key in key_functions):
+        return
+    socket = unix_socket()
+    if socket is not None:
+        _has_warned_of_socket = True
+        warnings.warn(
+            f"the server listens at the Unix socket {socket}, where no client has an address: unless an outer layer "
+            f"sets it, requests that are limited by it are answered by 500; {UNIX_REMEDY}",
+            UnknownClientsWarning,
+            stacklevel=_users_level(),
+        )
+
+
+_has_warned_of_socket = False
+
+
+def unix_socket() -> str | None:
+    """Where this server listens, if that is at Unix sockets only and it takes nobody's word for a client's address."""
+    if (config := _gunicorn_config("gunicorn.")) is not None:
+        trusts_all = "uvicorn" in str(config.worker_class_str) and "*" in config.forwarded_allow_ips
+        sockets = [address for address in config.address if isinstance(address, str)]
+        return sockets[0] if sockets and len(sockets) == len(config.address) and not trusts_all else None
+    server, arguments = _command()
+    if server == "hypercorn":
+        binds = _values(arguments, ("--bind", "-b"))
+        return binds[0] if binds and all(bind.startswith("unix:") for bind in binds) else None
+    if server not in ("uvicorn", "granian"):
+        return None
+    trusted = [*_values(arguments, ("--forwarded-allow-ips",)), os.environ.get("FORWARDED_ALLOW_IPS", "")]
+    return next(iter(_values(arguments, ("--uds",))), None) if trusted[0] != "*" else None
+
+
 def _users_level() -> int:
     """The `stacklevel` with which the caller's warning points at the line that made the limits."""
     for level, frame in enumerate(_frames()):
@@ -68,18 +104,22 @@ def worker_count() -> int:
         return int(uwsgi.numproc) if uwsgi.worker_id() else 1
     if multiprocessing.parent_process() is None:
         return 1
-    folder, name = os.path.split(sys.argv[0] if sys.argv else "")
-    if name == "__main__.py":
-        name = os.path.basename(folder)
-    if name not in SERVERS:
+    server, arguments = _command()
+    if server not in SERVERS:
         return 1
-    return _told(sys.argv[1:]) or _told(["--workers", os.environ.get("WEB_CONCURRENCY", "")]) or 1
+    return _told(arguments) or _told(["--workers", os.environ.get("WEB_CONCURRENCY", "")]) or 1
 
 
-def _gunicorn_config() -> Any:
+def _command() -> tuple[str, list[str]]:
+    """The name of the program that was started, and its arguments."""
+    folder, name = os.path.split(sys.argv[0] if sys.argv else "")
+    return os.path.basename(folder) if name == "__main__.py" else name, sys.argv[1:]
+
+
+def _gunicorn_config(within: str = "gunicorn.workers.") -> Any:
     """Of the gunicorn worker that imports this process's application now; None if there isn't one."""
     for frame in _frames():
-        if frame.f_globals.get("__name__", "").startswith("gunicorn.workers."):
+        if frame.f_globals.get("__name__", "").startswith(within):
             config = getattr(frame.f_locals.get("self"), "cfg", None)
             if config is not None:
                 return config
@@ -95,9 +135,15 @@ def _frames() -> Iterator[FrameType]:
 
 def _told(arguments: Sequence[str]) -> int:
     """The number of workers that a command line names; 0 if it names none."""
+    numbers = _values(arguments, ("--workers", "-w"))
+    return int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
+
+
+def _values(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """What a command line says by one option."""
+    values = []
     for i, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
-        if name in {"--workers", "-w"}:
-            number = value or (arguments[i + 1] if i + 1 < len(arguments) else "")
-            return int(number) if number.isdecimal() else 0
-    return 0
+        if name in options:
+            values.append(value or (arguments[i + 1] if i + 1 < len(arguments) else ""))
+    return values

@@ -168,7 +168,8 @@ class LimitsMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        check_waiting(_asker().gate.rules, iscoroutinefunction(get_response))
+        gate = _asker().gate
+        check_waiting(gate.rules, iscoroutinefunction(get_response), gate.client)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
 

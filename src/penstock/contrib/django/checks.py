@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 from penstock.contrib.django import SETTINGS, make_asker, options, setting
 from penstock.errors import shown
 from penstock.store import Store
-from penstock.web import Rule
+from penstock.web import Gate, Rule
 from penstock.web.rules import is_redis
 
 __all__ = ["check_deployment", "check_settings"]
@@ -62,9 +62,10 @@ def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]
 
 
 def _meant(given: object) -> str | None:
-    names = given if isinstance(given, dict) else ()
-    unknown = [name.upper() for name in names if isinstance(name, str) and name not in SETTINGS]
-    near = [near for name in unknown for near in get_close_matches(name, SETTINGS, 1)]
+    unknown = [name for name in given if name not in SETTINGS] if isinstance(given, dict) else []
+    # Of the one that the error names.
+    named = min(unknown, key=shown, default=None)
+    near = get_close_matches(named.upper(), SETTINGS, 1) if isinstance(named, str) else []
     return f'Is "{near[0]}" meant?' if near else None
 
 
@@ -101,11 +102,26 @@ def _check_rules() -> Iterator[CheckMessage]:
     try:
         make_asker()
     except Exception as error:
-        yield Error(
-            f"PENSTOCK can't be used: {error}",
-            hint='"RULES" is a list such as [Rule(TokenBucket(store, "all", "100/minute"))], or its dotted path.',
-            id="penstock.E002",
-        )
+        name = _unusable()
+        yield Error(f'PENSTOCK["{name}"] can\'t be used: {error}', hint=_HINTS[name], id="penstock.E002")
+
+
+_HINTS: Final = {
+    "RULES": '"RULES" is a list such as [Rule(TokenBucket(store, "all", "100/minute"))], or its dotted path.',
+    "CLIENT": '"CLIENT" is a ClientAddress, another key function, or the dotted path of one.',
+    "HEADERS": '"HEADERS" is "draft-10", "draft-06", "x-ratelimit", several of them, or ().',
+    "PARTITION_KEYS": '"PARTITION_KEYS" is True or False.',
+}
+
+
+def _unusable() -> str:
+    """Which setting a gate refuses."""
+    for name in ("CLIENT", "HEADERS", "PARTITION_KEYS"):
+        try:
+            Gate((), **{name.lower(): setting(name)})
+        except Exception:
+            return name
+    return "RULES"
 
 
 def _rules() -> Iterable[Rule]:
