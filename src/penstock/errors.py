@@ -20,6 +20,7 @@ __all__ = [
     "PenstockError",
     "SegmentBusy",
     "SegmentError",
+    "SegmentRemovedWarning",
     "SegmentSizeWarning",
     "SegmentSpaceError",
     "SegmentVersionMismatch",
@@ -159,6 +160,10 @@ class SegmentBusy(SegmentError):
 
 class SegmentSizeWarning(UserWarning):
     """The segment that exists was made for another number of keys than the one asked for."""
+
+
+class SegmentRemovedWarning(UserWarning):
+    """A segment was removed while processes use it: those that start meanwhile have another, with limits of its own."""
 
 
 class CountsPerWorkerWarning(UserWarning):

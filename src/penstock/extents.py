@@ -1,7 +1,12 @@
 """Extents: memory behind the table for limiters that need more than a cell per key.
 
 An extent is a small table of its own and, behind it, so many words for each of its cells. Extents are appended to the
-segment's file under a lock on the list of extents and never removed: whatever has one mapped may still use it.
+segment's file by one process at a time and never removed: whatever has one mapped may still use it.
+
+*The lock* is a word of the header, `extents_maker`: 0, or the mark of the user that changes the list (see ``users``). A
+process puts its own there by a CAS, from 0 or from the mark of a user that is gone; who finds that of another one
+waits. Nobody's mark comes back, so of several that find one gone, one CAS succeeds. A file lock would do but for
+processes that may only read the file: by a shared lock they could keep all others from an exclusive one.
 
 Who makes one does so in this order: the lock; a mapping of the place behind the file's end; bytes there; its blocked
 cells; the limiter's number, as any limiter takes it; its entry in the list, and in that its identity last.
@@ -14,8 +19,8 @@ killed creator leaves them. Who makes the same limiter at the same time gets the
 *Found.* Whoever looks for an identity takes no lock. It is stored by a release and loaded by an acquire, so who finds
 it reads a whole entry, of bytes that are in place and of a limiter that has a name. No entry changes after that.
 
-*Crash.* Killed under the lock, which the kernel then gives to the next one, the entry's identity is still 0: the next
-maker overwrites whatever else stands in it, and appends behind the bytes that were left. Nobody finds those. After the
+*Crash.* Killed under the lock, which the next one then takes over, the entry's identity is still 0: the next maker
+overwrites whatever else stands in it, and appends behind the bytes that were left. Nobody finds those. After the
 number, the name is that of a limiter that nobody has used yet. Killed after the identity: it is made.
 
 *Damage.* An identity is a hash of all that says what an extent is for. What is found by it must say the same again, and
@@ -25,11 +30,12 @@ lie within the file, or it is refused.
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock import file_locks, layout, room
+from penstock import layout, room, users
 from penstock.core.segment import Extent, forks
 from penstock.errors import (
     DamagedSegment,
@@ -49,8 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["ExtentEntry", "ExtentShape", "Purpose", "open_extent"]
 
 MAX_KEYS: Final = 2**32
-# Not the header's: who attaches need not wait for who makes an extent.
-LOCKED_BYTES: Final = layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size
+LIST_BYTES: Final = layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size
 CELLS_PER_GROUP: Final = layout.CELLS_PER_LINE * layout.LINES_PER_GROUP
 
 
@@ -202,7 +207,7 @@ def _check(store: Store, entry: ExtentEntry, number: int, purpose: Purpose, file
 def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
     """Make an extent like that, wherever there is room. Its entry, or that of who was faster."""
     segment, shape = store._segment, wanted.shape
-    if not file_locks.lock_within(fd, layout.EXTENTS_OFFSET, LOCKED_BYTES, LOCK_TIMEOUT):
+    if not _lock_list(store, fd):
         raise _refuse(
             store,
             SegmentBusy,
@@ -215,7 +220,7 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         if raw is not None:
             return raw
         store._limiter_number(limiter, add=False)  # or it is refused
-        raw = segment.read(layout.EXTENTS_OFFSET, LOCKED_BYTES)
+        raw = segment.read(layout.EXTENTS_OFFSET, LIST_BYTES)
         free = [number for number, entry in enumerate(layout.EXTENT_ENTRY.iter_unpack(raw)) if entry[0] == 0]
         if not free:
             raise _refuse(
@@ -238,7 +243,24 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         segment.publish_extent(free[0], made)
         return made
     finally:
-        file_locks.unlock(fd, layout.EXTENTS_OFFSET, LOCKED_BYTES)
+        _unlock_list(store)
+
+
+def _lock_list(store: Store, fd: int) -> bool:
+    """Become the one process that changes the list of extents. False if another one has been that for too long."""
+    # Not time.monotonic, which may be frozen for a test.
+    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + LOCK_TIMEOUT
+    while True:
+        maker = store._segment.extents_maker()
+        if not users.is_alive(fd, maker) and store._segment.replace_extents_maker(maker, store._mark):
+            return True
+        if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
+            return False
+        time.sleep(0.005)
+
+
+def _unlock_list(store: Store) -> None:
+    store._segment.replace_extents_maker(store._mark, 0)
 
 
 def _take_space(store: Store, fd: int, limiter: str, offset: int, shape: ExtentShape) -> None:
@@ -261,15 +283,16 @@ def _take_space(store: Store, fd: int, limiter: str, offset: int, shape: ExtentS
 
 def _map(store: Store, fd: int, offset: int, shape: ExtentShape) -> Extent:
     try:
-        return Extent(
-            store._segment,
-            fd,
-            offset=offset,
-            keys=shape.keys,
-            group_count=shape.group_count,
-            used_cells=shape.used_cells,
-            word_count=shape.used_cells * shape.words_per_key,
-        )
+        with users.opened_to_map(fd) as opened:
+            return Extent(
+                store._segment,
+                opened,
+                offset=offset,
+                keys=shape.keys,
+                group_count=shape.group_count,
+                used_cells=shape.used_cells,
+                word_count=shape.used_cells * shape.words_per_key,
+            )
     except OSError as error:
         raise _refuse(
             store,

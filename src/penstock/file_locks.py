@@ -2,7 +2,10 @@
 
 Open file description locks (Linux 3.15): unlike the older POSIX record locks they are not lost when some other
 descriptor of the file is closed, and unlike a pid written into shared memory they need no guess at who is alive.
-A child of a fork shares its parent's locks until it opens the file for itself.
+A child of a fork shares its parent's locks until it opens the file for itself. The bytes need not exist.
+
+An exclusive lock takes the right to write the file, a shared one only the right to read it. So a process that may only
+read a file can keep others from an exclusive lock, never from a shared one.
 """
 
 from __future__ import annotations
@@ -12,21 +15,29 @@ import fcntl
 import struct
 import time
 
-__all__ = ["lock_within", "try_lock", "unlock"]
+__all__ = ["is_locked", "lock_within", "try_lock", "unlock"]
 
-# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid.
+# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid. A length of 0 is everything from there on.
 _FLOCK = struct.Struct("hhqqi4x")
 
 
-def try_lock(fd: int, start: int, length: int) -> bool:
-    """Take an exclusive lock on `length` bytes from `start`, or say at once that somebody else has one."""
+def try_lock(fd: int, start: int, length: int, *, shared: bool = False) -> bool:
+    """Take a lock on `length` bytes from `start`, or say at once that somebody else's is in the way."""
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, start, length, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, length, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             return False
         raise
     return True
+
+
+def is_locked(fd: int, start: int, length: int) -> bool:
+    """Whether anybody else has a lock there, exclusive or shared."""
+    question = _FLOCK.pack(fcntl.F_WRLCK, 0, start, length, 0)
+    answer: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, question)
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def unlock(fd: int, start: int, length: int) -> None:

@@ -31,7 +31,7 @@ def monotonic_ns(offset_ns: int) -> int:
 def read_boot_id() -> bytes:
     """Which boot this is. System containers may have an id of their own."""
     try:
-        with open(BOOT_ID, encoding="ascii") as file:
+        with open(BOOT_ID, encoding="utf-8") as file:
             return bytes.fromhex(file.read().strip().replace("-", ""))
     except OSError as error:
         raise _not_read(BOOT_ID, error) from None
@@ -44,7 +44,7 @@ def read_offset_ns() -> int:
     another clock, and the kernel tells the offsets of theirs only.
     """
     try:
-        with open(OFFSETS, encoding="ascii") as file:
+        with open(OFFSETS, encoding="utf-8") as file:
             lines = file.read().splitlines()
         if not os.path.samefile(OWN_NAMESPACE, CHILDRENS_NAMESPACE):
             raise ClockMismatch(

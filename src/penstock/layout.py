@@ -32,7 +32,7 @@ EXTENT_CAPACITY: Final = 256
 EXTENT_ALIGNMENT: Final = 65536
 LIMITER_NAME_BYTES: Final = 48
 
-HEADER: Final = struct.Struct("<QIIQQQQQ2Q16sII32sQ3960s")
+HEADER: Final = struct.Struct("<QIIQQQQQ2Q16sQII24sQQ3952s")
 HEADER_FIELDS: Final = (
     "magic",
     "layout_version",
@@ -44,10 +44,12 @@ HEADER_FIELDS: Final = (
     "wall_epoch_ns",
     "hash_key",
     "boot_id",
+    "name_hash",
     "checksum",
     "state",
     "pad0",
     "manual_ns",
+    "extents_maker",
     "pad1",
 )
 HEADER_MAGIC: Final = 0
@@ -60,9 +62,11 @@ HEADER_EPOCH_NS: Final = 40
 HEADER_WALL_EPOCH_NS: Final = 48
 HEADER_HASH_KEY: Final = 56
 HEADER_BOOT_ID: Final = 72
-HEADER_CHECKSUM: Final = 88
-HEADER_STATE: Final = 92
+HEADER_NAME_HASH: Final = 88
+HEADER_CHECKSUM: Final = 96
+HEADER_STATE: Final = 100
 HEADER_MANUAL_NS: Final = 128
+HEADER_EXTENTS_MAKER: Final = 136
 
 LIMITER_ENTRY: Final = struct.Struct("<QQ48s")
 LIMITER_ENTRY_FIELDS: Final = (

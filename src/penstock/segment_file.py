@@ -3,11 +3,32 @@
 A file climbs a ladder, and each rung that it fails has an exception of its own:
 
 1. opened without following links, regular, of a trusted owner, not writable by others: ``UntrustedSegment``
-2. the creation lock is ours within ``LOCK_TIMEOUT``: ``SegmentBusy``
-3. empty, or left by a creator that died: it is made now; no room: ``SegmentSpaceError``
-4. our magic: ``ForeignSegment``; our layout: ``SegmentVersionMismatch``
-5. whole: ``TruncatedSegment``; consistent: ``DamagedSegment``; of the clock asked for: ``ClockMismatch``
-6. of this boot: else its clock is rebased
+2. empty, or left by a creator that died: it is made now; no room: ``SegmentSpaceError``
+3. our magic: ``ForeignSegment``; our layout: ``SegmentVersionMismatch``
+4. whole: ``TruncatedSegment``; consistent: ``DamagedSegment``; of the clock asked for, and of the past by this one:
+   ``ClockMismatch``
+5. of this boot: else its clock is rebased; still attached by somebody: ``ClockMismatch``
+
+*States.* A file is unfinished (empty, or not sealed), or ready; ready, it is of this boot or, for the process that
+looks, of another. Locks are of three kinds: the creation lock, exclusive, on the header; a user's mark, shared, on a
+byte of its own; and the exclusion of all users, exclusive, on the whole range of marks (see ``users``).
+
+*Who may move them.* Unfinished to ready: who has the creation lock. Another boot to this boot, or removed for a clock
+that makes no sense: who has the creation lock and excludes all users. A ready header is never changed otherwise.
+
+*Attaching* takes neither: a process reads a ready header of this boot, takes its mark, and reads the header again. If
+it is still the same, nobody changes it as long as the mark is held. For who rebases has excluded users either before
+the mark was taken, so it wasn't taken until that was over, and the second reading shows what has become of the header;
+or after, which the mark forbids. So the clock of a segment in use is never moved; a process that takes it for one of
+another boot, as in a system container with a boot id of its own, is refused.
+
+*Crash and stop.* All locks end with their process. A killed creator leaves an unfinished file, which the next one
+makes; a killed rebaser leaves the header of before or after its one write. A creator or rebaser that is stopped keeps
+others waiting for ``LOCK_TIMEOUT``, then ``SegmentBusy``; one that is stopped while it attaches keeps nobody.
+
+*Readers.* A process that may only read the file can take shared locks. They keep nobody from attaching. A creation they
+could hold up, but an unfinished file can be opened by nobody else: it is made with mode 0600, or 0660 for a trusted
+group. They can hold up what comes first after a reboot.
 """
 
 from __future__ import annotations
@@ -15,17 +36,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import stat
 import struct
 import time
+import uuid
 import warnings
 import zlib
 from dataclasses import dataclass, replace
 from typing import Final
 
-from penstock import file_locks, host_clock, layout, room
+from penstock import file_locks, host_clock, layout, room, users
 from penstock.core.segment import use_huge_pages
 from penstock.errors import (
     ClockMismatch,
@@ -33,6 +56,7 @@ from penstock.errors import (
     ForeignSegment,
     SegmentBusy,
     SegmentError,
+    SegmentRemovedWarning,
     SegmentSizeWarning,
     SegmentSpaceError,
     SegmentVersionMismatch,
@@ -41,15 +65,17 @@ from penstock.errors import (
 )
 
 __all__ = [
-    "SEAL",
     "Header",
     "SegmentFile",
     "Wanted",
     "check_consistency",
     "check_identity",
     "create_anonymous",
+    "is_at",
+    "is_unfinished",
     "not_opened",
     "open_or_create",
+    "removed",
 ]
 
 BYTES_PER_KEY: Final = 21
@@ -85,6 +111,12 @@ class Wanted:
         return cls(path, keys, clock_kind, mode, gid, host_clock.read_boot_id(), host_clock.read_offset_ns())
 
     @property
+    def name_hash(self) -> int:
+        """Of the file's name alone: containers may have the directory elsewhere."""
+        name = os.fsencode(os.path.basename(self.path))
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+    @property
     def file_path(self) -> str | None:
         return None if self.path == PRIVATE else self.path
 
@@ -104,6 +136,7 @@ class Header:
     wall_epoch_ns: int
     hash_key: tuple[int, int]
     boot_id: bytes
+    name_hash: int
 
     @classmethod
     def new(cls, wanted: Wanted, at_least: int) -> Header:
@@ -118,6 +151,7 @@ class Header:
             wall_epoch_ns=time.time_ns(),
             hash_key=(secrets.randbits(64), secrets.randbits(64)),
             boot_id=wanted.boot_id,
+            name_hash=wanted.name_hash,
         )
 
     def pack(self, state: int) -> bytes:
@@ -133,20 +167,17 @@ class Header:
             self.wall_epoch_ns,
             *self.hash_key,
             self.boot_id,
-            0,
-            0,
-            b"",
-            0,
-            b"",
+            self.name_hash,
+            *(0, 0, b"", 0, 0, b""),
         )[: layout.HEADER_CHECKSUM]
         return head + SEAL.pack(zlib.crc32(head) if state == layout.STATE_READY else 0, state)
 
     @classmethod
     def unpack(cls, raw: bytes) -> Header:
-        (_, _, clock_kind, segment_size, keys, group_count, epoch_ns, wall_epoch_ns, key0, key1, boot_id, *_) = (
-            layout.HEADER.unpack(raw)
-        )
-        return cls(segment_size, keys, group_count, clock_kind, epoch_ns, wall_epoch_ns, (key0, key1), boot_id)
+        _, _, clock_kind, segment_size, keys, group_count, epoch_ns, wall_epoch_ns, *rest = layout.HEADER.unpack(raw)
+        key0, key1, boot_id, name_hash, *_ = rest
+        hash_key = (key0, key1)
+        return cls(segment_size, keys, group_count, clock_kind, epoch_ns, wall_epoch_ns, hash_key, boot_id, name_hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +188,12 @@ class SegmentFile:
     header: Header
     epoch_ns: int
     """Segment time 0 by this process's clock."""
+    mark: int
+    """As a user of the segment: see ``users``."""
 
     @classmethod
-    def of(cls, wanted: Wanted, fd: int, header: Header) -> SegmentFile:
-        return cls(fd, header, (header.epoch_ns + wanted.offset_ns) % 2**64)
+    def of(cls, wanted: Wanted, fd: int, header: Header, mark: int) -> SegmentFile:
+        return cls(fd, header, (header.epoch_ns + wanted.offset_ns) % 2**64, mark)
 
 
 def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int) -> SegmentFile:
@@ -169,31 +202,18 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
     `mode` is that of a new file, and says whom to trust: with group write permission, also what members of `gid` made.
     """
     wanted = Wanted.here(path, keys=keys, clock_kind=clock_kind, mode=mode, gid=gid)
-    while True:
+    file = None
+    while file is None:
         fd = _open(wanted)
         try:
             _check_trust(wanted, os.fstat(fd))
-            if not file_locks.lock_within(fd, 0, layout.HEADER.size, LOCK_TIMEOUT):
-                raise wanted.refuse(
-                    SegmentBusy,
-                    f"a segment that another process has been creating for {LOCK_TIMEOUT:.0f} s",
-                    "a creation that ends",
-                    "look for a stopped process that has the file open (fuser), or remove the file",
-                )
-            if not _is_current(wanted, fd):
-                os.close(fd)
-                continue
-            header = _make_usable(wanted, fd)
-            if header is None:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-                os.close(fd)
-                continue
-            file_locks.unlock(fd, 0, layout.HEADER.size)
-            if header.advertised_keys != keys:
+            file = _attach(wanted, fd)
+            if file is None:
+                _let_go(fd)
+            elif file.header.advertised_keys != keys:
                 warnings.warn(
-                    f"{path} was made for {header.advertised_keys} keys and is used as it is, not for the {keys} asked "
-                    f"for; to change that, stop its users and call Store.unlink",
+                    f"{path} was made for {file.header.advertised_keys} keys and is used as it is, not for the {keys} "
+                    f"asked for; to change that, stop its users and call Store.unlink",
                     SegmentSizeWarning,
                     stacklevel=3,
                 )
@@ -203,13 +223,54 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
         except BaseException:
             _let_go(fd)
             raise
-        return SegmentFile.of(wanted, fd, header)
+    return file
+
+
+def _attach(wanted: Wanted, fd: int) -> SegmentFile | None:
+    """Become a user of the segment, which is made usable first if it isn't. None if the path leads elsewhere by now."""
+    place = users.place_of(wanted.path)
+    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + LOCK_TIMEOUT
+    while True:
+        header = _usable_header(wanted, fd)
+        if header is None:
+            if not _make_usable(wanted, fd, place):
+                return None
+            continue
+        mark = users.join(fd, place)
+        if mark is None:
+            if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
+                raise _busy(wanted)
+            time.sleep(0.005)
+        elif not _is_current(wanted, fd):
+            return None
+        elif _usable_header(wanted, fd) == header:
+            return SegmentFile.of(wanted, fd, header, mark)
+        else:
+            users.leave(fd, mark)
+
+
+def _busy(wanted: Wanted) -> SegmentError:
+    return wanted.refuse(
+        SegmentBusy,
+        f"a segment that another process has been creating for {LOCK_TIMEOUT:.0f} s",
+        "a creation that ends",
+        "look for a stopped process that has the file open (fuser), or remove the file",
+    )
+
+
+def removed(path: str) -> str:
+    """What to warn of where processes go on with a segment that no new one will find."""
+    return (
+        f"{path} was removed while processes use it: they go on with the removed segment, those that start make a new "
+        f"one, and each lets its whole limit in; restart the older ones. If it wasn't Store.unlink, see "
+        f"docs/operations.md for what removes files"
+    )
 
 
 def _let_go(fd: int) -> None:
     """Unlock and close: were it only closed, a child that another thread forked meanwhile would keep the lock."""
     with contextlib.suppress(OSError):
-        file_locks.unlock(fd, 0, layout.HEADER.size)
+        file_locks.unlock(fd, 0, 0)
     os.close(fd)
 
 
@@ -222,6 +283,8 @@ def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
         raise not_opened(wanted, error) from None
     try:
         header = _create(wanted, fd)
+        mark = users.join(fd, place=0)
+        assert mark is not None  # nobody else has the file open
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except OSError as error:
         os.close(fd)
@@ -229,7 +292,7 @@ def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
     except BaseException:
         os.close(fd)
         raise
-    return SegmentFile.of(wanted, fd, header)
+    return SegmentFile.of(wanted, fd, header, mark)
 
 
 def _open(wanted: Wanted) -> int:
@@ -353,27 +416,83 @@ def _check_trust(wanted: Wanted, status: os.stat_result) -> None:
 
 def _is_current(wanted: Wanted, fd: int) -> bool:
     """Whether the path still leads to this file: it may have been unlinked while we waited for the lock."""
+    return is_at(wanted.path, os.fstat(fd))
+
+
+def is_at(path: str, status: os.stat_result) -> bool:
+    """Whether the path leads to the file of that status."""
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(wanted.path, follow_symlinks=False))
-    except FileNotFoundError:
+        return os.path.samestat(status, os.stat(path, follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
-def _make_usable(wanted: Wanted, fd: int) -> Header | None:
-    """The header of a segment that is ready; None if the file is of no use. Called with the creation lock held."""
+def _usable_header(wanted: Wanted, fd: int) -> Header | None:
+    """The header, if nothing has to be done or said before the segment is used."""
+    with contextlib.suppress(SegmentError):
+        header = _read_header(wanted, fd)
+        return None if _is_of_another_boot(wanted, header) else header
+    return None
+
+
+def _read_header(wanted: Wanted, fd: int) -> Header:
     raw = os.pread(fd, layout.HEADER.size, 0)
-    if not raw:
-        return _create(wanted, fd)
     check_identity(wanted, raw)
-    checksum, state = SEAL.unpack_from(raw, layout.HEADER_CHECKSUM)
-    if state == layout.STATE_CREATING and checksum == 0:
-        # Its creator is gone, or it would hold the lock.
-        return _create(wanted, fd)
-    header = check_consistency(wanted, raw, checksum, state, os.fstat(fd).st_size)
-    if header.clock_kind == layout.CLOCK_MONOTONIC and header.boot_id != wanted.boot_id:
-        return _rebase(wanted, fd, header)
-    _check_age(wanted, header)
+    header = check_consistency(wanted, raw, os.fstat(fd).st_size)
+    if header.name_hash != wanted.name_hash:
+        raise wanted.refuse(
+            UntrustedSegment,
+            "the segment of another store: it was made under another file name",
+            f"one that was made as {os.path.basename(wanted.path)!r}",
+            "if the file was linked here, remove this name; if it was renamed, give it back its own",
+        )
+    if not _is_of_another_boot(wanted, header):
+        _check_age(wanted, header)
     return header
+
+
+def _is_of_another_boot(wanted: Wanted, header: Header) -> bool:
+    return header.clock_kind == layout.CLOCK_MONOTONIC and header.boot_id != wanted.boot_id
+
+
+def _make_usable(wanted: Wanted, fd: int, place: int) -> bool:
+    """Create the segment if it has never been ready, or give it this boot's clock. False if the file is of no use.
+
+    Or say why it can't be used.
+    """
+    if not file_locks.lock_within(fd, 0, layout.HEADER.size, LOCK_TIMEOUT):
+        raise _busy(wanted)
+    try:
+        if not _is_current(wanted, fd):
+            return False
+        raw = os.pread(fd, layout.HEADER.size, 0)
+        if raw:
+            check_identity(wanted, raw)
+        if not raw or is_unfinished(raw):
+            # Its creator is gone, or it would hold the lock.
+            _create(wanted, fd)
+            if users.use_removed(fd, place):
+                warnings.warn(removed(wanted.path), SegmentRemovedWarning, stacklevel=5)
+            return True
+        header = _read_header(wanted, fd)
+        if not _is_of_another_boot(wanted, header):
+            return True  # by another process, while this one waited for the lock
+        if not users.exclude(fd):
+            raise wanted.refuse(
+                ClockMismatch,
+                f"a segment of boot {uuid.UUID(bytes=header.boot_id)}, which some process has attached or locked",
+                f"one of this boot, {uuid.UUID(bytes=wanted.boot_id)}",
+                "system containers have boot ids of their own: give those that share a store one "
+                f"({host_clock.BOOT_ID}), or each a store; `fuser` tells who has the file open",
+            )
+        return _rebase(wanted, fd, header)
+    finally:
+        file_locks.unlock(fd, 0, 0)
+
+
+def is_unfinished(raw: bytes) -> bool:
+    """Whether a header is what a creator leaves that was killed, or is at it."""
+    return bool(SEAL.unpack_from(raw, layout.HEADER_CHECKSUM) == (0, layout.STATE_CREATING))
 
 
 def _create(wanted: Wanted, fd: int) -> Header:
@@ -440,12 +559,13 @@ def check_identity(wanted: Wanted, raw: bytes) -> None:
 _START_AGAIN: Final = "stop its users and call Store.unlink to start with an empty one"
 
 
-def check_consistency(wanted: Wanted, raw: bytes, checksum: int, state: int, size: int) -> Header:
+def check_consistency(wanted: Wanted, raw: bytes, size: int) -> Header:
     """A header that is ready, as of a file of that size."""
     if len(raw) < layout.HEADER.size:
         raise wanted.refuse(
             TruncatedSegment, f"{len(raw)} bytes", f"a header of {layout.HEADER.size} bytes", _START_AGAIN
         )
+    checksum, state = SEAL.unpack_from(raw, layout.HEADER_CHECKSUM)
     computed = zlib.crc32(raw[: layout.HEADER_CHECKSUM])
     if checksum != computed:
         raise wanted.refuse(
@@ -492,8 +612,9 @@ def _check_age(wanted: Wanted, header: Header) -> None:
         )
 
 
-def _rebase(wanted: Wanted, fd: int, header: Header) -> Header | None:
-    """After a reboot: let the segment's time go on by the wall clock, as nobody was attached meanwhile.
+def _rebase(wanted: Wanted, fd: int, header: Header) -> bool:
+    """After a reboot: let the segment's time go on by the wall clock, as nobody was attached meanwhile. False if it is
+    of no use, and removed.
 
     If the wall clock says that this is before the segment was made, or 73 years later, nothing is known about the
     states' age: keeping them could lock keys out for as long as the machine was up, so the segment starts empty.
@@ -503,11 +624,12 @@ def _rebase(wanted: Wanted, fd: int, header: Header) -> Header | None:
         warnings.warn(
             f"{wanted.path} was made {elapsed_ns // 10**9} s ago by the wall clock, which can't be, and starts empty",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
-        return None
-    rebased = replace(
-        header, epoch_ns=(host_clock.monotonic_ns(wanted.offset_ns) - elapsed_ns) % 2**64, boot_id=wanted.boot_id
-    )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(wanted.path)
+        return False
+    epoch_ns = (host_clock.monotonic_ns(wanted.offset_ns) - elapsed_ns) % 2**64
+    rebased = replace(header, epoch_ns=epoch_ns, boot_id=wanted.boot_id)
     os.pwrite(fd, rebased.pack(layout.STATE_READY), 0)
-    return rebased
+    return True

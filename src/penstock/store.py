@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,18 +16,19 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from penstock import file_locks, layout
+from penstock import file_locks, layout, users
 from penstock.core.segment import Segment, forks, next_generation
 from penstock.errors import (
     DamagedSegment,
     InvalidLimiter,
     SegmentError,
+    SegmentRemovedWarning,
     SegmentSpaceError,
     StoreClosed,
     TooManyLimiters,
     shown,
 )
-from penstock.segment_file import SegmentFile, create_anonymous, open_or_create
+from penstock.segment_file import SegmentFile, create_anonymous, is_at, open_or_create, removed
 from penstock.testing import ManualClock
 
 __all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
@@ -173,22 +175,26 @@ class Store:
         self.keys = file.header.advertised_keys
         self.on_full = on_full
         self.closed = False
+        self._is_removed = False
         # By number of forks: the file as this process opened it, which carries its locks, and the counter lines locked.
+        # Its mark is that of the newest.
         self._files = {forks(): file.fd}
+        self._mark = file.mark
         self._lines: dict[tuple[int, int], int] = {}
         self._locks: dict[int, threading.RLock] = {}
         self._clock: ManualClock | None = None
         try:
-            self._segment = Segment(
-                file.fd,
-                size=file.header.segment_size,
-                group_count=file.header.group_count,
-                epoch_ns=file.epoch_ns,
-                wall_epoch_ns=file.header.wall_epoch_ns,
-                clock_kind=file.header.clock_kind,
-                hash_key=file.header.hash_key,
-                on_full=on_full,
-            )
+            with users.opened_to_map(file.fd) as opened:
+                self._segment = Segment(
+                    opened,
+                    size=file.header.segment_size,
+                    group_count=file.header.group_count,
+                    epoch_ns=file.epoch_ns,
+                    wall_epoch_ns=file.header.wall_epoch_ns,
+                    clock_kind=file.header.clock_kind,
+                    hash_key=file.header.hash_key,
+                    on_full=on_full,
+                )
         except OSError as error:
             self.close()
             raise SegmentSpaceError(
@@ -240,12 +246,13 @@ class Store:
         By name: limiters of one name are counted together, whatever their kinds and rates. Give each a name of its own
         to tell them apart.
 
-        Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted.
+        Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted. Warns once
+        with ``SegmentRemovedWarning`` if the segment's file was removed: processes that start make another one.
         """
         with self._lock():
             if self.closed:
                 raise StoreClosed(f"{self!r} has no statistics any more")
-            size_bytes = os.fstat(next(iter(self._files.values()))).st_size
+            size_bytes = self._look_at_name()
         by_number: dict[int, LimiterStats] = {}
         size = layout.COUNTER_LINE.size
         raw = self._segment.read(layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size)
@@ -259,6 +266,18 @@ class Store:
             bytes=size_bytes,
             limiters={name: by_number[number] for number, name in self._limiter_names().items()},
         )
+
+    def _look_at_name(self) -> int:
+        """The size of the segment's file. Warns once if the file is no longer where others look for it."""
+        status = os.fstat(next(iter(self._files.values())))
+        if self.path is not None and not self._is_removed:
+            # Where even the directory is gone, as after ``private_stores``, nobody makes another one.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                os.stat(os.path.dirname(self.path))
+                self._is_removed = not is_at(self.path, status)
+                if self._is_removed:
+                    warnings.warn(removed(self.path), SegmentRemovedWarning, stacklevel=3)
+        return status.st_size
 
     def _now_ns(self) -> int:
         """For waiters: the segment's time."""
@@ -356,6 +375,10 @@ class Store:
         except OSError:
             # Most often a worker that gave up root: mapping and limits work, only its counters are shared.
             return None
+        # Before the parent's is closed, so that the segment is in use all the time, and nobody can exclude this one.
+        mark = users.join(opened, users.place_of_mark(self._mark))
+        assert mark is not None
+        self._mark = mark
         self._files = {fork: opened}
         for _, fd in inherited:
             os.close(fd)

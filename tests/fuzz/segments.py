@@ -140,7 +140,9 @@ class Scratch:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def path(self, name: str) -> str:
-        return f"{self.directory}/{name}"
+        """In a directory of its own, as a segment can't be used under another file name than its own."""
+        os.makedirs(f"{self.directory}/{name}", exist_ok=True)
+        return f"{self.directory}/{name}/segment"
 
     def image(self, which: object, use: Callable[[Store], None], clock: Any) -> bytes:
         """The bytes of a fresh segment after `use`."""

@@ -23,19 +23,20 @@ from process_helpers import (
     SharedNumbers,
     as_user,
     extents,
-    lock_bytes,
     path_of,
     wait_until,
 )
 
 import penstock.extents
-from penstock import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket, file_locks, layout
+from penstock import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket, layout, users
+from penstock.core.segment import forks
 from penstock.errors import (
     DamagedSegment,
     InvalidLimiter,
     PenstockError,
     SegmentBusy,
     SegmentError,
+    SegmentRemovedWarning,
     SegmentSizeWarning,
     SegmentSpaceError,
     TooManyLimiters,
@@ -126,8 +127,8 @@ def test_creators_that_are_killed_leave_nothing_that_blocks(crew: Crew, name: st
             crew.workers.remove(worker)
             if step:
                 # It is found when it is whole and not before, as is its limiter's name.
-                assert len(extents(path_of(name))) == turn + (step[1] == "unlock"), step
-                assert (f"limiter {turn}" in store.stats().limiters) == (step[1] in ("replace", "unlock")), step
+                assert len(extents(path_of(name))) == turn + (step[1] == "_unlock_list"), step
+                assert (f"limiter {turn}" in store.stats().limiters) == (step[1] in ("replace", "_unlock_list")), step
             # Whoever comes next is not held up, and meets an empty one.
             limiter = make(store, f"limiter {turn}", LIMIT, MANY_KEYS[make])
             assert take(limiter, "key") == LIMIT
@@ -142,12 +143,7 @@ def _is_above(numbers: SharedNumbers, value: int) -> bool:
 
 
 def _is_being_changed(fd: int) -> bool:
-    try:
-        lock_bytes(fd, layout.HEADER_OFFSET, layout.EXTENTS_OFFSET + layout.EXTENT_ENTRY.size)
-    except BlockingIOError:
-        return True
-    file_locks.unlock(fd, layout.HEADER_OFFSET, layout.EXTENTS_OFFSET + layout.EXTENT_ENTRY.size)
-    return False
+    return users.is_alive(fd, int.from_bytes(os.pread(fd, 8, layout.HEADER_EXTENTS_MAKER), "little"))
 
 
 # About a megabyte.
@@ -160,7 +156,7 @@ STEPS: Final = [
     (os, "posix_fallocate"),
     (penstock.extents, "_map"),
     (penstock.extents, "replace"),
-    (file_locks, "unlock"),
+    (penstock.extents, "_unlock_list"),
 ]
 
 
@@ -197,8 +193,10 @@ def test_a_creator_that_is_stopped_delays_no_decision(
 
 
 def _hold_the_lock(name: str, held: SharedNumbers) -> None:
-    with open(path_of(name), "r+b") as file:
-        lock_bytes(file.fileno(), layout.HEADER_OFFSET, layout.EXTENTS_OFFSET + layout.EXTENT_ENTRY.size)
+    with Store(name, keys=100, clock=ManualClock()) as store:
+        fd = store._own_file(forks())
+        assert fd is not None
+        assert penstock.extents._lock_list(store, fd)
         held[0] = 1
         wait_until(lambda: False, "the end")
 
@@ -421,7 +419,9 @@ def test_unlink_and_make_again(crew: Crew, name: str, make: Make) -> None:
         limiter = make(store, "limiter", LIMIT, 20)
         assert take(limiter, "key", 99) == 100
         Store.unlink(name)
-        with Store(name, keys=100, clock=ManualClock(10**6)) as successor:
+        with pytest.warns(SegmentRemovedWarning):
+            successor = Store(name, keys=100, clock=ManualClock(10**6))
+        with successor:
             assert take(make(successor, "limiter", LIMIT, 50), "key") == LIMIT
             assert crew.start(_make_elsewhere, name, make).result() == 0
         assert take(limiter, "key") == LIMIT - 100

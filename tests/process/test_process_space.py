@@ -16,7 +16,7 @@ import pytest
 from process_helpers import Crew, open_fds, opened_since
 
 import penstock.room
-from penstock import SlidingLog, Store, TokenBucket
+from penstock import SlidingLog, Store, TokenBucket, layout
 from penstock.errors import SegmentSpaceError
 
 KEYS = 1_000_000
@@ -110,7 +110,7 @@ def test_in_shared_memory_the_remedy_speaks_of_containers(name: str, monkeypatch
     assert not Path(f"/dev/shm/penstock-{name}").exists()
 
 
-@pytest.mark.parametrize("limit", [0, 50, 96, 4096, 1 << 20])
+@pytest.mark.parametrize("limit", [0, 50, layout.HEADER_STATE + 4, 4096, 1 << 20])
 def test_a_limit_of_file_size(crew: Crew, tmp_path: Path, limit: int) -> None:
     crew.start(_create_under_a_limit, tmp_path / "segment", limit).result()
     assert os.listdir(tmp_path) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import SegmentSpaceError, SlidingLog, Store, room
+from penstock import SegmentSpaceError, SlidingLog, Store, layout, room
 
 MIB = 2**20
 PLENTY = 2**40
@@ -89,9 +89,9 @@ def test_what_a_creator_that_died_has_taken_is_not_needed_again(machine: Machine
     path = Path(f"/dev/shm/penstock-{name}")
     with open(path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         with Store.private(keys=1_000_000) as store:
-            header = store._segment.read(0, 96)
+            header = store._segment.read(0, layout.HEADER_CHECKSUM)
             size = store.stats().bytes
-        file.write(header[:88] + bytes(4) + (1).to_bytes(4, "little"))
+        file.write(header + bytes(4) + layout.STATE_CREATING.to_bytes(4, "little"))
         os.posix_fallocate(file.fileno(), 0, size)
     machine.has_available(0)
     with Store(name, keys=1_000_000) as store:

@@ -19,6 +19,7 @@ from penstock import (
     InvalidLimiter,
     LimiterStats,
     SegmentError,
+    SegmentRemovedWarning,
     SegmentSizeWarning,
     SlidingLog,
     Store,
@@ -145,7 +146,9 @@ def test_who_is_attached_keeps_an_unlinked_segment(store_name: str) -> None:
         before = TokenBucket(old, "api", "1/hour")
         assert before.allow("k")
         Store.unlink(store_name)
-        with Store(store_name, keys=10) as new:
+        with pytest.warns(SegmentRemovedWarning):
+            new = Store(store_name, keys=10)
+        with new:
             assert TokenBucket(new, "api", "1/hour").allow("k")
             assert not before.allow("k")
 

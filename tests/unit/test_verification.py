@@ -127,7 +127,7 @@ BUCKETS, LOG, LARGER_LOG, HELD, HELD_BY_FEW = range(5)
 
 
 def damage_header(vandal: Vandal) -> None:
-    vandal.write(layout.HEADER_MANUAL_NS + 8, 1)
+    vandal.write(layout.HEADER_EXTENTS_MAKER + 8, 1)
 
 
 def damage_time(vandal: Vandal) -> None:
@@ -448,7 +448,7 @@ def test_a_header_that_cannot_be_read_is_refused(used: str, offset: int, value: 
         verify(used)
 
 
-@pytest.mark.parametrize("size", [0, 50, 96, 200, 5000])
+@pytest.mark.parametrize("size", [0, 50, layout.HEADER_STATE + 4, 200, 5000])
 def test_a_short_file_is_refused(used: str, size: int, tmp_path: Path) -> None:
     copy = tmp_path / "short"
     copy.write_bytes(Path(path_of(used)).read_bytes()[:size])

@@ -45,11 +45,13 @@ typedef struct PenstockHeader {
     uint64_t wall_epoch_ns; /* CLOCK_REALTIME reading at segment time 0, to rebase `epoch_ns` after a reboot */
     uint64_t hash_key[2]; /* secret key of the segment's key hash, random per segment */
     uint8_t boot_id[16]; /* the boot in which `epoch_ns` was taken */
+    uint64_t name_hash; /* BLAKE2b of the file's name (8 bytes, little-endian): what the store was made as */
     uint32_t checksum; /* CRC-32 of all bytes before it; 0 until the segment is ready */
     uint32_t state; /* `STATE_CREATING` or `STATE_READY` */
-    uint8_t pad0[32]; /* zero; ends the line, so that a moving manual clock has one of its own */
+    uint8_t pad0[24]; /* zero; ends the line, so that a moving manual clock has one of its own */
     uint64_t manual_ns; /* segment time of a manual clock */
-    uint8_t pad1[3960]; /* zero */
+    uint64_t extents_maker; /* mark of the process that is appending an extent; 0: nobody is */
+    uint8_t pad1[3952]; /* zero */
 } __attribute__((aligned(64))) PenstockHeader;
 _Static_assert(sizeof(PenstockHeader) == 4096, "size of Header");
 _Static_assert(offsetof(PenstockHeader, magic) == 0, "offset of Header.magic");
@@ -62,11 +64,13 @@ _Static_assert(offsetof(PenstockHeader, epoch_ns) == 40, "offset of Header.epoch
 _Static_assert(offsetof(PenstockHeader, wall_epoch_ns) == 48, "offset of Header.wall_epoch_ns");
 _Static_assert(offsetof(PenstockHeader, hash_key) == 56, "offset of Header.hash_key");
 _Static_assert(offsetof(PenstockHeader, boot_id) == 72, "offset of Header.boot_id");
-_Static_assert(offsetof(PenstockHeader, checksum) == 88, "offset of Header.checksum");
-_Static_assert(offsetof(PenstockHeader, state) == 92, "offset of Header.state");
-_Static_assert(offsetof(PenstockHeader, pad0) == 96, "offset of Header.pad0");
+_Static_assert(offsetof(PenstockHeader, name_hash) == 88, "offset of Header.name_hash");
+_Static_assert(offsetof(PenstockHeader, checksum) == 96, "offset of Header.checksum");
+_Static_assert(offsetof(PenstockHeader, state) == 100, "offset of Header.state");
+_Static_assert(offsetof(PenstockHeader, pad0) == 104, "offset of Header.pad0");
 _Static_assert(offsetof(PenstockHeader, manual_ns) == 128, "offset of Header.manual_ns");
-_Static_assert(offsetof(PenstockHeader, pad1) == 136, "offset of Header.pad1");
+_Static_assert(offsetof(PenstockHeader, extents_maker) == 136, "offset of Header.extents_maker");
+_Static_assert(offsetof(PenstockHeader, pad1) == 144, "offset of Header.pad1");
 
 /* One limiter; an entry's position is the limiter's number. Claimed by a CAS of `name_hash` from 0; whoever finds `name_bytes` 0 fills in the name, everybody with the same bytes. */
 typedef struct PenstockLimiterEntry {
@@ -79,7 +83,7 @@ _Static_assert(offsetof(PenstockLimiterEntry, name_hash) == 0, "offset of Limite
 _Static_assert(offsetof(PenstockLimiterEntry, name_bytes) == 8, "offset of LimiterEntry.name_bytes");
 _Static_assert(offsetof(PenstockLimiterEntry, name) == 16, "offset of LimiterEntry.name");
 
-/* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then so many words for each of its cells. Written once, under a file lock on this list, `identity` last; everything from `algorithm` on says what it is for. */
+/* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then so many words for each of its cells. Written once, by who has its mark in the header's `extents_maker`, `identity` last; everything from `algorithm` on says what it is for. */
 typedef struct PenstockExtentEntry {
     uint64_t identity; /* keyed hash of the limiter's name, a zero byte and this entry from `algorithm` on; 0 in a free entry */
     uint64_t offset; /* its first byte */

@@ -23,6 +23,7 @@ cdef extern from "penstock/layout.h" nogil:
 
     ctypedef struct PenstockHeader:
         uint64_t manual_ns
+        uint64_t extents_maker
 
     ctypedef struct PenstockLimiterEntry:
         uint64_t name_hash

@@ -278,6 +278,14 @@ cdef class Segment:
         # SYNC entry -> identity: see extent_entry.
         store_release(&place.identity, identity)
 
+    def extents_maker(self):
+        """The mark of the process that is changing the list of extents, or has died of it; 0 if nobody is."""
+        return load_acquire(&(<PenstockHeader*>self.base).extents_maker)
+
+    def replace_extents_maker(self, uint64_t seen, uint64_t maker):
+        """Put `maker` where `seen` is, or leave what is there now. Whether it was done."""
+        return cas_acq_rel(&(<PenstockHeader*>self.base).extents_maker, seen, maker)
+
     def take_counter_line(self, size_t number, uint32_t limiter):
         """Give an unused line to `limiter`. Whether it is that limiter's now. Call with the line's lock held."""
         cdef PenstockCounterLine* line = self.counter_line(number)

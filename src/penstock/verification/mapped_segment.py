@@ -15,11 +15,11 @@ from penstock import host_clock, layout
 from penstock.core.audit import LATEST_NS
 from penstock.errors import ForeignSegment, SegmentBusy, SegmentError
 from penstock.segment_file import (
-    SEAL,
     Header,
     Wanted,
     check_consistency,
     check_identity,
+    is_unfinished,
     not_opened,
 )
 from penstock.store import default_path
@@ -113,8 +113,7 @@ def _read_header(wanted: Wanted, fd: int) -> Header:
         raw = os.pread(fd, layout.HEADER.size, 0)
         try:
             check_identity(wanted, raw)
-            checksum, state = SEAL.unpack_from(raw, layout.HEADER_CHECKSUM)
-            if state == layout.STATE_CREATING and checksum == 0:
+            if is_unfinished(raw):
                 raise wanted.refuse(
                     SegmentBusy,
                     "a segment that is being created, or whose creator was killed",
@@ -124,7 +123,7 @@ def _read_header(wanted: Wanted, fd: int) -> Header:
             # Whatever its clock is: no limiter is going to use it.
             kind = int.from_bytes(raw[layout.HEADER_CLOCK_KIND : layout.HEADER_CLOCK_KIND + 4], "little")
             of_its_clock = replace(wanted, clock_kind=kind)
-            return check_consistency(of_its_clock, raw, checksum, state, os.fstat(fd).st_size)
+            return check_consistency(of_its_clock, raw, os.fstat(fd).st_size)
         except SegmentError:
             # It may be in the making, or be changed for this boot.
             if look == LOOKS:

@@ -1,0 +1,350 @@
+"""A segment that somebody has attached: its clock stays, its name is looked after, and no reader holds others up."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import signal
+import struct
+import time
+import uuid
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+from process_helpers import (
+    FREE_USER,
+    Crew,
+    Meeting,
+    SharedNumbers,
+    Worker,
+    as_user,
+    path_of,
+    wait_until,
+)
+
+from penstock import SlidingLog, Store, TokenBucket, extents, host_clock, layout, segment_file, users
+from penstock.core.segment import forks
+from penstock.errors import ClockMismatch, SegmentBusy, SegmentRemovedWarning, UntrustedSegment
+from penstock.segment_file import Header
+
+LIMIT: Final = 10
+HOUR_S: Final = 3600
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a process is told of the host that it runs on."""
+
+    boot: str = "11111111-2222-3333-4444-555555555555"
+    step_s: int = 0
+    """By how much its wall clock is ahead."""
+
+    def enter(self) -> None:
+        real_ns, boot_id = time.time_ns, uuid.UUID(self.boot).bytes
+        host_clock.read_boot_id = lambda: boot_id  # type: ignore[assignment]
+        time.time_ns = lambda: real_ns() + self.step_s * 10**9
+
+
+OTHER: Final = Host()
+
+
+def _header(name: str) -> Header:
+    with open(path_of(name), "rb") as file:
+        return Header.unpack(file.read(layout.HEADER.size))
+
+
+def _admitted(name: str, host: Host | None = None, attached: SharedNumbers | None = None) -> int:
+    """Of 30 requests; where it is told how, it says that it has attached and stays so."""
+    if host is not None:
+        host.enter()
+    with Store(name, keys=1000) as store:
+        bucket = TokenBucket(store, "api", "10/hour", burst=LIMIT)
+        admitted = sum(bucket.allow("key") for _ in range(30))
+        if attached is not None:
+            attached[0] = 1
+            wait_until(lambda: attached[0] == 2, "the end")
+        return admitted
+
+
+def _refusal(name: str, host: Host) -> str:
+    host.enter()
+    with pytest.raises(ClockMismatch) as caught:
+        Store(name, keys=1000)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("step_s", [0, HOUR_S, -HOUR_S])
+def test_a_segment_in_use_is_not_taken_for_one_of_another_boot(crew: Crew, name: str, step_s: int) -> None:
+    """Its users' limit would be another one from then on; for those that start, too."""
+    attached = SharedNumbers(1)
+    user = crew.start(_admitted, name, None, attached)
+    wait_until(lambda: attached[0], "its attaching")
+    before, inode = _header(name), Path(path_of(name)).stat().st_ino
+    message = crew.start(_refusal, name, Host(step_s=step_s)).result()
+    assert OTHER.boot in message
+    assert str(uuid.UUID(bytes=before.boot_id)) in message
+    assert "boot ids of their own" in message
+    assert (_header(name), Path(path_of(name)).stat().st_ino) == (before, inode)
+    assert crew.start(_admitted, name).result() == 0
+    attached[0] = 2
+    assert user.result() == LIMIT
+
+
+@pytest.mark.parametrize("decided", [False, True], ids=["", "decided"])
+def test_a_forked_child_goes_on_using_a_segment(crew: Crew, name: str, decided: bool) -> None:
+    """Whether it has taken over the parent's mark or has one of its own by its first decision."""
+    attached = SharedNumbers(1)
+    parent = crew.start(_leave_a_child, name, attached, decided)
+    wait_until(lambda: attached[0], "the child")
+    parent.kill()
+    crew.start(_refusal, name, OTHER).result()
+    attached[0] = 2
+    wait_until(lambda: attached[0] == 3, "the child's end")
+    assert crew.start(_eventually_admitted, name).result() == 0
+
+
+def _leave_a_child(name: str, attached: SharedNumbers, decided: bool) -> None:
+    store = Store(name, keys=1000)
+    bucket = TokenBucket(store, "api", "10/hour", burst=LIMIT)
+    assert bucket.hit("key", LIMIT)
+    if os.fork() == 0:
+        if decided:
+            assert not bucket.allow("key")
+            assert list(store._files) == [forks()]
+        attached[0] = 1
+        wait_until(lambda: attached[0] == 2, "the end")
+        attached[0] = 3
+        os._exit(0)
+    wait_until(lambda: False, "the end")
+
+
+def _eventually_admitted(name: str) -> int:
+    """Once the child has really ended, the segment has the other boot's clock."""
+    OTHER.enter()
+    stores = []
+
+    def attach() -> bool:
+        try:
+            stores.append(Store(name, keys=1000))
+        except ClockMismatch:
+            return False
+        return True
+
+    wait_until(attach, "the child's end")
+    with stores[0] as store:
+        return sum(TokenBucket(store, "api", "10/hour", burst=LIMIT).allow("key") for _ in range(30))
+
+
+def test_a_killed_user_keeps_nobody_out(crew: Crew, name: str) -> None:
+    attached = SharedNumbers(1)
+    user = crew.start(_admitted, name, None, attached)
+    wait_until(lambda: attached[0], "its attaching")
+    user.kill()
+    assert crew.start(_admitted, name, OTHER).result() == 0
+    assert _header(name).boot_id == uuid.UUID(OTHER.boot).bytes
+
+
+def _stop_before_joining(name: str, turn: int) -> int:
+    """Attach, but be stopped after the header was read for that many times."""
+    join, turns = users.join, itertools.count()
+
+    def stop_first(fd: int, place: int) -> int | None:
+        if next(turns) == turn:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return join(fd, place)
+
+    users.join = stop_first
+    return _admitted(name)
+
+
+def test_who_is_stopped_while_attaching_holds_nobody_up(crew: Crew, name: str) -> None:
+    assert crew.start(_admitted, name).result() == LIMIT
+    stopped = crew.start(_stop_before_joining, name, 0)
+    stopped.wait_for_stop()
+    assert crew.start(_admitted, name).result() == 0
+    # Not a user yet: the clock may be moved, and it finds that out.
+    attached = SharedNumbers(1)
+    other = crew.start(_admitted, name, OTHER, attached)
+    wait_until(lambda: attached[0], "its attaching")
+    stopped.resume()
+    with pytest.raises(AssertionError, match="ClockMismatch"):
+        stopped.result()
+    attached[0] = 2
+    assert other.result() == 0
+
+
+def test_who_attaches_waits_for_who_moves_the_clock(crew: Crew, name: str) -> None:
+    """Between the two readings of the header nobody moves it; who does is waited for, and for a while only."""
+    assert crew.start(_admitted, name).result() == LIMIT
+    stopped = crew.start(_stop_before_joining, name, 0)
+    stopped.wait_for_stop()
+    rebasing = crew.start(_stop_while_rebasing, name)
+    rebasing.wait_for_stop()
+    message = crew.start(_busy, name).result()
+    assert "stopped process" in message
+    rebasing.resume()
+    assert rebasing.result() == 0
+    stopped.resume()
+    assert stopped.result() == 0
+
+
+def _stop_while_rebasing(name: str) -> int:
+    rebase = segment_file._rebase
+
+    def stop_first(*arguments: object) -> bool:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return rebase(*arguments)  # type: ignore[arg-type]
+
+    segment_file._rebase = stop_first
+    return _admitted(name, OTHER)
+
+
+def _busy(name: str) -> str:
+    segment_file.LOCK_TIMEOUT = 0.05  # type: ignore[misc]
+    with pytest.raises(SegmentBusy) as caught:
+        Store(name, keys=1000)
+    return str(caught.value)
+
+
+def test_a_killed_rebaser_leaves_the_clock_to_the_next(crew: Crew, name: str) -> None:
+    assert crew.start(_admitted, name).result() == LIMIT
+    rebasing = crew.start(_stop_while_rebasing, name)
+    rebasing.wait_for_stop()
+    waiting = [crew.start(_admitted, name) for _ in range(3)]
+    rebasing.kill()
+    assert crew.results(waiting) == [0, 0, 0]
+
+
+def test_processes_of_two_boot_ids_that_start_at_once_share_one_clock(crew: Crew, name: str) -> None:
+    """Whoever attaches first; the others of its boot share its limit, those of the other are refused."""
+    for _ in range(20):
+        meeting = Meeting(4)
+        results = crew.run(4, _admitted_or_refused, name, meeting)
+        assert sum(admitted for admitted in results if admitted is not None) <= LIMIT
+        assert any(admitted is not None for admitted in results)
+        Store.unlink(name)
+
+
+def _admitted_or_refused(me: int, name: str, meeting: Meeting) -> int | None:
+    if me % 2:
+        Host(step_s=HOUR_S // 2).enter()
+    meeting.wait(me)
+    try:
+        store = Store(name, keys=1000)
+    except ClockMismatch:
+        store = None
+    admitted = None
+    if store is not None:
+        bucket = TokenBucket(store, "api", "10/day", burst=LIMIT)
+        admitted = sum(bucket.allow("key") for _ in range(30))
+    meeting.wait(me)
+    return admitted
+
+
+@pytest.fixture
+def read_lock(as_root: None, crew: Crew, name: str) -> Iterator[Worker]:
+    """A segment that another user may read, and has locked as far as that goes."""
+    Store(name, keys=1000).close()
+    Path(path_of(name)).chmod(0o644)
+    locked = SharedNumbers(1)
+    worker = crew.start(as_user, FREE_USER, FREE_USER, [], _lock_what_can_be_read, name, locked)
+    wait_until(lambda: locked[0], "the lock")
+    return worker
+
+
+def _lock_what_can_be_read(name: str, locked: SharedNumbers) -> None:
+    with open(path_of(name), "rb") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
+        locked[0] = 1
+        wait_until(lambda: False, "the end")
+
+
+def test_a_reader_keeps_nobody_from_attaching(
+    read_lock: Worker, crew: Crew, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor from making a limiter with memory of its own, nor from counting."""
+    monkeypatch.setattr(segment_file, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(extents, "LOCK_TIMEOUT", 0.05)
+    assert crew.run(3, _admitted_by_a_log, name) in ([LIMIT, 0, 0], [0, LIMIT, 0], [0, 0, LIMIT])
+    with Store(name, keys=1000) as store:
+        log = SlidingLog(store, "log", "10/hour", keys=5)
+        assert not log.allow("key")
+        assert store.stats().limiters["log"].allowed == LIMIT
+    assert read_lock.is_running()
+
+
+def _admitted_by_a_log(me: int, name: str) -> int:
+    with Store(name, keys=1000) as store:
+        log = SlidingLog(store, "log", "10/hour", keys=5)
+        taken = 0
+        while taken < LIMIT and log.allow("key"):
+            taken += 1
+        return taken
+
+
+def test_a_removed_segment_in_use_is_noticed_when_another_is_made(crew: Crew, name: str) -> None:
+    """By who makes it, whoever uses the old one, and by the old one's users when they look at their statistics."""
+    attached = SharedNumbers(1)
+    user = crew.start(_tells_of_the_removal, name, attached)
+    wait_until(lambda: attached[0], "its attaching")
+    os.unlink(path_of(name))
+    with pytest.warns(SegmentRemovedWarning, match="removed while processes use it") as warned:
+        store = Store(name, keys=1000)
+    assert [warning.filename for warning in warned] == [__file__]
+    with Store(name, keys=1000):
+        store.stats()
+    attached[0] = 2
+    assert user.result() == [__file__]
+    # Closed, but still mapped.
+    store.close()
+    os.unlink(path_of(name))
+    Store(name, keys=1000).close()
+
+
+def _tells_of_the_removal(name: str, attached: SharedNumbers) -> list[str]:
+    with Store(name, keys=1000) as store:
+        store.stats()
+        attached[0] = 1
+        wait_until(lambda: attached[0] == 2, "the end")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            store.stats()
+            store.stats()
+        assert [warning.category for warning in caught] == [SegmentRemovedWarning]
+        return [warning.filename for warning in caught]
+
+
+def test_another_store_or_place_is_no_removed_segment(name: str, tmp_path: Path) -> None:
+    with Store(name, keys=1000), Store("a", keys=1000, path=tmp_path / f"penstock-{name}"):
+        (tmp_path / "below").mkdir()
+        Store("a", keys=1000, path=tmp_path / "below" / f"penstock-{name}").close()
+        Store("a", keys=1000, path=tmp_path / "b").close()
+        with Store.private(keys=1000) as private:
+            private.stats()
+
+
+def test_a_segment_under_another_stores_name_is_refused(name: str) -> None:
+    """Two stores would share their limits. The one that it belongs to isn't held up."""
+    other = f"{name}-other"
+    with Store(name, keys=1000) as store:
+        bucket = TokenBucket(store, "api", "10/hour", burst=LIMIT)
+        assert bucket.hit("key", LIMIT)
+        os.link(path_of(name), path_of(other))
+        try:
+            with pytest.raises(UntrustedSegment, match=f"another file name, expected .*{other}.*remove this name"):
+                Store(other, keys=1000)
+            with Store(name, keys=1000) as again:
+                assert not TokenBucket(again, "api", "10/hour", burst=LIMIT).allow("key")
+        finally:
+            os.unlink(path_of(other))
+    os.rename(path_of(name), path_of(other))
+    try:
+        with pytest.raises(UntrustedSegment, match="give it back its own"):
+            Store(other, keys=1000)
+    finally:
+        os.unlink(path_of(other))
