@@ -13,8 +13,9 @@ A file climbs a ladder, and each rung that it fails has an exception of its own:
 looks, of another. Locks are of three kinds: the creation lock, exclusive, on the header; a user's mark, shared, on a
 byte of its own; and the exclusion of all users, exclusive, on the whole range of marks (see ``users``).
 
-*Who may move them.* Unfinished to ready: who has the creation lock. Another boot to this boot, or removed for a clock
-that makes no sense: who has the creation lock and excludes all users. A ready header is never changed otherwise.
+*Transitions.* Unfinished to ready: by the holder of the creation lock. From another boot to this boot, or removed for a
+clock that makes no sense: by the holder of the creation lock that excludes all users. Otherwise a ready header is never
+changed.
 
 *Attaching* takes neither: a process reads a ready header of this boot, takes its mark, and reads the header again. If
 it is still the same, nobody changes it as long as the mark is held. For who rebases has excluded users either before
@@ -196,12 +197,15 @@ class SegmentFile:
         return cls(fd, header, (header.epoch_ns + wanted.offset_ns) % 2**64, mark)
 
 
-def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int) -> SegmentFile:
+def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int, own_directory: bool) -> SegmentFile:
     """Climb the ladder. Any number of processes may do so at once; all end up with the same segment.
 
     `mode` is that of a new file, and says whom to trust: with group write permission, also what members of `gid` made.
+    With `own_directory`, nobody else may make files where it is.
     """
     wanted = Wanted.here(path, keys=keys, clock_kind=clock_kind, mode=mode, gid=gid)
+    if mode & 0o020 or own_directory:
+        _check_directory(wanted, own_directory)
     file = None
     while file is None:
         fd = _open(wanted)
@@ -378,7 +382,8 @@ def not_opened(wanted: Wanted, error: OSError) -> SegmentError:
             f"a file of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}",
             f"one that uid {os.geteuid()} may read and write",
             "share a store between users with Store(..., mode=0o660, group=...) in every process; a segment that was "
-            "made otherwise keeps its mode and group until it is removed (Store.unlink)",
+            "made otherwise keeps its mode and group until it is removed (Store.unlink)"
+            + _where_names_are_safe(wanted),
         )
     if error.errno == errno.EOPNOTSUPP:
         return wanted.refuse(
@@ -392,6 +397,48 @@ def not_opened(wanted: Wanted, error: OSError) -> SegmentError:
     return wanted.refuse(SegmentError, f"a file that can't be opened ({error.strerror})", "a segment", "choose another")
 
 
+def _check_directory(wanted: Wanted, is_own: bool) -> None:
+    """That nobody else can make files there, if it is to be one's own; and that a file of the group was made by a
+    member of it, or by root.
+
+    That is so but in a directory with the setgid bit, which gives its group to every file, whoever makes it. There, all
+    who may make files must be trusted.
+    """
+    directory = os.path.dirname(wanted.path)
+    try:
+        status = os.stat(directory)
+    except OSError as error:
+        raise not_opened(wanted, error) from None
+    group_is_trusted = bool(wanted.mode & 0o020) and status.st_gid == wanted.gid
+    is_open = status.st_mode & 0o002 or status.st_uid not in (os.geteuid(), 0)
+    described = f"a directory of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
+    if is_own and (is_open or (status.st_mode & 0o020 and not group_is_trusted)):
+        raise wanted.refuse(
+            UntrustedSegment,
+            f"{described}, in which others may make files",
+            f"one that only uid {os.geteuid()} may write" + (f", or group {wanted.gid}" if wanted.mode & 0o020 else ""),
+            "give directory= one of this user's own, such as that of systemd's RuntimeDirectory=",
+        )
+    if is_open and group_is_trusted and status.st_mode & stat.S_ISGID:
+        raise wanted.refuse(
+            UntrustedSegment,
+            f"{described}, that gives its group to the files of users that aren't in it",
+            f"one without the setgid bit, or of uid {os.geteuid()} or root and not writable by others",
+            f"chmod g-s {directory}, or chmod o-w and chown it to root",
+        )
+
+
+def _where_names_are_safe(wanted: Wanted) -> str:
+    """The rest of a remedy, where another user may have taken a store's name."""
+    with contextlib.suppress(OSError):
+        if os.stat(os.path.dirname(wanted.path)).st_mode & 0o002:
+            return (
+                f"; any user may take a name in {os.path.dirname(wanted.path)}: give directory= one that only this "
+                f"user may write (systemd: RuntimeDirectory=)"
+            )
+    return ""
+
+
 def _check_trust(wanted: Wanted, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise wanted.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
@@ -403,14 +450,16 @@ def _check_trust(wanted: Wanted, status: os.stat_result) -> None:
             f"a file that others may write (mode {mode:04o}, gid {status.st_gid})",
             f"write permission for uid {os.geteuid()} only"
             + (f", or for group {wanted.gid}" if wanted.mode & 0o020 else ""),
-            "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=...",
+            "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=..."
+            + _where_names_are_safe(wanted),
         )
     if status.st_uid not in (os.geteuid(), 0) and not group_is_trusted:
         raise wanted.refuse(
             UntrustedSegment,
             f"a file of uid {status.st_uid}",
             f"one of uid {os.geteuid()} or of root",
-            "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=...",
+            "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=..."
+            + _where_names_are_safe(wanted),
         )
 
 

@@ -99,8 +99,12 @@ class Store:
     decision, and never goes back; for tests, as it is slower and follows every step of the wall clock.
 
     `mode` and `group` say who may share the store: by default only the user that created it, or root. With
-    ``mode=0o660, group="www-data"`` in every process, all members of the group. `path` names the file instead of
-    `name`, for example on a disk, where limits survive a reboot.
+    ``mode=0o660, group="www-data"`` in every process, all members of the group.
+
+    `directory` is where the file of that name is, instead of ``/dev/shm``: a directory in which nobody else may make
+    files, or it is refused, such as ``/run/shop`` of systemd's ``RuntimeDirectory=shop``, or ``$XDG_RUNTIME_DIR``. In
+    ``/dev/shm`` any user may take a name first, and so keep a store from being made. `path` names the file itself, for
+    example on a disk, where limits survive a reboot. All processes must give the same.
 
     Raises ``SegmentError`` (see ``penstock.errors`` for its kinds) and ``ValueError``.
 
@@ -118,11 +122,17 @@ class Store:
         mode: int = 0o600,
         group: str | int | None = None,
         path: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_options(keys, on_full, clock)
-        target = default_path(name) if path is None else _checked_path(path)
+        target = _path_of(name, path, directory)
         file = open_or_create(
-            target, keys=keys, clock_kind=_clock_kind(clock), mode=_checked_mode(mode, group), gid=_gid(group)
+            target,
+            keys=keys,
+            clock_kind=_clock_kind(clock),
+            mode=_checked_mode(mode, group),
+            gid=_gid(group),
+            own_directory=directory is not None,
         )
         self._attach(name, target, file, on_full, clock)
 
@@ -142,15 +152,20 @@ class Store:
 
     @staticmethod
     def unlink(
-        name: str | None = None, *, path: str | os.PathLike[str] | None = None, missing_ok: bool = False
+        name: str | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        missing_ok: bool = False,
     ) -> None:
-        """Remove the segment of that name or path. Who is attached keeps it; the next one makes a new one.
+        """Remove the segment of that name, in that directory, or path. Who is attached keeps it; the next one makes a
+        new one.
 
         Raises ``SegmentError`` if there is none and that is not `missing_ok`, or if it can't be removed.
         """
         if (name is None) == (path is None):
             raise ValueError("Store.unlink takes a name or a path")
-        target = default_path(name) if name is not None else _checked_path(path)
+        target = _path_of(name, path, directory)
         try:
             os.unlink(target)
         except FileNotFoundError:
@@ -397,7 +412,15 @@ def _places(numbers: array[int], wanted: int) -> Iterator[int]:
             yield place
 
 
-def default_path(name: str) -> str:
+def _path_of(name: str | None, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> str:
+    if path is None:
+        return default_path(name, directory)
+    if directory is not None:
+        raise ValueError(f"path={shown(path)} says where the file is: give it or a directory, not both")
+    return _checked_path(path, "path", "file")
+
+
+def default_path(name: str | None, directory: str | os.PathLike[str] | None = None) -> str:
     """The path of the store of that name."""
     if isinstance(name, str) and "://" in name:
         # Not the URL: it may have a password in it.
@@ -407,16 +430,17 @@ def default_path(name: str) -> str:
             f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "
             f"not {shown(name)}"
         )
-    return f"{DIRECTORY}penstock-{name}"
+    where = DIRECTORY if directory is None else _checked_path(directory, "directory", "directory")
+    return os.path.join(where, f"penstock-{name}")
 
 
-def _checked_path(path: Any) -> str:
+def _checked_path(path: Any, option: str, kind: str) -> str:
     try:
         target = os.path.abspath(os.fsdecode(path))
     except TypeError:
-        raise ValueError(f"path is the path of a file, as text or a Path, not {shown(path)}") from None
+        raise ValueError(f"{option} is the path of a {kind}, as text or a Path, not {shown(path)}") from None
     if "\0" in target:
-        raise ValueError(f"path is the path of a file, which has no zero byte in it, not {shown(path)}")
+        raise ValueError(f"{option} is the path of a {kind}, which has no zero byte in it, not {shown(path)}")
     return target
 
 

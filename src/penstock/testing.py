@@ -112,26 +112,28 @@ def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) 
 
     init, private, unlink = Store.__init__, Store.__dict__["private"], Store.__dict__["unlink"]
 
-    with tempfile.TemporaryDirectory(prefix="penstock-test-", dir=DIRECTORY) as directory:
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", dir=DIRECTORY) as scratch:
 
-        def stand_in(name: Any, path: str | os.PathLike[str] | None) -> str:
-            real = default_path(name) if path is None else os.path.abspath(path)
-            return f"{directory}/{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}"
+        def stand_in(name: Any, path: Any, where: Any) -> str:
+            real = default_path(name, where) if path is None else os.path.abspath(path)
+            return f"{scratch}/{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}"
 
         def fewer(options: dict[str, Any]) -> dict[str, Any]:
             # What isn't a number, or is missing, the store itself refuses.
             return {**options, "keys": min(wanted, keys)} if type(wanted := options.get("keys")) is int else options
 
-        def make(store: Store, name: str, *, path: Any = None, **options: Any) -> None:
-            here = {"mode": 0o600, "group": None, "clock": clock, "path": stand_in(name, path)}
+        def make(store: Store, name: str, *, path: Any = None, directory: Any = None, **options: Any) -> None:
+            here = {"mode": 0o600, "group": None, "clock": clock, "path": stand_in(name, path, directory)}
             init(store, name, **{**fewer(options), **here})
 
         def make_private(kind: type[Store], /, **options: Any) -> Store:
             made: Store = private.__func__(kind, **{**fewer(options), "clock": clock})
             return made
 
-        def remove(name: str | None = None, *, path: Any = None, missing_ok: bool = False) -> None:
-            unlink.__func__(path=stand_in(name, path), missing_ok=missing_ok)
+        def remove(
+            name: str | None = None, *, path: Any = None, directory: Any = None, missing_ok: bool = False
+        ) -> None:
+            unlink.__func__(path=stand_in(name, path, directory), missing_ok=missing_ok)
 
         for attribute, value in {
             "__init__": make,

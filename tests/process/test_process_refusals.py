@@ -368,6 +368,38 @@ def _admitted_for_group(path: Path) -> int:
         return sum([bucket.allow("key") for _ in range(30)])
 
 
+@pytest.mark.parametrize(
+    ("mode", "owner", "trusted"),
+    [(0o2777, 0, False), (0o3777, 0, False), (0o2775, 12345, False), (0o2775, 0, True), (0o2770, 0, True)],
+)
+def test_a_directory_that_gives_its_group_to_strangers_files(
+    as_root: None, crew: Crew, path: Path, mode: int, owner: int, trusted: bool
+) -> None:
+    """A file of the group's proves nothing there: neither to a member nor to root."""
+    os.chown(path.parent, owner, SHARED_GROUP)
+    path.parent.chmod(mode)
+    if not trusted:
+        crew.start(as_user, 12345, 12345, [], _plant, path).result()
+    users: list[tuple[int, list[int]]] = [(FREE_USER, [SHARED_GROUP]), (0, [])]
+    for uid, groups in users:
+        work = _admitted_for_group if trusted else _refused_for_group
+        crew.start(as_user, uid, uid, groups, work, path).result()
+    path.parent.chmod(0o755)
+
+
+def _plant(path: Path) -> None:
+    Store("a", keys=100, path=path).close()
+    path.chmod(0o660)
+    assert path.stat().st_gid == SHARED_GROUP
+
+
+def _refused_for_group(path: Path) -> None:
+    message = str(refused(path, UntrustedSegment, mode=0o660, group=SHARED_GROUP))
+    assert f"gid {SHARED_GROUP}" in message
+    assert "gives its group to the files of users that aren't in it" in message
+    assert f"chmod g-s {path.parent}" in message
+
+
 def test_a_creator_outside_the_group_leaves_nothing(as_root: None, crew: Crew, path: Path) -> None:
     path.parent.chmod(0o777)
     crew.start(as_user, FREE_USER, FREE_USER, [], _no_right_to_give, path).result()
@@ -464,3 +496,87 @@ def _refusal_to_unlink(name: str) -> str:
 def test_unlinking_what_is_not_there(path: Path) -> None:
     with pytest.raises(SegmentError, match="no such file"):
         Store.unlink(path=path)
+
+
+@pytest.fixture
+def own_directory(path: Path) -> Path:
+    """For one user, as a service manager makes it."""
+    path.mkdir(mode=0o700)
+    yield path
+    for entry in path.iterdir():
+        entry.unlink()
+
+
+@pytest.mark.parametrize("owner", [0, FREE_USER])
+def test_a_directory_of_ones_own(as_root: None, crew: Crew, own_directory: Path, owner: int) -> None:
+    """Its stores are others than those of their names elsewhere."""
+    os.chown(own_directory, owner, owner)
+    crew.start(as_user, owner, owner, [], _use_own_directory, own_directory).result()
+    own_directory.chmod(0o755)
+    crew.start(as_user, owner, owner, [], _use_own_directory, own_directory).result()
+
+
+def _use_own_directory(directory: Path) -> None:
+    name = f"process-test-{os.getpid()}"
+    with Store(name, keys=100, directory=directory) as store:
+        assert store.path == f"{directory}/penstock-{name}"
+        assert TokenBucket(store, "api", REFILLS_NOTHING, 1).allow("key")
+        with Store(name, keys=100, directory=str(directory)) as again:
+            assert not TokenBucket(again, "api", REFILLS_NOTHING, 1).allow("key")
+    Store.unlink(name, directory=directory)
+    assert not list(directory.iterdir())
+    with pytest.raises(SegmentError, match="no such file"):
+        Store.unlink(name, directory=directory)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode"), [(0, 0o702), (0, 0o1777), (0, 0o770), (12345, 0o700), (FREE_USER, 0o777), (FREE_USER, 0o720)]
+)
+def test_a_directory_where_others_may_make_files_is_not_ones_own(
+    as_root: None, crew: Crew, own_directory: Path, owner: int, mode: int
+) -> None:
+    os.chown(own_directory, owner, SHARED_GROUP)
+    own_directory.chmod(mode)
+    user = owner if owner == FREE_USER else 0
+    message = crew.start(as_user, user, user, [], _refused_in, own_directory, {}).result()
+    assert f"uid {owner}, gid {SHARED_GROUP}, mode {mode:04o}" in message
+    assert "RuntimeDirectory" in message
+    if mode in (0o770, 0o720):
+        options = {"mode": 0o660, "group": SHARED_GROUP + 1}
+        crew.start(as_user, user, user, [SHARED_GROUP + 1], _refused_in, own_directory, options).result()
+        own_directory.chmod(0o770)
+        crew.start(as_user, user, user, [SHARED_GROUP], _admitted_in, own_directory).result()
+
+
+def _refused_in(directory: Path, options: dict[str, int]) -> str:
+    with pytest.raises(UntrustedSegment, match="in which others may make files") as caught:
+        Store("a", keys=100, directory=directory, **options)
+    assert not list(directory.iterdir())
+    return str(caught.value)
+
+
+def _admitted_in(directory: Path) -> None:
+    with Store("a", keys=100, directory=directory, mode=0o660, group=SHARED_GROUP) as store:
+        assert TokenBucket(store, "api", REFILLS_NOTHING, 10).allow("key")
+
+
+def test_a_path_and_a_directory(path: Path) -> None:
+    with pytest.raises(ValueError, match="not both"):
+        Store("a", keys=100, path=path, directory=path.parent)
+    with pytest.raises(SegmentError, match="no such directory"):
+        Store("a", keys=100, directory=path)
+
+
+def test_a_name_that_another_user_took_says_where_none_can(as_root: None, crew: Crew, path: Path) -> None:
+    path.parent.chmod(0o1777)
+    crew.start(as_user, 12345, 12345, [], _take_name, path).result()
+    for uid in (0, FREE_USER):
+        message = crew.start(as_user, uid, uid, [], _refused_without_a_look, path).result()
+        assert "directory=" in message
+        assert "RuntimeDirectory" in message
+    path.parent.chmod(0o755)
+    assert "directory=" not in crew.start(as_user, FREE_USER, FREE_USER, [], _refused_without_a_look, path).result()
+
+
+def _take_name(path: Path) -> None:
+    Store("a", keys=100, path=path).close()

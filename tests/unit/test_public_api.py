@@ -164,9 +164,9 @@ def test_every_limiter_tells_what_it_is_and_cannot_be_changed(store: Store, name
 @pytest.mark.parametrize(
     ("function", "parameters"),
     [
-        (Store, "name *keys *on_full *clock *mode *group *path"),
+        (Store, "name *keys *on_full *clock *mode *group *path *directory"),
         (Store.private, "*keys *on_full *clock"),
-        (Store.unlink, "name *path *missing_ok"),
+        (Store.unlink, "name *path *directory *missing_ok"),
         (Store.stats, "self"),
         (Store.close, "self"),
         (penstock.Rate, "limit period"),
