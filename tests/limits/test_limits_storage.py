@@ -441,6 +441,11 @@ def test_gcra_needs_this_storage() -> None:
         ("penstock:///shop?keys=5", {"keys": 5}, "the option keys .* given twice, in 'penstock:///shop.keys=5'"),
         ("penstock:///shop?keys=many", {}, "the option keys of a penstock storage is a whole number, not 'many'"),
         ("penstock:///shop?keys=", {}, "is a whole number, not ''"),
+        ("penstock:///shop", {"keys": None}, "keys is a whole number from 1 to .*, not None"),
+        ("penstock:///shop?moving_window_keys=0", {}, r"moving_window_keys .* from 1 to 2\*\*32, not 0"),
+        ("penstock:///shop?moving_window_keys=4294967297", {}, "moving_window_keys .*, not 4294967297"),
+        ("penstock:///shop", {"moving_window_keys": 2.5}, "moving_window_keys .*, not 2.5"),
+        ("penstock:///shop", {"moving_window_keys": True}, "moving_window_keys .*, not True"),
         (
             "penstock:///shop?moving_windows=often",
             {},

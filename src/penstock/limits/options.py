@@ -23,6 +23,7 @@ from limits import parse_many
 from limits.errors import ConfigurationError
 
 from penstock.errors import shown
+from penstock.extents import MAX_KEYS
 from penstock.store import Store
 
 __all__ = ["StorageOptions"]
@@ -67,8 +68,10 @@ class StorageOptions:
                 options[option] = _number(option, options[option], base)
         if str(options.get("group", "")).isdigit():
             options["group"] = int(options["group"])
-        options.setdefault("keys", KEYS)
-        moving_window_keys = options.pop("moving_window_keys", min(options["keys"], MOVING_WINDOW_KEYS))
+        keys = options.setdefault("keys", KEYS)
+        # Of keys that are no number the store tells, when it is opened.
+        few_keys = min(keys, MOVING_WINDOW_KEYS) if isinstance(keys, int) and keys > 0 else MOVING_WINDOW_KEYS
+        moving_window_keys = _moving_window_keys(options.pop("moving_window_keys", few_keys))
         moving_windows = _limits(options.pop("moving_windows", None))
         return cls(uri, _name(uri, parts.netloc, parts.path, options), moving_window_keys, moving_windows, options)
 
@@ -106,6 +109,15 @@ def _limits(text: object) -> list[tuple[int, int]]:
             "the option moving_windows of a penstock storage is text with limits, such as "
             f'"100/minute; 10000/day", not {shown(text)}'
         ) from None
+
+
+def _moving_window_keys(keys: Any) -> int:
+    # Checked here, as moving windows are made as late as at a request.
+    if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
+        raise ConfigurationError(
+            f"the option moving_window_keys of a penstock storage is a whole number from 1 to 2**32, not {shown(keys)}"
+        )
+    return keys
 
 
 def _number(option: str, text: str, base: int) -> int:
