@@ -44,6 +44,8 @@ ON_PENSTOCK = pytest.StashKey[dict[str, int]]()
 def pytest_configure(config: pytest.Config) -> None:
     for marker in ("flaky: not here", "benchmark: not here"):
         config.addinivalue_line("markers", marker)
+    # Their tests leave storages open, whose segment is removed for the next one.
+    config.addinivalue_line("filterwarnings", "ignore::penstock.errors.SegmentRemovedWarning")
     config.stash[DESELECTED] = cast(dict[str, list[str]], defaultdict(list))
     config.stash[ON_PENSTOCK] = {}
 
