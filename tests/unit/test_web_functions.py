@@ -218,6 +218,16 @@ class TestRefusedAtStart:
         with pytest.raises(InvalidLimiter, match=message):
             Rule(limit, **options)
 
+    @pytest.mark.parametrize("rules", ["", b"", {}, {"api": 1}])
+    def test_rules_that_would_limit_nothing(self, rules: Any) -> None:
+        with pytest.raises(InvalidLimiter, match="rules are a list of Rule and BodyLimit"):
+            Gate(rules)
+
+    def test_fields_that_would_not_be_sent(self, limit: FixedWindow) -> None:
+        nothing: Any = {}
+        with pytest.raises(InvalidLimiter, match="header fields are named by a text or several"):
+            Gate([Rule(limit)], headers=nothing)
+
     @pytest.mark.parametrize("options", [{"client": ClientAddress}, {"partition_keys": "no"}, {"partition_keys": 1}])
     def test_options_of_a_gate(self, limit: FixedWindow, options: Any) -> None:
         with pytest.raises(InvalidLimiter, match=next(iter(options))):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,30 @@ def _let_all_make(site: MiddlewareServer, server: str, when: str) -> None:
     else:
         site.ask("/", 50)
         site.wait_made(1)
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    """As gunicorn loads the application, in a worker or before."""
+    (tmp_path / "behind.py").write_text(
+        "from penstock import Store, TokenBucket\n"
+        "from penstock.web import Rule, WSGIMiddleware\n"
+        "store = Store.private(keys=10)\n"
+        "app = WSGIMiddleware(lambda environ, start: [], [Rule(TokenBucket(store, 'api', '5/hour'))])\n"
+    )
+    for bind, is_told in ((f"unix:{tmp_path}/app.sock", True), ("127.0.0.1:0", False)):
+        command = [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            "--check-config",
+            "--chdir",
+            str(tmp_path),
+            "-b",
+            bind,
+            "behind:app",
+        ]
+        result = subprocess.run(
+            [sys.executable, "-m", "gunicorn", *options, "behind:app"], capture_output=True, text=True, check=True
+        )
+        assert ("UnknownClientsWarning: the server listens at the Unix socket" in result.stderr) is is_told
+        assert ("behind.py:4" in result.stderr) is is_told

@@ -117,6 +117,8 @@ class RedisStoreBase:
             raise ValueError(
                 f"a namespace is 1 to 100 letters, digits and characters of '_.:/-', not {shown(namespace)}"
             )
+        if not isinstance(plain_keys, bool):
+            raise ValueError(f"plain_keys is True or False, not {shown(plain_keys)}: keys may be people's addresses")
         self.namespace = namespace
         self.closed = False
         self._has_slots = False

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.core.all_of import AllOf
@@ -234,6 +234,9 @@ class Gate:
         in_loop: bool | None = None,
     ) -> None:
         everything = [rules] if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else list(rules)
+        if isinstance(rules, (str, bytes, Mapping)):
+            # One that is empty would limit nothing.
+            raise InvalidLimiter(f"rules are a list of Rule and BodyLimit, not {shown(rules)}")
         for rule in everything:
             if not isinstance(rule, (Rule, BodyLimit)):
                 raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {shown(rule)}: write Rule(limiter)")

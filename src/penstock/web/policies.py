@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from penstock.core.concurrency import Concurrency
@@ -103,6 +103,8 @@ def _encoded(name: str, value: str) -> tuple[bytes, bytes]:
 
 def checked_styles(styles: str | Iterable[str]) -> tuple[str, ...]:
     names = (styles,) if isinstance(styles, str) else tuple(styles) if isinstance(styles, Iterable) else (styles,)
+    if isinstance(styles, Mapping):
+        raise InvalidLimiter(f"header fields are named by a text or several, not by {shown(styles)}; () for none")
     for name in names:
         if not isinstance(name, str) or name not in _WRITERS:
             raise InvalidLimiter(f"header fields are of {', '.join(_WRITERS)}, not {shown(name)}; () for none")
