@@ -74,17 +74,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         "app = WSGIMiddleware(lambda environ, start: [], [Rule(TokenBucket(store, 'api', '5/hour'))])\n"
     )
     for bind, is_told in ((f"unix:{tmp_path}/app.sock", True), ("127.0.0.1:0", False)):
-        command = [
-            sys.executable,
-            "-m",
-            "gunicorn",
-            "--check-config",
-            "--chdir",
-            str(tmp_path),
-            "-b",
-            bind,
-            "behind:app",
-        ]
+        options = ["--check-config", "--chdir", str(tmp_path), "-b", bind]
         result = subprocess.run(
             [sys.executable, "-m", "gunicorn", *options, "behind:app"], capture_output=True, text=True, check=True
         )
