@@ -51,7 +51,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
         self.oracle: Oracle[Any] = Oracle()
         self.told: list[int] = []
         self.numbers = itertools.count()
-        self.allowed = self.denied = 0
+        self.allowed = self.denied = self.batches = 0
         self.phases = {key: self.phase_of(key) for key in KEYS} if self.case.staggered else {}
 
     def open(self, start_ns: int) -> None:
@@ -65,7 +65,9 @@ class LimiterAndOracle(RuleBasedStateMachine):
             if stats:
                 counted = stats.limiters["api"]
                 assert (counted.allowed, counted.denied) == (self.allowed, self.denied)
-                assert (counted.evicted, counted.full, counted.cas_retries) == (0, 0, 0)
+                # A batch finds its keys' cells ahead; one that has expired may then be taken by a new key before.
+                assert (counted.evicted, counted.full) == (0, 0)
+                assert counted.cas_retries == 0 or self.batches
                 if type(self.case.rule) is Bucket:
                     assert stats.live_keys == sum(tat_ns > self.now for tat_ns in self.oracle.states.values())
 
@@ -148,6 +150,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
 
     @rule(asked=st.lists(keys, max_size=40), data=st.data())
     def allow_many(self, asked: list[Any], data: st.DataObject) -> None:
+        self.batches += 1
         if data.draw(st.booleans()):
             passed = self.limiter.allow_many(asked)
             assert passed == [self.expect(key, 1).allowed for key in asked]
