@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import django
@@ -35,7 +36,7 @@ import penstock.contrib.aiohttp
 import penstock.contrib.fastapi
 import penstock.contrib.flask
 from penstock import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
-from penstock.redis import AsyncRedisStore, RedisStore
+from penstock.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
 from penstock.redis.deadline import Patience
 from penstock.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
 from penstock.web.afterwards import Afterwards
@@ -444,6 +445,26 @@ def test_flask(redis_store: RedisStore, gone: str) -> None:
 
 
 urlpatterns: list[Any] = []
+
+
+@pytest.mark.parametrize("options", [{}, {"interval": "1 minute", "keys": 100}], ids=["leased", "synced"])
+def test_throttles_of_small_limits_count_where_no_log_can_be(redis_store: RedisStore, options: Any) -> None:
+    class ByAll(SimpleRateThrottle):
+        scope = "all"
+        rate = "2/hour"
+
+        def get_cache_key(self, request: Any, view: Any) -> str:
+            return "all"
+
+    request: Any = SimpleNamespace(_request=HttpRequest())
+    view: Any = None
+    kind: Any = SyncedStore if options else LeasedStore
+    with (
+        Store.private(keys=100) as host,
+        kind(redis_store, host, **options) as store,
+        override_settings(PENSTOCK={"STORE": store}),
+    ):
+        assert [ByAll().allow_request(request, view) for _ in range(3)] == [True, True, False]
 
 
 def test_django_and_rest_framework(redis_store: RedisStore, gone: str) -> None:

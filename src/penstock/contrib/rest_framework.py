@@ -77,11 +77,15 @@ def log_or_window(store: Any, name: str, rate: Rate) -> Any:
     """The limiter of a throttle that says none.
 
     A ``SlidingLog`` remembers the time of each request, as REST framework does, and so is exact. It has room for as
-    many keys as the store, and is taken where it needs no more than `MOST_LOG_BYTES` for them; over Redis, up to a
-    limit of `MOST_LOGGED`. Above that a ``SlidingWindow`` estimates the same from two counts for each key.
+    many keys as the store, and is taken where it needs no more than `MOST_LOG_BYTES` for them; over a ``RedisStore``,
+    up to a limit of `MOST_LOGGED`. Above that, and over stores that lend or sync, which no log can be, a
+    ``SlidingWindow`` estimates the same from two counts for each key.
     """
     if not isinstance(store, Store):
-        return (SlidingLog if rate.limit <= MOST_LOGGED else SlidingWindow)(store, name, rate)
+        from penstock.redis import RedisStore
+
+        is_logged = isinstance(store, RedisStore) and rate.limit <= MOST_LOGGED
+        return (SlidingLog if is_logged else SlidingWindow)(store, name, rate)
     if rate.limit * 8 <= MOST_LOG_BYTES and SlidingLog.bytes_needed(rate, keys=store.keys) <= MOST_LOG_BYTES:
         return SlidingLog(store, name, rate, keys=store.keys)
     return SlidingWindow(store, name, rate)
