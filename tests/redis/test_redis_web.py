@@ -357,6 +357,50 @@ def test_a_request_that_is_cancelled_at_any_call_holds_nothing(
     in_loop(server.url, ask)
 
 
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_request_that_is_cancelled_just_when_it_is_let_in_holds_nothing(
+    is_own: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is here, and each task that it passes through may be the last one that has it."""
+
+    async def cancelled_after(turns: int, store: Any, limited: ASGIMiddleware) -> None:
+        answered = asyncio.Event()
+
+        async def tell(calls: Any) -> None:
+            answered.set()
+
+        wire = Wire({"type": "http.request", "body": b"", "more_body": False})
+        with monkeypatch.context() as patch:
+            held_up(store, patch, after=tell)
+            task = asyncio.ensure_future(limited(asgi_scope("/", "GET"), wire.receive, wire.send))
+            await answered.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def ask() -> None:
+        options: Any = {"socket_timeout": PATIENT_S, "socket_connect_timeout": PATIENT_S}
+        client = redis.asyncio.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0), **options)
+        async with AsyncRedisStore(client) if is_own else AsyncRedisStore(server.url, timeout=PATIENT_S) as store:
+            held, guesses = Concurrency(store, "held", 3, lease="1 hour"), TokenBucket(store, "guesses", "100/hour")
+            rules = [Rule(held, key=everyone), Rule(guesses, key=everyone, charge_on={401})]
+            for turns in range(8):
+                await cancelled_after(turns, store, ASGIMiddleware(app, rules))
+                async with asyncio.timeout(PATIENT_S):
+                    while (await held.peek("everyone")).remaining < 3:
+                        await asyncio.sleep(0.005)
+                    while (await guesses.peek("everyone")).remaining < 100:
+                        await asyncio.sleep(0.005)
+        await client.aclose()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        # It is still there when it is cancelled.
+        await asyncio.Event().wait()
+
+    asyncio.run(ask())
+
+
 def test_what_is_held_is_renewed_in_the_event_loop(server: RedisServer, client: redis.Redis) -> None:
     async def ask(store: Any) -> None:
         held = Concurrency(store, "held", 3, lease="1 second")

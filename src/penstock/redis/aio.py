@@ -251,8 +251,18 @@ class AsyncRedisStore(RedisStoreBase):
     def _late(self) -> TimeoutError:
         return TimeoutError(f"a request has waited for {self._timeout_s} s in all")
 
-    async def _run_for(self, patience: Patience, talk: Talk[T], otherwise: Callable[[Any], T], twin: Any) -> T:
-        """As ``_run``, for no longer than a request waits: what is taken after that comes back."""
+    async def _run_for(
+        self,
+        patience: Patience,
+        talk: Talk[T],
+        otherwise: Callable[[Any], T],
+        twin: Any,
+        if_given_up: Callable[[T], Coroutine[Any, Any, None]] = nothing_more,
+    ) -> T:
+        """As ``_run``, for no longer than a request waits: what is taken after that comes back.
+
+        It may have ended just when the request is cancelled: then its outcome is `if_given_up`'s.
+        """
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         try:
@@ -264,6 +274,7 @@ class AsyncRedisStore(RedisStoreBase):
                 done, _ = await asyncio.wait({going_on}, timeout=patience.left_s)
             except asyncio.CancelledError:
                 going_on.cancel()
+                going_on.add_done_callback(functools.partial(self._given_up, if_given_up))
                 raise
             if done:
                 return going_on.result()

@@ -11,8 +11,8 @@ from penstock.core.keys import Key
 from penstock.errors import StoreUnavailable
 from penstock.rate import Duration, Rate
 from penstock.redis.aio_waiting import wait
-from penstock.redis.all_of import AskingAll, Costs, Keys
-from penstock.redis.asking import ONE, Asking, AskingStaggered, BookingView, costs_of, keys_of
+from penstock.redis.all_of import Admitted, AskingAll, Costs, Keys
+from penstock.redis.asking import ONE, Asking, AskingStaggered, Booked, BookingView, costs_of, keys_of
 from penstock.redis.awaiting import awaited
 from penstock.redis.base import checked_limiters
 from penstock.redis.held import HeldView, Taken
@@ -192,14 +192,23 @@ class AsyncRedisAllOf(AskingAll):
         self, key: list[Key], cost: list[int], patience: Patience
     ) -> tuple[list[Decision], list[BookingView | HeldView]]:
         """For the web: what ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
+
+        def views(taken: list[Booked | Taken]) -> list[BookingView | HeldView]:
+            return [
+                cast(Any, limiter)._lease_of(its_key, its)
+                if isinstance(its, Taken)
+                else AsyncRedisReservation(self._store, its)
+                for limiter, its_key, its in zip(self._limiters, key, taken, strict=False)
+            ]
+
+        async def give_back(admitted: Admitted) -> None:
+            await self._store._give_back_all([view._giving_back() for view in views(admitted[1])])
+
         talk = self._admit_all(key, cost)
-        decisions, taken = await self._store._run_for(patience, talk, lambda twin: twin.admit(key, cost), self._twin)
-        return decisions, [
-            cast(Any, limiter)._lease_of(its_key, its)
-            if isinstance(its, Taken)
-            else AsyncRedisReservation(self._store, its)
-            for limiter, its_key, its in zip(self._limiters, key, taken, strict=False)
-        ]
+        decisions, taken = await self._store._run_for(
+            patience, talk, lambda twin: twin.admit(key, cost), self._twin, give_back
+        )
+        return decisions, views(taken)
 
     @awaited
     async def refund(self, key: Keys, cost: Costs = 1) -> None:
