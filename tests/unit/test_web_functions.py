@@ -220,7 +220,7 @@ class TestRefusedAtStart:
 
     @pytest.mark.parametrize("rules", ["", b"", {}, {"api": 1}])
     def test_rules_that_would_limit_nothing(self, rules: Any) -> None:
-        with pytest.raises(InvalidLimiter, match="rules are a list of Rule and BodyLimit"):
+        with pytest.raises(InvalidLimiter, match="rules are of Rule and BodyLimit, in a list"):
             Gate(rules)
 
     def test_fields_that_would_not_be_sent(self, limit: FixedWindow) -> None:
