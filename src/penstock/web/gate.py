@@ -236,7 +236,9 @@ class Gate:
         everything = [rules] if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else list(rules)
         if isinstance(rules, (str, bytes, Mapping)):
             # One that is empty would limit nothing.
-            raise InvalidLimiter(f"rules are of Rule and BodyLimit, in a list, not {shown(rules)}: write [Rule(limiter)]")
+            raise InvalidLimiter(
+                f"rules are of Rule and BodyLimit, in a list, not {shown(rules)}: write [Rule(limiter)]"
+            )
         for rule in everything:
             if not isinstance(rule, (Rule, BodyLimit)):
                 raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {shown(rule)}: write Rule(limiter)")
