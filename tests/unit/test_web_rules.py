@@ -71,7 +71,12 @@ class TestWhere:
             ("/login/", ["/login", "/login/", "/login//"], ["/loginx", "/login/x"]),
             ("/", ["/", "", "//"], ["/a"]),
             ("/*", ["/", "", "/a", "/a/b/"], []),
-            ("/api/*", ["/api", "/api/", "/api/a", "/api/a/b", "/api/\n"], ["/apis", "/", "/b/api"]),
+            (
+                "/api/*",
+                ["/api", "/api/", "/api/a", "/api/a/b", "/api\n", "/api/\n"],
+                ["/apis", "/", "/b/api", "/api\nx"],
+            ),
+            ("/users/{id}/*", ["/users/1", "/users/1/", "/users/1/2", "/users//", "/users//2"], ["/users", "/users/"]),
             ("/api*", ["/api", "/apis", "/api/a"], ["/ap"]),
             ("/users/{id}", ["/users/1", "/users/a.b", "/users/1/"], ["/users", "/users/", "/users/1/2"]),
             ("/users/{id}/posts/{post}", ["/users/1/posts/2"], ["/users/1/posts", "/users/1/2/posts/3"]),
@@ -80,6 +85,7 @@ class TestWhere:
             ("/caf\xe9", ["/caf\xe9"], ["/cafe"]),
             ("/files/{rest:path}", ["/files/a", "/files/a/b"], ["/file"]),
             ("/users/{id:int}", ["/users/1"], ["/users/1/2"]),
+            ("/users/{id:int(min=1)}", ["/users/1"], ["/users/1/2"]),
             (["/a", "/b/*"], ["/a", "/b", "/b/c"], ["/c"]),
         ],
     )
@@ -138,7 +144,12 @@ class TestWhere:
             assert not Rule(limit, path=path).where.matches(("GET",), readings("/a" + "/bz/cz" * 100_000))
 
     @pytest.mark.parametrize(
-        "path", ["", "login", "*", 5, b"/a", [5], [""], "/a/{id", "/a/id}", "/a{b/{id}", "/a}b/{id}", []]
+        "path",
+        [
+            *("", "login", "*", 5, b"/a", [5], [""], "/a/{id", "/a/id}", "/a{b/{id}", "/a}b/{id}", []),
+            # Of aiohttp and Pyramid, where they may be more than one segment.
+            *("/a/{rest:.*}", "/a/{rest:.+}/b", r"/a/{rest:[\w/]+}"),
+        ],
     )
     def test_what_is_no_path(self, limit: FixedWindow, path: Any) -> None:
         with pytest.raises(InvalidLimiter, match="path"):

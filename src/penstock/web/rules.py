@@ -42,6 +42,8 @@ def outcome(status: int, is_gone: bool) -> int:
 
 
 _PLACEHOLDER: Final = re.compile(r"\{[^{}/]*\}|\*")
+# As in {id}, {id:int} or Falcon's {id:int(min=1)}.
+_NAMED: Final = re.compile(r"\*|\{[^{}/:]*(:\w+(\([^{}/]*\))?)?\}")
 # What stands for them in a pattern that is read as paths are.
 _ANYTHING: Final = "\ue000"
 _SEGMENT: Final = "\ue001"
@@ -130,6 +132,12 @@ def _pattern(path: str) -> str:
     """In any case linear in the length of a path, which whoever asks can choose."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise InvalidLimiter(f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {shown(path)}')
+    for placeholder in _PLACEHOLDER.finditer(path):
+        if not _NAMED.fullmatch(placeholder[0]):
+            raise InvalidLimiter(
+                f"the path pattern {shown(path)} has {placeholder[0]}, and no regular expressions are in one: write "
+                "{name} for one segment, {name:path} or * for anything"
+            )
     text = _PLACEHOLDER.sub(_stand_in, path)
     for segment, written in zip(text.split("/"), path.split("/"), strict=True):
         if segment.count(_ANYTHING) + segment.count(_SEGMENT) > 1 or any(c in segment for c in "{}<>"):
@@ -155,10 +163,12 @@ def _expression(text: str, has_all_below: bool) -> str:
     # CherryPy adds an index, and others leave out the end of a line.
     text, end = text.rstrip("/"), r"(?:/index)?/*\n?"
     if has_all_below:
-        text, end = text.removesuffix("/" + _ANYTHING), "(?:/.*)?"
+        text, end = text.removesuffix("/" + _ANYTHING), r"(?:/.*|\n)?"
     *before, last = text.split("/")
     # Falcon takes an empty segment, too, between others.
     segments = ["[^/]*" if segment == _SEGMENT else _expression_of(segment) for segment in before]
+    if has_all_below and last == _SEGMENT:
+        return "/".join([*segments, "(?:[^/]+|[^/]*/.*)"])
     return "/".join([*segments, _expression_of(last)]) + end
 
 
