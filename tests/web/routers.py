@@ -101,7 +101,7 @@ def _flask() -> flask.Flask:
     return app
 
 
-def around_quart(rules: list[Rule]) -> Ask:
+def around_quart(rules: list[Rule], has_root_in_path: bool = True) -> Ask:
     app = quart.Quart(__name__)
 
     def view(route: str) -> Any:
@@ -112,7 +112,11 @@ def around_quart(rules: list[Rule]) -> Ask:
 
     for route in ROUTES:
         app.add_url_rule(_in_angles(route), route, view(route))
-    return _asgi(ASGIMiddleware(app, rules))
+    return _asgi(ASGIMiddleware(app, rules), has_root_in_path)
+
+
+def around_quart_under_hypercorn(rules: list[Rule]) -> Ask:
+    return around_quart(rules, has_root_in_path=False)
 
 
 def _django_urls() -> ModuleType:
@@ -305,6 +309,7 @@ ROUTERS: dict[str, Callable[[list[Rule]], Ask]] = {
     "around Flask": around_flask,
     "in Flask": in_flask,
     "around Quart": around_quart,
+    "around Quart under hypercorn": around_quart_under_hypercorn,
     "around Django": around_django,
     "around Django, ASGI": around_django_asgi,
     "in Django": in_django,

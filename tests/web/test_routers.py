@@ -16,6 +16,8 @@ from penstock import FixedWindow, Store
 from penstock.web import Rule
 
 SAID = {route: f"route-{i}" for i, route in enumerate(ROUTES)}
+BELOW = {route: f"below-{i}" for i, route in enumerate(ROUTES)}
+"""What a rule for a route, and one for the route and all below, are called."""
 Draw = Callable[[Any], Any]
 
 
@@ -28,7 +30,11 @@ def router(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def ask(router: str) -> Iterator[Ask]:
     with Store.private(keys=1000) as store:
-        ask = ROUTERS[router]([Rule(FixedWindow(store, SAID[route], "1000000/day"), path=route) for route in ROUTES])
+        named = {name: route for route, name in SAID.items()}
+        named |= {name: route.rstrip("/") + "/*" for route, name in BELOW.items()}
+        ask = ROUTERS[router](
+            [Rule(FixedWindow(store, name, "1000000/day"), path=path) for name, path in named.items()]
+        )
         yield ask
         if hasattr(ask, "close"):
             ask.close()
@@ -43,7 +49,9 @@ def handled(answered: Answered) -> str | None:
 def check(ask: Ask, target: str, root: str = "") -> str | None:
     answered = ask(target, root)
     route = handled(answered)
-    assert route is None or f'"{SAID[route]}"' in answered["ratelimit"], f"{target} was handled by {route}"
+    if route is not None:
+        for name in (SAID[route], BELOW[route]):
+            assert f'"{name}"' in answered["ratelimit"], f"{target} was handled by {route}, and {name} didn't count it"
     return route
 
 
@@ -100,6 +108,7 @@ TAKEN = {
     "around Flask": NOT_IN_FRONT,
     "in Flask": NOT_IN_FRONT,
     "around Quart": [*NOT_IN_FRONT, "http://localhost/login", "http://localhost/login%23a"],
+    "around Quart under hypercorn": NOT_IN_FRONT,
     "around Django": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
     "around Django, ASGI": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
     "in Django": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
@@ -123,8 +132,14 @@ def test_spellings_that_are_taken(router: str, ask: Ask) -> None:
 
 
 def test_beneath_a_root(router: str, ask: Ask) -> None:
-    if router != "around Falcon, ASGI":
+    if router == "around Quart under hypercorn":
+        # It wants the root in the path.
+        for target in ("/v1/login", "http://localhost/v1/login", "http://v1/v1/login"):
+            assert check(ask, target, "/v1") == "/login"
+    elif router != "around Falcon, ASGI":
         # That one wants the root in its routes.
         assert check(ask, "/login", "/v1") == "/login"
     check(ask, "/v1/login", "/v1")
     check(ask, "//v1//login", "/v1")
+    # A client may give its host the root's name.
+    check(ask, "http://v1/v1/login", "/v1")

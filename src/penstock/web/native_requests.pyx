@@ -4,7 +4,7 @@ cimport cython
 
 import contextlib
 
-from penstock.web.paths import odd_readings
+from penstock.web.paths import odd_readings, path_of_url
 
 
 cdef enum:
@@ -155,13 +155,15 @@ cdef class ASGIRequest:
     @property
     def paths(self):
         cdef str path = self.native["path"]
-        cdef list asked = [path]
+        # Of a whole URL Quart takes the host off before the root.
+        cdef list sent = [path] if path.startswith("/") else [path, path_of_url(path)]
+        cdef list asked = sent.copy()
         for name in ("root_path", "app_root_path"):
             root = self.native.get(name)
-            if root:
+            for known in sent if root else ():
                 # Some servers tell of the root in front of the path, others only by itself.
-                _, found, inside = path.partition(root)
-                asked.append(inside if found else root + path)
+                _, found, inside = known.partition(root)
+                asked.append(inside if found else root + known)
         if len(asked) == 1 and is_plain(path):
             return (path,)
         return readings(*asked)

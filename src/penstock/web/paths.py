@@ -10,7 +10,7 @@ import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["odd_readings"]
+__all__ = ["odd_readings", "path_of_url"]
 
 LONGEST_READ: Final = 8192
 """Characters of a path. No proxy or server passes on many more, and it bounds what a request can cost."""
@@ -26,7 +26,7 @@ def odd_readings(path: str) -> tuple[str, ...]:
     """
     if len(path) > LONGEST_READ:
         return ()
-    known = [path if path.startswith("/") else _path_of_url(path)]
+    known = [path if path.startswith("/") else path_of_url(path)]
     if not path.startswith("/"):
         known.append(f"/{path}")
     if "\ufffd" in path:
@@ -49,7 +49,7 @@ def odd_readings(path: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _path_of_url(text: str) -> str:
+def path_of_url(text: str) -> str:
     """Of a request whose target is a whole URL, which a server may leave in the path's place."""
     try:
         return "/" + urlsplit(text).path
