@@ -482,6 +482,8 @@ def test_what_no_throttle_keeps_is_said_where_it_is_read(rest: ModuleType, name:
     with pytest.raises(ImproperlyConfigured, match=f"Sketches reads {name}, .* self.decision has limit, remaining"):
         throttled(throttle, 1)
     assert not hasattr(throttle(), "anything")
+    with pytest.raises(AttributeError, match="'Sketches' object has no attribute 'anything'"):
+        throttle().anything  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -538,8 +540,11 @@ def test_throttles_of_views_are_checked_too(its: Its) -> None:
         class Often(UserRateThrottle):
             rate = "often"
 
+        class ByPlan(UserRateThrottle):
+            rate = property(lambda self: "5/min")
+
         class Orders(APIView):
-            throttle_classes = (Often,)
+            throttle_classes = (Often, ByPlan)
 
     urls = ModuleType("urls")
     urls.urlpatterns = [path("shop/", include([path("orders", Orders.as_view())]))]  # type: ignore[attr-defined]

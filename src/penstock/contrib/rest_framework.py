@@ -150,7 +150,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
                     f"{type(self).__module__}.{type(self).__qualname__} reads {name}, which a throttle of penstock "
                     "doesn't keep: self.decision has limit, remaining, retry_after and reset_after, in seconds"
                 )
-            raise AttributeError(name=name, obj=self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]  # REST framework knows whole seconds
         """A limit and seconds, of a rate as penstock has it or as REST framework does, where only a letter counts."""

@@ -189,7 +189,11 @@ def _check_throttles() -> Iterator[CheckMessage]:
             hint='Add "STORE": "shop.limits.store", the dotted path of a Store.',
             id="penstock.E004",
         )
-    rates = [(kind, kind.scope or kind.__name__, kind.rate) for kind in ours if getattr(kind, "rate", None)]
+    # What a throttle finds out when it is made, by a property, can't be known here.
+    fixed = [
+        kind for kind in ours if not any(hasattr(getattr(kind, name, None), "__get__") for name in ("scope", "rate"))
+    ]
+    rates = [(kind, kind.scope or kind.__name__, kind.rate) for kind in fixed if getattr(kind, "rate", None)]
     for scope, rate in api_settings.DEFAULT_THROTTLE_RATES.items():
         # The class that has the scope may have its own way to read a rate, and its own limiter.
         rates.append((next((kind for kind in ours if kind.scope == scope), ours[0]), scope, rate))
