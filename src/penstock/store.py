@@ -259,7 +259,7 @@ class Store:
         """Counts of every limiter, summed over all processes, and how full the store is.
 
         By name: limiters of one name are counted together, whatever their kinds and rates. Give each a name of its own
-        to tell them apart.
+        to tell them apart. A name of more than 48 bytes stands there as its beginning and a digest.
 
         Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted. Warns once
         with ``SegmentRemovedWarning`` if the segment's file was removed: processes that start make another one.
