@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from redis_server import PATIENCE_S, RedisServer, redis_server
 from test_redis_store import EVERY_KIND
 
 from penstock import AllOf, StoreUnavailable, TokenBucket
+from penstock.redis import RedisStore
+from penstock.redis.deadline import Patience
 
 # What docs/redis.md lists.
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
@@ -151,6 +155,26 @@ def test_a_limiter_over_tls(tls_server: RedisServer, folder: Path, is_async: boo
         return kind(host="127.0.0.1", port=tls_server.port, socket_timeout=PATIENCE_S, retry=None, **tls_server.options)
 
     with_store(use_everything, is_async, client, namespace="other")
+
+
+def test_a_handshake_of_tls_takes_what_is_left_of_the_call() -> None:
+    """At a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"rediss://127.0.0.1:{listener.getsockname()[1]}/0"
+        with RedisStore(url, timeout="1 hour") as store:
+            both = AllOf(TokenBucket(store, "api", "5/minute"), TokenBucket(store, "all", "5/minute"))
+            refused: list[StoreUnavailable] = []
+
+            def ask() -> None:
+                try:
+                    both._hit_each_for(Patience(0.05), "ada", 1)
+                except StoreUnavailable as error:
+                    refused.append(error)
+
+            asking = threading.Thread(target=ask, daemon=True)
+            asking.start()
+            asking.join(PATIENCE_S)
+            assert len(refused) == 1
 
 
 def test_whom_a_client_does_not_trust_it_does_not_ask(tls_server: RedisServer, folder: Path, is_async: bool) -> None:

@@ -48,18 +48,28 @@ def keep_deadlines(pool: Any, timeout_s: float) -> None:
     kind: Any = pool.connection_class
     on_connect = pool.connection_kwargs.get("redis_connect_func") or kind.on_connect
 
+    def left_s() -> float:
+        return max(min(timeout_s, UNTIL_S.get() - time.monotonic()), LEAST_S)
+
     def connect(connection: Any) -> TimedSocket:
-        now_s = time.monotonic()
-        until_s = min(now_s + timeout_s, UNTIL_S.get())
-        connection.socket_connect_timeout = max(until_s - now_s, LEAST_S)
+        until_s = min(time.monotonic() + timeout_s, UNTIL_S.get())
+        connection.socket_connect_timeout = left_s()
         return TimedSocket(kind._connect(connection), timeout_s, until_s)
+
+    def begin_tls(connection: Any, sock: Any) -> Any:
+        sock.settimeout(left_s())
+        encrypted = kind._wrap_socket_with_ssl(connection, sock)
+        encrypted.settimeout(timeout_s)
+        return encrypted
 
     def shake_hands(connection: Any) -> None:
         on_connect(connection)
         if connection._sock is not None:
             connection._sock.end_handshake()
 
-    pool.connection_class = type(kind.__name__, (kind,), {"_connect": connect})
+    # Only a connection over TLS calls the second.
+    methods = {"_connect": connect, "_wrap_socket_with_ssl": begin_tls}
+    pool.connection_class = type(kind.__name__, (kind,), methods)
     pool.connection_kwargs["redis_connect_func"] = shake_hands
 
 
