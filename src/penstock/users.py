@@ -2,9 +2,9 @@
 
 Every user holds a shared lock on one byte far behind the end of the segment's file, its *mark*. The kernel drops the
 lock with the last descriptor of what was opened, so when the user closes its store or ends, however it ends. (And with
-the last mapping, but what is mapped was opened by itself.) A child of a fork has its parent's mark until it opens the
-file for itself and takes one of its own. So three questions have an answer that no pid could give, over all containers
-and users of a host:
+the last mapping, but what is mapped was opened by itself where it can be.) A child of a fork has its parent's mark
+until it opens the file for itself and takes one of its own. So three questions have an answer that no pid could give,
+over all containers and users of a host:
 
 *Is anybody attached?* If nobody is, the whole range of marks can be locked exclusively, and while it is, nobody becomes
 a user. Only then may a segment of another boot be given this boot's clock.
@@ -46,12 +46,19 @@ def place_of_mark(mark: int) -> int:
 
 @contextlib.contextmanager
 def opened_to_map(fd: int) -> Iterator[int]:
-    """The file of `fd`, opened once more: a mapping of that keeps no lock of `fd`, which may be closed before it."""
-    opened = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    """The file of `fd`, opened once more: a mapping of that keeps no lock of `fd`, which may be closed before it.
+
+    It is `fd` itself where it can't be opened again: this process gave up root meanwhile, or has no descriptor left.
+    Then the locks of `fd` last as long as what is mapped.
+    """
+    opened = None
+    with contextlib.suppress(OSError):
+        opened = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield opened
+        yield fd if opened is None else opened
     finally:
-        os.close(opened)
+        if opened is not None:
+            os.close(opened)
 
 
 def join(fd: int, place: int) -> int | None:

@@ -288,6 +288,23 @@ def _use_and_try_to_make(store: Store, limiter: Limiter, make: Make) -> tuple[in
 
 
 @both
+def test_a_process_that_gave_up_root_itself_makes_one(crew: Crew, as_root: None, name: str, make: Make) -> None:
+    """It has the segment open since before, and may not open it again. One that was made it may use as well."""
+    with Store(name, keys=100, clock=ManualClock(10**6)) as store:
+        assert crew.start(_make_after_giving_up_root, name, make).result() == LIMIT
+        assert take(make(store, "limiter", LIMIT, 20), "key") == 0
+
+
+def _make_after_giving_up_root(name: str, make: Make) -> int:
+    store = Store(name, keys=100, clock=ManualClock())
+    return as_user(FREE_USER, FREE_USER, [], _make_one_again, store, make)
+
+
+def _make_one_again(store: Store, make: Make) -> int:
+    return take(make(store, "limiter", LIMIT, 20), "key") + take(make(store, "limiter", LIMIT, 20), "key")
+
+
+@both
 def test_a_worker_of_the_stores_group_makes_one(crew: Crew, as_root: None, name: str, make: Make) -> None:
     with Store(name, keys=100, clock=ManualClock(10**6), mode=0o660, group=SHARED_GROUP) as store:
         worker = crew.start(as_user, FREE_USER, FREE_USER, [SHARED_GROUP], _make_in_a_child, 0, store, make, Meeting(1))

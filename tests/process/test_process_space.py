@@ -153,6 +153,18 @@ def _create_with_few_descriptors(path: Path) -> None:
         Store.private(keys=1000)
 
 
+def test_one_free_descriptor_is_enough_to_attach(crew: Crew, name: str) -> None:
+    with Store(name, keys=1000):
+        assert crew.start(_use_with_one_descriptor, name).result() == 5
+
+
+def _use_with_one_descriptor(name: str) -> int:
+    with _descriptors(1):
+        store = Store(name, keys=1000)
+        log = SlidingLog(store, "log", "5/hour", keys=10)
+        return sum(log.allow("key") for _ in range(9))
+
+
 class _descriptors:  # noqa: N801  # reads like a function
     """Leave this process no more than so many free descriptors."""
 
