@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import grp
 import os
@@ -9,6 +10,7 @@ import re
 import sys
 import threading
 import warnings
+import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -168,6 +170,7 @@ class Store:
         target = _path_of(name, path, directory)
         try:
             os.unlink(target)
+            _unlinked.add(target)
         except FileNotFoundError:
             if not missing_ok:
                 remedy = "check the name, or say missing_ok=True where there may be none"
@@ -221,6 +224,7 @@ class Store:
         if isinstance(clock, ManualClock):
             self._clock = clock
             clock._bind(self._segment)
+        _open_stores.add(self)
 
     def close(self) -> None:
         """Let go of the segment. Its limiters raise ``StoreClosed`` from now on; the segment itself stays."""
@@ -267,7 +271,7 @@ class Store:
         with self._lock():
             if self.closed:
                 raise StoreClosed(f"{self!r} has no statistics any more")
-            size_bytes = self._look_at_name()
+            size_bytes = self._look_at_name(stacklevel=3)
         by_number: dict[int, LimiterStats] = {}
         size = layout.COUNTER_LINE.size
         raw = self._segment.read(layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size)
@@ -282,7 +286,7 @@ class Store:
             limiters={name: by_number[number] for number, name in self._limiter_names().items()},
         )
 
-    def _look_at_name(self) -> int:
+    def _look_at_name(self, stacklevel: int) -> int:
         """The size of the segment's file. Warns once if the file is no longer where others look for it."""
         status = os.fstat(next(iter(self._files.values())))
         if self.path is not None and not self._is_removed:
@@ -291,7 +295,7 @@ class Store:
                 os.stat(os.path.dirname(self.path))
                 self._is_removed = not is_at(self.path, status)
                 if self._is_removed:
-                    warnings.warn(removed(self.path), SegmentRemovedWarning, stacklevel=3)
+                    warnings.warn(removed(self.path), SegmentRemovedWarning, stacklevel=stacklevel)
         return status.st_size
 
     def _now_ns(self) -> int:
@@ -402,6 +406,20 @@ class Store:
     def _lock(self) -> threading.RLock:
         """For what is done with the file, never for a decision. Of this process: a fork may happen while it is held."""
         return self._locks.setdefault(forks(), threading.RLock())
+
+
+def _look_at_names() -> None:
+    """Look at the end of a process. A worker that ends is often replaced, and its successor makes a new segment."""
+    for store in list(_open_stores):
+        with store._lock():
+            if not store.closed and store.path not in _unlinked:
+                store._look_at_name(stacklevel=2)
+
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_unlinked: set[str] = set()
+"""What this process has removed itself."""
+atexit.register(_look_at_names)
 
 
 def _places(numbers: array[int], wanted: int) -> Iterator[int]:

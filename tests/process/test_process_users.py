@@ -7,6 +7,8 @@ import itertools
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 import uuid
 import warnings
@@ -304,6 +306,23 @@ def test_a_removed_segment_in_use_is_noticed_when_another_is_made(crew: Crew, na
     store.close()
     os.unlink(path_of(name))
     Store(name, keys=1000).close()
+
+
+def test_a_process_that_ends_tells_that_its_segment_was_removed(name: str) -> None:
+    """Most often it is a worker that is replaced. With nobody left on the old segment, only it can tell."""
+    program = (
+        "import os, sys, penstock\n"
+        "store = penstock.Store(sys.argv[1], keys=1000)\n"
+        "closed = penstock.Store(sys.argv[1], keys=1000)\n"
+        "closed.close()\n"
+        "if sys.argv[2] == 'removed':\n"
+        "    os.unlink(store.path)\n"
+        "if sys.argv[2] == 'unlinked':\n"
+        "    penstock.Store.unlink(sys.argv[1])\n"
+    )
+    for what, times in (("there", 0), ("unlinked", 0), ("removed", 1)):
+        ended = subprocess.run([sys.executable, "-c", program, name, what], check=True, capture_output=True, text=True)
+        assert ended.stderr.count("was removed while processes use it") == times, ended.stderr
 
 
 def _tells_of_the_removal(name: str, attached: SharedNumbers) -> list[str]:
