@@ -28,8 +28,9 @@ So births can err in one direction only. Of two processes that had one pid, they
 by start times also if both began in one clock tick; then the second one is taken for the owner until the lease ends.
 
 *Watching.* The end of a process is asked of a pidfd, opened once and checked against the birth then: it stays with that
-very process. Where none can be had (no descriptor is left, an old kernel, a sandbox that refuses), the process is
-looked for anew each time, by its pid.
+very process. A program may close it, as daemons close all files, and open a pidfd of its own under its number: the
+number of the pidfd itself tells them apart, but not before Linux 6.9. Where none can be had (no descriptor is left, an
+old kernel, a sandbox that refuses), the process is looked for anew each time, by its pid.
 """
 
 from __future__ import annotations
@@ -119,14 +120,14 @@ class Owners:
     """Processes whose end this process watches. Thread-safe; for one process: make another one after a fork."""
 
     def __init__(self) -> None:
-        # First: `__del__` looks at it, also if what follows is interrupted.
-        self._pidfds: dict[int, int] = {}
+        # First: `__del__` looks at it, also if what follows is interrupted. A pidfd and its number, by owner.
+        self._pidfds: dict[int, tuple[int, int]] = {}
         self.me = this_process()
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
-        for pidfd in self._pidfds.values():
-            _close(pidfd)
+        for pidfd, number in self._pidfds.values():
+            _close(pidfd, number)
 
     def dead_among(self, owners: set[int]) -> set[int]:
         """Those that have certainly ended. Who can't be watched, as in another pid namespace, counts as alive.
@@ -140,16 +141,17 @@ class Owners:
                 return set()
             dead = {owner for owner in owners if not self._watch(owner)}
             poll = select.poll()
-            for pidfd in self._pidfds.values():
+            for pidfd, _ in self._pidfds.values():
                 poll.register(pidfd, select.POLLIN)
             ended = {pidfd for pidfd, event in poll.poll(0) if event & select.POLLIN}
-            for owner, pidfd in list(self._pidfds.items()):
-                if not _is_pidfd(pidfd):
+            for owner, (pidfd, number) in list(self._pidfds.items()):
+                if not _is_pidfd(pidfd, number):
                     # Closed by the program, and perhaps used again for something else.
                     del self._pidfds[owner]
                 elif pidfd in ended:
                     dead.add(owner)
-                    os.close(self._pidfds.pop(owner))
+                    del self._pidfds[owner]
+                    os.close(pidfd)
             return dead
         finally:
             if locked:
@@ -171,7 +173,7 @@ class Owners:
         if not _may_be(owner, pidfd):
             os.close(pidfd)
             return False
-        self._pidfds[owner] = pidfd
+        self._pidfds[owner] = pidfd, os.fstat(pidfd).st_ino
         return True
 
 
@@ -215,17 +217,18 @@ def _sees_own_processes() -> bool:
         return False
 
 
-def _is_pidfd(descriptor: int) -> bool:
+def _is_pidfd(descriptor: int, number: int) -> bool:
+    """Whether that is still the pidfd of that number."""
     try:
         signal.pidfd_send_signal(descriptor, 0)
     except (ProcessLookupError, PermissionError):
-        return True
+        pass
     except OSError:
         return False
-    return True
+    return os.fstat(descriptor).st_ino == number
 
 
-def _close(pidfd: int) -> None:
-    if _is_pidfd(pidfd):
-        with contextlib.suppress(OSError):
+def _close(pidfd: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        if _is_pidfd(pidfd, number):
             os.close(pidfd)

@@ -305,3 +305,27 @@ def test_who_is_alive_stays_so_when_all_files_are_closed(
 
     for reopen in (False, True):
         assert in_child(lambda reopen=reopen: daemon(reopen)) == (set(), True)
+
+
+def test_a_pidfd_of_the_programs_own_is_not_taken_for_an_owners(
+    process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
+) -> None:
+    """It may get the number of one that was closed with all files: then its process's end is not the owner's."""
+    owner = owner_of(process.pid, birth)
+    told_apart = owner_of(process.pid, "pidfd") != owner_of(process.pid, "unknown")  # from Linux 6.9 on
+
+    def daemon(looks: bool) -> tuple[set[int], set[int], bool]:
+        owners = Owners()
+        watched = os.dup(0)
+        os.close(watched)
+        assert owners.dead_among({owner}) == set()
+        another = subprocess.Popen(["sleep", "60"])
+        pidfd = os.pidfd_open(another.pid)
+        os.dup2(pidfd, watched)
+        kill_unreaped(another)
+        dead = (owners.dead_among({owner}), owners.dead_among({owner})) if looks else (set(), set())
+        del owners
+        return *dead, os.path.exists(f"/proc/self/fd/{watched}")
+
+    for looks in (False, True):
+        assert (in_child(lambda looks=looks: daemon(looks)) == (set(), set(), True)) == told_apart
