@@ -3,7 +3,8 @@
 =====================  =================================================================================================
 ``keys``               how many keys can be live at once, 100,000 by default; 21 bytes each, taken at once
 ``moving_window_keys`` how many of them for each limit of the moving window, 10,000 by default or `keys` if that is
-                       less; each takes 8 bytes for every permit of the limit, 808 at the most
+                       less; each takes 8 bytes for every permit of the limit, or 808 of one above 101 where all
+                       would take more than 16 MiB
 ``moving_windows``     of these limits the memory is taken at once, as ``"100/minute; 10000/day"``; that of others when
                        one is first met
 ``on_full``            ``"evict"``, ``"deny"`` or ``"allow"``, see ``Store``
