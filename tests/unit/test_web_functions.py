@@ -209,6 +209,9 @@ class TestRefusedAtStart:
             ({"answer": Answer(True)}, "an Answer has a status"),
             ({"answer": Answer(429, {"A": "b"})}, "an Answer has headers"),  # type: ignore[arg-type]
             ({"answer": Answer(429, (("A", 1),))}, "an Answer has headers"),  # type: ignore[arg-type]
+            ({"answer": Answer(429, (("A b", "c"),))}, "an Answer has headers"),
+            ({"answer": Answer(429, (("A", "b\r\nC: d"),))}, "an Answer has headers"),
+            ({"answer": Answer(429, (("A", "5 \u20ac"),))}, "an Answer has headers"),
             ({"answer": Answer(429, body="no")}, "an Answer has a body of bytes"),  # type: ignore[arg-type]
             ({"methods": {"POST": True}}, "methods is text or several texts"),
             ({"path": {"/a": 1}}, "path is text or several texts"),

@@ -49,7 +49,9 @@ _ANYTHING: Final = "\ue000"
 _SEGMENT: Final = "\ue001"
 _MARKS: Final = string.punctuation.replace("/", "")
 _ANY_MARK: Final = f"[{re.escape(_MARKS)}]"
-_METHOD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# Of RFC 9110: a method or a field's name, and a field's value.
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Answer(NamedTuple):
@@ -80,8 +82,10 @@ class Where:
             raise InvalidLimiter("path is a pattern or several, or None for every path: an empty list is neither")
         names = _listed(methods, "methods")
         for name in names:
-            if not isinstance(name, str) or not _METHOD.fullmatch(name):
+            if not isinstance(name, str) or not _TOKEN.fullmatch(name):
                 raise InvalidLimiter(f'methods are names such as "GET", not {shown(name)}')
+            if name.upper() in ("*", "ANY", "ALL"):
+                raise InvalidLimiter(f"no request has the method {shown(name)}: leave methods out for every method")
         capitals = {name.upper() for name in names}
         if not isinstance(ignore_case, bool):
             raise InvalidLimiter(f"ignore_case is True or False, not {shown(ignore_case)}")
@@ -113,11 +117,20 @@ def check_answer(answer: Answer) -> None:
     if type(status) is bool or not isinstance(status, int) or status not in range(200, 600):
         raise InvalidLimiter(f"an Answer has a status such as 429, not {shown(status)}")
     if not isinstance(headers, (list, tuple)) or not all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in headers
+        isinstance(pair, tuple) and len(pair) == 2 and _is_field(*pair) for pair in headers
     ):
         raise InvalidLimiter(f'an Answer has headers such as (("Content-Type", "text/plain"),), not {shown(headers)}')
     if not isinstance(body, bytes):
         raise InvalidLimiter(f"an Answer has a body of bytes, not {shown(body)}")
+
+
+def _is_field(name: Any, value: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and isinstance(value, str)
+        and _TOKEN.fullmatch(name) is not None
+        and _VALUE.fullmatch(value) is not None
+    )
 
 
 def _listed(values: Any, what: str) -> list[Any]:
@@ -132,6 +145,11 @@ def _pattern(path: str) -> str:
     """In any case linear in the length of a path, which whoever asks can choose."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise InvalidLimiter(f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {shown(path)}')
+    if "?" in path or "#" in path:
+        raise InvalidLimiter(
+            f"the path pattern {shown(path)} has more than a path: a query is looked at in exempt or cost, and "
+            "within a path write %3F and %23"
+        )
     for placeholder in _PLACEHOLDER.finditer(path):
         if not _NAMED.fullmatch(placeholder[0]):
             raise InvalidLimiter(
