@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 __all__ = ["odd_readings", "path_of_url"]
 
-LONGEST_READ: Final = 8192
-"""Characters of a path. No proxy or server passes on many more, and it bounds what a request can cost."""
+LONGEST_READ: Final = 2048
+"""Characters of a path. It bounds what a request can cost: to read so many takes milliseconds."""
 
 _SLASHES: Final = re.compile("//+")
 _PARAMETERS: Final = re.compile(";[^/]*")
