@@ -171,9 +171,10 @@ def open_extent(store: Store, limiter: str, purpose: Purpose, keys: int) -> Exte
                 else _refuse(
                     store,
                     SegmentError,
-                    f"no right to open the segment again in this process, to make room for limiter {limiter!r}",
+                    f"no right to open the segment again in this process, or its file closed by the program, to make "
+                    f"room for limiter {limiter!r}",
                     "a process that may",
-                    "make the limiter before the worker is forked, or before it gives up its rights",
+                    "make the limiter before the worker is forked, gives up its rights or closes its files",
                 )
             )
         raw = segment.extent_entry(identity)

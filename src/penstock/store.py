@@ -192,6 +192,7 @@ class Store:
         self.path = path
         self.keys = file.header.advertised_keys
         self.on_full = on_full
+        self._status = os.fstat(file.fd)
         self.closed = False
         self._is_removed = False
         # By number of forks: the file as this process opened it, which carries its locks, and the counter lines locked.
@@ -233,7 +234,7 @@ class Store:
         with self._lock():
             if not self.closed:
                 self.closed = True
-                for fd in self._files.values():
+                for fd in self._open_files():
                     os.close(fd)
                 self._files.clear()
         if self._clock is not None:
@@ -288,7 +289,8 @@ class Store:
 
     def _look_at_name(self, stacklevel: int) -> int:
         """The size of the segment's file. Warns once if the file is no longer where others look for it."""
-        status = os.fstat(next(iter(self._files.values())))
+        opened = self._open_files()
+        status = os.fstat(opened[0]) if opened else self._status
         if self.path is not None and not self._is_removed:
             # Where even the directory is gone, as after ``private_stores``, nobody makes another one.
             with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -382,15 +384,25 @@ class Store:
                     file_locks.unlock(fd, start, size)
         return None
 
+    def _open_files(self) -> list[int]:
+        """The segment's descriptors, as far as they still are: programs that become daemons close all, and the next
+        files that they open get the same numbers."""
+        found = []
+        for fd in self._files.values():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(fd), self._status):
+                    found.append(fd)
+        return found
+
     def _own_file(self, fork: int) -> int | None:
-        """The segment's file as opened by this process; None if it can't be opened again after a fork."""
-        if fork in self._files:
-            return self._files[fork]
-        inherited = list(self._files.items())
+        """The segment's file as opened by this process; None if the program closed it, or a child may not open it."""
+        inherited = self._open_files()
         if not inherited:
             return None
+        if fork in self._files:
+            return self._files[fork]
         try:
-            opened = os.open(f"/proc/self/fd/{inherited[-1][1]}", os.O_RDWR | os.O_CLOEXEC)
+            opened = os.open(f"/proc/self/fd/{inherited[-1]}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             # Most often a worker that gave up root: mapping and limits work, only its counters are shared.
             return None
@@ -399,7 +411,7 @@ class Store:
         assert mark is not None
         self._mark = mark
         self._files = {fork: opened}
-        for _, fd in inherited:
+        for fd in inherited:
             os.close(fd)
         return opened
 

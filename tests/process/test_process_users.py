@@ -31,8 +31,9 @@ from process_helpers import (
 
 from penstock import SlidingLog, Store, TokenBucket, extents, host_clock, layout, segment_file, users
 from penstock.core.segment import forks
-from penstock.errors import ClockMismatch, SegmentBusy, SegmentRemovedWarning, UntrustedSegment
+from penstock.errors import ClockMismatch, SegmentBusy, SegmentError, SegmentRemovedWarning, UntrustedSegment
 from penstock.segment_file import Header
+from penstock.verification import verify
 
 LIMIT: Final = 10
 HOUR_S: Final = 3600
@@ -287,6 +288,38 @@ def _admitted_by_a_log(me: int, name: str) -> int:
         while taken < LIMIT and log.allow("key"):
             taken += 1
         return taken
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["", "forked"])
+def test_a_program_that_closes_all_files_loses_none_of_its_own(
+    crew: Crew, name: str, tmp_path: Path, forked: bool
+) -> None:
+    """As one that becomes a daemon: the number of the segment's file is that of another one by then."""
+    with Store(name, keys=1000) as store:
+        TokenBucket(store, "api", "10/hour").hit("key", 4)
+        log = tmp_path / "log"
+        daemon = crew.start(_use_as_a_daemon, name, store if forked else None, log)
+        assert daemon.result() == (6, "closes its files", ["api"])
+        assert log.read_text() == "begin\nend\n"
+        assert verify(name).findings == ()
+        assert SlidingLog(store, "log", "1/hour", keys=10).allow("key")
+
+
+def _use_as_a_daemon(name: str, inherited: Store | None, path: Path) -> tuple[int, str, list[str]]:
+    store = inherited or Store(name, keys=1000)
+    [segment] = store._files.values()
+    with open(path, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), segment)
+    os.write(segment, b"begin\n")
+    bucket = TokenBucket(store, "api", "10/hour")
+    admitted = sum(bucket.allow("key") for _ in range(10))
+    with pytest.raises(SegmentError) as caught:
+        SlidingLog(store, "log", "1/hour", keys=10)
+    limiters = list(store.stats().limiters)
+    store.close()
+    os.write(segment, b"end\n")
+    os.close(segment)
+    return admitted, caught.value.remedy[-16:], limiters
 
 
 def test_a_removed_segment_in_use_is_noticed_when_another_is_made(crew: Crew, name: str) -> None:
