@@ -239,6 +239,13 @@ class TestPathsThatNobodyAsksFor:
         self.ask(gate, 1001)
         assert len(warned) == 1
 
+    def test_a_path_that_may_be_any_tells_nothing(self, limit: FixedWindow) -> None:
+        gate = Gate([Rule(limit, path="/api/*")])
+        self.ask(gate, 1, "/" + "a//" * 1000)
+        self.ask(gate, 1000)
+        with pytest.warns(UnseenPathsWarning):
+            self.ask(gate, 1)
+
     def test_none_comes_when_a_path_has_matched(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path="/b")])
         self.ask(gate, 1, "/api/orders")

@@ -356,7 +356,10 @@ class UnseenPaths:
 
     def look_at(self, paths: tuple[str, ...]) -> None:
         """Whatever their methods are: it is the paths that are written in vain."""
-        if not paths or any(pattern.fullmatch(path) for pattern in self.patterns for path in paths):
+        if not paths:
+            # It may be any, and so whoever sends one would end the search.
+            return
+        if any(pattern.fullmatch(path) for pattern in self.patterns for path in paths):
             self.patterns = []
             return
         self.requests += 1
