@@ -89,6 +89,7 @@ CLOCK_NAMES: Final = {
     layout.CLOCK_MANUAL: "manual",
     layout.CLOCK_PYTHON: "Python (time.time)",
 }
+MOUNTS: Final = "/proc/self/mountinfo"
 SEAL: Final = struct.Struct("<II")  # the header's checksum and state
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -401,8 +402,8 @@ def _check_directory(wanted: Wanted, is_own: bool) -> None:
     """That nobody else can make files there, if it is to be one's own; and that a file of the group was made by a
     member of it, or by root.
 
-    That is so but in a directory with the setgid bit, which gives its group to every file, whoever makes it. There, all
-    who may make files must be trusted.
+    That is so but in a directory that gives its group to every file, whoever makes it: by the setgid bit, or by how its
+    file system is mounted. There, all who may make files must be trusted.
     """
     directory = os.path.dirname(wanted.path)
     try:
@@ -419,13 +420,26 @@ def _check_directory(wanted: Wanted, is_own: bool) -> None:
             f"one that only uid {os.geteuid()} may write" + (f", or group {wanted.gid}" if wanted.mode & 0o020 else ""),
             "give directory= one of this user's own, such as that of systemd's RuntimeDirectory=",
         )
-    if is_open and group_is_trusted and status.st_mode & stat.S_ISGID:
+    has_bit = bool(status.st_mode & stat.S_ISGID)
+    if is_open and group_is_trusted and (has_bit or _is_mounted_with_grpid(status.st_dev)):
+        giver = "the setgid bit" if has_bit else "the mount option grpid"
         raise wanted.refuse(
             UntrustedSegment,
             f"{described}, that gives its group to the files of users that aren't in it",
-            f"one without the setgid bit, or of uid {os.geteuid()} or root and not writable by others",
-            f"chmod g-s {directory}, or chmod o-w and chown it to root",
+            f"one without {giver}, or of uid {os.geteuid()} or root and not writable by others",
+            (f"chmod g-s {directory}" if has_bit else "mount it without grpid") + ", or chmod o-w and chown it to root",
         )
+
+
+def _is_mounted_with_grpid(device: int) -> bool:
+    """Whether every directory of a file system gives its group to all files, as one with the setgid bit does."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, _, where, *_, options = line.split()
+            if where == number and "grpid" in options.split(","):
+                return True
+    return False
 
 
 def _where_names_are_safe(wanted: Wanted) -> str:

@@ -387,6 +387,33 @@ def test_a_directory_that_gives_its_group_to_strangers_files(
     path.parent.chmod(0o755)
 
 
+@pytest.mark.parametrize(("options", "trusted"), [("rw,grpid", False), ("rw,nogrpid", True)])
+def test_a_mount_that_gives_the_directorys_group_to_strangers_files(
+    as_root: None, crew: Crew, path: Path, options: str, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ext4 and XFS do with the option grpid: without the setgid bit. The kernel's table of mounts is made up."""
+    device = path.parent.stat().st_dev
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / /a\\040place rw,relatime shared:1 - ext4 /dev/vdb {options}"
+    mounts = path.parent / "mounts"
+    mounts.write_text(f"35 1 0:1 / /proc rw - proc proc rw,grpid\n{line}\n")
+    monkeypatch.setattr("penstock.segment_file.MOUNTS", str(mounts))
+    os.chown(path.parent, 0, SHARED_GROUP)
+    path.parent.chmod(0o1777)
+    Store("a", keys=100, path=path, mode=0o660, group=0).close()
+    os.chown(path, 12345, SHARED_GROUP)
+    if trusted:
+        assert crew.start(as_user, FREE_USER, FREE_USER, [SHARED_GROUP], _admitted_for_group, path).result() == 10
+    else:
+        for uid in (FREE_USER, 0):
+            message = crew.start(as_user, uid, uid, [SHARED_GROUP], _refusal_for_group, path).result()
+            assert "one without the mount option grpid" in message
+            assert "mount it without grpid" in message
+
+
+def _refusal_for_group(path: Path) -> str:
+    return str(refused(path, UntrustedSegment, mode=0o660, group=SHARED_GROUP))
+
+
 def _plant(path: Path) -> None:
     Store("a", keys=100, path=path).close()
     path.chmod(0o660)
