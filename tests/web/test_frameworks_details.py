@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
+from flask.views import MethodView
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
@@ -208,6 +209,14 @@ def test_flask_exempts_blueprints_and_limits_bodies(its: Its) -> None:
     assert client.post("/", data=b"1234").headers["X-RateLimit-Remaining"] == "2"
     assert [client.post("/free").status_code for _ in range(5)] == [200] * 5
     assert its.left()[1] == 2
+
+
+def test_flask_refuses_what_is_no_view(its: Its) -> None:
+    _, limits = flask_app(its)
+    for decorate in (limits.exempt, limits.limit(its.two)):
+        for neither in ("view", MethodView):
+            with pytest.raises(InvalidLimiter, match=r"is for views and blueprints, .* is neither: for a class say "):
+                decorate(neither)  # type: ignore[type-var]
 
 
 def test_flask_sends_a_shadow_ban_as_if_it_were_an_answer(its: Its) -> None:

@@ -101,6 +101,7 @@ class Limits:
             if isinstance(view, Blueprint):
                 view.before_request(lambda: self._ask(rules))
                 return view
+            _check_view(view, "limit(...)")
             inner, all_rules = stacked(view, rules)
 
             @wraps(inner)
@@ -115,6 +116,8 @@ class Limits:
 
     def exempt(self, view: View) -> View:
         """A decorator: the rules for all requests are not for this view or blueprint."""
+        if not isinstance(view, Blueprint):
+            _check_view(view, "exempt")
         setattr(view, EXEMPT, True)
         self._has_exempted = True
         return view
@@ -174,6 +177,14 @@ class _Ended(Ended):
             told = [*denial.fields, *retry_after(denial)]
             headers = [*headers, *(field for field in told if field[0].lower() not in names)]
         return super().start(status, headers, exc_info)
+
+
+def _check_view(view: Any, decorator: str) -> None:
+    if isinstance(view, type) or not callable(view):
+        raise InvalidLimiter(
+            f"{decorator} is for views and blueprints, and {shown(view)} is neither: for a class say "
+            f'{decorator}(TheView.as_view("name"))'
+        )
 
 
 def _is_exempt() -> bool:
