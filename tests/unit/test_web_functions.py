@@ -257,6 +257,13 @@ class TestRefusedAtARequest:
             site([rule]).ask()
         assert left(limit) == 3
 
+    def test_a_coroutine_of_a_plain_function_is_told_from_one_that_is_awaited(
+        self, site: MakeSite, limit: FixedWindow
+    ) -> None:
+        rule = Rule(limit, key=lambda request: coroutine(request))
+        with pytest.raises(InvalidKey, match=r"gave an awaitable \(only async def functions are awaited, "):
+            site([rule]).ask()
+
     @pytest.mark.parametrize("said", [None, 0, 1, "no", "a coroutine"])
     def test_charge_on(self, site: MakeSite, limit: FixedWindow, said: Any) -> None:
         rule = Rule(limit, charge_on=lambda status: coroutine(status) if said == "a coroutine" else said)

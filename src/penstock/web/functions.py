@@ -116,7 +116,7 @@ def given(value: Any) -> str:
     if hasattr(value, "close"):
         # Or Python would warn that nobody has awaited it.
         value.close()
-    return "something to await, which only what is written as async def may"
+    return "an awaitable (only async def functions are awaited, and only in async applications)"
 
 
 class Told:
