@@ -421,11 +421,18 @@ class Store:
 
 
 def _look_at_names() -> None:
-    """Look at the end of a process. A worker that ends is often replaced, and its successor makes a new segment."""
+    """Look at the end of a process. A worker that ends is often replaced, and its successor makes a new segment.
+
+    It doesn't wait for a thread that is at the file, and may be waiting for a stopped process.
+    """
     for store in list(_open_stores):
-        with store._lock():
+        if not store._lock().acquire(blocking=False):
+            continue
+        try:
             if not store.closed and store.path not in _unlinked:
                 store._look_at_name(stacklevel=2)
+        finally:
+            store._lock().release()
 
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -358,6 +358,22 @@ def test_a_process_that_ends_tells_that_its_segment_was_removed(name: str) -> No
         assert ended.stderr.count("was removed while processes use it") == times, ended.stderr
 
 
+def test_a_process_ends_while_a_thread_is_at_a_segments_file(name: str) -> None:
+    """It may be waiting for a process that is stopped: no reason to wait for the thread as well."""
+    program = (
+        "import sys, threading, penstock\n"
+        "store = penstock.Store(sys.argv[1], keys=1000)\n"
+        "locked = threading.Event()\n"
+        "def stay():\n"
+        "    with store._lock():\n"
+        "        locked.set()\n"
+        "        threading.Event().wait()\n"
+        "threading.Thread(target=stay, daemon=True).start()\n"
+        "locked.wait()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, name], check=True, timeout=10)
+
+
 def _tells_of_the_removal(name: str, attached: SharedNumbers) -> list[str]:
     with Store(name, keys=1000) as store:
         store.stats()
