@@ -8,13 +8,11 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64") or sys.maxsize < 2**32:
-    raise SystemExit(
-        f"penstock supports 64-bit Linux on x86-64 and aarch64, not {sys.platform} on {platform.machine()}"
-    )
+    raise SystemExit(f"forebay supports 64-bit Linux on x86-64 and aarch64, not {sys.platform} on {platform.machine()}")
 if sys.implementation.name != "cpython":
-    raise SystemExit(f"penstock supports CPython, not {sys.implementation.name}")
+    raise SystemExit(f"forebay supports CPython, not {sys.implementation.name}")
 
-PACKAGE = Path("src/penstock")
+PACKAGE = Path("src/forebay")
 HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *Path("native/include").rglob("*.h")]))
 
 extensions = [

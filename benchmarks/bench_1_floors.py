@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import penstock_floor
+import forebay_floor
 from baselines import DictBucket
 from conftest import GENEROUS, Measure, statement
 
@@ -17,7 +17,7 @@ def bench_empty_loop(measure: Measure) -> None:
 
 
 def bench_empty_method(measure: Measure) -> None:
-    method = penstock_floor.Empty().method
+    method = forebay_floor.Empty().method
     assert method(KEY)
     measure("an empty method of the same kind of class", statement("f(k)", f=method, k=KEY), section=SECTION)
 

@@ -6,7 +6,7 @@ from timeit import Timer
 
 from conftest import Measure, must, statement
 
-from penstock import Store, TokenBucket
+from forebay import Store, TokenBucket
 
 KEY = "user:42:abcdefg"
 SECTION = "One process, in cache"

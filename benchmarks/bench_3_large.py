@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from timeit import Timer
 
-import penstock_floor
+import forebay_floor
 from conftest import GENEROUS, Measure, statement, time_per_call
 
-from penstock import Store, TokenBucket
+from forebay import Store, TokenBucket
 
 SECTION = "One process, beyond the cache"
 # A key that was asked once is live for a day, and may be asked very often.
@@ -96,8 +96,8 @@ def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) 
         check_all_live(store, count)
 
 
-def region_of_a_store_of(count: int, name: str) -> penstock_floor.Region:
+def region_of_a_store_of(count: int, name: str) -> forebay_floor.Region:
     """Memory of another store's segment, so of the same size and kind; the store itself is gone."""
     with Store(name, keys=count) as store, Path(store.path).open("r+b") as file:
         Store.unlink(name)
-        return penstock_floor.Region(file.fileno(), os.fstat(file.fileno()).st_size)
+        return forebay_floor.Region(file.fileno(), os.fstat(file.fileno()).st_size)

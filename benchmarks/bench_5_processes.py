@@ -11,7 +11,7 @@ from baselines import LockedBucket
 from pytest_benchmark.fixture import BenchmarkFixture
 from workers import Workload, started
 
-from penstock import Store
+from forebay import Store
 
 KINDS = {
     "control": ("control: a dict in each process, nothing shared", None),

@@ -9,7 +9,7 @@ from timeit import Timer
 import pytest
 from conftest import GENEROUS, Measure, must, statement
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -22,7 +22,7 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.core.cell_limiter import CellLimiter
+from forebay.core.cell_limiter import CellLimiter
 
 KEY = "user:42:abcdefg"
 SECTION = "Every algorithm, one hot key"

@@ -22,8 +22,8 @@ from conftest import Measure, must, statement, time_per_call
 from pytest_benchmark.fixture import BenchmarkFixture
 from web_apps import fastapi_app, flask_app, plain_asgi, plain_wsgi, rules_of
 
-from penstock import Store
-from penstock.web import ASGIMiddleware, WSGIMiddleware
+from forebay import Store
+from forebay.web import ASGIMiddleware, WSGIMiddleware
 
 SECTION = "In the web stack: what a request costs more"
 WITHOUT = "without"
@@ -96,14 +96,14 @@ def measure_wsgi(measure: Measure, title: str, app: Any, plain: Any, calls: int,
 
 @pytest.mark.parametrize("count", [1, 3])
 def bench_wsgi(measure: Measure, store: Store, count: int) -> None:
-    title = f"WSGI, bare: penstock, {count} limit{'s' * (count > 1)} and headers"
+    title = f"WSGI, bare: forebay, {count} limit{'s' * (count > 1)} and headers"
     app = WSGIMiddleware(plain_wsgi, rules_of(store, count))
     measure_wsgi(measure, title, app, plain_wsgi, 10_000, bar_us=ADDED_US[count])
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def bench_flask(measure: Measure, store: Store, count: int) -> None:
-    title = f"Flask: penstock around it, {count} limit{'s' * (count > 1)} and headers"
+    title = f"Flask: forebay around it, {count} limit{'s' * (count > 1)} and headers"
     app = WSGIMiddleware(flask_app(), rules_of(store, count))
     measure_wsgi(measure, title, app, flask_app(), 2_000, bar_us=ADDED_US[count])
 
@@ -176,14 +176,14 @@ def measure_asgi(measure: Measure, title: str, app: Any, plain: Any, calls: int,
 
 @pytest.mark.parametrize("count", [1, 3])
 def bench_asgi(measure: Measure, store: Store, count: int) -> None:
-    title = f"ASGI, bare: penstock, {count} limit{'s' * (count > 1)} and headers"
+    title = f"ASGI, bare: forebay, {count} limit{'s' * (count > 1)} and headers"
     app = ASGIMiddleware(plain_asgi, rules_of(store, count))
     measure_asgi(measure, title, app, plain_asgi, 100, bar_us=ADDED_US[count])
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def bench_fastapi(measure: Measure, store: Store, count: int) -> None:
-    title = f"FastAPI: penstock around it, {count} limit{'s' * (count > 1)} and headers"
+    title = f"FastAPI: forebay around it, {count} limit{'s' * (count > 1)} and headers"
     app = ASGIMiddleware(fastapi_app(), rules_of(store, count))
     measure_asgi(measure, title, app, fastapi_app(), 20, bar_us=ADDED_US[count])
 

@@ -13,7 +13,7 @@ import redis
 import throttled
 from conftest import GENEROUS, Measure, must, statement, time_per_call
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -23,7 +23,7 @@ from penstock import (
     SlidingWindow,
     TokenBucket,
 )
-from penstock.redis import AsyncRedisStore, RedisStore
+from forebay.redis import AsyncRedisStore, RedisStore
 
 SECTION = "Over Redis"
 KEY = "user:42:abcdefg"

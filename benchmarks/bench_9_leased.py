@@ -10,8 +10,8 @@ import pytest
 import redis
 from conftest import GENEROUS, Measure, must, statement, time_per_call
 
-from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
-from penstock.redis import LeasedStore, RedisStore
+from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
+from forebay.redis import LeasedStore, RedisStore
 
 SECTION = "Over Redis"
 KEY = "user:42:abcdefg"

@@ -10,8 +10,8 @@ import pytest
 import redis
 from conftest import GENEROUS, Measure, must, statement, time_per_call
 
-from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
-from penstock.redis import RedisStore, SyncedStore
+from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
+from forebay.redis import RedisStore, SyncedStore
 
 SECTION = "Synced over Redis"
 KEY = "user:42:abcdefg"

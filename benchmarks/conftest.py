@@ -20,7 +20,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 from redis_server import redis_on_a_free_port
 
-from penstock import Store, TokenBucket
+from forebay import Store, TokenBucket
 
 sys.path.insert(0, str(Path(sys.prefix) / "floor"))
 

@@ -12,8 +12,8 @@ import flask_limiter.util
 import slowapi.util
 from fastapi.responses import PlainTextResponse
 
-from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
-from penstock.web import ASGIMiddleware, Rule, WSGIMiddleware
+from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
+from forebay.web import ASGIMiddleware, Rule, WSGIMiddleware
 
 # Never reached.
 PEERS_LIMIT = "1000000000/hour"

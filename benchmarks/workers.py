@@ -14,7 +14,7 @@ from pathlib import Path
 from baselines import DictBucket, LockedBucket
 from conftest import GENEROUS
 
-from penstock import Store, TokenBucket
+from forebay import Store, TokenBucket
 
 CHUNK = 1000
 START_DELAY_NS = 10_000_000

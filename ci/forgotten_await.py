@@ -1,7 +1,7 @@
 """What mypy says of a forgotten await over an asyncio store: a comment that it doesn't need would be an error."""
 
-from penstock import Concurrency, TokenBucket
-from penstock.redis import AsyncRedisStore
+from forebay import Concurrency, TokenBucket
+from forebay.redis import AsyncRedisStore
 
 store = AsyncRedisStore("redis://localhost")
 api = TokenBucket(store, "api", "100/minute")

@@ -11,16 +11,16 @@ import sys
 import textwrap
 from pathlib import Path
 
-import penstock
+import forebay
 
 STUBS = Path(__file__).parents[1] / "src"
-PUBLIC = [getattr(penstock, name) for name in penstock.__all__]
+PUBLIC = [getattr(forebay, name) for name in forebay.__all__]
 CLASSES = {
     base
     for kind in PUBLIC
     if inspect.isclass(kind)
     for base in kind.__mro__
-    if base.__module__.startswith("penstock.core.")
+    if base.__module__.startswith("forebay.core.")
 }
 
 

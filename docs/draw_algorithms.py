@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-import penstock
-from penstock.testing import ManualClock
+import forebay
+from forebay.testing import ManualClock
 
 DOCUMENT = Path(__file__).resolve().parent / "algorithms.md"
 PICTURES = DOCUMENT.parent / "pictures"
@@ -247,8 +247,8 @@ def pictures() -> dict[str, str]:
     drawn = []
     for subject in SUBJECTS:
         clock = ManualClock()
-        with penstock.Store.private(keys=100, clock=clock) as store:
-            limiter = eval(subject.code, {**vars(penstock), "store": store})
+        with forebay.Store.private(keys=100, clock=clock) as store:
+            limiter = eval(subject.code, {**vars(forebay), "store": store})
             drawn.append((subject, subject.run(limiter, clock)))
     return {
         "overview.svg": overview(drawn),

@@ -16,9 +16,9 @@ from typing import Any
 
 from draw_algorithms import BLUE, END, PALE_BLUE, PERIOD, PICTURES, PURPLE, VERMILION, Drawing
 
-from penstock import FixedWindow, Store
-from penstock.redis import LeasedStore, RedisStore, SyncedStore
-from penstock.testing import ManualClock
+from forebay import FixedWindow, Store
+from forebay.redis import LeasedStore, RedisStore, SyncedStore
+from forebay.testing import ManualClock
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 

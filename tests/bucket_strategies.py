@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import strategies as st
 from oracle import Answer, Bucket
 
-from penstock import Decision, Rate
-from penstock.testing import ManualClock
+from forebay import Decision, Rate
+from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 MS_NS = 1_000_000
@@ -29,7 +29,7 @@ def magnitudes(least: int, most: int) -> st.SearchStrategy[int]:
 def buckets(
     draw: st.DrawFn, most_burst: int = 2**61, longest_refill_ns: int = LONGEST_REFILL_NS, second: int = NS
 ) -> Bucket:
-    """From 1 permit per year to 1 per nanosecond, or other unit of time, with any burst that penstock takes."""
+    """From 1 permit per year to 1 per nanosecond, or other unit of time, with any burst that forebay takes."""
     year = 31_536_000 * second
     usual = st.sampled_from([1, 1000, second, 60 * second, 3600 * second, year])
     period_ns = draw(usual | magnitudes(1, year))

@@ -15,8 +15,8 @@ import process_helpers
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock import Store
-from penstock.testing import ManualClock
+from forebay import Store
+from forebay.testing import ManualClock
 
 Result = TypeVar("Result")
 
@@ -25,9 +25,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test may depend on how fast the machine is, nor leave files behind; a failure prints how to run it again.
 settings.register_profile(
-    "penstock", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "forebay", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("penstock")
+settings.load_profile("forebay")
 
 
 FIGURES = pytest.StashKey[list[tuple[str, str]]]()

@@ -26,8 +26,8 @@ from oracle_counts import (
     first_window_in_memory,
 )
 
-import penstock
-from penstock import Rate, TokenBucket
+import forebay
+from forebay import Rate, TokenBucket
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def leaky_buckets(draw: st.DrawFn, measure: Measure) -> Case:
     bucket = draw(measure.buckets())
     rate = measure.rate(bucket.limit, bucket.period_ns)
     return Case(
-        lambda store, name="api": penstock.LeakyBucket(store, name, rate, bucket.burst),
+        lambda store, name="api": forebay.LeakyBucket(store, name, rate, bucket.burst),
         Queue(bucket.limit, bucket.period_ns, bucket.burst),
         step=bucket.unit_ns,
         span=bucket.tolerance_ns,
@@ -206,7 +206,7 @@ def leaky_buckets(draw: st.DrawFn, measure: Measure) -> Case:
 def min_intervals(draw: st.DrawFn, measure: Measure) -> Case:
     interval = draw(measure.windows() | magnitudes(1, measure.year))
     return Case(
-        lambda store, name="api": penstock.MinInterval(store, name, measure.length(interval)),
+        lambda store, name="api": forebay.MinInterval(store, name, measure.length(interval)),
         Bucket(1, interval, 1),
         step=interval,
         span=interval,
@@ -223,7 +223,7 @@ def fixed_windows(draw: st.DrawFn, measure: Measure, align: Any) -> Case:
     if align == "first":
         rule = first_window_in_memory(limit, period) if measure is MEMORY else FirstWindow(limit, period)
     return Case(
-        lambda store, name="api": penstock.FixedWindow(store, name, measure.rate(limit, period), align=align),
+        lambda store, name="api": forebay.FixedWindow(store, name, measure.rate(limit, period), align=align),
         rule,
         step=period,
         span=period,
@@ -243,7 +243,7 @@ def sliding_windows(draw: st.DrawFn, measure: Measure, exact: bool = True) -> Ca
     rule = SlidingWindow(limit, period, rounding)
     of_tier_rule = SlidingWindow(of_tier, period, "up" if rule.rounds_up else "down")
     return Case(
-        lambda store, name="api": penstock.SlidingWindow(store, name, measure.rate(limit, period), rounding=rounding),
+        lambda store, name="api": forebay.SlidingWindow(store, name, measure.rate(limit, period), rounding=rounding),
         rule,
         step=draw(st.sampled_from([period, max(1, period // limit)])),
         span=2 * period,
@@ -259,7 +259,7 @@ def bucketed_windows(draw: st.DrawFn, measure: Measure) -> Case:
     limit = draw(measure.limits(measure.most_bucketed(period, count)))
     rule = BucketedWindow(limit, period, count)
     return Case(
-        lambda store, name="api": penstock.BucketedWindow(
+        lambda store, name="api": forebay.BucketedWindow(
             store, name, measure.rate(limit, period), buckets=count, keys=KEYS
         ),
         rule,
@@ -274,7 +274,7 @@ def sliding_logs(draw: st.DrawFn, measure: Measure) -> Case:
     period = draw(measure.windows())
     limit = draw(measure.limits(min(period, measure.most_logged)))
     return Case(
-        lambda store, name="api": penstock.SlidingLog(store, name, measure.rate(limit, period), keys=KEYS),
+        lambda store, name="api": forebay.SlidingLog(store, name, measure.rate(limit, period), keys=KEYS),
         measure.log(limit, period),
         step=period,
         span=period,
@@ -287,7 +287,7 @@ def concurrencies(draw: st.DrawFn, measure: Measure) -> Case:
     lease = draw(measure.windows())
     limit = draw(measure.limits(50))
     return Case(
-        lambda store, name="api": penstock.Concurrency(store, name, limit, lease=measure.length(lease), keys=KEYS),
+        lambda store, name="api": forebay.Concurrency(store, name, limit, lease=measure.length(lease), keys=KEYS),
         Held(limit, lease),
         step=lease,
         span=lease,

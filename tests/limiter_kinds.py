@@ -20,7 +20,7 @@ from process_helpers import (
     path_of,
 )
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     FixedWindow,
     LeakyBucket,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     Concurrency,
     FixedWindow,

@@ -1,6 +1,6 @@
 """The algorithms once more, in plain Python with exact integers: slow, and right at a glance.
 
-Nothing here is derived from how penstock computes. A rule says whether a request is allowed and what becomes of a
+Nothing here is derived from how forebay computes. A rule says whether a request is allowed and what becomes of a
 key's state. What a decision reports besides its verdict is found by asking the rule itself again: `remaining` is the
 largest cost that it would allow, `retry_after_ns` the shortest wait after which it would allow, `reset_after_ns` the
 shortest wait after which the key is as good as never seen, each by bisection.
@@ -22,7 +22,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a ``penstock.Decision`` has to say."""
+    """What a ``forebay.Decision`` has to say."""
 
     allowed: bool
     limit: int
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What a ``penstock.Reservation`` has to say."""
+    """What a ``forebay.Reservation`` has to say."""
 
     allowed: bool
     delay_ns: int

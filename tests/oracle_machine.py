@@ -17,7 +17,7 @@ from oracle_counts import BucketedWindow, Held, Log
 from places import IN_MEMORY, Place, opened
 from redis_server import RedisServer
 
-from penstock import CostExceedsLimit, Decision, InvalidCost, InvalidKey
+from forebay import CostExceedsLimit, Decision, InvalidCost, InvalidKey
 
 # Few enough that an expired key's cell is not reused, so that a clock that goes back finds it again.
 KEYS = ("user:1", b"user:1", 7, ("user", 1))

@@ -29,9 +29,9 @@ from typing import Any, Final
 from redis_server import RedisServer
 from scripts_clock import ServerClock
 
-from penstock import Store
-from penstock.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
-from penstock.testing import ManualClock
+from forebay import Store
+from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
+from forebay.testing import ManualClock
 
 NS: Final = 1_000_000_000
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from penstock import Rate, layout
+from forebay import Rate, layout
 
 DEADLINE_S: Final = 120.0
 """Whatever takes longer hangs."""
@@ -263,17 +263,17 @@ def counter_lines(path: str) -> list[dict[str, int]]:
 
 
 def lock_bytes(fd: int, start: int, length: int) -> None:
-    """Take an open file description lock, as penstock does."""
+    """Take an open file description lock, as forebay does."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, length, 0))
 
 
 def path_of(name: str) -> str:
-    return f"/dev/shm/penstock-{name}"
+    return f"/dev/shm/forebay-{name}"
 
 
 def files_of(name: str) -> list[str]:
     """The store's file, and whatever a creation left beside it."""
-    return sorted(map(str, Path(path_of(name)).parent.glob(f"penstock-{name}*")))
+    return sorted(map(str, Path(path_of(name)).parent.glob(f"forebay-{name}*")))
 
 
 def until_raced(turn: Callable[[int], int]) -> None:

@@ -17,7 +17,7 @@ import redis
 
 PATIENCE_S = 60.0
 # Another server of the same protocol, or another version of it, is tested by naming its program.
-PROGRAM = os.environ.get("PENSTOCK_REDIS_SERVER", "redis-server")
+PROGRAM = os.environ.get("FOREBAY_REDIS_SERVER", "redis-server")
 # A cluster's nodes talk to each other on a port that is so much higher.
 BUS_OFFSET = 10_000
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import redis
 
-from penstock.redis import scripts
+from forebay.redis import scripts
 
 KEY: Final = "the tests' time"
 CLOCK: Final = f"""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
 
-from penstock.web import ASGIMiddleware, WSGIMiddleware
+from forebay.web import ASGIMiddleware, WSGIMiddleware
 
 CLIENT = "192.0.2.1"
 Kind = Literal["wsgi", "asgi"]

@@ -8,12 +8,12 @@ HERE = Path(__file__).parent
 HEADERS = HERE.parent.parent / "native" / "include"
 
 extension = Extension(
-    "penstock_floor",
-    sources=[str(HERE / "penstock_floor.pyx")],
+    "forebay_floor",
+    sources=[str(HERE / "forebay_floor.pyx")],
     depends=sorted(map(str, HEADERS.rglob("*.h"))),
     include_dirs=[str(HEADERS)],
     extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
 )
 extension.cython_directives = {"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True}
 
-setup(name="penstock-floor", ext_modules=[extension], options={"build_ext": {"cython_c_in_temp": True}})
+setup(name="forebay-floor", ext_modules=[extension], options={"build_ext": {"cython_c_in_temp": True}})

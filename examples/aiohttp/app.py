@@ -8,9 +8,9 @@ import os
 
 from aiohttp import web
 
-from penstock import Store, TokenBucket
-from penstock.contrib.aiohttp import limited, setup
-from penstock.web import Rule
+from forebay import Store, TokenBucket
+from forebay.contrib.aiohttp import limited, setup
+from forebay.web import Rule
 
 app = web.Application()
 routes = web.RouteTableDef()

@@ -1,6 +1,6 @@
 """Four gunicorn workers under real load: what one limit admits when the host counts, and when each worker does.
 
-Started by ci/demo. Ends with status 1 if penstock admitted more than the limit allows, or didn't serve at all.
+Started by ci/demo. Ends with status 1 if forebay admitted more than the limit allows, or didn't serve at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from penstock import Store, TokenBucket
+from forebay import Store, TokenBucket
 
 HERE = Path(__file__).parent
 SHOP = HERE.parent / "shop"
@@ -87,26 +87,26 @@ def main() -> int:
         f"{BURST} at once, and asks as fast as answers come over {CONNECTIONS} connections for {LOAD_SECONDS} s\n"
         f"(by {'wrk' if shutil.which('wrk') else 'examples/demo/count.py'}).\n"
     )
-    with console.status("penstock, preloaded") as status:
+    with console.status("forebay, preloaded") as status:
         preloaded = run("app:app", "--preload")
-        status.update("penstock, not preloaded")
+        status.update("forebay, not preloaded")
         loaded = run("app:app")
         status.update("each worker counts for itself")
         per_process = run("per_process:app")
         status.update("decisions a second")
         speeds = measure_decisions()
     rows = [
-        ("penstock", "preloaded", preloaded),
-        ("penstock", "not preloaded", loaded),
+        ("forebay", "preloaded", preloaded),
+        ("forebay", "not preloaded", loaded),
         ("no sharing", "each for itself", per_process),
     ]
     console.print(limits_table(rows))
     console.print(speeds_table(speeds))
 
     problems = [
-        f"penstock, {how}: {run.admitted} were admitted, and the limit allows {run.at_most}"
+        f"forebay, {how}: {run.admitted} were admitted, and the limit allows {run.at_most}"
         for name, how, run in rows
-        if name == "penstock" and not run.is_limited
+        if name == "forebay" and not run.is_limited
     ]
     problems += [
         f"{name}, {how}: answers {run.statuses}, admitted by workers {run.admitted_by}"

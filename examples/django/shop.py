@@ -11,8 +11,8 @@ import os
 import django
 from django.conf import settings
 
-from penstock import Store, TokenBucket
-from penstock.web import Rule
+from forebay import Store, TokenBucket
+from forebay.web import Rule
 
 store = Store(os.environ.get("SHOP_STORE", "django-shop"), keys=100_000)
 rules = [Rule(TokenBucket(store, "everything", "100/minute"))]
@@ -22,13 +22,13 @@ settings.configure(
     SECRET_KEY="an example's",
     ALLOWED_HOSTS=["127.0.0.1"],
     ROOT_URLCONF=__name__,
-    MIDDLEWARE=["penstock.contrib.django.LimitsMiddleware"],
-    PENSTOCK={"RULES": "shop.rules", "STORE": "shop.store"},
+    MIDDLEWARE=["forebay.contrib.django.LimitsMiddleware"],
+    FOREBAY={"RULES": "shop.rules", "STORE": "shop.store"},
     REST_FRAMEWORK={
         "DEFAULT_AUTHENTICATION_CLASSES": [],
         "UNAUTHENTICATED_USER": None,
         "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-        "DEFAULT_THROTTLE_CLASSES": ["penstock.contrib.rest_framework.AnonRateThrottle"],
+        "DEFAULT_THROTTLE_CLASSES": ["forebay.contrib.rest_framework.AnonRateThrottle"],
         "DEFAULT_THROTTLE_RATES": {"anon": "10/min"},
     },
 )
@@ -41,7 +41,7 @@ from django.urls import path  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
-from penstock.contrib.django import limited  # noqa: E402
+from forebay.contrib.django import limited  # noqa: E402
 
 
 @limited(orders)

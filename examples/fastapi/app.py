@@ -9,9 +9,9 @@ import os
 
 from fastapi import Depends, FastAPI
 
-from penstock import Concurrency, Store, TokenBucket
-from penstock.contrib.fastapi import limited, setup
-from penstock.web import Rule
+from forebay import Concurrency, Store, TokenBucket
+from forebay.contrib.fastapi import limited, setup
+from forebay.web import Rule
 
 app = FastAPI()
 

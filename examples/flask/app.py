@@ -8,9 +8,9 @@ import os
 
 from flask import Flask, request
 
-from penstock import Store, TokenBucket
-from penstock.contrib.flask import Limits
-from penstock.web import Rule
+from forebay import Store, TokenBucket
+from forebay.contrib.flask import Limits
+from forebay.web import Rule
 
 app = Flask(__name__)
 

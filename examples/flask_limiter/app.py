@@ -1,4 +1,4 @@
-"""The shop with Flask-Limiter. What is penstock's is one import and the storage's URI.
+"""The shop with Flask-Limiter. What is forebay's is one import and the storage's URI.
 
 cd examples/flask_limiter && gunicorn --workers 4 app:app
 curl -i -H 'X-Customer: ada' http://127.0.0.1:8000/
@@ -9,7 +9,7 @@ import os
 from flask import Flask, Response, request
 from flask_limiter import Limiter
 
-import penstock.limits  # noqa: F401  # from here on the limits library knows penstock://
+import forebay.limits  # noqa: F401  # from here on the limits library knows forebay://
 
 LIMIT = os.environ.get("SHOP_LIMIT", "5/second")
 
@@ -22,7 +22,7 @@ app = Flask(__name__)
 limiter = Limiter(
     customer,
     app=app,
-    storage_uri=os.environ.get("SHOP_STORAGE", "penstock:///flask-shop?keys=100000"),
+    storage_uri=os.environ.get("SHOP_STORAGE", "forebay:///flask-shop?keys=100000"),
     strategy=os.environ.get("SHOP_STRATEGY", "fixed-window"),
     headers_enabled=True,
 )

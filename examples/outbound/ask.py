@@ -1,6 +1,6 @@
 """Four processes that ask a partner who bears 10 requests a second: with no limit, and with one that they share.
 
-pip install "penstock[httpx]"        # or penstock[requests], penstock[aiohttp]
+pip install "forebay[httpx]"        # or forebay[requests], forebay[aiohttp]
 cd examples/outbound && python ask.py httpx
 """
 
@@ -14,7 +14,7 @@ from collections import Counter
 
 from partner import Partner
 
-from penstock import Store, TokenBucket
+from forebay import Store, TokenBucket
 
 STORE = os.environ.get("OUTBOUND_STORE", "outbound-example")
 PROCESSES, EACH = 4, 10
@@ -25,7 +25,7 @@ PROCESSES, EACH = 4, 10
 def ask_httpx(url: str, bucket: TokenBucket | None) -> list[int]:
     import httpx
 
-    from penstock.contrib.httpx import LimitedTransport
+    from forebay.contrib.httpx import LimitedTransport
 
     with httpx.Client(transport=None if bucket is None else LimitedTransport(bucket)) as client:
         return [client.get(url).status_code for _ in range(EACH)]
@@ -34,7 +34,7 @@ def ask_httpx(url: str, bucket: TokenBucket | None) -> list[int]:
 def ask_requests(url: str, bucket: TokenBucket | None) -> list[int]:
     import requests
 
-    from penstock.contrib.requests import LimitedAdapter
+    from forebay.contrib.requests import LimitedAdapter
 
     with requests.Session() as session:
         if bucket is not None:
@@ -45,7 +45,7 @@ def ask_requests(url: str, bucket: TokenBucket | None) -> list[int]:
 def ask_aiohttp(url: str, bucket: TokenBucket | None) -> list[int]:
     import aiohttp
 
-    from penstock.contrib.aiohttp_client import LimitedMiddleware
+    from forebay.contrib.aiohttp_client import LimitedMiddleware
 
     async def ask() -> list[int]:
         async with aiohttp.ClientSession(middlewares=[] if bucket is None else [LimitedMiddleware(bucket)]) as session:

@@ -1,6 +1,6 @@
 """Somebody else's server: 10 requests in a second, and whoever sends more is told to go away for a second.
 
-It counts all requests together, as most do for one API key. Without penstock: it isn't ours.
+It counts all requests together, as most do for one API key. Without forebay: it isn't ours.
 """
 
 import threading

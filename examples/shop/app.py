@@ -7,7 +7,7 @@ curl -i -H 'X-Customer: ada' http://127.0.0.1:8000/
 import math
 import os
 
-from penstock import Decision, Store, TokenBucket
+from forebay import Decision, Store, TokenBucket
 
 RATE = os.environ.get("SHOP_RATE", "5/second")
 BURST = int(os.environ.get("SHOP_BURST", "10"))

@@ -1,4 +1,4 @@
-"""Nothing here is for penstock: it works with every worker class, preloaded or not, and needs no hook."""
+"""Nothing here is for forebay: it works with every worker class, preloaded or not, and needs no hook."""
 
 bind = "127.0.0.1:8000"
 workers = 4

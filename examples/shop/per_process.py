@@ -5,7 +5,7 @@ For the comparison in ci/demo. (A private store made before the fork, with --pre
 
 import app as shop
 
-from penstock import Store, TokenBucket
+from forebay import Store, TokenBucket
 
 shop.orders = TokenBucket(Store.private(keys=100_000), "orders", shop.RATE, burst=shop.BURST)
 app = shop.app

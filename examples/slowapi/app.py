@@ -1,4 +1,4 @@
-"""The shop with slowapi. What is penstock's is one import and the storage's URI.
+"""The shop with slowapi. What is forebay's is one import and the storage's URI.
 
 cd examples/slowapi && uvicorn --workers 4 app:app
 curl -i -H 'X-Customer: ada' http://127.0.0.1:8000/
@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from slowapi import Limiter, _rate_limit_exceeded_handler
 from slowapi.errors import RateLimitExceeded
 
-import penstock.limits  # noqa: F401  # from here on the limits library knows penstock://
+import forebay.limits  # noqa: F401  # from here on the limits library knows forebay://
 
 LIMIT = os.environ.get("SHOP_LIMIT", "5/second")
 
@@ -22,7 +22,7 @@ def customer(request: Request) -> str:
 app = FastAPI()
 app.state.limiter = limiter = Limiter(
     customer,
-    storage_uri=os.environ.get("SHOP_STORAGE", "penstock:///slowapi-shop?keys=100000"),
+    storage_uri=os.environ.get("SHOP_STORAGE", "forebay:///slowapi-shop?keys=100000"),
     strategy=os.environ.get("SHOP_STRATEGY", "fixed-window"),
     headers_enabled=True,
 )

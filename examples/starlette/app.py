@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from penstock import Store, TokenBucket
-from penstock.web import ASGIMiddleware, Rule
+from forebay import Store, TokenBucket
+from forebay.web import ASGIMiddleware, Rule
 
 store = Store(os.environ.get("SHOP_STORE", "starlette-shop"), keys=100_000)
 rules = [

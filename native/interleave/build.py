@@ -1,6 +1,6 @@
-"""Builds penstock once more, for the interleaving explorer: ``python native/interleave/build.py DIRECTORY``.
+"""Builds forebay once more, for the interleaving explorer: ``python native/interleave/build.py DIRECTORY``.
 
-A copy of the sources, with the planted bugs in it and PENSTOCK_EXPLORE defined, compiled in place. Put DIRECTORY on the
+A copy of the sources, with the planted bugs in it and FOREBAY_EXPLORE defined, compiled in place. Put DIRECTORY on the
 path to import it instead of the real one. Does nothing if nothing has changed since.
 """
 
@@ -33,23 +33,23 @@ def build(directory: Path) -> None:
     if stamped.exists() and stamped.read_text() == stamp.hexdigest():
         return
     shutil.rmtree(directory, ignore_errors=True)
-    for name in ("src/penstock", "native"):
+    for name in ("src/forebay", "native"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, directory)
-    core = directory / "src" / "penstock" / "core"
+    core = directory / "src" / "forebay" / "core"
     for path in [*HERE.glob("*.pyx"), *HERE.glob("*.pxd")]:
         shutil.copy(path, core)
     plant(directory)
     explorer = directory / "native" / "interleave"
-    library = ["-shared", "-fPIC", "-o", str(core / "libpenstock_explore.so"), str(explorer / "explore.c")]
+    library = ["-shared", "-fPIC", "-o", str(core / "libforebay_explore.so"), str(explorer / "explore.c")]
     subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-Wall", "-Werror", *library], check=True)
-    flags = f"-O1 -DPENSTOCK_EXPLORE -I{explorer} -I{explorer / 'include'}"
+    flags = f"-O1 -DFOREBAY_EXPLORE -I{explorer} -I{explorer / 'include'}"
     subprocess.run(
         [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
         cwd=directory,
         env=os.environ
-        | {"CFLAGS": flags, "LDFLAGS": f"-L{core} -Wl,--no-as-needed -lpenstock_explore -Wl,-rpath,$ORIGIN"},
+        | {"CFLAGS": flags, "LDFLAGS": f"-L{core} -Wl,--no-as-needed -lforebay_explore -Wl,-rpath,$ORIGIN"},
         check=True,
     )
     stamped.write_text(stamp.hexdigest())

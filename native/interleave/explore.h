@@ -1,12 +1,12 @@
 /* The interleaving explorer: who goes next, what a load reads, what the clock says, and who is killed.
  *
- * penstock is compiled a second time with PENSTOCK_EXPLORE defined: then include/penstock/atomics.h and clock.h call
+ * forebay is compiled a second time with FOREBAY_EXPLORE defined: then include/forebay/atomics.h and clock.h call
  * the functions below instead of touching memory and clock. Between explorations these do what they say, at once.
  * During one, `processes` coroutines run programs over the same memory, and each access is a step: before it, the
  * explorer decides. It walks all decisions, depth first, by running the programs again and again from the start.
  */
-#ifndef PENSTOCK_INTERLEAVE_EXPLORE_H
-#define PENSTOCK_INTERLEAVE_EXPLORE_H
+#ifndef FOREBAY_INTERLEAVE_EXPLORE_H
+#define FOREBAY_INTERLEAVE_EXPLORE_H
 
 #include <stdbool.h>
 #include <stddef.h>

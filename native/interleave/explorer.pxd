@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from penstock.core.cell_limiter cimport CellLimiter
-from penstock.core.limiter cimport Draw
-from penstock.core.native cimport PenstockCell
+from forebay.core.cell_limiter cimport CellLimiter
+from forebay.core.limiter cimport Draw
+from forebay.core.native cimport ForebayCell
 
 
 cdef extern from "explore.h":
@@ -109,7 +109,7 @@ cdef struct Operation:
     int64_t cost                 # of an acquisition, or how many there are in a batch
     int slot_count               # what an acquisition has got
     uint64_t[MOST_SLOTS] slots
-    PenstockCell lease
+    ForebayCell lease
     uint64_t left                # the state that a reservation has left; 0: nothing was booked
     uint64_t word                # of litmus tests
     uint64_t expected
@@ -119,7 +119,7 @@ cdef struct Operation:
 
 # A key of a table.
 cdef struct Member:
-    const PenstockCell* cells
+    const ForebayCell* cells
     uint64_t tag
 
 
@@ -138,7 +138,7 @@ cdef class Program:
     cdef uint64_t epoch_ns
 
     cdef Operation* add(self, int process, Kind kind, CellLimiter limiter, key, cost) except NULL
-    cdef int has_one(self, const PenstockCell* cells, uint64_t tag) except -1
+    cdef int has_one(self, const ForebayCell* cells, uint64_t tag) except -1
     cdef Operation* next_operation(self, int process, Kind kind) except NULL
     cdef ExploreBounds bounds(
         self, preemptions, crashes, stale_reads, clock_moves, jumps_ns, tick_ns, only_reads, steps_alone,

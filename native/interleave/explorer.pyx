@@ -1,6 +1,6 @@
 """Programs for the interleaving explorer: operations on real limiters, by processes that run one step at a time.
 
-Compiled into the explorer's build of penstock only. A program's processes call the very functions that an application's
+Compiled into the explorer's build of forebay only. A program's processes call the very functions that an application's
 do, below the Python methods: `CellLimiter.decide` for ``allow`` and ``hit``, `return_draw` for ``refund``, and so on.
 """
 
@@ -8,25 +8,25 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
 
-from penstock.core.all_of cimport MOST, AllOf
-from penstock.core.batch cimport Batch
-from penstock.core.cell_limiter cimport CellLimiter
-from penstock.core.concurrency cimport Concurrency
-from penstock.core.decision cimport Decision
-from penstock.core.limiter cimport Ask, Draw
-from penstock.core.native cimport (
-    PENSTOCK_CELLS_PER_LINE, PENSTOCK_KIND_BITS, PENSTOCK_KIND_TAT, PENSTOCK_LINES_PER_GROUP, PenstockCell,
+from forebay.core.all_of cimport MOST, AllOf
+from forebay.core.batch cimport Batch
+from forebay.core.cell_limiter cimport CellLimiter
+from forebay.core.concurrency cimport Concurrency
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Ask, Draw
+from forebay.core.native cimport (
+    FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
     cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
-from penstock.core.slots cimport Slots, free_slot, lease_of
-from penstock.core.table cimport ALLOWED, Events, Verdict, home_line
+from forebay.core.slots cimport Slots, free_slot, lease_of
+from forebay.core.table cimport ALLOWED, Events, Verdict, home_line
 
 import itertools
 from dataclasses import dataclass
 
 
 VERDICTS = ("complete", "cut", "held up", "broken", "wrong", "too large", "not the same")
-CELLS = PENSTOCK_LINES_PER_GROUP * PENSTOCK_CELLS_PER_LINE
+CELLS = FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
 SEGMENT_NS = 1_000_000 * 1_000_000_000
 
 
@@ -65,12 +65,12 @@ class Explored:
 
 
 cdef Program active = None
-cdef PenstockCell[4] litmus
+cdef ForebayCell[4] litmus
 
 
 cdef void run_litmus(int index, const Operation* operation) noexcept:
     """One access to a pair of words, of which it is the first."""
-    cdef PenstockCell* pair = &litmus[operation.word]
+    cdef ForebayCell* pair = &litmus[operation.word]
     cdef uint64_t seen = 0
     explore_begin(index, 1)
     if operation.kind == LOAD:
@@ -78,9 +78,9 @@ cdef void run_litmus(int index, const Operation* operation) noexcept:
     elif operation.kind == STORE:
         store_release(&pair.tag, operation.desired)
     elif operation.strong:
-        seen = cas128_seq_cst(pair, PenstockCell(operation.expected, 0), PenstockCell(operation.desired, 0))
+        seen = cas128_seq_cst(pair, ForebayCell(operation.expected, 0), ForebayCell(operation.desired, 0))
     else:
-        seen = cas128_acq_rel(pair, PenstockCell(operation.expected, 0), PenstockCell(operation.desired, 0))
+        seen = cas128_acq_rel(pair, ForebayCell(operation.expected, 0), ForebayCell(operation.desired, 0))
     explore_end(index, 1, 0, seen)
 
 
@@ -124,7 +124,7 @@ cdef bint undo_or_renew(Concurrency limiter, Operation* operation, uint64_t* now
     cdef Operation* acquired = &active.operations[operation.earlier]
     cdef Slots slots = limiter.slots_of(limiter.table.cells)
     cdef Verdict verdict
-    cdef PenstockCell renewed
+    cdef ForebayCell renewed
     cdef bint held = acquired.slot_count > 0
     cdef int i
     if operation.kind == RELEASE:
@@ -302,7 +302,7 @@ cdef class Program:
             self.tables.append(<size_t>limiter.table.cells)
             for i in range(used, CELLS):
                 self.foreign(limiter, i, foreign_ns + i)
-            watched = explore_share(limiter.table.cells, CELLS * sizeof(PenstockCell), b"cells")
+            watched = explore_share(limiter.table.cells, CELLS * sizeof(ForebayCell), b"cells")
             if limiter.shape.words != NULL:
                 watched = watched and explore_share(
                     limiter.shape.words, limiter.shape.words_per_cell * <size_t>usable * 8, b"words")
@@ -313,12 +313,12 @@ cdef class Program:
 
     def foreign(self, CellLimiter limiter, cell, state):
         """Another key's member in a cell, with this state: it is in nobody's way when the time in that has come."""
-        limiter.table.cells[<size_t>cell].tag = (<uint64_t>cell + 1) << PENSTOCK_KIND_BITS | PENSTOCK_KIND_TAT
+        limiter.table.cells[<size_t>cell].tag = (<uint64_t>cell + 1) << FOREBAY_KIND_BITS | FOREBAY_KIND_TAT
         limiter.table.cells[<size_t>cell].state = state
 
     def key(self, CellLimiter limiter, line=0, number=0):
         """The `number`-th key with this home line: so schedules are the same whatever the segment's hash key."""
-        cdef PenstockCell* home = limiter.table.cells + <size_t>line * PENSTOCK_CELLS_PER_LINE
+        cdef ForebayCell* home = limiter.table.cells + <size_t>line * FOREBAY_CELLS_PER_LINE
         for i in itertools.count():
             key = f"key:{i}"
             if home_line(&limiter.table, limiter.tag_of(key)) == home:
@@ -334,7 +334,7 @@ cdef class Program:
         limiter.draw(cost, &limiter.shape, &operation.draw)
         return operation
 
-    cdef int has_one(self, const PenstockCell* cells, uint64_t tag) except -1:
+    cdef int has_one(self, const ForebayCell* cells, uint64_t tag) except -1:
         """Of this key there may never be two members."""
         for i in range(self.member_count):
             if self.members[i].cells == cells and self.members[i].tag == tag:
@@ -399,7 +399,7 @@ cdef class Program:
         limiter.draw(1, &limiter.shape, &operation.draw)
         while True:
             mark = limiter.mark_of(key, number, &operation.draw)
-            if home_line(&limiter.table, mark) == &limiter.table.cells[CELLS - PENSTOCK_CELLS_PER_LINE]:
+            if home_line(&limiter.table, mark) == &limiter.table.cells[CELLS - FOREBAY_CELLS_PER_LINE]:
                 break
             number += 1
         self.has_one(limiter.table.cells, limiter.tag_of(key))
@@ -427,9 +427,9 @@ cdef class Program:
         first.table.cells[0].tag = first.tag_of(key)
         first.table.cells[0].state = self.now_ns + 2 * first.lease
         for i in range(1, CELLS):
-            first.table.cells[i].tag = (<uint64_t>i + 1) << PENSTOCK_KIND_BITS | PENSTOCK_KIND_TAT
+            first.table.cells[i].tag = (<uint64_t>i + 1) << FOREBAY_KIND_BITS | FOREBAY_KIND_TAT
             first.table.cells[i].state = 10**18
-        watched = explore_share(first.table.cells, CELLS * sizeof(PenstockCell), b"cells")
+        watched = explore_share(first.table.cells, CELLS * sizeof(ForebayCell), b"cells")
         watched = watched and explore_share(first.words, first.words_per_cell * 8, b"words")
         for i, other in enumerate(limiters):
             limiter = other

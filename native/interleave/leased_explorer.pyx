@@ -1,6 +1,6 @@
 """Programs of leased permits for the interleaving explorer: hosts, each with a table, and a server that lends to them.
 
-The steps of a fetch are `Permits`' own. What puts them together is penstock/redis/leased_fetch.py, which can't run in a
+The steps of a fetch are `Permits`' own. What puts them together is forebay/redis/leased_fetch.py, which can't run in a
 coroutine of the explorer, so `run_allow`, `run_refund` and `run_withdraw` go through the same steps in the same order.
 The server is what scripts/lease_bucket.lua and lease_window.lua say, for one key and with whole nanoseconds: each call
 is one step, as Redis runs scripts one after the other.
@@ -9,16 +9,16 @@ is one step, as Redis runs scripts one after the other.
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from penstock.core.counts cimport FRACTION_BITS, low_of, time_of
-from penstock.core.explorer cimport (
+from forebay.core.counts cimport FRACTION_BITS, low_of, time_of
+from forebay.core.explorer cimport (
     EXPLORE_OPERATIONS, OTHER, YES, Operation, Program, explore_begin, explore_call, explore_clock, explore_end,
     explore_put_back, explore_set_clock, explore_share,
 )
-from penstock.core.leased cimport Permits, Terms
-from penstock.core.native cimport (
-    PENSTOCK_CELLS_PER_LINE, PENSTOCK_LINES_PER_GROUP, PenstockCell, load_acquire, store_release,
+from forebay.core.leased cimport Permits, Terms
+from forebay.core.native cimport (
+    FOREBAY_CELLS_PER_LINE, FOREBAY_LINES_PER_GROUP, ForebayCell, load_acquire, store_release,
 )
-from penstock.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
+from forebay.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
 
 import itertools
 
@@ -458,8 +458,8 @@ cdef class LeasedProgram(Program):
             self.epoch_ns = permits.table.epoch_ns
             explore_set_clock(self.epoch_ns + self.now_ns)
         permits.table.epoch_ns = self.epoch_ns
-        if CELLS != PENSTOCK_CELLS_PER_LINE * PENSTOCK_LINES_PER_GROUP or host == HOSTS or not (
-            explore_share(permits.table.cells, CELLS * sizeof(PenstockCell), b"cells" if host == 0 else b"others")
+        if CELLS != FOREBAY_CELLS_PER_LINE * FOREBAY_LINES_PER_GROUP or host == HOSTS or not (
+            explore_share(permits.table.cells, CELLS * sizeof(ForebayCell), b"cells" if host == 0 else b"others")
             and explore_put_back(permits.counters, sizeof(permits.counters[0]))
         ):
             raise ValueError("more than the explorer can watch")
@@ -477,7 +477,7 @@ cdef class LeasedProgram(Program):
         for i in itertools.count():
             tag = permits.tag(f"key:{i}")
             if home_line(&permits.table, tag) == permits.table.cells and (
-                home_line(&permits.table, permits.gate_of(tag)) == permits.table.cells + PENSTOCK_CELLS_PER_LINE
+                home_line(&permits.table, permits.gate_of(tag)) == permits.table.cells + FOREBAY_CELLS_PER_LINE
             ):
                 return tag
 

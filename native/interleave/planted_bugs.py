@@ -12,14 +12,14 @@ from bug import Bug
 from planted_leased_bugs import LEASED_BUGS
 from planted_synced_bugs import SYNCED_BUGS
 
-TABLE = "src/penstock/core/table.pyx"
-TRY = "src/penstock/core/table.pxd"
-WINDOW = "src/penstock/core/window.pxd"
-LOG = "src/penstock/core/sliding_log.pyx"
-BUCKETS = "src/penstock/core/bucketed_window.pyx"
-SLOTS = "src/penstock/core/slots.pxd"
-GCRA = "src/penstock/core/gcra.pxd"
-CONCURRENCY = "src/penstock/core/concurrency.pyx"
+TABLE = "src/forebay/core/table.pyx"
+TRY = "src/forebay/core/table.pxd"
+WINDOW = "src/forebay/core/window.pxd"
+LOG = "src/forebay/core/sliding_log.pyx"
+BUCKETS = "src/forebay/core/bucketed_window.pyx"
+SLOTS = "src/forebay/core/slots.pxd"
+GCRA = "src/forebay/core/gcra.pxd"
+CONCURRENCY = "src/forebay/core/concurrency.pyx"
 
 BUGS = [
     Bug(
@@ -313,27 +313,27 @@ BUGS = [
     ),
     Bug(
         "what was charged before a denial is kept",
-        "src/penstock/core/all_of.pyx",
+        "src/forebay/core/all_of.pyx",
         "                for i in reversed(range(charged)):\n                    (<Limiter>self.parts[i]).give_up",
         "                for i in reversed(range(0 if {here} else charged)):\n"
         "                    (<Limiter>self.parts[i]).give_up",
     ),
     Bug(
         "a batch takes a lost CAS for one that was done",
-        "src/penstock/core/batch.pxd",
+        "src/forebay/core/batch.pxd",
         "            if outcome > ALLOWED:\n                events",
         "            if {here} and outcome == LOST:\n                outcome = ALLOWED\n"
         "            if outcome > ALLOWED:\n                events",
     ),
     Bug(
         "who loses a race for a request's mark keeps its charge",
-        "src/penstock/core/cell_limiter.pyx",
+        "src/forebay/core/cell_limiter.pyx",
         "                if not verdict.full:\n                    self.return_draw",
         "                if not verdict.full and not {here}:\n                    self.return_draw",
     ),
     Bug(
         "what was let in uncharged, sent twice, is given back",
-        "src/penstock/core/cell_limiter.pyx",
+        "src/forebay/core/cell_limiter.pyx",
         "                charge.charged_state = verdict.state\n",
         "                charge.charged_state = verdict.state\n"
         "                verdict.full = verdict.full and not {here}\n",
@@ -389,7 +389,7 @@ BUGS = [
 
 
 def plant(directory: Path) -> None:
-    native = directory / "src/penstock/core/native.pxd"
+    native = directory / "src/forebay/core/native.pxd"
     native.write_text(native.read_text() + '\n\ncdef extern from "explore.h" nogil:\n    int explore_planted\n')
     for number, bug in enumerate(BUGS, 1):
         path = directory / bug.file
@@ -397,7 +397,7 @@ def plant(directory: Path) -> None:
         if path.suffix in {".pyx", ".pxd"} and "cimport explore_planted" not in source:
             # Anywhere after the first cimport, which comes after the documentation.
             first = source.index("\nfrom libc")
-            source = source[:first] + "\nfrom penstock.core.native cimport explore_planted" + source[first:]
+            source = source[:first] + "\nfrom forebay.core.native cimport explore_planted" + source[first:]
         if source.count(bug.text) != 1:
             raise SystemExit(f"planted bug {bug.name!r}: {bug.file} has its text {source.count(bug.text)} times")
         path.write_text(source.replace(bug.text, bug.planted.replace("{here}", f"(explore_planted == {number})")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bug import Bug
 
-LEASED = "src/penstock/core/leased.pyx"
+LEASED = "src/forebay/core/leased.pyx"
 
 LEASED_BUGS = [
     Bug(

@@ -1,19 +1,19 @@
 """Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which is told and answers.
 
 What is told and learned are the limiters' own steps, `_usages` and `_learn`; what is between them in
-penstock/redis/synced_exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
+forebay/redis/synced_exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
 say of one host, without its failures: each message is one step.
 """
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from penstock.core.cell_limiter cimport CellLimiter
-from penstock.core.explorer cimport (
+from forebay.core.cell_limiter cimport CellLimiter
+from forebay.core.explorer cimport (
     EXPLORE_OPERATIONS, OTHER, YES, Program, explore_begin, explore_call, explore_clock, explore_end, explore_share,
 )
-from penstock.core.native cimport PenstockCell
-from penstock.core.synced cimport LOOK_ONLY, WORDS_PER_CELL, SyncedLimiter
+from forebay.core.native cimport ForebayCell
+from forebay.core.synced cimport LOOK_ONLY, WORDS_PER_CELL, SyncedLimiter
 
 
 cdef enum:
@@ -263,7 +263,7 @@ cdef class SyncedProgram(Program):
         self.names = names
         if nameless >= 0:
             limiter.names.pop(self.tags[nameless])
-        memset(limiter.table.cells, 0, self.usable * sizeof(PenstockCell))
+        memset(limiter.table.cells, 0, self.usable * sizeof(ForebayCell))
         memset(limiter.shape.words, 0, self.usable * WORDS_PER_CELL * 8)
         memset(redis, 0, sizeof(redis))
 

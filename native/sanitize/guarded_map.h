@@ -4,8 +4,8 @@
  *
  * Not around the segment itself: that is mapped into a larger reservation, at an address of its own.
  */
-#ifndef PENSTOCK_GUARDED_MAP_H
-#define PENSTOCK_GUARDED_MAP_H
+#ifndef FOREBAY_GUARDED_MAP_H
+#define FOREBAY_GUARDED_MAP_H
 
 #include <stddef.h>
 #include <sys/mman.h>

@@ -1,17 +1,17 @@
 """The hot path in threads that run without the GIL, as nothing in Python can: for the thread sanitizer.
 
-What a limiter of penstock.core does with the table, and what a concurrency limit does with its slots, in loops.
+What a limiter of forebay.core does with the table, and what a concurrency limit does with its slots, in loops.
 """
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from penstock.core.cell_limiter cimport CellLimiter
-from penstock.core.limiter cimport Draw
-from penstock.core.native cimport PenstockCell, fetch_add_relaxed, load128_acquire, load_relaxed
-from penstock.core.slots cimport Slots, free_slot, lease_of, take_any_slot, take_lapsed_slot
-from penstock.core.table cimport (
+from forebay.core.cell_limiter cimport CellLimiter
+from forebay.core.limiter cimport Draw
+from forebay.core.native cimport ForebayCell, fetch_add_relaxed, load128_acquire, load_relaxed
+from forebay.core.slots cimport Slots, free_slot, lease_of, take_any_slot, take_lapsed_slot
+from forebay.core.table cimport (
     ALLOWED, LOST, Events, Outcome, Verdict, table_amend, table_count_live, table_decide, table_find, table_now,
     table_peek, table_remove, table_try,
 )
@@ -107,14 +107,14 @@ cdef class SharedSlots:
         memset(self.memory, 0, size)
         self.count = self.slots.count = count
         self.slots.bits = <uint64_t*>self.memory
-        self.slots.slots = <PenstockCell*>(self.slots.bits + bit_words)
+        self.slots.slots = <ForebayCell*>(self.slots.bits + bit_words)
 
     def __dealloc__(self):
         free(self.memory)
 
     def hammer(self, uint64_t me, uint64_t seed, uint64_t turns):
         """Take slots and give them back; how many were held at the most, by all, and how often none was free."""
-        cdef PenstockCell lease = lease_of(me, <uint64_t>1 << 61)
+        cdef ForebayCell lease = lease_of(me, <uint64_t>1 << 61)
         cdef uint64_t[MOST_HELD] mine
         cdef uint64_t _, chance, first_end_ns, most = 0, denied = 0
         cdef int held = 0

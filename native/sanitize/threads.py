@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hammer import SharedSlots, hammer
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     FixedWindow,
     LeakyBucket,

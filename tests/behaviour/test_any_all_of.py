@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import STRICT, Clock, Place
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     CostExceedsLimit,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from places import EXACT, STRICT
 
-from penstock import InvalidCost, InvalidKey, StoreClosed, TokenBucket
+from forebay import InvalidCost, InvalidKey, StoreClosed, TokenBucket
 
 pytestmark = pytest.mark.places(*EXACT)
 

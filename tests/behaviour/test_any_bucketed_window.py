@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import STRICT
 
-from penstock import BucketedWindow, InvalidLimiter
+from forebay import BucketedWindow, InvalidLimiter
 
 pytestmark = pytest.mark.places(*STRICT)
 

@@ -8,7 +8,7 @@ import pytest
 from limiter_makers import OF_FIVE
 from places import STRICT, Clock
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     InvalidCost,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from places import IN_MEMORY, STRICT, Clock, Place
 
-from penstock import (
+from forebay import (
     Concurrency,
     CostExceedsLimit,
     InvalidCost,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from places import STRICT
 
-from penstock import AllOf, Concurrency, FixedWindow, InvalidRate, LimitExceeded, TokenBucket
+from forebay import AllOf, Concurrency, FixedWindow, InvalidRate, LimitExceeded, TokenBucket
 
 pytestmark = pytest.mark.places(*STRICT)
 

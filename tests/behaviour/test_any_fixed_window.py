@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import STRICT, Clock, Place
 
-from penstock import FixedWindow, InvalidLimiter, InvalidRate, Rate
+from forebay import FixedWindow, InvalidLimiter, InvalidRate, Rate
 
 pytestmark = pytest.mark.places(*STRICT)
 

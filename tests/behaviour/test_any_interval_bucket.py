@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import STRICT, Clock, Place
 
-from penstock import InvalidLimiter, TokenBucket
+from forebay import InvalidLimiter, TokenBucket
 
 pytestmark = pytest.mark.places(*STRICT)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import STRICT, Clock
 
-from penstock import CostExceedsLimit, InvalidLimiter, LeakyBucket
+from forebay import CostExceedsLimit, InvalidLimiter, LeakyBucket
 
 pytestmark = pytest.mark.places(*STRICT)
 

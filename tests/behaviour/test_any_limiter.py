@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from places import STRICT
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from places import STRICT, Clock
 
-from penstock import CostExceedsLimit, InvalidRate, MinInterval
+from forebay import CostExceedsLimit, InvalidRate, MinInterval
 
 pytestmark = pytest.mark.places(*STRICT)
 

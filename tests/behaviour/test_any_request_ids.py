@@ -10,7 +10,7 @@ import pytest
 from limiter_makers import OF_A_HUNDRED
 from places import IN_MEMORY, NS, STRICT, Clock, Place
 
-from penstock import (
+from forebay import (
     CostExceedsLimit,
     FixedWindow,
     InvalidKey,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import STRICT, Clock
 
-from penstock import CostExceedsLimit, InvalidLimiter, Rate, SlidingLog
+from forebay import CostExceedsLimit, InvalidLimiter, Rate, SlidingLog
 
 pytestmark = pytest.mark.places(*STRICT)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from places import EXACT, STRICT, Clock
 
-from penstock import InvalidLimiter, Rate, SlidingWindow
+from forebay import InvalidLimiter, Rate, SlidingWindow
 
 pytestmark = pytest.mark.places(*EXACT)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from places import EXACT, Clock
 
-from penstock import (
+from forebay import (
     CostExceedsLimit,
     Decision,
+    ForebayError,
     InvalidCost,
     InvalidKey,
     InvalidLimiter,
-    PenstockError,
     Rate,
     TokenBucket,
 )
@@ -130,7 +130,7 @@ def test_a_cost_above_the_burst_is_an_exception_with_the_numbers(bucket: TokenBu
         assert "'api'" in str(error)
         assert "at most 20 at once" in str(error)
         assert isinstance(error, ValueError)
-        assert isinstance(error, PenstockError)
+        assert isinstance(error, ForebayError)
     with pytest.raises(CostExceedsLimit):
         bucket.allow_many(["k", "l"], [1, cost])
     assert bucket.peek("k").remaining == 20

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from places import opened
 from redis_server import RedisServer
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     Decision,
     FixedWindow,

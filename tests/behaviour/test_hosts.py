@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 from places import EXACT, Place
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,

@@ -19,7 +19,7 @@ from oracle_machine import KEYS, answer_in, keys
 from places import Place, opened
 from redis_server import RedisServer
 
-from penstock import AllOf, CostExceedsLimit, InvalidCost, InvalidKey
+from forebay import AllOf, CostExceedsLimit, InvalidCost, InvalidKey
 
 EXACT_IN_MEMORY = sorted(cases_of(MEMORY).keys() - {"FixedWindowStagger", "Concurrency"})
 EXACT_OVER_REDIS = sorted(cases_of(REDIS).keys() - {"FixedWindowStagger"})

@@ -1,6 +1,6 @@
 """The worked examples of the algorithms, each under its number: at every place, by one process and by several.
 
-The oracle answers them as well, so that what the property tests compare penstock with has met the same numbers.
+The oracle answers them as well, so that what the property tests compare forebay with has met the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oracle_counts import ClockWindow, IntervalBucket, Log
 from places import NS, OVER_REDIS, STRICT, Clock, Place, opened
 from redis_server import RedisServer
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,

@@ -6,7 +6,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["penstock"]):
+with atheris.instrument_imports(include=["forebay"]):
     import targets
 
 if __name__ == "__main__":

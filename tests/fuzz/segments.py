@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from penstock import Store, layout
-from penstock.segment_file import BYTES_PER_KEY
-from penstock.testing import MAX_NS, ManualClock
+from forebay import Store, layout
+from forebay.segment_file import BYTES_PER_KEY
+from forebay.testing import MAX_NS, ManualClock
 
 Choice = TypeVar("Choice")
 
@@ -122,7 +122,7 @@ class SegmentBytes:
 
 
 def _table_bytes(keys: int) -> int:
-    """As penstock.extents has it."""
+    """As forebay.extents has it."""
     if keys <= MOST_KEYS_IN_A_PROBE_SET:
         return -(-keys * layout.CELL.size // layout.GROUP_BYTES) * layout.GROUP_BYTES
     return -(-keys * BYTES_PER_KEY // layout.GROUP_BYTES) * layout.GROUP_BYTES
@@ -132,8 +132,8 @@ class Scratch:
     """A directory in memory for segments, removed at the end."""
 
     def __init__(self) -> None:
-        directory = os.environ.get("PENSTOCK_FUZZ_DIRECTORY", "/dev/shm")
-        self.directory = tempfile.mkdtemp(prefix="penstock-fuzz-", dir=directory)
+        directory = os.environ.get("FOREBAY_FUZZ_DIRECTORY", "/dev/shm")
+        self.directory = tempfile.mkdtemp(prefix="forebay-fuzz-", dir=directory)
         self._images: dict[object, bytes] = {}
 
     def close(self) -> None:

@@ -5,7 +5,7 @@
 ``neighbours``  a key's answers while everything that is not its own is damaged, beside an undamaged twin's
 ``values``      keys, rates, costs and parameters
 
-Allowed are answers and penstock's own exceptions. A hang is the fuzzer's to notice, and so is what its address
+Allowed are answers and forebay's own exceptions. A hang is the fuzzer's to notice, and so is what its address
 sanitizer sees.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from segments import KIND_MASK, Input, Scratch, SegmentBytes, manual_clock, sealed
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -34,8 +34,8 @@ from penstock import (
     TokenBucket,
     layout,
 )
-from penstock.errors import PenstockError
-from penstock.verification import verify
+from forebay.errors import ForebayError
+from forebay.verification import verify
 
 # About segments for another number of keys, and clocks that went back.
 warnings.simplefilter("ignore")
@@ -115,9 +115,9 @@ def attach(data: bytes) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with scratch.segment("attached", bytes(image)) as path:
         if sealing == 3:
-            with contextlib.suppress(PenstockError):
+            with contextlib.suppress(ForebayError):
                 verify(path)
-        with contextlib.suppress(PenstockError):
+        with contextlib.suppress(ForebayError):
             _use_attached(
                 Store("fuzz", path=path, clock=_clock(clock), **options), (kind, "bucket", "long log"), sealing == 3
             )
@@ -127,7 +127,7 @@ def attach(data: bytes) -> None:
 def _use_attached(store: Store, kinds: Sequence[str], statistics: bool) -> None:
     with store:
         for kind in kinds:
-            with contextlib.suppress(PenstockError):
+            with contextlib.suppress(ForebayError):
                 limiter = LIMITERS[kind](store)
                 for key in KEYS:
                     limiter.allow(key)
@@ -328,7 +328,7 @@ def operations(data: bytes) -> None:
         while given:
             if given.number(3) == 0:
                 session.vandal.damage()
-            with contextlib.suppress(PenstockError):
+            with contextlib.suppress(ForebayError):
                 session.ask()
         session.store._segment.count_live()
     finally:
@@ -420,7 +420,7 @@ class Twin:
                     return self.limiter.refund(key, cost)
                 case _:
                     return self.limiter.allow_many([key] * cost)
-        except PenstockError as error:
+        except ForebayError as error:
             return str(error)
         return (decision.allowed, decision.remaining, decision.retry_after_ns, decision.reset_after_ns)
 
@@ -431,7 +431,7 @@ def values(data: bytes) -> None:
         with Store("fuzz", keys=1, path=path, clock=manual_clock()) as store:
             limiters: list[Any] = [MinInterval(store, "gap", "1 year")]
             while given:
-                with contextlib.suppress(PenstockError):
+                with contextlib.suppress(ForebayError):
                     _use_values(given, store, limiters)
         del store, limiters
 

@@ -14,8 +14,8 @@ from seeds import seeds
 from segments import SegmentBytes
 from targets import TARGETS
 
-from penstock import LeakyBucket, MinInterval, Store, TokenBucket, layout
-from penstock.testing import ManualClock
+from forebay import LeakyBucket, MinInterval, Store, TokenBucket, layout
+from forebay.testing import ManualClock
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""These tests run in the explorer's build of penstock: `bash ci/prove tests/interleaving`."""
+"""These tests run in the explorer's build of forebay: `bash ci/prove tests/interleaving`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import importlib.util
 
 import pytest
 
-if importlib.util.find_spec("penstock.core.explorer") is None:
-    raise pytest.UsageError("these tests need the explorer's build of penstock: bash ci/prove tests/interleaving")
+if importlib.util.find_spec("forebay.core.explorer") is None:
+    raise pytest.UsageError("these tests need the explorer's build of forebay: bash ci/prove tests/interleaving")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.explorer import Done, Explored
-from penstock.core.leased_explorer import LeasedProgram, Said
+from forebay.core.explorer import Done, Explored
+from forebay.core.leased_explorer import LeasedProgram, Said
 
-from penstock import Store
-from penstock.core.leased import Permits
+from forebay import Store
+from forebay.core.leased import Permits
 
 MS = 1_000_000
 LEASE_NS = 10 * MS

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from forebay.core.explorer import Done, Explored, Program
 from oracle import Bucket, Rule
 from oracle_counts import IntervalBucket, Log
-from penstock.core.explorer import Done, Explored, Program
 
-from penstock import AllOf, Concurrency, Store
+from forebay import AllOf, Concurrency, Store
 
 NS = 1_000_000_000
 

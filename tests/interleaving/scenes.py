@@ -14,7 +14,7 @@ from oracle_counts import SlidingWindow as Sliding
 from programs import NS, Scene, SceneOfAnswers, SceneOfOneRequest, SceneOfRoomLater, SceneOfSeveral, SceneOfSlots
 from synced_programs import SyncedScene
 
-import penstock
+import forebay
 
 # At a time at which the date in a log's state is rounded up, by up to three nanoseconds.
 ODD_NS = 1_000_000 * NS + 1
@@ -30,12 +30,12 @@ class Explorable:
 
 
 def token_bucket(burst: int, **options: Any) -> Scene:
-    return Scene(lambda s: penstock.TokenBucket(s, "limit", "1/second", burst=burst), Bucket(1, NS, burst), **options)
+    return Scene(lambda s: forebay.TokenBucket(s, "limit", "1/second", burst=burst), Bucket(1, NS, burst), **options)
 
 
 def interval_bucket(burst: int, **options: Any) -> Scene:
     return Scene(
-        lambda s: penstock.TokenBucket(s, "limit", "1/second", burst=burst, refill="interval"),
+        lambda s: forebay.TokenBucket(s, "limit", "1/second", burst=burst, refill="interval"),
         IntervalBucket(1, NS, burst),
         at_ns=EDGE_NS,
         **options,
@@ -43,22 +43,22 @@ def interval_bucket(burst: int, **options: Any) -> Scene:
 
 
 def leaky_bucket(capacity: int, **options: Any) -> Scene:
-    return Scene(lambda s: penstock.LeakyBucket(s, "limit", "1/second", capacity), Bucket(1, NS, capacity), **options)
+    return Scene(lambda s: forebay.LeakyBucket(s, "limit", "1/second", capacity), Bucket(1, NS, capacity), **options)
 
 
 def min_interval(**options: Any) -> Scene:
-    return Scene(lambda s: penstock.MinInterval(s, "limit", "1 second"), Bucket(1, NS, 1), **options)
+    return Scene(lambda s: forebay.MinInterval(s, "limit", "1 second"), Bucket(1, NS, 1), **options)
 
 
 def fixed_window(limit: int, **options: Any) -> Scene:
     return Scene(
-        lambda s: penstock.FixedWindow(s, "limit", f"{limit}/second"), ClockWindow(limit, NS), at_ns=EDGE_NS, **options
+        lambda s: forebay.FixedWindow(s, "limit", f"{limit}/second"), ClockWindow(limit, NS), at_ns=EDGE_NS, **options
     )
 
 
 def first_window(limit: int, **options: Any) -> Scene:
     return Scene(
-        lambda s: penstock.FixedWindow(s, "limit", f"{limit}/second", align="first"),
+        lambda s: forebay.FixedWindow(s, "limit", f"{limit}/second", align="first"),
         first_window_in_memory(limit, NS),
         **options,
     )
@@ -66,13 +66,13 @@ def first_window(limit: int, **options: Any) -> Scene:
 
 def sliding_window(limit: int, **options: Any) -> Scene:
     return Scene(
-        lambda s: penstock.SlidingWindow(s, "limit", f"{limit}/second"), Sliding(limit, NS), at_ns=EDGE_NS, **options
+        lambda s: forebay.SlidingWindow(s, "limit", f"{limit}/second"), Sliding(limit, NS), at_ns=EDGE_NS, **options
     )
 
 
 def bucketed_window(limit: int, **options: Any) -> Scene:
     return Scene(
-        lambda s: penstock.BucketedWindow(s, "limit", f"{limit}/second", buckets=2, keys=1),
+        lambda s: forebay.BucketedWindow(s, "limit", f"{limit}/second", buckets=2, keys=1),
         Buckets(limit, NS, 2),
         at_ns=EDGE_NS,
         borrows=True,
@@ -82,7 +82,7 @@ def bucketed_window(limit: int, **options: Any) -> Scene:
 
 def sliding_log(limit: int, **options: Any) -> Scene:
     return Scene(
-        lambda s: penstock.SlidingLog(s, "limit", f"{limit}/second", keys=1),
+        lambda s: forebay.SlidingLog(s, "limit", f"{limit}/second", keys=1),
         Log(limit, NS, readings_differ=True),
         **{"usable": 2, **options},
     )
@@ -213,7 +213,7 @@ def eviction_between_reads() -> Scene:
 
 def answers_of_a_log() -> Scene:
     return SceneOfAnswers(
-        lambda s: penstock.SlidingLog(s, "limit", "2/second", keys=1), Log(2, NS, readings_differ=True), usable=2
+        lambda s: forebay.SlidingLog(s, "limit", "2/second", keys=1), Log(2, NS, readings_differ=True), usable=2
     )
 
 
@@ -499,18 +499,18 @@ SCENES |= {
 
 # Several limits at once, requests that are sent again, and permits that are held.
 
-TOKENS = (lambda s: penstock.TokenBucket(s, "tokens", "1/second", burst=2), Bucket(1, NS, 2))
-FEWER = (lambda s: penstock.TokenBucket(s, "fewer", "1/second", burst=1), Bucket(1, NS, 1))
-WINDOW = (lambda s: penstock.FixedWindow(s, "window", "2/second"), ClockWindow(2, NS))
-LOG = (lambda s: penstock.SlidingLog(s, "log", "2/second", keys=1), Log(2, NS, readings_differ=True))
+TOKENS = (lambda s: forebay.TokenBucket(s, "tokens", "1/second", burst=2), Bucket(1, NS, 2))
+FEWER = (lambda s: forebay.TokenBucket(s, "fewer", "1/second", burst=1), Bucket(1, NS, 1))
+WINDOW = (lambda s: forebay.FixedWindow(s, "window", "2/second"), ClockWindow(2, NS))
+LOG = (lambda s: forebay.SlidingLog(s, "log", "2/second", keys=1), Log(2, NS, readings_differ=True))
 
 
 def one_request() -> Scene:
-    return SceneOfOneRequest(lambda s: penstock.TokenBucket(s, "limit", "1/hour", burst=3), Bucket(1, 3600 * NS, 3))
+    return SceneOfOneRequest(lambda s: forebay.TokenBucket(s, "limit", "1/hour", burst=3), Bucket(1, 3600 * NS, 3))
 
 
 def request_without_room() -> Scene:
-    return SceneOfRoomLater(lambda s: penstock.TokenBucket(s, "limit", "1/hour", burst=1), Bucket(1, 3600 * NS, 1))
+    return SceneOfRoomLater(lambda s: forebay.TokenBucket(s, "limit", "1/hour", burst=1), Bucket(1, 3600 * NS, 1))
 
 
 SCENES |= {

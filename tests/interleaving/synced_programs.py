@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.explorer import Done, Explored
-from penstock.core.synced_explorer import SyncedProgram
+from forebay.core.explorer import Done, Explored
+from forebay.core.synced_explorer import SyncedProgram
 
-from penstock import Store
-from penstock.core.synced_bucket import SyncedTokenBucket
-from penstock.core.synced_window import SyncedWindow
+from forebay import Store
+from forebay.core.synced_bucket import SyncedTokenBucket
+from forebay.core.synced_window import SyncedWindow
 
 NS = 1_000_000_000
 SECOND_US = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import comb
 
 import pytest
-from penstock.core.explorer import Done, Explored, Program
+from forebay.core.explorer import Done, Explored, Program
 
 Access = tuple[str, int] | tuple[str, int, int, int]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.explorer import Done
+from forebay.core.explorer import Done
 from programs import NS, SceneOfSeveral, SceneOfSlots
 from scenes import FEWER, TOKENS, bucketed_window, sliding_log, token_bucket
 

@@ -11,9 +11,9 @@ import limits.aio.strategies
 import limits.strategies
 from limits.storage import storage_from_string
 
-import penstock.limits  # noqa: F401  # which makes the library know it
+import forebay.limits  # noqa: F401  # which makes the library know it
 
-SCHEMES = ("penstock", "async+penstock")
+SCHEMES = ("forebay", "async+forebay")
 STRATEGIES = ("fixed-window", "sliding-window-counter", "moving-window", "gcra")
 
 

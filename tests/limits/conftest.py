@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock import Store
+from forebay import Store
 
 
 @pytest.fixture

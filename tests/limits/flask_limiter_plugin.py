@@ -1,6 +1,6 @@
 """Runs Flask-Limiter's own tests on our storage: a pytest plugin for ``ci/limits``.
 
-Wherever those tests have a storage, in memory or on a server, they get a penstock storage over a new store, whose clock
+Wherever those tests have a storage, in memory or on a server, they get a forebay storage over a new store, whose clock
 follows Python's, as they move that. What can't apply is deselected, and named. None may be skipped.
 """
 
@@ -17,8 +17,8 @@ import flask_limiter._extension
 import limits.storage
 import pytest
 
-import penstock.limits
-from penstock import Store
+import forebay.limits
+from forebay import Store
 
 STORAGES: Final = ("memory://", "redis://localhost:46379", "memcached://localhost:31211", "mongodb://localhost:47017")
 REDIS_AWAY: Final = "makes the client of Redis fail, and empties the server by it afterwards"
@@ -31,28 +31,28 @@ INAPPLICABLE: Final = {
 }
 
 DESELECTED = pytest.StashKey[dict[str, str]]()
-ON_PENSTOCK = pytest.StashKey[list[str]]()
+ON_FOREBAY = pytest.StashKey[list[str]]()
 numbers = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[DESELECTED] = {}
-    config.stash[ON_PENSTOCK] = []
+    config.stash[ON_FOREBAY] = []
     # Some look for what stands in one line of a table.
     os.environ["COLUMNS"] = "200"
     # Some ask for the class, or patch it. The extension has the library's own, to fall back on.
-    limits.storage.MemoryStorage = penstock.limits.PenstockStorage  # type: ignore[misc, assignment]
+    limits.storage.MemoryStorage = forebay.limits.ForebayStorage  # type: ignore[misc, assignment]
 
 
 @pytest.fixture(autouse=True)
-def storages_of_penstock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def storages_of_forebay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     names: list[str] = []
 
     def opened(uri: str, **options: Any) -> Any:
         if uri not in STORAGES:
             return limits.storage.storage_from_string(uri, **options)
         names.append(f"flask-limiter-tests-{os.getpid()}-{next(numbers)}")
-        uri = f"penstock:///{names[-1]}?keys=1000&moving_window_keys=10&clock=time"
+        uri = f"forebay:///{names[-1]}?keys=1000&moving_window_keys=10&clock=time"
         return limits.storage.storage_from_string(uri, **options)
 
     monkeypatch.setattr(flask_limiter._extension, "storage_from_string", opened)
@@ -60,7 +60,7 @@ def storages_of_penstock(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     for name in names:
         Store.unlink(name)
     if names:
-        request.config.stash[ON_PENSTOCK].append(request.node.nodeid)
+        request.config.stash[ON_FOREBAY].append(request.node.nodeid)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
     left_out = [len(reporter.stats.get(outcome, ())) for outcome in ("skipped", "xfailed", "xpassed", "rerun")]
-    if session.exitstatus == 0 and (any(left_out) or not session.config.stash[ON_PENSTOCK]):
+    if session.exitstatus == 0 and (any(left_out) or not session.config.stash[ON_FOREBAY]):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -98,5 +98,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("deselected")
     for test, reason in config.stash[DESELECTED].items():
         terminalreporter.line(f"{test}: {reason}")
-    count = len(config.stash[ON_PENSTOCK])
-    terminalreporter.section(f"Flask-Limiter {version('flask-limiter')} on penstock: {count} tests")
+    count = len(config.stash[ON_FOREBAY])
+    terminalreporter.section(f"Flask-Limiter {version('flask-limiter')} on forebay: {count} tests")

@@ -1,6 +1,6 @@
 """Runs the `limits` library's own tests on our storage: a pytest plugin for ``ci/limits``.
 
-Wherever those tests take the library's memory storage they get a penstock storage, with an empty store for each test,
+Wherever those tests take the library's memory storage they get a forebay storage, with an empty store for each test,
 as they flush a Redis. Tests that need a server are deselected, and named. None may be skipped, nor run again for being
 flaky.
 """
@@ -20,14 +20,14 @@ import limits.storage
 import pytest
 from pytest_lazy_fixtures import lf
 
-from penstock import Store
-from penstock.limits import AsyncPenstockStorage, PenstockStorage
+from forebay import Store
+from forebay.limits import AsyncForebayStorage, ForebayStorage
 
 NAME: Final = f"limits-tests-{os.getpid()}"
-URIS: Final = {"memory://": f"penstock:///{NAME}", "async+memory://": f"async+penstock:///{NAME}"}
+URIS: Final = {"memory://": f"forebay:///{NAME}", "async+memory://": f"async+forebay:///{NAME}"}
 STORAGES: Final[dict[Any, type]] = {
-    limits.storage.MemoryStorage: PenstockStorage,
-    limits.aio.storage.MemoryStorage: AsyncPenstockStorage,
+    limits.storage.MemoryStorage: ForebayStorage,
+    limits.aio.storage.MemoryStorage: AsyncForebayStorage,
 }
 SERVERS: Final = (
     *("redis", "redis_sentinel", "redis_cluster", "memcached", "mongodb"),
@@ -38,16 +38,16 @@ FEW_KEYS: Final = {"test_moving_window_huge_cost": {"moving_window_keys": 2}}
 LONGEST_SLEEPS_S: Final = 4
 
 DESELECTED = pytest.StashKey[dict[str, list[str]]]()
-ON_PENSTOCK = pytest.StashKey[dict[str, int]]()
+ON_FOREBAY = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for marker in ("flaky: not here", "benchmark: not here"):
         config.addinivalue_line("markers", marker)
     # Their tests leave storages open, whose segment is removed for the next one.
-    config.addinivalue_line("filterwarnings", "ignore::penstock.errors.SegmentRemovedWarning")
+    config.addinivalue_line("filterwarnings", "ignore::forebay.errors.SegmentRemovedWarning")
     config.stash[DESELECTED] = cast(dict[str, list[str]], defaultdict(list))
-    config.stash[ON_PENSTOCK] = {}
+    config.stash[ON_FOREBAY] = {}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,18 +59,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             return URIS.get(value, value)
         return STORAGES.get(value, value) if isinstance(value, type) else value
 
-    def on_penstock(names: Any, values: Any, **options: Any) -> None:
+    def on_forebay(names: Any, values: Any, **options: Any) -> None:
         sets = []
         for given in values:
             if isinstance(getattr(given, "values", None), tuple) and given.values[0] in URIS:
                 given_values = [replaced(value) for value in given.values]
                 given_values[1] = FEW_KEYS.get(metafunc.function.__name__, {})
                 given_values[-1] = lf("empty_store")
-                given = pytest.param(*given_values, marks=given.marks, id="penstock")
+                given = pytest.param(*given_values, marks=given.marks, id="forebay")
             sets.append(given)
         parametrize(names, sets, **options)
 
-    metafunc.parametrize = on_penstock  # type: ignore[assignment]
+    metafunc.parametrize = on_forebay  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def memory_storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if Path(request.path).name == "test_memory.py":
         request.getfixturevalue("empty_store")
         kind = STORAGES[request.module.MemoryStorage]
-        uri = URIS["async+memory://" if kind is AsyncPenstockStorage else "memory://"]
+        uri = URIS["async+memory://" if kind is AsyncForebayStorage else "memory://"]
         monkeypatch.setattr(request.module, "MemoryStorage", lambda: kind(uri))
 
 
@@ -118,9 +118,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test, _, parameters = item.nodeid.partition("[")
         if servers:
             config.stash[DESELECTED][f"{test} needs a server, with"].append(parameters.removesuffix("]"))
-        elif "penstock" in parameters or item.path.name == "test_memory.py":
+        elif "forebay" in parameters or item.path.name == "test_memory.py":
             part = "/".join(item.path.parts[item.path.parts.index("tests") + 1 :])
-            config.stash[ON_PENSTOCK][part] = config.stash[ON_PENSTOCK].get(part, 0) + 1
+            config.stash[ON_FOREBAY][part] = config.stash[ON_FOREBAY].get(part, 0) + 1
         elif parameters_of(item).get("uri") in URIS:
             raise pytest.UsageError(f"{item.nodeid} would run on the memory storage")
     config.hook.pytest_deselected(items=deselected)
@@ -131,7 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
     left_out = [len(reporter.stats.get(outcome, ())) for outcome in ("skipped", "xfailed", "xpassed", "rerun")]
-    if session.exitstatus == 0 and (any(left_out) or not session.config.stash[ON_PENSTOCK]):
+    if session.exitstatus == 0 and (any(left_out) or not session.config.stash[ON_FOREBAY]):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -139,7 +139,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("deselected")
     for reason, parameters in config.stash[DESELECTED].items():
         terminalreporter.line(f"{reason} {', '.join(parameters)}".rstrip())
-    counts = config.stash[ON_PENSTOCK]
-    terminalreporter.section(f"limits {version('limits')} on penstock: {sum(counts.values())} tests")
+    counts = config.stash[ON_FOREBAY]
+    terminalreporter.section(f"limits {version('limits')} on forebay: {sum(counts.values())} tests")
     for part, count in counts.items():
         terminalreporter.line(f"{part}: {count}")

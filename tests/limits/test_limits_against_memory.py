@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from limits import parse
 from limits.storage import MemoryStorage
 
-from penstock import Store
+from forebay import Store
 
 T0 = 1_700_000_000.123456
 STEP_S = 7.3

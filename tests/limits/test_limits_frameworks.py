@@ -17,7 +17,7 @@ def check_exact(example: str, command: list[str], strategy: str, store_name: str
     environment = {
         "SHOP_LIMIT": f"{LIMIT}/year",
         "SHOP_STRATEGY": strategy,
-        "SHOP_STORAGE": f"penstock:///{store_name}?keys=1000&moving_window_keys=100",
+        "SHOP_STORAGE": f"forebay:///{store_name}?keys=1000&moving_window_keys=100",
     }
     with served(example, command, tmp_path / "server.log", **environment) as port:
         answers = ask_all_workers(port)

@@ -36,7 +36,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from penstock import (
+from forebay import (
     InvalidRate,
     SegmentRemovedWarning,
     SegmentSizeWarning,
@@ -45,8 +45,8 @@ from penstock import (
     StoreClosed,
     TokenBucket,
 )
-from penstock.limits import AsyncGCRARateLimiter, AsyncPenstockStorage, GCRARateLimiter, PenstockStorage
-from penstock.testing import ManualClock, private_stores
+from forebay.limits import AsyncForebayStorage, AsyncGCRARateLimiter, ForebayStorage, GCRARateLimiter
+from forebay.testing import ManualClock, private_stores
 
 Open = Callable[..., Any]
 
@@ -361,7 +361,7 @@ def test_storages_of_other_moving_window_keys_have_one_moving_window(opened: Ope
 
 def test_moving_window_that_two_storages_make_at_once_is_one(store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = (
-        PenstockStorage(f"penstock:///{store_name}?keys=1000&moving_window_keys={keys}") for keys in (10, 10_000)
+        ForebayStorage(f"forebay:///{store_name}?keys=1000&moving_window_keys={keys}") for keys in (10, 10_000)
     )
     item, make = parse("1000/day"), here._log
 
@@ -382,7 +382,7 @@ def test_moving_window_that_two_storages_make_at_once_is_one(store_name: str, mo
 def test_moving_window_of_a_large_limit_holds_in_any_period(requests: list[tuple[float, int]]) -> None:
     clock = ManualClock()
     with private_stores(clock):
-        storage = open_storage("penstock:///shop?keys=10&moving_window_keys=14000")
+        storage = open_storage("forebay:///shop?keys=10&moving_window_keys=14000")
     limited, item = limiter("moving-window", storage), parse("150/minute")
     at_s, taken = 0.0, []
     with storage.store:
@@ -425,46 +425,46 @@ def test_gcra_gives_back_evenly(opened: Open, clock: ManualClock) -> None:
 
 def test_gcra_needs_this_storage() -> None:
     for strategy in (GCRARateLimiter, AsyncGCRARateLimiter):
-        with pytest.raises(NotImplementedError, match="penstock:///shop and async"):
+        with pytest.raises(NotImplementedError, match="forebay:///shop and async"):
             strategy(MemoryStorage())
 
 
 @pytest.mark.parametrize(
     ("uri", "options", "message"),
     [
-        ("penstock://", {}, "'penstock://' names no store"),
-        ("penstock:///", {}, "names no store"),
-        ("penstock://a/b", {}, "'penstock://a/b' names no store"),
-        ("penstock:///shop?kees=5", {}, "no option 'kees'; its options are keys, moving_window_keys, moving_w"),
-        ("penstock:///shop", {"kees": 5}, "no option 'kees'"),
-        ("penstock:///shop?keys=5&keys=6", {}, "the option keys .* given twice"),
-        ("penstock:///shop?keys=5", {"keys": 5}, "the option keys .* given twice, in 'penstock:///shop.keys=5'"),
-        ("penstock:///shop?keys=many", {}, "the option keys of a penstock storage is a whole number, not 'many'"),
-        ("penstock:///shop?keys=", {}, "is a whole number, not ''"),
-        ("penstock:///shop", {"keys": None}, "keys is a whole number from 1 to .*, not None"),
-        ("penstock:///shop?moving_window_keys=0", {}, r"moving_window_keys .* from 1 to 2\*\*32, not 0"),
-        ("penstock:///shop?moving_window_keys=4294967297", {}, "moving_window_keys .*, not 4294967297"),
-        ("penstock:///shop", {"moving_window_keys": 2.5}, "moving_window_keys .*, not 2.5"),
-        ("penstock:///shop", {"moving_window_keys": True}, "moving_window_keys .*, not True"),
+        ("forebay://", {}, "'forebay://' names no store"),
+        ("forebay:///", {}, "names no store"),
+        ("forebay://a/b", {}, "'forebay://a/b' names no store"),
+        ("forebay:///shop?kees=5", {}, "no option 'kees'; its options are keys, moving_window_keys, moving_w"),
+        ("forebay:///shop", {"kees": 5}, "no option 'kees'"),
+        ("forebay:///shop?keys=5&keys=6", {}, "the option keys .* given twice"),
+        ("forebay:///shop?keys=5", {"keys": 5}, "the option keys .* given twice, in 'forebay:///shop.keys=5'"),
+        ("forebay:///shop?keys=many", {}, "the option keys of a forebay storage is a whole number, not 'many'"),
+        ("forebay:///shop?keys=", {}, "is a whole number, not ''"),
+        ("forebay:///shop", {"keys": None}, "keys is a whole number from 1 to .*, not None"),
+        ("forebay:///shop?moving_window_keys=0", {}, r"moving_window_keys .* from 1 to 2\*\*32, not 0"),
+        ("forebay:///shop?moving_window_keys=4294967297", {}, "moving_window_keys .*, not 4294967297"),
+        ("forebay:///shop", {"moving_window_keys": 2.5}, "moving_window_keys .*, not 2.5"),
+        ("forebay:///shop", {"moving_window_keys": True}, "moving_window_keys .*, not True"),
         (
-            "penstock:///shop?moving_windows=often",
+            "forebay:///shop?moving_windows=often",
             {},
             "the option moving_windows .* is text with limits, .* not 'often'",
         ),
-        ("penstock:///shop?moving_windows=", {}, "the option moving_windows .*, not ''"),
-        ("penstock:///shop", {"moving_windows": ["5/minute"]}, "the option moving_windows .*, not \\['5/minute'\\]"),
-        ("penstock:///shop?mode=rw", {}, "the option mode .* is an octal number, not 'rw'"),
-        ("penstock:///shop?path=/dev/shm/x", {}, "names a store and a path"),
+        ("forebay:///shop?moving_windows=", {}, "the option moving_windows .*, not ''"),
+        ("forebay:///shop", {"moving_windows": ["5/minute"]}, "the option moving_windows .*, not \\['5/minute'\\]"),
+        ("forebay:///shop?mode=rw", {}, "the option mode .* is an octal number, not 'rw'"),
+        ("forebay:///shop?path=/dev/shm/x", {}, "names a store and a path"),
     ],
 )
 def test_options_that_are_refused(scheme: str, uri: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message.replace("'penstock:", f"'{re.escape(scheme)}:")):
-        open_storage(uri.replace("penstock:", f"{scheme}:"), **options)
+    with pytest.raises(ConfigurationError, match=message.replace("'forebay:", f"'{re.escape(scheme)}:")):
+        open_storage(uri.replace("forebay:", f"{scheme}:"), **options)
 
 
 def test_storage_made_by_its_class_needs_a_name_too() -> None:
     with pytest.raises(ConfigurationError, match="None names no store"):
-        PenstockStorage()
+        ForebayStorage()
 
 
 def test_moving_windows_that_cannot_be(store_name: str, scheme: str) -> None:
@@ -484,7 +484,7 @@ def test_moving_windows_that_cannot_be(store_name: str, scheme: str) -> None:
 )
 def test_values_that_the_store_refuses(scheme: str, store_name: str, query: str, message: str) -> None:
     uri = f"{scheme}:///{store_name}?{query}"
-    with pytest.raises(ConfigurationError, match=f"^'{re.escape(uri)}' can't be a penstock storage.*: {message}"):
+    with pytest.raises(ConfigurationError, match=f"^'{re.escape(uri)}' can't be a forebay storage.*: {message}"):
         open_storage(uri)
 
 
@@ -494,22 +494,22 @@ def test_names_that_no_store_can_have(scheme: str, name: str) -> None:
         open_storage(f"{scheme}:///{name}")
     message = str(raised.value)
     assert message.startswith(f"'{scheme}:///{name}'"[:90])
-    assert "whose URI is like penstock:///shop?keys=100000: a store's name is 1 to 100 letters, digits" in message
+    assert "whose URI is like forebay:///shop?keys=100000: a store's name is 1 to 100 letters, digits" in message
     assert message.endswith(f"not {name!r}"[:90]) or len(name) > 90
 
 
-@pytest.mark.parametrize("kind", [PenstockStorage, AsyncPenstockStorage])
+@pytest.mark.parametrize("kind", [ForebayStorage, AsyncForebayStorage])
 def test_what_is_no_uri_at_all(kind: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^'penstock://\[shop' is no URI: .* like penstock:///shop"):
-        kind("penstock://[shop")
+    with pytest.raises(ConfigurationError, match=r"^'forebay://\[shop' is no URI: .* like forebay:///shop"):
+        kind("forebay://[shop")
 
 
 def test_frameworks_show_why_a_name_is_refused() -> None:
-    refusal = r"'penstock:///my shop' can't be .* letters, digits"
+    refusal = r"'forebay:///my shop' can't be .* letters, digits"
     with pytest.raises(ConfigurationError, match=refusal):
-        FlaskLimiter(str, app=Flask(__name__), storage_uri="penstock:///my shop")
+        FlaskLimiter(str, app=Flask(__name__), storage_uri="forebay:///my shop")
     with pytest.raises(ConfigurationError, match=refusal):
-        SlowapiLimiter(str, storage_uri="penstock:///my shop")
+        SlowapiLimiter(str, storage_uri="forebay:///my shop")
 
 
 def test_the_size_of_the_store_is_that_of_its_file(opened: Open) -> None:
@@ -526,19 +526,19 @@ def test_the_size_of_the_store_is_that_of_its_file(opened: Open) -> None:
 
 
 def test_ways_to_name_a_store(store_name: str, tmp_path: Any) -> None:
-    for uri in (f"penstock://{store_name}", f"penstock:///{store_name}", f"async+penstock://{store_name}?keys=100000"):
+    for uri in (f"forebay://{store_name}", f"forebay:///{store_name}", f"async+forebay://{store_name}?keys=100000"):
         storage = open_storage(uri)
-        assert (storage.store.path, storage.store.keys) == (f"/dev/shm/penstock-{store_name}", 100_000)
-    storage = open_storage(f"penstock://?path={tmp_path}/limits&keys=1_000&mode=660")
+        assert (storage.store.path, storage.store.keys) == (f"/dev/shm/forebay-{store_name}", 100_000)
+    storage = open_storage(f"forebay://?path={tmp_path}/limits&keys=1_000&mode=660")
     assert (storage.store.path, storage.store.keys) == (f"{tmp_path}/limits", 1000)
     assert (tmp_path / "limits").stat().st_mode & 0o777 == 0o660
-    assert open_storage("penstock://", path=tmp_path / "limits", keys=1000, mode=0o660).check()
+    assert open_storage("forebay://", path=tmp_path / "limits", keys=1000, mode=0o660).check()
 
 
 def test_storage_in_a_private_store() -> None:
     clock = ManualClock()
     with private_stores(clock):
-        storage = open_storage("penstock:///shop")
+        storage = open_storage("forebay:///shop")
         assert [storage.incr("key", 60), storage.incr("key", 60)] == [1, 2]
         clock.advance(61)
         assert storage.get("key") == 0
@@ -599,7 +599,7 @@ def test_flask_limiter_never_takes_a_callers_error_for_an_outage(store_name: str
     limits = FlaskLimiter(
         lambda: "ada",
         app=app,
-        storage_uri=f"penstock:///{store_name}?keys=1000",
+        storage_uri=f"forebay:///{store_name}?keys=1000",
         swallow_errors=True,
         in_memory_fallback=["1000/hour"],
     )
@@ -615,7 +615,7 @@ def test_flask_limiter_never_takes_a_callers_error_for_an_outage(store_name: str
 
 
 def test_slowapi_takes_a_cost_that_is_no_integer(store_name: str) -> None:
-    limits = SlowapiLimiter(lambda: "ada", storage_uri=f"penstock:///{store_name}?keys=1000")
+    limits = SlowapiLimiter(lambda: "ada", storage_uri=f"forebay:///{store_name}?keys=1000")
     app = Starlette()
     app.state.limiter = limits
     app.add_exception_handler(RateLimitExceeded, _rate_limit_exceeded_handler)  # type: ignore[arg-type]
@@ -635,7 +635,7 @@ def test_slowapi_takes_a_cost_that_is_no_integer(store_name: str) -> None:
 
 def test_flask_limiters_commands_work(store_name: str) -> None:
     app = Flask(__name__)
-    limits = FlaskLimiter(lambda: "ada", app=app, storage_uri=f"penstock:///{store_name}?keys=1000")
+    limits = FlaskLimiter(lambda: "ada", app=app, storage_uri=f"forebay:///{store_name}?keys=1000")
 
     @app.route("/")
     @limits.limit("2/hour")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import forebay
 
 ROOT = Path(__file__).resolve().parents[2]
 # ci/environment leaves here what it built and installed.
@@ -21,14 +21,14 @@ DIST = Path(sys.prefix) / "dist"
 
 @pytest.fixture
 def sdist_names() -> list[str]:
-    (sdist,) = DIST.glob("penstock-*.tar.gz")
+    (sdist,) = DIST.glob("forebay-*.tar.gz")
     with tarfile.open(sdist) as archive:
         return [name.split("/", 1)[1] for name in archive.getnames() if "/" in name]
 
 
 @pytest.fixture
 def wheel_names() -> list[str]:
-    (wheel,) = DIST.glob("penstock-*.whl")
+    (wheel,) = DIST.glob("forebay-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
@@ -41,7 +41,7 @@ def sources(*patterns: str) -> set[str]:
 
 
 def test_the_installed_package_is_the_one_under_test() -> None:
-    assert Path(penstock.__file__).is_relative_to(sys.prefix)
+    assert Path(forebay.__file__).is_relative_to(sys.prefix)
 
 
 def test_the_sdist_has_every_source_and_nothing_generated(sdist_names: list[str]) -> None:
@@ -54,7 +54,7 @@ def test_the_wheel_has_stubs_and_modules_and_no_sources_but_python(wheel_names: 
     assert {Path(name).name.split(".")[0] for name in wheel_names if name.endswith(".so")} == modules
     stubs = {str(Path(name).relative_to("src").with_suffix(".pyi")) for name in sources("*.pyx")}
     assert stubs <= set(wheel_names)
-    assert "penstock/py.typed" in wheel_names
+    assert "forebay/py.typed" in wheel_names
     scripts = {str(Path(name).relative_to("src")) for name in sources("*.lua")}
     assert scripts
     assert scripts <= set(wheel_names)
@@ -62,7 +62,7 @@ def test_the_wheel_has_stubs_and_modules_and_no_sources_but_python(wheel_names: 
 
 
 def test_the_base_install_has_no_dependencies() -> None:
-    assert not [need for need in metadata.requires("penstock") or [] if "extra ==" not in need]
+    assert not [need for need in metadata.requires("forebay") or [] if "extra ==" not in need]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_an_unsupported_platform_fails_with_one_clear_line(change: str, expected
 
 def test_the_header_refuses_an_unsupported_platform(tmp_path: Path) -> None:
     source = tmp_path / "elsewhere.c"
-    source.write_text('#include "penstock/platform.h"\n')
+    source.write_text('#include "forebay/platform.h"\n')
     command = ["cc", "-fsyntax-only", f"-I{ROOT / 'native' / 'include'}", str(source)]
     assert subprocess.run(command, capture_output=True).returncode == 0
     result = subprocess.run([*command, "-U__linux__"], capture_output=True, text=True)
     assert result.returncode == 1
-    assert "penstock supports 64-bit Linux on x86-64 and aarch64 only" in result.stderr
+    assert "forebay supports 64-bit Linux on x86-64 and aarch64 only" in result.stderr

@@ -38,6 +38,6 @@ def test_snippets_import_what_there_is(page: Path) -> None:
             continue
         # A decorator may stand alone.
         for node in ast.walk(ast.parse(f"{text}\ndef anything(): ...")):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "penstock":
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "forebay":
                 module = importlib.import_module(node.module or "")
                 assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from process_helpers import Crew, Meeting, SharedNumbers, Worker, extents, path_of, wait_until
 
-from penstock import AllOf, Concurrency, FixedWindow, Lease, Store, TokenBucket
-from penstock.owners import BY_PIDFD, PID_BITS, this_process
-from penstock.testing import ManualClock
+from forebay import AllOf, Concurrency, FixedWindow, Lease, Store, TokenBucket
+from forebay.owners import BY_PIDFD, PID_BITS, this_process
+from forebay.testing import ManualClock
 
 KEY = "k"
 LEASE = 3600
@@ -143,8 +143,8 @@ def test_a_stopped_holder_loses_its_permit_at_the_end_of_the_lease(crew: Crew) -
 def test_a_holder_in_another_pid_namespace_is_never_taken_for_dead(as_root: None, name: str) -> None:
     limiter = Concurrency(Store(name, keys=1), "c", 1, lease=LEASE, keys=1)
     hold = (
-        "import sys, penstock\n"
-        f"limiter = penstock.Concurrency(penstock.Store({name!r}, keys=1), 'c', 1, lease={LEASE}, keys=1)\n"
+        "import sys, forebay\n"
+        f"limiter = forebay.Concurrency(forebay.Store({name!r}, keys=1), 'c', 1, lease={LEASE}, keys=1)\n"
         f"lease = limiter.acquire({KEY!r})\n"
         "print('held' if lease else 'denied', flush=True)\n"
         "input()\n"
@@ -167,7 +167,7 @@ def test_a_holder_in_another_pid_namespace_is_never_taken_for_dead(as_root: None
 REUSE_PIDS = """
 import ctypes, os, signal, sys
 from pathlib import Path
-import penstock
+import forebay
 
 if ctypes.CDLL(None).mount(b"proc", b"/proc", b"proc", 0, None):
     raise OSError("mount")
@@ -196,7 +196,7 @@ def hold():
     signal.pause()
 
 
-limiter = penstock.Concurrency(penstock.Store.private(keys=1), "c", 1, lease=3600, keys=1)
+limiter = forebay.Concurrency(forebay.Store.private(keys=1), "c", 1, lease=3600, keys=1)
 reading, writing = os.pipe()
 for attempt in range(2000):
     limiter.reset("k")
@@ -226,8 +226,8 @@ def test_owners_in_other_time_namespaces_are_told_apart(as_root: None, name: str
     limiter = Concurrency(Store(name, keys=1), "c", 1, lease=LEASE, keys=1)
     lease = limiter.acquire(KEY)
     ask = (
-        "import penstock\n"
-        f"limiter = penstock.Concurrency(penstock.Store({name!r}, keys=1), 'c', 1, lease={LEASE}, keys=1)\n"
+        "import forebay\n"
+        f"limiter = forebay.Concurrency(forebay.Store({name!r}, keys=1), 'c', 1, lease={LEASE}, keys=1)\n"
         f"print(any([limiter.allow({KEY!r}) for _ in range(1000)]))\n"
     )
     command = ["unshare", "--time", "--boottime", "5000", "--fork", sys.executable, "-c", ask]

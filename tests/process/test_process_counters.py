@@ -24,7 +24,7 @@ from process_helpers import (
     wait_until,
 )
 
-from penstock import LimiterStats, Store, TokenBucket, layout
+from forebay import LimiterStats, Store, TokenBucket, layout
 
 BURST = 1000
 REFILLS_NOTHING = "10000/year"

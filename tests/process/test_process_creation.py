@@ -26,8 +26,8 @@ from process_helpers import (
     wait_until,
 )
 
-from penstock import Store, TokenBucket, segment_file
-from penstock.errors import SegmentBusy, SegmentError, SegmentRemovedWarning, SegmentSizeWarning
+from forebay import Store, TokenBucket, segment_file
+from forebay.errors import SegmentBusy, SegmentError, SegmentRemovedWarning, SegmentSizeWarning
 
 REFILLS_NOTHING = "10000/year"
 

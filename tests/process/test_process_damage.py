@@ -18,9 +18,9 @@ from process_helpers import (
     wait_until,
 )
 
-from penstock import Store, StoreStats, TokenBucket, layout
-from penstock.errors import DamagedSegment, PenstockError
-from penstock.testing import ManualClock
+from forebay import Store, StoreStats, TokenBucket, layout
+from forebay.errors import DamagedSegment, ForebayError
+from forebay.testing import ManualClock
 
 REFILLS_NOTHING = "10000/year"
 KEYS = 2000
@@ -108,14 +108,14 @@ def _stats(store: Store) -> StoreStats | None:
 
 
 def _use_everything(me: int, name: str, clock: str, on_full: str, progress: SharedNumbers, stop: SharedNumbers) -> None:
-    """Everything a limiter can do; nothing here can raise anything but PenstockError."""
+    """Everything a limiter can do; nothing here can raise anything but ForebayError."""
     draws = random.Random(me)
     turn = 0
     while not stop[0]:
         with _store(name, clock, on_full) as store:
             try:
                 buckets = [TokenBucket(store, f"limiter {draws.randrange(20)}", "1000/second", 5) for _ in range(2)]
-            except PenstockError:
+            except ForebayError:
                 # The damage took all places in the list of limiters.
                 progress[me] += 1
                 continue
@@ -300,7 +300,7 @@ def test_every_limiter_entry_damaged(name: str) -> None:
         assert path_of(name) in str(caught.value)
         assert "UTF-8" in caught.value.expected
         assert "unlink" in caught.value.remedy
-        with pytest.raises(PenstockError, match="has its 256 limiters"):
+        with pytest.raises(ForebayError, match="has its 256 limiters"):
             TokenBucket(store, "new", "1/second")
 
 

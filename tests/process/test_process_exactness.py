@@ -26,8 +26,8 @@ from process_helpers import (
     until_raced,
 )
 
-from penstock import Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import Store, TokenBucket
+from forebay.testing import ManualClock
 
 REFILLS_NOTHING = "10000/year"  # a permit in 53 minutes
 

@@ -27,13 +27,13 @@ from process_helpers import (
     wait_until,
 )
 
-import penstock.extents
-from penstock import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket, layout, users
-from penstock.core.segment import forks
-from penstock.errors import (
+import forebay.extents
+from forebay import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket, layout, users
+from forebay.core.segment import forks
+from forebay.errors import (
     DamagedSegment,
+    ForebayError,
     InvalidLimiter,
-    PenstockError,
     SegmentBusy,
     SegmentError,
     SegmentRemovedWarning,
@@ -41,8 +41,8 @@ from penstock.errors import (
     SegmentSpaceError,
     TooManyLimiters,
 )
-from penstock.testing import ManualClock
-from penstock.verification import verify
+from forebay.testing import ManualClock
+from forebay.verification import verify
 
 LIMIT: Final = 2000
 PROCESSES: Final = 4
@@ -152,11 +152,11 @@ MANY_KEYS: Final[dict[Make, int]] = {_log: 64, _bucketed: 2000}
 
 # Of a creation, under its lock: a module's function before which it stops.
 STEPS: Final = [
-    (penstock.extents, "_take_space"),
+    (forebay.extents, "_take_space"),
     (os, "posix_fallocate"),
-    (penstock.extents, "_map"),
-    (penstock.extents, "replace"),
-    (penstock.extents, "_unlock_list"),
+    (forebay.extents, "_map"),
+    (forebay.extents, "replace"),
+    (forebay.extents, "_unlock_list"),
 ]
 
 
@@ -176,7 +176,7 @@ def test_a_creator_that_is_stopped_delays_no_decision(
     crew: Crew, name: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making another one is all that has to wait, and says so."""
-    monkeypatch.setattr(penstock.extents, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(forebay.extents, "LOCK_TIMEOUT", 0.05)
     held = SharedNumbers(1)
     clock = ManualClock(10**6)
     with Store(name, keys=100, clock=clock) as store, Store(name, keys=100, clock=clock) as again:
@@ -196,7 +196,7 @@ def _hold_the_lock(name: str, held: SharedNumbers) -> None:
     with Store(name, keys=100, clock=ManualClock()) as store:
         fd = store._own_file(forks())
         assert fd is not None
-        assert penstock.extents._lock_list(store, fd)
+        assert forebay.extents._lock_list(store, fd)
         held[0] = 1
         wait_until(lambda: False, "the end")
 
@@ -385,13 +385,13 @@ def test_the_last_number_goes_to_another_one_meanwhile(name: str, make: Make, mo
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         for number in range(layout.LIMITER_CAPACITY - 1):
             TokenBucket(store, f"bucket {number}", "10/hour")
-        take_space = penstock.extents._take_space
+        take_space = forebay.extents._take_space
 
         def take_space_and_the_last_number(*arguments: Any) -> None:
             take_space(*arguments)
             TokenBucket(store, "last", "10/hour")
 
-        monkeypatch.setattr(penstock.extents, "_take_space", take_space_and_the_last_number)
+        monkeypatch.setattr(forebay.extents, "_take_space", take_space_and_the_last_number)
         with pytest.raises(TooManyLimiters):
             make(store, "limiter", LIMIT, 20)
         assert extents(path_of(name)) == []
@@ -717,7 +717,7 @@ def test_parameters_that_have_no_memory_are_refused_before_any_is_taken(name: st
                 SlidingLog(store, "log", "5/second", keys=keys)  # type: ignore[arg-type]
             with pytest.raises(InvalidLimiter):
                 BucketedWindow(store, "bucketed", "5/second", keys=keys)  # type: ignore[arg-type]
-        with pytest.raises(PenstockError):
+        with pytest.raises(ForebayError):
             SlidingLog(store, "log", "5/second", keys=2**32)
         assert os.stat(path_of(name)).st_size == before
         assert extents(path_of(name)) == []

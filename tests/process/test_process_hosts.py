@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 from process_helpers import Crew, Worker, path_of
 
-from penstock import FixedWindow, SlidingLog, Store, TokenBucket, layout
-from penstock.errors import ClockMismatch
-from penstock.segment_file import Header
-from penstock.verification import verify
+from forebay import FixedWindow, SlidingLog, Store, TokenBucket, layout
+from forebay.errors import ClockMismatch
+from forebay.segment_file import Header
+from forebay.verification import verify
 
 LIMIT: Final = 10
 CLONE_NEWTIME: Final = 0x80

@@ -34,11 +34,11 @@ from process_helpers import (
     wait_until,
 )
 
-from penstock import (
+from forebay import (
     LeakyBucket,
     Store,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 PROCESSES: Final = 4
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from process_helpers import Crew, Meeting
 
-from penstock import Store, TokenBucket, layout
-from penstock.segment_file import Header
-from penstock.testing import ManualClock
+from forebay import Store, TokenBucket, layout
+from forebay.segment_file import Header
+from forebay.testing import ManualClock
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS

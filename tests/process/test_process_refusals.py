@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from process_helpers import FREE_USER, SHARED_GROUP, Crew, Meeting, as_user, open_fds, opened_since
 
-from penstock import SlidingLog, Store, TokenBucket, layout
-from penstock.errors import (
+from forebay import SlidingLog, Store, TokenBucket, layout
+from forebay.errors import (
     ClockMismatch,
     DamagedSegment,
     ForeignSegment,
@@ -26,7 +26,7 @@ from penstock.errors import (
     TruncatedSegment,
     UntrustedSegment,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 REFILLS_NOTHING = "10000/year"
 
@@ -34,7 +34,7 @@ REFILLS_NOTHING = "10000/year"
 @pytest.fixture
 def path() -> Iterator[Path]:
     """A path in a directory that every user may enter, with nothing there."""
-    directory = Path(f"/dev/shm/penstock-process-test-{os.getpid()}")
+    directory = Path(f"/dev/shm/forebay-process-test-{os.getpid()}")
     directory.mkdir(mode=0o755)
     yield directory / "segment"
     for entry in directory.iterdir():
@@ -113,7 +113,7 @@ def test_the_good_one_is_accepted(segment: Path) -> None:
         assert store.stats().limiters["api"].allowed == 50
 
 
-@pytest.mark.parametrize("content", [b"x", b"\x7fELF" + bytes(5000), bytes(1), bytes(100_000), b"penstock" * 1000])
+@pytest.mark.parametrize("content", [b"x", b"\x7fELF" + bytes(5000), bytes(1), bytes(100_000), b"forebay" * 1000])
 def test_a_foreign_file(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     path.chmod(0o600)
@@ -201,7 +201,7 @@ def test_another_layout_version(segment: Path) -> None:
             SegmentVersionMismatch,
             f"layout version {version}",
             f"layout version {layout.LAYOUT_VERSION}",
-            "one version of penstock",
+            "one version of forebay",
         )
 
 
@@ -396,7 +396,7 @@ def test_a_mount_that_gives_the_directorys_group_to_strangers_files(
     line = f"36 35 {os.major(device)}:{os.minor(device)} / /a\\040place rw,relatime shared:1 - ext4 /dev/vdb {options}"
     mounts = path.parent / "mounts"
     mounts.write_text(f"35 1 0:1 / /proc rw - proc proc rw,grpid\n{line}\n")
-    monkeypatch.setattr("penstock.segment_file.MOUNTS", str(mounts))
+    monkeypatch.setattr("forebay.segment_file.MOUNTS", str(mounts))
     os.chown(path.parent, 0, SHARED_GROUP)
     path.parent.chmod(0o1777)
     Store("a", keys=100, path=path, mode=0o660, group=0).close()
@@ -546,7 +546,7 @@ def test_a_directory_of_ones_own(as_root: None, crew: Crew, own_directory: Path,
 def _use_own_directory(directory: Path) -> None:
     name = f"process-test-{os.getpid()}"
     with Store(name, keys=100, directory=directory) as store:
-        assert store.path == f"{directory}/penstock-{name}"
+        assert store.path == f"{directory}/forebay-{name}"
         assert TokenBucket(store, "api", REFILLS_NOTHING, 1).allow("key")
         with Store(name, keys=100, directory=str(directory)) as again:
             assert not TokenBucket(again, "api", REFILLS_NOTHING, 1).allow("key")

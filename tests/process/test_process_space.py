@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from process_helpers import Crew, open_fds, opened_since
 
-import penstock.room
-from penstock import SlidingLog, Store, TokenBucket, layout
-from penstock.errors import SegmentSpaceError
+import forebay.room
+from forebay import SlidingLog, Store, TokenBucket, layout
+from forebay.errors import SegmentSpaceError
 
 KEYS = 1_000_000
 
@@ -73,7 +73,7 @@ def test_the_advice_for_a_container_counts_what_is_in_use(
     small_disk: Path, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followed to the letter, for the store and then for its limiters, it is enough each time."""
-    monkeypatch.setattr(penstock.room, "SHARED_MEMORY", f"{small_disk}/")
+    monkeypatch.setattr(forebay.room, "SHARED_MEMORY", f"{small_disk}/")
     (small_disk / "other").write_bytes(bytes(700_000))
 
     def enlarge(error: SegmentSpaceError) -> int:
@@ -107,7 +107,7 @@ def test_in_shared_memory_the_remedy_speaks_of_containers(name: str, monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(SegmentSpaceError, match=r"bytes free on its file system.*--shm-size=\d+m.*emptyDir"):
         Store(name, keys=KEYS)
-    assert not Path(f"/dev/shm/penstock-{name}").exists()
+    assert not Path(f"/dev/shm/forebay-{name}").exists()
 
 
 @pytest.mark.parametrize("limit", [0, 50, layout.HEADER_STATE + 4, 4096, 1 << 20])

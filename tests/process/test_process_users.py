@@ -29,11 +29,11 @@ from process_helpers import (
     wait_until,
 )
 
-from penstock import SlidingLog, Store, TokenBucket, extents, host_clock, layout, segment_file, users
-from penstock.core.segment import forks
-from penstock.errors import ClockMismatch, SegmentBusy, SegmentError, SegmentRemovedWarning, UntrustedSegment
-from penstock.segment_file import Header
-from penstock.verification import verify
+from forebay import SlidingLog, Store, TokenBucket, extents, host_clock, layout, segment_file, users
+from forebay.core.segment import forks
+from forebay.errors import ClockMismatch, SegmentBusy, SegmentError, SegmentRemovedWarning, UntrustedSegment
+from forebay.segment_file import Header
+from forebay.verification import verify
 
 LIMIT: Final = 10
 HOUR_S: Final = 3600
@@ -344,14 +344,14 @@ def test_a_removed_segment_in_use_is_noticed_when_another_is_made(crew: Crew, na
 def test_a_process_that_ends_tells_that_its_segment_was_removed(name: str) -> None:
     """Most often it is a worker that is replaced. With nobody left on the old segment, only it can tell."""
     program = (
-        "import os, sys, penstock\n"
-        "store = penstock.Store(sys.argv[1], keys=1000)\n"
-        "closed = penstock.Store(sys.argv[1], keys=1000)\n"
+        "import os, sys, forebay\n"
+        "store = forebay.Store(sys.argv[1], keys=1000)\n"
+        "closed = forebay.Store(sys.argv[1], keys=1000)\n"
         "closed.close()\n"
         "if sys.argv[2] == 'removed':\n"
         "    os.unlink(store.path)\n"
         "if sys.argv[2] == 'unlinked':\n"
-        "    penstock.Store.unlink(sys.argv[1])\n"
+        "    forebay.Store.unlink(sys.argv[1])\n"
     )
     for what, times in (("there", 0), ("unlinked", 0), ("removed", 1)):
         ended = subprocess.run([sys.executable, "-c", program, name, what], check=True, capture_output=True, text=True)
@@ -361,8 +361,8 @@ def test_a_process_that_ends_tells_that_its_segment_was_removed(name: str) -> No
 def test_a_process_ends_while_a_thread_is_at_a_segments_file(name: str) -> None:
     """It may be waiting for a process that is stopped: no reason to wait for the thread as well."""
     program = (
-        "import sys, threading, penstock\n"
-        "store = penstock.Store(sys.argv[1], keys=1000)\n"
+        "import sys, threading, forebay\n"
+        "store = forebay.Store(sys.argv[1], keys=1000)\n"
         "locked = threading.Event()\n"
         "def stay():\n"
         "    with store._lock():\n"
@@ -388,9 +388,9 @@ def _tells_of_the_removal(name: str, attached: SharedNumbers) -> list[str]:
 
 
 def test_another_store_or_place_is_no_removed_segment(name: str, tmp_path: Path) -> None:
-    with Store(name, keys=1000), Store("a", keys=1000, path=tmp_path / f"penstock-{name}"):
+    with Store(name, keys=1000), Store("a", keys=1000, path=tmp_path / f"forebay-{name}"):
         (tmp_path / "below").mkdir()
-        Store("a", keys=1000, path=tmp_path / "below" / f"penstock-{name}").close()
+        Store("a", keys=1000, path=tmp_path / "below" / f"forebay-{name}").close()
         Store("a", keys=1000, path=tmp_path / "b").close()
         with Store.private(keys=1000) as private:
             private.stats()

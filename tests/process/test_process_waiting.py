@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from process_helpers import DEADLINE_S, Crew, SharedNumbers, wait_until
 
-from penstock import LeakyBucket, SlidingLog, Store, TokenBucket, waiting
+from forebay import LeakyBucket, SlidingLog, Store, TokenBucket, waiting
 
 REFILLS_NOTHING = "10000/year"
 
@@ -201,7 +201,7 @@ def test_waiters_of_several_processes_are_all_served(
 
 def test_greenlets_wait_beside_each_other(name: str) -> None:
     """In a process that gevent has patched, with the module imported before and after."""
-    for first, then in ("from penstock import waiting", "monkey.patch_all()"), ("monkey.patch_all()", ""):
+    for first, then in ("from forebay import waiting", "monkey.patch_all()"), ("monkey.patch_all()", ""):
         done = subprocess.run(
             [sys.executable, "-c", GREENLETS.format(name=name, first=first, then=then)],
             capture_output=True,
@@ -219,7 +219,7 @@ from gevent import monkey
 {then}
 import gevent
 import gevent.hub
-from penstock import SlidingLog, Store, TokenBucket, waiting
+from forebay import SlidingLog, Store, TokenBucket, waiting
 
 with Store("{name}", keys=100) as store:
     for limiter in SlidingLog(store, "log", "1 per 5 ms", keys=8), TokenBucket(store, "bucket", "200/second", burst=1):

@@ -22,13 +22,13 @@ from process_helpers import (
     wait_until,
 )
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     SlidingLog,
     Store,
     layout,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 # A sliding log's process that is killed or stopped while it writes.
 

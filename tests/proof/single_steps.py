@@ -105,16 +105,16 @@ class Stepped:
 
 
 class Modules:
-    """Where the machine code of penstock's compiled modules is, in this process and those that it forks."""
+    """Where the machine code of forebay's compiled modules is, in this process and those that it forks."""
 
     def __init__(self) -> None:
         self.ranges = []
         for line in Path("/proc/self/maps").read_text().splitlines():
             fields = line.split(maxsplit=5)
-            if len(fields) == 6 and "x" in fields[1] and "/penstock/core/" in fields[5]:
+            if len(fields) == 6 and "x" in fields[1] and "/forebay/core/" in fields[5]:
                 begin, end = fields[0].split("-")
                 self.ranges.append(range(int(begin, 16), int(end, 16)))
-        assert self.ranges, "penstock's modules are not mapped"
+        assert self.ranges, "forebay's modules are not mapped"
 
     def __contains__(self, address: int) -> bool:
         return any(address in span for span in self.ranges)
@@ -126,7 +126,7 @@ class Walk:
     def __init__(self, process: Stepped, memory: Callable[[], bytes], modules: Modules) -> None:
         self.addresses: list[int] = []
         self.inside: list[int] = []
-        """The places of those in penstock's modules."""
+        """The places of those in forebay's modules."""
         self.changes: list[int] = []
         self.arrivals: list[int] = []
         """How often the walk had come to the address of each by then."""

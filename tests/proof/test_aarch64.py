@@ -19,10 +19,10 @@ PREFIX = "" if HERE else "aarch64-linux-gnu-"
 PROCESSORS = {"as it is": []} if HERE else {"exclusive pairs": ["-cpu", "cortex-a53"], "LSE": ["-cpu", "max"]}
 
 ORDERS = """
-#include "penstock/atomics.h"
-uint64_t load_seq_cst(uint64_t *p) { return penstock_load_seq_cst(p); }
-bool cas128_seq_cst(PenstockCell *c, PenstockCell e, PenstockCell d) { return penstock_cas128_seq_cst(c, e, d); }
-PenstockCell load128(PenstockCell *c) { return penstock_load128_acquire(c); }
+#include "forebay/atomics.h"
+uint64_t load_seq_cst(uint64_t *p) { return forebay_load_seq_cst(p); }
+bool cas128_seq_cst(ForebayCell *c, ForebayCell e, ForebayCell d) { return forebay_cas128_seq_cst(c, e, d); }
+ForebayCell load128(ForebayCell *c) { return forebay_load128_acquire(c); }
 """
 
 

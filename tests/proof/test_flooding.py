@@ -35,7 +35,7 @@ from typing import Any, Final
 import pytest
 from process_helpers import path_of, read_cells
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     Concurrency,
     FixedWindow,
@@ -47,7 +47,7 @@ from penstock import (
     TokenBucket,
     layout,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 Tell = Callable[[str, object], None]
 HashKey = tuple[int, int]

@@ -21,7 +21,7 @@ from limiter_kinds import (
 )
 from process_helpers import Crew, SharedNumbers, Worker, nanoseconds, path_of, wait_until
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -32,8 +32,8 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.testing import ManualClock
-from penstock.verification import verify
+from forebay.testing import ManualClock
+from forebay.verification import verify
 
 WORKERS: Final = 4
 PROGRESS_EVERY: Final = 25

@@ -42,7 +42,7 @@ from process_helpers import (
     wait_until,
 )
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -56,7 +56,7 @@ from penstock import (
     TokenBucket,
     layout,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 Tell = Callable[[str, object], None]
 

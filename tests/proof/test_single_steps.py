@@ -18,7 +18,7 @@ import pytest
 from process_helpers import DEADLINE_S, Hung, path_of
 from single_steps import Modules, Stepped, Walk, check_platform
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -30,9 +30,9 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.errors import CostExceedsLimit
-from penstock.testing import ManualClock
-from penstock.verification import verify
+from forebay.errors import CostExceedsLimit
+from forebay.testing import ManualClock
+from forebay.verification import verify
 
 LIMIT: Final = 3
 PERIOD_S: Final = 60
@@ -282,7 +282,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-COUNTED = {"kills": 0, "stalls": 0, "instructions walked": 0, "strayed in penstock": 0, "strayed in Python": 0}
+COUNTED = {"kills": 0, "stalls": 0, "instructions walked": 0, "strayed in forebay": 0, "strayed in Python": 0}
 
 
 class Steps:
@@ -342,7 +342,7 @@ class Steps:
         try:
             if not self.way.lead(process, place):
                 # Python itself goes different ways, by where its objects happen to lie.
-                COUNTED["strayed in penstock" if place in self.inside else "strayed in Python"] += 1
+                COUNTED["strayed in forebay" if place in self.inside else "strayed in Python"] += 1
             meanwhile(process)
             process.kill()
             self.stage.check()

@@ -18,8 +18,8 @@ from oracle import Bucket, Queue
 from oracle_counts import BucketedWindow, ClockWindow, IntervalBucket, Log, SlidingWindow, first_window_in_memory
 from oracle_machine import LimiterAndOracle, keys
 
-import penstock
-from penstock import TokenBucket
+import forebay
+from forebay import TokenBucket
 
 LAST_NS = 2**61
 EDGES = replace(MEMORY, latest=LAST_NS)
@@ -46,10 +46,10 @@ def most_and_less(most: int) -> st.SearchStrategy[int]:
 def token_buckets(draw: st.DrawFn) -> Case:
     """Whose refill takes as long as it may, or that give a permit every nanosecond."""
     bucket = draw(buckets(longest_refill_ns=MOST_AHEAD_NS) | full_buckets())
-    make = draw(st.sampled_from([TokenBucket, penstock.LeakyBucket]))
+    make = draw(st.sampled_from([TokenBucket, forebay.LeakyBucket]))
     return Case(
         lambda store, name="api": make(store, name, rate_of(bucket), bucket.burst),
-        (Queue if make is penstock.LeakyBucket else Bucket)(bucket.limit, bucket.period_ns, bucket.burst),
+        (Queue if make is forebay.LeakyBucket else Bucket)(bucket.limit, bucket.period_ns, bucket.burst),
         step=bucket.unit_ns,
         span=bucket.tolerance_ns,
     )
@@ -92,7 +92,7 @@ def fixed_windows(draw: st.DrawFn, align: Any) -> Case:
     tier = draw(most_and_less(limit))
     window = (first_window_in_memory if align == "first" else ClockWindow)(limit, period_ns)
     return Case(
-        lambda store, name="api": penstock.FixedWindow(store, name, MEMORY.rate(limit, period_ns), align=align),
+        lambda store, name="api": forebay.FixedWindow(store, name, MEMORY.rate(limit, period_ns), align=align),
         window,
         step=period_ns,
         span=period_ns,
@@ -109,7 +109,7 @@ def sliding_windows(draw: st.DrawFn) -> Case:
     limit = draw(most_and_less(most))
     rounding: Any = draw(st.sampled_from(["up", "down"]))
     return Case(
-        lambda store, name="api": penstock.SlidingWindow(store, name, MEMORY.rate(limit, period_ns), rounding=rounding),
+        lambda store, name="api": forebay.SlidingWindow(store, name, MEMORY.rate(limit, period_ns), rounding=rounding),
         SlidingWindow(limit, period_ns, rounding),
         step=draw(st.sampled_from([period_ns, max(1, period_ns // limit)])),
         span=2 * period_ns,
@@ -126,7 +126,7 @@ def bucketed_windows(draw: st.DrawFn) -> Case:
     period_ns = bucket_ns * count
     window = BucketedWindow(limit, period_ns, count)
     return Case(
-        lambda store, name="api": penstock.BucketedWindow(
+        lambda store, name="api": forebay.BucketedWindow(
             store, name, MEMORY.rate(limit, period_ns), buckets=count, keys=64
         ),
         window,
@@ -141,7 +141,7 @@ def sliding_logs(draw: st.DrawFn) -> Case:
     period_ns = draw(tiny_periods_ns(2) | longest_periods_ns())
     limit = draw(most_and_less(min(max(1, 1 << period_ns.bit_length() - 2), period_ns, 300)))
     return Case(
-        lambda store, name="api": penstock.SlidingLog(store, name, MEMORY.rate(limit, period_ns), keys=64),
+        lambda store, name="api": forebay.SlidingLog(store, name, MEMORY.rate(limit, period_ns), keys=64),
         Log(limit, period_ns),
         step=period_ns,
         span=period_ns,

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from oracle import Bucket
 
-from penstock import Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import Store, TokenBucket
+from forebay.testing import ManualClock
 
 THREE_PER_SECOND = Bucket(limit=3, period_ns=NS, burst=3)
 START_NS = 1_000 * NS

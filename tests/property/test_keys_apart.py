@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock import Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import Store, TokenBucket
+from forebay.testing import ManualClock
 
 
 class Text(str):

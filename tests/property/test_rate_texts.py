@@ -12,7 +12,7 @@ from bucket_strategies import NS, magnitudes
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock import InvalidRate, Rate, Store, TokenBucket
+from forebay import InvalidRate, Rate, Store, TokenBucket
 
 TEN_YEARS_NS = 10 * 31_536_000 * NS
 UNITS_NS = {

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from oracle import Answer, Bucket, TokenBucketOracle
 
-from penstock import LimiterStats, Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import LimiterStats, Store, TokenBucket
+from forebay.testing import ManualClock
 
 CELLS = 1024
 REGULARS = ["regular:1", "regular:2", "regular:3"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_requests import CLIENT, Site
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     FixedWindow,
     LeakyBucket,
@@ -20,8 +20,8 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.testing import ManualClock
-from penstock.web import Rule
+from forebay.testing import ManualClock
+from forebay.web import Rule
 
 MAKERS: dict[str, Any] = {
     "token bucket": lambda store, rate, burst: TokenBucket(store, "x", rate, burst),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web_requests import asgi_scope, wsgi_environ
 
-from penstock.web import ClientAddress
-from penstock.web.request import ASGIRequest, WSGIRequest
+from forebay.web import ClientAddress
+from forebay.web.request import ASGIRequest, WSGIRequest
 
 PROXY = "10.0.0.1"
 clients = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).filter(

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from penstock.redis import AsyncRedisStore, RedisStore
+from forebay.redis import AsyncRedisStore, RedisStore
 
 Body = Callable[[Any], Coroutine[Any, Any, None]]
 Opened = Callable[[Body], None]

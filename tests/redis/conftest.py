@@ -11,7 +11,7 @@ from redis_cluster import RedisCluster, redis_cluster
 from redis_server import RedisServer, redis_server
 from scripts_clock import ServerClock, moved_by_tests
 
-from penstock.redis import RedisStore
+from forebay.redis import RedisStore
 
 
 @pytest.fixture(scope="session")

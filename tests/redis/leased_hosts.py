@@ -7,9 +7,9 @@ from typing import Any
 
 from scripts_clock import ServerClock
 
-from penstock import Store
-from penstock.redis import LeasedStore, RedisStore
-from penstock.testing import ManualClock
+from forebay import Store
+from forebay.redis import LeasedStore, RedisStore
+from forebay.testing import ManualClock
 
 
 class Hosts:

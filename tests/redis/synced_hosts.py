@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import redis
 
-from penstock import Store
-from penstock.redis import RedisStore, SyncedStore
-from penstock.redis.asking import Asked
-from penstock.testing import ManualClock
+from forebay import Store
+from forebay.redis import RedisStore, SyncedStore
+from forebay.redis.asking import Asked
+from forebay.testing import ManualClock
 
 NEVER: Final = "1 minute"
 """An interval: what is exchanged is exchanged by the test."""
@@ -84,7 +84,7 @@ def before_the_answer(host: Host, act: Callable[[], object]) -> Iterator[None]:
     assert exchange.send == send, "nothing was exchanged"
 
 
-def sums(client: redis.Redis, pattern: str = "penstock:*:synced-*") -> dict[str, int]:
+def sums(client: redis.Redis, pattern: str = "forebay:*:synced-*") -> dict[str, int]:
     """What Redis has as the sum of all hosts, by its keys."""
     return {key.decode(): int(client.hget(key, "sum") or 0) for key in client.scan_iter(pattern, count=1000)}
 

@@ -13,11 +13,11 @@ import pytest
 import redis
 from leased_hosts import Hosts, drained
 
-from penstock import FixedWindow, SlidingWindow, StoreUnavailable, TokenBucket
-from penstock.redis import leased_fetch
-from penstock.redis.asking import Asked
-from penstock.redis.leased_fetch import Answer, Holdings, Steps, borrowed, reported
-from penstock.redis.leased_terms import OVERTAKEN
+from forebay import FixedWindow, SlidingWindow, StoreUnavailable, TokenBucket
+from forebay.redis import leased_fetch
+from forebay.redis.asking import Asked
+from forebay.redis.leased_fetch import Answer, Holdings, Steps, borrowed, reported
+from forebay.redis.leased_terms import OVERTAKEN
 
 KEY = "user:42"
 

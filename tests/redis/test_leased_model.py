@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from scripts_clock import ServerClock
 
-from penstock import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
-from penstock.redis import LeasedStore, RedisStore, leased_fetch
-from penstock.redis.asking import Asked
-from penstock.redis.leased_fetch import Answer, Holdings, Steps, answered
-from penstock.testing import ManualClock
+from forebay import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
+from forebay.redis import LeasedStore, RedisStore, leased_fetch
+from forebay.redis.asking import Asked
+from forebay.redis.leased_fetch import Answer, Holdings, Steps, answered
+from forebay.testing import ManualClock
 
 KEY = "k"
 STEPS = 500

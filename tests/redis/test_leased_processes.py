@@ -15,8 +15,8 @@ import redis
 from process_helpers import Crew, SharedNumbers, Worker, wait_until
 from redis_server import RedisServer
 
-from penstock import FixedWindow, Store, StoreUnavailable, TokenBucket
-from penstock.redis import LeasedStore, RedisStore, leased_fetch
+from forebay import FixedWindow, Store, StoreUnavailable, TokenBucket
+from forebay.redis import LeasedStore, RedisStore, leased_fetch
 
 KEY = "hot"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from leased_hosts import Hosts, drained
 
-from penstock import FixedWindow, TokenBucket
-from penstock.redis import LeasedStore
-from penstock.redis.leased_fetch import Holdings, borrowed
+from forebay import FixedWindow, TokenBucket
+from forebay.redis import LeasedStore
+from forebay.redis.leased_fetch import Holdings, borrowed
 
 KEY = "user:42"
 

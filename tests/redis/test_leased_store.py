@@ -19,7 +19,7 @@ from leased_hosts import Hosts, drained
 from process_helpers import Crew, wait_until
 from redis_server import RedisServer, redis_server
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -39,7 +39,7 @@ from penstock import (
     StoreUnavailable,
     TokenBucket,
 )
-from penstock.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
+from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
 
 KEY = "user:42"
 KINDS: dict[str, Callable[[Any, str], Any]] = {
@@ -866,8 +866,8 @@ def test_the_thread_survives_every_error(redis_store: RedisStore, monkeypatch: p
 
 def test_the_end_of_the_interpreter_gives_back(server: RedisServer) -> None:
     code = f"""
-from penstock import *
-from penstock.redis import *
+from forebay import *
+from forebay.redis import *
 leased = LeasedStore(RedisStore({server.url!r}, timeout=60), Store.private(keys=10), share=0.5)
 limiter = FixedWindow(leased, "api", "1000/year")
 print(sum(limiter.allow("k") for _ in range(70)))

@@ -17,11 +17,11 @@ from process_helpers import Crew, SharedNumbers
 from proxy import proxy
 from redis_server import RedisServer
 
-from penstock import Store, StoreUnavailable, TokenBucket
-from penstock.core.leased import BUSY, LOST, PASSED, Permits
-from penstock.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore, leased_fetch, leased_turns
-from penstock.redis.asking import Asked
-from penstock.redis.leased_fetch import GATE_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
+from forebay import Store, StoreUnavailable, TokenBucket
+from forebay.core.leased import BUSY, LOST, PASSED, Permits
+from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore, leased_fetch, leased_turns
+from forebay.redis.asking import Asked
+from forebay.redis.leased_fetch import GATE_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
 
 KEY = "user:42"
 

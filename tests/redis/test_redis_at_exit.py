@@ -10,8 +10,8 @@ from redis_server import RedisServer
 
 CODE = """
 import atexit, sys
-from penstock import Store, StoreUnavailable, TokenBucket
-from penstock.redis import LeasedStore, RedisStore
+from forebay import Store, StoreUnavailable, TokenBucket
+from forebay.redis import LeasedStore, RedisStore
 
 url, over, by, policy = sys.argv[1:]
 redis_store = RedisStore(url, timeout=30, when_unavailable=policy)

@@ -13,9 +13,9 @@ import pytest
 from redis_server import RedisServer
 from starlette.background import BackgroundTask
 
-import penstock.redis
-from penstock import AllOf, Concurrency, FixedWindow, NotAwaited, Store, TokenBucket
-from penstock.redis import AsyncLeasedStore, AsyncRedisStore
+import forebay.redis
+from forebay import AllOf, Concurrency, FixedWindow, NotAwaited, Store, TokenBucket
+from forebay.redis import AsyncLeasedStore, AsyncRedisStore
 
 # Whatever else a method takes has a default.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -86,7 +86,7 @@ def test_what_nobody_awaited_is_neither_true_nor_false(server: RedisServer) -> N
 def test_every_public_class_whose_methods_are_awaited_is_among_them(server: RedisServer) -> None:
     async def ask(made: list[Any]) -> None:
         names = {kind.__name__ for thing in made for kind in type(thing).__mro__}
-        assert {name for name in penstock.redis.__all__ if name.startswith("Async")} - names == {"AsyncRedisHold"}
+        assert {name for name in forebay.redis.__all__ if name.startswith("Async")} - names == {"AsyncRedisHold"}
 
     with_things(ask, server)
 

@@ -24,8 +24,8 @@ from both_kinds import done, with_store
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis_server import PATIENCE_S, RedisServer, until
 
-from penstock import StoreClosed, StoreUnavailable, TokenBucket
-from penstock.redis import AsyncRedisStore, RedisStore
+from forebay import StoreClosed, StoreUnavailable, TokenBucket
+from forebay.redis import AsyncRedisStore, RedisStore
 
 
 class Interrupted(BaseException):

@@ -17,7 +17,7 @@ from process_helpers import Crew, Meeting, SharedNumbers, path_of, wait_until
 from proxy import Proxy, proxy
 from redis_server import RedisServer, redis_server
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -30,11 +30,11 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.errors import CostExceedsLimit, ForeignState, InvalidKey, InvalidLimiter, StoreClosed, StoreUnavailable
-from penstock.redis import AsyncRedisStore, RedisStore
-from penstock.redis.breaker import AT_ONCE, THRESHOLD, Breaker
-from penstock.redis.policies import Loose
-from penstock.testing import ManualClock
+from forebay.errors import CostExceedsLimit, ForeignState, InvalidKey, InvalidLimiter, StoreClosed, StoreUnavailable
+from forebay.redis import AsyncRedisStore, RedisStore
+from forebay.redis.breaker import AT_ONCE, THRESHOLD, Breaker
+from forebay.redis.policies import Loose
+from forebay.testing import ManualClock
 
 # Long enough for any machine; what a test makes wait has a shorter one.
 PATIENT_S = 30.0
@@ -278,7 +278,7 @@ def test_what_is_wrong_with_a_request_is_no_failure(
 ) -> None:
     allow = make(server.url, when_unavailable="allow", plain_keys=True)
     bucket = TokenBucket(allow.store, "api", "8/hour")
-    client.set("penstock:{s:ada}:api:tat", "something else")
+    client.set("forebay:{s:ada}:api:tat", "something else")
     for _ in range(THRESHOLD + 1):
         with pytest.raises(ForeignState):
             allow(bucket.hit, "ada")
@@ -487,7 +487,7 @@ def test_recovery_is_no_storm(
     gate, so the test sees, they would all come."""
     processes, threads = 3, 8
     if not is_gated:
-        monkeypatch.setattr("penstock.redis.breaker.AT_ONCE", 1000)
+        monkeypatch.setattr("forebay.redis.breaker.AT_ONCE", 1000)
     with RedisStore(through.url, timeout=PATIENT_S, host=host) as store:
         through.is_silent = True
         with RedisStore(through.url, timeout=SHORT_S, host=host) as hasty:

@@ -16,9 +16,9 @@ from proxy import Proxy, proxy
 from redis.exceptions import OutOfMemoryError
 from redis_server import PATIENCE_S, RedisServer
 
-from penstock import AllOf, Concurrency, ForeignState, LimitExceeded, Store, StoreUnavailable, TokenBucket
-from penstock.errors import StoreClosed
-from penstock.redis import AsyncRedisStore, RedisStore
+from forebay import AllOf, Concurrency, ForeignState, LimitExceeded, Store, StoreUnavailable, TokenBucket
+from forebay.errors import StoreClosed
+from forebay.redis import AsyncRedisStore, RedisStore
 
 LIMIT = 5
 
@@ -112,7 +112,7 @@ def test_what_a_cancelled_task_has_taken_comes_back(
 
 
 def test_of_a_batch_of_several_parts_all_comes_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.redis.aio.CHUNK", 1)
+    monkeypatch.setattr("forebay.redis.aio.CHUNK", 1)
 
     async def body(store: Any) -> None:
         held, sent = held_of(store), itertools.count()

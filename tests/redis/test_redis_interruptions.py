@@ -13,8 +13,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock import FixedWindow
-from penstock.redis import RedisStore
+from forebay import FixedWindow
+from forebay.redis import RedisStore
 
 
 class SoftTimeLimit(BaseException):
@@ -26,7 +26,7 @@ def interrupted(call: Callable[[], object], at_line: int) -> bool:
     lines = itertools.count()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        is_ours = frame.f_globals["__name__"].startswith(("penstock.", "redis."))
+        is_ours = frame.f_globals["__name__"].startswith(("forebay.", "redis."))
         if event == "line" and is_ours and next(lines) == at_line:
             raise SoftTimeLimit
         return trace

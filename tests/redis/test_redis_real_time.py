@@ -21,11 +21,11 @@ from oracle_counts import (
 )
 from redis_server import RedisServer
 
-import penstock
-from penstock import Concurrency, FixedWindow, LeakyBucket, MinInterval, TokenBucket
-from penstock.redis import RedisStore
+import forebay
+from forebay import Concurrency, FixedWindow, LeakyBucket, MinInterval, TokenBucket
+from forebay.redis import RedisStore
 
-make_log: Any = penstock.SlidingLog
+make_log: Any = forebay.SlidingLog
 # 6 permits per 30 ms.
 LIMIT, PERIOD_US = 6, 30_000
 RATE = "6 per 30 ms"
@@ -39,9 +39,9 @@ KINDS: dict[str, tuple[Callable[[RedisStore], Any], Rule[Any]]] = {
     "minimum interval": (lambda store: MinInterval(store, "r", "5 ms"), Bucket(1, 5000, 1)),
     "fixed window": (lambda store: FixedWindow(store, "r", RATE), ClockWindow(LIMIT, PERIOD_US)),
     "fixed window, first": (lambda store: FixedWindow(store, "r", RATE, align="first"), FirstWindow(LIMIT, PERIOD_US)),
-    "sliding window": (lambda store: penstock.SlidingWindow(store, "r", RATE), SlidingWindow(LIMIT, PERIOD_US)),
+    "sliding window": (lambda store: forebay.SlidingWindow(store, "r", RATE), SlidingWindow(LIMIT, PERIOD_US)),
     "bucketed window": (
-        lambda store: penstock.BucketedWindow(store, "r", RATE, 5),
+        lambda store: forebay.BucketedWindow(store, "r", RATE, 5),
         BucketedWindow(LIMIT, PERIOD_US, 5),
     ),
     "sliding log": (lambda store: make_log(store, "r", RATE), SortedLog(LIMIT, PERIOD_US)),

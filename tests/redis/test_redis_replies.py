@@ -14,9 +14,9 @@ from proxy import proxy
 from redis_cluster import RedisCluster
 from redis_server import RedisServer
 
-from penstock import StoreUnavailable, TokenBucket
-from penstock.redis import AsyncRedisStore, RedisStore
-from penstock.redis.replies import ReplySizes
+from forebay import StoreUnavailable, TokenBucket
+from forebay.redis import AsyncRedisStore, RedisStore
+from forebay.redis.replies import ReplySizes
 
 HOSTILE = {
     "a list": b"*2000000000\r\n",

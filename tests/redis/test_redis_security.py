@@ -17,9 +17,9 @@ from redis_cluster import RedisCluster
 from redis_server import PATIENCE_S, RedisServer, redis_server
 from test_redis_store import EVERY_KIND
 
-from penstock import AllOf, StoreUnavailable, TokenBucket
-from penstock.redis import RedisStore
-from penstock.redis.deadline import Patience
+from forebay import AllOf, StoreUnavailable, TokenBucket
+from forebay.redis import RedisStore
+from forebay.redis.deadline import Patience
 
 # What docs/redis.md lists.
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()

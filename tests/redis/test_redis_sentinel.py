@@ -18,8 +18,8 @@ from both_kinds import done, with_store
 from redis.backoff import NoBackoff
 from redis_server import PATIENCE_S, PROGRAM, RedisServer, answers, free_port, redis_server, until
 
-from penstock import AllOf, Store, StoreUnavailable, TokenBucket
-from penstock.redis import AsyncRedisStore, RedisStore
+from forebay import AllOf, Store, StoreUnavailable, TokenBucket
+from forebay.redis import AsyncRedisStore, RedisStore
 
 SERVICE = "shop"
 

@@ -9,7 +9,7 @@ import redis
 from redis_server import RedisServer
 from scripts_clock import ServerClock
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     FixedWindow,
@@ -19,7 +19,7 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.redis import RedisStore
+from forebay.redis import RedisStore
 
 
 def test_a_denial_writes_nothing(redis_store: RedisStore, client: redis.Redis, server_clock: ServerClock) -> None:

@@ -21,8 +21,8 @@ from both_kinds import done, with_store
 from redis_server import PATIENCE_S, RedisServer, redis_server
 from scripts_clock import ServerClock
 
-import penstock
-from penstock import (
+import forebay
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -42,7 +42,7 @@ from penstock import (
     StoreUnavailable,
     TokenBucket,
 )
-from penstock.redis import (
+from forebay.redis import (
     AsyncLeasedStore,
     AsyncRedisStore,
     LeasedStore,
@@ -50,11 +50,11 @@ from penstock.redis import (
     RedisStore,
     SyncedStore,
 )
-from penstock.redis.base import LOG_EVERY_S
-from penstock.redis.held import Remembered
-from penstock.redis.keys import fingerprint, plain
-from penstock.testing import ManualClock
-from penstock.web import Rule
+from forebay.redis.base import LOG_EVERY_S
+from forebay.redis.held import Remembered
+from forebay.redis.keys import fingerprint, plain
+from forebay.testing import ManualClock
+from forebay.web import Rule
 
 make_log: Any = SlidingLog
 EVERY_KIND: dict[str, Callable[..., Any]] = {
@@ -354,7 +354,7 @@ def test_something_else_under_a_key(make: Callable[..., Any], redis_store: Redis
         plant()
         before = client.dump(name)
         for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.reset, limiter.refund):
-            if ask == limiter.refund and isinstance(limiter, penstock.redis.RedisConcurrency):
+            if ask == limiter.refund and isinstance(limiter, forebay.redis.RedisConcurrency):
                 continue  # of what was taken there may be nothing to give back, and nothing is asked
             with pytest.raises(ForeignState, match="another namespace") as caught:
                 ask("ada")
@@ -735,7 +735,7 @@ def test_why_redis_has_not_decided_is_logged_once_a_minute(
     # Not a failure: the breaker stays closed, and each is asked.
     url = server.url.replace("/0", "/99")
     with_store(ask, is_async, lambda: url, timeout=PATIENCE_S, when_unavailable="allow")
-    assert [(record.name, record.levelname) for record in caplog.records] == [("penstock.redis", "WARNING")] * 2
+    assert [(record.name, record.levelname) for record in caplog.records] == [("forebay.redis", "WARNING")] * 2
     assert all(f"127.0.0.1:{server.port}> has not decided" in text and "DB index" in text for text in caplog.messages)
 
 
@@ -861,7 +861,7 @@ def test_threads_that_come_at_once_after_a_fork_remember_permits_in_one_place(
             together.wait()
             return Remembered()
 
-        monkeypatch.setattr("penstock.redis.held.Remembered", make_together)
+        monkeypatch.setattr("forebay.redis.held.Remembered", make_together)
         threads = [threading.Thread(target=limiter.allow, args=("bob",)) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -885,7 +885,7 @@ def test_both_kinds_of_store_share_their_states(server: RedisServer, server_cloc
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost", "localhost:6379", "http://localhost", "redis+sentinel://a/b", "penstock:///a"]
+    "url", ["localhost", "localhost:6379", "http://localhost", "redis+sentinel://a/b", "forebay:///a"]
 )
 def test_a_url_of_something_else(url: str) -> None:
     for kind in (RedisStore, AsyncRedisStore):

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-import penstock
+import forebay
 
 KINDS = [
-    penstock.TokenBucket,
-    penstock.LeakyBucket,
-    penstock.MinInterval,
-    penstock.FixedWindow,
-    penstock.SlidingWindow,
-    penstock.BucketedWindow,
-    penstock.SlidingLog,
-    penstock.Concurrency,
-    penstock.AllOf,
+    forebay.TokenBucket,
+    forebay.LeakyBucket,
+    forebay.MinInterval,
+    forebay.FixedWindow,
+    forebay.SlidingWindow,
+    forebay.BucketedWindow,
+    forebay.SlidingLog,
+    forebay.Concurrency,
+    forebay.AllOf,
 ]
-LEASED = (penstock.TokenBucket, penstock.FixedWindow, penstock.SlidingWindow)
+LEASED = (forebay.TokenBucket, forebay.FixedWindow, forebay.SlidingWindow)
 
 
 def stub_of(kind: type) -> ast.ClassDef:
@@ -67,7 +67,7 @@ def test_the_stub_takes_what_the_class_takes(kind: type) -> None:
     news = [node.args for node in stub_of(kind).body if isinstance(node, ast.FunctionDef) and node.name == "__new__"]
     over_memory, *over_redis = [shape_of(arguments) for arguments in news]
     assert over_memory == shape_of_init(kind)
-    if kind is penstock.SlidingLog:
+    if kind is forebay.SlidingLog:
         # Over Redis there may be as many keys as there are.
         over_memory = [(*parameter[:2], "None") if parameter[0] == "keys" else parameter for parameter in over_memory]
     # Sync and asyncio; leases, too, and synced.

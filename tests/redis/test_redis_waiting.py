@@ -16,7 +16,7 @@ import redis
 from redis_server import RedisServer, until
 from scripts_clock import ServerClock
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     FixedWindow,
@@ -28,7 +28,7 @@ from penstock import (
     TokenBucket,
     waiting,
 )
-from penstock.redis import AsyncRedisStore, RedisStore, aio_waiting
+from forebay.redis import AsyncRedisStore, RedisStore, aio_waiting
 
 make_log: Any = SlidingLog
 WAITED_FOR: dict[str, Callable[[Any], Any]] = {

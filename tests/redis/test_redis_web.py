@@ -32,14 +32,14 @@ from redis.backoff import NoBackoff
 from redis_server import RedisServer, redis_server
 from web_requests import Answered, Site, Wire, asgi_scope, wsgi_environ
 
-import penstock.contrib.aiohttp
-import penstock.contrib.fastapi
-import penstock.contrib.flask
-from penstock import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
-from penstock.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
-from penstock.redis.deadline import Patience
-from penstock.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
-from penstock.web.afterwards import Afterwards
+import forebay.contrib.aiohttp
+import forebay.contrib.fastapi
+import forebay.contrib.flask
+from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
+from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
+from forebay.redis.deadline import Patience
+from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
+from forebay.web.afterwards import Afterwards
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -48,11 +48,11 @@ django.setup()
 
 from rest_framework.views import APIView  # noqa: E402
 
-from penstock.contrib.django import limited  # noqa: E402
-from penstock.contrib.rest_framework import SimpleRateThrottle  # noqa: E402
+from forebay.contrib.django import limited  # noqa: E402
+from forebay.contrib.rest_framework import SimpleRateThrottle  # noqa: E402
 
 PATIENT_S = 30.0
-LIMITS = "penstock.contrib.django.LimitsMiddleware"
+LIMITS = "forebay.contrib.django.LimitsMiddleware"
 
 
 @pytest.fixture
@@ -451,17 +451,17 @@ def test_an_event_loop_is_never_stopped(server: RedisServer, redis_store: RedisS
     awaited = Rule(TokenBucket(async_store, "api", "2/hour"))
     for make in (
         lambda: ASGIMiddleware(lambda *_: None, [sync]),  # type: ignore[arg-type, return-value]
-        lambda: penstock.contrib.fastapi.setup(FastAPI(), [sync]),
-        lambda: penstock.contrib.aiohttp.setup(web.Application(), [sync]),
-        lambda: penstock.contrib.fastapi.limited(sync),
-        lambda: penstock.contrib.aiohttp.limited(sync),
+        lambda: forebay.contrib.fastapi.setup(FastAPI(), [sync]),
+        lambda: forebay.contrib.aiohttp.setup(web.Application(), [sync]),
+        lambda: forebay.contrib.fastapi.limited(sync),
+        lambda: forebay.contrib.aiohttp.limited(sync),
     ):
         with pytest.raises(InvalidLimiter, match="AsyncRedisStore"):
             make()
     for make in (
         lambda: WSGIMiddleware(lambda *_: [], [awaited]),
-        lambda: penstock.contrib.flask.Limits(flask.Flask("shop"), [awaited]),
-        lambda: penstock.contrib.flask.Limits(flask.Flask("shop")).limit(awaited),
+        lambda: forebay.contrib.flask.Limits(flask.Flask("shop"), [awaited]),
+        lambda: forebay.contrib.flask.Limits(flask.Flask("shop")).limit(awaited),
     ):
         with pytest.raises(InvalidLimiter, match="over a RedisStore"):
             make()
@@ -475,7 +475,7 @@ def test_flask(redis_store: RedisStore, gone: str) -> None:
     with RedisStore(gone, timeout=PATIENT_S) as away:
         for store, statuses in ((redis_store, [200, 200, 429]), (away, [503] * 3)):
             app = flask.Flask("shop")
-            limits = penstock.contrib.flask.Limits(app)
+            limits = forebay.contrib.flask.Limits(app)
 
             @app.route("/")
             @limits.limit(TokenBucket(store, "api", "2/hour"))
@@ -506,7 +506,7 @@ def test_throttles_of_small_limits_count_where_no_log_can_be(redis_store: RedisS
     with (
         Store.private(keys=100) as host,
         kind(redis_store, host, **options) as store,
-        override_settings(PENSTOCK={"STORE": store}),
+        override_settings(FOREBAY={"STORE": store}),
     ):
         assert [ByAll().allow_request(request, view) for _ in range(3)] == [True, True, False]
 
@@ -536,7 +536,7 @@ def test_django_and_rest_framework(redis_store: RedisStore, gone: str) -> None:
             urlpatterns[:] = [path("", home), path("view", view), path("throttled", Throttled.as_view())]
             rules = [Rule(TokenBucket(store, "api", "2/hour"), path="/")]
             with override_settings(
-                ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], PENSTOCK={"RULES": rules, "STORE": store}
+                ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], FOREBAY={"RULES": rules, "STORE": store}
             ):
                 django.urls.clear_url_caches()
                 for at in ("/", "/view", "/throttled"):
@@ -558,7 +558,7 @@ def test_django_in_an_event_loop(redis_store: RedisStore, async_store: Any, loop
         return [(await AsyncClient().get(at)).status_code for at in ["/"] * 3 + ["/view"] * 3]
 
     rules = [Rule(TokenBucket(async_store, "api", "2/hour"), path="/")]
-    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], PENSTOCK={"RULES": rules}):
+    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], FOREBAY={"RULES": rules}):
         django.urls.clear_url_caches()
         assert loop.run_until_complete(ask()) == [200, 200, 429] * 2
 
@@ -574,9 +574,9 @@ def in_loop(url: str, work: Callable[[Any], Awaitable[Any]]) -> Any:
 def test_aiohttp(server: RedisServer, gone: str) -> None:
     async def ask(store: Any) -> list[int]:
         app = web.Application()
-        penstock.contrib.aiohttp.setup(app, [Rule(TokenBucket(store, "api", "3/hour"), key=everyone)])
+        forebay.contrib.aiohttp.setup(app, [Rule(TokenBucket(store, "api", "3/hour"), key=everyone)])
 
-        @penstock.contrib.aiohttp.limited(TokenBucket(store, "view", "2/hour"), key=everyone)
+        @forebay.contrib.aiohttp.limited(TokenBucket(store, "view", "2/hour"), key=everyone)
         async def home(request: web.Request) -> web.StreamResponse:
             return web.Response(text="done")
 
@@ -596,8 +596,8 @@ def test_aiohttp(server: RedisServer, gone: str) -> None:
 def test_fastapi(server: RedisServer, gone: str) -> None:
     async def ask(store: Any) -> list[int]:
         app = FastAPI()
-        penstock.contrib.fastapi.setup(app, [Rule(TokenBucket(store, "api", "3/hour"), key=everyone)])
-        view = penstock.contrib.fastapi.limited(TokenBucket(store, "view", "2/hour"), key=everyone)
+        forebay.contrib.fastapi.setup(app, [Rule(TokenBucket(store, "api", "3/hour"), key=everyone)])
+        view = forebay.contrib.fastapi.limited(TokenBucket(store, "view", "2/hour"), key=everyone)
 
         @app.get("/", dependencies=[Depends(view)])
         async def home() -> str:
@@ -639,8 +639,8 @@ def test_fastapi_gives_back(where: str, server: RedisServer) -> None:
     async def ask(store: Any) -> None:
         rules = rules_with_ends(store)
         app = FastAPI()
-        penstock.contrib.fastapi.setup(app, rules if where == "all" else [])
-        depends = [Depends(penstock.contrib.fastapi.limited(*rules))] if where == "view" else []
+        forebay.contrib.fastapi.setup(app, rules if where == "all" else [])
+        depends = [Depends(forebay.contrib.fastapi.limited(*rules))] if where == "view" else []
 
         @app.get("/{status}", dependencies=depends)
         async def home(status: int) -> Response:
@@ -661,12 +661,12 @@ def test_aiohttp_gives_back(where: str, server: RedisServer) -> None:
     async def ask(store: Any) -> None:
         rules = rules_with_ends(store)
         app = web.Application()
-        penstock.contrib.aiohttp.setup(app, rules if where == "all" else [])
+        forebay.contrib.aiohttp.setup(app, rules if where == "all" else [])
 
         async def home(request: web.Request) -> web.StreamResponse:
             return web.Response(status=int(request.match_info["status"]))
 
-        limited = penstock.contrib.aiohttp.limited(*rules)
+        limited = forebay.contrib.aiohttp.limited(*rules)
         app.router.add_get("/{status}", limited(home) if where == "view" else home)
         async with TestClient(TestServer(app)) as client:
 
@@ -692,7 +692,7 @@ def test_django_gives_back(where: str, server: RedisServer) -> None:
 
         urlpatterns[:] = [path("<int:status>", limited(*rules)(home) if where == "view" else home)]
         every = [] if where == "view" else rules
-        with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], PENSTOCK={"RULES": every}):
+        with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], FOREBAY={"RULES": every}):
             django.urls.clear_url_caches()
 
             async def get(status: int) -> int:
@@ -748,7 +748,7 @@ def test_a_stream_of_django_that_never_ends_holds_nothing(
         async def send(message: Any) -> None:
             pass
 
-        settings_of_it = override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], PENSTOCK={"RULES": rules})
+        settings_of_it = override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[LIMITS], FOREBAY={"RULES": rules})
         with settings_of_it, contextlib.ExitStack() as opened:
             django.urls.clear_url_caches()
             with contextlib.suppress(RuntimeError):
@@ -816,7 +816,7 @@ def test_aiohttp_has_given_back_before_its_answer(
         if how not in ("file", "ended"):
             # Of these the last part goes to the client while it is still held.
             rules.append(Rule(Concurrency(store, "held", 1, lease="1 hour"), key=everyone))
-        penstock.contrib.aiohttp.setup(app, rules)
+        forebay.contrib.aiohttp.setup(app, rules)
         app.router.add_get("/", home)
         async with TestClient(TestServer(app)) as client:
             for _ in range(3):

@@ -13,10 +13,10 @@ from redis_server import RedisServer
 from scripts_clock import ServerClock
 from synced_hosts import Host, admitted, hosts, sums
 
-from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
-from penstock.errors import StoreUnavailable
-from penstock.redis.asking import Asked
-from penstock.testing import ManualClock
+from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
+from forebay.errors import StoreUnavailable
+from forebay.redis.asking import Asked
+from forebay.testing import ManualClock
 
 START = 1_000_000_020
 COUNT = 3

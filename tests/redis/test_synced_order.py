@@ -13,8 +13,8 @@ from redis_server import RedisServer
 from scripts_clock import ServerClock
 from synced_hosts import admitted, before_the_answer, hosts, sum_of_all, sums, two_of_one_host
 
-from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
+from forebay.testing import ManualClock
 
 START = 1_000_000_020
 UNTOLD_ONLY = -2

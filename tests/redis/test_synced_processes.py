@@ -14,9 +14,9 @@ from process_helpers import Crew, Meeting, SharedNumbers, wait_until
 from redis_server import RedisServer, redis_server
 from synced_hosts import Host, admitted, hosts, sum_of_all, sums
 
-from penstock import FixedWindow, SlidingWindow, Store, TokenBucket
-from penstock.errors import StoreUnavailable
-from penstock.redis import RedisStore, SyncedStore
+from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
+from forebay.errors import StoreUnavailable
+from forebay.redis import RedisStore, SyncedStore
 
 KINDS: dict[str, Callable[[Any], Any]] = {
     "fixed": lambda store: FixedWindow(store, "api", "1000000/year"),

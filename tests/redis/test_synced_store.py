@@ -16,7 +16,7 @@ from process_helpers import Crew, wait_until
 from redis_server import RedisServer
 from synced_hosts import NEVER, Host, admitted, hosts, sum_of_all, sums
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -36,9 +36,9 @@ from penstock import (
     StoreUnavailable,
     TokenBucket,
 )
-from penstock.redis import AsyncRedisStore, RedisStore, SyncedStore
-from penstock.redis.keys import fingerprint
-from penstock.verification import verify
+from forebay.redis import AsyncRedisStore, RedisStore, SyncedStore
+from forebay.redis.keys import fingerprint
+from forebay.verification import verify
 
 KINDS: dict[str, Callable[[Any], Any]] = {
     "fixed": lambda store: FixedWindow(store, "api", "10/year"),
@@ -135,7 +135,7 @@ def test_redis_knows_keys_by_their_fingerprints(host: Host, client: redis.Redis,
     assert host.limiter.allow(key)
     host.exchange()
     (name,) = sums(client)
-    assert name.startswith(f"penstock:{{{fingerprint(key).decode()}}}:api:synced-")
+    assert name.startswith(f"forebay:{{{fingerprint(key).decode()}}}:api:synced-")
     assert client.pttl(name) > 0
 
 
@@ -149,7 +149,7 @@ def test_no_key_is_told_under_the_name_of_another(server: RedisServer, client: r
             host.exchange()
         assert host.store.stats().limiters["api"].evicted > 50
         assert {name.split("}")[0]: total for name, total in sums(client).items()} == {
-            f"penstock:{{{fingerprint(key).decode()}": total for key, total in told.items()
+            f"forebay:{{{fingerprint(key).decode()}": total for key, total in told.items()
         }
         last = "user:3"
         assert host.limiter.allow(last)
@@ -310,8 +310,8 @@ def test_a_child_has_a_thread_of_its_own(name: str, crew: Crew, server: RedisSer
 
 def test_the_end_of_the_interpreter_tells_the_rest(name: str, server: RedisServer, client: redis.Redis) -> None:
     code = f"""
-from penstock import *
-from penstock.redis import *
+from forebay import *
+from forebay.redis import *
 synced = SyncedStore(RedisStore({server.url!r}, timeout=60), Store({name!r}, keys=10), keys=10)
 limiter = FixedWindow(synced, "api", "10/year")
 limiter.allow("k")
@@ -425,7 +425,7 @@ def test_stores_that_cannot_be_used(server: RedisServer) -> None:
     with Store.private(keys=10) as store, RedisStore(server.url) as redis_store:
         with pytest.raises(TypeError, match="is a RedisStore, not"):
             SyncedStore(AsyncRedisStore(server.url), store, keys=100)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"is a penstock\.Store, not"):
+        with pytest.raises(TypeError, match=r"is a forebay\.Store, not"):
             SyncedStore(redis_store, redis_store, keys=100)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="plain_keys"):
             SyncedStore(RedisStore(server.url, plain_keys=True), store, keys=100)

@@ -17,10 +17,10 @@ from redis_server import RedisServer
 from scripts_clock import ServerClock
 from synced_hosts import NEVER, admitted, before_the_answer, hosts, sum_of_all, sums, two_of_one_host
 
-from penstock import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
-from penstock.redis import RedisStore, SyncedStore, synced
-from penstock.redis.keys import fingerprint
-from penstock.testing import ManualClock
+from forebay import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
+from forebay.redis import RedisStore, SyncedStore, synced
+from forebay.redis.keys import fingerprint
+from forebay.testing import ManualClock
 
 START = 1_000_000_020
 MINUTE_US = 60_000_000
@@ -353,7 +353,7 @@ def test_a_bucket_in_the_cell_of_another_is_told_with_its_own_charges(
             host.exchange()
         told = {name.split("}")[0]: (total / 1_000_000 - START) / 60 for name, total in sums(client).items()}
         assert told == {
-            f"penstock:{{{fingerprint(key).decode()}": permits
+            f"forebay:{{{fingerprint(key).decode()}": permits
             for key, permits in (("one", 40), ("two", 7), ("three", 5))
         }
 

@@ -11,8 +11,8 @@ from redis_server import RedisServer
 from scripts_clock import ServerClock
 from synced_hosts import Host, admitted, hosts, sum_of_all
 
-from penstock import FixedWindow, SlidingWindow, TokenBucket
-from penstock.testing import ManualClock
+from forebay import FixedWindow, SlidingWindow, TokenBucket
+from forebay.testing import ManualClock
 
 START = 1_000_000_020.0
 """A whole minute of the clock on the wall."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from process_helpers import extents, path_of
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     FixedWindow,
@@ -21,8 +21,8 @@ from penstock import (
     TokenBucket,
     layout,
 )
-from penstock.owners import Owners
-from penstock.testing import ManualClock
+from forebay.owners import Owners
+from forebay.testing import ManualClock
 
 
 @pytest.fixture

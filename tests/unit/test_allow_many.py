@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock import CostExceedsLimit, InvalidCost, InvalidKey, LimiterStats, Store, StoreClosed, TokenBucket
-from penstock.testing import ManualClock
+from forebay import CostExceedsLimit, InvalidCost, InvalidKey, LimiterStats, Store, StoreClosed, TokenBucket
+from forebay.testing import ManualClock
 
 # On either side of what the code treats differently: 256 fit on the stack, 1024 are decided with the GIL held.
 SIZES = [0, 1, 2, 15, 16, 17, 24, 25, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 5000]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock import BucketedWindow, InvalidLimiter, Rate, Store
-from penstock.testing import ManualClock
+from forebay import BucketedWindow, InvalidLimiter, Rate, Store
+from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 YEAR = 31_536_000

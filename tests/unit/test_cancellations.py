@@ -10,7 +10,7 @@ import pytest
 from limiter_makers import OF_FIVE
 from process_helpers import extents, path_of
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     FixedWindow,
@@ -19,8 +19,8 @@ from penstock import (
     layout,
     waiting,
 )
-from penstock.owners import Owners
-from penstock.testing import ManualClock
+from forebay.owners import Owners
+from forebay.testing import ManualClock
 
 
 def left(limiter: Any, key: Any = "k") -> int:

@@ -1,4 +1,4 @@
-"""The command ``penstock verify``, as it is installed."""
+"""The command ``forebay verify``, as it is installed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from process_helpers import path_of
 
-from penstock import SlidingLog, Store, TokenBucket, layout
+from forebay import SlidingLog, Store, TokenBucket, layout
 
-COMMAND = Path(sys.executable).parent / "penstock"
+COMMAND = Path(sys.executable).parent / "forebay"
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -104,10 +104,10 @@ def test_help_names_the_commands() -> None:
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
 def test_without_the_extra_one_line_says_how_to_get_it(missing: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from penstock.cli import main; main()"
+    program = f"import sys; sys.modules[{missing!r}] = None; from forebay.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", program, "verify", "x"], capture_output=True, text=True)
     assert result.returncode == 2
-    assert result.stderr == 'the penstock command needs packages of its own: pip install "penstock[cli]"\n'
+    assert result.stderr == 'the forebay command needs packages of its own: pip install "forebay[cli]"\n'
 
 
 def test_what_is_no_file(used: str) -> None:

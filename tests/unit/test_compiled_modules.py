@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import forebay
 
-PACKAGE = Path(penstock.__file__).parent
+PACKAGE = Path(forebay.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.so"))
 CAS128 = {"x86_64": "lock cmpxchg16b", "aarch64": "caspal"}[platform.machine()]
 
@@ -27,7 +27,7 @@ def module(name: str) -> Path:
 def test_the_tests_run_against_an_installed_package() -> None:
     source = Path(__file__).parents[2] / "src"
     assert source not in PACKAGE.parents
-    sources = (source / "penstock").rglob("*.pyx")
+    sources = (source / "forebay").rglob("*.pyx")
     assert {path.name.split(".")[0] for path in MODULES} == {path.stem for path in sources}
     assert (PACKAGE / "py.typed").exists()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     FixedWindow,
@@ -23,8 +23,8 @@ from penstock import (
     Store,
     StoreClosed,
 )
-from penstock.owners import Owners
-from penstock.testing import ManualClock
+from forebay.owners import Owners
+from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 
@@ -342,7 +342,7 @@ def test_threads_that_use_it_for_the_first_time_lose_no_permit(
                 made.set()
                 go_on.wait(60)
 
-    monkeypatch.setattr("penstock.core.concurrency.Owners", Slow)
+    monkeypatch.setattr("forebay.core.concurrency.Owners", Slow)
     slow = threading.Thread(target=pair.allow, args=("k",))
     slow.start()
     assert made.wait(60)

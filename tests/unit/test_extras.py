@@ -7,17 +7,17 @@ import subprocess
 import sys
 
 NEEDS = {
-    "penstock.contrib.aiohttp": ("aiohttp", "aiohttp"),
-    "penstock.contrib.aiohttp_client": ("aiohttp", "aiohttp"),
-    "penstock.contrib.django": ("django", "django"),
-    "penstock.contrib.fastapi": ("starlette", "fastapi"),
-    "penstock.contrib.flask": ("flask", "flask"),
-    "penstock.contrib.httpx": ("httpx", "httpx"),
-    "penstock.contrib.requests": ("requests", "requests"),
-    "penstock.contrib.rest_framework": ("rest_framework", "rest-framework"),
-    "penstock.limits": ("limits", "limits"),
-    "penstock.redis": ("redis", "redis"),
-    "penstock.cli.verify": ("click", "cli"),
+    "forebay.contrib.aiohttp": ("aiohttp", "aiohttp"),
+    "forebay.contrib.aiohttp_client": ("aiohttp", "aiohttp"),
+    "forebay.contrib.django": ("django", "django"),
+    "forebay.contrib.fastapi": ("starlette", "fastapi"),
+    "forebay.contrib.flask": ("flask", "flask"),
+    "forebay.contrib.httpx": ("httpx", "httpx"),
+    "forebay.contrib.requests": ("requests", "requests"),
+    "forebay.contrib.rest_framework": ("rest_framework", "rest-framework"),
+    "forebay.limits": ("limits", "limits"),
+    "forebay.redis": ("redis", "redis"),
+    "forebay.cli.verify": ("click", "cli"),
 }
 PROGRAM = """
 import importlib, json, sys
@@ -39,9 +39,9 @@ def test_a_missing_package_is_told_with_its_extra() -> None:
     result = subprocess.run(program, capture_output=True, text=True, check=True)
     said = json.loads(result.stdout)
     # REST framework is over Django.
-    expected = NEEDS | {"penstock.contrib.rest_framework": ("django", "rest-framework")}
+    expected = NEEDS | {"forebay.contrib.rest_framework": ("django", "rest-framework")}
     for module, (package, extra) in expected.items():
         name, message = said[module]
         assert name.partition(".")[0] == package
         assert message.startswith(f"{module} needs the package {package}")
-        assert message.endswith(f": pip install 'penstock[{extra}]'")
+        assert message.endswith(f": pip install 'forebay[{extra}]'")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from process_helpers import read_cells
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     Concurrency,
     CostExceedsLimit,
@@ -32,8 +32,8 @@ from penstock import (
     TokenBucket,
     layout,
 )
-from penstock.owners import this_process
-from penstock.testing import ManualClock
+from forebay.owners import this_process
+from forebay.testing import ManualClock
 
 ROOT = Path(__file__).parents[2]
 NS = 1_000_000_000
@@ -513,13 +513,13 @@ def test_a_process_fits_into_its_word() -> None:
 PROGRAM = """
 #include <inttypes.h>
 #include <stdio.h>
-#include "penstock/arithmetic.h"
+#include "forebay/arithmetic.h"
 int main(void) {
     uint64_t a, b, c, d;
     while (scanf("%" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &a, &b, &c, &d) == 4)
-        printf("%d %" PRIu64 " %" PRIu64 " %d\\n", penstock_product_below(a, b, c, d),
-               d ? penstock_multiply_divide_up(a, b, d) : 0, d ? penstock_multiply_divide_down(a, b, d) : 0,
-               a ? penstock_lowest_bit(a) : -1);
+        printf("%d %" PRIu64 " %" PRIu64 " %d\\n", forebay_product_below(a, b, c, d),
+               d ? forebay_multiply_divide_up(a, b, d) : 0, d ? forebay_multiply_divide_down(a, b, d) : 0,
+               a ? forebay_lowest_bit(a) : -1);
 }
 """
 

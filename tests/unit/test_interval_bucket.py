@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import InvalidLimiter, Rate, Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import InvalidLimiter, Rate, Store, TokenBucket
+from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 YEAR = 31_536_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import LeakyBucket, Rate, Store
+from forebay import LeakyBucket, Rate, Store
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The clock for tests of code that uses penstock."""
+"""The clock for tests of code that uses forebay."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock import ClockMismatch, InvalidRate, Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import ClockMismatch, InvalidRate, Store, TokenBucket
+from forebay.testing import ManualClock
 
 
 def test_it_stands_still_until_it_is_moved() -> None:

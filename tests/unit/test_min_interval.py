@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock import MinInterval, Store
-from penstock.testing import ManualClock
+from forebay import MinInterval, Store
+from forebay.testing import ManualClock
 
 
 def test_what_it_tells_of_itself(store: Store) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock import AllOf, BucketedWindow, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
-from penstock.testing import ManualClock
+from forebay import AllOf, BucketedWindow, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
+from forebay.testing import ManualClock
 
 CELLS = 1024
 CROWD = range(5000)

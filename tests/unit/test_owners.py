@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import pytest
 
-from penstock import owners as owners_module
-from penstock.owners import (
+from forebay import owners as owners_module
+from forebay.owners import (
     BIRTH_BITS,
     BY_PIDFD,
     INITIAL_PID_NAMESPACE,
@@ -65,7 +65,7 @@ def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def refuse(pid: int) -> int:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr("penstock.owners.os.pidfd_open", refuse)
+    monkeypatch.setattr("forebay.owners.os.pidfd_open", refuse)
 
 
 def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid") -> None:
@@ -75,7 +75,7 @@ def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid")
     def stat(path: Any, *args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(st_ino=inode) if path == f"/proc/self/ns/{name}" else real(path, *args, **kwargs)
 
-    monkeypatch.setattr("penstock.owners.os.stat", stat)
+    monkeypatch.setattr("forebay.owners.os.stat", stat)
 
 
 def test_an_owner_is_a_pid_its_birth_and_its_namespace(in_child: Callable[..., Any]) -> None:
@@ -126,7 +126,7 @@ def test_without_proc_nobody_is_taken_for_dead(in_child: Callable[..., Any], mon
     def missing(path: Any, *args: Any, **kwargs: Any) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
-    monkeypatch.setattr("penstock.owners.os.stat", missing)
+    monkeypatch.setattr("forebay.owners.os.stat", missing)
     dead = in_child(this_process)
     assert dead >> NAMESPACE_AT == 0
     assert Owners().dead_among({dead}) == set()
@@ -158,7 +158,7 @@ def test_where_all_pidfds_have_one_number_a_birth_is_a_start_time(monkeypatch: p
     pidfd = os.pidfd_open(os.getpid())
     device = os.fstat(pidfd).st_dev
     os.close(pidfd)
-    monkeypatch.setattr("penstock.owners._device_of_nameless_files", lambda: device)
+    monkeypatch.setattr("forebay.owners._device_of_nameless_files", lambda: device)
     assert this_process() == owner_of(os.getpid(), "start")
 
 

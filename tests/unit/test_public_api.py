@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import (
+import forebay
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -25,11 +25,11 @@ from penstock import (
     errors,
     testing,
 )
-from penstock.core.cell_limiter import CellLimiter
-from penstock.core.gcra import GcraLimiter
-from penstock.core.limiter import Limiter
-from penstock.core.window import WindowLimiter
-from penstock.testing import ManualClock
+from forebay.core.cell_limiter import CellLimiter
+from forebay.core.gcra import GcraLimiter
+from forebay.core.limiter import Limiter
+from forebay.core.window import WindowLimiter
+from forebay.testing import ManualClock
 
 LIMITERS: dict[str, Callable[[Store], Any]] = {
     "AllOf": lambda store: AllOf(TokenBucket(store, "one", "5/minute"), MinInterval(store, "two", "2s")),
@@ -47,18 +47,18 @@ LIMITERS: dict[str, Callable[[Store], Any]] = {
 def test_the_public_names() -> None:
     answers = {"Decision", "Lease", "LimiterStats", "Reservation", "StoreStats"}
     names = {"Rate", "Store", "__version__", *answers, *LIMITERS, *errors.__all__}
-    assert set(penstock.__all__) == names
+    assert set(forebay.__all__) == names
     for name in names - {"__version__"}:
-        thing = getattr(penstock, name)
+        thing = getattr(forebay, name)
         assert inspect.getdoc(thing), name
-    assert penstock.__version__.count(".") == 2
+    assert forebay.__version__.count(".") == 2
     for name in testing.__all__:
         assert inspect.getdoc(getattr(testing, name)), name
 
 
-@pytest.mark.parametrize("name", [name for name in penstock.__all__ if inspect.isclass(getattr(penstock, name))])
+@pytest.mark.parametrize("name", [name for name in forebay.__all__ if inspect.isclass(getattr(forebay, name))])
 def test_every_public_class_has_a_signature_and_text_of_its_own(name: str) -> None:
-    kind = getattr(penstock, name)
+    kind = getattr(forebay, name)
     if not issubclass(kind, Exception):
         assert f"{name}(" in pydoc.plain(pydoc.render_doc(kind))
         assert inspect.signature(kind)
@@ -66,10 +66,10 @@ def test_every_public_class_has_a_signature_and_text_of_its_own(name: str) -> No
     assert kind.__doc__ != kind.__base__.__doc__
 
 
-def test_every_error_is_penstocks_own_and_documented() -> None:
+def test_every_error_is_forebays_own_and_documented() -> None:
     for name in errors.__all__:
         error = getattr(errors, name)
-        assert issubclass(error, (errors.PenstockError, UserWarning)), name
+        assert issubclass(error, (errors.ForebayError, UserWarning)), name
         assert error.__doc__, name
 
 
@@ -115,7 +115,7 @@ CONSTRUCTORS = {
 
 @pytest.mark.parametrize("name", LIMITERS)
 def test_arguments_that_do_not_fit_are_refused_with_the_limiters_signature(store: Store, name: str) -> None:
-    kind = getattr(penstock, name)
+    kind = getattr(forebay, name)
     assert str(inspect.signature(kind.__init__)) == CONSTRUCTORS[name].replace("(", "(self, /, ", 1)
     assert str(inspect.signature(kind)) == CONSTRUCTORS[name]
     calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [((), {"other": 1}, "")]
@@ -135,7 +135,7 @@ def test_arguments_that_do_not_fit_are_refused_with_the_limiters_signature(store
         SlidingLog(store, "x", "1/s")  # type: ignore[call-arg]
     with pytest.raises(
         TypeError,
-        match=r"the first argument of TokenBucket is a Store, or a RedisStore\(url\) of penstock.redis, not a str",
+        match=r"the first argument of TokenBucket is a Store, or a RedisStore\(url\) of forebay.redis, not a str",
     ):
         TokenBucket("x", "api", "1/s")  # type: ignore[arg-type]
 
@@ -169,8 +169,8 @@ def test_every_limiter_tells_what_it_is_and_cannot_be_changed(store: Store, name
         (Store.unlink, "name *path *directory *missing_ok"),
         (Store.stats, "self"),
         (Store.close, "self"),
-        (penstock.Rate, "limit period"),
-        (penstock.Rate.parse, "text"),
+        (forebay.Rate, "limit period"),
+        (forebay.Rate.parse, "text"),
         (ManualClock, "start"),
         (ManualClock.set, "self time"),
         (ManualClock.advance, "self duration"),

@@ -14,7 +14,7 @@ import freezegun
 import pytest
 import time_machine
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     ClockMismatch,
     FixedWindow,
@@ -26,7 +26,7 @@ from penstock import (
     StoreClosed,
     TokenBucket,
 )
-from penstock.testing import ManualClock, reset_store
+from forebay.testing import ManualClock, reset_store
 
 DEADLINE_S = 60.0
 """Whatever takes longer hangs."""
@@ -393,7 +393,7 @@ def test_clocks_do_not_mix(store_name: str, made: str, asked: str) -> None:
 
 @pytest.mark.parametrize("clock", ["Time", "python", "", None, 0, time.time, object])
 def test_clocks_that_are_none(clock: Any) -> None:
-    with pytest.raises(ValueError, match=r"clock is 'monotonic', 'time' or a penstock\.testing\.ManualClock"):
+    with pytest.raises(ValueError, match=r"clock is 'monotonic', 'time' or a forebay\.testing\.ManualClock"):
         Store.private(keys=1, clock=clock)
 
 

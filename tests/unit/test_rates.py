@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock import InvalidRate, MinInterval, PenstockError, Rate, Store, TokenBucket
-from penstock.rate import as_period_ns
+from forebay import ForebayError, InvalidRate, MinInterval, Rate, Store, TokenBucket
+from forebay.rate import as_period_ns
 
 NS = 1_000_000_000
 YEAR_NS = 31_536_000 * NS
@@ -204,9 +204,9 @@ def test_a_limiter_takes_no_other_type_as_its_rate(rate: Any) -> None:
         TokenBucket(store, "rates", rate)
 
 
-def test_a_refused_rate_is_a_value_error_and_penstocks_own() -> None:
+def test_a_refused_rate_is_a_value_error_and_forebays_own() -> None:
     assert issubclass(InvalidRate, ValueError)
-    assert issubclass(InvalidRate, PenstockError)
+    assert issubclass(InvalidRate, ForebayError)
 
 
 def test_a_rate_is_a_value() -> None:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 from process_helpers import Crew, Meeting
 
-from penstock import BucketedWindow, SlidingLog, Store
-from penstock.testing import ManualClock
+from forebay import BucketedWindow, SlidingLog, Store
+from forebay.testing import ManualClock
 
 LIMIT: Final = 8
 WORKERS: Final = 3

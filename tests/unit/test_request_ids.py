@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from limiter_makers import OF_A_HUNDRED
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     CostExceedsLimit,
     FixedWindow,
@@ -25,7 +25,7 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 LIMIT: Final = 100
 DEADLINE_S: Final = 60.0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process_helpers import Crew, Meeting
 
-from penstock import (
+from forebay import (
     AllOf,
     Concurrency,
     InvalidCost,
@@ -24,9 +24,9 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.contrib import outbound
-from penstock.contrib.outbound import Sending, WaitTimeout, WayOut, give_back, pause_s
-from penstock.testing import ManualClock
+from forebay.contrib import outbound
+from forebay.contrib.outbound import Sending, WaitTimeout, WayOut, give_back, pause_s
+from forebay.testing import ManualClock
 
 NS: Final = 1_000_000_000
 SERVER_DATE: Final = "Sun, 06 Nov 1994 08:49:30 GMT"

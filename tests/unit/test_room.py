@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import SegmentSpaceError, SlidingLog, Store, layout, room
+from forebay import SegmentSpaceError, SlidingLog, Store, layout, room
 
 MIB = 2**20
 PLENTY = 2**40
@@ -62,7 +62,7 @@ def test_in_shared_memory_too_and_no_file_stays(machine: Machine, name: str) -> 
     machine.has_available(20 * MIB)
     with pytest.raises(SegmentSpaceError, match=f"found {20 * MIB} bytes of memory available"):
         Store(name, keys=1_000_000)
-    assert not Path(f"/dev/shm/penstock-{name}").exists()
+    assert not Path(f"/dev/shm/forebay-{name}").exists()
 
 
 def test_a_disk_is_not_memory(machine: Machine) -> None:
@@ -86,7 +86,7 @@ def test_memory_is_memory_wherever_it_is_mounted(machine: Machine, tmp_path: Pat
 
 
 def test_what_a_creator_that_died_has_taken_is_not_needed_again(machine: Machine, name: str) -> None:
-    path = Path(f"/dev/shm/penstock-{name}")
+    path = Path(f"/dev/shm/forebay-{name}")
     with open(path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         with Store.private(keys=1_000_000) as store:
             header = store._segment.read(0, layout.HEADER_CHECKSUM)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock import InvalidLimiter, Rate, SlidingLog, Store
-from penstock.testing import ManualClock
+from forebay import InvalidLimiter, Rate, SlidingLog, Store
+from forebay.testing import ManualClock
 
 YEAR = 31_536_000
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from penstock import InvalidLimiter, Rate, SlidingWindow, Store
-from penstock.testing import ManualClock
+from forebay import InvalidLimiter, Rate, SlidingWindow, Store
+from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 YEAR = 31_536_000

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock import (
+from forebay import (
     InvalidLimiter,
     LimiterStats,
     SegmentError,
@@ -29,7 +29,7 @@ from penstock import (
     TooManyLimiters,
     layout,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 LIMITERS = 256
 
@@ -43,7 +43,7 @@ def open_files() -> list[str]:
             links.append(os.readlink(entry))
         except FileNotFoundError:
             continue  # the listing's own
-    return sorted(link for link in links if "penstock" in link)
+    return sorted(link for link in links if "forebay" in link)
 
 
 # Options
@@ -87,7 +87,7 @@ def test_a_name_that_could_be_another_path_is_refused(name: Any) -> None:
 
 def test_where_a_named_store_is(store_name: str) -> None:
     with Store(store_name, keys=1) as store:
-        assert store.path == f"/dev/shm/penstock-{store_name}"
+        assert store.path == f"/dev/shm/forebay-{store_name}"
         assert Path(store.path).stat().st_mode & 0o777 == 0o600
         assert Path(store.path).stat().st_size == store.stats().bytes
         assert store_name in repr(store)
@@ -190,7 +190,7 @@ def test_a_closed_store_has_nothing_open(store_name: str) -> None:
     gc.collect()
     maps = Path("/proc/self/maps").read_text()
     assert store_name not in maps
-    assert "memfd:penstock" not in maps
+    assert "memfd:forebay" not in maps
 
 
 # The end

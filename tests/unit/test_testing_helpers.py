@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     ClockMismatch,
     Concurrency,
@@ -27,7 +27,7 @@ from penstock import (
     StoreClosed,
     TokenBucket,
 )
-from penstock.testing import ManualClock, private_stores, reset_store
+from forebay.testing import ManualClock, private_stores, reset_store
 
 MAKERS: dict[str, Callable[[Store], Any]] = {
     "bucket": lambda store: TokenBucket(store, "api", "1/hour"),
@@ -44,7 +44,7 @@ MAKERS: dict[str, Callable[[Store], Any]] = {
 }
 
 APPLICATION = """
-from penstock import FixedWindow, SlidingLog, Store
+from forebay import FixedWindow, SlidingLog, Store
 
 store = Store("{name}", keys=1_000_000)
 logins = FixedWindow(store, "login", "2/minute")
@@ -67,32 +67,32 @@ def run_pytest(directory: Path, *options: str, **files: str) -> str:
 # Fixtures, as they are here: the package is installed, and nothing is configured.
 
 
-def test_the_fixtures_are_there(penstock_store: Store, penstock_clock: ManualClock) -> None:
-    assert penstock_clock.now() == 0.0
-    assert penstock_store.path is None
-    assert penstock_store.keys == 10_000
-    limiter = TokenBucket(penstock_store, "api", "1/minute")
+def test_the_fixtures_are_there(forebay_store: Store, forebay_clock: ManualClock) -> None:
+    assert forebay_clock.now() == 0.0
+    assert forebay_store.path is None
+    assert forebay_store.keys == 10_000
+    limiter = TokenBucket(forebay_store, "api", "1/minute")
     assert [limiter.allow("k") for _ in range(2)] == [True, False]
-    penstock_clock.advance(60)
+    forebay_clock.advance(60)
     assert [limiter.allow("k") for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-def test_each_test_has_its_own(penstock_store: Store, penstock_clock: ManualClock, turn: int) -> None:
-    assert penstock_clock.now() == 0.0
-    assert penstock_store.stats().limiters == {}
-    assert TokenBucket(penstock_store, "api", "1/year").allow("k")
-    penstock_clock.advance(turn)
+def test_each_test_has_its_own(forebay_store: Store, forebay_clock: ManualClock, turn: int) -> None:
+    assert forebay_clock.now() == 0.0
+    assert forebay_store.stats().limiters == {}
+    assert TokenBucket(forebay_store, "api", "1/year").allow("k")
+    forebay_clock.advance(turn)
 
 
 def test_an_application_that_makes_its_stores_when_it_is_called(
-    penstock_private_stores: None, penstock_clock: ManualClock, store_name: str
+    forebay_private_stores: None, forebay_clock: ManualClock, store_name: str
 ) -> None:
     application = make_application(store_name)
     assert [application.logins.allow("ada") for _ in range(3)] == [True, True, False]
-    penstock_clock.advance(60)
+    forebay_clock.advance(60)
     assert application.logins.allow("ada")
-    assert not os.path.exists(f"/dev/shm/penstock-{store_name}")
+    assert not os.path.exists(f"/dev/shm/forebay-{store_name}")
 
 
 def test_a_user_needs_no_configuration(tmp_path: Path, store_name: str) -> None:
@@ -101,7 +101,7 @@ def test_a_user_needs_no_configuration(tmp_path: Path, store_name: str) -> None:
         application=APPLICATION.format(name=store_name),
         conftest="""
 import pytest
-from penstock.testing import ManualClock, private_stores, reset_store
+from forebay.testing import ManualClock, private_stores, reset_store
 
 clock = ManualClock()
 with private_stores(clock):
@@ -116,7 +116,7 @@ def fresh_limits():
 import application
 import pytest
 from conftest import clock
-from penstock import TokenBucket
+from forebay import TokenBucket
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
@@ -129,13 +129,13 @@ def test_application(turn):
     assert stats.limiters["login"].denied == stats.limiters["export"].denied == 1
 
 
-def test_fixtures(penstock_store, penstock_clock):
-    assert TokenBucket(penstock_store, "api", "1/hour").allow("k")
-    assert penstock_clock.now() == 0
+def test_fixtures(forebay_store, forebay_clock):
+    assert TokenBucket(forebay_store, "api", "1/hour").allow("k")
+    assert forebay_clock.now() == 0
 """,
     )
     assert "4 passed" in shown, shown
-    assert not os.path.exists(f"/dev/shm/penstock-{store_name}")
+    assert not os.path.exists(f"/dev/shm/forebay-{store_name}")
 
 
 def test_who_does_not_use_it_pays_nothing_for_it(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ import sys
 
 
 def test_nothing_of_it_is_loaded():
-    assert "pytest_penstock" in sys.modules
-    assert "penstock" not in sys.modules
+    assert "pytest_forebay" in sys.modules
+    assert "forebay" not in sys.modules
 """,
     )
     assert "1 passed" in shown, shown
@@ -155,14 +155,14 @@ def test_nothing_of_it_is_loaded():
 
 def test_the_fixtures_are_documented(tmp_path: Path) -> None:
     shown = run_pytest(tmp_path, "--fixtures", test_it="")
-    for name in ("penstock_clock", "penstock_store", "penstock_private_stores"):
+    for name in ("forebay_clock", "forebay_store", "forebay_private_stores"):
         assert f"\n{name} -- " in shown
         assert "no docstring" not in shown.partition(f"\n{name} -- ")[2].splitlines()[1]
 
 
-def test_penstock_needs_no_pytest() -> None:
+def test_forebay_needs_no_pytest() -> None:
     program = (
-        "import sys; sys.modules['pytest'] = None; import penstock.testing; assert 'pytest_penstock' not in sys.modules"
+        "import sys; sys.modules['pytest'] = None; import forebay.testing; assert 'pytest_forebay' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -214,7 +214,7 @@ def test_stores_of_one_name_or_path_are_one_store(store_name: str, tmp_path: Pat
             ({"name": "b"}, {"name": "c"}, False),
             ({"name": "d", "path": tmp_path / "x"}, {"name": "e", "path": tmp_path / "x"}, True),
             ({"name": "f", "path": tmp_path / "y"}, {"name": "f"}, False),
-            ({"name": "g"}, {"name": "h", "path": "/dev/shm/penstock-g"}, True),
+            ({"name": "g"}, {"name": "h", "path": "/dev/shm/forebay-g"}, True),
             ({"name": "i" * 100, "path": f"{tmp_path}/{'i' * 250}"}, {"name": "i" * 100}, False),
         ):
             one, two = (TokenBucket(Store(keys=100, **options), "api", "1/hour") for options in (first, second))
@@ -282,7 +282,7 @@ def test_after_the_block_stores_are_real_again(store_name: str) -> None:
         1 / 0  # noqa: B018
     assert (Store.__init__, Store.private, Store.unlink) == made
     with Store(store_name, keys=1) as store:
-        assert store.path == f"/dev/shm/penstock-{store_name}"
+        assert store.path == f"/dev/shm/forebay-{store_name}"
     with pytest.raises(ClockMismatch):
         Store(store_name, keys=1, clock=ManualClock())
 

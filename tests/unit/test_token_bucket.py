@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from penstock import (
+from forebay import (
     CostExceedsLimit,
     Decision,
+    ForebayError,
     InvalidLimiter,
-    PenstockError,
     Rate,
     Store,
     TokenBucket,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 YEAR_NS = 31_536_000 * NS
@@ -131,7 +131,7 @@ def test_a_limiter_that_was_not_initialised_does_no_harm(in_child: Any) -> None:
                 for cost in (0, 1):
                     try:
                         ask("k", cost)
-                    except (PenstockError, TypeError):
+                    except (ForebayError, TypeError):
                         continue
             limiter.allow("k")
             limiter.allow_many(["k"])

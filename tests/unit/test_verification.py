@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from process_helpers import Crew, SharedNumbers, extents, kind_of, path_of, read_cells
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     Concurrency,
     FixedWindow,
@@ -22,8 +22,8 @@ from penstock import (
     TokenBucket,
     layout,
 )
-from penstock.core.audit import keyed_hash
-from penstock.errors import (
+from forebay.core.audit import keyed_hash
+from forebay.errors import (
     DamagedSegment,
     ForeignSegment,
     SegmentBusy,
@@ -32,11 +32,11 @@ from penstock.errors import (
     TruncatedSegment,
     UntrustedSegment,
 )
-from penstock.extents import ExtentEntry
-from penstock.testing import ManualClock
-from penstock.verification import Report, verify
-from penstock.verification.extent_list import Extents
-from penstock.verification.mapped_segment import MappedSegment
+from forebay.extents import ExtentEntry
+from forebay.testing import ManualClock
+from forebay.verification import Report, verify
+from forebay.verification.extent_list import Extents
+from forebay.verification.mapped_segment import MappedSegment
 
 KEYS = 60
 CELL = layout.CELL.size

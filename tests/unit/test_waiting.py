@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock import (
+from forebay import (
     BucketedWindow,
     CostExceedsLimit,
     FixedWindow,
@@ -32,7 +32,7 @@ from penstock import (
     TokenBucket,
     waiting,
 )
-from penstock.testing import ManualClock
+from forebay.testing import ManualClock
 
 DEADLINE_S: Final = 60.0
 """Whatever takes longer hangs."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from web_requests import CLIENT, Kind, Site
 
-from penstock import (
+from forebay import (
     Concurrency,
     CostExceedsLimit,
     FixedWindow,
@@ -19,8 +19,8 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.testing import ManualClock
-from penstock.web import Answer, Denial, Request, Rule, everyone, problem_report
+from forebay.testing import ManualClock
+from forebay.web import Answer, Denial, Request, Rule, everyone, problem_report
 
 MakeSite = Callable[..., Site]
 TYPES = "https://iana.org/assignments/http-problem-types#"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from web_requests import CLIENT, Wire, asgi_scope, ask_asgi
 
-from penstock import Concurrency, FixedWindow, Store
-from penstock.testing import ManualClock
-from penstock.web import DISCONNECTED, Answer, ASGIMiddleware, BodyLimit, Rule
+from forebay import Concurrency, FixedWindow, Store
+from forebay.testing import ManualClock
+from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, BodyLimit, Rule
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]}
 REQUEST = {"type": "http.request", "body": b"", "more_body": False}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from web_requests import asgi_scope, wsgi_environ
 
-from penstock import InvalidLimiter
-from penstock.web import ClientAddress, everyone, header, user
-from penstock.web.native_requests import PeerKey
-from penstock.web.request import ASGIRequest, Request, WSGIRequest
+from forebay import InvalidLimiter
+from forebay.web import ClientAddress, everyone, header, user
+from forebay.web.native_requests import PeerKey
+from forebay.web.request import ASGIRequest, Request, WSGIRequest
 
 PROXY = "10.0.0.1"
 CLIENT = "203.0.113.7"

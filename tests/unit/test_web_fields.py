@@ -10,11 +10,11 @@ import http_sf
 import pytest
 from web_requests import CLIENT, Answered, Kind, Site
 
-from penstock import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, Store, TokenBucket
-from penstock.testing import ManualClock
-from penstock.web import Gate, Passage, Rule
-from penstock.web.policies import Policy, header_writer
-from penstock.web.request import WSGIRequest
+from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, Store, TokenBucket
+from forebay.testing import ManualClock
+from forebay.web import Gate, Passage, Rule
+from forebay.web.policies import Policy, header_writer
+from forebay.web.request import WSGIRequest
 
 MakeSite = Callable[..., Site]
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from web_requests import CLIENT, Answered, Kind, Site, ask_asgi, ask_wsgi
 
-from penstock import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, SlidingWindow, Store
-from penstock.testing import ManualClock
-from penstock.web import Answer, ClientAddress, Gate, Rule, everyone, header, user
-from penstock.web.gate import check_waiting
+from forebay import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, SlidingWindow, Store
+from forebay.testing import ManualClock
+from forebay.web import Answer, ClientAddress, Gate, Rule, everyone, header, user
+from forebay.web.gate import check_waiting
 
 MakeSite = Callable[..., Site]
 
@@ -138,7 +138,7 @@ class TestAwaited:
                 raise said
             return said
 
-        with caplog.at_level(logging.ERROR, "penstock.web"):
+        with caplog.at_level(logging.ERROR, "forebay.web"):
             assert self.ask([Rule(limit, charge_on=charge_on)], times=4) == [200, 200, 200, 429]
         assert "stays charged" in caplog.records[0].message
         assert "'limit'" in caplog.records[0].message
@@ -395,10 +395,10 @@ class TestNoAddress:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("penstock.web.client._told_s", float("-inf"))
+        monkeypatch.setattr("forebay.web.client._told_s", float("-inf"))
         site = Site(kind, [Rule(limit, **options)])
         ask = ask_wsgi if kind == "wsgi" else ask_asgi
-        with caplog.at_level(logging.ERROR, "penstock.web"):
+        with caplog.at_level(logging.ERROR, "forebay.web"):
             answers = [ask(site.app, client=None) for _ in range(3)]
         assert [answer.status for answer in answers] == [500] * 3
         assert site.handled == 0

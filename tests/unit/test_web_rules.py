@@ -12,7 +12,7 @@ import pytest
 from limiter_kinds import KINDS
 from web_requests import CLIENT, Kind, Site, wsgi_environ
 
-from penstock import (
+from forebay import (
     AllOf,
     BucketedWindow,
     Concurrency,
@@ -27,9 +27,9 @@ from penstock import (
     TokenBucket,
     UnseenPathsWarning,
 )
-from penstock.testing import ManualClock
-from penstock.web import Answer, BodyLimit, ClientAddress, Gate, Rule, everyone, header
-from penstock.web.native_requests import WSGIRequest, readings
+from forebay.testing import ManualClock
+from forebay.web import Answer, BodyLimit, ClientAddress, Gate, Rule, everyone, header
+from forebay.web.native_requests import WSGIRequest, readings
 
 MakeSite = Callable[..., Site]
 

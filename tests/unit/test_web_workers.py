@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-import penstock.contrib.aiohttp
-import penstock.contrib.fastapi
-import penstock.contrib.flask
-from penstock import CountsPerWorkerWarning, FixedWindow, Store, UnknownClientsWarning
-from penstock.web import ASGIMiddleware, ClientAddress, Gate, Rule, WSGIMiddleware, everyone
+import forebay.contrib.aiohttp
+import forebay.contrib.fastapi
+import forebay.contrib.flask
+from forebay import CountsPerWorkerWarning, FixedWindow, Store, UnknownClientsWarning
+from forebay.web import ASGIMiddleware, ClientAddress, Gate, Rule, WSGIMiddleware, everyone
 
 
 @pytest.fixture
@@ -108,11 +108,11 @@ def test_no_rules_no_warning(started: Any) -> None:
         lambda limiter: Gate([Rule(limiter)]),
         lambda limiter: WSGIMiddleware(lambda environ, start: [], [Rule(limiter)]),
         lambda limiter: ASGIMiddleware(lambda scope, receive, send: None, [Rule(limiter)]),  # type: ignore[arg-type, return-value]
-        lambda limiter: penstock.contrib.flask.Limits(rules=[Rule(limiter)]),
-        lambda limiter: penstock.contrib.flask.Limits().limit(limiter)(lambda: ""),
-        lambda limiter: penstock.contrib.aiohttp.limited(limiter)(lambda request: None),  # type: ignore[type-var]
-        lambda limiter: penstock.contrib.fastapi.limited(limiter),
-        lambda limiter: penstock.contrib.fastapi.setup(Starlette(), [Rule(limiter)]),
+        lambda limiter: forebay.contrib.flask.Limits(rules=[Rule(limiter)]),
+        lambda limiter: forebay.contrib.flask.Limits().limit(limiter)(lambda: ""),
+        lambda limiter: forebay.contrib.aiohttp.limited(limiter)(lambda request: None),  # type: ignore[type-var]
+        lambda limiter: forebay.contrib.fastapi.limited(limiter),
+        lambda limiter: forebay.contrib.fastapi.setup(Starlette(), [Rule(limiter)]),
     ],
 )
 def test_it_points_at_the_line_that_made_the_limits(started: Any, make: Callable[[FixedWindow], object]) -> None:
@@ -125,7 +125,7 @@ def test_it_points_at_the_line_that_made_the_limits(started: Any, make: Callable
 
 def test_it_comes_once_for_a_store(started: Any) -> None:
     started("/bin/uvicorn app:app --workers 4")
-    limits = penstock.contrib.flask.Limits()
+    limits = forebay.contrib.flask.Limits()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -144,7 +144,7 @@ class TestUnixSockets:
 
     @pytest.fixture(autouse=True)
     def fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("penstock.web.workers._has_warned_of_socket", False)
+        monkeypatch.setattr("forebay.web.workers._has_warned_of_socket", False)
         monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
 
     def warned(self, limiter: FixedWindow, rules: Any = None, **options: Any) -> list[str]:
@@ -201,5 +201,5 @@ class TestUnixSockets:
         # Whom a view's limit is for, its application says.
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            penstock.contrib.flask.Limits(client=proxied).limit(limiter)(lambda: "")
+            forebay.contrib.flask.Limits(client=proxied).limit(limiter)(lambda: "")
         assert len(self.warned(limiter, [Rule(limiter, key=ClientAddress())], client=proxied)) == 1

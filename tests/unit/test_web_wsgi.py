@@ -17,9 +17,9 @@ from wsgiref.validate import validator
 import pytest
 from web_requests import CLIENT, Answered, ask_asgi, ask_wsgi, wsgi_environ
 
-from penstock import Concurrency, FixedWindow, Store
-from penstock.testing import ManualClock
-from penstock.web import DISCONNECTED, ASGIMiddleware, BodyLimit, Gate, Rule, WSGIMiddleware
+from forebay import Concurrency, FixedWindow, Store
+from forebay.testing import ManualClock
+from forebay.web import DISCONNECTED, ASGIMiddleware, BodyLimit, Gate, Rule, WSGIMiddleware
 
 TEXT = [("Content-Type", "text/plain")]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from shop_server import Serve, ShopServer
 
-from penstock import Store
+from forebay import Store
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import asyncio
 from aiohttp import web
 from framework_limits import answer, customer, is_internal, is_open, not_server_error, of_environment
 
-from penstock.contrib.aiohttp import limited, setup
-from penstock.web import Rule
+from forebay.contrib.aiohttp import limited, setup
+from forebay.web import Rule
 
 its = of_environment()
 routes = web.RouteTableDef()

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from framework_limits import answer, customer, is_internal, is_open, not_server_error, of_environment
 
-from penstock.web import Rule, user
+from forebay.web import Rule, user
 
 its = of_environment()
 store = its.store
@@ -30,17 +30,17 @@ settings.configure(
     MIDDLEWARE=[
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "penstock.contrib.django.LimitsMiddleware",
+        "forebay.contrib.django.LimitsMiddleware",
     ],
     SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies",
     AUTHENTICATION_BACKENDS=[f"{__name__}.Backend"],
-    PENSTOCK={"RULES": f"{__name__}.rules", "STORE": f"{__name__}.store"},
+    FOREBAY={"RULES": f"{__name__}.rules", "STORE": f"{__name__}.store"},
     REST_FRAMEWORK={
         "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
         "DEFAULT_THROTTLE_CLASSES": [
-            "penstock.contrib.rest_framework.AnonRateThrottle",
-            "penstock.contrib.rest_framework.UserRateThrottle",
-            "penstock.contrib.rest_framework.ScopedRateThrottle",
+            "forebay.contrib.rest_framework.AnonRateThrottle",
+            "forebay.contrib.rest_framework.UserRateThrottle",
+            "forebay.contrib.rest_framework.ScopedRateThrottle",
         ],
         "DEFAULT_THROTTLE_RATES": {"anon": "40/day", "user": "60/d", "uploads": "10/hour"},
     },
@@ -63,7 +63,7 @@ from django.views.decorators.csrf import csrf_exempt  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 
-from penstock.contrib.django import limited  # noqa: E402
+from forebay.contrib.django import limited  # noqa: E402
 
 
 class Backend(BaseBackend):

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from fastapi.responses import JSONResponse, StreamingResponse
 from framework_limits import answer, customer, is_internal, is_open, not_server_error, of_environment
 
-from penstock.contrib.fastapi import limited, setup
-from penstock.web import Rule
+from forebay.contrib.fastapi import limited, setup
+from forebay.web import Rule
 
 its = of_environment()
 app = FastAPI()

@@ -9,8 +9,8 @@ from typing import Any
 from flask import Blueprint, Flask, Response, request
 from framework_limits import answer, customer, is_internal, is_open, not_server_error, of_environment
 
-from penstock.contrib.flask import Limits, TooManyRequests
-from penstock.web import Rule
+from forebay.contrib.flask import Limits, TooManyRequests
+from forebay.web import Rule
 
 its = of_environment()
 app = Flask(__name__)

@@ -17,8 +17,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from penstock import Concurrency, Store, TokenBucket
-from penstock.web import DISCONNECTED, Request, Rule, header
+from forebay import Concurrency, Store, TokenBucket
+from forebay.web import DISCONNECTED, Request, Rule, header
 
 LIMIT = 40
 WIDE = 60

@@ -21,7 +21,7 @@ import psutil
 from framework_limits import STORE_KEYS, Limits
 from shop_server import EXAMPLE, PATIENCE_S, wait_until
 
-from penstock import Store
+from forebay import Store
 
 WORKERS = 3
 CLIENTS = 12

@@ -16,8 +16,8 @@ from typing import Any
 
 from middleware_app_limits import KEYS, LIMIT
 
-from penstock import Concurrency, FixedWindow, Store, TokenBucket
-from penstock.web import ASGIMiddleware, Rule, WSGIMiddleware, everyone
+from forebay import Concurrency, FixedWindow, Store, TokenBucket
+from forebay.web import ASGIMiddleware, Rule, WSGIMiddleware, everyone
 
 name = os.environ.get("MIDDLEWARE_STORE")
 store = Store(name, keys=KEYS) if name else Store.private(keys=KEYS)

@@ -30,10 +30,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from web_requests import Answered, ask_asgi, ask_wsgi
 
-from penstock.contrib import aiohttp as aiohttp_limits
-from penstock.contrib import fastapi as fastapi_limits
-from penstock.contrib import flask as flask_limits
-from penstock.web import ASGIMiddleware, Rule, WSGIMiddleware
+from forebay.contrib import aiohttp as aiohttp_limits
+from forebay.contrib import fastapi as fastapi_limits
+from forebay.contrib import flask as flask_limits
+from forebay.web import ASGIMiddleware, Rule, WSGIMiddleware
 
 with warnings.catch_warnings():
     # Of the standard library, about what they import.
@@ -154,8 +154,8 @@ def around_django_asgi(rules: list[Rule]) -> Ask:
 def in_django(rules: list[Rule]) -> Ask:
     changed: dict[str, Any] = {
         "ROOT_URLCONF": _django_urls(),
-        "MIDDLEWARE": ["penstock.contrib.django.LimitsMiddleware"],
-        "PENSTOCK": {"RULES": rules},
+        "MIDDLEWARE": ["forebay.contrib.django.LimitsMiddleware"],
+        "FOREBAY": {"RULES": rules},
     }
     with override_settings(**changed):
         return _django(_wsgi(get_wsgi_application()), **changed)

@@ -20,7 +20,7 @@ from typing import Self
 
 import psutil
 
-from penstock import LimiterStats, Store
+from forebay import LimiterStats, Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shop"
 STORE_KEYS = 100_000  # as the example asks for

@@ -22,14 +22,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 
-import penstock.contrib.aiohttp
-import penstock.contrib.fastapi
-from penstock import Concurrency, InvalidLimiter, Store, TokenBucket
-from penstock.contrib.aiohttp import AiohttpRequest
-from penstock.contrib.flask import Limits
-from penstock.contrib.views import NotInstalled, Visit
-from penstock.testing import ManualClock
-from penstock.web import Answer, BodyLimit, Passage, Rule, everyone
+import forebay.contrib.aiohttp
+import forebay.contrib.fastapi
+from forebay import Concurrency, InvalidLimiter, Store, TokenBucket
+from forebay.contrib.aiohttp import AiohttpRequest
+from forebay.contrib.flask import Limits
+from forebay.contrib.views import NotInstalled, Visit
+from forebay.testing import ManualClock
+from forebay.web import Answer, BodyLimit, Passage, Rule, everyone
 
 if not settings.configured:
     settings.configure(
@@ -39,7 +39,7 @@ if not settings.configured:
         INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes"],
     )
 
-import penstock.contrib.django as in_django
+import forebay.contrib.django as in_django
 
 urlpatterns: list[Any] = []
 
@@ -96,7 +96,7 @@ def test_methods_that_a_request_asks_to_be_taken_for() -> None:
 
 
 def test_limits_of_a_view_must_be_limits(its: Its) -> None:
-    limited = penstock.contrib.fastapi.limited
+    limited = forebay.contrib.fastapi.limited
     with pytest.raises(InvalidLimiter, match="which limiter"):
         limited()
     with pytest.raises(InvalidLimiter, match=r"cost: beside a Rule, an option belongs into it, Rule\(limiter, ...\)"):
@@ -325,20 +325,20 @@ def starlette_app(its: Its, *dependencies: Callable[[HTTPConnection], Any]) -> S
 
 
 def test_starlette_needs_the_middleware(its: Its) -> None:
-    app = starlette_app(its, penstock.contrib.fastapi.limited(its.two, key=everyone))
+    app = starlette_app(its, forebay.contrib.fastapi.limited(its.two, key=everyone))
     with pytest.raises(NotInstalled, match=r"setup\(app\)"):
         ask_asgi(app)
 
 
 def test_a_dependency_that_denies_undoes_what_can_be(its: Its) -> None:
-    limited = penstock.contrib.fastapi.limited
+    limited = forebay.contrib.fastapi.limited
     app = starlette_app(
         its,
         limited(its.held, key=everyone),
         limited(its.three, key=everyone, charge_on=range(600)),
         limited(its.two, key=everyone),
     )
-    penstock.contrib.fastapi.setup(app)
+    forebay.contrib.fastapi.setup(app)
     assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
     assert its.left() == (0, 1, 1)
     denied = ask_asgi(app)[0]
@@ -348,9 +348,9 @@ def test_a_dependency_that_denies_undoes_what_can_be(its: Its) -> None:
 
 
 def test_a_denial_by_the_rules_is_for_the_exception_handlers(its: Its) -> None:
-    for kind in (penstock.contrib.fastapi.LimitDenied, 429):
+    for kind in (forebay.contrib.fastapi.LimitDenied, 429):
         app = starlette_app(its)
-        penstock.contrib.fastapi.setup(app, its.rules)
+        forebay.contrib.fastapi.setup(app, its.rules)
 
         async def answer(request: Any, error: Any) -> PlainTextResponse:
             return PlainTextResponse(" ".join(error.denial.violated), 418, error.headers)
@@ -366,7 +366,7 @@ def test_a_denial_by_the_rules_is_for_the_exception_handlers(its: Its) -> None:
 
 def test_what_handles_every_error_is_not_for_denials(its: Its) -> None:
     app = starlette_app(its)
-    penstock.contrib.fastapi.setup(app, its.rules)
+    forebay.contrib.fastapi.setup(app, its.rules)
     app.add_exception_handler(Exception, lambda request, error: PlainTextResponse("it broke", 500))
     assert [ask_asgi(app)[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
 
@@ -375,11 +375,11 @@ def test_what_handles_every_error_is_not_for_denials(its: Its) -> None:
 def test_a_browser_may_read_denials_and_ask_beforehand(its: Its, is_first: bool) -> None:
     app = starlette_app(its)
     if not is_first:
-        penstock.contrib.fastapi.setup(app, its.rules)
+        forebay.contrib.fastapi.setup(app, its.rules)
     app.add_middleware(CORSMiddleware, allow_origins=["https://shop"], allow_headers=["X-A"])
     app.add_middleware(CORSMiddleware, allow_origins=["https://shop"], expose_headers=["RateLimit"])
     if is_first:
-        penstock.contrib.fastapi.setup(app, its.rules)
+        forebay.contrib.fastapi.setup(app, its.rules)
     origin = (b"origin", b"https://shop")
     assert [ask_asgi(app, headers=[origin])[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
     denied = dict(ask_asgi(app, headers=[origin])[0]["headers"])
@@ -392,14 +392,14 @@ def test_a_browser_may_read_denials_and_ask_beforehand(its: Its, is_first: bool)
 
 def test_a_websocket_that_the_rules_deny_is_closed(its: Its) -> None:
     app = starlette_app(its)
-    penstock.contrib.fastapi.setup(app, [Rule(its.three, key=everyone, cost=3)])
+    forebay.contrib.fastapi.setup(app, [Rule(its.three, key=everyone, cost=3)])
     assert ask_asgi(app)[0]["status"] == 200
     assert [message["type"] for message in ask_asgi(app, kind="websocket")] == ["websocket.close"]
 
 
 def test_starlette_limits_bodies_and_leaves_the_lifespan_alone(its: Its) -> None:
     app = starlette_app(its)
-    penstock.contrib.fastapi.setup(app, [*its.rules, BodyLimit(4)])
+    forebay.contrib.fastapi.setup(app, [*its.rules, BodyLimit(4)])
     assert ask_asgi(app, body=b"12345")[0]["status"] == 413
     assert ask_asgi(app, body=b"1234")[0]["status"] == 200
     assert its.left()[1] == 2
@@ -410,7 +410,7 @@ def test_starlette_limits_bodies_and_leaves_the_lifespan_alone(its: Its) -> None
 
     async def nothing(*_: Any) -> Any: ...
 
-    around = penstock.contrib.fastapi.LimitsMiddleware(inner, its.rules)
+    around = forebay.contrib.fastapi.LimitsMiddleware(inner, its.rules)
     asyncio.run(around({"type": "lifespan"}, nothing, nothing))
     assert seen == ["lifespan"]
 
@@ -419,8 +419,8 @@ def test_starlette_holds_on_for_as_long_as_it_takes(its: Its) -> None:
     async def endpoint(connection: HTTPConnection) -> None:
         await its.outlast_the_lease()
 
-    app = starlette_app(its, penstock.contrib.fastapi.limited(its.held, key=everyone), endpoint)
-    penstock.contrib.fastapi.setup(app)
+    app = starlette_app(its, forebay.contrib.fastapi.limited(its.held, key=everyone), endpoint)
+    forebay.contrib.fastapi.setup(app)
     assert ask_asgi(app)[0]["status"] == 200
     assert its.left()[2] == 1
 
@@ -446,10 +446,10 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
         return web.Response()
 
     app = web.Application()
-    app.router.add_get("/", penstock.contrib.aiohttp.limited(its.two, key=everyone)(handler))
+    app.router.add_get("/", forebay.contrib.aiohttp.limited(its.two, key=everyone)(handler))
     assert ask_aiohttp(app, 1)[0][0] == 500
     with pytest.raises(InvalidLimiter, match=r"comes too late here: say web.Application\(client_max_size=...\)"):
-        penstock.contrib.aiohttp.setup(app, [BodyLimit(10)])
+        forebay.contrib.aiohttp.setup(app, [BodyLimit(10)])
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -460,9 +460,9 @@ def test_aiohttp_tells_of_streams_when_it_is_set_up(its: Its, whole: bool) -> No
         await response.write_eof()
         return response
 
-    app = web.Application(middlewares=[] if whole else [penstock.contrib.aiohttp.middleware(its.rules)])
+    app = web.Application(middlewares=[] if whole else [forebay.contrib.aiohttp.middleware(its.rules)])
     if whole:
-        penstock.contrib.aiohttp.setup(app, its.rules)
+        forebay.contrib.aiohttp.setup(app, its.rules)
     app.router.add_get("/", handler)
     answers = ask_aiohttp(app, 4)
     assert [status for status, _ in answers] == [200, 200, 200, 429]
@@ -478,12 +478,12 @@ def test_aiohttp_holds_until_a_file_is_sent(its: Its, tmp_path: Path) -> None:
             left.append(its.left()[2])
             return await super().prepare(request)
 
-    @penstock.contrib.aiohttp.limited(its.held, key=everyone)
+    @forebay.contrib.aiohttp.limited(its.held, key=everyone)
     async def handler(request: web.Request) -> web.StreamResponse:
         return Response(tmp_path / "file")
 
     app = web.Application()
-    penstock.contrib.aiohttp.setup(app)
+    forebay.contrib.aiohttp.setup(app)
     app.router.add_get("/", handler)
     assert [status for status, _ in ask_aiohttp(app, 2)] == [200, 200]
     assert left == [0, 0]
@@ -491,13 +491,13 @@ def test_aiohttp_holds_until_a_file_is_sent(its: Its, tmp_path: Path) -> None:
 
 
 def test_aiohttp_holds_on_for_as_long_as_it_takes(its: Its) -> None:
-    @penstock.contrib.aiohttp.limited(its.held, key=everyone)
+    @forebay.contrib.aiohttp.limited(its.held, key=everyone)
     async def handler(request: web.Request) -> web.StreamResponse:
         await its.outlast_the_lease()
         return web.Response()
 
     app = web.Application()
-    penstock.contrib.aiohttp.setup(app)
+    forebay.contrib.aiohttp.setup(app)
     app.router.add_get("/", handler)
     assert ask_aiohttp(app, 1)[0][0] == 200
     assert its.left()[2] == 1
@@ -507,13 +507,13 @@ def test_aiohttp_holds_on_for_as_long_as_it_takes(its: Its) -> None:
 
 
 class DjangoSettings:
-    """``settings.PENSTOCK`` as a test sets it."""
+    """``settings.FOREBAY`` as a test sets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
 
     def __call__(self, value: Any) -> None:
-        self._monkeypatch.setattr(settings, "PENSTOCK", value, raising=False)
+        self._monkeypatch.setattr(settings, "FOREBAY", value, raising=False)
         in_django._asker.cache_clear()
 
 
@@ -526,9 +526,9 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[DjangoSettings]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (["shop.rules"], r"PENSTOCK is a dict such as .*, not \['shop.rules'\]"),
-        ({"RULE": ()}, "PENSTOCK has no 'RULE': there are RULES, CLIENT, HEADERS, PARTITION_KEYS, STORE"),
-        ({"RULES": "shop.rules"}, r'PENSTOCK\["RULES"\] is the dotted path of nothing: No module named'),
+        (["shop.rules"], r"FOREBAY is a dict such as .*, not \['shop.rules'\]"),
+        ({"RULE": ()}, "FOREBAY has no 'RULE': there are RULES, CLIENT, HEADERS, PARTITION_KEYS, STORE"),
+        ({"RULES": "shop.rules"}, r'FOREBAY\["RULES"\] is the dotted path of nothing: No module named'),
         ({"RULES": f"{__name__}.nothing"}, "does not define a"),
     ],
 )
@@ -632,7 +632,7 @@ def test_django_gives_back_though_another_response_is_sent(
 
 def test_aiohttp_routes_and_rules_see_the_same_path() -> None:
     request = make_mocked_request("POST", "/users/1%2F2/%41", headers={"Upgrade": "websocket"})
-    seen = penstock.contrib.aiohttp.AiohttpRequest(request)
+    seen = forebay.contrib.aiohttp.AiohttpRequest(request)
     assert (seen.method, seen.path) == ("POST", "/users/1%2F2/A")
 
 
@@ -664,12 +664,12 @@ def test_flask_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket, s
 
 def test_starlette_answers_503_to_whom_it_cannot_count(its: Its, crowded: tuple[TokenBucket, str]) -> None:
     bucket, address = crowded
-    app = starlette_app(its, penstock.contrib.fastapi.limited(bucket, key=lambda request: address))
-    penstock.contrib.fastapi.setup(app)
+    app = starlette_app(its, forebay.contrib.fastapi.limited(bucket, key=lambda request: address))
+    forebay.contrib.fastapi.setup(app)
     start, body = ask_asgi(app)
     assert (start["status"], NO_ROOM in body["body"]) == (503, True)
     app = starlette_app(its)
-    penstock.contrib.fastapi.setup(app, [Rule(bucket, key=lambda request: address)])
+    forebay.contrib.fastapi.setup(app, [Rule(bucket, key=lambda request: address)])
     assert ask_asgi(app)[0]["status"] == 503
 
 
@@ -682,8 +682,8 @@ def test_aiohttp_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket,
         return web.Response()
 
     app = web.Application()
-    penstock.contrib.aiohttp.setup(app, [] if of_view else [rule])
-    app.router.add_get("/", penstock.contrib.aiohttp.limited(rule)(handler) if of_view else handler)
+    forebay.contrib.aiohttp.setup(app, [] if of_view else [rule])
+    app.router.add_get("/", forebay.contrib.aiohttp.limited(rule)(handler) if of_view else handler)
     [(status, fields)] = ask_aiohttp(app, 1)
     assert status == 503
     assert int(fields["Retry-After"]) > 0
@@ -729,9 +729,9 @@ def test_functions_that_have_to_be_awaited_are_refused_where_nobody_does(its: It
 
 @pytest.mark.parametrize("options", [{"key": whom}, {"key": whom, "exempt": nobody}])
 def test_functions_of_rules_are_awaited(its: Its, configure: DjangoSettings, options: Any) -> None:
-    limited = penstock.contrib.fastapi.limited
+    limited = forebay.contrib.fastapi.limited
     app = starlette_app(its, limited(its.two, **options))
-    penstock.contrib.fastapi.setup(app)
+    forebay.contrib.fastapi.setup(app)
     assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
     its.two.reset("ada")
 
@@ -739,8 +739,8 @@ def test_functions_of_rules_are_awaited(its: Its, configure: DjangoSettings, opt
         return web.Response()
 
     site = web.Application()
-    penstock.contrib.aiohttp.setup(site)
-    site.router.add_get("/", penstock.contrib.aiohttp.limited(its.two, **options)(handler))
+    forebay.contrib.aiohttp.setup(site)
+    site.router.add_get("/", forebay.contrib.aiohttp.limited(its.two, **options)(handler))
     assert [status for status, _ in ask_aiohttp(site, 3)] == [200, 200, 429]
     its.two.reset("ada")
 

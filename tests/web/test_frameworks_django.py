@@ -22,8 +22,8 @@ from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-import penstock.contrib.django
-from penstock import (
+import forebay.contrib.django
+from forebay import (
     CountsPerWorkerWarning,
     InvalidKey,
     InvalidLimiter,
@@ -33,21 +33,21 @@ from penstock import (
     Store,
     TokenBucket,
 )
-from penstock.testing import ManualClock
-from penstock.web import BodyLimit, ClientAddress, Rule, everyone, user
+from forebay.testing import ManualClock
+from forebay.web import BodyLimit, ClientAddress, Rule, everyone, user
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
     settings.configure(SECRET_KEY="known to everybody", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=APPS)
 django.setup()
 
-from penstock.contrib.django import LimitsMiddleware, exempt, limited  # noqa: E402
-from penstock.contrib.django.checks import check_deployment, check_settings  # noqa: E402
+from forebay.contrib.django import LimitsMiddleware, exempt, limited  # noqa: E402
+from forebay.contrib.django.checks import check_deployment, check_settings  # noqa: E402
 
-LIMITS = "penstock.contrib.django.LimitsMiddleware"
+LIMITS = "forebay.contrib.django.LimitsMiddleware"
 USERS = "django.contrib.auth.middleware.AuthenticationMiddleware"
 THROTTLES = {
-    "DEFAULT_THROTTLE_CLASSES": ["penstock.contrib.rest_framework.AnonRateThrottle"],
+    "DEFAULT_THROTTLE_CLASSES": ["forebay.contrib.rest_framework.AnonRateThrottle"],
     "DEFAULT_THROTTLE_RATES": {"anon": "2/10s"},
 }
 
@@ -80,30 +80,30 @@ rules: list[Rule] = []
 class Stricter(LimitsMiddleware): ...
 
 
-def checked(PENSTOCK: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> list[CheckMessage]:  # noqa: N803
-    given = {} if PENSTOCK is None else {"PENSTOCK": PENSTOCK}
+def checked(FOREBAY: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> list[CheckMessage]:  # noqa: N803
+    given = {} if FOREBAY is None else {"FOREBAY": FOREBAY}
     with override_settings(MIDDLEWARE=list(MIDDLEWARE), **given, **more):
         return check_settings()
 
 
 @pytest.mark.parametrize(
-    ("penstock", "number", "message", "hint"),
+    ("forebay", "number", "message", "hint"),
     [
-        (["shop.rules"], "E001", r"PENSTOCK is a dict such as .*, not \['shop.rules'\]", ""),
-        (5, "E001", "PENSTOCK is a dict such as .*, not 5", ""),
-        ({"RULE": ()}, "E001", "PENSTOCK has no 'RULE': there are RULES, CLIENT", 'Is "RULES" meant?'),
-        ({"rules": ()}, "E001", "PENSTOCK has no 'rules'", 'Is "RULES" meant?'),
-        ({5: (), "RULES": ()}, "E001", "PENSTOCK has no 5", ""),
-        ({"RULES": "shop.rules"}, "E001", r'PENSTOCK\["RULES"\] is the dotted path of nothing', "that can be imported"),
+        (["shop.rules"], "E001", r"FOREBAY is a dict such as .*, not \['shop.rules'\]", ""),
+        (5, "E001", "FOREBAY is a dict such as .*, not 5", ""),
+        ({"RULE": ()}, "E001", "FOREBAY has no 'RULE': there are RULES, CLIENT", 'Is "RULES" meant?'),
+        ({"rules": ()}, "E001", "FOREBAY has no 'rules'", 'Is "RULES" meant?'),
+        ({5: (), "RULES": ()}, "E001", "FOREBAY has no 5", ""),
+        ({"RULES": "shop.rules"}, "E001", r'FOREBAY\["RULES"\] is the dotted path of nothing', "that can be imported"),
         ({"RULES": f"{__name__}.nothing"}, "E001", "does not define a", "a name in it"),
         ({"RULES": "broken_limits.rules"}, "E001", r"can't be imported: InvalidRate: 'often' is not a rate", "shell"),
         ({"STORE": "shop"}, "E001", "is the dotted path of nothing", "a module"),
         ({"STORE": object}, "E001", r"is a Store, a RedisStore or the dotted path of one, not <class", "STORE"),
-        ({"CLIENT": "penstock.web.ClientAddress"}, "E001", "ClientAddress'> is a class", "client = ClientAddress"),
+        ({"CLIENT": "forebay.web.ClientAddress"}, "E001", "ClientAddress'> is a class", "client = ClientAddress"),
         (
             {"CLIENT": 5},
             "E002",
-            r'PENSTOCK\["CLIENT"\] .*or another key function, not 5',
+            r'FOREBAY\["CLIENT"\] .*or another key function, not 5',
             '"CLIENT" is a ClientAddress',
         ),
         (
@@ -113,18 +113,18 @@ def checked(PENSTOCK: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> l
             "RULES",
         ),
         ({"RULES": [BodyLimit(10)]}, "E002", "comes too late here: put WSGIMiddleware", "RULES"),
-        ({"HEADERS": "draft-11"}, "E002", r'PENSTOCK\["HEADERS"\] .*\'draft-11\'', '"HEADERS" is "draft-10"'),
-        ({"PARTITION_KEYS": 1}, "E002", r'PENSTOCK\["PARTITION_KEYS"\] .*, not 1', "True or False"),
-        ({"RULE": (), "CLEINT": None}, "E001", "PENSTOCK has no 'CLEINT'", 'Is "CLIENT" meant?'),
+        ({"HEADERS": "draft-11"}, "E002", r'FOREBAY\["HEADERS"\] .*\'draft-11\'', '"HEADERS" is "draft-10"'),
+        ({"PARTITION_KEYS": 1}, "E002", r'FOREBAY\["PARTITION_KEYS"\] .*, not 1', "True or False"),
+        ({"RULE": (), "CLEINT": None}, "E001", "FOREBAY has no 'CLEINT'", 'Is "CLIENT" meant?'),
     ],
 )
 def test_settings_that_cannot_work(
-    penstock: Any, number: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forebay: Any, number: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken_limits.py").write_text("from penstock import Rate\nrules = [Rate.parse('often')]\n")
+    (tmp_path / "broken_limits.py").write_text("from forebay import Rate\nrules = [Rate.parse('often')]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    [found] = checked(penstock)
-    assert found.id == f"penstock.{number}"
+    [found] = checked(forebay)
+    assert found.id == f"forebay.{number}"
     assert found.is_serious()
     assert pytest.RaisesExc(ImproperlyConfigured, match=message).matches(ImproperlyConfigured(found.msg))
     assert hint in (found.hint or "")
@@ -145,14 +145,14 @@ def test_settings_that_work(its: Its) -> None:
 
 def test_rules_that_nobody_asks(its: Its) -> None:
     [found] = checked({"RULES": its.rules}, MIDDLEWARE=[USERS])
-    assert found.id == "penstock.E003"
+    assert found.id == "forebay.E003"
     assert f'"{LIMITS}" doesn\'t stand in MIDDLEWARE' in found.msg
 
 
 @pytest.mark.parametrize("middleware", [[LIMITS], [LIMITS, USERS]])
 def test_users_whom_the_rules_cannot_know(its: Its, middleware: list[str]) -> None:
     [found] = checked({"RULES": its.of_users}, MIDDLEWARE=middleware)
-    assert found.id == "penstock.W001"
+    assert found.id == "forebay.W001"
     assert not found.is_serious()
     assert "everybody counts as a stranger" in found.msg
 
@@ -160,26 +160,26 @@ def test_users_whom_the_rules_cannot_know(its: Its, middleware: list[str]) -> No
 def test_throttles_that_cannot_count() -> None:
     rates = {"anon": "2/10s", "user": "10/fortnight", "uploads": None}
     found = checked({}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": rates})
-    assert [message.id for message in found] == ["penstock.E004", "penstock.E005"]
-    assert "PENSTOCK names none" in found[0].msg
+    assert [message.id for message in found] == ["forebay.E004", "forebay.E005"]
+    assert "FOREBAY names none" in found[0].msg
     assert "'10/fortnight'" in found[1].msg
     assert "'user'" in found[1].msg
-    [found_one] = checked({}, REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": ["penstock.nothing"]})
-    assert found_one.id == "penstock.E004"
+    [found_one] = checked({}, REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": ["forebay.nothing"]})
+    assert found_one.id == "forebay.E004"
 
 
 def test_private_stores_are_told_before_a_deployment(its: Its, store_name: str) -> None:
     with Store(store_name, keys=100) as named:
         shared = [Rule(TokenBucket(named, "bucket", "3/day"))]
-        for penstock, count in (
+        for forebay, count in (
             ({"RULES": its.rules, "STORE": its.store}, 1),
             ({"STORE": its.store}, 1),
             ({"RULES": shared}, 0),
         ):
-            with override_settings(PENSTOCK=penstock, MIDDLEWARE=[LIMITS]):
+            with override_settings(FOREBAY=forebay, MIDDLEWARE=[LIMITS]):
                 found = check_deployment()
-                assert [message.id for message in found] == ["penstock.W002"] * count
-    with override_settings(PENSTOCK={"RULE": ()}):
+                assert [message.id for message in found] == ["forebay.W002"] * count
+    with override_settings(FOREBAY={"RULE": ()}):
         assert check_deployment() == []
 
 
@@ -188,22 +188,22 @@ def test_manage_py_check(is_right: bool, tmp_path: Path) -> None:
     """The application of that name brings the checks."""
     (tmp_path / "site_settings.py").write_text(
         f"""
-from penstock import Store, TokenBucket
-from penstock.web import Rule
+from forebay import Store, TokenBucket
+from forebay.web import Rule
 SECRET_KEY = "known to everybody"
-INSTALLED_APPS = ["penstock.contrib.django"]
+INSTALLED_APPS = ["forebay.contrib.django"]
 MIDDLEWARE = [{f'"{LIMITS}"' if is_right else ""}]
-PENSTOCK = {{"RULES": [Rule(TokenBucket(Store.private(keys=10), "bucket", "3/day"))]}}
+FOREBAY = {{"RULES": [Rule(TokenBucket(Store.private(keys=10), "bucket", "3/day"))]}}
 """
     )
     command = [sys.executable, "-m", "django", "check", "--settings", "site_settings", "--pythonpath", str(tmp_path)]
-    for more in [], ["--tag", "penstock"]:
+    for more in [], ["--tag", "forebay"]:
         done = subprocess.run([*command, *more], capture_output=True, text=True)
         assert done.returncode == (0 if is_right else 1)
-        assert "(penstock.E003)" in done.stderr or is_right, done.stderr
+        assert "(forebay.E003)" in done.stderr or is_right, done.stderr
     if is_right:
-        deployed = subprocess.run([*command, "--deploy", "--tag", "penstock"], capture_output=True, text=True)
-        assert "(penstock.W002)" in deployed.stderr
+        deployed = subprocess.run([*command, "--deploy", "--tag", "forebay"], capture_output=True, text=True)
+        assert "(forebay.W002)" in deployed.stderr
 
 
 # Views that are exempt
@@ -251,7 +251,7 @@ urlpatterns = [
 
 @pytest.fixture
 def site(its: Its) -> Iterator[Its]:
-    with override_settings(ROOT_URLCONF=__name__, PENSTOCK={"RULES": its.rules}, MIDDLEWARE=[LIMITS]):
+    with override_settings(ROOT_URLCONF=__name__, FOREBAY={"RULES": its.rules}, MIDDLEWARE=[LIMITS]):
         yield its
 
 
@@ -295,13 +295,13 @@ def test_the_first_request_of_a_worker_may_be_to_an_exempt_view(
         """
 from django.http import HttpResponse
 from django.urls import include, path
-from penstock.contrib.django import exempt
+from forebay.contrib.django import exempt
 urlpatterns = [path("free", exempt(lambda request: HttpResponse()))]
 """
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(penstock.contrib.django, "_has_exempted", False)
-    with override_settings(ROOT_URLCONF="late_urls", PENSTOCK={"RULES": its.rules}, MIDDLEWARE=[LIMITS]):
+    monkeypatch.setattr(forebay.contrib.django, "_has_exempted", False)
+    with override_settings(ROOT_URLCONF="late_urls", FOREBAY={"RULES": its.rules}, MIDDLEWARE=[LIMITS]):
         assert asked("/free", is_async=False) == 200
     assert its.left() == 3
 
@@ -361,7 +361,7 @@ def test_rates_that_no_throttle_has(rate: Any) -> None:
 
 def throttle_with(rate: Any) -> Any:
     with override_settings(REST_FRAMEWORK={}):
-        from penstock.contrib.rest_framework import SimpleRateThrottle
+        from forebay.contrib.rest_framework import SimpleRateThrottle
 
     throttle = SimpleRateThrottle.__new__(SimpleRateThrottle)
     throttle.scope = "sketches"
@@ -370,8 +370,8 @@ def throttle_with(rate: Any) -> Any:
 
 def test_a_throttle_counts_by_such_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(1000)
-    with Store.private(keys=100, clock=clock) as store, override_settings(PENSTOCK={"STORE": store}, REST_FRAMEWORK={}):
-        from penstock.contrib.rest_framework import SimpleRateThrottle
+    with Store.private(keys=100, clock=clock) as store, override_settings(FOREBAY={"STORE": store}, REST_FRAMEWORK={}):
+        from forebay.contrib.rest_framework import SimpleRateThrottle
 
         class Sketches(SimpleRateThrottle):
             rate = "2/10s"
@@ -381,7 +381,7 @@ def test_a_throttle_counts_by_such_a_rate(monkeypatch: pytest.MonkeyPatch) -> No
                 return "ada"
 
         request = SimpleNamespace(_request=SimpleNamespace())
-        monkeypatch.setattr("penstock.web.workers.worker_count", lambda: 4)
+        monkeypatch.setattr("forebay.web.workers.worker_count", lambda: 4)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert [Sketches().allow_request(request, None) for _ in range(3)] == [True, True, False]  # type: ignore[arg-type]
@@ -398,10 +398,10 @@ def clock() -> ManualClock:
 @pytest.fixture
 def rest(clock: ManualClock) -> Iterator[ModuleType]:
     """The module of the throttles, which have a store."""
-    with Store.private(keys=100, clock=clock) as store, override_settings(PENSTOCK={"STORE": store}, REST_FRAMEWORK={}):
-        import penstock.contrib.rest_framework
+    with Store.private(keys=100, clock=clock) as store, override_settings(FOREBAY={"STORE": store}, REST_FRAMEWORK={}):
+        import forebay.contrib.rest_framework
 
-        yield penstock.contrib.rest_framework
+        yield forebay.contrib.rest_framework
 
 
 def throttled(throttle: type[Any], times: int) -> list[bool]:
@@ -440,7 +440,7 @@ def test_a_throttle_that_overrides_what_rest_framework_calls(rest: ModuleType) -
 
 
 def test_a_throttle_whose_store_has_no_room_says_so(rest: ModuleType, clock: ManualClock) -> None:
-    with Store.private(keys=1, on_full="deny", clock=clock) as store, override_settings(PENSTOCK={"STORE": store}):
+    with Store.private(keys=1, on_full="deny", clock=clock) as store, override_settings(FOREBAY={"STORE": store}):
         crowd = TokenBucket(store, "crowd", "1/minute")
         crowd.allow_many(range(5000))
         throttle = keyed(rest.SimpleRateThrottle, rate="5/min", limiter_class=TokenBucket)
@@ -458,8 +458,8 @@ def test_a_throttle_by_no_key_is_an_error(rest: ModuleType) -> None:
     request = SimpleNamespace(_request=RequestFactory().get("/"))
     for wrong in (client, lambda request: None, lambda request: 1.5):
         with (
-            override_settings(PENSTOCK={"CLIENT": wrong}),
-            pytest.raises(InvalidKey, match=r'PENSTOCK\["CLIENT"\] gave .*, which is no key'),
+            override_settings(FOREBAY={"CLIENT": wrong}),
+            pytest.raises(InvalidKey, match=r'FOREBAY\["CLIENT"\] gave .*, which is no key'),
         ):
             keyed(rest.SimpleRateThrottle, rate="1/min")().get_ident(request)
 
@@ -498,7 +498,7 @@ def test_what_no_throttle_keeps_is_said_where_it_is_read(rest: ModuleType, name:
 )
 def test_a_throttle_logs_requests_where_that_takes_little_memory(keys: int, rate: str, kind: type) -> None:
     with override_settings(REST_FRAMEWORK={}):
-        from penstock.contrib.rest_framework import MOST_LOG_BYTES, log_or_window
+        from forebay.contrib.rest_framework import MOST_LOG_BYTES, log_or_window
     with Store.private(keys=keys) as store:
         before = store.stats().bytes
         limiter = log_or_window(store, "throttle", Rate.parse(rate))
@@ -525,7 +525,7 @@ def test_a_scope_of_any_length(rest: ModuleType) -> None:
 def test_what_no_limiter_can_be_is_found_by_the_check(its: Its) -> None:
     endless = "a\0b"
     found = checked({"STORE": its.store}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": {endless: "1/day"}})
-    assert [message.id for message in found] == ["penstock.E005"]
+    assert [message.id for message in found] == ["forebay.E005"]
     assert "a limiter's name is text" in found[0].msg
     long = THROTTLES | {"DEFAULT_THROTTLE_RATES": {"a" * 34: "1/day", "none": "0/min"}}
     assert checked({"STORE": its.store}, REST_FRAMEWORK=long) == []
@@ -535,7 +535,7 @@ def test_throttles_of_views_are_checked_too(its: Its) -> None:
     with override_settings(REST_FRAMEWORK={}):
         from rest_framework.views import APIView
 
-        from penstock.contrib.rest_framework import UserRateThrottle
+        from forebay.contrib.rest_framework import UserRateThrottle
 
         class Often(UserRateThrottle):
             rate = "often"
@@ -549,7 +549,7 @@ def test_throttles_of_views_are_checked_too(its: Its) -> None:
     urls = ModuleType("urls")
     urls.urlpatterns = [path("shop/", include([path("orders", Orders.as_view())]))]  # type: ignore[attr-defined]
     found = checked({}, ROOT_URLCONF=urls)
-    assert [message.id for message in found] == ["penstock.E004", "penstock.E005"]
-    assert "Often of penstock counts in a store" in found[0].msg
+    assert [message.id for message in found] == ["forebay.E004", "forebay.E005"]
+    assert "Often of forebay counts in a store" in found[0].msg
     assert "'often'" in found[1].msg
     assert checked({}, ROOT_URLCONF="nothing.there") == []

@@ -12,7 +12,7 @@ from middleware_app_limits import KEYS, LIMIT
 from middleware_server import UVICORN, MiddlewareServer
 from shop_server import wait_until
 
-from penstock import Concurrency, Store, TokenBucket
+from forebay import Concurrency, Store, TokenBucket
 
 every_server = pytest.mark.parametrize("server", ["sync", "gthread", "gevent", UVICORN, "uvicorn"])
 

@@ -68,8 +68,8 @@ def _let_all_make(site: MiddlewareServer, server: str, when: str) -> None:
 def test_a_unix_socket(tmp_path: Path) -> None:
     """As gunicorn loads the application, in a worker or before."""
     (tmp_path / "behind.py").write_text(
-        "from penstock import Store, TokenBucket\n"
-        "from penstock.web import Rule, WSGIMiddleware\n"
+        "from forebay import Store, TokenBucket\n"
+        "from forebay.web import Rule, WSGIMiddleware\n"
         "store = Store.private(keys=10)\n"
         "app = WSGIMiddleware(lambda environ, start: [], [Rule(TokenBucket(store, 'api', '5/hour'))])\n"
     )

@@ -9,9 +9,9 @@ import pytest
 from flask_limiter import Limiter
 from flask_limiter.util import get_remote_address
 
-from penstock import FixedWindow, Store
-from penstock.contrib.flask import Limits
-from penstock.web import ClientAddress, Request, Rule
+from forebay import FixedWindow, Store
+from forebay.contrib.flask import Limits
+from forebay.web import ClientAddress, Request, Rule
 
 PATHS = ("/a", "/b", "/a", "/a", "/b", "/c", "/b")
 REQUESTS = [(client, path) for client in ("192.0.2.1", "192.0.2.2") for path in PATHS]

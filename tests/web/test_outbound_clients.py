@@ -26,15 +26,15 @@ import requests
 from outbound_server import RecordingServer
 from process_helpers import Crew, Meeting, increment_ns, nanoseconds
 
-import penstock.contrib.aiohttp_client
-import penstock.contrib.httpx
-import penstock.contrib.requests
-from penstock import AllOf, Concurrency, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
-from penstock.contrib import outbound
-from penstock.contrib.aiohttp_client import LimitedMiddleware
-from penstock.contrib.httpx import AsyncLimitedTransport, LimitedTransport
-from penstock.contrib.requests import LimitedAdapter
-from penstock.testing import ManualClock
+import forebay.contrib.aiohttp_client
+import forebay.contrib.httpx
+import forebay.contrib.requests
+from forebay import AllOf, Concurrency, LeakyBucket, MinInterval, SlidingLog, Store, TokenBucket
+from forebay.contrib import outbound
+from forebay.contrib.aiohttp_client import LimitedMiddleware
+from forebay.contrib.httpx import AsyncLimitedTransport, LimitedTransport
+from forebay.contrib.requests import LimitedAdapter
+from forebay.testing import ManualClock
 
 NS: Final = 1_000_000_000
 PROCESSES: Final = 3
@@ -322,10 +322,10 @@ def test_only_the_key_that_was_told_pauses(server: RecordingServer, shared: Stor
 @EACH_CLIENT
 def test_a_timeout_is_an_error_of_the_client(server: RecordingServer, shared: Store, client: Client) -> None:
     kinds: dict[Client, tuple[type[Exception], type[Exception]]] = {
-        requests_client: (penstock.contrib.requests.WaitTimeout, requests.Timeout),
-        aiohttp_client: (penstock.contrib.aiohttp_client.WaitTimeout, aiohttp.ClientError),
+        requests_client: (forebay.contrib.requests.WaitTimeout, requests.Timeout),
+        aiohttp_client: (forebay.contrib.aiohttp_client.WaitTimeout, aiohttp.ClientError),
     }
-    ours, theirs = kinds.get(client, (penstock.contrib.httpx.WaitTimeout, httpx.TimeoutException))
+    ours, theirs = kinds.get(client, (forebay.contrib.httpx.WaitTimeout, httpx.TimeoutException))
     assert issubclass(ours, outbound.WaitTimeout)
     bucket = TokenBucket(shared, "partner", "1/hour", burst=1)
     with client(bucket, timeout=0.01) as ask:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from routers import ROUTERS, ROUTES, Ask
 from web_requests import Answered
 
-from penstock import FixedWindow, Store
-from penstock.web import Rule
+from forebay import FixedWindow, Store
+from forebay.web import Rule
 
 SAID = {route: f"route-{i}" for i, route in enumerate(ROUTES)}
 BELOW = {route: f"below-{i}" for i, route in enumerate(ROUTES)}

@@ -1,0 +1,33 @@
+"""The ``forebay`` command, for operators: ``pip install "forebay[cli]"``.
+
+A subcommand is a module of this package with a click command `command`, named in `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+__all__ = ["main"]
+
+COMMANDS: Final = ("verify",)
+
+
+def main() -> None:
+    """Run the command line. Exits with 2 for what can't be done, whichever command it was."""
+    try:
+        import click
+        import rich  # noqa: F401
+    except ImportError:
+        print('the forebay command needs packages of its own: pip install "forebay[cli]"', file=sys.stderr)
+        sys.exit(2)
+
+    @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+    @click.version_option(package_name="forebay")
+    def forebay() -> None:
+        """Look at the rate limits of this host from outside of the processes that use them."""
+
+    for name in COMMANDS:
+        forebay.add_command(importlib.import_module(f"forebay.cli.{name}").command, name)
+    forebay(prog_name="forebay")

@@ -1,0 +1,91 @@
+"""``forebay verify``: whether a segment is sound."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Final
+
+from forebay.extras import Needs
+
+with Needs("cli", __name__):
+    import click
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.table import Table
+
+from forebay.errors import ForebayError
+from forebay.verification import Report, verify
+
+__all__ = ["command"]
+
+LARGE: Final = 64 * 2**20
+SHOWN: Final = 50
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--path", type=click.Path(path_type=Path), help="The segment's file, instead of its name.")
+def command(name: str | None, path: Path | None) -> None:
+    """Check everything that must hold in the segment of the store NAME.
+
+    Only reads; the store may be in use. Exits with 0 if the segment is sound, with 1 if it is damaged, with 2 if it
+    can't be read.
+    """
+    if (name is None) == (path is None):
+        raise click.UsageError("give a store's NAME or --path FILE")
+    # What stands in a segment is text as it is: no markup, no emoji, no colours by what it looks like.
+    plain = functools.partial(Console, markup=False, emoji=False, highlight=False)
+    console, errors = plain(), plain(stderr=True, soft_wrap=True)
+    try:
+        report = _verify_with_progress(name if path is None else path.absolute(), errors)
+        _print(report, console)
+    except (ForebayError, ValueError, OSError) as error:
+        # Also for what the system says of a file that is no file, or of an output that takes nothing.
+        errors.print(_printable(str(error)))
+        sys.exit(2)
+    sys.exit(0 if report.sound else 1)
+
+
+def _verify_with_progress(name_or_path: str | Path | None, console: Console) -> Report:
+    assert name_or_path is not None
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False, total=None)
+        return verify(
+            name_or_path,
+            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=total >= LARGE),
+        )
+
+
+def _print(report: Report, console: Console) -> None:
+    title = f"{_printable(report.path)}: {report.bytes:,} bytes, {report.clock} clock"
+    table = Table()
+    for heading in ("", "algorithm"):
+        table.add_column(heading)
+    for heading in ("cells", "live keys", "claims", "held"):
+        table.add_column(heading, justify="right")
+    for part in report.parts:
+        cells = sum(part.cells.values()) - part.cells["blocked"]
+        held = f"{part.held:,}" if part.algorithm == "Concurrency" else ""
+        name, claims = _printable(part.name), part.cells["claims"]
+        table.add_row(name, part.algorithm, f"{cells:,}", f"{part.live_keys:,}", f"{claims:,}", held)
+    console.print(title, soft_wrap=True)
+    console.print(table)
+    findings = (*report.damage, *(finding for finding in report.findings if finding.severity == "note"))
+    for finding in findings[:SHOWN]:
+        console.print(_printable(str(finding)), soft_wrap=True)
+    if len(findings) > SHOWN:
+        console.print(f"... and {len(findings) - SHOWN} more")
+    verdict = "sound" if report.sound else f"damaged: {_count(len(report.damage), 'finding')}"
+    console.print(verdict, f"({_count(len(report.limiters), 'limiter')})")
+
+
+def _printable(text: str) -> str:
+    """What would move a terminal's cursor, or change its colours, as Python writes it."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,233 @@
+"""Limits in an aiohttp server: of all requests and of handlers. See docs/frameworks.md.
+
+``setup(app, [Rule(limiter)])`` and ``@limited(limiter)``. Needs ``forebay[aiohttp]``. For clients see
+``forebay.contrib.aiohttp_client``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from functools import wraps
+from types import NoneType
+from typing import Any, Final, Protocol, TypeVar, Unpack
+from urllib.parse import unquote
+
+from forebay.extras import Needs
+
+with Needs("aiohttp", __name__):
+    from aiohttp import web
+
+from forebay.contrib.views import (
+    Asker,
+    AsyncVisit,
+    NotInstalled,
+    RuleOptions,
+    Rules,
+    Visit,
+    mark,
+    rules_of,
+    stacked,
+    without_body_limits,
+)
+from forebay.core.limiter import Limiter
+from forebay.web import DISCONNECTED, BodyLimit, Gate, Rule
+from forebay.web.gate import check_waiting
+from forebay.web.native_requests import methods, readings
+from forebay.web.request import KeyFunction
+from forebay.web.rules import outcome
+
+__all__ = ["limited", "middleware", "setup"]
+
+# aiohttp 3.14 warns of text.
+ASKER: Final[Any] = web.RequestKey("forebay.asker", Asker) if hasattr(web, "RequestKey") else "forebay.asker"
+VISIT: Final[Any] = web.RequestKey("forebay.visit", AsyncVisit) if hasattr(web, "RequestKey") else "forebay.visit"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Middleware(Protocol):
+    def __call__(self, request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]: ...
+
+
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Awaitable[web.StreamResponse]])
+
+
+class AiohttpRequest:
+    """The request as key functions see it: `native` is aiohttp's."""
+
+    __slots__ = ("native",)
+
+    def __init__(self, request: web.Request) -> None:
+        self.native = request
+
+    @property
+    def method(self) -> str:
+        """A WebSocket's is ``GET``: aiohttp gives any request to its handler, whatever its ``Upgrade`` says."""
+        return self.native.method
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return methods(self.method, self.header)
+
+    @property
+    def path(self) -> str:
+        """As aiohttp routes it: an encoded slash doesn't end a segment."""
+        segments = self.native.rel_url.raw_path.split("/")
+        return "/".join([unquote(segment).replace("/", "%2F") for segment in segments])
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """aiohttp has found the resource by now: its path is among them, whatever was sent."""
+        match = self.native.match_info
+        resource = match.route.resource
+        paths = [self.path] if resource is None else [self.path, resource.canonical]
+        root = _root_of(match)
+        return readings(*paths, *[path.removeprefix(root) for path in paths if root])
+
+    @property
+    def peer(self) -> str | None:
+        return self.native.remote or None
+
+    @property
+    def user(self) -> str | None:
+        """What an outer middleware has left in ``request["user"]``."""
+        user = self.native.get("user")
+        return None if user is None else str(user)
+
+    def header(self, name: str) -> str | None:
+        values = self.native.headers.getall(name, [])
+        return ",".join(values) if values else None
+
+
+def _root_of(match: web.UrlMappingMatchInfo) -> str:
+    """The path of the application that asks, if it is another's sub-application."""
+    place = match.apps.index(match.current_app)
+    if place == 0:
+        return ""
+    infos = [resource.get_info() for resource in match.apps[place - 1].router.resources()]
+    return next((unquote(info.get("prefix", "")) for info in infos if info.get("app") is match.current_app), "")
+
+
+def setup(
+    app: web.Application,
+    rules: Iterable[Rule | BodyLimit] = (),
+    *,
+    client: KeyFunction | None = None,
+    headers: str | Iterable[str] = "draft-10",
+    partition_keys: bool = False,
+) -> None:
+    """Ask `rules` about every request of `app` and its sub-applications, and see to their handlers' own limits.
+
+    See ``Gate`` for the arguments.
+    """
+    app.middlewares.append(middleware(rules, client=client, headers=headers, partition_keys=partition_keys))
+    app.on_response_prepare.append(_tell)
+
+
+def middleware(
+    rules: Iterable[Rule | BodyLimit] = (),
+    *,
+    client: KeyFunction | None = None,
+    headers: str | Iterable[str] = "draft-10",
+    partition_keys: bool = False,
+) -> Middleware:
+    """What ``setup`` installs, for ``web.Application(middlewares=[...])``.
+
+    By itself it comes too late for the fields of a response that its handler begins to send, such as a WebSocket's.
+    """
+    gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=True)
+    without_body_limits(gate, "say web.Application(client_max_size=...)")
+    asker = Asker(gate, headers=headers, partition_keys=partition_keys)
+
+    @web.middleware
+    async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[ASKER] = asker
+        visit = request[VISIT] = AsyncVisit()
+        status: int | None = None
+        is_whole = True
+        try:
+            denied = await _ask(request, visit)
+            response = await handler(request) if denied is None else denied
+            status, is_whole = response.status, _is_whole(response)
+            if not response.prepared:
+                response.headers.update(visit.fields)
+            return response
+        except web.HTTPException as error:
+            status = error.status
+            error.headers.update(visit.fields)
+            raise
+        except asyncio.CancelledError:
+            status, is_whole = DISCONNECTED, False
+            raise
+        finally:
+            if visit.on_end and is_whole and visit.on_end.afterwards is not None:
+                # To give back takes a while: so before the client has its answer and can ask again.
+                _end(request, visit, status)
+                await visit.on_end.settled()
+            elif visit.on_end:
+                _end_later(request, visit, status)
+
+    return limits
+
+
+def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[AnyHandler], AnyHandler]:
+    """A decorator for handlers and for the methods of a ``web.View``; the options are those of ``Rule``.
+
+    Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
+    """
+    rules = rules_of(limits, options)
+    check_waiting(rules, in_loop=True)
+
+    def decorate(handler: AnyHandler) -> AnyHandler:
+        inner, all_rules = stacked(handler, rules)
+
+        @wraps(inner)
+        async def ask_first(*arguments: Any) -> web.StreamResponse:
+            # A method's is its view.
+            request = arguments[-1].request if isinstance(arguments[-1], web.View) else arguments[-1]
+            visit = request.get(VISIT)
+            if visit is None:
+                raise NotInstalled("a handler is limited, but its application isn't set up: setup(app)")
+            denied = await _ask(request, visit, all_rules)
+            return await inner(*arguments) if denied is None else denied
+
+        mark(ask_first, inner, all_rules)
+        return ask_first  # type: ignore[return-value]
+
+    return decorate
+
+
+async def _ask(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.StreamResponse | None:
+    answer = await request[ASKER].ask_async(AiohttpRequest(request), visit, rules)
+    if answer is None:
+        return None
+    return web.Response(body=answer.body, status=answer.status, headers=answer.headers)
+
+
+def _is_whole(response: web.StreamResponse) -> bool:
+    """Whether no part of it is made after its handler."""
+    return response.prepared or (
+        isinstance(response, web.Response) and isinstance(response.body, (bytes, bytearray, NoneType))
+    )
+
+
+def _end(request: web.Request, visit: AsyncVisit, status: int | None) -> None:
+    """None: there is no response."""
+    is_gone = request.transport is None
+    visit.end(DISCONNECTED if is_gone and status is None else outcome(status or 500, is_gone))
+
+
+def _end_later(request: web.Request, visit: AsyncVisit, status: int | None) -> None:
+    """When the response has been sent: that is the last thing that the request's task does."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda _: _end(request, visit, status))
+
+
+async def _tell(request: web.Request, response: web.StreamResponse) -> None:
+    visit = request.get(VISIT)
+    if visit is not None:
+        response.headers.update(visit.fields)
+        if visit.on_end.afterwards is not None:
+            visit.on_end.begin(response.status)
+            await visit.on_end.settled()

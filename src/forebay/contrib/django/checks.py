@@ -1,0 +1,226 @@
+"""What ``manage.py check`` finds in the settings. It imports what they name, and so opens the store."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import get_resolver
+from django.utils.module_loading import import_string
+
+from forebay.contrib.django import SETTINGS, make_asker, options, setting
+from forebay.errors import shown
+from forebay.store import Store
+from forebay.web import Gate, Rule
+from forebay.web.rules import is_redis
+
+__all__ = ["check_deployment", "check_settings"]
+
+LIMITS: Final = "forebay.contrib.django.LimitsMiddleware"
+THROTTLES: Final = "forebay.contrib.rest_framework"
+USERS: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+def check_settings(app_configs: object = None, **_: Any) -> list[CheckMessage]:
+    """What can't work."""
+    try:
+        given = options()
+    except ImproperlyConfigured as error:
+        return [Error(str(error), hint=_meant(getattr(settings, "FOREBAY", {})), id="forebay.E001")]
+    # What is found first is the cause of the rest.
+    return (
+        [message for name in given for message in _check_value(name)]
+        or list(_check_rules())
+        or [*_check_middleware(), *_check_throttles()]
+    )
+
+
+def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]:
+    """With ``--deploy``: what works, but not as it seems."""
+    if any(message.is_serious() for message in check_settings()):
+        return []
+    stores: dict[Any, str] = {rule.limiter.store: "RULES" for rule in _rules() if not rule.is_remote}
+    if isinstance(store := setting("STORE"), Store):
+        stores.setdefault(store, "STORE")
+    return [
+        CheckWarning(
+            f'FOREBAY["{name}"] counts in a private store: each worker for itself, if the store is made in each.',
+            hint=f'Name it, Store("shop", keys={store.keys}), or make it before the workers are forked, as by gunicorn '
+            "--preload.",
+            id="forebay.W002",
+        )
+        for store, name in stores.items()
+        if store.path is None
+    ]
+
+
+def _meant(given: object) -> str | None:
+    unknown = [name for name in given if name not in SETTINGS] if isinstance(given, dict) else []
+    # Of the one that the error names.
+    named = min(unknown, key=shown, default=None)
+    near = get_close_matches(named.upper(), SETTINGS, 1) if isinstance(named, str) else []
+    return f'Is "{near[0]}" meant?' if near else None
+
+
+def _check_value(name: str) -> Iterator[CheckMessage]:
+    """Whether it is there. Its import may fail in any way."""
+    try:
+        value = setting(name)
+    except ImproperlyConfigured as error:
+        hint = 'A dotted path is like "shop.limits.rules": a module that can be imported, and a name in it.'
+        yield Error(str(error), hint=hint, id="forebay.E001")
+        return
+    except Exception as error:
+        yield Error(
+            f'FOREBAY["{name}"] can\'t be imported: {type(error).__name__}: {error}',
+            hint="Run the import in manage.py shell to see where.",
+            id="forebay.E001",
+        )
+        return
+    if name == "STORE" and value is not None and not isinstance(value, Store) and not is_redis(value):
+        yield Error(
+            f'FOREBAY["STORE"] is a Store, a RedisStore or the dotted path of one, not {shown(value)}',
+            hint='Write store = Store("shop", keys=100_000) into a module, and "STORE": "that.module.store".',
+            id="forebay.E001",
+        )
+    if name == "CLIENT" and isinstance(value, type):
+        yield Error(
+            f'FOREBAY["CLIENT"] is a key function, and {shown(value)} is a class',
+            hint='Write client = ClientAddress(...) into a module, and "CLIENT": "that.module.client".',
+            id="forebay.E001",
+        )
+
+
+def _check_rules() -> Iterator[CheckMessage]:
+    try:
+        make_asker()
+    except Exception as error:
+        name = _unusable()
+        yield Error(f'FOREBAY["{name}"] can\'t be used: {error}', hint=_HINTS[name], id="forebay.E002")
+
+
+_HINTS: Final = {
+    "RULES": '"RULES" is a list such as [Rule(TokenBucket(store, "all", "100/minute"))], or its dotted path.',
+    "CLIENT": '"CLIENT" is a ClientAddress, another key function, or the dotted path of one.',
+    "HEADERS": '"HEADERS" is "draft-10", "draft-06", "x-ratelimit", several of them, or ().',
+    "PARTITION_KEYS": '"PARTITION_KEYS" is True or False.',
+}
+
+
+def _unusable() -> str:
+    """Which setting a gate refuses."""
+    for name in ("CLIENT", "HEADERS", "PARTITION_KEYS"):
+        try:
+            Gate((), **{name.lower(): setting(name)})
+        except Exception:
+            return name
+    return "RULES"
+
+
+def _rules() -> Iterable[Rule]:
+    return make_asker().gate.rules
+
+
+def _check_middleware() -> Iterator[CheckMessage]:
+    if not setting("RULES"):
+        return
+    ours = _place_of(LIMITS)
+    if ours is None:
+        yield Error(
+            f'FOREBAY has RULES, but "{LIMITS}" doesn\'t stand in MIDDLEWARE, so nobody asks them',
+            hint="Add it, below AuthenticationMiddleware if keys are of users.",
+            id="forebay.E003",
+        )
+        return
+    if not any(_is_of_users(rule.key) for rule in _rules()):
+        return
+    users = _place_of(USERS)
+    if users is None or users > ours:
+        yield CheckWarning(
+            f'a rule goes by user(), but no AuthenticationMiddleware stands above "{LIMITS}": everybody counts as '
+            "a stranger",
+            hint="Move it below AuthenticationMiddleware in MIDDLEWARE.",
+            id="forebay.W001",
+        )
+
+
+def _is_of_users(key: object) -> bool:
+    """Whether it was made by ``forebay.web.user``. Of other functions nobody knows what they ask for."""
+    return getattr(key, "__module__", "") == "forebay.web.keys" and getattr(key, "__qualname__", "").startswith("user")
+
+
+def _place_of(wanted: str) -> int | None:
+    """Where in MIDDLEWARE it stands, or a class derived from it."""
+    for place, path in enumerate(settings.MIDDLEWARE):
+        # What can't be imported, Django tells of.
+        with contextlib.suppress(Exception):
+            bases = getattr(import_string(path), "__mro__", ())
+            if any(f"{base.__module__}.{base.__qualname__}" == wanted for base in bases):
+                return place
+    return None
+
+
+def _check_throttles() -> Iterator[CheckMessage]:
+    patterns = _url_patterns()
+    if not getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_CLASSES") and THROTTLES not in sys.modules:
+        return
+    try:
+        from rest_framework.settings import api_settings
+
+        from forebay.contrib.rest_framework import SimpleRateThrottle, make_limiter
+
+        classes: Any = [*api_settings.DEFAULT_THROTTLE_CLASSES, *_throttles_of(patterns)]
+    except (ImportError, ImproperlyConfigured) as error:
+        yield Error(f"REST framework's throttles can't be imported: {error}", id="forebay.E004")
+        return
+    ours = [throttle for throttle in dict.fromkeys(classes) if issubclass(throttle, SimpleRateThrottle)]
+    if not ours:
+        return
+    if setting("STORE") is None:
+        yield Error(
+            f"{ours[0].__name__} of forebay counts in a store, and FOREBAY names none",
+            hint='Add "STORE": "shop.limits.store", the dotted path of a Store.',
+            id="forebay.E004",
+        )
+    # What a throttle finds out when it is made, by a property, can't be known here.
+    fixed = [
+        kind for kind in ours if not any(hasattr(getattr(kind, name, None), "__get__") for name in ("scope", "rate"))
+    ]
+    rates = [(kind, kind.scope or kind.__name__, kind.rate) for kind in fixed if getattr(kind, "rate", None)]
+    for scope, rate in api_settings.DEFAULT_THROTTLE_RATES.items():
+        # The class that has the scope may have its own way to read a rate, and its own limiter.
+        rates.append((next((kind for kind in ours if kind.scope == scope), ours[0]), scope, rate))
+    for kind, scope, rate in rates:
+        throttle = kind.__new__(kind)
+        throttle.scope = scope
+        try:
+            limit, duration_s = throttle.parse_rate(rate)
+            if limit and setting("STORE") is not None:
+                make_limiter(kind.limiter_class, scope, limit, duration_s)
+        except Exception as error:
+            yield Error(
+                f"the throttles can't use the rate {shown(rate)} of {shown(scope)}: {error}",
+                hint="Mend it in DEFAULT_THROTTLE_RATES, or in the class.",
+                id="forebay.E005",
+            )
+
+
+def _url_patterns() -> list[Any]:
+    """Of the project. What can't be imported, Django tells of."""
+    with contextlib.suppress(Exception):
+        return list(get_resolver().url_patterns)
+    return []
+
+
+def _throttles_of(patterns: Iterable[Any]) -> Iterator[Any]:
+    """What the views of REST framework have as ``throttle_classes``."""
+    for pattern in patterns:
+        yield from _throttles_of(getattr(pattern, "url_patterns", ()))
+        yield from getattr(getattr(getattr(pattern, "callback", None), "cls", None), "throttle_classes", ())

@@ -1,0 +1,234 @@
+"""Throttles for Django REST framework, counted by all workers of the host together. See docs/frameworks.md.
+
+The names, the settings and the scopes are those of ``rest_framework.throttling``. Where forebay's middleware stands in
+``MIDDLEWARE``, responses tell of the throttles, too. Needs ``forebay[rest-framework]``.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from forebay.extras import Needs
+
+with Needs("rest-framework", __name__):
+    from django.core.exceptions import ImproperlyConfigured
+    from django.core.signals import setting_changed
+    from rest_framework import throttling
+    from rest_framework.exceptions import APIException
+    from rest_framework.settings import api_settings
+
+from forebay.contrib.django import VISIT, DjangoRequest, setting
+from forebay.contrib.views import Visit
+from forebay.core.sliding_log import SlidingLog
+from forebay.core.window import SlidingWindow
+from forebay.errors import InvalidKey, InvalidRate, StoreUnavailable, shown
+from forebay.rate import NS, Rate, as_rate
+from forebay.store import Store
+from forebay.web import ClientAddress, Passage
+from forebay.web.answers import AWAY, FULL, again, seconds_up
+from forebay.web.functions import given, is_key
+from forebay.web.gate import WAIT_FOR_A_STORE_S
+from forebay.web.policies import Policy, Writer, checked_styles, header_writer
+from forebay.web.rules import is_redis
+from forebay.web.workers import warn_if_each_counts_alone
+
+if TYPE_CHECKING:
+    from rest_framework.request import Request
+    from rest_framework.views import APIView
+
+    from forebay.core.decision import Decision
+
+__all__ = [
+    "AnonRateThrottle",
+    "LimitsUnavailable",
+    "ScopedRateThrottle",
+    "SimpleRateThrottle",
+    "UserRateThrottle",
+    "log_or_window",
+]
+
+MOST_LOG_BYTES: Final = 16 * 2**20
+MOST_LOGGED: Final = 100
+
+_WITHOUT_EFFECT: Final = {
+    "timer": "the store has the clock, and in tests may have a ManualClock of forebay.testing",
+    "cache": 'throttles count in the store of FOREBAY["STORE"]',
+}
+
+
+class LimitsUnavailable(APIException):
+    """Nobody knows whether the request is within its limit: 503, with ``Retry-After``.
+
+    Redis is away, or the store has no room for another key and denies new ones (``on_full="deny"``).
+    """
+
+    status_code = 503
+    default_code = "service_unavailable"
+
+    def __init__(self, cause: str = AWAY, wait: int = WAIT_FOR_A_STORE_S) -> None:
+        super().__init__(cause.format(again=again(wait)))
+        self.wait = wait
+        """What REST framework sends as ``Retry-After``."""
+
+
+def log_or_window(store: Any, name: str, rate: Rate) -> Any:
+    """The limiter of a throttle that says none.
+
+    A ``SlidingLog`` remembers the time of each request, as REST framework does, and so is exact. It has room for as
+    many keys as the store, and is taken where it needs no more than `MOST_LOG_BYTES` for them; over a ``RedisStore``,
+    up to a limit of `MOST_LOGGED`. Above that, and over stores that lend or sync, which no log can be, a
+    ``SlidingWindow`` estimates the same from two counts for each key.
+    """
+    if not isinstance(store, Store):
+        from forebay.redis import RedisStore
+
+        is_logged = isinstance(store, RedisStore) and rate.limit <= MOST_LOGGED
+        return (SlidingLog if is_logged else SlidingWindow)(store, name, rate)
+    if rate.limit * 8 <= MOST_LOG_BYTES and SlidingLog.bytes_needed(rate, keys=store.keys) <= MOST_LOG_BYTES:
+        return SlidingLog(store, name, rate, keys=store.keys)
+    return SlidingWindow(store, name, rate)
+
+
+class SimpleRateThrottle(throttling.SimpleRateThrottle):
+    """The base: a subclass says ``scope`` or ``rate``, and ``get_cache_key``.
+
+    As in REST framework, a subclass may set ``num_requests`` and ``duration`` (seconds) until ``get_cache_key`` has
+    returned, and override ``parse_rate``, ``throttle_success`` and ``throttle_failure``. What has no effect here,
+    ``timer`` and ``cache``, it can't: ``ImproperlyConfigured`` when the class is made.
+
+    ``limiter_class`` is called with the store, a name and the rate; see ``log_or_window``. ``decision`` is the latest.
+    """
+
+    limiter_class: ClassVar[Any] = staticmethod(log_or_window)
+    decision: Decision | None = None
+    key: Any = None
+    num_requests: Any = None
+    duration: Any = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, instead in _WITHOUT_EFFECT.items():
+            if getattr(cls, name, None) is not getattr(throttling.SimpleRateThrottle, name, None):
+                raise ImproperlyConfigured(
+                    f"{cls.__module__}.{cls.__qualname__} sets {name}, which has no effect on a throttle of forebay: "
+                    f"remove it; {instead}"
+                )
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        if self.rate is None:
+            return True
+        self.key = self.get_cache_key(request, view)
+        if self.key is None:
+            return True
+        if self.num_requests < 1:
+            return self.throttle_failure()
+        limiter, fields_of = _limiter(
+            type(self).limiter_class, self.scope or type(self).__name__, self.num_requests, self.duration
+        )
+        try:
+            self.decision = decision = limiter.hit(self.key)
+        except StoreUnavailable as error:
+            raise LimitsUnavailable from error
+        if decision.full and not decision.allowed:
+            raise LimitsUnavailable(FULL, max(1, seconds_up(decision.retry_after_ns)))
+        visit: Visit | None = getattr(request._request, VISIT, None)
+        if visit is not None:
+            visit.add(Passage(fields_of([decision], ())))
+        return self.throttle_success() if decision.allowed else self.throttle_failure()
+
+    def throttle_success(self) -> bool:
+        """What ``allow_request`` returns of a request that is within the limit, and has been counted."""
+        return True
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("history", "now"):
+                raise ImproperlyConfigured(
+                    f"{type(self).__module__}.{type(self).__qualname__} reads {name}, which a throttle of forebay "
+                    "doesn't keep: self.decision has limit, remaining, retry_after and reset_after, in seconds"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]  # REST framework knows whole seconds
+        """A limit and seconds, of a rate as forebay has it or as REST framework does, where only a letter counts."""
+        if rate is None:
+            return None, None
+        try:
+            read = as_rate(rate)
+        except InvalidRate as error:
+            # But a month isn't a minute. REST framework denies everything by a limit of 0.
+            if not _SHORT_RATE.fullmatch(str(rate)):
+                raise ImproperlyConfigured(f"the throttle of scope {shown(self.scope)}: {error}") from None
+            return super().parse_rate(rate)
+        period_s, rest_ns = divmod(read.period_ns, NS)
+        return read.limit, read.period_ns / NS if rest_ns else period_s
+
+    def wait(self) -> float | None:
+        """Whole seconds, rounded up: REST framework sends them as ``Retry-After``."""
+        if self.decision is not None:
+            return max(1, seconds_up(self.decision.retry_after_ns))
+        # Nobody was asked, as of a limit of 0: what REST framework says without a history.
+        return None if self.duration is None else float(self.duration / (self.num_requests + 1))
+
+    def get_ident(self, request: Request) -> str:
+        """The client's address as ``FOREBAY["CLIENT"]`` has it, or by ``NUM_PROXIES``.
+
+        Without either it is the peer's: ``X-Forwarded-For`` is believed of nobody, since anybody may send it.
+        """
+        client = setting("CLIENT")
+        if client is None and api_settings.NUM_PROXIES is not None:
+            ident = super().get_ident(request)
+        else:
+            ident = (client or _PEER)(DjangoRequest(request._request))
+            if not is_key(ident):
+                # Its text might be another one at each request.
+                raise InvalidKey(f'FOREBAY["CLIENT"] gave {given(ident)}, which is no key')
+        return str(ident)
+
+
+class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
+    """Of requests without a user, by the client's address; scope ``anon``."""
+
+
+class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
+    """Of requests by user, of others by the client's address; scope ``user``."""
+
+
+class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
+    """Of the views that name a ``throttle_scope``, by user or the client's address."""
+
+
+_PEER = ClientAddress()
+_SHORT_RATE = re.compile(r"(?:0|[1-9]\d{0,11})/(?:s|m(?!o)|h|d)[a-z]*", re.ASCII)
+
+
+def make_limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> Any:
+    """The limiter of all throttles of a scope and a rate. Raises what its class and the settings raise."""
+    store = setting("STORE")
+    if not isinstance(store, Store) and not is_redis(store):
+        raise ImproperlyConfigured(
+            "the throttles count in a store: say which, "
+            f'FOREBAY = {{"STORE": Store("shop", keys=100_000)}} or its dotted path, not {shown(store)}'
+        )
+    return limiter_class(store, f"throttle {scope} {limit}/{duration_s}s", Rate(limit, duration_s))
+
+
+@cache
+def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> tuple[Any, Writer]:
+    """The limiter, and what tells of its decisions. A changed rate counts anew."""
+    limiter = make_limiter(limiter_class, scope, limit, duration_s)
+    if isinstance(limiter.store, Store):
+        warn_if_each_counts_alone([limiter])
+    policies = [Policy(limiter)]
+    return limiter, header_writer(checked_styles(setting("HEADERS")), policies, policies, False)
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "FOREBAY":
+        _limiter.cache_clear()
+
+
+setting_changed.connect(_forget)

@@ -1,0 +1,327 @@
+"""Several limits at once, all or none.
+
+First every limit is asked without writing anything. If all allow, each is charged in order, by a CAS from the very
+state that was judged; where that state has changed meanwhile, by a decision of its own. Should one of those then
+deny, the limits that were charged before get their permits back.
+
+So a request that is denied takes nothing, but for a moment it may have: others may be denied meanwhile that would not
+have been. Never is one allowed that should not be. A process that is killed half-way leaves the first limits charged.
+And a leaky bucket can't take back a place behind which others already stand, nor a bucketed window what was charged in
+a bucket that is over: such a limiter belongs last.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from forebay.core.cell_limiter cimport read_once, whole_cost
+from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
+from forebay.core.limiter cimport Ask, Limiter, let_stores_make
+from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
+from forebay.core.table cimport table_now
+
+from forebay import waiting
+from forebay.core.limiter import bound_arguments
+from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
+
+
+@cython.final
+cdef class AllOf:
+    """Several limiters of one store as one: a request is charged to all of them or to none.
+
+    ``AllOf(per_second, per_hour, for_everybody)``. A key is for all of them, or a list with one key for each:
+    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. A tuple of as many parts as there are limiters is
+    refused, as it may be either: for one key say ``[key] * 3``. The order matters for speed only: put first what
+    denies most often.
+
+    A ``Decision`` names the limit that bound it, ``decision.limiter``: of those that denied, the one with the longest
+    ``retry_after``; of an allowed request's, the one with the fewest ``remaining``. ``limit`` is that one's;
+    ``remaining`` is the least and ``reset_after`` the longest of all.
+
+    Raises ``InvalidLimiter`` unless given 1 to 16 limiters of one store. Threads, processes, fork: as the limiters.
+    O(number of limiters), lock-free; a denied request writes nothing shared. In a race of several requests for the last
+    permits, some may be denied that would have been allowed one after the other.
+    """
+
+    def __cinit__(self, *limiters, **kwargs):
+        cdef int i
+        bound_arguments(type(self), limiters, kwargs)
+        if not 1 <= len(limiters) <= MOST:
+            raise InvalidLimiter(f"AllOf takes 1 to {MOST} limiters, not {len(limiters)}")
+        for limiter in limiters:
+            if not isinstance(limiter, Limiter):
+                if isinstance(limiter, (list, tuple)):
+                    raise InvalidLimiter(
+                        f"AllOf takes limiters one by one, AllOf(a, b), not a {type(limiter).__name__} of them: write "
+                        f"AllOf(*limiters)")
+                raise InvalidLimiter(
+                    f"AllOf takes limiters of one store, not {shown(limiter)}"
+                    + (f" beside {limiters[0]!r}" if limiter is not limiters[0] else ""))
+            if limiter.store is not limiters[0].store:
+                raise InvalidLimiter(
+                    f"AllOf takes limiters of one store, but {limiter!r} is in another than {limiters[0]!r}")
+        self.limiters = limiters
+        self.count = len(limiters)
+        for i in range(self.count):
+            self.parts[i] = <void*>limiters[i]
+        self.store = limiters[0].store
+        self.name = " + ".join([limiter.name for limiter in limiters])
+        self.may_free_early = any([limiter.may_free_early for limiter in limiters])
+
+    @cython.binding(False)
+    def __init__(self, *limiters):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    def __repr__(self):
+        return f"AllOf({', '.join([repr(limiter) for limiter in self.limiters])})"
+
+    def __reduce__(self):
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
+
+    cdef int ask_all(self, object key, object cost, Ask* asks) except -1:
+        cdef int i
+        cdef list keys = key if type(key) is list else None
+        cdef list costs = cost if type(cost) is list else None
+        if keys is not None and len(keys) != self.count:
+            raise InvalidKey(f"{self.count} limiters need one key for all or {self.count} keys, not {len(keys)}")
+        self.check_key(key)
+        if costs is not None and len(costs) != self.count:
+            raise InvalidCost(f"{self.count} limiters need one cost for all or {self.count} costs, not {len(costs)}")
+        for i in range(self.count):
+            # A cost may run Python code, which may have shortened a list.
+            if (keys is not None and i >= len(keys)) or (costs is not None and i >= len(costs)):
+                raise RuntimeError("a list of keys or costs was shortened while it was read")
+            (<Limiter>self.parts[i]).ask(
+                key if keys is None else keys[i], cost if costs is None else costs[i], &asks[i])
+        for i in range(self.count):
+            # Last: what was asked before may have run Python code.
+            (<Limiter>self.parts[i]).check_bound()
+        return 0
+
+    cdef int check_key(self, object key) except -1:
+        """One key of as many parts, or a key for each? What is meant for everybody would be counted for each key."""
+        if isinstance(key, tuple) and self.count > 1 and len(key) == self.count:
+            raise ambiguous_key(key, self.count)
+        return 0
+
+    cdef bint look_at_all(self, Ask* asks, bint at_each) except -1:
+        """Whether all would allow. With `at_each`, all are asked even if one denies."""
+        cdef int i
+        cdef bint allowed = True
+        cdef uint64_t now_ns = table_now(&(<Limiter>self.parts[0]).table)
+        for i in range(self.count):
+            if not (<Limiter>self.parts[i]).look(&asks[i], now_ns):
+                allowed = False
+                if not at_each:
+                    break
+        return allowed
+
+    cdef int commit_seen(self, Ask* asks, int first) except -1:
+        """Charge from the first on for as long as nothing has changed since they were looked at; up to which."""
+        cdef int i
+        for i in range(first, self.count):
+            if not (<Limiter>self.parts[i]).commit_seen(&asks[i]):
+                return i
+        return self.count
+
+    cdef bint commit_rest(self, Ask* asks, int charged) except -1:
+        """Charge the others as well, whatever has changed; or none, the first `charged` included."""
+        cdef int i
+        cdef bint allowed = False
+        try:
+            while charged < self.count:
+                if not (<Limiter>self.parts[charged]).commit(&asks[charged]):
+                    return False
+                charged = self.commit_seen(asks, charged + 1)
+            allowed = True
+        finally:
+            if not allowed:
+                # The last one first: several may be charged in one cell.
+                for i in reversed(range(charged)):
+                    (<Limiter>self.parts[i]).give_up(&asks[i])
+        return True
+
+    cdef bint decide(self, object key, object cost, Ask* asks, bint at_each) except -1:
+        cdef int i, charged
+        cdef Limiter limiter
+        cdef bint allowed
+        self.ask_all(key, cost, asks)
+        allowed = self.look_at_all(asks, at_each)
+        if allowed:
+            charged = self.commit_seen(asks, 0)
+            if charged < self.count:
+                allowed = self.commit_rest(asks, charged)
+        for i in range(self.count):
+            limiter = <Limiter>self.parts[i]
+            if allowed:
+                limiter.count(&limiter.counters.allowed, 1)
+            elif asks[i].verdict.outcome == 0:
+                limiter.count(&limiter.counters.denied, 1)
+                if not at_each:
+                    break
+        return allowed
+
+    cdef Decision binding(self, Ask* asks, bint allowed):
+        """The decision of the limit that bound the request, with what all of them have left together."""
+        cdef Decision decision, binding = None
+        cdef uint64_t remaining, least = ~<uint64_t>0
+        cdef uint64_t reset_after_ns = 0
+        cdef bint binds
+        cdef int i
+        for i in range(self.count):
+            decision = (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0)
+            remaining = remaining_of(decision)
+            if allowed:
+                binds = remaining < least
+            else:
+                binds = not decision.allowed and (
+                    binding is None or decision.retry_after_ns > binding.retry_after_ns)
+            if binds:
+                binding = decision
+            least = min(least, remaining)
+            reset_after_ns = max(reset_after_ns, decision.reset_after_ns)
+        binding.available = least
+        binding.rate_limit = binding.rate_period_ns = 1
+        binding.reset_after_ns = reset_after_ns
+        return binding
+
+    cdef list decisions(self, Ask* asks):
+        cdef int i
+        return [
+            (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0) for i in range(self.count)]
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
+        cdef Ask[MOST] asks
+        return self.decide(key, 1, asks, False)
+
+    @cython.binding(False)
+    def hit(self, key, cost=1):
+        """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        """
+        cdef Ask[MOST] asks
+        cdef bint allowed = self.decide(key, cost, asks, True)
+        return self.binding(asks, allowed)
+
+    def hit_each(self, key, cost=1):
+        """``hit``, with the ``Decision`` of each limiter, in their order, instead of the one that binds.
+
+        The request is allowed if all of them are; else nothing was charged, whatever the others say is left.
+        """
+        cdef Ask[MOST] asks
+        self.decide(key, cost, asks, True)
+        return self.decisions(asks)
+
+    def peek(self, key, cost=1):
+        """What ``hit`` would decide now, without charging or counting anything."""
+        cdef Ask[MOST] asks
+        self.ask_all(key, cost, asks)
+        return self.binding(asks, self.look_at_all(asks, True))
+
+    def allow_many(self, keys, costs=None):
+        """Decide a batch in order: a list of bools, one per key; of keys and costs as for ``hit``.
+
+        Not atomic: other processes' requests may come between. A key or cost that can't be used raises an exception,
+        with everything before it charged.
+        """
+        cdef Ask[MOST] asks
+        if isinstance(keys, (str, bytes)):
+            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
+        keys = list(keys)
+        if isinstance(costs, int):
+            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
+        costs = [1] * len(keys) if costs is None else list(costs)
+        if len(costs) != len(keys):
+            raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
+        return [self.decide(key, cost, asks, False) for key, cost in zip(keys, costs, strict=True)]
+
+    cdef Reservation reserve_all(self, object key, object cost, Ask* asks):
+        cdef list charges = []
+        cdef int i
+        self.check_key(key)
+        keys = key[:] if type(key) is list else [key] * self.count
+        costs = cost[:] if type(cost) is list else [cost] * self.count
+        costs = [read_once(its_cost) for its_cost in costs]
+        cdef bint allowed = self.decide(keys, costs, asks, True)
+        for i in range(self.count if allowed else 0):
+            # What was allowed because the table was full has left nothing in it.
+            if asks[i].draw.amount != 0 and not asks[i].verdict.full:
+                charges.append((self.limiters[i]._cancel, keys[i], costs[i], asks[i].verdict.state))
+        # The last one first: several may be charged in one cell.
+        charges.reverse()
+        cdef Decision binding = self.binding(asks, allowed)
+        return new_reservation(
+            self, (<Limiter>self.parts[0]).segment, None, charges, allowed, allowed, asks[0].verdict.now_ns,
+            binding.retry_after_ns, 0, binding.flags & NO_ROOM != 0)
+
+    def reserve(self, key, cost=1, max_delay=None):
+        """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.
+
+        Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
+        """
+        cdef Ask[MOST] asks
+        delay_ns_of(max_delay)
+        return self.reserve_all(key, cost, asks)
+
+    def _reserve_each(self, key, cost):
+        """``reserve``, and what ``hit_each`` says."""
+        cdef Ask[MOST] asks
+        cdef Reservation reservation = self.reserve_all(key, cost, asks)
+        return reservation, self.decisions(asks)
+
+    def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""
+        return waiting.wait(self, key, cost, timeout, jitter)
+
+    def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """``wait`` for asyncio."""
+        return waiting.wait_async(self, key, cost, timeout, jitter)
+
+    def refund(self, key, cost=1):
+        """Give back to every limiter what an allowed ``hit`` with the same arguments charged: see its ``refund``."""
+        cdef Ask[MOST] asks
+        # Whatever is wrong with the arguments is found before anything is given back.
+        costs = [whole_cost(each) for each in (cost if type(cost) is list else [cost] * self.count)]
+        self.ask_all(key, [0] * len(costs), asks)
+        keys = key if type(key) is list else [key] * self.count
+        do_each([
+            (limiter.refund, its_key, its_cost)
+            for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True)])
+
+    def _cancel(self, key, charges, charged_state):
+        """For ``Reservation``."""
+        do_each(charges)
+
+    def reset(self, key):
+        """Forget `key` in every limiter."""
+        cdef Ask[MOST] asks
+        self.ask_all(key, 1, asks)
+        keys = key if type(key) is list else [key] * self.count
+        do_each([(limiter.reset, its_key) for limiter, its_key in zip(self.limiters, keys, strict=True)])
+
+
+def ambiguous_key(key, int count):
+    """The exception for a tuple that may be one key or several."""
+    return InvalidKey(
+        f"{shown(key)} may be one key for all of {count} limiters, or a key for each: write a list of {count} keys, "
+        f"{shown(list(key))} for a key each, or {shown([key])} * {count} for that one")
+
+
+cdef int do_each(list calls) except -1:
+    """Each call, also if another one raises: a signal handler may, where a limiter wakes those who wait."""
+    cdef object raised = None
+    for call, *arguments in calls:
+        try:
+            call(*arguments)
+        except BaseException as error:
+            # An interrupt says more than that a store was closed.
+            if raised is None or isinstance(raised, Exception):
+                raised = error
+    if raised is not None:
+        raise raised
+    return 0
+
+
+let_stores_make(AllOf)

@@ -1,0 +1,512 @@
+"""What can be wrong with the bytes of a segment: for `forebay.verification`.
+
+Others may be deciding meanwhile, and the mapping may be read-only. So nothing here writes, nothing takes a load that
+may be a CAS on some processors, and what is found may only have been on its way from one good state to the next: the
+caller looks again before it believes it.
+
+Where a key's cells may lie is written here once more, on purpose: a check that asked table.pyx would find every place
+right that table.pyx has chosen.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from forebay.core.counts cimport FRACTION_BITS, count_time, low_mask, low_of, time_of
+from forebay.core.native cimport (
+    FOREBAY_ALGORITHM_BUCKETED_WINDOW, FOREBAY_ALGORITHM_CONCURRENCY, FOREBAY_ALGORITHM_SYNCED_BUCKET,
+    FOREBAY_ALGORITHM_SYNCED_WINDOW, FOREBAY_CELLS_PER_LINE, FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS,
+    FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM, FOREBAY_KIND_COUNT, FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT,
+    FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayHashKey, load_acquire, multiply_high, prefetch, siphash13,
+)
+from forebay.core.table cimport TIME_BITS
+
+from forebay import layout
+from forebay.owners import PID_BITS
+
+
+cdef enum:
+    CELLS_PER_GROUP = FOREBAY_CELLS_PER_LINE * FOREBAY_LINES_PER_GROUP
+    # So often is something read again that has changed meanwhile.
+    MOST_READS = 100
+    # Of so many in one stretch of cells it is said what they are.
+    MOST_PROBLEMS = 1000
+    # Of a sliding log's entry.
+    LAP_BIT = 62
+    GIVEN_BACK_BIT = 63
+    # Of a synced limiter's words, see docs/segment-format.md.
+    BIRTH = 2
+    SEAL = 3
+    TOLD_COUNTS = 7
+    TOLD_UNTIL = 7
+    SYNCED_WORDS = 8
+    UNANSWERED_BIT = 31
+
+cdef uint64_t PID_MASK = (<uint64_t>1 << <int>PID_BITS) - 1
+cdef uint64_t CLAIM_STRIPES = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
+
+
+LATEST_NS = (<uint64_t>1 << TIME_BITS) - 1
+
+
+# What is wrong with a cell or its words; 0 for nothing.
+cdef enum Problem:
+    FINE
+    BAD_KIND
+    BAD_EMPTY
+    BAD_STATE
+    BAD_CLAIM
+    BAD_BLOCKED
+    BAD_PLACE
+    TWICE
+    BAD_POSITION
+    BAD_LAP
+    BAD_ORDER
+    BAD_TIME
+    BAD_BUCKET
+    BAD_MARK_PLACE
+    BAD_TOTAL
+    BAD_HINT
+    BAD_SLOT
+    BAD_LEASE
+    BAD_REST
+    BAD_SEAL
+    BAD_BIRTH
+    BAD_TOLD
+    BAD_UNTIL
+
+
+PROBLEMS = (
+    "", "kind", "empty", "state", "claim", "blocked", "place", "twice", "position", "lap", "order", "time", "bucket",
+    "mark place", "total", "hint", "slot", "lease", "rest", "seal", "birth", "told", "until",
+)
+
+
+@cython.final
+cdef class Counts:
+    """What a look at a stretch of cells has counted, and the problems that it found."""
+
+    cdef public list kinds               # cells, by kind
+    cdef public uint64_t live
+    cdef public uint64_t stale_claims
+    cdef public uint64_t unfinished      # rings with entries that are claimed and not written
+    cdef public uint64_t held            # slots
+    cdef public uint64_t busy            # cells that changed whenever they were looked at
+    cdef public uint64_t problem_count
+    cdef public list problems            # the first: (problem, cell, its tag, its state, where else, what is there)
+
+    def __cinit__(self):
+        self.kinds = [0] * (1 << FOREBAY_KIND_BITS)
+        self.problems = []
+
+
+cdef int add_problem(
+    Counts counts, Problem problem, uint64_t index, ForebayCell seen, uint64_t other, uint64_t there
+) except -1:
+    counts.problem_count += 1
+    if len(counts.problems) < MOST_PROBLEMS:
+        counts.problems.append((PROBLEMS[problem], index, seen.tag, seen.state, other, there))
+    return 0
+
+
+cdef ForebayCell read_pair(const ForebayCell* cell) noexcept nogil:
+    """Both halves of a cell, unless they never stand still."""
+    cdef ForebayCell seen
+    cdef int _
+    for _ in range(MOST_READS):
+        seen.tag = load_acquire(&cell.tag)
+        seen.state = load_acquire(&cell.state)
+        if load_acquire(&cell.tag) == seen.tag and load_acquire(&cell.state) == seen.state:
+            break
+    return seen
+
+
+cdef inline uint64_t kind_of(uint64_t tag) noexcept nogil:
+    return tag & low_mask(FOREBAY_KIND_BITS)
+
+
+cdef inline void probe_groups(uint64_t tag, uint64_t group_count, uint64_t* groups) noexcept nogil:
+    """The groups that a key's cells lie in; with fewer groups than that, some of them more than once."""
+    cdef uint64_t fingerprint = tag & ~low_mask(FOREBAY_KIND_BITS)
+    groups[0] = multiply_high(fingerprint, group_count)
+    groups[1] = multiply_high(fingerprint * <uint64_t>0x9E3779B97F4A7C15, group_count)
+    groups[2] = multiply_high(fingerprint * <uint64_t>0xD1342543DE82EF95, group_count)
+    if groups[1] == groups[0]:
+        groups[1] = (groups[1] + 1) % group_count
+    while group_count > 2 and (groups[2] == groups[0] or groups[2] == groups[1]):
+        groups[2] = (groups[2] + 1) % group_count
+
+
+cdef inline bint is_among(uint64_t group, const uint64_t* groups) noexcept nogil:
+    return group == groups[0] or group == groups[1] or group == groups[2]
+
+
+cdef struct Cells:
+    const ForebayCell* cells
+    uint64_t group_count
+    uint64_t used                # cells that keys may live in
+    uint64_t kinds               # a bit for each kind that may be there
+    uint64_t now_ns
+    uint64_t latest_ns           # no state is later
+    int kept_bits                # of a state, that belong to the cell; -1: it isn't known how many
+
+
+cdef Cells cells_at(
+    const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t used, tuple kinds, int kept_bits,
+    uint64_t now_ns, uint64_t latest_ns,
+):
+    cdef Cells cells
+    if offset % sizeof(ForebayCell) or offset + group_count * <uint64_t>layout.GROUP_BYTES > <uint64_t>len(memory):
+        raise IndexError("the cells are not in the segment")
+    cells.cells = <const ForebayCell*>&memory[offset]
+    cells.group_count = group_count
+    cells.used = used
+    cells.kinds = 1 << FOREBAY_KIND_EMPTY | 1 << FOREBAY_KIND_CLAIM
+    for kind in kinds:
+        cells.kinds |= 1 << <int>kind
+    cells.kept_bits = kept_bits
+    cells.now_ns = now_ns
+    cells.latest_ns = latest_ns
+    return cells
+
+
+cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) noexcept nogil:
+    """What is wrong with a cell by itself."""
+    cdef uint64_t[FOREBAY_GROUPS_PER_KEY] groups
+    cdef uint64_t kind = kind_of(seen.tag)
+    if index >= cells.used:
+        return FINE if seen.tag == FOREBAY_KIND_BLOCKED and seen.state == 0 else BAD_BLOCKED
+    if not cells.kinds >> kind & 1:
+        return BAD_KIND
+    if kind == FOREBAY_KIND_EMPTY:
+        return BAD_EMPTY if seen.tag != 0 or (cells.kept_bits >= 0 and seen.state >> cells.kept_bits) else FINE
+    if kind == FOREBAY_KIND_TAT and seen.state > cells.latest_ns:
+        return BAD_STATE
+    if kind == FOREBAY_KIND_COUNT and seen.state >> FRACTION_BITS > cells.latest_ns:
+        return BAD_STATE
+    if kind == FOREBAY_KIND_CLAIM and cells.kept_bits >= 0 and (
+            claim_stripe(seen.state, cells.kept_bits) >= CLAIM_STRIPES):
+        return BAD_CLAIM
+    probe_groups(seen.tag, cells.group_count, groups)
+    return FINE if is_among(index // CELLS_PER_GROUP, groups) else BAD_PLACE
+
+
+# A claim's id, as docs/segment-format.md draws it.
+cdef inline int claim_sequence_bits(int kept_bits) noexcept nogil:
+    return 28 if kept_bits <= 16 else 20 if kept_bits <= 24 else 16
+
+
+cdef inline uint64_t claim_stripe(uint64_t state, int kept_bits) noexcept nogil:
+    return state >> (kept_bits + claim_sequence_bits(kept_bits)) & low_mask(12)
+
+
+cdef bint is_stale_claim(const Cells* cells, uint64_t state) noexcept nogil:
+    cdef int shift = cells.kept_bits + claim_sequence_bits(cells.kept_bits) + 12
+    cdef uint64_t mask = ~<uint64_t>0 >> shift
+    cdef uint64_t age = ((cells.now_ns >> 30) - (state >> shift)) & mask
+    return 2 <= age <= mask - 2
+
+
+cdef int64_t find_again(const Cells* cells, uint64_t index, uint64_t tag) noexcept nogil:
+    """Another cell of the probe set, at a higher place, that has this tag; -1 for none."""
+    cdef uint64_t[FOREBAY_GROUPS_PER_KEY] groups
+    cdef uint64_t group, i
+    cdef int g
+    probe_groups(tag, cells.group_count, groups)
+    for g in range(FOREBAY_GROUPS_PER_KEY):
+        group = groups[g]
+        if group < index // CELLS_PER_GROUP:
+            continue
+        for i in range(CELLS_PER_GROUP * group, CELLS_PER_GROUP * (group + 1)):
+            if load_acquire(&cells.cells[i].tag) == tag and i > index:
+                return <int64_t>i
+    return -1
+
+
+cdef void prefetch_probes(const Cells* cells, uint64_t first) noexcept nogil:
+    """Of the cells of one group, the groups that come later: to read one after the other would be to wait for each."""
+    cdef uint64_t[FOREBAY_GROUPS_PER_KEY] groups
+    cdef uint64_t tag
+    cdef int i, g, line
+    for i in range(CELLS_PER_GROUP):
+        tag = load_acquire(&cells.cells[first + i].tag)
+        if kind_of(tag) in (FOREBAY_KIND_TAT, FOREBAY_KIND_COUNT):
+            probe_groups(tag, cells.group_count, groups)
+            for g in range(FOREBAY_GROUPS_PER_KEY):
+                if groups[g] > first // CELLS_PER_GROUP:
+                    for line in range(FOREBAY_LINES_PER_GROUP):
+                        prefetch(&cells.cells[groups[g] * CELLS_PER_GROUP + line * FOREBAY_CELLS_PER_LINE])
+
+
+def look_at_cells(
+    Counts counts, const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
+    uint64_t used, tuple kinds, int kept_bits, uint64_t now_ns, uint64_t latest_ns,
+):
+    """The cells from `first` to before `last` of the table at `offset`: each by itself, and against others of its key.
+    """
+    cdef Cells cells = cells_at(memory, offset, group_count, used, kinds, kept_bits, now_ns, latest_ns)
+    cdef uint64_t[1 << FOREBAY_KIND_BITS] by_kind
+    cdef uint64_t index, kind, live = 0, stale = 0
+    cdef ForebayCell seen
+    cdef Problem problem
+    cdef int64_t other
+    cdef int i
+    for i in range(1 << FOREBAY_KIND_BITS):
+        by_kind[i] = 0
+    with nogil:
+        for index in range(first, min(last, group_count * CELLS_PER_GROUP)):
+            if index % CELLS_PER_GROUP == 0:
+                prefetch_probes(&cells, index)
+            seen = read_pair(&cells.cells[index])
+            kind = kind_of(seen.tag)
+            by_kind[kind] += 1
+            other = -1
+            problem = problem_of(&cells, index, seen)
+            if kind == FOREBAY_KIND_TAT or kind == FOREBAY_KIND_COUNT:
+                live += (seen.state if kind == FOREBAY_KIND_TAT else seen.state >> FRACTION_BITS) > now_ns
+                if problem == FINE:
+                    other = find_again(&cells, index, seen.tag)
+                    # It may have moved there meanwhile.
+                    if other >= 0 and load_acquire(&cells.cells[index].tag) == seen.tag:
+                        problem = TWICE
+            elif kind == FOREBAY_KIND_CLAIM and kept_bits >= 0:
+                stale += is_stale_claim(&cells, seen.state)
+            if problem != FINE:
+                with gil:
+                    add_problem(counts, problem, index, seen, <uint64_t>max(other, 0), 0)
+    for i in range(1 << FOREBAY_KIND_BITS):
+        counts.kinds[i] += by_kind[i]
+    counts.live += live
+    counts.stale_claims += stale
+
+
+# The words of an extent, and how to read them.
+cdef struct Words:
+    const uint64_t* first
+    uint64_t count               # of each cell
+    uint64_t limit
+    uint64_t period_ns           # the window, the length of a bucket, or the longest lease
+    uint64_t phase_ns
+    int low_bits                 # of a state
+    uint64_t now_ns              # as late as any time can be
+
+
+cdef struct Found:
+    Problem problem
+    uint64_t where               # which of the cell's words, or which slot
+    uint64_t there
+    bint unfinished
+
+
+cdef Found check_ring(const Words* words, ForebayCell seen, const uint64_t* ring) noexcept nogil:
+    """A sliding log's, see sliding_log.pyx: its entries are times plus 1.
+
+    From the oldest to the newest, times fall by less than a quantum: by as much as the time of who helps may be later
+    than that of who is helped, when both write entries of one request. What was given back counts for nothing, and may
+    be of an older key.
+    """
+    cdef uint64_t limit = words.limit
+    cdef uint64_t quantum_ns = max(<uint64_t>1, <uint64_t>1 << words.low_bits >> FRACTION_BITS)
+    cdef bint is_member = kind_of(seen.tag) == FOREBAY_KIND_COUNT
+    cdef uint64_t low = low_of(seen.state, words.low_bits)
+    cdef uint64_t position = low >> 1
+    cdef uint64_t leaves_ns = time_of(seen.state, words.low_bits)
+    cdef uint64_t latest = words.now_ns + 1
+    cdef uint64_t i, place, entry, time
+    cdef bint finished = False
+    cdef Found found = Found(FINE, 0, 0, False)
+    if position >= limit:
+        return Found(BAD_POSITION, position, 0, False)
+    if is_member:
+        latest = min(latest, leaves_ns - min(leaves_ns, words.period_ns) + 1)
+    # The newest first: the last request's may not be written yet, or never if its process was killed.
+    for i in range(limit):
+        place = position + limit - 1 - i
+        if place >= limit:
+            place -= limit
+        entry = load_acquire(&ring[place])
+        if (entry >> LAP_BIT & 1) == ((low & 1) ^ (place < position)):
+            finished = True
+        elif finished:
+            return Found(BAD_LAP, place, entry, False)
+        else:
+            found.unfinished = True
+            continue
+        time = entry & low_mask(LAP_BIT)
+        if time > latest:
+            return Found(BAD_TIME if i == 0 else BAD_ORDER, place, entry, False)
+        if is_member and time != 0 and entry >> GIVEN_BACK_BIT == 0:
+            latest = min(latest, time + quantum_ns - 1)
+    return found
+
+
+cdef Found check_marks(const Words* words, ForebayCell seen, const uint64_t* marks) noexcept nogil:
+    """A bucketed window's, see bucketed_window.pyx."""
+    cdef uint64_t buckets = words.count
+    cdef uint64_t total = low_of(seen.state, words.low_bits)
+    cdef uint64_t leaves_ns = time_of(seen.state, words.low_bits)
+    cdef uint64_t last = (words.now_ns + words.phase_ns) // words.period_ns
+    cdef uint64_t end = (leaves_ns + words.phase_ns) // words.period_ns
+    cdef uint64_t newest = end - buckets
+    cdef bint is_member = kind_of(seen.tag) == FOREBAY_KIND_COUNT
+    cdef uint64_t i, mark, bucket
+    if is_member and (
+        end < buckets or newest > last
+        or count_time(end * words.period_ns - words.phase_ns, words.low_bits) != seen.state - total
+    ):
+        return Found(BAD_BUCKET, end, 0, False)
+    for i in range(buckets):
+        mark = load_acquire(&marks[i])
+        bucket = mark >> words.low_bits
+        if mark == 0:
+            continue
+        if bucket % buckets != i or bucket > last:
+            return Found(BAD_MARK_PLACE, i, mark, False)
+        # One of a later bucket than the state's is of a process that was killed, or is about to move the state there.
+        if is_member and bucket <= newest < bucket + buckets and (
+                low_of(total - mark, words.low_bits) > low_mask(words.low_bits) >> 1):
+            return Found(BAD_TOTAL, i, mark, False)
+    return Found(FINE, 0, 0, False)
+
+
+cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) noexcept nogil:
+    """A concurrency limit's, see slots.pxd: hints, slots, and nothing up to the end of the cache line."""
+    cdef uint64_t limit = words.limit
+    cdef uint64_t bit_words = (limit + 127) // 128 * 2
+    cdef uint64_t i, bits, beyond
+    cdef ForebayCell slot
+    held[0] = 0
+    for i in range(bit_words):
+        bits = load_acquire(&own[i])
+        beyond = max(limit, i * 64) - i * 64
+        if beyond < 64 and bits >> beyond:
+            return Found(BAD_HINT, i, bits, False)
+    for i in range(limit):
+        slot = read_pair(<const ForebayCell*>(own + bit_words) + i)
+        if slot.tag == 0 and slot.state == 0:
+            continue
+        if slot.tag & PID_MASK == 0:
+            return Found(BAD_SLOT, i, slot.tag, False)
+        if slot.state >> TIME_BITS or slot.state > words.now_ns + words.period_ns:
+            return Found(BAD_LEASE, i, slot.state, False)
+        held[0] += slot.state > words.now_ns
+    for i in range(bit_words + 2 * limit, words.count):
+        bits = load_acquire(&own[i])
+        if bits != 0:
+            return Found(BAD_REST, i, bits, False)
+    return Found(FINE, 0, 0, False)
+
+
+cdef Found check_synced(const Words* words, bint is_window, const uint64_t* own) noexcept nogil:
+    """A synced limiter's, see synced.pyx. Each word by itself, as they change while a cell stays what it is."""
+    cdef uint64_t seal = load_acquire(&own[SEAL])
+    cdef uint64_t birth = load_acquire(&own[BIRTH])
+    cdef uint64_t last = load_acquire(&own[TOLD_UNTIL])
+    cdef uint64_t told, before
+    if seal != 0 and seal & 1 == 0:
+        return Found(BAD_SEAL, SEAL, seal, False)
+    if claim_stripe(birth, 0) >= CLAIM_STRIPES:
+        return Found(BAD_BIRTH, BIRTH, birth, False)
+    if not is_window:
+        return Found(BAD_UNTIL if last > words.now_ns else FINE, TOLD_UNTIL, last, False)
+    told = low_of(last >> 32, UNANSWERED_BIT)
+    before = low_of(last, UNANSWERED_BIT)
+    # A state has one count, or two if the window slides.
+    if max(told, before) > low_mask(words.low_bits // <int>words.limit):
+        return Found(BAD_TOLD, TOLD_COUNTS, last, False)
+    return Found(FINE, 0, 0, False)
+
+
+def look_at_words(
+    Counts counts, const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
+    uint64_t used, uint64_t algorithm, uint64_t word_count, uint64_t limit, uint64_t period_ns, uint64_t phase_ns,
+    int low_bits, uint64_t now_ns,
+):
+    """The words of each cell from `first` to before `last`, read while the cell's state stayed what it was."""
+    cdef Cells cells = cells_at(memory, offset, group_count, used, (), -1, now_ns, 0)
+    cdef Words words = Words(NULL, word_count, limit, period_ns, phase_ns, low_bits, now_ns)
+    cdef uint64_t begin = offset + group_count * <uint64_t>layout.GROUP_BYTES
+    cdef uint64_t index, held = 0
+    cdef uint64_t needed = limit
+    cdef bint is_synced = algorithm in (FOREBAY_ALGORITHM_SYNCED_WINDOW, FOREBAY_ALGORITHM_SYNCED_BUCKET)
+    cdef const uint64_t* own
+    cdef ForebayCell seen, again
+    cdef Found found
+    cdef int _
+    if used > group_count * CELLS_PER_GROUP or begin + used * word_count * 8 > <uint64_t>len(memory):
+        raise IndexError("the words are not in the segment")
+    if algorithm == FOREBAY_ALGORITHM_CONCURRENCY:
+        needed = (limit + 127) // 128 * 2 + 2 * limit
+    elif is_synced:
+        needed = SYNCED_WORDS
+        if algorithm == FOREBAY_ALGORITHM_SYNCED_WINDOW and not 1 <= limit <= 2:
+            raise ValueError("these are no words of a limiter")
+    if word_count < max(needed, <uint64_t>1) or period_ns == 0 or not 0 <= low_bits <= TIME_BITS:
+        raise ValueError("these are no words of a limiter")
+    words.first = <const uint64_t*>&memory[begin]
+    for index in range(first, min(last, used)):
+        own = words.first + index * word_count
+        with nogil:
+            for _ in range(MOST_READS):
+                seen = read_pair(&cells.cells[index])
+                if algorithm == FOREBAY_ALGORITHM_CONCURRENCY:
+                    found = check_slots(&words, own, &held)
+                elif algorithm == FOREBAY_ALGORITHM_BUCKETED_WINDOW:
+                    found = check_marks(&words, seen, own)
+                elif is_synced:
+                    found = check_synced(&words, algorithm == FOREBAY_ALGORITHM_SYNCED_WINDOW, own)
+                else:
+                    found = check_ring(&words, seen, own)
+                again = read_pair(&cells.cells[index])
+                if again.tag == seen.tag and again.state == seen.state:
+                    break
+            else:
+                found = Found(FINE, 0, 0, False)
+                with gil:
+                    counts.busy += 1
+        counts.unfinished += found.unfinished
+        counts.held += held
+        if found.problem != FINE:
+            add_problem(counts, found.problem, index, seen, found.where, found.there)
+
+
+cdef ForebayHashKey hash_key_from(tuple hash_key) except *:
+    cdef ForebayHashKey key
+    key.k0, key.k1 = hash_key
+    return key
+
+
+def keyed_hash(tuple hash_key, bytes text):
+    """What the list of limiters has for a name, and the list of extents for what an extent is for."""
+    return siphash13(
+        hash_key_from(hash_key), <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)) | 1
+
+
+cdef int64_t first_used(const uint8_t* bytes, uint64_t first, uint64_t last, uint64_t* blocked) noexcept nogil:
+    cdef uint64_t place = first
+    cdef uint64_t word
+    while place + 8 <= last:
+        word = load_acquire(<const uint64_t*>(bytes + place))
+        if word == FOREBAY_KIND_BLOCKED and place % sizeof(ForebayCell) == 0:
+            blocked[0] += 1
+        elif word != 0:
+            return <int64_t>place
+        place += 8
+    while place < last:
+        if bytes[place] != 0:
+            return <int64_t>place
+        place += 1
+    return -1
+
+
+def look_at_unused(const uint8_t[::1] memory, uint64_t first, uint64_t last):
+    """Of bytes that belong to nobody: how many blocked cells are there, and the place of the first word that is neither
+    of those nor zero; -1 if there is none."""
+    cdef uint64_t blocked = 0
+    cdef int64_t used = -1
+    if first % 8 or last > <uint64_t>len(memory):
+        raise IndexError("the bytes are not in the segment")
+    if first < last:
+        with nogil:
+            used = first_used(&memory[0], first, last, &blocked)
+    return blocked, used

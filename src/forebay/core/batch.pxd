@@ -1,0 +1,114 @@
+"""Deciding many keys in one call: while some keys' cells are fetched, others are decided.
+
+A large batch costs what its cache misses cost, so they are taken side by side, in three stages: hash a key and fetch
+its home line; half way to the decision, find its cell there, or fetch the other lines of its probe set; decide.
+"""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
+
+from forebay.core.keys cimport hash_ascii_text
+from forebay.core.limiter cimport Draw, Record
+from forebay.core.native cimport ForebayCell, ForebayHashKey, prefetch
+from forebay.core.table cimport (
+    ALLOWED, DENIED, LOST, UNDECIDED, Decide, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
+    prefetch_away, table_decide, table_now, table_peek, table_try_cell,
+)
+
+
+cdef enum:
+    CELLS_AHEAD = 32                 # how far the next cells are fetched ahead of deciding
+    KEYS_PER_READING = 256           # a batch reads the clock once for so many keys: every 10 microseconds or so
+
+
+# A batch under way: arrays of `size` each.
+cdef struct Batch:
+    Py_ssize_t size
+    PyObject** keys              # held by the caller; NULL if every tag is there already
+    uint64_t* tags               # each replaced by its key's result
+    Draw* draws                  # NULL: every request is `unit`
+    const Draw* unit
+    const Table* table
+    ForebayHashKey hash_key
+    uint64_t kind
+    PyObject* yes                # True and False
+    PyObject* no
+    uint64_t claim_stripe        # of one counter line, with its sequence, whatever becomes of the limiter's meanwhile
+    uint64_t* claim_sequence
+
+
+# Whether `decide_batch_by` may hash these keys itself, while it waits for CASes: that runs no Python code.
+cdef bint all_ascii_text(list keys, Py_ssize_t size) noexcept
+
+# The tag of every key.
+cdef int hash_batch(list keys, const Batch* batch) except -1
+
+# Take the references that a list of so many True and else False holds.
+cdef void own_results(list results, uint64_t allowed) noexcept
+
+
+cdef inline void fetch_home(const Table* table, const Batch* batch, Py_ssize_t i) noexcept nogil:
+    """Hash key i, if that was left to do, and start fetching its home line."""
+    if batch.keys != NULL:
+        batch.tags[i] = fingerprint_of(hash_ascii_text(batch.keys[i], batch.hash_key)) | batch.kind
+    prefetch(home_line(table, batch.tags[i]))
+
+
+cdef inline ForebayCell* find_home(const Table* table, const Batch* batch, Py_ssize_t i) noexcept nogil:
+    """Key i's cell in its home line; or NULL, with the other lines of its probe set on their way."""
+    cdef ForebayCell* cell = find_in_line(home_line(table, batch.tags[i]), batch.tags[i])
+    if cell == NULL:
+        prefetch_away(batch.table, batch.tags[i])
+    return cell
+
+
+cdef inline uint64_t decide_batch_by(
+    const Batch* given, Events* events, Decide take, Record record
+) noexcept nogil:
+    """Decide the batch without counting; how many were allowed. Inlined with functions that are given as constants."""
+    # Copies of which no call learns the address stay in registers.
+    cdef Batch batch = given[0]
+    cdef Table table = batch.table[0]
+    cdef ForebayCell* cells[CELLS_AHEAD]        # of the keys between the second stage and the third, in a ring
+    cdef uint64_t* tags = batch.tags
+    cdef const Draw* draw = batch.unit
+    cdef uint64_t now_ns = 0
+    cdef uint64_t allowed = 0
+    cdef Verdict verdict
+    cdef ForebayCell* cell
+    cdef Outcome outcome
+    cdef Py_ssize_t i
+    events.inserted = events.evicted = events.full = events.cas_retries = 0
+    for i in range(min(batch.size, CELLS_AHEAD)):
+        fetch_home(&table, &batch, i)
+    for i in range(min(batch.size, CELLS_AHEAD // 2)):
+        cells[i] = find_home(&table, &batch, i)
+    for i in range(batch.size):
+        if i + CELLS_AHEAD < batch.size:
+            fetch_home(&table, &batch, i + CELLS_AHEAD)
+        if i + CELLS_AHEAD // 2 < batch.size:
+            cells[(i + CELLS_AHEAD // 2) % CELLS_AHEAD] = find_home(&table, &batch, i + CELLS_AHEAD // 2)
+        if i % KEYS_PER_READING == 0:
+            now_ns = table_now(&table)
+        if batch.draws != NULL:
+            draw = &batch.draws[i]
+        if draw.amount == 0:
+            outcome = ALLOWED if table_peek(batch.table, tags[i], now_ns, take, draw, &verdict) else DENIED
+        else:
+            cell = cells[i % CELLS_AHEAD]
+            outcome = UNDECIDED
+            if cell != NULL:
+                outcome = table_try_cell(&table, cell, tags[i], now_ns, take, draw, &verdict)
+            verdict.now_ns = now_ns
+            if outcome > ALLOWED:
+                events.cas_retries += outcome == LOST
+                table_decide(
+                    batch.table, tags[i], batch.claim_stripe, batch.claim_sequence, take, draw, &verdict, events)
+                # An insertion has read the clock again; the key's next request must not be judged by an older one.
+                now_ns = max(now_ns, verdict.now_ns)
+                outcome = verdict.outcome
+            if record != NULL and outcome == ALLOWED:
+                record(draw, &verdict)
+        tags[i] = <uint64_t>(batch.yes if outcome == ALLOWED else batch.no)
+        allowed += outcome == ALLOWED
+    return allowed

@@ -1,0 +1,73 @@
+from libc.stdint cimport uint64_t
+
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Limiter
+from forebay.core.native cimport ForebayCell
+from forebay.core.table cimport UNDECIDED, Decide, Next, Outcome, Verdict
+
+
+# What a cell of permits means, and how long.
+cdef struct Terms:
+    uint64_t amount              # of the request
+    int permit_bits              # the lowest bits of a state
+    int low_bits                 # all below its time
+    uint64_t longest_ns          # no lease ends later than so long after now
+
+
+# A step of a fetch, and what it met. The outcome is written by the decision function, whose last call is the one that
+# was swapped in.
+cdef struct Step:
+    const Terms* terms
+    uint64_t epoch_ns            # of the segment
+    uint64_t amount              # of the request that fetches
+    uint64_t stamp               # of the clock, in the units of generations
+    uint64_t keep_ns             # a cell without permits is kept for so long
+    uint64_t ticket              # the generation that must still be there
+    uint64_t granted
+    uint64_t dropped             # so many of those that were reported don't count any more
+    uint64_t end_ns              # of the lease
+    uint64_t same_ns             # permits of a lease that ends so much earlier are not of the same one
+    bint was_known
+    bint was_served
+    uint64_t left
+    uint64_t unspent
+    uint64_t was_end_ns
+    uint64_t now_ns
+    uint64_t asked_us            # when the step was taken: in the order of steps, whatever clock decisions follow
+
+
+# What is asked of a gate.
+cdef struct Passing:
+    uint64_t cost
+    uint64_t until_ns            # from now on when entering
+    uint64_t mark                # of who enters
+    uint64_t size
+    uint64_t seen                # when leaving: the state that entering left
+    uint64_t longest_ns
+    bint has_waited              # for long
+
+
+cdef bint spend(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil
+
+
+cdef class Permits(Limiter):
+    cdef readonly object terms               # a forebay.redis.leased_terms.Terms
+    cdef Terms unit                          # a cost of 1
+    cdef int stamp_shift
+    cdef uint64_t keep_ns                    # of a gate while somebody fetches
+    cdef uint64_t cell_keep_ns               # of a lease without permits
+    cdef uint64_t longest_closed_ns          # no gate is closed for longer
+    cdef uint64_t same_ns
+    cdef uint64_t limit_permits
+    cdef uint64_t reset_ns                   # after the lease's end, the key is as good as fresh
+
+    cdef Outcome spend_now(self, uint64_t tag, const Terms* terms, Verdict* verdict) except UNDECIDED
+    cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept
+    cdef object allowed_now(self, object key)
+    cdef object decided_now(self, object key, uint64_t cost)
+    cdef uint64_t checked_cost(self, object cost) except? 0
+    cdef Decision new_decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns)
+    cdef bint amend(self, uint64_t tag, Decide decide, const void* parameters) except -1
+    cdef uint64_t gate_of(self, uint64_t tag) noexcept

@@ -1,0 +1,636 @@
+"""Permits that a host has borrowed for a key, and spends from its own table.
+
+Two cells for each key. The *lease* is what decisions are made from: one CAS takes permits, as with every other limiter.
+The *gate* says who may ask for more. Both are states of KIND_COUNT, see counts.pxd; below the time
+
+    lease   | time: its end, rounded down | generation | pending | permits left |
+    gate    | time: closed until          | size | fetching | cost             |
+            | the same, while fetching    | size | fetching | waited | mark    |
+
+Who may change what
+-------------------
+* *Spend* (anybody): permits are there and the lease runs. Permits fall; nothing else changes.
+* *Begin* (who is about to ask the server): sets `pending` and a generation of its own. The server will be told how many
+  permits are left: so many are still on loan, whatever else it had lent the host has been spent.
+* *Deposit* (the same one, with the answer): only if the gate is still its own and the cell still holds its generation,
+  pending. Drops those of the reported permits that the server says don't count any more, and adds what was granted,
+  less the request's own cost, so that who fetches is served; the end is that of the new lease.
+* *Settle* (the same one, without a grant): takes `pending` away, and drops in the same way.
+* *Withdraw* (who gives back): only if nothing is pending. Takes all permits out; the server will be told.
+
+Begin and withdraw are also stamped with the monotonic clock, read between loading the state and swapping it, so stamps
+are in the order of these steps. The server knows the latest stamp of each loan, and ignores what is not later.
+
+*Never more is spent than the server knows to be on loan.* Its loan is what was reported by the latest step that it has
+heard of, plus what it granted then. Of what the host may still spend
+- permits in the cell at that step were reported; spending since only makes them fewer;
+- permits granted then are in the loan, and so is their end;
+- permits granted to an earlier fetch that is still under way are not in the loan, and never come to the cell: its
+  deposit finds another generation. They are lost, and count as spent.
+- a later step that the server hasn't heard of yet adds no permits before its answer.
+A report that was overtaken and arrives late has an older stamp. If the server has forgotten the loan by then, as all
+was spent, the host has nothing, and what is granted to the late one is lost.
+
+*A report of permits that are not on loan is not believed.* It may arrive after its loan's end, when what it tells of
+has counted as spent and may have been refilled and admitted; or at a server that came back empty, or where the key was
+reset. The server takes no more for being left than it has on loan to the host, and says how many more were reported;
+so its level and what is on loan together grow by nothing but time and what is given back. Deposit and settle take the
+others out of the cell. If the answer is lost, they can be spent until the old lease's end on the host, which is not
+later than the server's: if the report came after that, no longer.
+
+*A generation isn't met again while it matters.* It is the clock, in units of which 128 are longer than a fetch may take
+and a lease lasts. A begin that meets a generation of its own unit or one ahead of it takes the same if nothing is
+pending there (then nobody waits for it), else the next one. Begins that overtake are at least as far apart as a gate is
+closed for, unless gates are lost; so all that are under way within the time of a lease differ. Later than that, a
+deposit's lease is over, and it deposits nothing.
+
+*A cell that is lost* (evicted, reset): a begin that finds none says that it doesn't know what is left, and the server
+keeps on loan what was. An earlier fetch that is still under way must not deposit in the new cell: once another begin
+has reported what is there, its permits count as spent. So it looks whether the gate is still as it has left it: a state
+with a time and a mark that nobody else has left in the same millisecond but by a chance of 1 in 32,767. The new cell's
+generation is ahead of the clock by chance. What remains is a fetch that is stopped between looking at its gate and
+its deposit, while its cell is lost, and then meets a generation that is its own by a chance of 1 in 64.
+
+*The end.* The server says how long a lease lasts from when it was granted; the host counts that from before it asked.
+So its end is never later than the server's, as far as their clocks run at one rate.
+
+*Windows* need less. What is borrowed was charged in the window, and the server takes none of it for spent before its
+end; permits are added to those of the same window only.
+
+A crash
+-------
+* before the request was sent: the gate is closed until its time; the next one begins then.
+* after it was sent, or with the reply: the same; what was granted stays on loan until the next report, and is lost.
+  The next one asks for no more than it needs, as does everybody until an answer has come: so of answers that are lost
+  one after the other, one loses a batch, and each other one what its request would have had.
+* between deposit and leaving the gate: the same; what was deposited is spent meanwhile.
+* after withdrawing: what was withdrawn stays on loan until the next report or the lease's end, and is lost.
+A process that is stopped there and goes on is one that was overtaken.
+
+The gate
+--------
+Advisory: whoever passes it wrongly costs a fetch, never a permit. Closed while somebody fetches, until that must have
+ended: others wait, and look whether there are permits. They wait for two that fetch: if the one that they find is
+killed, one of them is next, and may be killed too. Closed after a denial until it can change, for requests that
+cost as much: others are denied, which takes loads only. It also remembers how much is borrowed at a time, as a power of
+two; after its time as long as nobody has taken its cell.
+
+Who needs as much as the host may have on loan borrows nothing, and is charged by the server, past both cells; only its
+denial is left at a gate that is open.
+
+*In turn.* Who leaves the gate, spends what it has brought and comes back at once, is there before those who sleep
+between two looks: a thread gives up the interpreter only while it fetches, and another process is away from the gate
+for microseconds. So who has waited for long, while others were let in, sets `waited` in the gate that it finds. Who
+leaves such a gate *reserves* it: for a moment, and no longer than it would have been closed without an end of the
+fetch, it is closed to all but those who have waited for long. That is a state like that of a fetch, with a mark that no
+fetch has. If the one that has waited is killed, or was served meanwhile, the others wait until then.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from forebay.core.cell_limiter cimport whole_cost
+from forebay.core.counts cimport FRACTION_BITS, count_bits_for, count_state, count_time, low_mask, low_of, time_of
+from forebay.core.decision cimport Decision
+from forebay.core.keys cimport MARK, hash_key_of, hash_pair
+from forebay.core.limiter cimport Limiter
+from forebay.core.native cimport FOREBAY_KIND_COUNT, ForebayCell, load128_acquire, monotonic_ns, prefetch
+from forebay.core.table cimport (
+    ALLOWED, DENIED, UNDECIDED, Decide, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
+    table_amend, table_decide, table_find, table_now, table_remove, table_try,
+)
+
+from forebay.errors import CostExceedsLimit, InvalidLimiter
+
+
+cdef enum:
+    GENERATION_BITS = 8
+    GATE_COST_BITS = 16
+    GATE_SIZE_BITS = 5
+    GATE_SIZE_SHIFT = 17
+    GATE_LOW_BITS = 22
+
+cdef uint64_t MOST_GATE_COST = (1 << 16) - 1
+cdef uint64_t FETCHING = 1 << 16
+# While somebody fetches: somebody else has waited for long. Below it is the mark of who fetches, which isn't 0.
+cdef uint64_t WAITED = 1 << 15
+cdef uint64_t MOST_MARK = (1 << 15) - 1
+# Longer than threads hold the interpreter, and those who wait sleep.
+cdef uint64_t RESERVED_NS = 1 << 24
+
+# A size that is none: nobody has brought an answer since.
+LOST = 31
+cdef uint64_t LOST_SIZE = LOST
+# A generation begins ahead of the clock by less.
+cdef uint64_t MOST_AHEAD = 63
+
+# What `enter` says of a gate.
+PASSED, BUSY, CLOSED = 0, 1, 2
+# How exactly a gate knows its time.
+GATE_QUANTUM_NS = 1 << 20
+
+
+cdef inline bint runs(const Terms* terms, uint64_t state, uint64_t now_ns) noexcept nogil:
+    # An end that no limiter can have written is none.
+    return time_of(state, terms.low_bits) - now_ns - 1 < terms.longest_ns
+
+
+cdef bint spend(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Terms* terms = <const Terms*>parameters
+    next.state = state - terms.amount
+    return low_of(state, terms.permit_bits) >= terms.amount and runs(terms, state, now_ns)
+
+
+cdef inline uint64_t generation_of(const Terms* terms, uint64_t state) noexcept nogil:
+    return low_of(state, terms.low_bits) >> (terms.permit_bits + 1)
+
+
+cdef inline bint is_pending(const Terms* terms, uint64_t state) noexcept nogil:
+    return state >> terms.permit_bits & 1
+
+
+cdef inline uint64_t stamp_us(const Step* step) noexcept nogil:
+    """Read after the state and before the CAS, so that of two steps the later one has the later stamp, or the same."""
+    return (monotonic_ns() - step.epoch_ns) // 1000
+
+
+cdef inline bint is_own(const Step* step, uint64_t state) noexcept nogil:
+    """Whether the fetch that has this ticket is the last one that began."""
+    return is_pending(step.terms, state) and generation_of(step.terms, state) == step.ticket
+
+
+cdef inline uint64_t next_generation(const Step* step, uint64_t state) noexcept nogil:
+    cdef uint64_t mask = low_mask(GENERATION_BITS)
+    cdef uint64_t stamp = step.stamp & mask
+    cdef uint64_t generation = generation_of(step.terms, state)
+    if state == 0:
+        # Not the one of a fetch that began in a cell which is lost.
+        return (stamp + (step.asked_us & MOST_AHEAD)) & mask
+    if (generation - stamp) & mask > mask // 2:
+        return stamp
+    return (generation + is_pending(step.terms, state)) & mask
+
+
+cdef inline uint64_t pending_state(
+    Step* step, uint64_t state, uint64_t time, uint64_t permits
+) noexcept nogil:
+    step.ticket = next_generation(step, state)
+    return time | (step.ticket << 1 | 1) << step.terms.permit_bits | permits
+
+
+cdef bint begin_fetch(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef Step* step = <Step*>parameters
+    cdef const Terms* terms = step.terms
+    cdef uint64_t end_ns = time_of(state, terms.low_bits)
+    cdef uint64_t time = state & ~low_mask(terms.low_bits)
+    cdef uint64_t permits = low_of(state, terms.permit_bits)
+    step.now_ns = now_ns
+    step.asked_us = stamp_us(step)
+    step.was_end_ns = end_ns
+    step.left = step.unspent = 0
+    step.was_known = state != 0 and (end_ns <= now_ns or runs(terms, state, now_ns))
+    if step.was_known and end_ns > now_ns:
+        step.left = permits
+    elif step.was_known:
+        step.unspent = permits
+    if step.left == 0:
+        # The time means nothing but how long the cell is kept.
+        time = max(time if runs(terms, state, now_ns) else 0, count_time(now_ns + step.keep_ns, terms.low_bits))
+    next.state = pending_state(step, state, time, step.left)
+    return True
+
+
+cdef bint deposit_permits(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef Step* step = <Step*>parameters
+    cdef const Terms* terms = step.terms
+    cdef uint64_t permits = low_of(state, terms.permit_bits)
+    cdef uint64_t end_ns = time_of(state, terms.low_bits)
+    cdef uint64_t time = step.end_ns << FRACTION_BITS & ~low_mask(terms.low_bits)
+    step.was_served = False
+    if not is_own(step, state) or step.end_ns <= now_ns:
+        return False
+    if permits != 0 and step.same_ns != 0:
+        # The end of a window is told a little earlier each time, by what the answer took.
+        if end_ns + step.same_ns <= step.end_ns or not runs(terms, state, now_ns):
+            permits = 0
+        else:
+            time = max(time, state & ~low_mask(terms.low_bits))
+    permits = permits - min(permits, step.dropped) + step.granted
+    if permits >= step.amount:
+        step.was_served = True
+        permits -= step.amount
+    next.state = time | generation_of(terms, state) << (terms.permit_bits + 1) | min(
+        permits, low_mask(terms.permit_bits))
+    return True
+
+
+cdef bint settle_fetch(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef Step* step = <Step*>parameters
+    cdef uint64_t permits = low_of(state, step.terms.permit_bits)
+    next.state = (state & ~low_mask(step.terms.permit_bits + 1)) | (permits - min(permits, step.dropped))
+    return is_own(step, state)
+
+
+cdef bint withdraw_permits(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef Step* step = <Step*>parameters
+    step.asked_us = stamp_us(step)
+    step.unspent = low_of(state, step.terms.permit_bits)
+    if is_pending(step.terms, state) or step.unspent == 0 or not runs(step.terms, state, now_ns):
+        return False
+    # It ends now, so that the next fetch doesn't take it for one that was used up early.
+    next.state = now_ns << FRACTION_BITS & ~low_mask(step.terms.low_bits) | (
+        generation_of(step.terms, state) << (step.terms.permit_bits + 1))
+    return True
+
+
+cdef inline bint is_closed(uint64_t state, uint64_t now_ns, uint64_t longest_ns) noexcept nogil:
+    return time_of(state, GATE_LOW_BITS) - now_ns - 1 < longest_ns
+
+
+cdef inline uint64_t gate_state(uint64_t until_ns, uint64_t size, uint64_t low) noexcept nogil:
+    return count_state(until_ns, GATE_LOW_BITS, size << GATE_SIZE_SHIFT | low)
+
+
+cdef inline uint64_t size_of(uint64_t gate) noexcept nogil:
+    return low_of(gate, GATE_LOW_BITS) >> GATE_SIZE_SHIFT
+
+
+cdef inline bint is_reserved(uint64_t gate) noexcept nogil:
+    return low_of(gate, GATE_SIZE_SHIFT) == FETCHING
+
+
+cdef bint enter_gate(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Passing* passing = <const Passing*>parameters
+    # Who was there before and hasn't left it will hardly bring an answer.
+    cdef uint64_t size = LOST_SIZE if state & FETCHING and not is_reserved(state) else size_of(state)
+    next.state = gate_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)
+    if not is_closed(state, now_ns, passing.longest_ns):
+        return True
+    if state & FETCHING:
+        return passing.has_waited and is_reserved(state)
+    return passing.cost < low_of(state, GATE_COST_BITS)
+
+
+cdef bint ask_for_turn(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    next.state = state | WAITED
+    return state & FETCHING and not is_reserved(state) and state & WAITED == 0
+
+
+cdef bint leave_gate(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Passing* passing = <const Passing*>parameters
+    if passing.until_ns == 0 and state & WAITED:
+        next.state = gate_state(
+            min(now_ns + RESERVED_NS, time_of(state, GATE_LOW_BITS)), passing.size, FETCHING)
+    elif passing.until_ns == 0:
+        # Rounded down, and so open.
+        next.state = now_ns << FRACTION_BITS & ~low_mask(GATE_LOW_BITS) | passing.size << GATE_SIZE_SHIFT
+    else:
+        next.state = gate_state(passing.until_ns, passing.size, passing.cost)
+    return state & ~WAITED == passing.seen
+
+
+cdef bint lower_size(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    next.state = state - (<uint64_t>1 << GATE_SIZE_SHIFT)
+    return state & FETCHING == 0 and 0 < size_of(state) < LOST_SIZE
+
+
+cdef class Permits(Limiter):
+    """Permits of a limit that is elsewhere, borrowed in batches; the base of what fetches them.
+
+    `terms` says how much and for how long (``forebay.redis.leased_terms.Terms``). The fast paths are here, and the
+    steps of a fetch, each one CAS. Who derives from it has `_lacking(key, cost)` and `_lacking_hit(key, cost)` for when
+    the lease doesn't suffice.
+    """
+
+    def __cinit__(self, store, name, terms):
+        self.terms = terms
+        self.unit.amount = 1
+        self.unit.permit_bits = count_bits_for(terms.most_on_loan)
+        self.unit.low_bits = self.unit.permit_bits + GENERATION_BITS + 1
+        self.unit.longest_ns = terms.longest_ns + (<uint64_t>1 << (self.unit.low_bits - FRACTION_BITS))
+        self.stamp_shift = count_bits_for(terms.longest_fetch_ns >> (GENERATION_BITS - 1))
+        self.keep_ns = terms.deadline_ns
+        self.cell_keep_ns = min(terms.deadline_ns, terms.lease_ns // 2)
+        self.same_ns = terms.same_ns
+        self.limit_permits = terms.limit
+        self.reset_ns = terms.reset_ns
+        # Other hosts have leases of their own length.
+        self.longest_closed_ns = 2 * (self.unit.longest_ns + self.reset_ns) + <uint64_t>120_000_000_000
+        self.enroll(b"leased %d %d %b" % (self.unit.low_bits, self.stamp_shift, terms.encoding))
+
+    @cython.binding(False)
+    def __init__(self, store, name, terms):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    def __repr__(self):
+        return f"<leased {self.terms.strict!r}>"
+
+    cdef uint64_t gate_of(self, uint64_t tag) noexcept:
+        return fingerprint_of(hash_pair(tag, 0, self.hash_key, MARK)) | FOREBAY_KIND_COUNT
+
+    cdef Outcome spend_now(self, uint64_t tag, const Terms* terms, Verdict* verdict) except UNDECIDED:
+        """Take permits that are there. Never inserts anything."""
+        cdef Events events
+        cdef Outcome outcome
+        self.check_bound()
+        prefetch(home_line(&self.table, tag))
+        verdict.now_ns = table_now(&self.table)
+        outcome = table_try(&self.table, tag, verdict.now_ns, spend, terms, verdict)
+        if outcome > ALLOWED:
+            events.inserted = events.evicted = events.full = events.cas_retries = 0
+            outcome = ALLOWED if table_amend(&self.table, tag, spend, terms, &events) else DENIED
+            table_find(&self.table, tag, &verdict.state)
+            self.count_events(&events)
+        if outcome == ALLOWED:
+            self.count(&self.counters.allowed, 1)
+        return outcome
+
+    cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept:
+        """How long a denial of so much is still remembered. Loads only."""
+        cdef uint64_t gate, gate_tag = self.gate_of(tag)
+        cdef ForebayCell seen
+        cdef ForebayCell* cell = find_in_line(home_line(&self.table, gate_tag), gate_tag)
+        seen.tag = 0
+        if cell != NULL:
+            seen = load128_acquire(cell)
+            gate = seen.state
+        if seen.tag != gate_tag:
+            table_find(&self.table, gate_tag, &gate)
+        if gate & FETCHING or not is_closed(gate, now_ns, self.longest_closed_ns):
+            return 0
+        if min(cost, MOST_GATE_COST) < low_of(gate, GATE_COST_BITS):
+            return 0
+        return time_of(gate, GATE_LOW_BITS) - now_ns
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        From the host's own memory, if its lease suffices or a denial is remembered; else one round trip. Raises
+        ``InvalidKey``, ``StoreClosed``, ``StoreUnavailable``, ``ForeignState``.
+        """
+        allowed = self.allowed_now(key)
+        return self._lacking(key, 1) if allowed is None else allowed
+
+    @cython.binding(False)
+    def allow_now(self, key, /):
+        """True or False, or None if that can't be said without asking."""
+        return self.allowed_now(key)
+
+    cdef object allowed_now(self, object key):
+        cdef Verdict verdict
+        cdef uint64_t tag = fingerprint_of(hash_key_of(key, self.hash_key)) | FOREBAY_KIND_COUNT
+        if self.spend_now(tag, &self.unit, &verdict) == ALLOWED:
+            return True
+        if self.denied_ns(tag, 1, verdict.now_ns) == 0:
+            return None
+        self.count(&self.counters.denied, 1)
+        return False
+
+    def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None):
+        """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
+
+        From the host's own memory, if its lease suffices or a denial is remembered; else one round trip. ``remaining``
+        is what the host knows: at least so many are left. ``reset_after`` is at the latest. A rate, a burst and a
+        request_id are for limiters that aren't leased.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``StoreClosed``,
+        ``StoreUnavailable``, ``ForeignState``.
+        """
+        if rate is not None or burst is not None or request_id is not None:
+            self.refuse_extras()
+        decision = self.decided_now(key, self.checked_cost(cost))
+        return self._lacking_hit(key, cost) if decision is None else decision
+
+    def hit_now(self, key, cost):
+        """A ``Decision``, or None if there is none without asking."""
+        return self.decided_now(key, self.checked_cost(cost))
+
+    def refuse_extras(self):
+        raise InvalidLimiter(
+            f"{self!r} has one limit for all calls, and remembers no request: over the RedisStore itself a call may "
+            "have a rate, a burst and a request_id")
+
+    cdef object decided_now(self, object key, uint64_t cost):
+        cdef Verdict verdict
+        cdef Terms terms = self.unit
+        cdef uint64_t tag = fingerprint_of(hash_key_of(key, self.hash_key)) | FOREBAY_KIND_COUNT
+        cdef uint64_t retry_ns, end_ns
+        terms.amount = cost
+        if cost == 0:
+            return None
+        if cost <= low_mask(terms.permit_bits) and self.spend_now(tag, &terms, &verdict) == ALLOWED:
+            end_ns = time_of(verdict.state, terms.low_bits)
+            return self.new_decision(
+                True, low_of(verdict.state, terms.permit_bits), 0, end_ns - min(verdict.now_ns, end_ns))
+        retry_ns = self.denied_ns(tag, cost, table_now(&self.table))
+        if retry_ns == 0:
+            return None
+        self.count(&self.counters.denied, 1)
+        return self.new_decision(False, self.left(tag)[0], retry_ns, retry_ns)
+
+    cdef uint64_t checked_cost(self, object cost) except? 0:
+        cdef uint64_t permits = <uint64_t>whole_cost(cost)
+        if permits > self.limit_permits:
+            raise CostExceedsLimit(cost, self.limit_permits, self.name)
+        return permits
+
+    cdef Decision new_decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns):
+        cdef Decision decision = Decision.__new__(Decision)
+        decision.allowed = allowed
+        decision.limiter = self.name
+        decision.limit = self.limit_permits
+        decision.available = left
+        decision.retry_after_ns = retry_ns
+        decision.reset_after_ns = rest_ns + self.reset_ns
+        return decision
+
+    def decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns):
+        """Of a request for which Redis was asked."""
+        return self.new_decision(allowed, left, retry_ns, rest_ns)
+
+    def checked(self, cost):
+        """A cost as a whole number. Raises ``InvalidCost``, ``CostExceedsLimit``."""
+        return self.checked_cost(cost)
+
+    def tag(self, key):
+        """What the steps of a fetch know a key by."""
+        return fingerprint_of(hash_key_of(key, self.hash_key)) | FOREBAY_KIND_COUNT
+
+    def now_ns(self):
+        """The time of leases."""
+        self.check_bound()
+        return table_now(&self.table)
+
+    def take(self, uint64_t tag, uint64_t cost):
+        """Whether so many permits were there, and have been taken."""
+        cdef Verdict verdict
+        cdef Terms terms = self.unit
+        terms.amount = cost
+        return cost <= low_mask(terms.permit_bits) and self.spend_now(tag, &terms, &verdict) == ALLOWED
+
+    def left(self, uint64_t tag):
+        """The permits that are left, when the lease ends, and whether a fetch is pending."""
+        cdef uint64_t state
+        self.check_bound()
+        table_find(&self.table, tag, &state)
+        if not runs(&self.unit, state, table_now(&self.table)):
+            return 0, 0, is_pending(&self.unit, state)
+        return (
+            low_of(state, self.unit.permit_bits), time_of(state, self.unit.low_bits), is_pending(&self.unit, state))
+
+    def enter(self, uint64_t tag, uint64_t cost, bint has_waited=False):
+        """Ask to fetch: what the gate says, until when, the state that it has when it was passed, and the size of what
+        is borrowed. Who has waited for long is let in before others.
+
+        When there is no room for a gate: what the store's `on_full` says, and when there may be.
+        """
+        cdef Passing passing
+        cdef Verdict verdict
+        cdef Events events
+        self.check_bound()
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        passing.cost = min(cost, MOST_GATE_COST)
+        passing.until_ns = self.keep_ns
+        passing.mark = 1 + monotonic_ns() % MOST_MARK
+        passing.has_waited = has_waited
+        passing.longest_ns = self.longest_closed_ns
+        verdict.now_ns = table_now(&self.table)
+        table_decide(
+            &self.table, self.gate_of(tag), self.claim_stripe, &self.counters.claims, enter_gate, &passing, &verdict,
+            &events)
+        self.count_events(&events)
+        if verdict.full:
+            return CLOSED, verdict.state if verdict.outcome == DENIED else 0, 0, 0
+        if verdict.outcome == ALLOWED:
+            return PASSED, 0, verdict.state, size_of(verdict.state)
+        if verdict.state & FETCHING == 0:
+            return CLOSED, time_of(verdict.state, GATE_LOW_BITS), 0, 0
+        if has_waited:
+            self.amend(self.gate_of(tag), ask_for_turn, NULL)
+        return BUSY, time_of(verdict.state, GATE_LOW_BITS), 0, size_of(verdict.state)
+
+    def leave(self, uint64_t tag, uint64_t seen, uint64_t size, uint64_t until_ns=0, uint64_t cost=0):
+        """Open the gate, or leave it closed until then for who asks as much, unless that is more than it can say."""
+        cdef Passing passing
+        passing.cost = cost
+        passing.until_ns = until_ns if cost <= MOST_GATE_COST else 0
+        passing.size = min(size, LOST_SIZE)
+        passing.seen = seen
+        self.amend(self.gate_of(tag), leave_gate, &passing)
+
+    def shrink(self, uint64_t tag):
+        """What was borrowed hasn't been needed."""
+        self.amend(self.gate_of(tag), lower_size, NULL)
+
+    def begin(self, uint64_t tag):
+        """The begin of a fetch. None if there is no room for a lease.
+
+        A ticket; the time; the step's stamp; the permits left, or -1 if that isn't known; those that a lease which is
+        over had left; and its end.
+        """
+        cdef Step step
+        cdef Verdict verdict
+        cdef Events events
+        self.check_bound()
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        step.terms = &self.unit
+        step.epoch_ns = self.table.epoch_ns
+        step.keep_ns = self.cell_keep_ns
+        verdict.now_ns = table_now(&self.table)
+        step.stamp = verdict.now_ns >> self.stamp_shift
+        table_decide(
+            &self.table, tag, self.claim_stripe, &self.counters.claims, begin_fetch, &step, &verdict, &events)
+        self.count_events(&events)
+        if verdict.full:
+            return None
+        # Lease ends count from here, so it must not be later than the call.
+        return (
+            step.ticket, step.now_ns, step.asked_us, step.left if step.was_known else -1, step.unspent,
+            step.was_end_ns)
+
+    def holds(self, uint64_t tag, uint64_t seen):
+        """Whether the gate is as entering has left it."""
+        cdef uint64_t gate
+        self.check_bound()
+        table_find(&self.table, self.gate_of(tag), &gate)
+        return gate & ~WAITED == seen
+
+    def deposit(
+        self, uint64_t tag, uint64_t ticket, uint64_t granted, uint64_t end_ns, uint64_t cost, uint64_t dropped=0
+    ):
+        """Add what was granted, and drop so many of the permits that were reported.
+
+        Whether that could be done, and whether the request was served.
+        """
+        cdef Step step
+        step.dropped = dropped
+        step.terms = &self.unit
+        step.ticket = ticket
+        step.granted = granted
+        step.end_ns = end_ns
+        step.amount = cost
+        step.same_ns = self.same_ns
+        step.was_served = False
+        deposited = self.amend(tag, deposit_permits, &step)
+        served = bool(deposited and step.was_served)
+        if served:
+            self.count(&self.counters.allowed, 1)
+        return deposited, served
+
+    def settle(self, uint64_t tag, uint64_t ticket, uint64_t dropped=0):
+        """The end of a fetch that has brought nothing. Drop so many of the permits that were reported."""
+        cdef Step step
+        step.dropped = dropped
+        step.terms = &self.unit
+        step.ticket = ticket
+        self.amend(tag, settle_fetch, &step)
+
+    def withdraw(self, uint64_t tag):
+        """Take out what is left, to give it back: the step's stamp, and how much. None if that can't be."""
+        cdef Step step
+        step.terms = &self.unit
+        step.epoch_ns = self.table.epoch_ns
+        return (step.asked_us, step.unspent) if self.amend(tag, withdraw_permits, &step) else None
+
+    cdef bint amend(self, uint64_t tag, Decide decide, const void* parameters) except -1:
+        cdef Events events
+        cdef bint amended
+        self.check_bound()
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        amended = table_amend(&self.table, tag, decide, parameters, &events)
+        self.count_events(&events)
+        return amended
+
+    def count_allowed(self):
+        self.count(&self.counters.allowed, 1)
+
+    def count_denied(self):
+        self.count(&self.counters.denied, 1)
+
+    def forget(self, uint64_t tag):
+        """Neither lease nor denial."""
+        cdef Events events
+        self.check_bound()
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        table_remove(&self.table, tag, &events)
+        table_remove(&self.table, self.gate_of(tag), &events)
+        self.count_events(&events)

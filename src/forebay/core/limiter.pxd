@@ -1,0 +1,103 @@
+"""What every limiter holds, and what a request is to the core."""
+
+from libc.stdint cimport uint64_t
+
+from forebay.core.decision cimport Decision
+from forebay.core.native cimport (
+    ForebayCell, ForebayCounterLine, ForebayHashKey, fetch_add_relaxed, load_relaxed, store_relaxed,
+)
+from forebay.core.segment cimport Segment
+from forebay.core.table cimport Events, Table, Verdict
+
+
+# Let stores that aren't shared memory make limiters of a class in their own way.
+cdef int let_stores_make(type kind) except -1
+
+
+# A limit in the units of its decision. Which fields mean something is the algorithm's affair.
+cdef struct Shape:
+    uint64_t limit               # the most permits that can be allowed at once
+    uint64_t rate_limit          # the rate: so many permits
+    uint64_t period_ns           # per this time, which is the window of a window
+    uint64_t tolerance_ns        # GCRA: how far ahead of now the theoretical arrival time may be
+    uint64_t due_ns              # and so far ahead, everybody who booked may have gone
+    uint64_t phase_ns            # windows begin where time plus this is a multiple of the period
+    bint staggered               # and plus a phase of each key's own
+    uint64_t steps               # of windows that begin with a request: the moments of a period at which one may
+    int low_bits                 # of a KIND_COUNT state: how many bits below its time
+    int previous_bits            # of those, how many hold the previous window's count
+    int previous_shift           # which is kept in units of 2 to the power of this
+    bint rounds_up               # and whose part that still counts is rounded up
+    int buckets                  # of a bucketed window
+    int window_shift             # of a synced window: 2 to the power of this is at most its period
+    const ForebayCell* cells    # of an extent: its table, and the words behind it
+    uint64_t* words
+    uint64_t words_per_cell
+    uint64_t last_cell           # that has words
+    uint64_t end_ns              # of some window: a cache
+    const Table* table           # of the extent
+
+
+# What one request asks of a limit.
+cdef struct Draw:
+    uint64_t amount              # what it adds to the state: permits or ns
+    uint64_t room                # what there may be before, in the same unit
+    uint64_t patience_ns         # for limits that can be booked ahead: how far
+    uint64_t charged_state       # to take a charge back: the state that it left; 0 for a refund of some earlier one
+    const Shape* shape
+
+
+# What is left to do after a request was allowed, outside of the cell.
+ctypedef void (*Record)(const Draw* draw, const Verdict* verdict) noexcept nogil
+
+
+# A request of several limits on its way to being decided.
+cdef struct Ask:
+    uint64_t tag
+    const Draw* draw             # the limiter's for a cost of 1, or this one:
+    Draw own_draw
+    Verdict verdict
+    ForebayCell seen
+    ForebayCell wanted
+
+
+cdef class Limiter:
+    cdef Table table                         # the segment's, copied here so that a decision reads one object
+    cdef ForebayHashKey hash_key            # derived from the segment's and the limiter's name
+    cdef ForebayCounterLine* counters       # this process's line, or the limiter's shared one
+    cdef bint counters_are_shared
+    cdef uint64_t line_generation            # the generation in which `counters` was taken; 0: not yet
+    cdef uint64_t bound_generation           # the same; but 0 if something has to be done before every decision
+    cdef const uint64_t* generation
+    cdef uint64_t claim_stripe               # the counter line's number, part of claim ids
+    cdef Segment segment                     # keeps the mapping alive
+    cdef readonly object store
+    cdef readonly str name
+    cdef int number                          # position in the segment's list of limiters
+
+    cdef int enroll(self, bytes encoding) except -1
+    cdef int bind(self) except -1
+    cdef int bind_shared(self) except -1
+    cdef void count_events(self, const Events* events) noexcept
+
+    # For AllOf. What a request is; whether it would be allowed now; to charge it if nothing has changed since; to
+    # charge it whatever has; to give it back; to say what came of it.
+    cdef int ask(self, object key, object cost, Ask* ask) except -1
+    cdef int look(self, Ask* ask, uint64_t now_ns) except -1
+    cdef int commit_seen(self, Ask* ask) except -1
+    cdef int commit(self, Ask* ask) except -1
+    cdef int give_up(self, Ask* ask) except -1
+    cdef Decision decision_of(self, const Ask* ask, bint allowed)
+
+    cdef inline int check_bound(self) except -1:
+        """Before every decision: after a fork or a close, see what still belongs to this process."""
+        if self.bound_generation != self.generation[0]:
+            return self.bind()
+        return 0
+
+    cdef inline void count(self, uint64_t* counter, uint64_t n) noexcept:
+        """Called with the GIL held, which makes load and store one step among this process's threads."""
+        if self.counters_are_shared:
+            fetch_add_relaxed(counter, n)
+        else:
+            store_relaxed(counter, load_relaxed(counter) + n)

@@ -1,0 +1,43 @@
+from collections.abc import Coroutine
+from typing import Any, ClassVar
+
+from typing_extensions import disjoint_base
+
+from forebay.core.keys import Key
+from forebay.rate import Duration
+from forebay.store import Store
+
+def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]: ...
+
+@disjoint_base
+class Limiter:
+    """Base class of every limiter; not used by itself.
+
+    A limiter is a name in a store. Limiters of one name, algorithm and window share their state, in one process or in
+    many.
+
+    *Threads*: every method may be called from any thread. *Processes*: state is shared through the store; the object
+    itself isn't picklable, make one per process from the same store and name. *Fork*: a limiter made before a fork
+    works in parent and child; the child takes counters of its own at its first decision.
+    """
+
+    may_free_early: ClassVar[bool]
+    @property
+    def store(self) -> Store: ...
+    @property
+    def name(self) -> str: ...
+    def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
+        """Wait until the request is allowed, and charge it. False if that would take longer than `timeout`: text
+        like ``"500 ms"``, seconds or a ``timedelta``.
+
+        Sleeps, and never polls another process. Waiters of one process get their permits in the order in which they
+        came. A wait that is given up (``KeyboardInterrupt``, any exception) or would take too long charges nothing.
+        With `jitter` 0.1 each sleep is longer by a random share of up to a tenth, as far as the timeout allows.
+        With a ``ManualClock`` nobody sleeps: the wait moves the clock.
+
+        Raises what ``hit`` raises, and ``ValueError`` for a timeout or a jitter that is none.
+        """
+    def wait_async(
+        self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> Coroutine[Any, Any, bool]:
+        """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""

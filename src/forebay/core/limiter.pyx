@@ -1,0 +1,191 @@
+"""The base of all limiters: its place in a store, its counters, and what a fork does to them."""
+
+from cpython.object cimport PyObject, PyTypeObject, newfunc
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from cpython.type cimport PyType_Modified
+
+from forebay.core.keys cimport derive_key
+from forebay.core.segment cimport Segment
+from forebay.core.table cimport Events
+
+import inspect
+from functools import lru_cache
+
+from forebay import layout, waiting
+from forebay.errors import StoreClosed, without_url
+
+
+@lru_cache  # as it takes longer than all else of making a limiter
+def _signature_of(kind):
+    signature = inspect.signature(kind.__init__)
+    _, *parameters = signature.parameters.values()
+    return signature.replace(parameters=parameters)
+
+
+def bound_arguments(kind, args, kwargs):
+    """By name, what a limiter of this class is to be made of.
+
+    Where they don't fit, Cython would name ``__cinit__`` instead of the class.
+    """
+    signature = _signature_of(kind)
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(f"{kind.__name__}{signature}: {error}") from None
+
+
+cdef enum:
+    MOST_KINDS = 16
+
+
+# A class whose calls are looked at first, and how it makes its objects itself.
+cdef struct Kind:
+    PyTypeObject* type
+    newfunc make
+
+cdef Kind[MOST_KINDS] kinds
+cdef int kind_count = 0
+
+
+cdef object make_limiter(type kind, PyObject* args, PyObject* kwargs):
+    """The `tp_new` of all limiters: what a store, or of ``AllOf`` a limiter, brings along to make them goes first.
+
+    What comes back isn't of this class then, so Python calls no ``__init__``.
+    """
+    cdef int i
+    cdef object first = None
+    if args != NULL and PyTuple_GET_SIZE(<object>args) != 0:
+        first = <object>PyTuple_GET_ITEM(<object>args, 0)
+    elif kwargs != NULL:
+        first = (<dict>kwargs).get("store")
+    make = getattr(type(first), "_make_limiter", None)
+    if make is not None:
+        return make(first, kind, <object>args, {} if kwargs == NULL else <object>kwargs)
+    for i in range(kind_count):
+        if kinds[i].type == <PyTypeObject*>kind:
+            return kinds[i].make(kind, args, kwargs)
+    raise TypeError(f"{kind.__name__} isn't a class of limiters")
+
+
+cdef int let_stores_make(type kind) except -1:
+    """Only for final classes: those that derived from one would have this function, and not be found by it."""
+    global kind_count
+    if kind_count == MOST_KINDS:
+        raise SystemError("there are more kinds of limiters than MOST_KINDS")
+    kinds[kind_count].type = <PyTypeObject*>kind
+    kinds[kind_count].make = (<PyTypeObject*>kind).tp_new
+    kind_count += 1
+    (<PyTypeObject*>kind).tp_new = <newfunc>make_limiter
+    # Of a compiled class, inspect and help() find no other signature.
+    (<dict>(<PyTypeObject*>kind).tp_dict)["__signature__"] = _signature_of(kind)
+    PyType_Modified(kind)
+    return 0
+
+
+cdef class Limiter:
+    """Base class of every limiter; not used by itself.
+
+    A limiter is a name in a store. Limiters of one name, algorithm and window share their state, in one process or in
+    many.
+
+    *Threads*: every method may be called from any thread. *Processes*: state is shared through the store; the object
+    itself isn't picklable, make one per process from the same store and name. *Fork*: a limiter made before a fork
+    works in parent and child; the child takes counters of its own at its first decision.
+    """
+
+    may_free_early = False
+
+    def __cinit__(self, *args, **kwargs):
+        arguments = bound_arguments(type(self), args, kwargs)
+        if "store" not in arguments:
+            raise TypeError(f"{type(self).__name__} is a base of the limiters: use TokenBucket or another one")
+        store, name = arguments["store"], arguments["name"]
+        if not isinstance(getattr(store, "_segment", None), Segment):
+            raise TypeError(
+                f"the first argument of {type(self).__name__} is a Store, or a RedisStore(url) of forebay.redis, not "
+                f"{without_url(store)}")
+        self.store = store
+        self.segment = store._segment
+        store._limiter_name(name)
+        self.name = name
+        self.table = self.segment.table
+        self.generation = self.segment.generation
+
+    cdef int enroll(self, bytes encoding) except -1:
+        """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up.
+
+        `encoding` says how states are to be read. It goes into the keys' hash: a limiter of the same name that reads
+        them in another way starts afresh instead of misreading them.
+        """
+        name = self.store._limiter_name(self.name)
+        self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)
+        self.number = self.store._limiter_number(self.name)
+        return 0
+
+    cdef int bind(self) except -1:
+        cdef uint64_t generation = self.generation[0]
+        if self.line_generation != generation:
+            if self.store.closed:
+                raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
+            line, shared = self.store._counter_line(self.number)
+            self.counters = self.segment.counter_line(line)
+            self.counters_are_shared = shared
+            self.claim_stripe = line
+            self.line_generation = generation
+        if self.segment.follows_python:
+            self.segment.follow_python()
+        else:
+            self.bound_generation = generation
+        return 0
+
+    cdef int bind_shared(self) except -1:
+        """Until the next `bind`, count in the line that all processes may use at any time."""
+        self.counters = self.segment.shared_counter_line(self.number)
+        self.counters_are_shared = True
+        self.claim_stripe = layout.OWNED_COUNTER_LINES + self.number
+        return 0
+
+    cdef void count_events(self, const Events* events) noexcept:
+        self.count(&self.counters.inserted, events.inserted)
+        self.count(&self.counters.evicted, events.evicted)
+        self.count(&self.counters.full, events.full)
+        self.count(&self.counters.cas_retries, events.cas_retries)
+
+    cdef int ask(self, object key, object cost, Ask* ask) except -1:
+        raise TypeError(f"{self!r} can't be one of several limits")
+
+    cdef int look(self, Ask* ask, uint64_t now_ns) except -1:
+        return 0
+
+    cdef int commit_seen(self, Ask* ask) except -1:
+        return 0
+
+    cdef int commit(self, Ask* ask) except -1:
+        return 0
+
+    cdef int give_up(self, Ask* ask) except -1:
+        return 0
+
+    cdef Decision decision_of(self, const Ask* ask, bint allowed):
+        return None
+
+    def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """Wait until the request is allowed, and charge it. False if that would take longer than `timeout`: text
+        like ``"500 ms"``, seconds or a ``timedelta``.
+
+        Sleeps, and never polls another process. Waiters of one process get their permits in the order in which they
+        came. A wait that is given up (``KeyboardInterrupt``, any exception) or would take too long charges nothing.
+        With `jitter` 0.1 each sleep is longer by a random share of up to a tenth, as far as the timeout allows.
+        With a ``ManualClock`` nobody sleeps: the wait moves the clock.
+
+        Raises what ``hit`` raises, and ``ValueError`` for a timeout or a jitter that is none.
+        """
+        return waiting.wait(self, key, cost, timeout, jitter)
+
+    def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""
+        return waiting.wait_async(self, key, cost, timeout, jitter)
+
+    def __reduce__(self):
+        raise TypeError(
+            f"{type(self).__name__} {self.name!r} can't be pickled: make it again from the same store and name")

@@ -1,0 +1,80 @@
+"""The answer to `reserve`.
+
+Compiled, so that no signal handler, and no KeyboardInterrupt, comes between a booking and the object that can cancel
+it.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from forebay.core.decision cimport seconds_up
+from forebay.core.segment cimport Segment
+
+from inspect import Signature
+
+from forebay.rate import as_delay_ns
+
+
+cdef uint64_t delay_ns_of(object max_delay) except? 0:
+    if max_delay is None:
+        return ~<uint64_t>0
+    return min(as_delay_ns(max_delay, "max_delay is None or"), ~<uint64_t>0)
+
+
+cdef Reservation new_reservation(
+    object limiter, Segment segment, object key, object cost, bint allowed, bint booked, uint64_t now_ns,
+    uint64_t delay_ns, uint64_t charged_state, bint full,
+):
+    cdef Reservation reservation = Reservation.__new__(Reservation)
+    reservation.limiter = limiter
+    reservation.segment = segment
+    reservation.forks = segment.forks[0]
+    reservation.key = key
+    reservation.cost = cost
+    reservation.booked = booked
+    reservation.charged_state = charged_state
+    reservation.allowed = allowed
+    reservation.full = full
+    reservation.delay_ns = delay_ns
+    reservation.due_ns = now_ns + delay_ns
+    return reservation
+
+
+@cython.final
+cdef class Reservation:
+    """Permits booked for later. True when they were.
+
+    ``allowed``; ``delay``, the seconds from the booking on after which they may be used, or, when nothing was booked,
+    after which asking again may succeed; ``delay_ns`` and ``due_ns``, the same in exact nanoseconds, and as the
+    segment's time; ``full``, whether the store had no room for the key, so that its ``on_full`` has decided.
+    Reservations are made by limiters only.
+    """
+
+    __signature__ = Signature()  # of no compiled class does inspect find one by itself
+
+    def __init__(self):
+        raise TypeError("reservations are made by limiters: use limiter.reserve(key)")
+
+    @property
+    def delay(self):
+        return seconds_up(self.delay_ns)
+
+    def cancel(self):
+        """Give the permits back, once, as far as they still count.
+
+        Who has booked behind keeps its time. So as long as one of them may not go yet, nothing is given back: the place
+        of this booking can't be given to anybody else. In a child that was forked since, it does nothing: only the
+        process that has booked cancels.
+        """
+        if self.booked and self.forks == self.segment.forks[0]:
+            self.booked = False
+            self.limiter._cancel(self.key, self.cost, self.charged_state)
+
+    def __bool__(self):
+        return self.allowed
+
+    def __repr__(self):
+        return f"Reservation(allowed={self.allowed}, delay={self.delay})"
+
+    def __reduce__(self):
+        raise TypeError("a Reservation can't be pickled or copied")

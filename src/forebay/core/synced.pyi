@@ -1,0 +1,15 @@
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from forebay.core.cell_limiter import CellLimiter
+from forebay.redis.synced import SyncedStore
+
+@disjoint_base
+class SyncedLimiter(CellLimiter):
+    @property
+    def synced_store(self) -> SyncedStore: ...
+    @property
+    def keys(self) -> int: ...
+    def _usages(self, first: int, last: int, turn: int) -> tuple[list[tuple[Any, ...]], int]: ...
+    def _cells(self) -> int: ...

@@ -1,0 +1,92 @@
+"""Waiting for permits, holding them for a while and giving them back: ``Concurrency.hold`` and ``limited``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from forebay.core.concurrency import Concurrency, Lease
+    from forebay.core.keys import Key
+    from forebay.rate import Duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Hold:
+    """What ``Concurrency.hold`` returns: waits for permits, holds them in the block, gives them back."""
+
+    __slots__ = ("_arguments", "_leases", "_limiter")
+
+    def __init__(self, limiter: Concurrency, key: Key, cost: int, timeout: Duration | None) -> None:
+        self._limiter = limiter
+        self._arguments = key, cost, timeout
+        # One for each time that it is entered, by threads or one within the other: any of them is as good.
+        self._leases: list[Lease] = []
+
+    def __enter__(self) -> Lease:
+        key, cost, timeout = self._arguments
+        if not self._limiter.wait(key, cost, timeout):
+            raise self._limiter.exceeded(key)
+        return self._held()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leases.pop().__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Lease:
+        key, cost, timeout = self._arguments
+        if not await self._limiter.wait_async(key, cost, timeout):
+            raise self._limiter.exceeded(key)
+        return self._held()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leases.pop().__exit__(kind, error, trace)
+
+    def _held(self) -> Lease:
+        key, cost, _ = self._arguments
+        lease = self._limiter._take_loose(key, cost)
+        self._leases.append(lease)
+        return lease
+
+
+def limited(
+    limiter: Concurrency, key: Key | Callable[..., Key], cost: int, timeout: Duration | None
+) -> Callable[[F], F]:
+    """The decorator that ``Concurrency.limited`` returns."""
+
+    def hold(*args: object, **kwargs: object) -> Hold:
+        return Hold(limiter, key(*args, **kwargs) if callable(key) else key, cost, timeout)
+
+    def decorate(function: F | None = None, /, *args: object, **kwargs: object) -> F:
+        # With `@limiter.limited` alone the function is taken for a key, and its calls come here.
+        if not callable(function) or args or kwargs:
+            raise TypeError(
+                f"limiter {limiter.name!r} limits a function by @limiter.limited(key) above it, with a key or a "
+                f"function that makes one of the arguments; not by @limiter.limited alone"
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function!r} is a generator, which runs after its call: use hold() inside it")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def held_async(*args: object, **kwargs: object) -> object:
+                async with hold(*args, **kwargs):
+                    return await function(*args, **kwargs)
+
+            return cast(F, held_async)
+
+        @functools.wraps(function)
+        def held(*args: object, **kwargs: object) -> object:
+            with hold(*args, **kwargs):
+                return function(*args, **kwargs)
+
+        return cast(F, held)
+
+    return decorate

@@ -1,0 +1,74 @@
+"""The host's clock and boot, for processes that may see others.
+
+A time namespace moves ``CLOCK_MONOTONIC`` by an offset that never changes once a process is in it. Segments are dated
+by the clock of the host's own namespace, so processes of any time namespace agree on a segment's time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import Final
+
+from forebay.errors import ClockMismatch, SegmentError, SegmentSpaceError
+
+__all__ = ["monotonic_ns", "read_boot_id", "read_offset_ns"]
+
+NS: Final = 1_000_000_000
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+OFFSETS: Final = "/proc/self/timens_offsets"
+OWN_NAMESPACE: Final = "/proc/self/ns/time"
+CHILDRENS_NAMESPACE: Final = "/proc/self/ns/time_for_children"
+
+
+def monotonic_ns(offset_ns: int) -> int:
+    """The host's ``CLOCK_MONOTONIC``, for a process whose own is `offset_ns` ahead of it."""
+    # Not time.monotonic_ns: what freezes the time for a test would freeze it here, and the segment's never would begin.
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - offset_ns
+
+
+def read_boot_id() -> bytes:
+    """Which boot this is. System containers may have an id of their own."""
+    try:
+        with open(BOOT_ID, encoding="utf-8") as file:
+            return bytes.fromhex(file.read().strip().replace("-", ""))
+    except OSError as error:
+        raise _not_read(BOOT_ID, error) from None
+
+
+def read_offset_ns() -> int:
+    """How far this process's ``CLOCK_MONOTONIC`` is ahead of the host's; 0 outside of time namespaces.
+
+    Raises ``ClockMismatch`` if the process's children are to have another time namespace than itself: they would read
+    another clock, and the kernel tells the offsets of theirs only.
+    """
+    try:
+        with open(OFFSETS, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        if not os.path.samefile(OWN_NAMESPACE, CHILDRENS_NAMESPACE):
+            raise ClockMismatch(
+                OWN_NAMESPACE,
+                "a process whose children will be in another time namespace",
+                "one time namespace for a process and its children",
+                "make the store in a child of the process that called unshare (unshare --time --fork)",
+            )
+    except FileNotFoundError:
+        return 0  # a kernel without time namespaces
+    except OSError as error:
+        raise _not_read(OFFSETS, error) from None
+    for line in lines:
+        clock, seconds, nanoseconds = line.split()
+        if clock == "monotonic":
+            return int(seconds) * NS + int(nanoseconds)
+    return 0
+
+
+def _not_read(path: str, error: OSError) -> SegmentError:
+    exhausted = error.errno in (errno.EMFILE, errno.ENFILE)
+    return (SegmentSpaceError if exhausted else SegmentError)(
+        path,
+        f"a file that can't be opened ({error.strerror})",
+        "the id of this boot" if path == BOOT_ID else "the offsets of this process's clocks",
+        "raise the limit of open files (ulimit -n)" if exhausted else "mount /proc",
+    )

@@ -1,0 +1,433 @@
+"""What a storage does, by limiters over one store.
+
+The library brings a key, and a limit and a period in seconds where it has them. Limiters are made of these, never for
+single keys. In the store they are called
+
+* ``limits fixed-window 60``: one for each period. The library compares the count with its limit by itself, and says the
+  limit in the key only. A limit of more than `LEAST_DIGITS` digits has one that counts further, and whose windows may
+  begin further before a key's first request: ``limits fixed-window 60 8`` for those of 8.
+* ``limits sliding-window 60``: one for each period, as some questions come without the limit; requests bring it along.
+  A limit above `most_exact` has one of its own, ``limits sliding-window 60 1000000``.
+* ``limits moving-window 60 10``: a sliding log for each period and limit.
+* ``limits moving-window 60 10000 parts``: a bucketed window instead, where the log would take too much memory.
+* ``limits gcra``: a token bucket for all.
+
+From these names each process knows the limiters of the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from limits.errors import ConfigurationError
+
+from forebay import layout
+from forebay.core.bucketed_window import BucketedWindow
+from forebay.core.cell_limiter import CellLimiter
+from forebay.core.decision import Decision
+from forebay.core.sliding_log import SlidingLog
+from forebay.core.token_bucket import TokenBucket
+from forebay.core.window import FixedWindow, SlidingWindow
+from forebay.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters, shown
+from forebay.limits.options import StorageOptions
+from forebay.rate import NS, Rate
+from forebay.testing import reset_store
+
+__all__ = ["NOT_COUNTED", "Counting"]
+
+NOT_COUNTED: Final = sys.maxsize
+"""The count of a key whose request could not be counted: above every limit."""
+
+_log: Final = logging.getLogger("forebay.limits")
+
+# Two looks at a key that others use may differ, and a look may be interrupted; after so many it is as it is.
+LOOKS: Final = 100
+STEADY_NS: Final = 2_000
+
+
+PARTS: Final = 100
+"""Into so many parts a moving window's period is cut where to remember each request takes more memory."""
+MOST_LOG_BYTES: Final = 16 * 2**20
+"""But up to so many bytes each is remembered all the same."""
+
+
+LEAST_DIGITS: Final = 6
+MOST_DIGITS: Final = 12
+
+
+def digits_of(key: str) -> int:
+    """How many digits the limit of a fixed window has: by its key, which the library ends like ``/100/1/minute``."""
+    parts = key.rsplit("/", 3)
+    if len(parts) < 4 or len(parts[1]) <= LEAST_DIGITS or not parts[1].isdecimal():
+        return LEAST_DIGITS
+    return min(len(parts[1]), MOST_DIGITS)
+
+
+def most_counted(digits: int, period_ns: int) -> int:
+    """How far the fixed window of limits of so many digits counts. No further than half a permit a nanosecond."""
+    most: int = 10**digits
+    return (1 << min(most.bit_length(), period_ns.bit_length() - 1)) - 1
+
+
+def most_exact(period_ns: int) -> int:
+    """The largest limit of which a sliding window counts both windows exactly. 32,767 a second, 262,143 a minute."""
+    return (1 << period_ns.bit_length() // 2) - 1
+
+
+class Counting:
+    """The storages' work, without the library's classes.
+
+    *Threads*, *processes*, *fork*: as its store and limiters. Two threads that make a limiter at once make two of one
+    name, which share their state.
+    """
+
+    def __init__(self, options: StorageOptions) -> None:
+        self.store = options.open_store()
+        self._moving_window_keys = options.moving_window_keys
+        self._fixed_windows: dict[tuple[float, int], FixedWindow] = {}
+        self._sliding_windows: dict[tuple[float, int], tuple[SlidingWindow, Rate]] = {}
+        self._moving_windows: dict[tuple[float, int], SlidingLog | BucketedWindow] = {}
+        self._token_buckets: dict[tuple[float, int], TokenBucket] = {}
+        self._moving_windows_known: set[tuple[float, int]] = set()
+        self._names = b""
+        self._inode = self._inode_now()
+        try:
+            for limit, expiry in options.moving_windows:
+                self.make_moving_window(limit, expiry)
+        except BaseException as error:
+            self.store.close()
+            if isinstance(error, ValueError):
+                raise ConfigurationError(f"the option moving_windows of a forebay storage: {error}") from None
+            raise
+
+    # Fixed window
+
+    def incr(self, key: str, expiry: float, amount: float = 1) -> int:
+        """Count `amount` for `key`, in a window of `expiry` seconds from its first request. The count."""
+        try:
+            window = self._fixed_windows[expiry, digits := digits_of(key)]
+        except KeyError:
+            window = self._fixed_window(expiry, digits)
+        try:
+            decision = window.hit(key, _whole(amount))
+        except CostExceedsLimit:
+            return NOT_COUNTED
+        return decision.limit - decision.remaining if decision.allowed else NOT_COUNTED
+
+    def get(self, key: str) -> int:
+        """The count of `key`; 0 when its window is over."""
+        decision = self._counted(key)
+        return decision.limit - decision.remaining if decision else 0
+
+    def get_expiry(self, key: str) -> float:
+        """When the window of `key` ends, in seconds since 1970; now if there is none."""
+        decision = self._counted(key)
+        return _time_after(decision.reset_after_ns if decision else 0)
+
+    def _counted(self, key: str) -> Decision | None:
+        for known in (True, False):
+            if known or self._learn():
+                for window in tuple(self._fixed_windows.values()):
+                    decision = window.peek(key, 0)
+                    if decision.remaining < decision.limit:
+                        return decision
+        return None
+
+    def _fixed_window(self, expiry: float, digits: int) -> FixedWindow:
+        name = f"limits fixed-window {_text(expiry)}" + (f" {digits}" if digits > LEAST_DIGITS else "")
+        most = most_counted(digits, Rate(1, expiry).period_ns)
+        window = FixedWindow(self.store, name, Rate(most, expiry), align="first")
+        return self._fixed_windows.setdefault((expiry, digits), window)
+
+    # Moving window
+
+    def acquire_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
+        """Take `amount` of the `limit` entries that `key` may have in any `expiry` seconds."""
+        amount = _whole(amount)
+        if amount > limit:
+            return False
+        try:
+            window = self._moving_windows[expiry, limit]
+        except KeyError:
+            window = self._moving_window(expiry, limit)
+        return window.allow(key) if amount == 1 else window.hit(key, amount).allowed
+
+    def has_moving_window(self, limit: int, expiry: float) -> bool:
+        """Whether the memory of a moving window has been taken here."""
+        return (expiry, limit) in self._moving_windows
+
+    def make_moving_window(self, limit: int, expiry: float) -> None:
+        """Take it."""
+        self._moving_window(expiry, limit)
+
+    def get_moving_window(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
+        """When the oldest entry was taken that counts, in seconds since 1970, and how many count."""
+        if limit < 1:
+            return time.time(), 0
+        window = self._moving_windows.get((expiry, limit)) or self._moving_window(expiry, limit)
+        freed_after_ns, remaining = _next_freed(window, key, limit)
+        since_ns = freed_after_ns - Rate(1, expiry).period_ns if remaining < limit else 0
+        return _time_after(since_ns), limit - remaining
+
+    def _moving_window(self, expiry: float, limit: int) -> SlidingLog | BucketedWindow:
+        log = f"limits moving-window {_text(expiry)} {limit}"
+        parts = f"{log} parts"
+        window: SlidingLog | BucketedWindow | None = None
+        try:
+            while True:
+                # A process with other moving_window_keys may want the other one. The first that was made has the lower
+                # number, which whoever makes the second sees at the latest afterwards.
+                number, other = self._number(log), self._number(parts)
+                name = log if number < other or (number == other and self._logs(expiry, limit)) else parts
+                if window is not None and window.name == name:
+                    return self._moving_windows.setdefault((expiry, limit), window)
+                window = self._log(log, expiry, limit) if name == log else self._parts(parts, expiry, limit)
+        except SegmentSpaceError as error:
+            remedy = (
+                f"the storage's option moving_window_keys is {self._moving_window_keys}, moving_windows takes the "
+                "memory at the start, and the strategies gcra and sliding-window-counter take none"
+            )
+            raise SegmentSpaceError(error.path, error.found, error.expected, f"{error.remedy}; {remedy}") from None
+
+    def _logs(self, expiry: float, limit: int) -> bool:
+        """Whether a moving window is to remember each request."""
+        if limit <= PARTS + 1:
+            return True
+        if limit * 8 > MOST_LOG_BYTES:
+            return False
+        return SlidingLog.bytes_needed(Rate(limit, expiry), keys=self._moving_window_keys) <= MOST_LOG_BYTES
+
+    def _log(self, name: str, expiry: float, limit: int) -> SlidingLog:
+        return SlidingLog(self.store, name, Rate(limit, expiry), keys=self._moving_window_keys)
+
+    def _parts(self, name: str, expiry: float, limit: int) -> BucketedWindow:
+        # Any period lies in one part more.
+        period_ns = -(-Rate(limit, expiry).period_ns // PARTS) * (PARTS + 1)
+        rate = Rate.per_ns(limit, period_ns)
+        return BucketedWindow(self.store, name, rate, PARTS + 1, keys=self._moving_window_keys)
+
+    def _number(self, name: str) -> int:
+        """Under which the store knows a limiter, or would know it."""
+        try:
+            return self.store._limiter_number(name, add=False)
+        except TooManyLimiters:
+            return layout.LIMITER_CAPACITY
+
+    # Sliding window counter
+
+    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
+        """Count `amount` for `key` unless that brings the estimate for the last `expiry` seconds above `limit`."""
+        amount = _whole(amount)
+        if amount > limit:
+            return False
+        try:
+            window, rate = self._sliding_windows[expiry, limit]
+        except KeyError:
+            window, rate = self._sliding_window(expiry, limit)
+        return window.hit(key, amount, rate=rate).allowed
+
+    def get_sliding_window(self, key: str, expiry: float) -> tuple[int, float, int, float]:
+        """The count of the window before, for how long it still counts, the count of this window, and for how long.
+
+        What remains of the limit follows from them exactly. The counts themselves are found from the answers to two
+        questions: exact up to about a thousand a second, ten thousand a minute; to within two thousandths above.
+        """
+        for window in self._sliding_windows_of(expiry):
+            previous, left_ns, current = self._two_counts(window, key)
+            if previous or current:
+                break
+        period_ns = window.rate.period_ns
+        return previous, left_ns / NS if previous else 0.0, current, (left_ns + period_ns) / NS
+
+    def clear_sliding_window(self, key: str, expiry: float) -> None:
+        """Let the sliding windows of so many seconds forget `key`."""
+        for window in self._sliding_windows_of(expiry):
+            window.reset(key)
+
+    def _sliding_window(self, expiry: float, limit: int) -> tuple[SlidingWindow, Rate]:
+        rate = Rate(limit, expiry)
+        most = most_exact(rate.period_ns)
+        name = f"limits sliding-window {_text(expiry)}"
+        if limit > most:
+            window = SlidingWindow(self.store, f"{name} {limit}", rate)
+        elif limit > 1:
+            window = self._exact_sliding_window(expiry)
+        else:
+            window = SlidingWindow(self.store, name, Rate(most, expiry))
+        return self._sliding_windows.setdefault((expiry, limit), (window, rate))
+
+    def _exact_sliding_window(self, expiry: float) -> SlidingWindow:
+        window, _ = self._sliding_windows.get((expiry, 1)) or self._sliding_window(expiry, 1)
+        return window
+
+    def _sliding_windows_of(self, expiry: float) -> Iterator[SlidingWindow]:
+        exact = self._exact_sliding_window(expiry)
+        yield exact
+        self._learn()
+        for (period, _), (window, _) in tuple(self._sliding_windows.items()):
+            if period == expiry and window is not exact:
+                yield window
+
+    def _two_counts(self, window: SlidingWindow, key: str) -> tuple[int, int, int]:
+        """The previous count, how many ns are left of the current window, and the current count."""
+        period_ns, most = window.rate.period_ns, window.rate.limit
+        left_ns, decision = self._look(window, key, most)
+        estimate = most - decision.remaining
+        if estimate == 0 or most > most_exact(period_ns):
+            return 0, left_ns, estimate
+        # A count c weighs less than 1 from when period // c is left, and that is when the estimate is 0 again: of the
+        # current window, if it has a count, or of the one after it.
+        least_ns = period_ns // most
+        if decision.reset_after_ns < left_ns - least_ns // 2:
+            previous = round(period_ns / (left_ns - decision.reset_after_ns))
+        else:
+            current = round(period_ns / (left_ns + period_ns - decision.reset_after_ns))
+            # When is there room again for all but what this window has counted?
+            left_ns, decision = self._look(window, key, max(0, most - current))
+            previous = 0 if decision.allowed else round(period_ns / max(1, left_ns - decision.retry_after_ns))
+        estimate = most - decision.remaining
+        # Whatever was inexact, or happened between, isn't more than all there is.
+        previous = min(previous, ((estimate + 1) * period_ns - 1) // left_ns)
+        return previous, left_ns, max(0, estimate - math.floor(previous * (left_ns / NS) / (period_ns / NS)))
+
+    def _look(self, window: SlidingWindow, key: str, cost: int) -> tuple[int, Decision]:
+        """A decision, and how much of the window was left when it was made."""
+        segment, period_ns = self.store._segment, window.rate.period_ns
+        for _ in range(LOOKS):
+            before_ns = segment.now_ns()
+            decision = window.peek(key, cost)
+            took_ns = segment.now_ns() - before_ns
+            left_ns = period_ns - (before_ns + segment.wall_epoch_ns) % period_ns - took_ns // 2
+            if took_ns < STEADY_NS and took_ns < left_ns:
+                break
+        return max(1, left_ns), decision
+
+    # GCRA
+
+    def acquire_gcra(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
+        """Take `amount` permits of `key`, of which it has `limit` and gets back as many in `expiry` seconds."""
+        amount = _whole(amount)
+        if amount > limit:
+            return False
+        try:
+            bucket = self._token_buckets[expiry, limit]
+        except KeyError:
+            bucket = self._token_bucket(expiry, limit)
+        return bucket.allow(key) if amount == 1 else bucket.hit(key, amount).allowed
+
+    def get_gcra(self, key: str, limit: int, expiry: float) -> tuple[float, int]:
+        """When `key` gets its next permit back, in seconds since 1970, and how many it has."""
+        if limit < 1:
+            return time.time(), 0
+        bucket = self._token_buckets.get((expiry, limit)) or self._token_bucket(expiry, limit)
+        freed_after_ns, remaining = _next_freed(bucket, key, limit)
+        return _time_after(freed_after_ns), remaining
+
+    def _token_bucket(self, expiry: float, limit: int) -> TokenBucket:
+        return self._token_buckets.setdefault(
+            (expiry, limit), TokenBucket(self.store, "limits gcra", Rate(limit, expiry))
+        )
+
+    # All
+
+    def check(self) -> bool:
+        """Whether decisions can be made, and by the same segment as other processes would find now."""
+        return not self.store.closed and self._inode_now() == self._inode
+
+    def clear(self, key: str) -> None:
+        """Forget `key`, whatever the strategy."""
+        self._learn()
+        for expiry, limit in self._moving_windows_known - self._moving_windows.keys():
+            # One that there was no room for has nothing to forget.
+            with contextlib.suppress(SegmentSpaceError):
+                self._moving_window(expiry, limit)
+        for limiter in self._limiters():
+            limiter.reset(key)
+
+    def reset(self) -> int | None:
+        """Forget all keys, and how many were live, moving windows aside."""
+        live = self.store.stats().live_keys
+        reset_store(self.store)
+        return live
+
+    def _limiters(self) -> Iterator[CellLimiter]:
+        yield from tuple(self._fixed_windows.values())
+        yield from {window for window, _ in tuple(self._sliding_windows.values())}
+        yield from tuple(self._moving_windows.values())
+        yield self._token_buckets.get((1, 1)) or self._token_bucket(1, 1)
+
+    def _learn(self) -> bool:
+        """Make the limiters that other processes have made meanwhile. Whether there may be any."""
+        names = self.store._segment.read(layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY * layout.LIMITER_ENTRY.size)
+        if names == self._names:
+            return False
+        for name in self.store._limiter_names().values():
+            match name.split(" "):
+                case ["limits", "fixed-window", expiry, *digits]:
+                    self._fixed_window(_seconds(expiry), int(digits[0]) if digits else LEAST_DIGITS)
+                case ["limits", "sliding-window", expiry, *limit]:
+                    self._sliding_window(_seconds(expiry), int(limit[0]) if limit else 1)
+                case ["limits", "moving-window", expiry, limit, *_]:
+                    # Made when needed only: its memory has to be mapped.
+                    self._moving_windows_known.add((_seconds(expiry), int(limit)))
+        self._names = names
+        return True
+
+    def _inode_now(self) -> Any:
+        if self.store.path is None:
+            return None
+        try:
+            status = os.stat(self.store.path)
+        except OSError as error:
+            return error.errno
+        return status.st_dev, status.st_ino
+
+
+def _next_freed(limiter: CellLimiter, key: str, limit: int) -> tuple[int, int]:
+    """After how many ns more remains of `limit` than now, and how much does; 0 if nothing is taken."""
+    remaining = limiter.peek(key, 0).remaining
+    for _ in range(LOOKS):
+        if remaining == limit:
+            return 0, limit
+        decision = limiter.peek(key, remaining + 1)
+        if decision.remaining == remaining:
+            break
+        remaining = decision.remaining
+    return decision.retry_after_ns, remaining
+
+
+def _time_after(ns: int) -> float:
+    """By the wall clock, in seconds since 1970; in whole ns as long as can be, so that a whole second is one."""
+    # A double holds no more than microseconds of the present.
+    return (round(time.time() * 1e6) * 1000 + ns) / NS
+
+
+def _whole(amount: Any) -> int:
+    """An amount, as a whole number: a fraction as the next one. What is none is above every limit, and so denied.
+
+    The frameworks take any exception for an outage: with ``swallow_errors`` they then let the request in, and with a
+    fallback each process counts by itself from then on. A client may have a say in what its request costs.
+    """
+    if type(amount) is int and amount >= 0:
+        return amount
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if amount >= 0:
+            whole: int = math.ceil(amount)
+            return whole
+    _log.error("a cost is a number of at least 0, not %s: the request is denied", shown(amount))
+    return NOT_COUNTED
+
+
+def _text(expiry: float) -> str:
+    return repr(expiry).removesuffix(".0")
+
+
+def _seconds(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)

@@ -1,0 +1,211 @@
+"""Rates: so many permits per period."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+from forebay.errors import InvalidRate, shown
+
+__all__ = ["Duration", "Rate", "as_delay_ns", "as_period_ns", "as_rate"]
+
+# How every length of time is given: text like "2s" or "500 ms", a number of seconds, a timedelta.
+Duration: TypeAlias = str | float | timedelta
+
+NS: Final = 1_000_000_000
+MAX_LIMIT: Final = 2**40
+MAX_PERIOD_NS: Final = 10 * 31_536_000 * NS
+
+_UNITS_NS: Final = {
+    "millisecond": NS // 1000,
+    "second": NS,
+    "minute": 60 * NS,
+    "hour": 3600 * NS,
+    "day": 86_400 * NS,
+    "week": 604_800 * NS,
+    "year": 31_536_000 * NS,
+}
+_ABBREVIATIONS: Final = {
+    "ms": "millisecond",
+    "s": "second",
+    "sec": "second",
+    "m": "minute",
+    "min": "minute",
+    "h": "hour",
+    "hr": "hour",
+    "d": "day",
+}
+_NUMBER: Final = r"\d{1,18}(?:_\d{1,18}){0,9}"
+_RATE: Final = re.compile(
+    rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*",
+    re.ASCII | re.IGNORECASE,
+)
+_PERIOD: Final = re.compile(
+    rf"\s*(?:(?P<count>{_NUMBER}(?:\.\d{{1,9}})?)\s*)?(?P<unit>[a-z]+)\s*", re.ASCII | re.IGNORECASE
+)
+_PERIOD_FORMS: Final = (
+    'the accepted forms are "2s", "500 ms", "1.5 minutes", a number of seconds and a timedelta, with the units '
+    "ms, second, minute, hour, day, week and year"
+)
+_FORMS: Final = (
+    'the accepted forms are "100/minute", "5 per 10 seconds", "5/10s" and Rate(5, 10), with the units '
+    "ms, second, minute, hour, day, week and year"
+)
+
+
+class Rate:
+    """``limit`` permits per period.
+
+    ``Rate(5, 10)`` is five per ten seconds. The period is a number of seconds, a ``timedelta`` or text like
+    ``"10 minutes"``. ``limit`` is a whole number of at least 1. The fastest rate is one permit per nanosecond, the
+    clock's resolution; the longest period is ten years. Anything else raises ``InvalidRate``. Immutable and hashable.
+    """
+
+    __slots__ = ("limit", "period_ns")
+
+    limit: int
+    period_ns: int
+
+    def __init__(self, limit: int, period: Duration) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int):
+            raise InvalidRate(f"the limit of a rate is a whole number, not {shown(limit)}; {_FORMS}")
+        period_ns = _period_ns(period)
+        if limit < 1:
+            raise InvalidRate(f"a rate allows at least 1 per period, not {shown(limit)}; {_FORMS}")
+        if not 1 <= period_ns <= MAX_PERIOD_NS:
+            raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {shown(period_ns)} ns")
+        if limit > period_ns or limit > MAX_LIMIT:
+            raise InvalidRate(
+                f"{shown(limit)} per {_period_text(period_ns)} is too fast: the clock has nanoseconds, so a rate is "
+                f"at most 1_000_000_000 per second; and its limit is at most 2**40 = {MAX_LIMIT}"
+            )
+        object.__setattr__(self, "limit", limit)
+        object.__setattr__(self, "period_ns", period_ns)
+
+    @classmethod
+    def per_ns(cls, limit: int, period_ns: int) -> Rate:
+        """A rate whose period is a whole number of nanoseconds."""
+        return cls(limit, Fraction(period_ns, NS))  # type: ignore[arg-type]  # a Fraction keeps it exact
+
+    @classmethod
+    def parse(cls, text: str) -> Rate:
+        """Read ``"100/minute"``, ``"5 per 10 seconds"``, ``"5/10s"``."""
+        match = _RATE.fullmatch(text)
+        if match is None:
+            raise InvalidRate(f"{shown(text)} is not a rate; {_FORMS}")
+        period = _matched_period(match)
+        if period is None:
+            raise InvalidRate(f"{shown(text)} is not a rate: there is no unit {shown(match['unit'])}; {_FORMS}")
+        try:
+            return cls(int(match["limit"]), period)  # type: ignore[arg-type]  # a Fraction keeps it exact
+        except InvalidRate as error:
+            raise InvalidRate(f"{shown(text)} is not a rate: {error}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Rate is immutable; make another one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Rate is immutable; make another one")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rate):
+            return NotImplemented
+        return (self.limit, self.period_ns) == (other.limit, other.period_ns)
+
+    def __hash__(self) -> int:
+        return hash((self.limit, self.period_ns))
+
+    def __reduce__(self) -> tuple[type[Rate], tuple[int, Fraction]]:
+        return Rate, (self.limit, Fraction(self.period_ns, NS))
+
+    def __str__(self) -> str:
+        return f"{self.limit} per {_period_text(self.period_ns)}"
+
+    def __repr__(self) -> str:
+        return f"Rate.parse({str(self)!r})"
+
+
+def as_rate(rate: str | Rate) -> Rate:
+    """A ``Rate`` as it is, text parsed (and remembered), anything else refused."""
+    if isinstance(rate, Rate):
+        return rate
+    if isinstance(rate, str):
+        return _parse(rate)
+    raise InvalidRate(f"{shown(rate)} is not a rate; {_FORMS}")
+
+
+_parse = lru_cache(maxsize=1024)(Rate.parse)
+
+
+def as_period_ns(period: Duration) -> int:
+    """A length of time in ns: text like ``"2s"``, a number of seconds or a ``timedelta``; from 1 ns to 10 years."""
+    try:
+        period_ns = _period_ns(period)
+    except InvalidRate:
+        raise InvalidRate(f"{shown(period)} is not a length of time; {_PERIOD_FORMS}") from None
+    if not 1 <= period_ns <= MAX_PERIOD_NS:
+        raise InvalidRate(f"a length of time is from 1 ns to 10 years, not {shown(period)}; {_PERIOD_FORMS}")
+    return period_ns
+
+
+def as_delay_ns(delay: Duration, what: str) -> int:
+    """As ``as_period_ns``, of something that may take no time at all, or longer than 10 years.
+
+    `what` begins the message, as in "timeout is None or".
+    """
+    try:
+        delay_ns = _period_ns(delay)
+    except InvalidRate:
+        delay_ns = -1
+    if delay_ns < 0:
+        raise InvalidRate(f"{what} a length of time of at least 0, not {shown(delay)}; {_PERIOD_FORMS}")
+    return delay_ns
+
+
+@lru_cache(maxsize=1024)
+def _text_ns(text: str) -> int:
+    match = _PERIOD.fullmatch(text)
+    period = _matched_period(match) if match else None
+    if period is None:
+        raise InvalidRate(f"{shown(text)} is not a length of time; {_PERIOD_FORMS}")
+    return round(period * NS)
+
+
+def _matched_period(match: re.Match[str]) -> Fraction | None:
+    """The seconds that `count` and `unit` of a match mean; None if there is no such unit."""
+    unit = match["unit"].lower()
+    unit = _ABBREVIATIONS.get(unit, unit.removesuffix("s"))
+    if unit not in _UNITS_NS:
+        return None
+    return Fraction((match["count"] or "1").replace("_", "")) * _UNITS_NS[unit] / NS
+
+
+def _period_ns(period: Duration | Fraction) -> int:
+    if isinstance(period, str):
+        return _text_ns(period)
+    if isinstance(period, timedelta):
+        return period // timedelta(microseconds=1) * 1000
+    if isinstance(period, bool) or not isinstance(period, (int, float, Fraction)):
+        raise InvalidRate(
+            f"the period of a rate is a number of seconds, a timedelta or text, not {shown(period)}; {_FORMS}"
+        )
+    if isinstance(period, float) and not math.isfinite(period):
+        raise InvalidRate(f"the period of a rate is finite, not {period}")
+    # What `round(Fraction(period) * NS)` is, in a fifth of the time.
+    numerator, denominator = period.as_integer_ratio()
+    period_ns, rest = divmod(numerator * NS, denominator)
+    return period_ns + (2 * rest > denominator or (2 * rest == denominator and period_ns % 2))
+
+
+def _period_text(period_ns: int) -> str:
+    """The period in its largest whole unit: ``minute``, ``10 seconds``, ``1.5 ms``."""
+    for unit, unit_ns in reversed(_UNITS_NS.items()):
+        count, rest = divmod(period_ns, unit_ns)
+        if count and not rest:
+            return unit if count == 1 else f"{count} {unit}s"
+    whole, rest = divmod(period_ns, 1_000_000)
+    return f"{whole}.{rest:06}".rstrip("0") + " ms"

@@ -1,0 +1,242 @@
+"""Limiters over an ``AsyncRedisStore``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from forebay.core.decision import Decision
+from forebay.core.keys import Key
+from forebay.errors import StoreUnavailable
+from forebay.rate import Duration, Rate
+from forebay.redis.aio_waiting import wait
+from forebay.redis.all_of import Admitted, AskingAll, Costs, Keys
+from forebay.redis.asking import ONE, Asking, AskingStaggered, Booked, BookingView, costs_of, keys_of
+from forebay.redis.awaiting import awaited
+from forebay.redis.base import checked_limiters
+from forebay.redis.held import HeldView, Taken
+
+if TYPE_CHECKING:
+    from forebay.redis.aio import AsyncRedisStore
+    from forebay.redis.deadline import Patience
+
+__all__ = ["AsyncRedisAllOf", "AsyncRedisLimiter", "AsyncRedisReservation", "AsyncRedisStaggeredWindow"]
+
+
+class AsyncRedisReservation(BookingView):
+    """Permits booked for later. True when they were. As ``forebay.Reservation``; ``due_ns`` is in the time of
+    ``time.monotonic_ns``."""
+
+    __slots__ = ()
+    _store: AsyncRedisStore
+
+    @awaited
+    async def cancel(self) -> None:
+        """Give the permits back, as far as they still count.
+
+        Once: if it raises ``StoreUnavailable``, they may have come back, or may yet, and calling it again does nothing;
+        or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
+        """
+        # What Redis has booked stays booked, if it is away.
+        await self._store._run_to_its_end(self._booked.cancel())
+
+
+class AsyncRedisLimiter(Asking):
+    """A limiter whose state is in Redis, for asyncio. The methods mean what they do at ``forebay.TokenBucket`` and its
+    like, and are awaited.
+
+    *Tasks*: any number, in one event loop. *Processes*: whoever makes a limiter of the same name and parameters over
+    the same Redis and namespace shares its state. Who is cancelled while the answer is on its way may have been
+    charged; but permits that a ``Concurrency`` has given out then come back at once.
+
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
+    answers instead; ``reset`` always does, if Redis is away.
+    """
+
+    _store: AsyncRedisStore
+
+    @property
+    def store(self) -> AsyncRedisStore:
+        return self._store
+
+    @awaited
+    async def allow(self, key: Key, /) -> bool:
+        if self._usual is None:
+            return await self._store._do(self._ask_allow(key), lambda twin: twin.allow(key), self._twin)
+        try:
+            return (await self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
+        except StoreUnavailable as error:
+            allowed: bool = self._store._instead(error, lambda twin: twin.allow(key), self._twin)
+            return allowed
+
+    @awaited
+    async def hit(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+        request_ttl: Duration | None = None,
+    ) -> Decision:
+        if self._usual and cost is ONE and rate is None and burst is None and request_id is request_ttl is None:
+            try:
+                reply = await self._store._call(self._script, (self._key(key),), self._usual, self._size)
+            except StoreUnavailable as error:
+                decision: Decision = self._store._instead(error, lambda twin: twin.hit(key), self._twin)
+                return decision
+            return self._usual_decision(self._name, reply)
+        asked = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
+        more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
+        return await self._store._do(asked, lambda twin: twin.hit(key, cost, **more), self._twin)
+
+    @awaited
+    async def peek(
+        self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
+    ) -> Decision:
+        asked = self._ask_peek(key, cost, rate, burst)
+        return await self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
+
+    @awaited
+    async def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> AsyncRedisReservation:
+        asked = self._ask_reserve(key, cost, max_delay)
+        booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return AsyncRedisReservation(self._store, booked)
+
+    @awaited
+    async def refund(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> None:
+        talk = self._refund(key, cost, rate, burst, request_id)
+        more = {"rate": rate, "burst": burst, "request_id": request_id}
+        await self._store._run(talk, lambda twin: twin.refund(key, cost, **more), self._twin)
+
+    @awaited
+    async def reset(self, key: Key) -> None:
+        await self._store._do(self._ask_reset(key))
+
+    @awaited
+    async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        return await self._store._do_many(
+            self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
+        )
+
+    @awaited
+    async def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
+        line = self._store._lines[self._line_of(key)]
+        return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
+
+    wait_async = wait
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncRedisAllOf:
+        """For ``AllOf``, when a limiter of this kind is its first argument."""
+        return AsyncRedisAllOf(checked_limiters(kind, args, kwargs, AsyncRedisLimiter))
+
+
+class AsyncRedisStaggeredWindow(AskingStaggered, AsyncRedisLimiter):
+    """A fixed window that begins at a time of each key's own."""
+
+
+class AsyncRedisAllOf(AskingAll):
+    """Several limits of one ``AsyncRedisStore`` at once, as ``RedisAllOf``."""
+
+    _store: AsyncRedisStore
+
+    @property
+    def store(self) -> AsyncRedisStore:
+        return self._store
+
+    @property
+    def limiters(self) -> tuple[Asking, ...]:
+        return self._limiters
+
+    @awaited
+    async def allow(self, key: Keys, /) -> bool:
+        talk = self._allow(self._parts(key, 1))
+        return await self._store._run(talk, lambda twin: twin.allow(key), self._twin)
+
+    @awaited
+    async def hit(self, key: Keys, cost: Costs = 1) -> Decision:
+        return await self._store._run(self._hit(key, cost), lambda twin: twin.hit(key, cost), self._twin)
+
+    @awaited
+    async def hit_each(self, key: Keys, cost: Costs = 1) -> list[Decision]:
+        return await self._store._run(self._hit_each(key, cost), lambda twin: twin.hit_each(key, cost), self._twin)
+
+    @awaited
+    async def peek(self, key: Keys, cost: Costs = 1) -> Decision:
+        return await self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
+
+    @awaited
+    async def reserve(self, key: Keys, cost: Costs = 1, max_delay: Duration | None = None) -> AsyncRedisReservation:
+        talk = self._reserve(key, cost, max_delay)
+        booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        return AsyncRedisReservation(self._store, booked)
+
+    async def _hit_each_for(self, patience: Patience, key: Keys, cost: Costs) -> list[Decision]:
+        """For the web."""
+        talk = self._hit_each(key, cost)
+        return await self._store._run_for(patience, talk, lambda twin: twin.hit_each(key, cost), self._twin)
+
+    async def _admit(
+        self, key: list[Key], cost: list[int], patience: Patience
+    ) -> tuple[list[Decision], list[BookingView | HeldView]]:
+        """For the web: what ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
+
+        def views(taken: list[Booked | Taken]) -> list[BookingView | HeldView]:
+            return [
+                cast(Any, limiter)._lease_of(its_key, its)
+                if isinstance(its, Taken)
+                else AsyncRedisReservation(self._store, its)
+                for limiter, its_key, its in zip(self._limiters, key, taken, strict=False)
+            ]
+
+        async def give_back(admitted: Admitted) -> None:
+            await self._store._give_back_all([view._giving_back() for view in views(admitted[1])])
+
+        talk = self._admit_all(key, cost)
+        decisions, taken = await self._store._run_for(
+            patience, talk, lambda twin: twin.admit(key, cost), self._twin, give_back
+        )
+        return decisions, views(taken)
+
+    @awaited
+    async def refund(self, key: Keys, cost: Costs = 1) -> None:
+        await self._store._run_to_its_end(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
+
+    @awaited
+    async def reset(self, key: Keys) -> None:
+        await self._store._run(self._reset(key))
+
+    @awaited
+    async def allow_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None = None) -> list[bool]:
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        many = self._many(keys, costs)
+
+        def otherwise(number: int, twin: Any) -> bool:
+            return bool(twin.allow(keys[number], costs[number]))
+
+        if self._is_apart(many):
+            return [
+                await self._store._run(self._allow(parts), functools.partial(otherwise, number), self._twin)
+                for number, parts in enumerate(many)
+            ]
+        return await self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
+
+    @awaited
+    async def wait(self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
+        line = self._store._lines[self._line_of(key)]
+        return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
+
+    wait_async = wait

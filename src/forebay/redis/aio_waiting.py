@@ -1,0 +1,100 @@
+"""Waiting for permits in Redis with asyncio: of an event loop, one task for each key asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from forebay.errors import ForebayError
+from forebay.rate import Duration
+from forebay.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses, jittered
+
+if TYPE_CHECKING:
+    from forebay.redis.aio_limiters import AsyncRedisReservation
+
+__all__ = ["Lines", "wait"]
+
+# Some hundred years. What is longer may be too large for the arithmetic of floats.
+LONGEST_TIMEOUT_NS: Final = 10**19
+
+
+class Lines:
+    """Of each key of each limiter a lock, which lets those who wait in this event loop in as they came."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
+
+    def __getitem__(self, key: object) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+
+async def wait(
+    reserve: Callable[[float | None], Awaitable[AsyncRedisReservation]],
+    line: asyncio.Lock,
+    may_free_early: bool,
+    timeout: Duration | None,
+    jitter: float,
+) -> bool:
+    """What ``wait`` of every limiter does. Only the first of the line asks."""
+    timeout_ns = check_pauses(timeout, jitter)
+    timeout_s = None if timeout_ns is None or timeout_ns > LONGEST_TIMEOUT_NS else timeout_ns / 1e9
+    deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    task = asyncio.current_task()
+    assert task
+    cancelled_before = task.cancelling()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await line.acquire()
+    except TimeoutError:
+        return False
+    try:
+        booked = await _ask_until(reserve, may_free_early, deadline_s, jitter)
+    finally:
+        line.release()
+    if booked is None:
+        return False
+    due_s = booked.due_ns / 1e9
+    due_s = max(due_s, min(due_s - booked.delay + jittered(booked.delay_ns, jitter) / 1e9, deadline_s))
+    try:
+        if task.cancelling() > cancelled_before:
+            # While the answer came, which redis-py then returns as if nothing had been.
+            raise asyncio.CancelledError
+        while (left_s := due_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
+    except BaseException:
+        with contextlib.suppress(ForebayError):
+            await booked.cancel()
+        raise
+    return True
+
+
+async def _ask_until(
+    reserve: Callable[[float | None], Awaitable[AsyncRedisReservation]],
+    may_free_early: bool,
+    deadline_s: float,
+    jitter: float,
+) -> AsyncRedisReservation | None:
+    backoff_ns = FIRST_BACKOFF_NS
+    while True:
+        left_s = max(deadline_s - time.monotonic(), 0.0)
+        booked = await reserve(None if deadline_s == math.inf else left_s)
+        if booked.allowed:
+            return booked
+        if left_s == 0 or (booked.delay > left_s and not may_free_early):
+            return None
+        # A denial that names no time must not become a loop without sleep.
+        delay_ns = booked.delay_ns or FIRST_BACKOFF_NS
+        pause_s = max(delay_ns / 1e9, min(jittered(delay_ns, jitter) / 1e9, left_s))
+        if may_free_early:
+            # Nothing wakes this one when a permit is given back.
+            pause_s = min(pause_s, jittered(backoff_ns, jitter) / 1e9, left_s)
+            backoff_ns = min(2 * backoff_ns, LAST_BACKOFF_NS)
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,480 @@
+"""What each limiter sends to its script, and what it makes of the answer: pure functions, in whole microseconds.
+
+The script decides; a ``Decision`` says in permits and times what state it has left.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final, NamedTuple
+
+from forebay.core.decision import Decision, _decision
+from forebay.core.window import rounds_up
+from forebay.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, shown
+from forebay.rate import Duration, Rate, as_delay_ns, as_period_ns, as_rate
+from forebay.redis.keys import digest
+
+__all__ = [
+    "Algorithm",
+    "BucketedWindow",
+    "Concurrency",
+    "Draw",
+    "FixedWindow",
+    "Gcra",
+    "IntervalBucket",
+    "LeakyBucket",
+    "SlidingLog",
+    "SlidingWindow",
+]
+
+US: Final = 1_000_000
+# 71 years, so far ahead of now may a state lie: with the time since 1970 that is below 2**53 for longer than a century.
+MAX_AHEAD_US: Final = 2**51
+MAX_BUCKETS: Final = 1000
+MAX_CONCURRENCY: Final = 2**24
+
+
+class Draw(NamedTuple):
+    """What a request asks of a limiter."""
+
+    cost: int
+    arguments: tuple[int | bytes, ...]
+    """For the script: the amount, the room there may be before, and what else the algorithm needs."""
+    patience_us: int = 0
+    """How far ahead it may be booked."""
+
+
+class Seen(NamedTuple):
+    """What a script has told of a limiter."""
+
+    allowed: bool
+    now_us: int
+    told: Sequence[int]
+
+
+class Algorithm(ABC):
+    """A limit, as its script knows it."""
+
+    script: ClassVar[str]
+    told: ClassVar[int]
+    """How many numbers it tells."""
+    may_free_early: ClassVar[bool] = False
+    suffix: bytes
+    """The end of a state's key: limiters of one name share a state if this is the same."""
+    limit: int
+    """The most permits that can be allowed at once."""
+
+    def draw(self, cost: int, name: str) -> Draw:
+        if cost > self.limit:
+            raise CostExceedsLimit(cost, self.limit, name)
+        return self.drawn(cost)
+
+    @abstractmethod
+    def drawn(self, cost: int) -> Draw: ...
+
+    @cached_property
+    def unit(self) -> Draw:
+        return self.drawn(1)
+
+    def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
+        """For a call that brings a rate of its own."""
+        raise InvalidLimiter(f"{limiter!r} has one limit for all calls: make a second limiter for another one")
+
+    def patient(self, draw: Draw, patience_us: int) -> Draw:
+        """The request if it may be booked ahead by so much, where that can be."""
+        return draw
+
+    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
+        """How long after now a booked request may go."""
+        return 0
+
+    def refused_delay_us(self, draw: Draw, seen: Seen) -> int:
+        """How long after now a request might have gone that wasn't booked."""
+        return self.times_us(draw, seen)[1]
+
+    @abstractmethod
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        """Permits that are left; the time until this request might pass; the time until nothing counts any more."""
+
+    def cancellation(self, draw: Draw, seen: Seen) -> Draw:
+        """What gives back a charge, as far as it counts: what the charge had left stands in place of the room."""
+        return Draw(draw.cost, (draw.arguments[0], seen.told[0], *draw.arguments[2:]))
+
+    def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
+        """Of a request for one permit."""
+        return self.decision(name, self.unit, Seen(reply[0] != 0, reply[1], reply[3:]))
+
+    def decision(self, name: str, draw: Draw, seen: Seen) -> Decision:
+        remaining, retry_us, reset_us = self.times_us(draw, seen)
+        return _decision(
+            name, seen.allowed, self.limit, remaining, 1, 1, 0 if seen.allowed else 1000 * retry_us, 1000 * reset_us
+        )
+
+
+def period_us(period_ns: int) -> int:
+    us, rest = divmod(period_ns, 1000)
+    if rest:
+        raise InvalidRate(
+            f"a limiter over Redis knows whole microseconds, so it can't have a period of {period_ns} ns: round it"
+        )
+    return us
+
+
+def rate_us(rate: str | Rate) -> tuple[Rate, int]:
+    """A rate, and its period in microseconds."""
+    checked = as_rate(rate)
+    us = period_us(checked.period_ns)
+    if checked.limit > us:
+        raise InvalidRate(f"{checked} is too fast for a limiter over Redis: at most one permit per microsecond")
+    return checked, us
+
+
+def whole(number: Any, what: str, name: str, least: int = 1, most: int | None = None) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least or (most and number > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidLimiter(f"the {what} of limiter {name!r} is a whole number {bounds}, not {shown(number)}")
+    return int(number)
+
+
+class Gcra(Algorithm):
+    """A token bucket with continuous refill, or a minimum interval."""
+
+    script = "gcra"
+    told = 1
+    suffix = b"tat"  # which any rate can read
+    burst_name: ClassVar[str] = "burst"
+
+    def __init__(self, name: str, rate: str | Rate, burst: int | None) -> None:
+        self.name = name
+        self.rate, self.period_us = rate_us(rate)
+        self.limit = whole(self.rate.limit if burst is None else burst, self.burst_name, name)
+        unit_us = self.amount_us(1)
+        self.tolerance_us = min(self.limit * unit_us, self.limit * self.period_us // self.rate.limit + unit_us - 1)
+        if self.tolerance_us > MAX_AHEAD_US:
+            raise InvalidLimiter(
+                f"limiter {name!r} would take more than {MAX_AHEAD_US // (365 * 86_400 * US)} years to refill a "
+                f"{self.burst_name} of {shown(burst)} at {self.rate}: lower the {self.burst_name} or raise the rate"
+            )
+        self.rate_limit, self.period_ns = self.rate.limit, self.rate.period_ns
+        self.unit_room_us = self.tolerance_us - unit_us
+
+    @property
+    def due_us(self) -> int:
+        """So far ahead of now, everybody who booked may have gone."""
+        return self.tolerance_us
+
+    def amount_us(self, cost: int) -> int:
+        return -(-cost * self.period_us // self.rate.limit)
+
+    def drawn(self, cost: int) -> Draw:
+        amount_us = self.amount_us(cost)
+        return Draw(cost, (amount_us, self.tolerance_us - amount_us, self.due_us))
+
+    def with_room(self, draw: Draw, room_us: int) -> Draw:
+        return Draw(draw.cost, (draw.arguments[0], room_us, self.due_us))
+
+    def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
+        if rate is None:
+            raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
+        return Gcra(self.name, rate, burst)
+
+    def patient(self, draw: Draw, patience_us: int) -> Draw:
+        _, room_us, _ = whole_numbers(draw)
+        return self.with_room(draw, room_us + min(patience_us, MAX_AHEAD_US - self.tolerance_us))
+
+    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
+        return max(seen.told[0] - seen.now_us - self.tolerance_us, 0)
+
+    def refused_delay_us(self, draw: Draw, seen: Seen) -> int:
+        return seen.told[0] - seen.now_us + whole_numbers(draw)[0] - self.tolerance_us
+
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        _, room_us, _ = whole_numbers(draw)
+        ahead_us = max(seen.told[0] - seen.now_us, 0)
+        left = max(self.tolerance_us - ahead_us, 0) * self.rate.limit // self.period_us
+        return min(left, self.limit), max(ahead_us - room_us, 0), ahead_us
+
+    def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
+        verdict, now_us, _, tat_us = reply
+        return self.decided(name, verdict != 0, self.unit_room_us, tat_us - now_us)
+
+    def decision(self, name: str, draw: Draw, seen: Seen) -> Decision:
+        return self.decided(name, seen.allowed, whole_numbers(draw)[1], seen.told[0] - seen.now_us)
+
+    def decided(self, name: str, allowed: bool, room_us: int, ahead_us: int) -> Decision:
+        """Told as time, so that it can also say when there is one permit more."""
+        if ahead_us < 0:
+            ahead_us = 0
+        left_us = self.tolerance_us - ahead_us
+        return _decision(
+            name,
+            allowed,
+            self.limit,
+            1000 * left_us if left_us > 0 else 0,
+            self.rate_limit,
+            self.period_ns,
+            0 if allowed or ahead_us <= room_us else 1000 * (ahead_us - room_us),
+            1000 * ahead_us,
+        )
+
+
+def whole_numbers(draw: Draw) -> tuple[int, ...]:
+    return draw.arguments  # type: ignore[return-value]  # only those of Concurrency have a name among them
+
+
+class SameBurst(Gcra):
+    """Of any rate, but with one burst for all of them."""
+
+    def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
+        if burst is not None:
+            raise InvalidLimiter(f"{limiter!r} has no burst")
+        return type(self)(self.name, rate or self.rate, self.limit)
+
+
+class MinInterval(SameBurst):
+    @classmethod
+    def of(cls, name: str, interval: Any) -> MinInterval:
+        return cls(name, Rate.per_ns(1, as_period_ns(interval)), 1)
+
+
+class LeakyBucket(SameBurst):
+    burst_name = "capacity"
+
+    @property
+    def due_us(self) -> int:
+        """Every place in the queue is a booking."""
+        return 0
+
+    def patient(self, draw: Draw, patience_us: int) -> Draw:
+        """The queue has its capacity and no more; less, if the request would have to wait for too long."""
+        return self.with_room(draw, min(whole_numbers(draw)[1], patience_us))._replace(patience_us=patience_us)
+
+    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
+        return max(seen.told[0] - seen.now_us - whole_numbers(draw)[0], 0)
+
+    def refused_delay_us(self, draw: Draw, seen: Seen) -> int:
+        """Its departure, if that would have been too late; else until there is room."""
+        ahead_us = seen.told[0] - seen.now_us
+        return ahead_us if ahead_us > draw.patience_us else ahead_us + whole_numbers(draw)[0] - self.tolerance_us
+
+
+class IntervalBucket(Algorithm):
+    script = "interval"
+    told = 2
+
+    def __init__(self, name: str, rate: str | Rate, burst: int | None) -> None:
+        self.rate, self.period_us = rate_us(rate)
+        self.limit = whole(self.rate.limit if burst is None else burst, "burst", name)
+        self.suffix = f"intervals-{digest(self.rate.limit, self.period_us)}".encode()
+        self.full_us = (self.refills(self.limit) + 1) * self.period_us
+        if self.full_us > MAX_AHEAD_US:
+            raise InvalidLimiter(
+                f"limiter {name!r} would take too long to refill a burst of {shown(burst)} at {self.rate}: "
+                "lower the burst or raise the rate"
+            )
+
+    def refills(self, permits: int) -> int:
+        return -(-permits // self.rate.limit)
+
+    def drawn(self, cost: int) -> Draw:
+        return self.drawn_with(cost, 0)
+
+    def drawn_with(self, cost: int, patience_us: int) -> Draw:
+        room = self.limit - cost
+        return Draw(cost, (cost, room, patience_us, self.limit, self.rate.limit, self.period_us))
+
+    def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
+        raise InvalidLimiter(
+            f"{limiter!r} has one limit for all calls: refill='continuous' takes another rate for each"
+        )
+
+    def patient(self, draw: Draw, patience_us: int) -> Draw:
+        return self.drawn_with(draw.cost, min(patience_us, MAX_AHEAD_US - self.full_us))
+
+    def cancellation(self, draw: Draw, seen: Seen) -> Draw:
+        return Draw(draw.cost, (draw.cost, *seen.told, *draw.arguments[3:]))
+
+    def missing(self, seen: Seen) -> int:
+        period, missing = seen.told
+        return max(missing - (seen.now_us // self.period_us - period) * self.rate.limit, 0) if missing else 0
+
+    def delay_us(self, permits: int, now_us: int) -> int:
+        """Until so many have been put back."""
+        return self.refills(permits) * self.period_us - now_us % self.period_us if permits > 0 else 0
+
+    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
+        return self.delay_us(self.missing(seen) - self.limit, seen.now_us)
+
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        missing = self.missing(seen)
+        return (
+            max(self.limit - missing, 0),
+            self.delay_us(missing + draw.cost - self.limit, seen.now_us),
+            self.delay_us(missing, seen.now_us),
+        )
+
+
+class Window(Algorithm):
+    """What counts in windows of one period."""
+
+    def __init__(self, rate: str | Rate) -> None:
+        self.rate, self.period_us = rate_us(rate)
+        self.limit = self.rate.limit
+
+    def drawn(self, cost: int) -> Draw:
+        return Draw(cost, (cost, self.limit - cost, self.period_us))
+
+    @abstractmethod
+    def with_rate(self, rate: Rate) -> Window:
+        """The same, for one call that brings a rate."""
+
+    def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
+        if burst is not None or rate is None:
+            raise InvalidLimiter(f"{limiter!r} has no burst")
+        rate = as_rate(rate)
+        if rate.period_ns != self.rate.period_ns:
+            raise InvalidLimiter(
+                f"{limiter!r} counts in windows of its own period, so the rate for one call must have the same, which "
+                f"{rate} has not"
+            )
+        return self.with_rate(rate)
+
+
+class FixedWindow(Window):
+    script = "fixed"
+    told = 2
+
+    def __init__(self, rate: str | Rate, align: str) -> None:
+        super().__init__(rate)
+        if align not in ("clock", "first", "stagger"):
+            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {shown(align)}")
+        self.align = align
+        self.phase_us = -1 if align == "first" else 0
+        self.suffix = f"window-{digest(align, self.period_us)}".encode()
+
+    def with_rate(self, rate: Rate) -> Window:
+        return FixedWindow(rate, self.align)
+
+    def drawn(self, cost: int) -> Draw:
+        return Draw(cost, (cost, self.limit - cost, self.period_us, self.phase_us))
+
+    def staggered(self, draw: Draw, fingerprint: bytes) -> Draw:
+        """The request of a key whose windows begin at a time of their own: from other bits than a cluster's slot."""
+        phase_us = int(fingerprint, 16) % self.period_us
+        return Draw(draw.cost, (*draw.arguments[:3], phase_us))
+
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        end_us, count = seen.told
+        left_us = end_us - seen.now_us
+        return max(self.limit - count, 0), left_us, left_us if count else 0
+
+
+class SlidingWindow(Window):
+    script = "sliding"
+    told = 3
+
+    def __init__(self, rate: str | Rate, rounding: str | None = None) -> None:
+        super().__init__(rate)
+        self.rounding = "up" if rounds_up(rounding, self.limit) else "down"
+        self.suffix = f"sliding-{digest(self.period_us)}".encode()  # however they round
+
+    def with_rate(self, rate: Rate) -> Window:
+        return SlidingWindow(rate, self.rounding)
+
+    def drawn(self, cost: int) -> Draw:
+        return Draw(cost, (cost, self.limit - cost, self.period_us, int(self.rounding == "up")))
+
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        end_us, before, count = seen.told
+        to_end_us = end_us - seen.now_us
+        weighted = before * min(to_end_us, self.period_us)
+        estimate = count + (-(-weighted // self.period_us) if self.rounding == "up" else weighted // self.period_us)
+
+        def until_us(most: int) -> int:
+            if count <= most:
+                return to_end_us - min(self.left_us(before, most - count), to_end_us)
+            return to_end_us + self.period_us - self.left_us(count, most)
+
+        retry_us = until_us(max(self.limit - draw.cost, 0))
+        return max(self.limit - estimate, 0), retry_us, until_us(0) if estimate else 0
+
+    def left_us(self, before: int, most: int) -> int:
+        """How much of a window may be left, at most, for the previous count to be worth no more than `most`."""
+        if before <= most:
+            return self.period_us
+        if self.rounding == "up":
+            return most * self.period_us // before
+        return -(-(most + 1) * self.period_us // before) - 1
+
+
+class BucketedWindow(Algorithm):
+    script = "bucketed"
+    told = 4
+
+    def __init__(self, name: str, rate: str | Rate, buckets: int) -> None:
+        self.rate, self.period_us = rate_us(rate)
+        self.limit = self.rate.limit
+        if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= MAX_BUCKETS:
+            raise InvalidLimiter(
+                f"over Redis the buckets of limiter {name!r} are a whole number from 1 to {MAX_BUCKETS}, as each "
+                f"decision reads all of them; not {shown(buckets)}"
+            )
+        if buckets > self.period_us:
+            raise InvalidLimiter(f"{buckets} buckets of limiter {name!r} would be shorter than a microsecond")
+        self.buckets = int(buckets)
+        self.bucket_us = -(-self.period_us // self.buckets)
+        self.suffix = f"buckets-{digest(self.buckets, self.bucket_us)}".encode()
+
+    def drawn(self, cost: int) -> Draw:
+        return Draw(cost, (cost, self.limit - cost, self.buckets, self.bucket_us))
+
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        _, total, retry_at_us, reset_at_us = seen.told
+        return max(self.limit - total, 0), max(retry_at_us - seen.now_us, 0), max(reset_at_us - seen.now_us, 0)
+
+
+class SlidingLog(Algorithm):
+    script = "log"
+    told = 3
+
+    def __init__(self, rate: str | Rate) -> None:
+        self.rate, self.period_us = rate_us(rate)
+        self.limit = self.rate.limit
+        self.suffix = f"log-{digest(self.period_us)}".encode()
+
+    def drawn(self, cost: int) -> Draw:
+        return Draw(cost, (cost, self.limit - cost, self.period_us))
+
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        date_us, used, retry_at_us = seen.told
+        reset_us = date_us + self.period_us - seen.now_us if used else 0
+        return max(self.limit - used, 0), max(retry_at_us - seen.now_us, 0), reset_us
+
+
+class Concurrency(Algorithm):
+    script = "concurrency"
+    told = 3
+    may_free_early = True
+    suffix = b"held"  # whatever the limit and the lease
+
+    def __init__(self, name: str, limit: int, lease: Any) -> None:
+        self.limit = whole(limit, "limit", name, most=MAX_CONCURRENCY)
+        self.lease_us = period_us(as_period_ns(lease))
+
+    def drawn(self, cost: int) -> Draw:
+        return Draw(cost, (cost, self.limit - cost, self.lease_us, b"h0"))
+
+    def named(self, draw: Draw, name: bytes) -> Draw:
+        """A request whose permits go by a name that nobody else has."""
+        return Draw(draw.cost, (*draw.arguments[:3], name))
+
+    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+        used, retry_at_us, reset_at_us = seen.told
+        return max(self.limit - used, 0), max(retry_at_us - seen.now_us, 0), max(reset_at_us - seen.now_us, 0)
+
+
+def delay_us(max_delay: Duration | None) -> int:
+    """A longest delay; None is none. Rounded down: no booking is due later than that."""
+    return 2**62 if max_delay is None else as_delay_ns(max_delay, "max_delay is None or") // 1000

@@ -1,0 +1,317 @@
+"""Several limits at once.
+
+Keys that are in one place are one call of one script, which judges all before it charges any. No script runs over keys
+that lie in several slots of a cluster: each slot's limits are asked in turn, all or none of them, and at the first
+denial what has been charged before is given back as a reservation is cancelled, as far as it still counts. So
+
+* whoever is allowed has been charged by each limit, which never admits more than alone;
+* who is denied has taken permits for a moment, in which others may be denied that would have been allowed alone;
+* if one of the servers doesn't answer, the others get back what is known to have been charged. What isn't known to have
+  been charged is not given back: that would let others in above the limit;
+* whoever dies between two calls leaves charges of a request that was never allowed. They end as all do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from redis.crc import key_slot
+
+from forebay.core.all_of import ambiguous_key
+from forebay.core.decision import Decision, _decision
+from forebay.core.keys import Key
+from forebay.errors import ForebayError, InvalidCost, InvalidKey
+from forebay.rate import Duration
+from forebay.redis.algorithms import Draw, Seen, delay_us
+from forebay.redis.asking import HIT, PEEK, Asked, Asking, Booked, Talk, costs_of, keys_of, sendable
+from forebay.redis.held import AskingHeld, Taken
+from forebay.redis.scripts import script
+
+__all__ = ["Admitted", "AskingAll", "Costs", "Keys"]
+
+Keys = Key | list[Key] | list[str] | list[bytes] | list[int]
+Costs = int | list[int]
+# What each limiter says, and has given if all allow the request.
+Admitted = tuple[list[Decision], list[Booked | Taken]]
+
+
+class Part(NamedTuple):
+    limiter: Asking
+    key: bytes
+    draw: Draw
+
+
+class Judged(NamedTuple):
+    """What the limits of one slot say of a request: whether all allow it, and what was seen of each."""
+
+    allowed: bool
+    parts: Sequence[Part]
+    seen: Sequence[Seen]
+
+
+class AskingAll:
+    """What both kinds of ``AllOf`` are."""
+
+    def __init__(self, limiters: Sequence[Asking]) -> None:
+        self._limiters = tuple(limiters)
+        self._store = limiters[0]._store
+        self._twin = self._store._policy.twin_of_all(limiters)
+        self._script = script("decide", *sorted({limiter._algorithm.script for limiter in limiters}))
+
+    # Nothing is made of it; but it says that it isn't over shared memory.
+    _make_limiter = None
+
+    @property
+    def name(self) -> str:
+        return " + ".join(limiter.name for limiter in self._limiters)
+
+    @property
+    def may_free_early(self) -> bool:
+        return any(limiter.may_free_early for limiter in self._limiters)
+
+    def __repr__(self) -> str:
+        return f"AllOf({', '.join(map(repr, self._limiters))})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
+
+    def _each(self, key: Keys, cost: Costs) -> list[tuple[Asking, Key, int]]:
+        """The limiters with their own keys and costs."""
+        count = len(self._limiters)
+        keys = key if isinstance(key, list) else [key] * count
+        costs = cost if isinstance(cost, list) else [cost] * count
+        if len(keys) != count:
+            raise InvalidKey(f"{count} limiters need one key for all or {count} keys, not {len(keys)}")
+        if isinstance(key, tuple) and count > 1 and len(key) == count:
+            raise ambiguous_key(key, count)
+        if len(costs) != count:
+            raise InvalidCost(f"{count} limiters need one cost for all or {count} costs, not {len(costs)}")
+        return list(zip(self._limiters, keys, costs, strict=True))
+
+    def _parts(self, key: Keys, cost: Costs) -> list[Part]:
+        return [
+            Part(limiter, limiter._key(its_key), limiter._draw(its_key, its_cost))
+            for limiter, its_key, its_cost in self._each(key, cost)
+        ]
+
+    def _line_of(self, key: Keys) -> object:
+        """What those who wait for it have in common."""
+        return tuple(limiter._key(its_key) for limiter, its_key, _ in self._each(key, 1))
+
+    def _many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None) -> list[list[Part]]:
+        """All of them, before any is sent: so one that can't be used leaves all uncharged."""
+        listed = keys_of(keys)
+        return [self._parts(key, cost) for key, cost in zip(listed, costs_of(costs, len(listed)), strict=True)]
+
+    def _groups(self, parts: list[Part]) -> list[list[Part]]:
+        """Those of one slot together, as a script can have them."""
+        if not self._store._has_slots:
+            return [parts]
+        groups: dict[int, list[Part]] = {}
+        for part in parts:
+            groups.setdefault(key_slot(part.key), []).append(part)
+        return list(groups.values())
+
+    def _is_apart(self, many: Iterable[list[Part]]) -> bool:
+        return any(len(self._groups(parts)) > 1 for parts in many)
+
+    def _ask_nothing(self, what: bytes, parts: Sequence[Part]) -> Asked[None]:
+        return Asked(self._script, [part.key for part in parts], arguments_of(what, parts), 2, lambda reply: None)
+
+    def _ask(self, what: bytes, parts: Sequence[Part], comes_back: bool = False) -> Asked[Judged]:
+        """All of one slot. What is charged `comes_back` if nobody waits for the answer any more."""
+
+        def read(reply: list[int]) -> Judged:
+            allowed, at, seen = reply[0] != 0, 2, []
+            for limiter, _, _ in parts:
+                end = at + 1 + limiter._algorithm.told
+                seen.append(Seen(reply[at] != 0, reply[1], reply[at + 1 : end]))
+                at = end
+            if allowed and what is HIT:
+                for (limiter, key, draw), its_seen in zip(parts, seen, strict=True):
+                    limiter._took(key, draw, its_seen)
+            return Judged(allowed, parts, seen)
+
+        def given_up(reply: list[int]) -> Talk[None]:
+            judged = read(reply)
+            if judged.allowed:
+                yield from self._cancel(parts, judged.seen)
+
+        size = 2 + sum(1 + part.limiter._algorithm.told for part in parts)
+        asked = Asked(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
+        # Of what isn't held a charge stays else, as that of one limiter.
+        if what is HIT and (comes_back or any(isinstance(part.limiter, AskingHeld) for part in parts)):
+            asked.if_given_up = given_up
+        return asked
+
+    def _ask_allow(self, parts: Sequence[Part]) -> Asked[bool]:
+        """All of one slot."""
+        asked = self._ask(HIT, parts)
+
+        def read(reply: list[int]) -> bool:
+            return asked.read(reply).allowed
+
+        return Asked(asked.script, asked.keys, asked.arguments, asked.size, read, asked.if_given_up)
+
+    def _charge(self, groups: list[list[Part]], comes_back: bool = False) -> Talk[list[Judged]]:
+        """Ask one after the other, up to the first that denies. Then nothing is charged any more."""
+        judged: list[Judged] = []
+        try:
+            for parts in groups:
+                judged.append((yield self._ask(HIT, parts, comes_back)))
+                if not judged[-1].allowed:
+                    break
+        except GeneratorExit:
+            raise
+        except BaseException:
+            with suppress(ForebayError):
+                yield from self._uncharge(judged)
+            raise
+        if not judged[-1].allowed:
+            yield from self._uncharge(judged[:-1])
+        return judged
+
+    def _uncharge(self, judged: Sequence[Judged]) -> Talk[None]:
+        yield from each([self._cancel(parts, seen) for _, parts, seen in judged])
+
+    def _judge(self, what: bytes, parts: list[Part], comes_back: bool = False) -> Talk[list[Judged]]:
+        """What all of them say of a request, in any order."""
+        groups, judged = self._groups(parts), []
+        if what is HIT:
+            judged = yield from self._charge(groups, comes_back)
+            if judged[-1].allowed:
+                return judged
+            # The others are as they were.
+            judged = judged[-1:]
+            groups = [group for group in groups if group is not judged[0].parts]
+        for group in groups:
+            judged.append((yield self._ask(PEEK, group)))
+        return judged
+
+    def _allow(self, parts: list[Part]) -> Talk[bool]:
+        judged = yield from self._charge(self._groups(parts))
+        return judged[-1].allowed
+
+    def _decide(self, what: bytes, key: Keys, cost: Costs) -> Talk[list[Decision]]:
+        """In the order of the limiters."""
+        parts = self._parts(key, cost)
+        return in_order(parts, (yield from self._judge(what, parts)))
+
+    def _hit_each(self, key: Keys, cost: Costs) -> Talk[list[Decision]]:
+        return self._decide(HIT, key, cost)
+
+    def _hit(self, key: Keys, cost: Costs) -> Talk[Decision]:
+        return binding((yield from self._decide(HIT, key, cost)))
+
+    def _peek(self, key: Keys, cost: Costs) -> Talk[Decision]:
+        return binding((yield from self._decide(PEEK, key, cost)))
+
+    def _reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> Talk[Booked]:
+        delay_us(max_delay)
+        judged = yield from self._judge(HIT, self._parts(key, cost))
+        if all(one.allowed for one in judged):
+            return Booked.now(True, 0, self._uncharge(judged))
+        bound = binding([decision for one in judged for decision in decisions(one)])
+        return Booked.now(False, bound.retry_after_ns // 1000, None)
+
+    def _admit_all(self, key: Keys, cost: Costs) -> Talk[Admitted]:
+        """What ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
+        parts = self._parts(key, cost)
+        judged = yield from self._judge(HIT, parts, comes_back=True)
+        if not all(one.allowed for one in judged):
+            return in_order(parts, judged), []
+        seen = {id(part): its for one in judged for part, its in zip(one.parts, one.seen, strict=True)}
+        return in_order(parts, judged), [part.limiter._kept(part.key, part.draw, seen[id(part)]) for part in parts]
+
+    def _cancel(self, parts: Sequence[Part], seen: Sequence[Seen]) -> Talk[None]:
+        """All of one slot."""
+        charged = [(part, its) for part, its in zip(parts, seen, strict=True) if part.draw.cost]
+        counted = [
+            Part(part.limiter, part.key, part.limiter._algorithm.cancellation(part.draw, its))
+            for part, its in charged
+            if not isinstance(part.limiter, AskingHeld)
+        ]
+        if counted:
+            yield self._ask_nothing(b"cancel", counted)
+        for part, its in charged:
+            if isinstance(part.limiter, AskingHeld):
+                yield from part.limiter._cancel(part.key, part.draw, its)
+
+    def _refund(self, key: Keys, cost: Costs) -> Talk[None]:
+        # Whatever is wrong with the arguments is found before anything is given back.
+        parts = [
+            Part(limiter, limiter._key(its_key), limiter._draw_back(its_key, its_cost))
+            for limiter, its_key, its_cost in self._each(key, cost)
+        ]
+        counted = [part for part in parts if not isinstance(part.limiter, AskingHeld)]
+        talks = [self._tell(b"refund", group) for group in self._groups(counted) if group]
+        for limiter, its_key, its_cost in self._each(key, cost):
+            if isinstance(limiter, AskingHeld):
+                talks.append(limiter._refund(its_key, its_cost))
+        yield from each(talks)
+
+    def _reset(self, key: Keys) -> Talk[None]:
+        yield from each([self._tell(b"reset", group) for group in self._groups(self._parts(key, 1))])
+
+    def _tell(self, what: bytes, parts: Sequence[Part]) -> Talk[None]:
+        yield self._ask_nothing(what, parts)
+
+
+def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:
+    arguments: list[Any] = [what, b"0"]
+    for limiter, _, draw in parts:
+        arguments += (limiter._algorithm.script, *sendable(draw.arguments))
+    return arguments
+
+
+def each(talks: Sequence[Talk[None]]) -> Talk[None]:
+    """All of them, though one fails or is interrupted: then its error comes afterwards."""
+    errors: list[BaseException] = []
+    for talk in talks:
+        try:
+            yield from talk
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        # An interrupt says more than that something failed.
+        raise next((error for error in errors if not isinstance(error, ForebayError)), errors[0])
+
+
+def decisions(judged: Judged) -> list[Decision]:
+    return [
+        limiter._algorithm.decision(limiter.name, draw, its)
+        for (limiter, _, draw), its in zip(judged.parts, judged.seen, strict=True)
+    ]
+
+
+def in_order(parts: Sequence[Part], judged: Sequence[Judged]) -> list[Decision]:
+    if len(judged) == 1:
+        return decisions(judged[0])
+    found = {id(part): decision for one in judged for part, decision in zip(one.parts, decisions(one), strict=True)}
+    return [found[id(part)] for part in parts]
+
+
+def binding(each: Sequence[Decision]) -> Decision:
+    """The decision of the limit that bound the request, with what all of them have left together.
+
+    Of those that deny it is the one that does so longest, else the one with the fewest remaining.
+    """
+    denying = [decision for decision in each if not decision.allowed]
+    if denying:
+        bound = max(denying, key=lambda decision: decision.retry_after_ns)
+    else:
+        bound = min(each, key=lambda decision: decision.remaining)
+    return _decision(
+        bound.limiter,
+        bound.allowed,
+        bound.limit,
+        min(decision.remaining for decision in each),
+        1,
+        1,
+        bound.retry_after_ns,
+        max(decision.reset_after_ns for decision in each),
+    )

@@ -1,0 +1,55 @@
+"""What a call that has to be awaited returns: its coroutine, which refuses to be a truth value.
+
+Compiled, as a call of a leased limiter takes a fraction of a microsecond."""
+
+cimport cython
+
+from types import CoroutineType
+
+from forebay.errors import NotAwaited
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Awaited:
+    """A coroutine for everybody but ``bool``, which raises ``NotAwaited``.
+
+    A coroutine object is always true, so a forgotten ``await`` before ``allow`` would let everybody in. Awaited, given
+    to a task, gathered or cancelled it is the coroutine that it was made of. If nobody does any of that, Python warns
+    of that coroutine as of any other.
+    """
+
+    cdef object coroutine
+
+    def __cinit__(self, coroutine):
+        self.coroutine = coroutine
+
+    @property
+    def __class__(self):
+        # Of some event loops' libraries, who starts a task asks for this very type.
+        return CoroutineType
+
+    def __bool__(self):
+        raise NotAwaited(
+            f"{self.coroutine.__qualname__}() was not awaited: what it returns is neither true nor false before; write "
+            "await before the call"
+        )
+
+    def __await__(self):
+        return self.coroutine.__await__()
+
+    def send(self, value):
+        return self.coroutine.send(value)
+
+    def throw(self, *error):
+        return self.coroutine.throw(*error)
+
+    def close(self):
+        self.coroutine.close()
+
+    def __getattr__(self, name):
+        """``cr_frame`` and the like, by which debuggers and task groups look at it."""
+        return getattr(self.coroutine, name)
+
+    def __repr__(self):
+        return f"<awaited {self.coroutine!r}>"

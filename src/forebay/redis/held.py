@@ -1,0 +1,322 @@
+"""Permits that are held and given back: what both kinds of ``Concurrency`` over Redis have in common.
+
+A permit is a member of the key's sorted set, with a name that nobody else has; who doesn't know it can't give it back.
+What ``allow`` and the like have taken is remembered here, by this process, for ``refund``.
+
+The argument about who gives up
+-------------------------------
+A task that is cancelled while the answer to a request for permits is on its way knows their names, and could release
+them by another call. But it must come after the request: another connection's may come first, and finds nothing, after
+which the request takes them until the end of the lease. Closing the first connection doesn't help, as Redis reads what
+was sent before it sees the end. So the call isn't cancelled: it goes on in a task of its own, for no longer than its
+deadline, and *its answer* says whether there is anything to release. The states of a call, and who moves them:
+
+* *awaited*: the store's task asks, the caller waits for it. The answer makes it *taken*; the caller knows the permits.
+* *given up*: the caller was cancelled, at any time before it had the answer. The answer, if it has allowed, makes it
+  *to be released*, which another task of the store does, once.
+* An answer that never comes (the deadline has passed, Redis is gone), a process that ends and an event loop that ends
+  in either state leave permits that come back at the end of their leases, as ever.
+
+A release is likewise one that goes on. Released twice is the same as once: a permit is taken away by its name. A
+``refund`` and a ``cancel`` go on as a whole, with all calls that they consist of: what they give back is theirs until
+the answer is there, and no other refund's to count.
+
+The sync store can't do so. An interrupt (an exception of a signal's handler) between a request and its answer closes
+the connection, and what was taken comes back at the end of its lease. Nothing that was known to be held is forgotten by
+an interrupt, or by a call that fails: what is remembered is so until an answer says that it is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from forebay.core.keys import Key
+from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, StoreUnavailable
+from forebay.rate import Rate
+from forebay.redis.algorithms import Algorithm, Concurrency, Draw, Seen
+from forebay.redis.asking import HIT, Asked, Asking, Made, Talk
+from forebay.redis.scripts import script
+
+if TYPE_CHECKING:
+    from forebay.redis.base import RedisStoreBase
+
+__all__ = ["AskingHeld", "HeldView", "Permit", "Taken", "unimportant_after"]
+
+T = TypeVar("T")
+
+SWEEP_AT_LEAST: Final = 1024
+# Each is an entry, and Redis does nothing else while it writes them.
+MOST_AT_ONCE: Final = 10_000
+_GONE: Final = object()
+
+
+class Permit(NamedTuple):
+    member: bytes
+    end_us: int
+
+
+class Taken(NamedTuple):
+    """What an ``acquire`` came to; no permits if it was denied."""
+
+    allowed: bool
+    key: bytes
+    permits: list[Permit]
+    pid: int
+    """Of the process that holds them: one that is forked from it doesn't."""
+    local: Any = None
+    """A lease of the host's share, when that was what decided."""
+    full: bool = False
+    """Of the host's share: whether its store had no room for the key."""
+
+    @property
+    def is_own(self) -> bool:
+        return self.pid == os.getpid()
+
+
+class HeldView:
+    """The base of both kinds of leases."""
+
+    __slots__ = ("_key", "_limiter", "_permits", "_released", "_taken")
+
+    def __init__(self, limiter: Any, key: Key, taken: Taken) -> None:
+        self._limiter, self._key, self._taken = limiter, key, taken
+        self._permits: list[Permit] = taken.permits
+        self._released = False
+
+    @property
+    def store(self) -> Any:
+        """Whose permits they are."""
+        return self._limiter.store
+
+    @property
+    def allowed(self) -> bool:
+        return self._taken.allowed
+
+    def _giving_back(self) -> Talk[None]:
+        """As ``release`` does, whatever was still held."""
+        self._released = True
+        if self._taken.local is not None:
+            self._taken.local.release()
+        if self._permits and self._taken.is_own:
+            yield self._limiter._ask_release(self._taken.key, self._permits)
+        self._permits = []
+
+    def __bool__(self) -> bool:
+        return self._taken.allowed
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._limiter.name!r}: {'held' if self._permits else 'not held'}>"
+
+
+class Remembered:
+    """Permits that no lease object stands for, of one process: of each key in the order in which they were taken."""
+
+    def __init__(self) -> None:
+        # Reentrant, as signal handlers may come between any two lines: they do no harm there.
+        self.lock = threading.RLock()
+        self.of_keys: dict[bytes, OrderedDict[Permit, None]] = {}
+        self.sweep_at = SWEEP_AT_LEAST
+
+
+class AskingHeld(Asking):
+    _algorithm: Concurrency
+
+    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: Made) -> None:
+        super().__init__(store, name, kind, made)
+        self._usual = None
+        self._leases = script("leases", "concurrency")
+        self._processes: dict[int, Remembered] = {}
+
+    def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
+        draw = super()._draw(key, cost)
+        if draw.cost > MOST_AT_ONCE:
+            raise InvalidCost(
+                f"{self!r} takes at most {MOST_AT_ONCE} permits at once, not {draw.cost}: take them in turn"
+            )
+        return self._algorithm.named(draw, b"h" + secrets.token_hex(12).encode())
+
+    def _tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
+        if rate is not None or burst is not None:
+            raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
+        return self._algorithm
+
+    def _mark(self, key: bytes, request_id: Key, draw: Draw) -> bytes:
+        raise InvalidLimiter(f"{self!r} takes no request_id: a permit that is held is given back by whoever holds it")
+
+    def _asked(self, what: bytes, key: bytes, draw: Draw, size: int, read: Callable[[list[int]], T]) -> Asked[T]:
+        asked = super()._asked(what, key, draw, size, read)
+        if what is HIT:
+            asked.if_given_up = partial(self._given_up, key, draw)
+        return asked
+
+    def _given_up(self, key: bytes, draw: Draw, reply: list[int]) -> Talk[None]:
+        """Nobody was told of these permits."""
+        if reply[0] and draw.cost:
+            yield self._ask_release(key, self._permits(draw, Seen(True, reply[1], reply[3:])))
+
+    def _permits(self, draw: Draw, seen: Seen) -> list[Permit]:
+        name, end_us = draw.arguments[3], seen.now_us + self._algorithm.lease_us
+        assert isinstance(name, bytes)
+        return [Permit(b"%b:%d" % (name, number), end_us) for number in range(1, draw.cost + 1)]
+
+    def _took(self, key: bytes, draw: Draw, seen: Seen) -> None:
+        """Remember what no lease object stands for, and forget what has ended since: that needs no giving back."""
+        if not draw.cost:
+            return
+        taken = OrderedDict.fromkeys(self._permits(draw, seen))
+        loose = self._loose
+        with loose.lock:
+            permits = loose.of_keys.setdefault(key, OrderedDict())
+            _trim(permits, seen.now_us)
+            permits.update(taken)
+            # If a signal's handler has swept it away meanwhile.
+            loose.of_keys.setdefault(key, OrderedDict()).update(taken)
+            if len(loose.of_keys) > loose.sweep_at:
+                for other, permits in list(loose.of_keys.items()):
+                    _trim(permits, seen.now_us)
+                    if not permits:
+                        loose.of_keys.pop(other, None)
+                loose.sweep_at = max(SWEEP_AT_LEAST, 2 * len(loose.of_keys))
+
+    @property
+    def _loose(self) -> Remembered:
+        """This process's: a forked child holds nothing of what its parent has taken, nor a lock that another thread
+        held there."""
+        pid = os.getpid()
+        # Threads that come here at once after a fork have the first one's.
+        return self._processes.get(pid) or self._processes.setdefault(pid, Remembered())
+
+    def _take_remembered(self, key: bytes, count: int, newest: bool = False) -> list[Permit]:
+        loose = self._loose
+        taken: list[Permit] = []
+        with loose.lock, suppress(KeyError):
+            while len(taken) < count:
+                taken.append(loose.of_keys[key].popitem(last=newest)[0])
+        return taken
+
+    def _remember_again(self, key: bytes, permits: list[Permit]) -> None:
+        """What may not have been given back: before all others, as those are given back first that are the oldest."""
+        loose = self._loose
+        with loose.lock, suppress(KeyError):
+            remembered = loose.of_keys.setdefault(key, OrderedDict())
+            for permit in reversed(permits):
+                remembered[permit] = None
+                remembered.move_to_end(permit, last=False)
+
+    def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
+        """Those of them that were remembered. Under the lock."""
+        permits = self._loose.of_keys.get(key) or OrderedDict()
+        return [permit for permit in taken if permits.pop(permit, _GONE) is not _GONE]
+
+    def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
+        draw, redis_key = self._draw(key, cost), self._key(key)
+
+        def read(reply: list[int]) -> bool:
+            if reply[0]:
+                self._took(redis_key, draw, Seen(True, reply[1], reply[3:]))
+            return reply[0] != 0
+
+        return self._asked(HIT, redis_key, draw, self._size, read)
+
+    def _ask_acquire(self, key: Key, cost: Any) -> Asked[Taken]:
+        draw, redis_key = self._draw(key, cost), self._key(key)
+
+        def read(reply: list[int]) -> Taken:
+            seen = Seen(reply[0] != 0, reply[1], reply[3:])
+            return Taken(seen.allowed, redis_key, self._permits(draw, seen) if seen.allowed else [], os.getpid())
+
+        return self._asked(HIT, redis_key, draw, self._size, read)
+
+    def _ask_release(self, key: bytes, permits: list[Permit]) -> Asked[int]:
+        """How many of them were still held."""
+        return self._ask_leases(b"release", key, permits)
+
+    def _ask_renew(self, key: bytes, permits: list[Permit]) -> Asked[int]:
+        return self._ask_leases(b"renew", key, permits)
+
+    def _ask_leases(self, what: bytes, key: bytes, permits: list[Permit]) -> Asked[int]:
+        arguments = [what, b"%d" % self._algorithm.lease_us, *(permit.member for permit in permits)]
+        return Asked(self._leases, [key], arguments, 2, lambda reply: reply[0])
+
+    def _refund(
+        self,
+        key: Key,
+        cost: Any,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> Talk[None]:
+        self._tier(rate, burst)
+        draw, redis_key = self._draw_back(key, cost), self._key(key)
+        if request_id is not None:
+            self._mark(redis_key, request_id, draw)
+        count = draw.cost
+        if self._twin is not None:
+            count -= self._twin.give_back_loose(key, count)
+        yield from self._give_back(redis_key, count)
+
+    def _kept(self, key: bytes, draw: Draw, seen: Seen) -> Taken:
+        """A lease stands for them from now on."""
+        with self._loose.lock:
+            own = self._forget(key, self._permits(draw, seen))
+            # Another one's refund may have taken some of these instead of its own.
+            own += self._take_remembered(key, draw.cost - len(own), newest=True)
+        return Taken(True, key, own, os.getpid())
+
+    def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
+        permits = self._permits(draw, seen)
+        with self._loose.lock:
+            own = self._forget(key, permits)
+        released = self._ask_release(key, own)
+        released.read = lambda reply: reply[1]
+        try:
+            now_us = yield released
+        except BaseException:
+            self._remember_again(key, own)
+            raise
+        # A refund or a `hold` knows no permits, and may have taken one of these instead of its own: then that one goes,
+        # as long as one of these would still count.
+        if permits[0].end_us > now_us:
+            yield from self._give_back(key, len(permits) - len(own))
+
+    def _give_back(self, key: bytes, count: int) -> Talk[None]:
+        """So many of those that no lease object stands for."""
+        # The oldest first: what is left then lasts longer than need be, never less.
+        while count > 0 and (permits := self._take_remembered(key, count)):
+            # One that was taken away, or has ended, is none to give back: any next one is.
+            try:
+                count -= yield self._ask_release(key, permits)
+            except BaseException:
+                self._remember_again(key, permits)
+                raise
+
+    def _take_loose_permits(self, key: Key, cost: int) -> Taken:
+        """Those that a ``wait`` of this process has just taken."""
+        redis_key, local, given = self._key(key), None, 0
+        if self._twin is not None:
+            local, given = self._twin.take_loose(key, cost)
+        permits = self._take_remembered(redis_key, cost - given, newest=True)
+        return Taken(True, redis_key, permits, os.getpid(), local)
+
+    def _exceeded(self, retry_after: float) -> LimitExceeded:
+        return LimitExceeded(self._name, self.limit, retry_after)
+
+
+def unimportant_after(error: BaseException | None) -> type[ForebayError]:
+    """What is not raised when the permits of a block can't be released that has raised `error`."""
+    return StoreUnavailable if error is None else ForebayError
+
+
+def _trim(permits: OrderedDict[Permit, None], now_us: int) -> None:
+    """Take those that have ended off. The oldest come first."""
+    # Whatever a signal's handler has changed meanwhile: the next one trims the rest.
+    with suppress(RuntimeError):
+        while (oldest := next(iter(permits), None)) and oldest.end_us <= now_us:
+            permits.pop(oldest, None)

@@ -1,0 +1,100 @@
+"""The public classes of limiters, and what each is over Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from forebay.core.bucketed_window import BucketedWindow
+from forebay.core.concurrency import Concurrency
+from forebay.core.leaky_bucket import LeakyBucket
+from forebay.core.limiter import bound_arguments
+from forebay.core.min_interval import MinInterval
+from forebay.core.sliding_log import SlidingLog
+from forebay.core.token_bucket import TokenBucket
+from forebay.core.window import FixedWindow, SlidingWindow
+from forebay.errors import InvalidLimiter, shown
+from forebay.redis import algorithms
+from forebay.redis.asking import Made
+
+__all__ = ["made_of"]
+
+
+def made_of(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, Made]:
+    """A limiter's name, and all else of it."""
+    if kind not in _KINDS:
+        raise TypeError(f"{kind.__name__} is none of the limiters that can be made over Redis")
+    if kind is SlidingLog:
+        # Over shared memory it must be said how many there may be.
+        kwargs = {"keys": None, **kwargs}
+    arguments = bound_arguments(kind, args, kwargs)
+    keys = arguments.pop("keys", None)
+    for what in ("self", "store"):
+        arguments.pop(what, None)
+    name = arguments["name"]
+    if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "replace")) <= 100 or not is_text(name):
+        raise InvalidLimiter(f"a limiter's name is text of 1 to 100 UTF-8 bytes, not {shown(name)}")
+    if keys is not None and (isinstance(keys, bool) or not isinstance(keys, int) or keys < 1):
+        raise InvalidLimiter(
+            f"keys of limiter {name!r} is a whole number of at least 1, not {shown(keys)}; over Redis it needs none"
+        )
+    return name, _KINDS[kind](**arguments)
+
+
+def is_text(name: str) -> bool:
+    """As the limiters in shared memory have it: no half of a surrogate pair, and nothing that ends text in C."""
+    return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _token_bucket(name: str, rate: Any, burst: Any = None, refill: Any = "continuous") -> Made:
+    if refill not in ("continuous", "interval"):
+        raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {shown(refill)}")
+    algorithm = (algorithms.Gcra if refill == "continuous" else algorithms.IntervalBucket)(name, rate, burst)
+    return Made(algorithm, {"rate": algorithm.rate, "burst": algorithm.limit, "refill": refill})
+
+
+def _leaky_bucket(name: str, rate: Any, capacity: Any) -> Made:
+    algorithm = algorithms.LeakyBucket(name, rate, algorithms.whole(capacity, "capacity", name))
+    return Made(algorithm, {"rate": algorithm.rate, "capacity": algorithm.limit})
+
+
+def _min_interval(name: str, interval: Any) -> Made:
+    algorithm = algorithms.MinInterval.of(name, interval)
+    return Made(algorithm, {"rate": algorithm.rate, "interval_ns": algorithm.rate.period_ns})
+
+
+def _fixed_window(name: str, rate: Any, align: Any = "clock") -> Made:
+    algorithm = algorithms.FixedWindow(rate, align)
+    return Made(algorithm, {"rate": algorithm.rate, "align": align})
+
+
+def _sliding_window(name: str, rate: Any, rounding: Any = None) -> Made:
+    algorithm = algorithms.SlidingWindow(rate, rounding)
+    return Made(algorithm, {"rate": algorithm.rate, "rounding": algorithm.rounding})
+
+
+def _bucketed_window(name: str, rate: Any, buckets: Any = 60) -> Made:
+    algorithm = algorithms.BucketedWindow(name, rate, buckets)
+    return Made(algorithm, {"rate": algorithm.rate, "buckets": buckets})
+
+
+def _sliding_log(name: str, rate: Any) -> Made:
+    algorithm = algorithms.SlidingLog(rate)
+    return Made(algorithm, {"rate": algorithm.rate})
+
+
+def _concurrency(name: str, limit: Any, lease: Any = "30s") -> Made:
+    algorithm = algorithms.Concurrency(name, limit, lease)
+    return Made(algorithm, {"limit": algorithm.limit, "lease_ns": 1000 * algorithm.lease_us})
+
+
+_KINDS: Final[dict[type, Callable[..., Made]]] = {
+    TokenBucket: _token_bucket,
+    LeakyBucket: _leaky_bucket,
+    MinInterval: _min_interval,
+    FixedWindow: _fixed_window,
+    SlidingWindow: _sliding_window,
+    BucketedWindow: _bucketed_window,
+    SlidingLog: _sliding_log,
+    Concurrency: _concurrency,
+}

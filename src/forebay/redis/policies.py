@@ -1,0 +1,428 @@
+"""Who decides while Redis is away: nobody (``deny``), one that allows everything (``allow``), or the host (``local``).
+
+What decides instead of a limiter is its *twin*. It answers in the words of limiters over Redis: ``Decision`` with
+``degraded``, ``Booked``, ``Taken``. What a twin has admitted is never told to Redis, and what Redis has admitted is not
+known to a twin.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from hashlib import blake2b
+from typing import Any, Final
+
+from forebay.core.all_of import AllOf
+from forebay.core.bucketed_window import BucketedWindow
+from forebay.core.concurrency import Concurrency
+from forebay.core.decision import Decision, _decision
+from forebay.core.leaky_bucket import LeakyBucket
+from forebay.core.min_interval import MinInterval
+from forebay.core.sliding_log import SlidingLog
+from forebay.core.token_bucket import TokenBucket
+from forebay.core.window import FixedWindow, SlidingWindow
+from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
+from forebay.rate import Duration, Rate, as_rate
+from forebay.redis.all_of import Admitted
+from forebay.redis.asking import Asking, Booked, Talk
+from forebay.redis.held import AskingHeld, Taken
+from forebay.store import Store
+
+__all__ = ["Policy", "Share", "Shares", "Unlimited", "checked_policy"]
+
+SWEEP_AT_LEAST: Final = 1024
+NS: Final = 1_000_000_000
+
+
+class Loose:
+    """How many permits of each key a twin gave out that no lease object stands for: Redis knows nothing of them."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._start()
+
+    def _start(self) -> None:
+        # Reentrant, as signal handlers may come between any two lines.
+        self._lock = threading.RLock()
+        self._given: dict[Any, tuple[int, float]] = {}
+        self._sweep_at = SWEEP_AT_LEAST
+        # Last: else a thread that comes meanwhile, after a fork, could wait for a lock that the parent held.
+        self._pid = os.getpid()
+
+    def add(self, key: Any, count: int) -> None:
+        if self._pid != os.getpid():
+            self._start()
+        now_s = time.monotonic()
+        with self._lock:
+            before, _ = self._given.get(key, (0, 0.0))
+            self._given[key] = before + count, now_s + self._lease_s
+            if len(self._given) > self._sweep_at:
+                self._given = {key: given for key, given in self._given.items() if given[1] > now_s}
+                self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._given))
+
+    def take(self, key: Any, count: int) -> int:
+        # A forked child has given out nothing.
+        if not self._given or self._pid != os.getpid():
+            return 0
+        with self._lock:
+            there, until_s = self._given.pop(key, (0, 0.0))
+            taken = min(there, count)
+            if there > taken:
+                self._given[key] = there - taken, until_s
+            return taken if until_s > time.monotonic() else 0
+
+
+class Uncounted:
+    """A lease of permits that nobody counts."""
+
+    def release(self) -> bool:
+        return False
+
+    def renew(self) -> bool:
+        return True
+
+
+class Unlimited:
+    """Allows everything and counts nothing."""
+
+    def __init__(self, limiters: Sequence[Asking], loose: list[Loose | None]) -> None:
+        self._limiters, self.loose = limiters, loose
+
+    def _give_loose(self, key: Any, cost: Any) -> None:
+        if any(self.loose):
+            for loose, its_key, its_cost in zip(self.loose, *listed(key, cost, len(self.loose)), strict=True):
+                if loose is not None and its_cost:
+                    loose.add(its_key, its_cost)
+
+    def allow(self, key: Any, cost: Any = 1) -> bool:
+        self._give_loose(key, cost)
+        return True
+
+    def hit(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
+        self._give_loose(key, cost)
+        return self.peek(key, cost)
+
+    def hit_each(self, key: Any, cost: Any) -> list[Decision]:
+        self._give_loose(key, cost)
+        return list(map(_allowed, self._limiters))
+
+    def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
+        return _allowed(min(self._limiters, key=lambda limiter: limiter.limit))
+
+    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
+        self._give_loose(key, cost)
+        return Booked.now(True, 0, None)
+
+    def admit(self, keys: list[Any], costs: list[Any]) -> Admitted:
+        taken = [
+            Booked.now(True, 0, None) if loose is None else self.acquire(key, cost)
+            for loose, key, cost in zip(self.loose, keys, costs, strict=True)
+        ]
+        return list(map(_allowed, self._limiters)), taken
+
+    def refund(self, key: Any, cost: Any, **more: Any) -> None:
+        pass
+
+    def acquire(self, key: Any, cost: Any) -> Taken:
+        return Taken(True, b"", [], os.getpid(), Uncounted())
+
+    def take_loose(self, key: Any, cost: int) -> tuple[Any, int]:
+        """Of the permits that a ``wait`` has taken: a lease for up to so many that aren't Redis's, and how many."""
+        count = self.give_back_loose(key, cost)
+        return Uncounted() if count else None, count
+
+    def give_back_loose(self, key: Any, cost: int) -> int:
+        [loose] = self.loose
+        return 0 if loose is None else loose.take(key, cost)
+
+
+def _allowed(limiter: Asking) -> Decision:
+    return _decision(limiter.name, True, limiter.limit, limiter.limit, 1, 1, 0, 0, True)
+
+
+class Share:
+    """Decides by the host's share of a limit, kept in the host's shared memory."""
+
+    def __init__(self, limiter: Asking, native: Any, share_of: Callable[[str | Rate], Rate], hosts: int) -> None:
+        self.name, self.native, self._share_of, self._hosts = limiter.name, native, share_of, hosts
+        self.loose = Loose(native.lease_ns / NS) if isinstance(native, Concurrency) else None
+
+    def _given(self, rate: str | Rate | None, burst: int | None, more: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call that brings some of its own."""
+        given = more if more.get("request_id") is not None else {}
+        if rate is not None:
+            given["rate"] = self._share_of(rate)
+        if burst is not None:
+            given["burst"] = max(burst // self._hosts, 1)
+        return given
+
+    def _ask(self, method: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        try:
+            return method(*arguments, **more)
+        except CostExceedsLimit as error:
+            raise StoreUnavailable(
+                f"Redis is away, and a cost of {error.cost} is more than this host's share of limiter {self.name!r}, "
+                f"which is {error.limit}"
+            ) from error
+
+    def told(self, decision: Decision) -> Decision:
+        """In the limiter's own name."""
+        return _decision(
+            self.name,
+            decision.allowed,
+            decision.limit,
+            decision.remaining,
+            1,
+            1,
+            decision.retry_after_ns,
+            decision.reset_after_ns,
+            True,
+            decision.full,
+        )
+
+    def gave(self, key: Any, cost: Any) -> None:
+        if self.loose is not None and cost:
+            self.loose.add(key, cost)
+
+    def allow(self, key: Any, cost: Any = 1) -> bool:
+        return self.hit(key, cost).allowed
+
+    def hit(
+        self, key: Any, cost: Any = 1, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
+    ) -> Decision:
+        decision = self._ask(self.native.hit, key, cost, **self._given(rate, burst, more))
+        if decision.allowed:
+            self.gave(key, cost)
+        return self.told(decision)
+
+    def peek(
+        self, key: Any, cost: Any = 1, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
+    ) -> Decision:
+        return self.told(self._ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
+
+    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
+        reservation = self._ask(self.native.reserve, key, cost, max_delay)
+        if reservation.allowed:
+            self.gave(key, cost)
+        return _booked(reservation, lambda: self._cancelled(key, cost))
+
+    def _cancelled(self, key: Any, cost: int) -> None:
+        if self.loose is not None:
+            self.loose.take(key, cost)
+
+    def refund(
+        self, key: Any, cost: Any, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
+    ) -> None:
+        if self.loose is not None:
+            self.give_back_loose(key, cost)
+            return
+        self._ask(self.native.refund, key, cost, **self._given(rate, burst, more))
+
+    def acquire(self, key: Any, cost: Any) -> Taken:
+        lease = self._ask(self.native.acquire, key, cost)
+        return Taken(lease.allowed, b"", [], os.getpid(), lease, lease.full)
+
+    def keep(self, key: Any, cost: Any) -> Booked | Taken:
+        """What can be given back, and waits for nothing but a place in a leaky bucket's queue."""
+        if self.loose is not None:
+            return self.acquire(key, cost)
+        return self.reserve(key, cost, None if isinstance(self.native, LeakyBucket) else 0)
+
+    def take_loose(self, key: Any, cost: int) -> tuple[Any, int]:
+        count = self.loose.take(key, cost) if self.loose is not None else 0
+        return self.native._take_loose(key, count) if count else None, count
+
+    def give_back_loose(self, key: Any, cost: int) -> int:
+        count = self.loose.take(key, cost) if self.loose is not None else 0
+        if count:
+            self.native.refund(key, count)
+        return count
+
+
+class Shares:
+    """Of an ``AllOf``."""
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._shares = shares
+
+    @functools.cached_property
+    def _native(self) -> Any:
+        return AllOf(*[share.native for share in self._shares])
+
+    def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        return self._shares[0]._ask(method, *arguments)
+
+    def _gave(self, key: Any, cost: Any) -> None:
+        for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
+            share.gave(its_key, its_cost)
+
+    def allow(self, key: Any, cost: Any = 1) -> bool:
+        return self.hit(key, cost).allowed
+
+    def _told(self, decision: Decision) -> Decision:
+        bound = next(share for share in self._shares if share.native.name == decision.limiter)
+        return bound.told(decision)
+
+    def hit(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
+        decision = self._ask(self._native.hit, key, cost)
+        if decision.allowed:
+            self._gave(key, cost)
+        return self._told(decision)
+
+    def hit_each(self, key: Any, cost: Any) -> list[Decision]:
+        decisions = self._ask(self._native.hit_each, key, cost)
+        if all(decisions):
+            self._gave(key, cost)
+        return [share.told(decision) for share, decision in zip(self._shares, decisions, strict=True)]
+
+    def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
+        return self._told(self._ask(self._native.peek, key, cost))
+
+    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
+        reservation = self._ask(self._native.reserve, key, cost, max_delay)
+        return self._booked(reservation, key, cost)
+
+    def _booked(self, reservation: Any, key: Any, cost: Any) -> Booked:
+        if reservation.allowed:
+            self._gave(key, cost)
+        return _booked(reservation, lambda: self._cancelled(key, cost))
+
+    def _cancelled(self, key: Any, cost: Any) -> None:
+        for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
+            share._cancelled(its_key, its_cost)
+
+    def admit(self, keys: list[Any], costs: list[Any]) -> Admitted:
+        taken: list[Booked | Taken] = []
+        try:
+            for share, key, cost in zip(self._shares, keys, costs, strict=True):
+                taken.append(share.keep(key, cost))
+                if not taken[-1].allowed:
+                    break
+            else:
+                return [share.peek(key, 0) for share, key in zip(self._shares, keys, strict=True)], taken
+        except BaseException:
+            give_back(taken)
+            raise
+        give_back(taken)
+        return [share.peek(key, cost) for share, key, cost in zip(self._shares, keys, costs, strict=True)], []
+
+    def refund(self, key: Any, cost: Any, **more: Any) -> None:
+        for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
+            # Permits that are held have been given back, without Redis.
+            if share.loose is None:
+                share.refund(its_key, its_cost)
+
+
+def give_back(taken: Iterable[Booked | Taken]) -> None:
+    """What shares have given."""
+    for one in taken:
+        if isinstance(one, Taken):
+            one.local.release()
+        else:
+            for _ in one.cancel():
+                raise AssertionError("Redis was asked to give back what the host has given")
+
+
+def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:
+    """A key and a cost for each of several limiters."""
+    return key if isinstance(key, list) else [key] * count, cost if isinstance(cost, list) else [cost] * count
+
+
+def _booked(reservation: Any, cancelled: Callable[[], None]) -> Booked:
+    booked = Booked.now(reservation.allowed, 0, _cancelling(reservation, cancelled) if reservation.allowed else None)
+    booked.delay_ns, booked.full = reservation.delay_ns, reservation.full
+    booked.due_ns += reservation.delay_ns
+    return booked
+
+
+def _cancelling(reservation: Any, cancelled: Callable[[], None]) -> Talk[None]:
+    """Cancels it without a word to Redis."""
+    reservation.cancel()
+    cancelled()
+    yield from ()
+
+
+class Policy:
+    """Makes limiters' twins; none for ``deny``."""
+
+    def __init__(self, when_unavailable: str, namespace: str, host: Store | None, hosts: int) -> None:
+        self._kind, self._namespace, self._host, self._hosts = when_unavailable, namespace, host, hosts
+        self.raises = when_unavailable == "deny"
+
+    def twin_of(self, limiter: Asking, keys: Any) -> Unlimited | Share | None:
+        """`keys` is the limiter's argument of that name."""
+        if self.raises:
+            return None
+        if self._kind == "allow":
+            lease_s = limiter._algorithm.lease_us / 1e6 if isinstance(limiter, AskingHeld) else None
+            return Unlimited([limiter], [None if lease_s is None else Loose(lease_s)])
+        return Share(limiter, self._native(limiter, keys), self._share_of, self._hosts)
+
+    def twin_of_all(self, limiters: Sequence[Any]) -> Unlimited | Shares | None:
+        if self.raises:
+            return None
+        if self._kind == "allow":
+            # What they give out together, each takes back.
+            return Unlimited(limiters, [loose for limiter in limiters for loose in limiter._twin.loose])
+        return Shares([limiter._twin for limiter in limiters])
+
+    def _native(self, limiter: Asking, keys: Any) -> Any:
+        kind, store = limiter._kind, self._host
+        name = f"{self._namespace}:{limiter.name}"
+        if not name.isprintable():
+            name = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        make: Any = kind
+        if kind is Concurrency:
+            lease = timedelta(microseconds=limiter.lease_ns // 1000)
+            return make(store, name, self._share(limiter.limit), lease, keys=keys)
+        if kind is MinInterval:
+            # The gap, not what may come at once: longer by as much as the others take.
+            return make(store, name, timedelta(microseconds=self._hosts * limiter.interval_ns // 1000))
+        rate = self._share_of(limiter.rate)
+        if kind is TokenBucket:
+            return make(store, name, rate, burst=self._share(limiter.burst), refill=limiter.refill)
+        if kind is LeakyBucket:
+            return make(store, name, rate, capacity=self._share(limiter.capacity))
+        if kind is FixedWindow:
+            return make(store, name, rate, align=limiter.align)
+        if kind is SlidingWindow:
+            return make(store, name, rate, rounding=limiter.rounding)
+        if kind is BucketedWindow:
+            return make(store, name, rate, buckets=limiter.buckets)
+        assert kind is SlidingLog
+        if keys is None:
+            raise InvalidLimiter(
+                f"limiter {limiter.name!r} decides by the host's share while Redis is away, and a SlidingLog in shared "
+                "memory needs to know how many keys there may be: say keys=1000"
+            )
+        return make(store, name, rate, keys=keys)
+
+    def _share(self, limit: int) -> int:
+        return max(limit // self._hosts, 1)
+
+    def _share_of(self, rate: str | Rate) -> Rate:
+        rate = as_rate(rate)
+        return Rate.per_ns(self._share(rate.limit), rate.period_ns)
+
+
+def checked_policy(when_unavailable: Any, namespace: str, host: Any, hosts: Any) -> Policy:
+    if when_unavailable not in ("deny", "allow", "local"):
+        raise ValueError(f"when_unavailable is 'deny', 'allow' or 'local', not {shown(when_unavailable)}")
+    if host is not None and not isinstance(host, Store):
+        raise TypeError(f"host is the Store of this host that its processes share, not {shown(host)}")
+    if when_unavailable == "local":
+        if host is None:
+            raise ValueError(
+                "when_unavailable='local' keeps the host's share of each limit in shared memory: say host=Store(...)"
+            )
+        if hosts is None:
+            raise ValueError("when_unavailable='local' divides each limit by the number of hosts: say hosts=4")
+        if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
+            raise ValueError(f"hosts is a whole number of at least 1, not {shown(hosts)}")
+    elif hosts is not None:
+        raise ValueError("hosts says what a host's share of each limit is: it goes with when_unavailable='local'")
+    return Policy(when_unavailable, namespace, host, hosts or 1)

@@ -1,0 +1,174 @@
+"""What is wrong with the list of extents, and with the bytes that belong to none of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from forebay import layout
+from forebay.core.audit import keyed_hash, look_at_unused
+from forebay.core.concurrency import words_for
+from forebay.extents import ExtentEntry, Purpose
+from forebay.rate import MAX_PERIOD_NS
+from forebay.verification.findings import Finding, damage, note
+from forebay.verification.lists import limiter_names
+from forebay.verification.mapped_segment import MappedSegment
+
+__all__ = ["Extents", "KnownExtent"]
+
+# As in sliding_log.pyx, bucketed_window.pyx, concurrency.pyx and synced.pxd.
+MAX_LOG_LIMIT: Final = 2**23
+MAX_BUCKETS: Final = 2**16
+MAX_KEPT_BITS: Final = 32
+MAX_CONCURRENCY: Final = 2**24
+SYNCED_WORDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KnownExtent:
+    """An extent that lies where it may."""
+
+    number: int
+    entry: ExtentEntry
+    limiter: str = ""
+    purpose: Purpose | None = None
+    """None if what the entry says of that can't be."""
+
+    @property
+    def where(self) -> str:
+        return f"extent {self.number}" + (f", limiter {self.limiter!r}" if self.purpose else "")
+
+    @property
+    def end(self) -> int:
+        return self.entry.offset + self.entry.size
+
+
+class Extents:
+    """The list of extents, and what lies around them."""
+
+    def __init__(self, segment: MappedSegment) -> None:
+        self._segment = segment
+        self.sound: list[KnownExtent] = []
+        """Those that can be looked into, by the latest look and in the file's order."""
+
+    def look(self) -> list[Finding]:
+        """What is wrong with the list, or behind and between the extents."""
+        segment = self._segment
+        entries = list(segment.records(layout.EXTENT_ENTRY.size, layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY))
+        # After the list: whatever is in it is in the file, and its limiter has a name.
+        segment.map_what_was_added()
+        names = limiter_names(segment)
+        self.sound, found = [], []
+        identities = set()
+        used = 0
+        for number, raw in entries:
+            entry = ExtentEntry.unpack(raw)
+            if not entry.identity:
+                # Its maker was killed before the last step, or is about to take it.
+                continue
+            used += 1
+            where = f"extent {number}"
+            if used != number + 1:
+                found.append(damage(where, "a free entry before it", "none: entries are taken in order"))
+            if entry.identity in identities:
+                found.append(damage(where, f"identity {entry.identity:#x} for the second time", "one of its own"))
+            identities.add(entry.identity)
+            found += self._add(number, entry, names.get(entry.limiter))
+        self.sound.sort(key=lambda extent: extent.entry.offset)
+        for before, after in itertools.pairwise(self.sound):
+            if before.end > after.entry.offset:
+                found.append(damage(after.where, f"that it begins within {before.where}", "bytes of its own"))
+        # If there is something wrong with the list, bytes may seem to be nobody's.
+        return found or list(self._unused())
+
+    def _add(self, number: int, entry: ExtentEntry, name: bytes | None) -> Iterator[Finding]:
+        where, segment, purpose = f"extent {number}", self._segment, entry.purpose
+        if not entry.is_whole:
+            yield damage(
+                where,
+                f"{entry.size} bytes for {entry.keys} keys of {purpose.words_per_cell} words",
+                "cells and words for each of them",
+            )
+            return
+        if not entry.lies_within(segment.header.segment_size, len(segment.memory)):
+            yield damage(
+                where,
+                f"{entry.size} bytes at {entry.offset}",
+                f"a multiple of {layout.EXTENT_ALIGNMENT} behind the table and within the file's "
+                f"{len(segment.memory)} bytes",
+            )
+            return
+        known = KnownExtent(number, entry)
+        if not _is_possible(purpose):
+            yield damage(where, str(purpose), "numbers that fit each other: its words were not checked")
+        elif name is None:
+            yield damage(where, f"an extent of limiter {entry.limiter}", "one that is in the list of limiters")
+        elif keyed_hash(segment.header.hash_key, purpose.identity_text(name)) != entry.identity:
+            yield damage(
+                where,
+                f"identity {entry.identity:#x}",
+                f"that of limiter {name.decode(errors='replace')!r} and {purpose}: its words were not checked",
+            )
+        else:
+            known = KnownExtent(number, entry, name.decode(errors="replace"), purpose)
+        self.sound.append(known)
+
+    def _unused(self) -> Iterator[Finding]:
+        """Of bytes in which there is more than what aligns the next extent, and that are not zero."""
+        end, where = self._segment.header.segment_size, "behind the table"
+        for extent in self.sound:
+            size = extent.entry.offset - end
+            # With less, nothing can begin there.
+            yield from self._nobodys(end, extent.entry.offset, where, size >= layout.EXTENT_ALIGNMENT)
+            end, where = extent.end, f"behind {extent.where}"
+        yield from self._nobodys(end, len(self._segment.memory), where, True)
+
+    def _nobodys(self, first: int, last: int, where: str, is_told: bool) -> Iterator[Finding]:
+        if first == last:
+            return
+        blocked, used = look_at_unused(self._segment.memory, first, last)
+        size = f"{last - first} bytes {where}"
+        if used >= 0:
+            yield damage(
+                "the file",
+                f"{self._segment.memory[used : used + 8].hex()} at {used}, in {size} that are in no list",
+                "zeros: nobody writes to an extent that is not in the list",
+            )
+        elif is_told:
+            found = f"{size} that are in no list, all zero" + (f" but for {blocked} blocked cells" if blocked else "")
+            yield note("the file", found, "none: somebody makes an extent, or was killed while doing so")
+
+
+def _is_possible(purpose: Purpose) -> bool:
+    """Whether a limiter can have asked for it."""
+    limit, period_ns, words = purpose.limit, purpose.period_ns, purpose.words_per_cell
+    match purpose.algorithm:
+        case layout.ALGORITHM_SLIDING_LOG:
+            return (
+                1 <= limit <= MAX_LOG_LIMIT
+                and words == limit
+                and 1 <= period_ns <= MAX_PERIOD_NS
+                and purpose.low_bits == 1 + (limit - 1).bit_length() <= period_ns.bit_length()
+            )
+        case layout.ALGORITHM_BUCKETED_WINDOW:
+            return (
+                limit == 0
+                and 1 <= words <= MAX_BUCKETS
+                and 1 <= period_ns <= MAX_PERIOD_NS
+                and purpose.low_bits == min(period_ns.bit_length(), MAX_KEPT_BITS)
+            )
+        case layout.ALGORITHM_CONCURRENCY:
+            return 1 <= limit <= MAX_CONCURRENCY and words == words_for(limit) and period_ns == purpose.low_bits == 0
+        case layout.ALGORITHM_SYNCED_WINDOW:
+            return (
+                1 <= limit <= 2
+                and words == SYNCED_WORDS
+                and 1 <= period_ns <= MAX_PERIOD_NS
+                and 1 <= purpose.low_bits <= period_ns.bit_length()
+            )
+        case layout.ALGORITHM_SYNCED_BUCKET:
+            return words == SYNCED_WORDS and limit == period_ns == purpose.low_bits == 0
+        case _:
+            return False

@@ -1,0 +1,93 @@
+"""What is wrong with the header, the list of limiters, and the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forebay import layout
+from forebay.core.audit import LATEST_NS, keyed_hash
+from forebay.segment_file import BYTES_PER_KEY
+from forebay.verification.findings import Finding, damage, note
+from forebay.verification.mapped_segment import MappedSegment
+
+__all__ = ["counter_findings", "header_findings", "limiter_findings", "limiter_names"]
+
+
+def header_findings(segment: MappedSegment) -> list[Finding]:
+    memory, header = segment.memory, segment.header
+    pads = memory[layout.HEADER_STATE + 4 : layout.HEADER_MANUAL_NS]
+    rest = memory[layout.HEADER_EXTENTS_MAKER + 8 : layout.HEADER.size]
+    found = []
+    if any(pads) or any(rest):
+        found.append(damage("header", "bytes behind the fields that are not zero", "zeros"))
+    manual_ns = segment.u64(layout.HEADER_MANUAL_NS)
+    if segment.is_monotonic and manual_ns:
+        found.append(damage("header", f"a manual time, {manual_ns} ns", "0, as its clock is the host's"))
+    if manual_ns > LATEST_NS:
+        found.append(damage("header", f"a time of {manual_ns} ns", f"one up to {LATEST_NS}"))
+    if not 1 <= header.advertised_keys * BYTES_PER_KEY <= header.group_count * layout.GROUP_BYTES:
+        found.append(damage("header", f"{header.advertised_keys} keys in {header.group_count} groups", "room for them"))
+    if segment.is_monotonic:
+        now_ns = segment.now_ns()
+        if now_ns > LATEST_NS // 2:
+            found.append(damage("header", f"an epoch {now_ns} ns ago", f"at most {LATEST_NS // 2} ns"))
+        if not segment.is_of_this_boot:
+            found.append(note("header", "times of an earlier boot", "to be moved on by the next who attaches"))
+    return found
+
+
+def limiter_names(segment: MappedSegment) -> dict[int, bytes]:
+    """By number, the limiters whose names are in place."""
+    names = {}
+    for number, raw in segment.records(layout.LIMITER_ENTRY.size, layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY):
+        name_hash, length, name = layout.LIMITER_ENTRY.unpack(raw)
+        if name_hash and 1 <= length <= layout.LIMITER_NAME_BYTES:
+            names[number] = name[:length]
+    return names
+
+
+def limiter_findings(segment: MappedSegment) -> list[Finding]:
+    found = []
+    entries = dict(segment.records(layout.LIMITER_ENTRY.size, layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY))
+    for number, raw in entries.items():
+        where = f"limiter {number}"
+        name_hash, length, padded = layout.LIMITER_ENTRY.unpack(raw)
+        name = padded[:length]
+        if not name_hash:
+            found.append(damage(where, "a name in a free entry", "zeros"))
+        elif number and number - 1 not in entries:
+            found.append(damage(where, "a free entry before it", "none: entries are taken in order"))
+        elif not length:
+            found.append(note(where, "a name that is not in place", "the next who makes it to finish it"))
+        elif length > layout.LIMITER_NAME_BYTES or any(padded[length:]) or b"\0" in name or not _is_utf8(name):
+            found.append(damage(where, f"{length} bytes of {padded!r}", f"up to {layout.LIMITER_NAME_BYTES} of UTF-8"))
+        elif keyed_hash(segment.header.hash_key, name) != name_hash:
+            found.append(damage(where, f"a hash that is not that of its name {name!r}", "that"))
+    return found
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def counter_findings(segment: MappedSegment) -> Iterator[Finding]:
+    count = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
+    lines = list(segment.records(layout.COUNTER_LINE.size, layout.COUNTERS_OFFSET, count))
+    names = limiter_names(segment)  # after the counts: who counts has a name
+    for line, raw in lines:
+        where = f"counter line {line}"
+        limiter, pad, *counts = layout.COUNTER_LINE.unpack(raw)
+        # The shared ones are their limiters' by their place.
+        number = limiter - 1 if line < layout.OWNED_COUNTER_LINES else line - layout.OWNED_COUNTER_LINES
+        if number < 0:
+            yield damage(where, "counts in a line that was never used", "zeros")
+        elif number not in names or (limiter and line >= layout.OWNED_COUNTER_LINES):
+            yield damage(where, f"counts of limiter {max(number, limiter - 1)}", f"one of the {len(names)}")
+        elif pad:
+            yield damage(where, f"{pad:#x} in its padding", "0")
+        elif max(counts) >= 2**63:
+            yield damage(where, "a count of 2**63 or more", "one that can have been reached")

@@ -1,0 +1,314 @@
+"""Sleeping until a request is allowed: what ``wait`` and ``wait_async`` of every limiter do.
+
+A limiter that books ahead names the time at which each request may go, so the order of asking is the order of going.
+One that can't, or whose queue is full, only says when asking again may succeed. Those who wait for such a permit in
+this process, for one key of one limiter, stand in a *line*, threads and tasks alike: the first sleeps and asks again,
+the others sleep until it is their turn, and a newcomer goes to the end. Nothing is charged before it is due.
+
+Lines are not shared between processes: another one may take the permit for which the first of a line slept, who then
+sleeps again. A task whose event loop is stopped, but not closed, holds up those behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from forebay.errors import ForebayError, StoreClosed, shown
+from forebay.rate import Duration, as_delay_ns
+
+if TYPE_CHECKING:
+    from forebay.testing import ManualClock
+
+__all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "jittered", "released", "wait", "wait_async"]
+
+NS: Final = 1_000_000_000
+NEVER_NS: Final = 2**63
+LONGEST_SLEEP_NS: Final = 86_400 * NS  # every kind of sleep bears as much; a longer one is several
+FIRST_BACKOFF_NS: Final = 1_000_000
+LAST_BACKOFF_NS: Final = 50_000_000
+
+
+class Timed(Protocol):
+    """What a store has for its limiters to be waited for."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def _clock(self) -> ManualClock | None: ...
+    def _now_ns(self) -> int: ...
+
+
+class Booking(Protocol):
+    """What a limiter's ``reserve`` returns."""
+
+    @property
+    def allowed(self) -> bool: ...
+    @property
+    def delay_ns(self) -> int: ...
+    @property
+    def due_ns(self) -> int: ...
+    def cancel(self) -> None: ...
+
+
+class WaitedFor(Protocol):
+    """What a limiter has for being waited for."""
+
+    @property
+    def store(self) -> Timed: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def may_free_early(self) -> bool: ...
+    def reserve(self, key: Any, cost: Any, max_delay: float | None, /) -> Booking: ...
+
+
+def wait(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
+    """Sleep until `cost` permits of `key` are charged and due: True. False if that would take more than `timeout`."""
+    event = threading.Event()
+    turn = _Turn(limiter, key, cost, timeout, jitter, event, None)
+    try:
+        while (answer := turn.proceed()) is None:
+            if turn.wakeable:
+                event.wait(None if turn.clock else turn.left_s())
+            elif turn.clock:
+                turn.move_clock()
+            else:
+                while (seconds := turn.left_s()) > 0:
+                    time.sleep(seconds)
+        return answer
+    except BaseException:
+        turn.give_up()
+        raise
+
+
+async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
+    """As `wait`, in a task."""
+    event = asyncio.Event()
+    turn = _Turn(limiter, key, cost, timeout, jitter, event, asyncio.get_running_loop())
+    try:
+        while (answer := turn.proceed()) is None:
+            if turn.wakeable:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if turn.clock else turn.left_s()):
+                        await event.wait()
+            elif turn.clock:
+                await asyncio.sleep(0)  # who waits in a loop must let other tasks run here too
+                turn.move_clock()
+            else:
+                while (seconds := turn.left_s()) > 0:
+                    await asyncio.sleep(seconds)
+        return answer
+    except BaseException:
+        turn.give_up()
+        raise
+
+
+def check_pauses(timeout: Duration | None, jitter: float) -> int | None:
+    """The timeout in ns."""
+    if not isinstance(jitter, (int, float)) or not 0 <= jitter < 1:
+        raise ValueError(f"jitter is a number from 0 to below 1, not {shown(jitter)}")
+    return None if timeout is None else as_delay_ns(timeout, "timeout is None or")
+
+
+def jittered(duration_ns: int, jitter: float) -> int:
+    """Longer by a random share of up to `jitter`, and never shorter: that would be to ask in vain."""
+    return duration_ns + round(duration_ns * random.uniform(0, jitter)) if jitter else duration_ns
+
+
+def _host_ns() -> int:
+    # Not time.monotonic_ns, which a test may have frozen: sleep can't be.
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+def released(limiter: WaitedFor, key: object) -> None:
+    """A permit came back early: let whoever is first in line for it ask at once."""
+    if _lines:
+        with _lock:
+            _wake_first(_lines.get(_line_id(limiter, key)))
+
+
+class _Turn:
+    """One call of `wait`: what it has booked, and its place in the line.
+
+    KeyboardInterrupt may come at any instruction. Each step is therefore either not done yet or undone by `give_up`.
+    """
+
+    def __init__(
+        self,
+        limiter: WaitedFor,
+        key: object,
+        cost: object,
+        timeout: Duration | None,
+        jitter: float,
+        event: threading.Event | asyncio.Event,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        timeout_ns = check_pauses(timeout, jitter)
+        self.limiter, self.key, self.cost, self.jitter = limiter, key, cost, jitter
+        self.event, self.loop = event, loop
+        self.store = limiter.store
+        self.clock = self.store._clock
+        # Sleep follows the host's clock, whichever one decisions follow.
+        self.now_ns = self.segment_ns if self.clock else _host_ns
+        self.deadline_ns = NEVER_NS
+        if timeout_ns is not None:
+            self.deadline_ns = min(self.now_ns() + timeout_ns, NEVER_NS)
+        self.line: deque[_Turn] | None = None
+        self.booked: list[Booking] = []
+        self.backoff_ns = FIRST_BACKOFF_NS
+        # The pause that follows when `proceed` returns None, and whether the event ends it.
+        self.until_ns = 0
+        self.wakeable = False
+
+    def proceed(self) -> bool | None:
+        """True: the permits are due. False: they can't be in time. None: pause, and call this again."""
+        if self.booked:
+            self.segment_ns()  # raises StoreClosed
+            return True
+        self.event.clear()
+        return self.ask() if self.is_first(join=False) else self.stand_in_line()
+
+    def ask(self) -> bool | None:
+        left_ns = max(self.deadline_ns - self.now_ns(), 0)
+        max_delay = None if self.deadline_ns == NEVER_NS else left_ns / NS
+        # Python may raise KeyboardInterrupt between a call and the assignment of its result, and the booking would be
+        # lost. A list that is extended from a map has it before that.
+        self.booked.extend(map(self.limiter.reserve, (self.key,), (self.cost,), (max_delay,)))
+        reservation = self.booked[0]
+        if reservation.allowed:
+            self.leave()
+            if reservation.delay_ns == 0:
+                return True
+            self.pause_until_due(reservation)
+            return None
+        self.booked.clear()
+        may_free_early = self.limiter.may_free_early and not self.clock
+        if left_ns == 0 or (reservation.delay_ns > left_ns and not may_free_early):
+            self.leave()
+            return False
+        if not self.is_first(join=True):
+            return self.stand_in_line()
+        self.pause_until_due(reservation)
+        if may_free_early:
+            # Nothing wakes this process when another one gives a permit back.
+            self.wakeable = True
+            backoff_ns = jittered(self.backoff_ns, self.jitter)
+            self.until_ns = min(self.until_ns, self.now_ns() + backoff_ns, self.deadline_ns)
+            self.backoff_ns = min(2 * self.backoff_ns, LAST_BACKOFF_NS)
+        return None
+
+    def pause_until_due(self, reservation: Booking) -> None:
+        """Jitter makes it later, as far as the deadline allows."""
+        # A denial that names no time must not become a loop without sleep.
+        delay_ns = reservation.delay_ns or FIRST_BACKOFF_NS
+        # The segment's time is read first, so what passes between the readings makes it later.
+        asked_ns = reservation.due_ns - reservation.delay_ns - self.segment_ns() + self.now_ns()
+        until_ns = asked_ns + jittered(delay_ns, self.jitter)
+        self.until_ns = max(asked_ns + delay_ns, min(until_ns, self.deadline_ns))
+        self.wakeable = False
+
+    def stand_in_line(self) -> bool | None:
+        """Until it is this one's turn, or too late."""
+        if self.now_ns() >= self.deadline_ns:
+            self.leave()
+            return False
+        self.until_ns = self.deadline_ns
+        self.wakeable = True
+        return None
+
+    def segment_ns(self) -> int:
+        if self.store.closed:
+            raise StoreClosed(f"limiter {self.limiter.name!r} was used after its store was closed: {self.store!r}")
+        return self.store._now_ns()
+
+    def left_s(self) -> float:
+        """How much longer to pause, as far as one sleep may take."""
+        return min(self.until_ns - self.now_ns(), LONGEST_SLEEP_NS) / NS
+
+    def move_clock(self) -> None:
+        """Pause with a clock that stands still until it is moved."""
+        with _lock:
+            if self.clock and self.now_ns() < self.until_ns:
+                self.clock._set_ns(self.until_ns)
+
+    def is_first(self, *, join: bool) -> bool:
+        """Whether nobody waits before this one, which joins the line if somebody does, or if told to."""
+        if self.line is None and not (_lines or join):
+            return True
+        with _lock:
+            if self.line is None:
+                line_id = _line_id(self.limiter, self.key)
+                line = _lines.get(line_id)
+                if not (join or _first(line)):
+                    _lines.pop(line_id, None)
+                    return True
+                self.line = deque() if line is None else line
+                self.line.append(self)
+                _lines[line_id] = self.line
+            return _first(self.line) is self
+
+    def leave(self) -> None:
+        """Make room for the next one in line."""
+        if self.line is None:
+            return
+        with _lock:
+            if self in self.line:
+                self.line.remove(self)
+            _wake_first(self.line)
+            line_id = _line_id(self.limiter, self.key)
+            if not self.line and _lines.get(line_id) is self.line:
+                del _lines[line_id]
+            self.line = None
+
+    def give_up(self) -> None:
+        self.leave()
+        for reservation in self.booked:
+            with contextlib.suppress(ForebayError):
+                reservation.cancel()
+
+
+_lines: dict[object, deque[_Turn]] = {}
+# Held for a few instructions, never while a limiter is asked. Reentrant, because signal handlers and the garbage
+# collector may call `released` and `give_up`.
+_lock = threading.RLock()
+
+
+def _line_id(limiter: WaitedFor, key: object) -> object:
+    if line_of := getattr(limiter, "_line_of", None):
+        # Over Redis, those of one name and kind have each its own state if they have different windows.
+        return id(limiter.store), line_of(key)
+    # A limiter over several others may have a list of keys, one for each.
+    return id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key
+
+
+def _first(line: deque[_Turn] | None) -> _Turn | None:
+    """Whose turn it is; not a task's whose event loop was closed under it."""
+    while line and line[0].loop and line[0].loop.is_closed():
+        line.popleft()
+    return line[0] if line else None
+
+
+def _wake_first(line: deque[_Turn] | None) -> None:
+    first = _first(line)
+    if first and first.loop:
+        with contextlib.suppress(RuntimeError):  # closed at this moment
+            first.loop.call_soon_threadsafe(first.event.set)
+    elif first:
+        first.event.set()
+
+
+def _start_afresh() -> None:
+    global _lines, _lock
+    _lines = {}
+    _lock = threading.RLock()
+
+
+# The threads that wait, and the one that holds the lock, are not in a forked child.
+os.register_at_fork(after_in_child=_start_afresh)

@@ -1,0 +1,213 @@
+"""Who is asking: the client's address, which behind proxies is what a proxy that is trusted has seen.
+
+A proxy appends the address of whoever connected to it. So the list is read from the right: each address that is a
+trusted proxy's own vouches for the one before it, and the first that isn't is the client. Whatever stands further left
+the client may have made up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+
+from forebay.errors import InvalidLimiter, shown
+from forebay.web.native_requests import PeerKey
+
+__all__ = ["ClientAddress"]
+
+UNIX: Final = "unix"
+MOST_COMMAS: Final = 10
+"""In one proxy's element of ``Forwarded``."""
+
+UNIX_REMEDY: Final = (
+    'say which field the proxy sets, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give '
+    "the rules another key"
+)
+TELL_EVERY_S: Final = 60
+_log: Final = logging.getLogger("forebay.web")
+_told_s = -math.inf
+
+
+class UnknownPeer(InvalidLimiter):
+    """A ``ClientAddress`` was asked about a request whose server tells no address of its peer."""
+
+
+def tell_operator(error: UnknownPeer) -> None:
+    """Log how to mend it, once a minute at the most: it goes for every request."""
+    global _told_s
+    now_s = time.monotonic()
+    if now_s - _told_s >= TELL_EVERY_S:
+        _told_s = now_s
+        _log.error("requests are answered by 500: %s", error)
+
+
+# An element of `Forwarded` (RFC 7239): pairs of a token and a token or quoted text, separated by semicolons.
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
+_PAIR: Final = re.compile(rf"({_TOKEN})=({_TOKEN}|{_QUOTED})")
+_ELEMENT: Final = re.compile(rf"\s*+(?:{_PAIR.pattern})?(?:\s*+;\s*+(?:{_PAIR.pattern})?)*+\s*+")
+_WITH_PORT: Final = re.compile(r"\[([^\[\]]*)\](?::\w+)?|([^:]*)(?::\w+)?")
+
+
+class ClientAddress(PeerKey):
+    """A key function: the address of the client, an IPv6 one reduced to its network.
+
+    ``ClientAddress()`` is for servers that clients connect to. Behind proxies:
+    ``ClientAddress(trusted_proxies=["10.0.0.0/8"], header="X-Forwarded-For")``, with the networks of *all* proxies on
+    the way, and the one field that they set: ``X-Forwarded-For``, ``Forwarded``, or one that holds a single address,
+    such as ``X-Real-IP``. The field is believed only of a peer that is trusted, and read from the right. ``"unix"``
+    among the proxies is whoever connects over a Unix socket.
+
+    A host is given a whole IPv6 network, so one that asks from all its addresses is still one client: `ipv6_prefix` is
+    how many bits tell clients apart. `ipv4_prefix` likewise.
+
+    Raises ``InvalidLimiter`` for one of the two without the other, and for what isn't a network. An address that can't
+    be read ends the reading: the key is then the last proxy's, so all such requests share one limit. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        trusted_proxies: Iterable[str] = (),
+        header: str | None = None,
+        ipv4_prefix: int = 32,
+        ipv6_prefix: int = 64,
+    ) -> None:
+        if not isinstance(trusted_proxies, Iterable):
+            raise InvalidLimiter(f"trusted_proxies are networks, not {shown(trusted_proxies)}")
+        proxies = [trusted_proxies] if isinstance(trusted_proxies, str) else list(trusted_proxies)
+        if proxies and header is None:
+            raise InvalidLimiter(
+                f"the proxies {shown(proxies)} are trusted, but with which field? "
+                'Say header="X-Forwarded-For", or which one they set'
+            )
+        if header is not None and not proxies:
+            raise InvalidLimiter(
+                f"the field {shown(header)} would be believed of anybody, and anybody can send it: "
+                'say which proxies set it, trusted_proxies=["10.0.0.0/8"]'
+            )
+        if header is not None and not (isinstance(header, str) and re.fullmatch(_TOKEN, header)):
+            raise InvalidLimiter(f'a header field has a name such as "X-Forwarded-For", not {shown(header)}')
+        for what, prefix, most in (("ipv4_prefix", ipv4_prefix, 32), ("ipv6_prefix", ipv6_prefix, 128)):
+            if isinstance(prefix, bool) or not isinstance(prefix, int) or not 1 <= prefix <= most:
+                raise InvalidLimiter(f"{what} is from 1 to {most} bits, not {shown(prefix)}")
+        self._networks = [_network(proxy) for proxy in proxies if proxy != UNIX]
+        self._trusts_unix = UNIX in proxies
+        self._header = header
+        self._prefixes = {4: ipv4_prefix, 6: ipv6_prefix}
+        super().__init__(header)
+
+    @property
+    def needs_peer(self) -> bool:
+        """Whether it can't do without an address at the other end of the connection."""
+        return not self._trusts_unix
+
+    def __repr__(self) -> str:
+        networks = [str(network) for network in self._networks] + [UNIX] * self._trusts_unix
+        trusted = f"trusted_proxies={networks}, header={self._header!r}" if networks else ""
+        return f"ClientAddress({trusted})"
+
+    def key_of(self, peer: str | None, field: str | None) -> str:
+        if peer is None:
+            if not self._trusts_unix:
+                raise UnknownPeer(f"the server told no address of its peer, as of a Unix socket: {UNIX_REMEDY}")
+            client = None
+        else:
+            client = _address(peer)
+            if client is None:
+                return peer
+            if not self._is_trusted(client):
+                return self._reduced(client)
+        for hop in self._hops_from_the_last(field or ""):
+            address = _address(hop)
+            if address is None:
+                break
+            client = address
+            if not self._is_trusted(client):
+                break
+        return UNIX if client is None else self._reduced(client)
+
+    def _hops_from_the_last(self, field: str) -> Iterator[str]:
+        if self._header is not None and self._header.lower() == "forwarded":
+            return _forwarded_from_the_last(field)
+        return reversed(field.split(","))
+
+    def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
+        return any(address in network for network in self._networks)
+
+    def _reduced(self, address: IPv4Address | IPv6Address) -> str:
+        prefix = self._prefixes[address.version]
+        if prefix == address.max_prefixlen:
+            return str(address)
+        return str(ip_network((address, prefix), strict=False))
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        if not isinstance(text, str):
+            raise TypeError(f"it is {type(text).__name__}")
+        network = ip_network(text)
+    except (ValueError, TypeError) as error:
+        raise InvalidLimiter(
+            f'a trusted proxy is a network such as "10.0.0.0/8", an address, or "unix", not {shown(text)}: {error}'
+        ) from None
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    if mapped is not None and network.prefixlen >= 96:
+        network = IPv4Network((mapped, network.prefixlen - 96))
+    if network.prefixlen == 0:
+        raise InvalidLimiter(
+            f"{shown(text)} is everybody, so whatever a client makes up would be believed: name your proxies' networks"
+        )
+    return network
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """An address with or without a port or brackets. IPv4 in IPv6 is IPv4."""
+    text = text.strip()
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        match = _WITH_PORT.fullmatch(text)
+        if match is None:
+            return None
+        try:
+            address = ip_address((match[1] or match[2] or "").partition("%")[0])
+        except ValueError:
+            return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _forwarded_from_the_last(field: str) -> Iterator[str]:
+    """Whom each proxy has seen, by ``Forwarded``, the last one first. One that can't be read is empty, and the end.
+
+    From the right, for what stands left a client may have made up, a quote that never ends among it. An element ends at
+    a comma outside quotes: what follows a comma inside of them has a quote too many, and is no element.
+    """
+    end = len(field)
+    while end > 0:
+        start = end
+        for _ in range(MOST_COMMAS):
+            start = field.rfind(",", 0, start)
+            if _ELEMENT.fullmatch(field, start + 1, end):
+                break
+            if start < 0:
+                yield ""
+                return
+        else:
+            yield ""
+            return
+        yield _for(field[start + 1 : end])
+        end = start
+
+
+def _for(element: str) -> str:
+    """Whom a proxy has seen, by one element; empty if it doesn't say so, or twice."""
+    found = [value for name, value in _PAIR.findall(element) if name.lower() == "for"]
+    if len(found) != 1:
+        return ""
+    return re.sub(r"\\(.)", r"\1", found[0][1:-1]) if found[0].startswith('"') else found[0]

@@ -1,0 +1,247 @@
+"""The requests of WSGI and ASGI, and who sent them: what every limited request needs, so it is compiled."""
+
+cimport cython
+
+import contextlib
+
+from forebay.web.paths import odd_readings, path_of_url
+
+
+cdef enum:
+    MOST_REMEMBERED = 4096       # peers and fields, with what they came to
+    LONGEST_REMEMBERED = 200     # characters of a field
+
+
+cdef bint is_plain(str path):
+    """Whether every router takes it for what it is, but for a slash or a line's end behind it."""
+    cdef Py_UCS4 character, before = 0
+    if not path.startswith("/"):
+        return False
+    for character in path:
+        if character == u"%" or character == u";" or character == 0xFFFD:
+            return False
+        if before == u"/" and (character == u"/" or character == u"." or character == u"@"):
+            return False
+        before = character
+    return True
+
+
+def readings(*paths):
+    """Everything that a router may take one of these for, each once; nothing if it may be any path."""
+    cdef dict found = {}
+    for path in paths:
+        if is_plain(path):
+            found[path] = None
+            continue
+        odd = odd_readings(path)
+        if not odd:
+            return ()
+        found.update(dict.fromkeys(odd))
+    return tuple(found)
+
+
+cdef tuple OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override")
+
+
+def methods(method, header):
+    """The method of a request, and those that it asks by a field to be taken for. `header` tells a field's value."""
+    told = [header(name.decode()) for name in OVERRIDES]
+    return with_overrides(method, [value for value in told if value])
+
+
+cdef tuple with_overrides(str method, list told):
+    if not told:
+        return (method,)
+    return (method, *[name.strip().upper() for value in told for name in value.split(",")])
+
+
+cdef object decoded(str path):
+    """The bytes of a path, each as a character, as text."""
+    return path if path.isascii() else path.encode("latin-1", "replace").decode("utf-8", "replace")
+
+
+cdef str joined(str root, str path):
+    return root + path if not root or not path or path.startswith("/") else root + "/" + path
+
+
+@cython.final
+@cython.freelist(16)
+cdef class WSGIRequest:
+    """The request of a WSGI environment."""
+
+    def __cinit__(self, environ, route=None):
+        self.native = environ
+        self.route = route
+
+    @property
+    def method(self):
+        # Some servers leave it as it was sent, and frameworks take post for POST.
+        return self.native["REQUEST_METHOD"].upper()
+
+    @property
+    def methods(self):
+        cdef dict environ = self.native if type(self.native) is dict else dict(self.native)
+        cdef list told = []
+        for name in ("HTTP_X_HTTP_METHOD_OVERRIDE", "HTTP_X_HTTP_METHOD", "HTTP_X_METHOD_OVERRIDE"):
+            value = environ.get(name)
+            if value:
+                told.append(value)
+        return with_overrides(self.method, told)
+
+    @property
+    def path(self):
+        return decoded(joined(self.native.get("SCRIPT_NAME", ""), self.native.get("PATH_INFO", "")))
+
+    @property
+    def paths(self):
+        cdef str root = self.native.get("SCRIPT_NAME", "")
+        cdef str inside = self.native.get("PATH_INFO", "")
+        cdef list asked, texts
+        if not root and self.route is None and inside.isascii() and is_plain(inside):
+            return (inside,)
+        asked = [joined(root, inside), inside] if root else [inside]
+        texts = [decoded(path) for path in asked]
+        # Some take what isn't UTF-8 for Latin-1.
+        texts += [path for path, text in zip(asked, texts) if "\ufffd" in text]
+        if self.route is not None:
+            texts.append(self.route)
+        return readings(*texts)
+
+    @property
+    def peer(self):
+        return self.peer_told()
+
+    cdef object peer_told(self):
+        return self.native.get("REMOTE_ADDR") or None
+
+    @property
+    def user(self):
+        return self.native.get("REMOTE_USER") or None
+
+    @property
+    def content_length(self):
+        return self.native.get("CONTENT_LENGTH") or None
+
+    def header(self, name):
+        variable = name.upper().replace("-", "_")
+        # Of CGI: the only two fields that are called otherwise.
+        if variable not in ("CONTENT_LENGTH", "CONTENT_TYPE"):
+            variable = "HTTP_" + variable
+        return self.native.get(variable) or None
+
+
+@cython.final
+@cython.freelist(16)
+cdef class ASGIRequest:
+    """The request of an ASGI scope."""
+
+    def __cinit__(self, scope):
+        self.native = scope
+
+    @property
+    def method(self):
+        return self.native["method"].upper() if self.native["type"] == "http" else "WEBSOCKET"
+
+    @property
+    def methods(self):
+        return with_overrides(
+            self.method, [value.decode("latin-1") for name, value in self.native["headers"] if name in OVERRIDES]
+        )
+
+    @property
+    def path(self):
+        return self.native["path"]
+
+    @property
+    def paths(self):
+        cdef str path = self.native["path"]
+        # Of a whole URL Quart takes the host off before the root.
+        cdef list sent = [path] if path.startswith("/") else [path, path_of_url(path)]
+        cdef list asked = sent.copy()
+        for name in ("root_path", "app_root_path"):
+            root = self.native.get(name)
+            for known in sent if root else ():
+                # Some servers tell of the root in front of the path, others only by itself.
+                _, found, inside = known.partition(root)
+                asked.append(inside if found else root + known)
+        if len(asked) == 1 and is_plain(path):
+            return (path,)
+        return readings(*asked)
+
+    @property
+    def peer(self):
+        return self.peer_told()
+
+    cdef object peer_told(self):
+        client = self.native.get("client")
+        return client[0] if client else None
+
+    @property
+    def user(self):
+        """As Starlette's ``AuthenticationMiddleware`` leaves it, or text."""
+        user = self.native.get("user")
+        if user is None or isinstance(user, str):
+            return user or None
+        if not getattr(user, "is_authenticated", True):
+            return None
+        for attribute in ("identity", "display_name"):
+            # Starlette's own users have a name only; the identity is there, and not implemented.
+            with contextlib.suppress(AttributeError, NotImplementedError):
+                if name := getattr(user, attribute):
+                    return str(name)
+        return None
+
+    @property
+    def content_length(self):
+        return self.header("content-length")
+
+    def header(self, name):
+        wanted = name.lower().encode("latin-1")
+        values = [value for key, value in self.native["headers"] if key == wanted]
+        return b",".join(values).decode("latin-1") if values else None
+
+
+cdef class PeerKey:
+    """A key function by a request's peer and perhaps one of its fields, which remembers what these came to.
+
+    ``key_of(peer, field)`` is asked about others; ``PeerKey(None)`` is one that looks at no field. Thread-safe.
+    """
+
+    def __init__(self, field_name):
+        self.field_name = field_name
+        self.known = {}
+
+    def __call__(self, request):
+        return self.key_for(request)
+
+    cdef object key_for(self, object request):
+        if type(request) is ASGIRequest:
+            peer = (<ASGIRequest>request).peer_told()
+        elif type(request) is WSGIRequest:
+            peer = (<WSGIRequest>request).peer_told()
+        else:
+            peer = request.peer
+        if self.field_name is None:
+            asked = peer
+            field = None
+        else:
+            field = request.header(self.field_name)
+            if field is not None and len(field) > LONGEST_REMEMBERED:
+                return self.key_of(peer, field)
+            asked = peer, field
+        key = self.known.get(asked)
+        if key is None:
+            key = self.key_of(peer, field)
+            if len(self.known) >= MOST_REMEMBERED:
+                self.known.clear()
+            self.known[asked] = key
+        return key
+
+    def key_of(self, peer, field):
+        raise NotImplementedError
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self

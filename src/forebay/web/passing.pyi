@@ -1,0 +1,77 @@
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
+from typing import Any, TypeAlias, final
+
+from typing_extensions import disjoint_base
+
+from forebay.core.decision import Decision
+from forebay.web.answers import Denial
+from forebay.web.gate import Gate, OnEnd, Plan
+from forebay.web.request import Environ, KeyFunction, Request, Scope, WSGIRequest
+
+_Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+@final
+class Passage:
+    @property
+    def fields(self) -> Sequence[tuple[Any, Any]]: ...
+    @property
+    def on_end(self) -> OnEnd | None: ...
+    def __init__(self, fields: Sequence[tuple[Any, Any]], on_end: OnEnd | None = None) -> None: ...
+
+@final
+class RateLimitFields:
+    def __new__(
+        cls, policy_field: Any, name: Any, encoded: bool, prefixes: Iterable[str], held: Iterable[bool]
+    ) -> RateLimitFields: ...
+    def __call__(self, decisions: Sequence[Decision], partitions: Sequence[str]) -> list[Any]: ...
+
+@final
+class Charging:
+    def __new__(
+        cls,
+        plan: Plan,
+        hit: Callable[..., Any],
+        key_of: KeyFunction,
+        cost_of: Callable[[Request], Any] | None,
+        cost: Any,
+        is_one: bool,
+    ) -> Charging: ...
+    def __call__(self, request: Request) -> Passage | Denial: ...
+
+@final
+class StartWithFields:
+    def __call__(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None
+    ) -> Callable[[bytes], object]: ...
+
+@disjoint_base
+class Passing:
+    app: Any
+    @property
+    def gate(self) -> Gate: ...
+    @gate.setter
+    def gate(self, gate: Gate) -> None: ...
+
+class WSGIPassing(Passing):
+    app: Callable[..., Iterable[bytes]]
+    def __call__(
+        self, environ: Environ, start_response: Callable[..., Callable[[bytes], object]]
+    ) -> Iterable[bytes]: ...
+    def _pass_on(
+        self,
+        app: Callable[..., Iterable[bytes]],
+        request: WSGIRequest,
+        start_response: Callable[..., Callable[[bytes], object]],
+    ) -> Iterable[bytes]: ...
+
+@final
+class SendWithFields:
+    def __init__(self, send: _Send, fields: Iterable[Any]) -> None: ...
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]: ...
+
+class ASGIPassing(Passing):
+    app: Callable[[Scope, _Receive, _Send], Awaitable[None]]
+    def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> Coroutine[Any, Any, None]: ...
+
+def with_fields(message: MutableMapping[str, Any], fields: Iterable[Any]) -> dict[str, Any]: ...

@@ -1,0 +1,186 @@
+"""How limits show in header fields: ``RateLimit`` and ``RateLimit-Policy`` of draft-ietf-httpapi-ratelimit-headers-10,
+or their forerunners, those of -06 among them.
+
+A field says what the decision said: a request that comes after the seconds told is not denied for having believed them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from forebay.core.concurrency import Concurrency
+from forebay.core.decision import Decision
+from forebay.errors import InvalidLimiter, shown
+from forebay.rate import Rate
+from forebay.web.passing import RateLimitFields
+from forebay.web.rules import kind_of
+
+__all__ = ["Policy", "header_writer", "rate_of"]
+
+NS: Final = 1_000_000_000
+Fields: TypeAlias = list[Any]
+Pair: TypeAlias = Callable[[str, str], tuple[Any, Any]]
+Writer: TypeAlias = Callable[[Sequence[Decision], Sequence[str]], Fields]
+
+
+def rate_of(limiter: Any) -> Rate | None:
+    """None for a ``Concurrency``."""
+    return getattr(limiter, "rate", None)
+
+
+def allowance(limiter: Any) -> str:
+    """How many requests may be made, for people."""
+    rate = rate_of(limiter)
+    count = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
+    requests = "1 request" if count == 1 else f"{count} requests"
+    if rate is None:
+        return f"{requests} at a time"
+    burst = getattr(limiter, "burst", count)
+    at_once = "" if burst == count else f", and {burst} at once"
+    return f"{requests} per {str(rate).partition(' per ')[2]}{at_once}"
+
+
+class Policy:
+    """One limiter's items of the fields."""
+
+    __slots__ = ("is_held", "name", "policy_item", "prefix", "quota", "window_s")
+
+    def __init__(self, limiter: Any) -> None:
+        rate = rate_of(limiter)
+        # As text in a field may be: ASCII, and no control characters.
+        self.name = "".join(
+            c if c.isprintable() else "?" for c in limiter.name.encode("ascii", "backslashreplace").decode()
+        )
+        name = '"' + self.name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        self.is_held = kind_of(limiter) is Concurrency
+        self.prefix = f"{name};r="
+        self.quota: int = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
+        self.window_s = 0
+        if kind_of(limiter) is Concurrency:
+            self.policy_item = f'{name};q={self.quota};qu="concurrent-requests"'
+            return
+        assert rate is not None
+        whole_s, rest_ns = divmod(rate.period_ns, NS)
+        if rest_ns == 0:
+            self.window_s = whole_s
+            self.policy_item = f"{name};q={self.quota};w={whole_s}"
+        elif NS % rate.period_ns == 0:
+            self.window_s = 1
+            self.quota *= NS // rate.period_ns
+            self.policy_item = f"{name};q={self.quota};w=1"
+        else:
+            self.policy_item = f"{name};q={self.quota}"
+
+    def wait_s(self, decision: Decision) -> int:
+        """Whole seconds until there is more than now; 0 if there can't be, or nobody knows."""
+        return 0 if self.is_held else -(-decision.next_after_ns // NS)
+
+
+def header_writer(styles: Iterable[str], policies: Sequence[Policy], told: Sequence[Policy], encoded: bool) -> Writer:
+    """A function that turns the decisions of `policies`, in their order, into fields; `encoded` ones are bytes.
+
+    It takes the decisions, and for each a text that says of which partition it is (`partition_text`), or none at all.
+    `told` are all that the request is under: of a denied one, only those that denied have a decision to tell.
+    """
+    writers = [_WRITERS[style](policies, told, _encoded if encoded else _plain) for style in styles]
+    if len(writers) == 1:
+        return writers[0]
+    return lambda decisions, partitions: [field for writer in writers for field in writer(decisions, partitions)]
+
+
+def _plain(name: str, value: str) -> tuple[str, str]:
+    return name, value
+
+
+def _encoded(name: str, value: str) -> tuple[bytes, bytes]:
+    return _ENCODED_NAMES[name], value.encode("ascii")
+
+
+def checked_styles(styles: str | Iterable[str]) -> tuple[str, ...]:
+    names = (styles,) if isinstance(styles, str) else tuple(styles) if isinstance(styles, Iterable) else (styles,)
+    if isinstance(styles, Mapping):
+        raise InvalidLimiter(f"header fields are named by a text or several, not by {shown(styles)}; () for none")
+    for name in names:
+        if not isinstance(name, str) or name not in _WRITERS:
+            raise InvalidLimiter(f"header fields are of {', '.join(_WRITERS)}, not {shown(name)}; () for none")
+    if len(set(names)) < len(names):
+        raise InvalidLimiter(f"header fields of {shown(names)} would be sent twice: name each once")
+    if {"draft-10", "draft-06"} <= set(names):
+        raise InvalidLimiter("draft-10 and draft-06 each have a RateLimit-Policy of their own: take one of them")
+    return names
+
+
+def partition_text(secret: bytes, limiter: Any, key: object) -> str:
+    """The parameter ``pk``: the same for the same key, and nobody learns the key from it."""
+    digest = hashlib.blake2b(repr((limiter.name, key)).encode("utf-8", "surrogatepass"), key=secret, digest_size=9)
+    return f";pk=:{base64.b64encode(digest.digest()).decode()}:"
+
+
+def _draft_10(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair) -> Writer:
+    all_of_them = pair("RateLimit-Policy", ", ".join(policy.policy_item for policy in told))
+    name, _ = pair("RateLimit", "")
+    return RateLimitFields(
+        all_of_them, name, pair is _encoded, [policy.prefix for policy in policies], [p.is_held for p in policies]
+    )
+
+
+def _tightest(policies: Sequence[Policy], decisions: Sequence[Decision]) -> tuple[Policy, Decision]:
+    """The limit with the fewest permits left; of those that deny, the one with the longest wait."""
+    return min(
+        zip(policies, decisions, strict=True),
+        key=lambda pair: (pair[1].allowed, pair[1].remaining if pair[1].allowed else -pair[1].retry_after_ns),
+    )
+
+
+def _draft_06(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair) -> Writer:
+    all_of_them = pair(
+        "RateLimit-Policy", ", ".join(f"{p.quota};w={p.window_s}" if p.window_s else f"{p.quota}" for p in told)
+    )
+
+    def write(decisions: Sequence[Decision], partitions: Sequence[str]) -> Fields:
+        if not policies:
+            return [all_of_them]
+        policy, decision = _tightest(policies, decisions)
+        return [
+            pair("RateLimit-Limit", str(policy.quota)),
+            pair("RateLimit-Remaining", str(decision.remaining)),
+            pair("RateLimit-Reset", str(policy.wait_s(decision))),
+            all_of_them,
+        ]
+
+    return write
+
+
+def _x_ratelimit(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair) -> Writer:
+    def write(decisions: Sequence[Decision], partitions: Sequence[str]) -> Fields:
+        if not policies:
+            return []
+        policy, decision = _tightest(policies, decisions)
+        return [
+            pair("X-RateLimit-Limit", str(policy.quota)),
+            pair("X-RateLimit-Remaining", str(decision.remaining)),
+            # The second of the wall clock, as GitHub and Flask-Limiter have it.
+            pair("X-RateLimit-Reset", str(math.ceil(time.time()) + policy.wait_s(decision))),
+        ]
+
+    return write
+
+
+_WRITERS: Final[dict[str, Callable[[Sequence[Policy], Sequence[Policy], Pair], Writer]]] = {
+    "draft-10": _draft_10,
+    "draft-06": _draft_06,
+    "x-ratelimit": _x_ratelimit,
+}
+_ENCODED_NAMES: Final = {
+    name: name.lower().encode()
+    for name in [
+        *("RateLimit", "RateLimit-Policy"),
+        *("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"),
+        *("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
+    ]
+}

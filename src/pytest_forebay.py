@@ -1,0 +1,41 @@
+"""Fixtures for users' tests. pytest finds them by itself wherever forebay is installed.
+
+A module of its own, which imports forebay only when a test asks for a fixture: other tests don't pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from forebay import Store
+    from forebay.testing import ManualClock
+
+
+@pytest.fixture
+def forebay_clock() -> ManualClock:
+    """A clock that stands at 0 until the test moves it: ``forebay_clock.advance(60)``."""
+    from forebay.testing import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def forebay_store(forebay_clock: ManualClock) -> Iterator[Store]:
+    """An empty private store for 10,000 keys, with the time of ``forebay_clock``."""
+    from forebay import Store
+
+    with Store.private(keys=10_000, clock=forebay_clock) as store:
+        yield store
+
+
+@pytest.fixture
+def forebay_private_stores(forebay_clock: ManualClock) -> Iterator[None]:
+    """Stores that are made during the test are private and have the time of ``forebay_clock``."""
+    from forebay.testing import private_stores
+
+    with private_stores(forebay_clock):
+        yield
