@@ -42,8 +42,8 @@ def redis_store(redis_port: int) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def synced(store: Store, redis_store: RedisStore) -> Iterator[SyncedStore]:
-    """Whose thread doesn't wake while something is measured."""
-    with SyncedStore(redis_store, store, "1 hour", keys=KEYS) as opened:
+    """Whose thread doesn't wake while something is measured, with room so that no key costs another one its cell."""
+    with SyncedStore(redis_store, store, "1 hour", keys=2 * KEYS) as opened:
         yield opened
 
 
