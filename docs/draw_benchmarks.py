@@ -1,0 +1,124 @@
+"""Draw what one decision costs, for README.md: figures from the table in benchmarks.md, by what a limit counts for.
+
+Run without arguments to write the picture; with ``--check`` to fail when it differs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+
+from draw_algorithms import BLUE, DOCUMENT, GREY, INK, PALE_BLUE, PICTURES, Drawing
+
+TABLE = DOCUMENT.parent / "benchmarks.md"
+PICTURE = PICTURES / "benchmarks" / "decisions.svg"
+
+# The axis is logarithmic, in ns.
+LOW, HIGH = 10, 1_000_000
+MARKS = {10: "10 ns", 100: "100 ns", 1_000: "1 µs", 10_000: "10 µs", 100_000: "100 µs"}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of the table: its section, and its first column up to what stands in parentheses at its end."""
+
+    label: str
+    section: str
+    row: str
+
+    @property
+    def ours(self) -> bool:
+        return self.label.startswith("forebay")
+
+
+CACHED, BEYOND, PEERS = "One process, in cache", "One process, beyond the cache", "Others, allowed"
+GROUPS = {
+    "The limit counts for one process": [
+        Bar("a dict, no lock", "Floors", "token bucket in a dict: no lock, not shared"),
+        Bar("rust-py-rate-limit", PEERS, "`rust-py-rate-limit`, fixed window"),
+        Bar("token_bucket", PEERS, "`token_bucket`"),
+        Bar("limits, in memory", PEERS, "`limits` in memory, fixed window"),
+        Bar("throttled-py, in memory", PEERS, "`throttled-py` in memory, GCRA"),
+        Bar("pyrate-limiter", PEERS, "`pyrate-limiter`, token bucket, one for all keys"),
+    ],
+    "The limit counts for the host": [
+        Bar("forebay, allow", CACHED, "`allow`, one hot key, allowed"),
+        Bar("forebay, hit with a Decision", CACHED, "`hit` with a full `Decision`, allowed"),
+        Bar("forebay, 10 million live keys", BEYOND, "`allow`, random among 10,000,000 live keys"),
+        Bar("multiprocessing, lock and value", PEERS, "`multiprocessing` lock and value, one key, nobody else"),
+        Bar("multiprocessing, manager", PEERS, "`multiprocessing` manager: dict and lock"),
+    ],
+    "The limit counts for the cluster: all hosts that reach one Redis": [
+        Bar("forebay, leased in batches", "Over Redis", "leased `TokenBucket.allow`, with all it borrows"),
+        Bar("forebay, synced at intervals", "Synced over Redis", "`allow`, token bucket"),
+        Bar("forebay, every decision in Redis", "Over Redis", "`TokenBucket.allow`"),
+        Bar("limits, in Redis", "Over Redis", "`limits`, fixed window: a bool"),
+        Bar("throttled-py, in Redis", "Over Redis", "`throttled-py`, GCRA"),
+    ],
+}
+
+
+class Chart(Drawing):
+    def at(self, cost: float) -> float:
+        return self.left + (self.right - self.left) * math.log(cost / LOW) / math.log(HIGH / LOW)
+
+
+def costs_of(table: str) -> dict[tuple[str, str], str]:
+    """The median costs in the table, as they are written, by section and row. Of equal rows the last one's."""
+    costs, section = {}, ""
+    for line in table.splitlines():
+        if heading := re.match(r"\| \*\*(.+?)\*\* \|", line):
+            section = heading[1]
+        elif row := re.match(r"\| (.+?)(?: \([^)]*\))? \| ([\d,.]+ ns) \|", line):
+            costs[section, row[1]] = row[2]
+    return costs
+
+
+def nanoseconds(cost: str) -> float:
+    return float(cost.removesuffix(" ns").replace(",", ""))
+
+
+def draw(table: str) -> str:
+    costs = costs_of(table)
+    groups = {
+        title: sorted(((costs[bar.section, bar.row], bar) for bar in bars), key=lambda pair: nanoseconds(pair[0]))
+        for title, bars in GROUPS.items()
+    }
+    step, gap, top = 22, 38, 66
+    floor = top + step * sum(map(len, groups.values())) + gap * (len(groups) - 1) + 4
+    drawing = Chart(floor + 28, 260, "What one decision costs, and what the limit counts for", "draw_benchmarks.py")
+    drawing.text(drawing.right, 26, "median cost of one decision, logarithmic", anchor="end", more='font-size="12"')
+    for mark, label in MARKS.items():
+        drawing.text(drawing.at(mark), floor + 16, label, anchor="middle")
+    base = top
+    for title, bars in groups.items():
+        drawing.text(16, base - 14, title, more='font-weight="600"')
+        lines = "".join(f"M{drawing.at(mark):g} {base}v{step * len(bars)}" for mark in MARKS)
+        drawing.parts.append(f'<path d="{lines}" stroke="{GREY}"/>')
+        for cost, bar in bars:
+            drawing.label(base + 15, bar.label)
+            value = nanoseconds(cost)
+            drawing.blocks([(LOW, value, base + 18, base + 3)], BLUE if bar.ours else PALE_BLUE)
+            drawing.text(drawing.at(value) + 6, base + 15, cost, colour=BLUE if bar.ours else INK)
+            base += step
+        base += gap
+    return drawing.finish()
+
+
+def main() -> None:
+    wanted = draw(TABLE.read_text())
+    if "--check" in sys.argv[1:]:
+        raise SystemExit(
+            None
+            if PICTURE.exists() and PICTURE.read_text() == wanted
+            else f"docs/pictures/benchmarks/{PICTURE.name} differs from the table in docs/benchmarks.md: "
+            "run python docs/draw_benchmarks.py"
+        )
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    PICTURE.write_text(wanted)
+
+
+if __name__ == "__main__":
+    main()
