@@ -472,7 +472,8 @@ def test_a_throttle_of_nothing_denies_everything(rest: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", ["timer", "cache"])
 def test_what_has_no_effect_on_a_throttle_is_refused_when_its_class_is_made(rest: ModuleType, name: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match=f"Sketches sets {name}, which has no effect on a throttle of forebay"):
+    message = f"Sketches sets {name}, which has no effect on a throttle of forebay"
+    with pytest.raises(ImproperlyConfigured, match=message):
         keyed(rest.UserRateThrottle, **{name: lambda self: 0})
 
 
