@@ -399,6 +399,7 @@ cdef class CellLimiter(Limiter):
             next.decided_ns = ask.verdict.decided_ns
             self.table.prepare(ask.verdict.cell, ask.seen.state, &next, ask.draw)
         if not cas128_acq_rel(ask.verdict.cell, ask.seen, ask.wanted):
+            self.count(&self.counters.cas_retries, 1)
             return False
         ask.verdict.state = ask.wanted.state
         if self.record != NULL:
