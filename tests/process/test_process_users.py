@@ -224,7 +224,7 @@ def test_a_killed_rebaser_leaves_the_clock_to_the_next(crew: Crew, name: str) ->
 
 
 def test_processes_of_two_boot_ids_that_start_at_once_share_one_clock(crew: Crew, name: str) -> None:
-    """Whoever attaches first; the others of its boot share its limit, those of the other are refused."""
+    """The first to attach decides which boot's; processes of that boot share its limit, the others are refused."""
     for _ in range(20):
         meeting = Meeting(4)
         results = crew.run(4, _admitted_or_refused, name, meeting)
@@ -237,10 +237,14 @@ def _admitted_or_refused(me: int, name: str, meeting: Meeting) -> int | None:
     if me % 2:
         Host(step_s=HOUR_S // 2).enter()
     meeting.wait(me)
-    try:
-        store = Store(name, keys=1000)
-    except ClockMismatch:
-        store = None
+    with warnings.catch_warnings():
+        # A process of the other boot may come between a creation and the creator's attaching. To it the segment was
+        # made in the future: it warns, and starts an empty one.
+        warnings.filterwarnings("ignore", message=".* which can't be, and starts empty", category=RuntimeWarning)
+        try:
+            store = Store(name, keys=1000)
+        except ClockMismatch:
+            store = None
     admitted = None
     if store is not None:
         bucket = TokenBucket(store, "api", "10/day", burst=LIMIT)
