@@ -58,14 +58,14 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
-    """``tell("kills", 3000)``: a figure for the end of the run. Whole numbers are shown with their thousands."""
+def record(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """``record("kills", 3000)``: a figure for the end of the run. Whole numbers are shown with their thousands."""
 
-    def tell(what: str, figure: object) -> None:
+    def record(what: str, figure: object) -> None:
         shown = f"{figure:,}" if isinstance(figure, int) else str(figure)
         request.config.stash[FIGURES].append((what, shown))
 
-    return tell
+    return record
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_every_bug_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize("bug", FOUND_BY)
-def test_found(bug: str, tell: Callable[[str, object], None]) -> None:
+def test_found(bug: str, record: Callable[[str, object], None]) -> None:
     explorable = (SCENES | LEASED_SCENES | SYNCED_SCENES)[FOUND_BY[bug]]
     planted = number_of(bug)
     found = explorable.make().explore(**explorable.quick, planted=planted)
@@ -91,4 +91,4 @@ def test_found(bug: str, tell: Callable[[str, object], None]) -> None:
     assert again.trace.count("\n") == found.trace.count("\n")
     # And it is the bug that does it.
     assert explorable.make().explore(**explorable.quick, replay=found.replay).verdict in {"complete", "not the same"}
-    tell(f"planted: {bug}", f"{found.verdict} after {found.executions:,} schedules")
+    record(f"planted: {bug}", f"{found.verdict} after {found.executions:,} schedules")

@@ -13,7 +13,7 @@ ALL_SCENES = SCENES | LEASED_SCENES | SYNCED_SCENES
 
 
 @pytest.mark.parametrize("name", ALL_SCENES)
-def test_every_schedule(name: str, full: bool, tell: Callable[[str, object], None]) -> None:
+def test_every_schedule(name: str, full: bool, record: Callable[[str, object], None]) -> None:
     explorable = ALL_SCENES[name]
     wider = {**explorable.quick, **explorable.full}
     for bounds in [explorable.quick, wider] if full and explorable.full else [explorable.quick]:
@@ -21,7 +21,7 @@ def test_every_schedule(name: str, full: bool, tell: Callable[[str, object], Non
         assert explored.verdict == "complete", (
             f"{explored.verdict}: {explored.complaint}\n{explored.trace}\nagain: replay={explored.replay!r}, {bounds}"
         )
-        tell(
+        record(
             f"{name}, wider" if bounds is wider else name,
             f"{explored.states:11,} states, {explored.executions:11,} schedules, {explored.outcomes:6,} outcomes",
         )

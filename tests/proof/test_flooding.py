@@ -49,7 +49,7 @@ from forebay import (
 )
 from forebay.testing import ManualClock
 
-Tell = Callable[[str, object], None]
+Record = Callable[[str, object], None]
 HashKey = tuple[int, int]
 
 MASK: Final = 2**64 - 1
@@ -168,7 +168,7 @@ def test_where_a_key_lives_is_as_this_file_works_it_out(name: str) -> None:
     assert {tag >> layout.KIND_BITS for tag in tags} == {value >> layout.KIND_BITS for value in hashes}
 
 
-def test_keys_that_collide_under_one_hash_key_do_not_under_others(name: str, full: bool, tell: Tell) -> None:
+def test_keys_that_collide_under_one_hash_key_do_not_under_others(name: str, full: bool, record: Record) -> None:
     draws = random.Random(8)
     known = (draws.getrandbits(64), draws.getrandbits(64))
     crafted = craft(known, 300, line=77)
@@ -187,7 +187,7 @@ def test_keys_that_collide_under_one_hash_key_do_not_under_others(name: str, ful
         assert abs(sum(each.chi_squared for each in measured) - freedom) < 6 * (2 * freedom) ** 0.5
         assert max(each.most_of_a_line for each in measured) <= 12
     mean = [sum(each.away for each in measured) / len(others) for measured in (spreads, ordinary)]
-    tell(
+    record(
         "flooding, of 300 keys with one home line, away from it",
         f"{hit.away} under the hash key that they are for; under {len(others)} others {mean[0]:.1f}, "
         f"of keys by chance {mean[1]:.1f}",
@@ -320,8 +320,8 @@ class Flood:
         return after
 
 
-def tell_after(tell: Tell, what: str, after: list[int]) -> None:
-    tell(
+def record_after(record: Record, what: str, after: list[int]) -> None:
+    record(
         f"flooding, {what}: reset by one-off keys",
         f"{min(after) / CELLS:.2f} to {max(after) / CELLS:.2f} per cell, {median(after) / CELLS:.2f} in the middle",
     )
@@ -332,14 +332,14 @@ def tell_after(tell: Tell, what: str, after: list[int]) -> None:
 
 @fills
 @pytest.mark.parametrize("kind", TELLING_USE, ids=lambda kind: kind.name)
-def test_keys_that_come_once_never_reset_one_at_its_limit(kind: Kind, fill: float, tell: Tell) -> None:
+def test_keys_that_come_once_never_reset_one_at_its_limit(kind: Kind, fill: float, record: Record) -> None:
     with flooded(kind, fill) as (limiter, clock, store):
         flood = Flood(limiter, clock)
         assert flood.until_reset(limiter, VICTIMS) == []
         assert store.stats().total.evicted > 30 * CELLS, "this was no flood"
         assert max(limiter.peek(victim).remaining for victim in VICTIMS) == 0
     if fill == max(FILLS):
-        tell(f"flooding, {kind.name}: not reset by one-off keys", f"{flood.keys / CELLS:.0f} per cell")
+        record(f"flooding, {kind.name}: not reset by one-off keys", f"{flood.keys / CELLS:.0f} per cell")
 
 
 @pytest.mark.parametrize("charged", [1, 2, 5, 20])
@@ -382,13 +382,13 @@ def test_an_evicted_count_was_no_higher_than_that_of_each_key_of_the_flood(kind:
 
 
 @pytest.mark.parametrize("kind", [TOKEN_BUCKET, LEAKY_BUCKET], ids=lambda kind: kind.name)
-def test_what_it_costs_to_reset_a_bucket_at_its_limit(kind: Kind, tell: Tell) -> None:
+def test_what_it_costs_to_reset_a_bucket_at_its_limit(kind: Kind, record: Record) -> None:
     """Every key of the flood must be driven as far; then it takes about as many of them as there are cells."""
     with flooded(kind, max(FILLS)) as (limiter, clock, _):
         after = Flood(limiter, clock, LIMIT).until_reset(limiter, VICTIMS)
     assert len(after) == len(VICTIMS)
     assert min(after) > CELLS // 4
-    tell(
+    record(
         f"flooding, {kind.name} of {LIMIT}: reset by permits for other keys",
         f"{min(after) * LIMIT / CELLS:.0f} to {max(after) * LIMIT / CELLS:.0f} per cell",
     )
@@ -399,7 +399,9 @@ def test_what_it_costs_to_reset_a_bucket_at_its_limit(kind: Kind, tell: Tell) ->
 
 @fills
 @pytest.mark.parametrize("kind", TELLING_TIME, ids=lambda kind: kind.name)
-def test_how_many_keys_that_come_once_reset_one_where_states_tell_times(kind: Kind, fill: float, tell: Tell) -> None:
+def test_how_many_keys_that_come_once_reset_one_where_states_tell_times(
+    kind: Kind, fill: float, record: Record
+) -> None:
     with flooded(kind, fill, 1 if kind.name == "minimum interval" else LIMIT) as (limiter, clock, _):
         after = Flood(limiter, clock, pause_s=0.9).until_reset(limiter, VICTIMS)
     # Each key's windows end at a time of its own: those that end soon go first, and by themselves.
@@ -407,10 +409,10 @@ def test_how_many_keys_that_come_once_reset_one_where_states_tell_times(kind: Ki
     # Nobody can aim, so there must be many before one of them comes to the right place.
     assert min(after) > CELLS // 16
     if fill in (0, max(FILLS)):
-        tell_after(tell, f"{kind.name}, {fill:.0%} full", after)
+        record_after(record, f"{kind.name}, {fill:.0%} full", after)
 
 
-def test_a_sliding_window_that_goes_on_is_reset_in_the_window_after_unless_it_was_used_in_it(tell: Tell) -> None:
+def test_a_sliding_window_that_goes_on_is_reset_in_the_window_after_unless_it_was_used_in_it(record: Record) -> None:
     for used in (False, True):
         with flooded(SLIDING_WINDOW, 0.4) as (limiter, clock, _):
             clock.set(START_S + HOUR_S + 40)
@@ -421,21 +423,21 @@ def test_a_sliding_window_that_goes_on_is_reset_in_the_window_after_unless_it_wa
             assert after == []
         else:
             assert len(after) == len(VICTIMS)
-            tell_after(tell, "sliding window not yet used in this window, 40% full", after)
+            record_after(record, "sliding window not yet used in this window, 40% full", after)
 
 
-def test_a_fixed_window_of_less_than_four(tell: Tell) -> None:
+def test_a_fixed_window_of_less_than_four(record: Record) -> None:
     """The two lowest bits of a count tell nothing: it is like any other key of its window."""
     with flooded(FIXED_WINDOW, 0.4, 3) as (limiter, clock, _):
         after = Flood(limiter, clock).until_reset(limiter, VICTIMS)
     assert min(after, default=CELLS) > CELLS // 8
-    tell("flooding, fixed window of 3, 40% full: reset by one-off keys", f"{len(after)} of {len(VICTIMS)} keys")
+    record("flooding, fixed window of 3, 40% full: reset by one-off keys", f"{len(after)} of {len(VICTIMS)} keys")
 
 
-def test_a_flood_of_another_limiter_of_the_store_that_forgets_later(tell: Tell) -> None:
+def test_a_flood_of_another_limiter_of_the_store_that_forgets_later(record: Record) -> None:
     """Limiters of one store share its table: what counts is who expires first, whatever the limiter."""
     with flooded(TOKEN_BUCKET, 0.4) as (limiter, clock, store):
         after = Flood(TokenBucket(store, "slow", "1/day"), clock).until_reset(limiter, VICTIMS)
     assert len(after) == len(VICTIMS)
     assert min(after) > CELLS // 8
-    tell_after(tell, "token bucket of an hour beside one of a day, 40% full", after)
+    record_after(record, "token bucket of an hour beside one of a day, 40% full", after)

@@ -450,7 +450,7 @@ def test_kills_while_keys_evict_each_other(crew: Crew, name: str, kind: str, bou
         campaign.check()
 
 
-def test_figures(tell: Callable[[str, object], None]) -> None:
+def test_figures(record: Callable[[str, object], None]) -> None:
     assert COUNTED["kills"]
     for what, count in COUNTED.items():
-        tell(f"random kills: {what}", count)
+        record(f"random kills: {what}", count)

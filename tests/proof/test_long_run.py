@@ -58,7 +58,7 @@ from forebay import (
 )
 from forebay.testing import ManualClock
 
-Tell = Callable[[str, object], None]
+Record = Callable[[str, object], None]
 
 MS: Final = 1_000_000
 CELLS: Final = 1024  # of the smallest table
@@ -286,11 +286,11 @@ def _owed(oracle: Oracle[Any], rule: Rule[Any], now_ns: int) -> int:
     return left
 
 
-def _tell_run(tell: Tell, what: str, admitted: str, stats: dict[str, LimiterStats]) -> None:
+def _record_run(record: Record, what: str, admitted: str, stats: dict[str, LimiterStats]) -> None:
     total = sum(stats.values(), LimiterStats())
     reused = max(total.inserted - total.evicted - CELLS, 0)
     decisions = stats["counted"].allowed + stats["counted"].denied
-    tell(
+    record(
         f"long run, {what}",
         f"{decisions:,} decisions, {admitted}, {total.cas_retries:,} CASes lost, "
         f"{total.inserted:,} insertions, {reused:,} of them into expired cells, {total.evicted:,} by eviction",
@@ -304,7 +304,7 @@ def _evicted_of_crowd(store: Store) -> int:
 
 @every_kind
 def test_the_total_is_exact_while_a_driver_moves_the_clock(
-    crew: Crew, name: str, kind: Kind, full: bool, tell: Tell
+    crew: Crew, name: str, kind: Kind, full: bool, record: Record
 ) -> None:
     period_ns = PERIOD_MS * MS
     rule = kind.rule(kind.limit, period_ns)
@@ -347,12 +347,12 @@ def test_the_total_is_exact_while_a_driver_moves_the_clock(
         assert stats["counted"].inserted >= KEYS * era
         assert stats["crowd"].evicted > 0
         assert stats["crowd"].inserted - stats["crowd"].evicted > 2 * CELLS, "no expired cell was used again"
-    _tell_run(tell, kind.name, f"{expected:,} permits, all that there were", stats)
+    _record_run(record, kind.name, f"{expected:,} permits, all that there were", stats)
 
 
 @every_kind
 def test_the_total_is_within_the_bound_of_the_real_clock(
-    crew: Crew, name: str, kind: Kind, full: bool, tell: Tell
+    crew: Crew, name: str, kind: Kind, full: bool, record: Record
 ) -> None:
     limit = min(kind.limit, REAL_LIMIT)
     board = Board()
@@ -380,7 +380,7 @@ def test_the_total_is_within_the_bound_of_the_real_clock(
         crew.results(workers)
         stats = store.stats().limiters
     assert stats["crowd"].inserted > 2 * CELLS, "no expired cell was used again"
-    _tell_run(tell, f"{kind.name}, real clock", f"{admitted:,} permits, {admitted / most:.0%} of the bound", stats)
+    _record_run(record, f"{kind.name}, real clock", f"{admitted:,} permits, {admitted / most:.0%} of the bound", stats)
 
 
 def _goes_on(board: Board, decisions: int, store: Store) -> bool:
@@ -392,7 +392,7 @@ def _goes_on(board: Board, decisions: int, store: Store) -> bool:
     return not raced
 
 
-def test_no_slot_is_held_twice(crew: Crew, name: str, full: bool, tell: Tell) -> None:
+def test_no_slot_is_held_twice(crew: Crew, name: str, full: bool, record: Record) -> None:
     """After taking and giving back at random, all together hold exactly the limit of each key."""
     board = Board()
     held = era = 0
@@ -417,7 +417,7 @@ def test_no_slot_is_held_twice(crew: Crew, name: str, full: bool, tell: Tell) ->
         stats = store.stats().limiters
         assert stats["counted"].evicted == stats["counted"].full == 0
         assert stats["counted"].inserted == KEYS * era
-    _tell_run(tell, "concurrency", f"{stats['counted'].allowed:,} permits", stats)
+    _record_run(record, "concurrency", f"{stats['counted'].allowed:,} permits", stats)
 
 
 def _slots(store: Store) -> Concurrency:
@@ -463,7 +463,7 @@ def _give_back(limiter: Concurrency, held: Counter[str]) -> None:
         limiter.refund(key, count)
 
 
-def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, tell: Tell) -> None:
+def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, record: Record) -> None:
     """A sliding log's request claims its entries by one CAS and then writes them: stopped in between, says the file.
 
     Whoever comes next must find them written, and write them before it decides; and there are as many permits as ever.
@@ -495,7 +495,7 @@ def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, t
             # What was written for it is dated late, by less than a quantum: 16 microseconds.
             clock.advance(3600.00002)
             assert limiter.peek("log").remaining == LOG_LIMIT
-    tell("long run, sliding log, writers stopped between claim and last entry, and helped", f"{helped} of {stops}")
+    record("long run, sliding log, writers stopped between claim and last entry, and helped", f"{helped} of {stops}")
 
 
 LOG_LIMIT: Final = 24_000

@@ -35,7 +35,7 @@ def dirty(name: str, offset: int, size: int) -> None:
         file.write(LEFT * size)
 
 
-def test_an_extent_that_is_found_has_its_whole_entry(name: str, tell: Callable[[str, object], None]) -> None:
+def test_an_extent_that_is_found_has_its_whole_entry(name: str, record: Callable[[str, object], None]) -> None:
     check_platform()
     number = 3
     offset = layout.EXTENTS_OFFSET + number * layout.EXTENT_ENTRY.size
@@ -48,12 +48,12 @@ def test_an_extent_that_is_found_has_its_whole_entry(name: str, tell: Callable[[
     assert states[-1] == entry
     # It came to be in more than one step, so one by one they were seen.
     assert len(set(states)) > 2
-    tell("an extent's entry, looked at after each of", f"{len(states):,} instructions, {len(set(states))} states")
+    record("an extent's entry, looked at after each of", f"{len(states):,} instructions, {len(set(states))} states")
 
 
 @pytest.mark.parametrize("limiter", [b"limiter", bytes(range(1, 1 + layout.LIMITER_NAME_BYTES))], ids=["short", "long"])
 def test_a_limiter_that_has_a_length_has_its_whole_name(
-    name: str, limiter: bytes, tell: Callable[[str, object], None]
+    name: str, limiter: bytes, record: Callable[[str, object], None]
 ) -> None:
     check_platform()
     size = layout.LIMITER_ENTRY.size
@@ -63,4 +63,4 @@ def test_a_limiter_that_has_a_length_has_its_whole_name(
         assert not length or (name_hash and named == limiter.ljust(layout.LIMITER_NAME_BYTES, b"\0")), state.hex(" ", 8)
     assert length == len(limiter)
     assert len(set(states)) > 3
-    tell("a limiter's entry, looked at after each of", f"{len(states):,} instructions, {len(set(states))} states")
+    record("a limiter's entry, looked at after each of", f"{len(states):,} instructions, {len(set(states))} states")

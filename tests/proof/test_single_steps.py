@@ -525,7 +525,7 @@ def test_a_request_that_is_repeated_after_a_kill_is_charged_at_least_once(
     assert charged == {1, 2}
 
 
-def test_figures(tell: Callable[[str, object], None]) -> None:
+def test_figures(record: Callable[[str, object], None]) -> None:
     assert COUNTED["kills"]
     for what, count in COUNTED.items():
-        tell(f"single steps: {what}", count)
+        record(f"single steps: {what}", count)

@@ -107,7 +107,7 @@ def test_hosts_of_several_processes(
     crew: Crew,
     host_of: Callable[..., Host],
     client: redis.Redis,
-    tell: Callable[[str, object], None],
+    record: Callable[[str, object], None],
     seconds: float,
 ) -> None:
     hosts = [host_of(timeout=10) for _ in range(3)]
@@ -123,12 +123,14 @@ def test_hosts_of_several_processes(
     with hosts[0].open() as store:
         allowed = most(bucket(store), elapsed_us)
     assert 5000 <= admitted <= allowed
-    tell("leased, three hosts of three processes: admitted, of what one limiter would have", f"{admitted} of {allowed}")
-    tell("leased, the same: round trips to Redis", calls(client))
+    record(
+        "leased, three hosts of three processes: admitted, of what one limiter would have", f"{admitted} of {allowed}"
+    )
+    record("leased, the same: round trips to Redis", calls(client))
 
 
 def test_fixed_windows_of_several_processes(
-    crew: Crew, host_of: Callable[..., Host], client: redis.Redis, tell: Callable[[str, object], None]
+    crew: Crew, host_of: Callable[..., Host], client: redis.Redis, record: Callable[[str, object], None]
 ) -> None:
     def window(store: Any) -> Any:
         return FixedWindow(store, "w", "3000/day")
@@ -168,7 +170,7 @@ def test_workers_that_are_killed(
     crew: Crew,
     host_of: Callable[..., Host],
     client: redis.Redis,
-    tell: Callable[[str, object], None],
+    record: Callable[[str, object], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each request is a fetch, so that is where most of them die; the next one fetches."""
@@ -193,7 +195,7 @@ def test_workers_that_are_killed(
         assert sum(counts) <= most(bucket(store), elapsed_us)
         limiter = bucket(store)
         assert patiently(lambda: limiter.allow(KEY))
-    tell("leased, workers killed while they fetch", kills)
+    record("leased, workers killed while they fetch", kills)
 
 
 WHERE = ["before it asks", "after it has asked", "with the answer", "after the deposit", "before it gives back"]

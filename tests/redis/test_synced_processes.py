@@ -40,7 +40,7 @@ def count_and_exchange(name: str, url: str, kind: str, counted: SharedNumbers, w
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_random(
-    name: str, crew: Crew, server: RedisServer, client: redis.Redis, tell: Callable[[str, object], None], kind: str
+    name: str, crew: Crew, server: RedisServer, client: redis.Redis, record: Callable[[str, object], None], kind: str
 ) -> None:
     kills, workers = 20, 3
     with Store(name, keys=100) as store:
@@ -71,7 +71,7 @@ def test_killed_at_random(
                 assert in_redis == sum(1_000_000 - survivor.limiter.peek(key).remaining for key in KEYS)
                 assert total <= in_redis <= total + killed
             assert len(sums(client)) == len(KEYS)
-    tell(f"synced, {kind}: killed processes", killed)
+    record(f"synced, {kind}: killed processes", killed)
 
 
 def slow_bucket(store: Any) -> Any:
@@ -90,7 +90,7 @@ def charge_new_keys(name: str, url: str, meeting: Meeting, who: int, rounds: int
 
 
 def test_a_new_key_that_several_charge_at_once(
-    name: str, crew: Crew, server: RedisServer, client: redis.Redis, tell: Callable[[str, object], None]
+    name: str, crew: Crew, server: RedisServer, client: redis.Redis, record: Callable[[str, object], None]
 ) -> None:
     """Each begins the words behind its cell; one of them late, when others have charged already."""
     count, rounds = 4, 3000
@@ -103,7 +103,7 @@ def test_a_new_key_that_several_charge_at_once(
             assert host.synced.status().unnamed_keys == 0
             assert told_to(client, host) == count * rounds * 86_400_000_000 // 100
             races = store.stats().limiters["api"].cas_retries
-    tell("synced: new keys charged by several processes at once; lost races", races)
+    record("synced: new keys charged by several processes at once; lost races", races)
 
 
 def told_to(client: redis.Redis, host: Host) -> int:
@@ -162,7 +162,7 @@ def hammer(name: str, url: str, limit: int, asks: int, go: SharedNumbers, exchan
 
 
 def test_hosts_that_hammer_stay_within_the_bound(
-    make_name: Callable[[], str], crew: Crew, server: RedisServer, tell: Callable[[str, object], None]
+    make_name: Callable[[], str], crew: Crew, server: RedisServer, record: Callable[[str, object], None]
 ) -> None:
     """When Redis knows of the whole limit, each host has asked since its own exchange as often as between two."""
     count, limit, asks = 4, 3000, 25
@@ -174,7 +174,7 @@ def test_hosts_that_hammer_stay_within_the_bound(
     go[1] = 1
     total = sum(crew.results(workers))
     assert limit <= total < limit + count * asks
-    tell(f"synced: admitted by {count} hosts that ask {asks} times between exchanges, of {limit}", total)
+    record(f"synced: admitted by {count} hosts that ask {asks} times between exchanges, of {limit}", total)
 
 
 def test_while_redis_is_away_hosts_go_on_and_tell_it_later(client: redis.Redis, server: RedisServer) -> None:
