@@ -29,8 +29,8 @@ from forebay import (
     SlidingWindow,
     Store,
     TokenBucket,
-    layout,
 )
+from forebay.segment import layout
 
 MS: Final = 1_000_000
 HOUR_MS: Final = 3_600_000

@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from forebay import Rate, layout
+from forebay import Rate
+from forebay.segment import layout
 
 DEADLINE_S: Final = 120.0
 """Whatever takes longer hangs."""

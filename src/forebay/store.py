@@ -18,7 +18,6 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from forebay import file_locks, layout, users
 from forebay.core.segment import Segment, forks, next_generation
 from forebay.errors import (
     DamagedSegment,
@@ -30,7 +29,8 @@ from forebay.errors import (
     TooManyLimiters,
     shown,
 )
-from forebay.segment_file import SegmentFile, create_anonymous, is_at, open_or_create, removed
+from forebay.segment import attachments, layout, ofd_locks
+from forebay.segment.file import SegmentFile, create_anonymous, is_at, open_or_create, removed
 from forebay.testing import ManualClock
 
 __all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
@@ -203,7 +203,7 @@ class Store:
         self._locks: dict[int, threading.RLock] = {}
         self._clock: ManualClock | None = None
         try:
-            with users.opened_to_map(file.fd) as opened:
+            with attachments.opened_to_map(file.fd) as opened:
                 self._segment = Segment(
                     opened,
                     size=file.header.segment_size,
@@ -377,11 +377,11 @@ class Store:
                 if self._lines.get((fork, line), number) != number:
                     continue
                 start = layout.COUNTERS_OFFSET + line * size
-                if file_locks.try_lock(fd, start, size):
+                if ofd_locks.try_lock(fd, start, size):
                     if self._segment.take_counter_line(line, number):
                         self._lines[fork, line] = number
                         return line
-                    file_locks.unlock(fd, start, size)
+                    ofd_locks.unlock(fd, start, size)
         return None
 
     def _open_files(self) -> list[int]:
@@ -407,7 +407,7 @@ class Store:
             # Most often a worker that gave up root: mapping and limits work, only its counters are shared.
             return None
         # Before the parent's is closed, so that the segment is in use all the time, and nobody can exclude this one.
-        mark = users.join(opened, users.place_of_mark(self._mark))
+        mark = attachments.join(opened, attachments.place_of_mark(self._mark))
         assert mark is not None
         self._mark = mark
         self._files = {fork: opened}

@@ -22,9 +22,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from forebay import layout
 from forebay.errors import InvalidRate, shown
 from forebay.rate import Duration, as_delay_ns
+from forebay.segment import layout
 
 if TYPE_CHECKING:
     from forebay.core.segment import Segment
@@ -157,7 +157,7 @@ def reset_store(store: Store) -> None:
     """
     from forebay.core.segment import forks
     from forebay.errors import StoreClosed
-    from forebay.extents import ExtentShape
+    from forebay.segment.extents import ExtentShape
     from forebay.store import Store
 
     if not isinstance(store, Store):

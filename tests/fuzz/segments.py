@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from forebay import Store, layout
-from forebay.segment_file import BYTES_PER_KEY
+from forebay import Store
+from forebay.segment import layout
+from forebay.segment.file import BYTES_PER_KEY
 from forebay.testing import MAX_NS, ManualClock
 
 Choice = TypeVar("Choice")
@@ -122,7 +123,7 @@ class SegmentBytes:
 
 
 def _table_bytes(keys: int) -> int:
-    """As forebay.extents has it."""
+    """As forebay.segment.extents has it."""
     if keys <= MOST_KEYS_IN_A_PROBE_SET:
         return -(-keys * layout.CELL.size // layout.GROUP_BYTES) * layout.GROUP_BYTES
     return -(-keys * BYTES_PER_KEY // layout.GROUP_BYTES) * layout.GROUP_BYTES

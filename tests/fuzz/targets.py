@@ -32,9 +32,9 @@ from forebay import (
     SlidingWindow,
     Store,
     TokenBucket,
-    layout,
 )
 from forebay.errors import ForebayError
+from forebay.segment import layout
 from forebay.verification import verify
 
 # About segments for another number of keys, and clocks that went back.

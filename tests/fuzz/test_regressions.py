@@ -14,7 +14,8 @@ from seeds import seeds
 from segments import SegmentBytes
 from targets import TARGETS
 
-from forebay import LeakyBucket, MinInterval, Store, TokenBucket, layout
+from forebay import LeakyBucket, MinInterval, Store, TokenBucket
+from forebay.segment import layout
 from forebay.testing import ManualClock
 
 

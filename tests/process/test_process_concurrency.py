@@ -16,7 +16,7 @@ import pytest
 from process_helpers import Crew, Meeting, SharedNumbers, Worker, extents, path_of, wait_until
 
 from forebay import AllOf, Concurrency, FixedWindow, Lease, Store, TokenBucket
-from forebay.owners import BY_PIDFD, PID_BITS, this_process
+from forebay.segment.process_identity import BY_PIDFD, PID_BITS, this_process
 from forebay.testing import ManualClock
 
 KEY = "k"

@@ -24,7 +24,8 @@ from process_helpers import (
     wait_until,
 )
 
-from forebay import LimiterStats, Store, TokenBucket, layout
+from forebay import LimiterStats, Store, TokenBucket
+from forebay.segment import layout
 
 BURST = 1000
 REFILLS_NOTHING = "10000/year"

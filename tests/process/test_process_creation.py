@@ -26,8 +26,9 @@ from process_helpers import (
     wait_until,
 )
 
-from forebay import Store, TokenBucket, segment_file
+from forebay import Store, TokenBucket
 from forebay.errors import SegmentBusy, SegmentError, SegmentRemovedWarning, SegmentSizeWarning
+from forebay.segment import file as segment_file
 
 REFILLS_NOTHING = "10000/year"
 

@@ -18,8 +18,9 @@ from process_helpers import (
     wait_until,
 )
 
-from forebay import Store, StoreStats, TokenBucket, layout
+from forebay import Store, StoreStats, TokenBucket
 from forebay.errors import DamagedSegment, ForebayError
+from forebay.segment import layout
 from forebay.testing import ManualClock
 
 REFILLS_NOTHING = "10000/year"

@@ -27,8 +27,8 @@ from process_helpers import (
     wait_until,
 )
 
-import forebay.extents
-from forebay import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket, layout, users
+import forebay.segment.extents
+from forebay import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket
 from forebay.core.segment import forks
 from forebay.errors import (
     DamagedSegment,
@@ -41,6 +41,7 @@ from forebay.errors import (
     SegmentSpaceError,
     TooManyLimiters,
 )
+from forebay.segment import attachments, layout
 from forebay.testing import ManualClock
 from forebay.verification import verify
 
@@ -143,7 +144,7 @@ def _is_above(numbers: SharedNumbers, value: int) -> bool:
 
 
 def _is_being_changed(fd: int) -> bool:
-    return users.is_alive(fd, int.from_bytes(os.pread(fd, 8, layout.HEADER_EXTENTS_MAKER), "little"))
+    return attachments.is_alive(fd, int.from_bytes(os.pread(fd, 8, layout.HEADER_EXTENTS_MAKER), "little"))
 
 
 # About a megabyte.
@@ -152,11 +153,11 @@ MANY_KEYS: Final[dict[Make, int]] = {_log: 64, _bucketed: 2000}
 
 # Of a creation, under its lock: a module's function before which it stops.
 STEPS: Final = [
-    (forebay.extents, "_take_space"),
+    (forebay.segment.extents, "_take_space"),
     (os, "posix_fallocate"),
-    (forebay.extents, "_map"),
-    (forebay.extents, "replace"),
-    (forebay.extents, "_unlock_list"),
+    (forebay.segment.extents, "_map"),
+    (forebay.segment.extents, "replace"),
+    (forebay.segment.extents, "_unlock_list"),
 ]
 
 
@@ -176,7 +177,7 @@ def test_a_creator_that_is_stopped_delays_no_decision(
     crew: Crew, name: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making another one is all that has to wait, and says so."""
-    monkeypatch.setattr(forebay.extents, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(forebay.segment.extents, "LOCK_TIMEOUT", 0.05)
     held = SharedNumbers(1)
     clock = ManualClock(10**6)
     with Store(name, keys=100, clock=clock) as store, Store(name, keys=100, clock=clock) as again:
@@ -196,7 +197,7 @@ def _hold_the_lock(name: str, held: SharedNumbers) -> None:
     with Store(name, keys=100, clock=ManualClock()) as store:
         fd = store._own_file(forks())
         assert fd is not None
-        assert forebay.extents._lock_list(store, fd)
+        assert forebay.segment.extents._lock_list(store, fd)
         held[0] = 1
         wait_until(lambda: False, "the end")
 
@@ -385,13 +386,13 @@ def test_the_last_number_goes_to_another_one_meanwhile(name: str, make: Make, mo
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         for number in range(layout.LIMITER_CAPACITY - 1):
             TokenBucket(store, f"bucket {number}", "10/hour")
-        take_space = forebay.extents._take_space
+        take_space = forebay.segment.extents._take_space
 
         def take_space_and_the_last_number(*arguments: Any) -> None:
             take_space(*arguments)
             TokenBucket(store, "last", "10/hour")
 
-        monkeypatch.setattr(forebay.extents, "_take_space", take_space_and_the_last_number)
+        monkeypatch.setattr(forebay.segment.extents, "_take_space", take_space_and_the_last_number)
         with pytest.raises(TooManyLimiters):
             make(store, "limiter", LIMIT, 20)
         assert extents(path_of(name)) == []

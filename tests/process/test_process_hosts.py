@@ -12,9 +12,10 @@ from typing import Any, Final
 import pytest
 from process_helpers import Crew, Worker, path_of
 
-from forebay import FixedWindow, SlidingLog, Store, TokenBucket, layout
+from forebay import FixedWindow, SlidingLog, Store, TokenBucket
 from forebay.errors import ClockMismatch
-from forebay.segment_file import Header
+from forebay.segment import layout
+from forebay.segment.file import Header
 from forebay.verification import verify
 
 LIMIT: Final = 10

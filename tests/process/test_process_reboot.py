@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from process_helpers import Crew, Meeting
 
-from forebay import Store, TokenBucket, layout
-from forebay.segment_file import Header
+from forebay import Store, TokenBucket
+from forebay.segment import layout
+from forebay.segment.file import Header
 from forebay.testing import ManualClock
 
 SECOND_NS = 1_000_000_000

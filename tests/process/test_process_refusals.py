@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from process_helpers import FREE_USER, SHARED_GROUP, Crew, Meeting, as_user, open_fds, opened_since
 
-from forebay import SlidingLog, Store, TokenBucket, layout
+from forebay import SlidingLog, Store, TokenBucket
 from forebay.errors import (
     ClockMismatch,
     DamagedSegment,
@@ -26,6 +26,7 @@ from forebay.errors import (
     TruncatedSegment,
     UntrustedSegment,
 )
+from forebay.segment import layout
 from forebay.testing import ManualClock
 
 REFILLS_NOTHING = "10000/year"
@@ -396,7 +397,7 @@ def test_a_mount_that_gives_the_directorys_group_to_strangers_files(
     line = f"36 35 {os.major(device)}:{os.minor(device)} / /a\\040place rw,relatime shared:1 - ext4 /dev/vdb {options}"
     mounts = path.parent / "mounts"
     mounts.write_text(f"35 1 0:1 / /proc rw - proc proc rw,grpid\n{line}\n")
-    monkeypatch.setattr("forebay.segment_file.MOUNTS", str(mounts))
+    monkeypatch.setattr("forebay.segment.file.MOUNTS", str(mounts))
     os.chown(path.parent, 0, SHARED_GROUP)
     path.parent.chmod(0o1777)
     Store("a", keys=100, path=path, mode=0o660, group=0).close()

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from process_helpers import Crew, open_fds, opened_since
 
-import forebay.room
-from forebay import SlidingLog, Store, TokenBucket, layout
+import forebay.segment.free_space
+from forebay import SlidingLog, Store, TokenBucket
 from forebay.errors import SegmentSpaceError
+from forebay.segment import layout
 
 KEYS = 1_000_000
 
@@ -73,7 +74,7 @@ def test_the_advice_for_a_container_counts_what_is_in_use(
     small_disk: Path, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followed to the letter, for the store and then for its limiters, it is enough each time."""
-    monkeypatch.setattr(forebay.room, "SHARED_MEMORY", f"{small_disk}/")
+    monkeypatch.setattr(forebay.segment.free_space, "SHARED_MEMORY", f"{small_disk}/")
     (small_disk / "other").write_bytes(bytes(700_000))
 
     def enlarge(error: SegmentSpaceError) -> int:

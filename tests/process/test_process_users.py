@@ -29,10 +29,12 @@ from process_helpers import (
     wait_until,
 )
 
-from forebay import SlidingLog, Store, TokenBucket, extents, host_clock, layout, segment_file, users
+from forebay import SlidingLog, Store, TokenBucket
 from forebay.core.segment import forks
 from forebay.errors import ClockMismatch, SegmentBusy, SegmentError, SegmentRemovedWarning, UntrustedSegment
-from forebay.segment_file import Header
+from forebay.segment import attachments, extents, host_clock, layout
+from forebay.segment import file as segment_file
+from forebay.segment.file import Header
 from forebay.verification import verify
 
 LIMIT: Final = 10
@@ -154,14 +156,14 @@ def test_a_killed_user_keeps_nobody_out(crew: Crew, name: str) -> None:
 
 def _stop_before_joining(name: str, turn: int) -> int:
     """Attach, but be stopped after the header was read for that many times."""
-    join, turns = users.join, itertools.count()
+    join, turns = attachments.join, itertools.count()
 
     def stop_first(fd: int, place: int) -> int | None:
         if next(turns) == turn:
             os.kill(os.getpid(), signal.SIGSTOP)
         return join(fd, place)
 
-    users.join = stop_first
+    attachments.join = stop_first
     return _admitted(name)
 
 

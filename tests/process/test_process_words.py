@@ -26,8 +26,8 @@ from forebay import (
     BucketedWindow,
     SlidingLog,
     Store,
-    layout,
 )
+from forebay.segment import layout
 from forebay.testing import ManualClock
 
 # A sliding log's process that is killed or stopped while it writes.

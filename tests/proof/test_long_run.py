@@ -54,8 +54,8 @@ from forebay import (
     SlidingWindow,
     Store,
     TokenBucket,
-    layout,
 )
+from forebay.segment import layout
 from forebay.testing import ManualClock
 
 Record = Callable[[str, object], None]

@@ -10,7 +10,8 @@ import pytest
 from process_helpers import path_of
 from single_steps import Stepped, check_platform
 
-from forebay import Store, layout
+from forebay import Store
+from forebay.segment import layout
 
 # What a killed creator may have left in a free entry: anything, but for what it is found by.
 LEFT: Final = b"\xff"

@@ -19,9 +19,9 @@ from forebay import (
     Store,
     StoreClosed,
     TokenBucket,
-    layout,
 )
-from forebay.owners import Owners
+from forebay.segment import layout
+from forebay.segment.process_identity import Owners
 from forebay.testing import ManualClock
 
 

@@ -16,10 +16,10 @@ from forebay import (
     FixedWindow,
     SlidingLog,
     Store,
-    layout,
     waiting,
 )
-from forebay.owners import Owners
+from forebay.segment import layout
+from forebay.segment.process_identity import Owners
 from forebay.testing import ManualClock
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from process_helpers import path_of
 
-from forebay import SlidingLog, Store, TokenBucket, layout
+from forebay import SlidingLog, Store, TokenBucket
+from forebay.segment import layout
 
 COMMAND = Path(sys.executable).parent / "forebay"
 

@@ -23,7 +23,7 @@ from forebay import (
     Store,
     StoreClosed,
 )
-from forebay.owners import Owners
+from forebay.segment.process_identity import Owners
 from forebay.testing import ManualClock
 
 NS = 1_000_000_000

@@ -30,9 +30,9 @@ from forebay import (
     SlidingWindow,
     Store,
     TokenBucket,
-    layout,
 )
-from forebay.owners import this_process
+from forebay.segment import layout
+from forebay.segment.process_identity import this_process
 from forebay.testing import ManualClock
 
 ROOT = Path(__file__).parents[2]

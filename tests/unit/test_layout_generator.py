@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay import layout
+from forebay.segment import layout
 
 ROOT = Path(__file__).parents[2]
-GENERATED = ["native/include/forebay/layout.h", "src/forebay/layout.py", "docs/segment-format.md"]
+GENERATED = ["native/include/forebay/layout.h", "src/forebay/segment/layout.py", "docs/segment-format.md"]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_definition_that_contradicts_itself_is_refused(tree: Path, old: str, n
 
 
 def test_the_installed_package_has_the_layout_of_the_definition() -> None:
-    assert Path(layout.__file__).read_text() == (ROOT / "src" / "forebay" / "layout.py").read_text()
+    assert Path(layout.__file__).read_text() == (ROOT / "src" / "forebay" / "segment" / "layout.py").read_text()
     assert layout.CELL.size == 16
     assert layout.COUNTER_LINE.size == 64
     assert layout.TABLE_OFFSET % 64 == layout.COUNTERS_OFFSET % 64 == 0

@@ -27,8 +27,8 @@ from forebay import (
     StoreStats,
     TokenBucket,
     TooManyLimiters,
-    layout,
 )
+from forebay.segment import layout
 from forebay.testing import ManualClock
 
 LIMITERS = 256

@@ -20,7 +20,6 @@ from forebay import (
     SlidingWindow,
     Store,
     TokenBucket,
-    layout,
 )
 from forebay.core.audit import keyed_hash
 from forebay.errors import (
@@ -32,7 +31,8 @@ from forebay.errors import (
     TruncatedSegment,
     UntrustedSegment,
 )
-from forebay.extents import ExtentEntry
+from forebay.segment import layout
+from forebay.segment.extents import ExtentEntry
 from forebay.testing import ManualClock
 from forebay.verification import Report, verify
 from forebay.verification.extent_list import Extents

@@ -1,7 +1,7 @@
 from mmap import mmap
 from typing import Final, final
 
-from forebay.owners import PID_BITS as PID_BITS
+from forebay.segment.process_identity import PID_BITS as PID_BITS
 
 PROBLEMS: Final[tuple[str, ...]]
 LATEST_NS: Final[int]

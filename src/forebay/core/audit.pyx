@@ -21,8 +21,8 @@ from forebay.core.native cimport (
 )
 from forebay.core.table cimport TIME_BITS
 
-from forebay import layout
-from forebay.owners import PID_BITS
+from forebay.segment import layout
+from forebay.segment.process_identity import PID_BITS
 
 
 cdef enum:

@@ -49,9 +49,9 @@ from forebay.core.native cimport FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, l
 from forebay.core.segment cimport Extent
 from forebay.core.table cimport TIME_BITS, Next, Verdict, table_find, table_now
 
-from forebay import layout
+from forebay.segment import layout
 from forebay.errors import InvalidLimiter, shown
-from forebay.extents import ExtentShape, Purpose, open_extent
+from forebay.segment.extents import ExtentShape, Purpose, open_extent
 from forebay.rate import as_rate
 
 

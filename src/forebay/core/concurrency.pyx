@@ -30,10 +30,11 @@ from forebay.core.table cimport (
 
 from inspect import Signature
 
-from forebay import holding, layout, waiting
+from forebay import holding, waiting
+from forebay.segment import layout
 from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, shown
-from forebay.extents import ExtentShape, Purpose, open_extent
-from forebay.owners import Owners
+from forebay.segment.extents import ExtentShape, Purpose, open_extent
+from forebay.segment.process_identity import Owners
 from forebay.rate import as_period_ns
 
 

@@ -11,7 +11,8 @@ from forebay.core.table cimport Events
 import inspect
 from functools import lru_cache
 
-from forebay import layout, waiting
+from forebay import waiting
+from forebay.segment import layout
 from forebay.errors import StoreClosed, without_url
 
 

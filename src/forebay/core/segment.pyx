@@ -17,7 +17,7 @@ from forebay.core.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
 
 import time
 
-from forebay import layout
+from forebay.segment import layout
 from forebay.rate import MAX_PERIOD_NS
 
 

@@ -2,11 +2,11 @@ from typing import Self, final, overload
 
 from forebay.core.cell_limiter import CellLimiter
 from forebay.core.keys import Key
-from forebay.extents import ExtentShape
 from forebay.rate import Rate
 from forebay.redis.aio import AsyncRedisStore
 from forebay.redis.aio_limiters import AsyncRedisLimiter
 from forebay.redis.store import RedisLimiter, RedisStore
+from forebay.segment.extents import ExtentShape
 from forebay.store import Store
 
 @final

@@ -95,7 +95,7 @@ from forebay.core.table cimport (
 )
 
 from forebay.errors import InvalidCost, InvalidKey, shown
-from forebay.extents import ExtentShape, open_extent
+from forebay.segment.extents import ExtentShape, open_extent
 
 
 cdef enum:

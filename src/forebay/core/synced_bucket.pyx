@@ -52,9 +52,9 @@ from forebay.core.synced cimport (
 )
 from forebay.core.table cimport ALLOWED, TIME_BITS, Next, Verdict, table_find, table_now
 
-from forebay import layout
+from forebay.segment import layout
 from forebay.errors import InvalidLimiter
-from forebay.extents import Purpose
+from forebay.segment.extents import Purpose
 from forebay.rate import as_rate
 
 

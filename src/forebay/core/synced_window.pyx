@@ -33,10 +33,10 @@ from forebay.core.window cimport (
     Counted, fixed_counted, has_room, sliding_counted, sliding_state, until_estimate, was_charged_before, weighted,
 )
 
-from forebay import layout
+from forebay.segment import layout
 from forebay.core.window import rounds_up
 from forebay.errors import InvalidLimiter
-from forebay.extents import Purpose
+from forebay.segment.extents import Purpose
 from forebay.rate import as_rate
 
 

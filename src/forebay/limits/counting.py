@@ -28,7 +28,6 @@ from typing import Any, Final
 
 from limits.errors import ConfigurationError
 
-from forebay import layout
 from forebay.core.bucketed_window import BucketedWindow
 from forebay.core.cell_limiter import CellLimiter
 from forebay.core.decision import Decision
@@ -38,6 +37,7 @@ from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters, shown
 from forebay.limits.options import StorageOptions
 from forebay.rate import NS, Rate
+from forebay.segment import layout
 from forebay.testing import reset_store
 
 __all__ = ["NOT_COUNTED", "Counting"]

@@ -24,7 +24,7 @@ from limits import parse_many
 from limits.errors import ConfigurationError
 
 from forebay.errors import shown
-from forebay.extents import MAX_KEYS
+from forebay.segment.extents import MAX_KEYS
 from forebay.store import Store
 
 __all__ = ["StorageOptions"]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from forebay import layout
 from forebay.core.audit import LATEST_NS, Counts, look_at_cells, look_at_words
-from forebay.extents import CELLS_PER_GROUP, Purpose
 from forebay.rate import MAX_PERIOD_NS
+from forebay.segment import layout
+from forebay.segment.extents import CELLS_PER_GROUP, Purpose
 from forebay.verification.extent_list import KnownExtent
 from forebay.verification.findings import LOOKS, PAUSE_S, Findings
 from forebay.verification.mapped_segment import MEANWHILE_NS, MappedSegment

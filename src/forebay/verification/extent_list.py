@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from forebay import layout
 from forebay.core.audit import keyed_hash, look_at_unused
 from forebay.core.concurrency import words_for
-from forebay.extents import ExtentEntry, Purpose
 from forebay.rate import MAX_PERIOD_NS
+from forebay.segment import layout
+from forebay.segment.extents import ExtentEntry, Purpose
 from forebay.verification.findings import Finding, damage, note
 from forebay.verification.lists import limiter_names
 from forebay.verification.mapped_segment import MappedSegment

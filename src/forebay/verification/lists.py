@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forebay import layout
 from forebay.core.audit import LATEST_NS, keyed_hash
-from forebay.segment_file import BYTES_PER_KEY
+from forebay.segment import layout
+from forebay.segment.file import BYTES_PER_KEY
 from forebay.verification.findings import Finding, damage, note
 from forebay.verification.mapped_segment import MappedSegment
 

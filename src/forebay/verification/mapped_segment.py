@@ -11,10 +11,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
-from forebay import host_clock, layout
 from forebay.core.audit import LATEST_NS
 from forebay.errors import ForeignSegment, SegmentBusy, SegmentError
-from forebay.segment_file import (
+from forebay.segment import host_clock, layout
+from forebay.segment.file import (
     Header,
     Wanted,
     check_consistency,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay import layout
+from forebay.segment import layout
 from forebay.verification.findings import Finding, damage
 
 __all__ = ["told"]

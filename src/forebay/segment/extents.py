@@ -3,10 +3,10 @@
 An extent is a small table of its own and, behind it, so many words for each of its cells. Extents are appended to the
 segment's file by one process at a time and never removed: whatever has one mapped may still use it.
 
-*The lock* is a word of the header, `extents_maker`: 0, or the mark of the user that changes the list (see ``users``). A
-process puts its own there by a CAS, from 0 or from the mark of a user that is gone; who finds that of another one
-waits. Nobody's mark comes back, so of several that find one gone, one CAS succeeds. A file lock would do but for
-processes that may only read the file: by a shared lock they could keep all others from an exclusive one.
+*The lock* is a word of the header, `extents_maker`: 0, or the mark of the user that changes the list (see
+``attachments``). A process puts its own there by a CAS, from 0 or from the mark of a user that is gone; who finds that
+of another one waits. Nobody's mark comes back, so of several that find one gone, one CAS succeeds. A file lock would do
+but for processes that may only read the file: by a shared lock they could keep all others from an exclusive one.
 
 Who makes one does so in this order: the lock; a mapping of the place behind the file's end; bytes there; its blocked
 cells; the limiter's number, as any limiter takes it; its entry in the list, and in that its identity last.
@@ -35,7 +35,6 @@ import warnings
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from forebay import layout, room, users
 from forebay.core.segment import Extent, forks
 from forebay.errors import (
     DamagedSegment,
@@ -47,7 +46,8 @@ from forebay.errors import (
     StoreClosed,
     shown,
 )
-from forebay.segment_file import BYTES_PER_KEY, LOCK_TIMEOUT
+from forebay.segment import attachments, free_space, layout
+from forebay.segment.file import BYTES_PER_KEY, LOCK_TIMEOUT
 
 if TYPE_CHECKING:
     from forebay.store import Store
@@ -253,7 +253,7 @@ def _lock_list(store: Store, fd: int) -> bool:
     deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + LOCK_TIMEOUT
     while True:
         maker = store._segment.extents_maker()
-        if not users.is_alive(fd, maker) and store._segment.replace_extents_maker(maker, store._mark):
+        if not attachments.is_alive(fd, maker) and store._segment.replace_extents_maker(maker, store._mark):
             return True
         if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
             return False
@@ -266,13 +266,13 @@ def _unlock_list(store: Store) -> None:
 
 def _take_space(store: Store, fd: int, limiter: str, offset: int, shape: ExtentShape) -> None:
     try:
-        room.refuse_what_does_not_fit(fd, store.path, shape.bytes)
+        free_space.refuse_what_does_not_fit(fd, store.path, shape.bytes)
         os.posix_fallocate(fd, offset, shape.bytes)
     except OSError as error:
-        if not room.is_shortage(error):
+        if not free_space.is_shortage(error):
             raise
         or_else = "ask for fewer keys or a smaller limit"
-        found, remedy = room.shortage(error, fd, store.path, shape.bytes, or_else=or_else)
+        found, remedy = free_space.shortage(error, fd, store.path, shape.bytes, or_else=or_else)
         raise _refuse(
             store,
             SegmentSpaceError,
@@ -284,7 +284,7 @@ def _take_space(store: Store, fd: int, limiter: str, offset: int, shape: ExtentS
 
 def _map(store: Store, fd: int, offset: int, shape: ExtentShape) -> Extent:
     try:
-        with users.opened_to_map(fd) as opened:
+        with attachments.opened_to_map(fd) as opened:
             return Extent(
                 store._segment,
                 opened,

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import pytest
 
-from forebay import owners as owners_module
-from forebay.owners import (
+from forebay.segment import process_identity
+from forebay.segment.process_identity import (
     BIRTH_BITS,
     BY_PIDFD,
     INITIAL_PID_NAMESPACE,
@@ -37,10 +37,10 @@ def owner_of(pid: int, birth: str) -> int:
     number: int | None = 0
     if birth == "pidfd":
         pidfd = os.pidfd_open(pid)
-        number = owners_module._pidfd_birth(pidfd)
+        number = process_identity._pidfd_birth(pidfd)
         os.close(pidfd)
     elif birth == "start":
-        number = owners_module._start_birth(pid)
+        number = process_identity._start_birth(pid)
     return pid | (number or 0) << PID_BITS | this_process() >> NAMESPACE_AT << NAMESPACE_AT
 
 
@@ -65,7 +65,7 @@ def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def refuse(pid: int) -> int:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr("forebay.owners.os.pidfd_open", refuse)
+    monkeypatch.setattr("forebay.segment.process_identity.os.pidfd_open", refuse)
 
 
 def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid") -> None:
@@ -75,7 +75,7 @@ def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid")
     def stat(path: Any, *args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(st_ino=inode) if path == f"/proc/self/ns/{name}" else real(path, *args, **kwargs)
 
-    monkeypatch.setattr("forebay.owners.os.stat", stat)
+    monkeypatch.setattr("forebay.segment.process_identity.os.stat", stat)
 
 
 def test_an_owner_is_a_pid_its_birth_and_its_namespace(in_child: Callable[..., Any]) -> None:
@@ -126,7 +126,7 @@ def test_without_proc_nobody_is_taken_for_dead(in_child: Callable[..., Any], mon
     def missing(path: Any, *args: Any, **kwargs: Any) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
-    monkeypatch.setattr("forebay.owners.os.stat", missing)
+    monkeypatch.setattr("forebay.segment.process_identity.os.stat", missing)
     dead = in_child(this_process)
     assert dead >> NAMESPACE_AT == 0
     assert Owners().dead_among({dead}) == set()
@@ -158,7 +158,7 @@ def test_where_all_pidfds_have_one_number_a_birth_is_a_start_time(monkeypatch: p
     pidfd = os.pidfd_open(os.getpid())
     device = os.fstat(pidfd).st_dev
     os.close(pidfd)
-    monkeypatch.setattr("forebay.owners._device_of_nameless_files", lambda: device)
+    monkeypatch.setattr("forebay.segment.process_identity._device_of_nameless_files", lambda: device)
     assert this_process() == owner_of(os.getpid(), "start")
 
 
@@ -168,7 +168,7 @@ def test_start_times_count_for_the_initial_time_namespace_alone(
     """Elsewhere another one is read for the same process: then it isn't known."""
     began_at_another_time = owner_of(process.pid, "start") ^ (1 << PID_BITS)
     in_namespace(monkeypatch, INITIAL_TIME_NAMESPACE + 7, "time")
-    assert owners_module._start_birth("self") is None
+    assert process_identity._start_birth("self") is None
     assert Owners().dead_among({began_at_another_time}) == set()
 
 

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from forebay import file_locks
+from forebay.segment import ofd_locks
 
 __all__ = ["exclude", "is_alive", "join", "leave", "opened_to_map", "place_of", "place_of_mark", "use_removed"]
 
@@ -64,21 +64,21 @@ def opened_to_map(fd: int) -> Iterator[int]:
 def join(fd: int, place: int) -> int | None:
     """Become a user of the segment that `fd` has open. The mark, or None while somebody excludes all users."""
     mark = FIRST_MARK + (place << NUMBER_BITS) + secrets.randbelow(2**NUMBER_BITS)
-    return mark if file_locks.try_lock(fd, mark, 1, shared=True) else None
+    return mark if ofd_locks.try_lock(fd, mark, 1, shared=True) else None
 
 
 def leave(fd: int, mark: int) -> None:
-    file_locks.unlock(fd, mark, 1)
+    ofd_locks.unlock(fd, mark, 1)
 
 
 def exclude(fd: int) -> bool:
     """Keep everybody from becoming a user, until `fd` is unlocked. False if there is one."""
-    return file_locks.try_lock(fd, FIRST_MARK, 0)
+    return ofd_locks.try_lock(fd, FIRST_MARK, 0)
 
 
 def is_alive(fd: int, mark: int) -> bool:
     """Whether that is the mark of a user, or may be: one other than who has opened `fd`."""
-    return FIRST_MARK <= mark < 2 * FIRST_MARK and file_locks.is_locked(fd, mark, 1)
+    return FIRST_MARK <= mark < 2 * FIRST_MARK and ofd_locks.is_locked(fd, mark, 1)
 
 
 def use_removed(fd: int, place: int) -> bool:

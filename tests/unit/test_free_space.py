@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay import SegmentSpaceError, SlidingLog, Store, layout, room
+from forebay import SegmentSpaceError, SlidingLog, Store
+from forebay.segment import free_space, layout
 
 MIB = 2**20
 PLENTY = 2**40
@@ -40,8 +41,8 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
-    monkeypatch.setattr(room, "PROC", machine.proc)
-    monkeypatch.setattr(room, "CONTROL_GROUPS", machine.groups)
+    monkeypatch.setattr(free_space, "PROC", machine.proc)
+    monkeypatch.setattr(free_space, "CONTROL_GROUPS", machine.groups)
     return machine
 
 

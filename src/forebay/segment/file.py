@@ -11,7 +11,7 @@ A file climbs a ladder, and each rung that it fails has an exception of its own:
 
 *States.* A file is unfinished (empty, or not sealed), or ready; ready, it is of this boot or, for the process that
 looks, of another. Locks are of three kinds: the creation lock, exclusive, on the header; a user's mark, shared, on a
-byte of its own; and the exclusion of all users, exclusive, on the whole range of marks (see ``users``).
+byte of its own; and the exclusion of all users, exclusive, on the whole range of marks (see ``attachments``).
 
 *Transitions.* Unfinished to ready: by the holder of the creation lock. From another boot to this boot, or removed for a
 clock that makes no sense: by the holder of the creation lock that excludes all users. Otherwise a ready header is never
@@ -49,7 +49,6 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Final
 
-from forebay import file_locks, host_clock, layout, room, users
 from forebay.core.segment import use_huge_pages
 from forebay.errors import (
     ClockMismatch,
@@ -64,6 +63,7 @@ from forebay.errors import (
     TruncatedSegment,
     UntrustedSegment,
 )
+from forebay.segment import attachments, free_space, host_clock, layout, ofd_locks
 
 __all__ = [
     "Header",
@@ -191,7 +191,7 @@ class SegmentFile:
     epoch_ns: int
     """Segment time 0 by this process's clock."""
     mark: int
-    """As a user of the segment: see ``users``."""
+    """As a user of the segment: see ``attachments``."""
 
     @classmethod
     def of(cls, wanted: Wanted, fd: int, header: Header, mark: int) -> SegmentFile:
@@ -233,7 +233,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
 
 def _attach(wanted: Wanted, fd: int) -> SegmentFile | None:
     """Become a user of the segment, which is made usable first if it isn't. None if the path leads elsewhere by now."""
-    place = users.place_of(wanted.path)
+    place = attachments.place_of(wanted.path)
     deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + LOCK_TIMEOUT
     while True:
         header = _usable_header(wanted, fd)
@@ -241,7 +241,7 @@ def _attach(wanted: Wanted, fd: int) -> SegmentFile | None:
             if not _make_usable(wanted, fd, place):
                 return None
             continue
-        mark = users.join(fd, place)
+        mark = attachments.join(fd, place)
         if mark is None:
             if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
                 raise _busy(wanted)
@@ -251,7 +251,7 @@ def _attach(wanted: Wanted, fd: int) -> SegmentFile | None:
         elif _usable_header(wanted, fd) == header:
             return SegmentFile.of(wanted, fd, header, mark)
         else:
-            users.leave(fd, mark)
+            attachments.leave(fd, mark)
 
 
 def _busy(wanted: Wanted) -> SegmentError:
@@ -275,7 +275,7 @@ def removed(path: str) -> str:
 def _let_go(fd: int) -> None:
     """Unlock and close: were it only closed, a child that another thread forked meanwhile would keep the lock."""
     with contextlib.suppress(OSError):
-        file_locks.unlock(fd, 0, 0)
+        ofd_locks.unlock(fd, 0, 0)
     os.close(fd)
 
 
@@ -288,7 +288,7 @@ def create_anonymous(*, keys: int, clock_kind: int) -> SegmentFile:
         raise not_opened(wanted, error) from None
     try:
         header = _create(wanted, fd)
-        mark = users.join(fd, place=0)
+        mark = attachments.join(fd, place=0)
         assert mark is not None  # nobody else has the file open
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except OSError as error:
@@ -523,7 +523,7 @@ def _make_usable(wanted: Wanted, fd: int, place: int) -> bool:
 
     Or say why it can't be used.
     """
-    if not file_locks.lock_within(fd, 0, layout.HEADER.size, LOCK_TIMEOUT):
+    if not ofd_locks.lock_within(fd, 0, layout.HEADER.size, LOCK_TIMEOUT):
         raise _busy(wanted)
     try:
         if not _is_current(wanted, fd):
@@ -534,13 +534,13 @@ def _make_usable(wanted: Wanted, fd: int, place: int) -> bool:
         if not raw or is_unfinished(raw):
             # Its creator is gone, or it would hold the lock.
             _create(wanted, fd)
-            if users.use_removed(fd, place):
+            if attachments.use_removed(fd, place):
                 warnings.warn(removed(wanted.path), SegmentRemovedWarning, stacklevel=5)
             return True
         header = _read_header(wanted, fd)
         if not _is_of_another_boot(wanted, header):
             return True  # by another process, while this one waited for the lock
-        if not users.exclude(fd):
+        if not attachments.exclude(fd):
             raise wanted.refuse(
                 ClockMismatch,
                 f"a segment of boot {uuid.UUID(bytes=header.boot_id)}, which some process has attached or locked",
@@ -550,7 +550,7 @@ def _make_usable(wanted: Wanted, fd: int, place: int) -> bool:
             )
         return _rebase(wanted, fd, header)
     finally:
-        file_locks.unlock(fd, 0, 0)
+        ofd_locks.unlock(fd, 0, 0)
 
 
 def is_unfinished(raw: bytes) -> bool:
@@ -564,7 +564,7 @@ def _create(wanted: Wanted, fd: int) -> Header:
     size = os.fstat(fd).st_size
     header = Header.new(wanted, at_least=size)
     try:
-        room.refuse_what_does_not_fit(fd, wanted.file_path, header.segment_size - _bytes_taken(fd))
+        free_space.refuse_what_does_not_fit(fd, wanted.file_path, header.segment_size - _bytes_taken(fd))
         # One small write, then the rest: whatever a killed creator leaves is empty or says that it isn't ready.
         os.pwrite(fd, header.pack(layout.STATE_CREATING), 0)
         if size == 0:
@@ -578,9 +578,9 @@ def _create(wanted: Wanted, fd: int) -> Header:
         with contextlib.suppress(OSError):
             if _is_current(wanted, fd):
                 os.unlink(wanted.path)
-        if not room.is_shortage(error):
+        if not free_space.is_shortage(error):
             raise
-        found, remedy = room.shortage(
+        found, remedy = free_space.shortage(
             error, fd, wanted.file_path, header.segment_size, taken=_bytes_taken(fd), or_else="ask for fewer keys"
         )
         expected = f"{header.segment_size} bytes for {wanted.keys} keys"
