@@ -1,6 +1,6 @@
 """Programs of leased permits for the interleaving explorer: hosts, each with a table, and a server that lends to them.
 
-The steps of a fetch are `Permits`' own. What puts them together is forebay/redis/leased_fetch.py, which can't run in a
+The steps of a fetch are `Permits`' own. What puts them together is forebay/redis/leased/fetch.py, which can't run in a
 coroutine of the explorer, so `run_allow`, `run_refund` and `run_withdraw` go through the same steps in the same order.
 The server is what scripts/lease_bucket.lua and lease_window.lua say, for one key and with whole nanoseconds: each call
 is one step, as Redis runs scripts one after the other.
@@ -262,7 +262,7 @@ cdef bint spent(Permits permits, uint64_t tag, uint64_t cost, uint64_t* now_ns) 
 cdef uint64_t fetched(
     int index, Act* act, Permits permits, uint64_t tag, uint64_t seen, uint64_t size, uint64_t* granted_ns
 ) noexcept:
-    """As `fetched` of leased_fetch.py; what has become of it, and when something was granted."""
+    """As `fetched` of redis/leased/fetch.py; what has become of it, and when something was granted."""
     cdef Reply reply
     cdef Request* request = &act.request
     cdef uint64_t ticket, now_ns, end_ns, said = PASSED | BEGUN, closed_until_ns = 0, closed_for = 0

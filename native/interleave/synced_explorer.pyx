@@ -1,7 +1,7 @@
 """Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which is told and answers.
 
 What is told and learned are the limiters' own steps, `_usages` and `_learn`; what is between them in
-forebay/redis/synced_exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
+forebay/redis/synced/exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
 say of one host, without its failures: each message is one step.
 """
 

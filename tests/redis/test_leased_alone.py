@@ -14,7 +14,7 @@ from scripts_clock import ServerClock
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, RedisStore
 from forebay.redis.asking import Asked
-from forebay.redis.leased_fetch import Answer, Holdings, Steps, answered, closing_ns
+from forebay.redis.leased.fetch import Answer, Holdings, Steps, answered, closing_ns
 
 KEY = "user:42"
 
@@ -85,7 +85,7 @@ def test_a_denial_that_is_over_before_it_is_told(hosts: Hosts, monkeypatch: pyte
         hosts.advance(0.005)
         return closing_ns(until_ns)
 
-    monkeypatch.setattr("forebay.redis.leased_fetch.closing_ns", late)
+    monkeypatch.setattr("forebay.redis.leased.fetch.closing_ns", late)
     answer = ended(steps, denial)
     assert not answer.allowed
     assert answer.retry_ns >= 1000

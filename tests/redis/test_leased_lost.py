@@ -14,10 +14,10 @@ import redis
 from leased_hosts import Hosts, drained
 
 from forebay import FixedWindow, SlidingWindow, StoreUnavailable, TokenBucket
-from forebay.redis import leased_fetch
 from forebay.redis.asking import Asked
-from forebay.redis.leased_fetch import Answer, Holdings, Steps, borrowed, reported
-from forebay.redis.leased_terms import OVERTAKEN
+from forebay.redis.leased import fetch as leased_fetch
+from forebay.redis.leased.fetch import Answer, Holdings, Steps, borrowed, reported
+from forebay.redis.leased.terms import OVERTAKEN
 
 KEY = "user:42"
 

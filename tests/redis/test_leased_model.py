@@ -18,9 +18,10 @@ import pytest
 from scripts_clock import ServerClock
 
 from forebay import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
-from forebay.redis import LeasedStore, RedisStore, leased_fetch
+from forebay.redis import LeasedStore, RedisStore
 from forebay.redis.asking import Asked
-from forebay.redis.leased_fetch import Answer, Holdings, Steps, answered
+from forebay.redis.leased import fetch as leased_fetch
+from forebay.redis.leased.fetch import Answer, Holdings, Steps, answered
 from forebay.testing import ManualClock
 
 KEY = "k"

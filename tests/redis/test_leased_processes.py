@@ -16,7 +16,8 @@ from process_helpers import Crew, SharedNumbers, Worker, wait_until
 from redis_server import RedisServer
 
 from forebay import FixedWindow, Store, StoreUnavailable, TokenBucket
-from forebay.redis import LeasedStore, RedisStore, leased_fetch
+from forebay.redis import LeasedStore, RedisStore
+from forebay.redis.leased import fetch as leased_fetch
 
 KEY = "hot"
 

@@ -9,7 +9,7 @@ from leased_hosts import Hosts, drained
 
 from forebay import FixedWindow, TokenBucket
 from forebay.redis import LeasedStore
-from forebay.redis.leased_fetch import Holdings, borrowed
+from forebay.redis.leased.fetch import Holdings, borrowed
 
 KEY = "user:42"
 

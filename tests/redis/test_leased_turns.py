@@ -19,9 +19,11 @@ from redis_server import RedisServer
 
 from forebay import Store, StoreUnavailable, TokenBucket
 from forebay.core.leased import BUSY, LOST, PASSED, Permits
-from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore, leased_fetch, leased_turns
+from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
 from forebay.redis.asking import Asked
-from forebay.redis.leased_fetch import GATE_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
+from forebay.redis.leased import fetch as leased_fetch
+from forebay.redis.leased import turns as leased_turns
+from forebay.redis.leased.fetch import GATE_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
 
 KEY = "user:42"
 

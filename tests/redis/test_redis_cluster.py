@@ -27,9 +27,9 @@ from test_redis_store import EVERY_KIND
 
 from forebay import AllOf, Concurrency, FixedWindow, ForeignState, StoreUnavailable, TokenBucket
 from forebay.redis import AsyncRedisStore, RedisStore
-from forebay.redis.cluster import Cluster
 from forebay.redis.keys import fingerprint
-from forebay.redis.timed_socket import TimedSocket
+from forebay.redis.transport.cluster import Cluster
+from forebay.redis.transport.timed_socket import TimedSocket
 
 
 @pytest.fixture
@@ -297,7 +297,7 @@ def test_no_call_waits_for_what_nodes_are_asked_after_it(
     cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As each of them may be silent, too. One asks at a time, and not for each failure."""
-    monkeypatch.setattr("forebay.redis.cluster.LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr("forebay.redis.transport.cluster.LOOK_EVERY_S", 1000.0)
     with RedisStore(cluster.url, timeout=1) as store:
         bucket = TokenBucket(store, "api", "99/hour")
         assert all(bucket.allow(key) for key in KEYS)

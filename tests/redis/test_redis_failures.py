@@ -32,8 +32,8 @@ from forebay import (
 )
 from forebay.errors import CostExceedsLimit, ForeignState, InvalidKey, InvalidLimiter, StoreClosed, StoreUnavailable
 from forebay.redis import AsyncRedisStore, RedisStore
-from forebay.redis.breaker import AT_ONCE, THRESHOLD, Breaker
 from forebay.redis.policies import Loose
+from forebay.redis.transport.breaker import AT_ONCE, THRESHOLD, Breaker
 from forebay.testing import ManualClock
 
 # Long enough for any machine; what a test makes wait has a shorter one.
@@ -487,7 +487,7 @@ def test_recovery_is_no_storm(
     gate, so the test sees, they would all come."""
     processes, threads = 3, 8
     if not is_gated:
-        monkeypatch.setattr("forebay.redis.breaker.AT_ONCE", 1000)
+        monkeypatch.setattr("forebay.redis.transport.breaker.AT_ONCE", 1000)
     with RedisStore(through.url, timeout=PATIENT_S, host=host) as store:
         through.is_silent = True
         with RedisStore(through.url, timeout=SHORT_S, host=host) as hasty:

@@ -16,7 +16,7 @@ from redis_server import RedisServer
 
 from forebay import StoreUnavailable, TokenBucket
 from forebay.redis import AsyncRedisStore, RedisStore
-from forebay.redis.replies import ReplySizes
+from forebay.redis.transport.replies import ReplySizes
 
 HOSTILE = {
     "a list": b"*2000000000\r\n",

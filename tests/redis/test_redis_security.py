@@ -19,7 +19,7 @@ from test_redis_store import EVERY_KIND
 
 from forebay import AllOf, StoreUnavailable, TokenBucket
 from forebay.redis import RedisStore
-from forebay.redis.deadline import Patience
+from forebay.redis.transport.deadline import Patience
 
 # What docs/redis.md lists.
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()

@@ -37,7 +37,7 @@ import forebay.contrib.fastapi
 import forebay.contrib.flask
 from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
 from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
-from forebay.redis.deadline import Patience
+from forebay.redis.transport.deadline import Patience
 from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
 from forebay.web.afterwards import Afterwards
 

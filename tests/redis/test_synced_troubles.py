@@ -18,8 +18,9 @@ from scripts_clock import ServerClock
 from synced_hosts import NEVER, admitted, before_the_answer, hosts, sum_of_all, sums, two_of_one_host
 
 from forebay import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
-from forebay.redis import RedisStore, SyncedStore, synced
+from forebay.redis import RedisStore, SyncedStore
 from forebay.redis.keys import fingerprint
+from forebay.redis.synced import store as synced_store
 from forebay.testing import ManualClock
 
 START = 1_000_000_020
@@ -497,8 +498,8 @@ def test_every_key_is_asked_for_however_long_exchanges_take(
                 self.rounds += 1
                 return self.rounds > 9
 
-        monkeypatch.setattr(synced, "time", SimpleNamespace(monotonic_ns=lambda: round(clock.now() * 1e9)))
-        synced._run(weakref.ref(other.synced), cast(Any, Stop()), interval_s)
+        monkeypatch.setattr(synced_store, "time", SimpleNamespace(monotonic_ns=lambda: round(clock.now() * 1e9)))
+        synced_store._run(weakref.ref(other.synced), cast(Any, Stop()), interval_s)
         assert other.synced.status().error is None
         assert [other.limiter.peek(key).remaining for key in keys] == [98] * 16
 

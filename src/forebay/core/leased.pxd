@@ -53,7 +53,7 @@ cdef bint spend(
 
 
 cdef class Permits(Limiter):
-    cdef readonly object terms               # a forebay.redis.leased_terms.Terms
+    cdef readonly object terms               # a forebay.redis.leased.terms.Terms
     cdef Terms unit                          # a cost of 1
     cdef int stamp_shift
     cdef uint64_t keep_ns                    # of a gate while somebody fetches

@@ -315,7 +315,7 @@ cdef bint lower_size(
 cdef class Permits(Limiter):
     """Permits of a limit that is elsewhere, borrowed in batches; the base of what fetches them.
 
-    `terms` says how much and for how long (``forebay.redis.leased_terms.Terms``). The fast paths are here, and the
+    `terms` says how much and for how long (``forebay.redis.leased.terms.Terms``). The fast paths are here, and the
     steps of a fetch, each one CAS. Who derives from it has `_lacking(key, cost)` and `_lacking_hit(key, cost)` for when
     the lease doesn't suffice.
     """

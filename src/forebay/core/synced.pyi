@@ -3,7 +3,7 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from forebay.core.cell_limiter import CellLimiter
-from forebay.redis.synced import SyncedStore
+from forebay.redis.synced.store import SyncedStore
 
 @disjoint_base
 class SyncedLimiter(CellLimiter):

@@ -1,7 +1,7 @@
 """Limits that are counted on each host at once and exchanged with the others at intervals, over Redis.
 
 Here is what their keys are called and how that is kept; synced_window.pyx and synced_bucket.pyx decide and say what is
-to be exchanged, forebay.redis.synced exchanges it.
+to be exchanged, forebay.redis.synced.store exchanges it.
 
 What is exchanged
 -----------------

@@ -4,7 +4,7 @@ from typing import Self, final
 from forebay.core.keys import Key
 from forebay.core.synced import SyncedLimiter
 from forebay.rate import Rate
-from forebay.redis.synced import SyncedStore
+from forebay.redis.synced.store import SyncedStore
 from forebay.store import Store
 
 @final

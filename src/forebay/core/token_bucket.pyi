@@ -6,10 +6,10 @@ from forebay.core.synced_bucket import SyncedTokenBucket
 from forebay.rate import Rate
 from forebay.redis.aio import AsyncRedisStore
 from forebay.redis.aio_limiters import AsyncRedisLimiter
-from forebay.redis.leased import LeasedLimiter, LeasedStore
-from forebay.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore
+from forebay.redis.leased.aio import AsyncLeasedLimiter, AsyncLeasedStore
+from forebay.redis.leased.store import LeasedLimiter, LeasedStore
 from forebay.redis.store import RedisLimiter, RedisStore
-from forebay.redis.synced import SyncedStore
+from forebay.redis.synced.store import SyncedStore
 from forebay.store import Store
 
 @final

@@ -11,9 +11,8 @@ with Needs("redis", __name__):
 from forebay.redis.aio import AsyncRedisStore
 from forebay.redis.aio_held import AsyncRedisConcurrency, AsyncRedisHold, AsyncRedisLease
 from forebay.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter, AsyncRedisReservation
-from forebay.redis.breaker import RedisStatus
-from forebay.redis.leased import LeasedLimiter, LeasedStore
-from forebay.redis.leased_aio import AsyncLeasedLimiter, AsyncLeasedStore
+from forebay.redis.leased.aio import AsyncLeasedLimiter, AsyncLeasedStore
+from forebay.redis.leased.store import LeasedLimiter, LeasedStore
 from forebay.redis.store import (
     RedisAllOf,
     RedisConcurrency,
@@ -22,7 +21,8 @@ from forebay.redis.store import (
     RedisReservation,
     RedisStore,
 )
-from forebay.redis.synced import SyncedStore, SyncStatus
+from forebay.redis.synced.store import SyncedStore, SyncStatus
+from forebay.redis.transport.breaker import RedisStatus
 
 __all__ = [
     "AsyncLeasedLimiter",

@@ -43,10 +43,10 @@ from forebay.redis.base import (
     replaced,
     unknown,
 )
-from forebay.redis.cluster import AsyncCluster, bounded, cluster_url
-from forebay.redis.deadline import Patience, with_bounded_replies
 from forebay.redis.scripts import Script
-from forebay.redis.servers import AsyncServer
+from forebay.redis.transport.cluster import AsyncCluster, bounded, cluster_url
+from forebay.redis.transport.deadline import Patience, with_bounded_replies
+from forebay.redis.transport.servers import AsyncServer
 from forebay.store import Store
 
 __all__ = ["AsyncRedisStore"]

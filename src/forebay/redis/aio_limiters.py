@@ -19,7 +19,7 @@ from forebay.redis.held import HeldView, Taken
 
 if TYPE_CHECKING:
     from forebay.redis.aio import AsyncRedisStore
-    from forebay.redis.deadline import Patience
+    from forebay.redis.transport.deadline import Patience
 
 __all__ = ["AsyncRedisAllOf", "AsyncRedisLimiter", "AsyncRedisReservation", "AsyncRedisStaggeredWindow"]
 

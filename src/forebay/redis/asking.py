@@ -19,7 +19,7 @@ from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Algorithm, Draw, FixedWindow, Seen, delay_us
 from forebay.redis.keys import fingerprint
 from forebay.redis.scripts import Script, script
-from forebay.redis.servers import Call
+from forebay.redis.transport.servers import Call
 
 if TYPE_CHECKING:
     from forebay.redis.base import RedisStoreBase

@@ -37,13 +37,13 @@ from forebay.errors import (
 )
 from forebay.rate import Duration, as_period_ns
 from forebay.redis.asking import Asked, Asking, Talk
-from forebay.redis.breaker import Breaker, RedisStatus, is_failure
-from forebay.redis.cluster import cluster_url
-from forebay.redis.deadline import Patience
 from forebay.redis.keys import fingerprint, plain
 from forebay.redis.kinds import made_of
 from forebay.redis.policies import checked_policy
-from forebay.redis.servers import Call
+from forebay.redis.transport.breaker import Breaker, RedisStatus, is_failure
+from forebay.redis.transport.cluster import cluster_url
+from forebay.redis.transport.deadline import Patience
+from forebay.redis.transport.servers import Call
 from forebay.store import Store
 
 __all__ = [

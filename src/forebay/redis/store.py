@@ -41,12 +41,12 @@ from forebay.redis.base import (
     replaced,
     unknown,
 )
-from forebay.redis.cluster import Cluster, TimedPool, cluster_url
-from forebay.redis.deadline import Patience, keep_deadlines
 from forebay.redis.held import AskingHeld, HeldView, Taken, unimportant_after
 from forebay.redis.scripts import Script
-from forebay.redis.servers import Server
-from forebay.redis.timed_socket import UNTIL_S
+from forebay.redis.transport.cluster import Cluster, TimedPool, cluster_url
+from forebay.redis.transport.deadline import Patience, keep_deadlines
+from forebay.redis.transport.servers import Server
+from forebay.redis.transport.timed_socket import UNTIL_S
 from forebay.store import Store
 
 __all__ = ["RedisAllOf", "RedisConcurrency", "RedisLease", "RedisLimiter", "RedisReservation", "RedisStore"]

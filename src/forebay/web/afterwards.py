@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ForeignState, StoreClosed, StoreUnavailable
 
 if TYPE_CHECKING:
-    from forebay.redis.deadline import Patience
+    from forebay.redis.transport.deadline import Patience
 
 __all__ = ["Afterwards"]
 

@@ -38,7 +38,7 @@ from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Rule, check_answe
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
 
 if TYPE_CHECKING:
-    from forebay.redis.deadline import Patience
+    from forebay.redis.transport.deadline import Patience
 
 __all__ = ["Gate", "Passage"]
 

@@ -17,7 +17,7 @@ from forebay.core.keys import Key
 from forebay.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.redis.asking import Asked, whole_cost
-from forebay.redis.leased_terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
+from forebay.redis.leased.terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
 __all__ = [
     "Answer",

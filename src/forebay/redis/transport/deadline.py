@@ -17,8 +17,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from forebay.redis.replies import ReplySizes
-from forebay.redis.timed_socket import UNTIL_S, TimedSocket
+from forebay.redis.transport.replies import ReplySizes
+from forebay.redis.transport.timed_socket import UNTIL_S, TimedSocket
 
 __all__ = ["Patience", "keep_deadlines", "with_bounded_replies"]
 

@@ -20,10 +20,10 @@ from forebay.redis.aio_limiters import AsyncRedisReservation
 from forebay.redis.aio_waiting import Lines, wait
 from forebay.redis.asking import Asked, costs_of, keys_of
 from forebay.redis.awaiting import awaited
-from forebay.redis.leased import LeasedStoreBase, _nothing
-from forebay.redis.leased_fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
-from forebay.redis.leased_terms import Terms
-from forebay.redis.leased_turns import Turns
+from forebay.redis.leased.fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
+from forebay.redis.leased.store import LeasedStoreBase, _nothing
+from forebay.redis.leased.terms import Terms
+from forebay.redis.leased.turns import Turns
 from forebay.store import Store
 
 __all__ = ["AsyncLeasedLimiter", "AsyncLeasedStore"]

@@ -33,8 +33,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from forebay.redis.deadline import keep_deadlines, with_bounded_replies
-from forebay.redis.servers import Call, exchange, exchange_all
+from forebay.redis.transport.deadline import keep_deadlines, with_bounded_replies
+from forebay.redis.transport.servers import Call, exchange, exchange_all
 
 __all__ = ["AsyncCluster", "Cluster", "TimedPool", "bounded", "cluster_url"]
 

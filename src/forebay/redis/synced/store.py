@@ -25,7 +25,7 @@ from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Gcra, rate_us
 from forebay.redis.keys import fingerprint
 from forebay.redis.store import RedisStore
-from forebay.redis.synced_exchange import (
+from forebay.redis.synced.exchange import (
     ALL_TURNS,
     UNTOLD_ONLY,
     BucketExchange,

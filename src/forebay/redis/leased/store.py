@@ -28,8 +28,8 @@ from forebay.errors import (
 )
 from forebay.rate import Duration
 from forebay.redis.asking import Asked, Asking, costs_of, keys_of
-from forebay.redis.leased_fetch import LOOKS, Holdings, Steps, admitted, decided, looked, refunded, reset
-from forebay.redis.leased_terms import Terms, checked_options, terms_of
+from forebay.redis.leased.fetch import LOOKS, Holdings, Steps, admitted, decided, looked, refunded, reset
+from forebay.redis.leased.terms import Terms, checked_options, terms_of
 from forebay.redis.store import RedisStore, would_block
 from forebay.store import Store
 

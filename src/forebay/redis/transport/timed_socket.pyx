@@ -6,7 +6,7 @@ import math
 import time
 from contextvars import ContextVar
 
-from forebay.redis.replies import ReplySizes
+from forebay.redis.transport.replies import ReplySizes
 
 # Of the call at hand, by ``time.monotonic``. Each call sets it, so what an interrupt leaves behind harms none.
 UNTIL_S = ContextVar("forebay.redis.until_s", default=math.inf)

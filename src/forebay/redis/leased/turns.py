@@ -23,7 +23,7 @@ from forebay.core.decision import Decision
 from forebay.core.keys import Key
 from forebay.core.leased import Permits
 from forebay.errors import ForebayError
-from forebay.redis.leased_fetch import late, patience_s
+from forebay.redis.leased.fetch import late, patience_s
 
 __all__ = ["Turns"]
 
