@@ -1,4 +1,4 @@
-"""Buckets, costs and times of every size, and what the native side makes of them."""
+"""Strategies for buckets, costs and times of every size, and conversions to and from forebay's types."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NS = 1_000_000_000
 MS_NS = 1_000_000
 YEAR_NS = 31_536_000 * NS
 LONGEST_REFILL_NS = 2**61 - 1
-LATEST_NS = 2 * 10**18  # nearly as late as a clock can be
+LATEST_NS = 2 * 10**18  # close to the latest time that a clock accepts
 
 
 def magnitudes(least: int, most: int) -> st.SearchStrategy[int]:
-    """Whole numbers of every length, the ends more often than chance would have it."""
+    """Integers of every bit length; the two ends are drawn more often than by chance."""
     by_length = st.integers(least.bit_length(), most.bit_length()).flatmap(
         lambda bits: st.integers(max(least, 1 << bits >> 1), min(most, (1 << bits) - 1))
     )
@@ -29,7 +29,7 @@ def magnitudes(least: int, most: int) -> st.SearchStrategy[int]:
 def buckets(
     draw: st.DrawFn, most_burst: int = 2**61, longest_refill_ns: int = LONGEST_REFILL_NS, second: int = NS
 ) -> Bucket:
-    """From 1 permit per year to 1 per nanosecond, or other unit of time, with any burst that forebay takes."""
+    """From 1 permit per year to 1 per nanosecond (or another unit of time), with any burst that forebay accepts."""
     year = 31_536_000 * second
     usual = st.sampled_from([1, 1000, second, 60 * second, 3600 * second, year])
     period_ns = draw(usual | magnitudes(1, year))
@@ -44,7 +44,7 @@ def costs(bucket: Bucket) -> st.SearchStrategy[int]:
 
 
 def spans_ns(bucket: Bucket) -> st.SearchStrategy[int]:
-    """Spans of time of the sizes at which something changes for `bucket`, and one nanosecond to either side."""
+    """Spans at which something changes for `bucket`, one nanosecond to either side of them, and spans between."""
     whole = st.sampled_from([0, bucket.unit_ns, 2 * bucket.unit_ns, bucket.tolerance_ns])
     near = st.builds(lambda span, off: max(0, span + off), whole, st.integers(-1, 1))
     return near | st.integers(0, bucket.tolerance_ns) | magnitudes(1, min(3 * bucket.tolerance_ns, LATEST_NS // 4))
@@ -59,12 +59,12 @@ def set_ns(clock: ManualClock, now_ns: int) -> None:
 
 
 def answer_of(decision: Decision) -> Answer:
-    """The native decision in the oracle's words; its seconds must say the same as its nanoseconds."""
+    """A forebay decision as the oracle's `Answer`; its times in seconds must equal those in nanoseconds."""
     for seconds, ns in (
         (decision.retry_after, decision.retry_after_ns),
         (decision.reset_after, decision.reset_after_ns),
     ):
-        # To the nanosecond for 13 days; beyond that as well as a float can.
+        # Exact to the nanosecond for 13 days; beyond that to a float's precision.
         assert round(Fraction(seconds) * NS) == ns or (ns >= 2**50 and abs(Fraction(seconds) * NS - ns) <= ns >> 48)
     assert bool(decision) is decision.allowed
     return Answer(

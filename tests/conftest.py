@@ -20,10 +20,10 @@ from forebay.testing import ManualClock
 
 Result = TypeVar("Result")
 
-# Whoever is started in the background by a shell has it ignored, and some tests interrupt themselves.
+# A shell starts background processes with SIGINT ignored, and some tests interrupt themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No test may depend on how fast the machine is, nor leave files behind; a failure prints how to run it again.
+# No test depends on the machine's speed or leaves files behind; a failure prints how to run it again.
 settings.register_profile(
     "forebay", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -53,13 +53,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def full(request: pytest.FixtureRequest) -> bool:
-    """Whether a proof is asked for with its full bounds."""
+    """True if ``--full`` asks for the proofs' full bounds."""
     return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture
 def record(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
-    """``record("kills", 3000)``: a figure for the end of the run. Whole numbers are shown with their thousands."""
+    """``record("kills", 3000)`` prints a figure at the end of the run, an integer with thousands separators."""
 
     def record(what: str, figure: object) -> None:
         shown = f"{figure:,}" if isinstance(figure, int) else str(figure)
@@ -75,7 +75,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def make_name() -> Iterator[Callable[[], str]]:
-    """Makes names that no other store has; the stores of these names are unlinked at the end."""
+    """Makes unique store names; unlinks the stores of these names at the end."""
     names: list[str] = []
 
     def make() -> str:
@@ -94,7 +94,7 @@ def store_name(make_name: Callable[[], str]) -> str:
 
 @pytest.fixture(params=["private", "named"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]:
-    """A small store with `clock`, of each kind."""
+    """A small store with `clock`: once private, once named."""
     if request.param == "private":
         opened = Store.private(keys=1, clock=clock)
     else:
@@ -105,7 +105,7 @@ def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]
 
 @pytest.fixture
 def crew(name: str) -> Iterator[process_helpers.Crew]:
-    """Processes that end with the test, before the store is removed that they may be about to create."""
+    """Forked processes, ended before the store's files are removed: a process may be about to create the store."""
     crew = process_helpers.Crew()
     yield crew
     crew.end()
@@ -113,7 +113,7 @@ def crew(name: str) -> Iterator[process_helpers.Crew]:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A store name that nobody else uses; what was made under it is removed."""
+    """A unique store name; files made under it are removed at the end."""
     name = f"process-test-{os.getpid()}-{secrets.token_hex(4)}"
     yield name
     for file in process_helpers.files_of(name):
@@ -126,7 +126,10 @@ def in_child() -> Callable[[Callable[[], Result]], Result]:
 
 
 def run_in_child(function: Callable[[], Result]) -> Result:
-    """What `function` returns or raises in a forked child; a child that is killed by a signal fails the test."""
+    """Run `function` in a forked child; return its result or raise its exception.
+
+    A child that a signal kills fails the test.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

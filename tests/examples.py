@@ -1,6 +1,6 @@
-"""How many examples Hypothesis tries: as many as find the planted bugs, and with ``--full`` five times as many.
+"""How many examples Hypothesis draws: enough to find the planted bugs; ``--full`` draws five times as many.
 
-Every run draws others. So few in each run are many in time, and one long run for a proof draws more than one short run.
+Every run draws new examples, so small runs add up; only the proofs' long run draws many at once.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _factor = 1
 
 
 def be_full() -> None:
-    """For all tests that are collected from now on."""
+    """Apply `FULL_FACTOR` to all tests that are collected from now on."""
     global _factor
     _factor = FULL_FACTOR
 
 
 def examples(count: int, steps: int = 30) -> settings:
-    """`steps` is the most that an example of a state machine takes."""
+    """Settings for `count` examples; a state machine takes at most `steps` steps in each."""
     return settings(max_examples=_factor * count, stateful_step_count=steps)

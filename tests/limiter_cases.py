@@ -1,7 +1,6 @@
-"""Limiters of every algorithm, with parameters of every size, and their rules in the oracle's words.
+"""Limiters of every algorithm, with parameters of every size, and the oracle's rule for each.
 
-The oracle counts in whole units of time, whatever they are. Here they are those of the place where the limits are kept:
-nanoseconds in memory, microseconds over Redis.
+The oracle counts integer units of time. A unit is a nanosecond in memory and a microsecond over Redis.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from forebay import Rate, TokenBucket
 
 @dataclass(frozen=True)
 class Measure:
-    """How a kind of place counts time, and how far."""
+    """The unit in which a kind of place counts time, and the bounds of its fields."""
 
     unit_ns: int
     latest: int
-    """The last time of a clock."""
+    """The latest time that a clock accepts."""
     longest_refill: int
     shortest_window: int
     longest_window: int
     most_burst: int
     most_limit: int
     most_sliding: Callable[[int], int]
-    """The largest limit of which both counts are exact, of the period."""
+    """Period -> the largest limit for which both counts are exact."""
     most_bucketed: Callable[[int, int], int]
-    """The largest limit of the period and the number of buckets."""
+    """(period, number of buckets) -> the largest limit."""
     most_logged: int
     log: Callable[[int, int], Rule[Any]]
     forgets: bool
-    """What is as good as never seen is gone: a clock that goes back to before that finds nothing."""
+    """An expired state is deleted: a clock that goes back to before its end finds a fresh key."""
     grain: int = 1
-    """Periods are multiples of so many units."""
+    """Periods are multiples of this many units."""
     has_tiers: bool = True
-    """A window takes a rate for one call."""
+    """`hit` of a window accepts a rate for one call."""
 
     @property
     def second(self) -> int:
@@ -84,12 +83,12 @@ class Measure:
         return drawn.map(lambda bucket: replace(bucket, period_ns=bucket.period_ns * self.grain))
 
 
-# Room for so many that a test's few keep out of each other's way.
+# Enough cells that the few keys of a test don't compete for them.
 KEYS: Final = 500
 MEMORY: Final = Measure(
     unit_ns=1,
     latest=2 * 10**18,
-    # A quarter of the clock's range: so long may be waited, once and again.
+    # A quarter of the clock's range, since a test waits that long more than once.
     longest_refill=2**59,
     shortest_window=NS // 100,
     longest_window=YEAR_NS,
@@ -101,7 +100,7 @@ MEMORY: Final = Measure(
     log=Log,
     forgets=False,
 )
-# As in memory, with what can be exchanged over Redis: whole microseconds, windows that are longer than the interval.
+# As in memory, within the bounds of an exchange over Redis: microseconds, and windows longer than the interval.
 SYNCED: Final = replace(
     MEMORY,
     shortest_window=60 * NS,
@@ -115,7 +114,7 @@ SYNCED: Final = replace(
 REDIS: Final = Measure(
     unit_ns=1000,
     latest=4 * 10**15,
-    # A little less than the longest that a limiter takes.
+    # Slightly below the longest refill that a limiter accepts.
     longest_refill=2**50,
     shortest_window=1,
     longest_window=10 * YEAR_NS // 1000,
@@ -131,23 +130,23 @@ REDIS: Final = Measure(
 
 @dataclass(frozen=True)
 class Case:
-    """A limiter to be made, and what the oracle has to know of it. Times are in units of `measure`."""
+    """A limiter and the oracle's rule for it. Times are in units of `measure`."""
 
-    make: Callable[..., Any]  # of a store, and a name if it is not "api"
+    make: Callable[..., Any]  # arguments: a store, and optionally a name ("api" by default)
     rule: Rule[Any]
-    step: int  # multiples of this are when something may change
-    span: int  # after this much time all is forgotten
+    step: int  # the state may change at multiples of this
+    span: int  # after this much time a key is fresh again
     measure: Measure = MEMORY
-    # Rates that are good for one call, and their rules.
+    # Rates for one call, with their rules.
     tiers: list[tuple[dict[str, Any], Rule[Any]]] = field(default_factory=list)
-    # Each key's windows begin at a time of its own.
+    # Each key's windows begin at the key's own phase.
     staggered: bool = False
 
     def costs(self) -> st.SearchStrategy[int]:
         return st.just(1) | st.integers(0, min(self.rule.most, 3)) | magnitudes(1, self.rule.most)
 
     def times(self, now: int) -> st.SearchStrategy[int]:
-        """Times around now: tiny moves and long ones, whole steps, and one unit to either side of them."""
+        """Times from `now` on: small and large moves, whole steps, and one unit to either side of them."""
         latest = self.measure.latest
         longest = min(3 * self.span, latest // 4)
         moves = st.sampled_from([0, self.step, self.span]) | magnitudes(1, longest) | st.just(self.measure.year)
@@ -235,7 +234,7 @@ def fixed_windows(draw: st.DrawFn, measure: Measure, align: Any) -> Case:
 
 @st.composite
 def sliding_windows(draw: st.DrawFn, measure: Measure, exact: bool = True) -> Case:
-    """With both counts exact; or, as in memory for the largest limits, with the previous one perhaps rounded."""
+    """With `exact`, both counts are exact; without, large limits may round the previous count, as in memory."""
     period = draw(measure.windows())
     limit = draw(measure.limits(measure.most_sliding(period) if exact else period // 40))
     of_tier = draw(measure.limits(limit))
@@ -312,4 +311,4 @@ def cases_of(measure: Measure) -> dict[str, st.SearchStrategy[Case]]:
 
 
 OF_ONE_HOST: Final = ("TokenBucket", "FixedWindowClock", "SlidingWindow")
-"""What hosts can lease or exchange."""
+"""The limiters that hosts can lease or exchange."""

@@ -1,4 +1,4 @@
-"""Every kind of limiter to try with many processes, and its bounds in any span of the real clock."""
+"""Kinds of limiters for tests with many processes, and the bounds of each in any span of the real clock."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ KEY: Final = "user:42"
 
 @dataclass(frozen=True)
 class Kind:
-    """A limiter to try, and what is known of it. `limit` permits pass at once, and as many in each period."""
+    """A limiter and its bounds. `limit` permits pass at once, and as many in each period."""
 
     make: Callable[[Store, str, int, int], Any]
-    """With a name, the limit, and the period in ms."""
+    """Arguments: a store, a name, the limit, and the period in ms."""
     rule: Callable[[int, int], Rule[Any]] | None
-    """The same for the oracle, with the period in ns. None: its windows begin where they like."""
+    """The oracle's rule, by limit and period in ns. None: the windows' phase is unknown."""
     spans: Callable[[int, int], Sequence[tuple[int, int]]] = lambda limit, period_ns: ()
-    """Any span shorter than so many ns has at most so many permits."""
+    """(ns, permits): any span shorter than this many ns has at most this many permits."""
     windows: Callable[[int, int], Sequence[tuple[int, int, int]]] = lambda limit, period_ns: ()
-    """Of the clock's windows of so many ns, any so many in a row have at most so many permits."""
+    """(ns, count, permits): `count` consecutive windows of the clock of this many ns have at most `permits`."""
     limit: int = 400
-    """For the real clock."""
+    """The limit of runs with the real clock."""
 
 
 def _gcra_spans(limit: int, period_ns: int) -> list[tuple[int, int]]:
@@ -124,7 +124,7 @@ every_kind_with_a_limit = pytest.mark.parametrize(
 
 
 class Admission(NamedTuple):
-    """Decided at some time from `before_ns` to `after_ns`."""
+    """Permits that were granted at some time from `before_ns` to `after_ns`."""
 
     before_ns: int
     after_ns: int
@@ -145,12 +145,12 @@ def check_bounds(kind: Kind, admissions: Sequence[Admission], name: str) -> None
 
 
 def _most_within(admissions: Sequence[Admission], length: int) -> int:
-    """The most permits that were certainly given within a span less than that long."""
+    """The most permits that were certainly granted within a span shorter than `length`."""
     begun, ended = sorted((a[0], a[2]) for a in admissions), sorted((a[1], a[2]) for a in admissions)
     begun_at, ended_at = [at for at, _ in begun], [at for at, _ in ended]
     begun_sum = [0, *itertools.accumulate(permits for _, permits in begun)]
     ended_sum = [0, *itertools.accumulate(permits for _, permits in ended)]
-    # Those that had ended before the span's end, less those that had begun before it began.
+    # Admissions that ended before the span's end, less those that began before the span did.
     return max(
         ended_sum[bisect.bisect_left(ended_at, start + length)] - begun_sum[bisect.bisect_left(begun_at, start)]
         for start in begun_at
@@ -158,7 +158,7 @@ def _most_within(admissions: Sequence[Admission], length: int) -> int:
 
 
 def _wall_offset_ns(name: str) -> int:
-    """What to add to a reading of the host's monotonic clock for that of the wall clock by which windows begin."""
+    """Add this to the host's monotonic clock to get the wall clock by which windows begin."""
     with open(path_of(name), "rb") as file:
         header = file.read(layout.HEADER.size)
     epoch_ns, wall_epoch_ns = struct.unpack_from("<qq", header, layout.HEADER_EPOCH_NS)
@@ -166,7 +166,7 @@ def _wall_offset_ns(name: str) -> int:
 
 
 class Notebook:
-    """What the processes that follow each other in one place were admitted, in memory that outlives them."""
+    """Admissions of consecutive processes of one place, in shared memory that outlives each process."""
 
     SIZE: Final = 100_000
 

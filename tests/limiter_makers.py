@@ -1,4 +1,4 @@
-"""Limiters of one limit each, of every kind that a test goes through, to be made over whichever store it has."""
+"""Makers of limiters, one of each kind, all with the same limit, for any store."""
 
 from __future__ import annotations
 

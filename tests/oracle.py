@@ -1,11 +1,11 @@
-"""The algorithms once more, in plain Python with exact integers: slow, and right at a glance.
+"""The algorithms in plain Python with exact integers: slow, and obviously right.
 
-Nothing here is derived from how forebay computes. A rule says whether a request is allowed and what becomes of a
-key's state. What a decision reports besides its verdict is found by asking the rule itself again: `remaining` is the
-largest cost that it would allow, `retry_after_ns` the shortest wait after which it would allow, `reset_after_ns` the
-shortest wait after which the key is as good as never seen, each by bisection.
+Nothing here is derived from forebay's arithmetic. A rule says whether a request is allowed and what the key's next
+state is. Bisection over the rule gives the other fields of a decision: `remaining` is the largest cost that the rule
+allows, `retry_after_ns` the shortest wait until it allows the request, `reset_after_ns` the shortest wait until the
+key is as good as fresh.
 
-Time never goes back: a state that was written later than now is judged as at the time at which it was written.
+Time never goes back: a state that was written later than now is judged at the time of that write.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a ``forebay.Decision`` has to say."""
+    """The fields that a ``forebay.Decision`` must have."""
 
     allowed: bool
     limit: int
     remaining: int
     retry_after_ns: int
     reset_after_ns: int
-    limiter: str | None = None  # of several limits, the one that bound the decision
+    limiter: str | None = None  # set by several limits: the one that bound the decision
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What a ``forebay.Reservation`` has to say."""
+    """The fields that a ``forebay.Reservation`` must have."""
 
     allowed: bool
     delay_ns: int
@@ -49,12 +49,12 @@ class Booking:
 class Rule(ABC, Generic[State]):
     """One limit: pure functions of a key's state, the time and a cost."""
 
-    fresh: State  # of a key never seen
+    fresh: State  # the state of a fresh key
 
     @property
     @abstractmethod
     def most(self) -> int:
-        """What can pass at once."""
+        """The largest cost that can pass at once."""
 
     @abstractmethod
     def allows(self, state: State, now_ns: int, cost: int) -> bool: ...
@@ -66,23 +66,23 @@ class Rule(ABC, Generic[State]):
     def refunded(self, state: State, now_ns: int, cost: int) -> State: ...
 
     def forgotten(self, state: State, now_ns: int) -> State:
-        """What a reset leaves."""
+        """The state after a reset."""
         return self.fresh
 
     @abstractmethod
     def over_ns(self, state: State) -> int:
-        """A time from which on nothing of `state` counts."""
+        """A time from which on no part of `state` counts."""
 
     def is_settled(self, state: State, now_ns: int) -> bool:
-        """Is the key as good as never seen?"""
+        """Whether the key is as good as fresh."""
         return self.allows(state, now_ns, self.most)
 
     def has_place(self, state: State, now_ns: int, cost: int) -> bool:
-        """Can the request be booked, perhaps for later?"""
+        """Whether the request can be booked, for now or for later."""
         return self.allows(state, now_ns, cost)
 
     def delay_ns(self, state: State, now_ns: int, cost: int) -> int:
-        """How long a request that is booked now has to wait."""
+        """The delay of a request that is booked now."""
         return 0
 
     def retry_after_ns(self, state: State, now_ns: int, cost: int) -> int:
@@ -90,7 +90,7 @@ class Rule(ABC, Generic[State]):
 
 
 class Oracle(Generic[State]):
-    """Keys and their states. The rule is given with each call: a limiter's own, or the one of a tier."""
+    """The state of each key. The caller passes the rule: the limiter's own, or that of a tier."""
 
     def __init__(self) -> None:
         self.states: dict[Hashable, State] = {}
@@ -164,10 +164,10 @@ class Bucket(Rule[int]):
 
     @property
     def tolerance_ns(self) -> int:
-        """How far ahead of now the theoretical arrival time may come to lie.
+        """How far the theoretical arrival time may lie ahead of now: the time of a whole burst.
 
-        The time of a whole burst. Since every request's time is rounded up, a burst of single requests would not fit
-        in it; so it is widened to hold them, but by less than the time of one more permit.
+        Every request's time is rounded up, so a burst of single requests needs more than that. The tolerance is
+        widened to hold them, by less than the time of one permit.
         """
         return min(self.burst * self.unit_ns, self.burst * self.period_ns // self.limit + self.unit_ns - 1)
 
@@ -195,7 +195,7 @@ class Bucket(Rule[int]):
 
 
 class Queue(Bucket):
-    """A bucket as a queue of `burst` places, which a request leaves when those before it have had their time."""
+    """A bucket as a queue of `burst` places. A request departs when those before it have departed."""
 
     def has_place(self, state: int, now_ns: int, cost: int) -> bool:
         return self.allows(state, now_ns, cost)
@@ -211,12 +211,12 @@ class TokenBucketOracle(Oracle[int]):
         return self.states
 
     def live_keys(self, now_ns: int) -> set[Hashable]:
-        """The keys whose state still matters."""
+        """The keys whose state still counts."""
         return {key for key, tat_ns in self.states.items() if tat_ns > now_ns}
 
 
 class AllOfOracle:
-    """Several rules by name, each with an oracle of its own: a request counts in all or in none."""
+    """Several rules by name, each with an oracle of its own: a request is charged to all or to none."""
 
     def __init__(self, rules: Mapping[str, Rule[Any]]) -> None:
         self.rules = rules
@@ -224,10 +224,10 @@ class AllOfOracle:
 
     def hit(self, keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> Answer:
         decided = self.peek(keys, costs, now_ns)
-        return self._ask(Oracle.hit, keys, costs, now_ns) if decided.allowed else decided
+        return self._answer(Oracle.hit, keys, costs, now_ns) if decided.allowed else decided
 
     def peek(self, keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> Answer:
-        return self._ask(Oracle.peek, keys, costs, now_ns)
+        return self._answer(Oracle.peek, keys, costs, now_ns)
 
     def refund(self, keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> None:
         for (name, rule), key, cost in zip(self.rules.items(), keys, costs, strict=True):
@@ -237,13 +237,15 @@ class AllOfOracle:
         for (name, rule), key in zip(self.rules.items(), keys, strict=True):
             self.oracles[name].reset(rule, key, now_ns)
 
-    def _ask(self, ask: Callable[..., Answer], keys: Sequence[Hashable], costs: Sequence[int], now_ns: int) -> Answer:
+    def _answer(
+        self, method: Callable[..., Answer], keys: Sequence[Hashable], costs: Sequence[int], now_ns: int
+    ) -> Answer:
         """All answers as one.
 
-        What bound it is, of the limits that deny, the one that does so longest, else the one with the fewest remaining.
+        The binding limit is the denying one with the longest wait; if none denies, the one with the fewest left.
         """
         answers = {
-            name: ask(self.oracles[name], rule, key, cost, now_ns)
+            name: method(self.oracles[name], rule, key, cost, now_ns)
             for (name, rule), key, cost in zip(self.rules.items(), keys, costs, strict=True)
         }
         denying = [name for name, answer in answers.items() if not answer.allowed]
@@ -262,7 +264,7 @@ class AllOfOracle:
 
 
 def _first(holds: Callable[[int], bool], most: int) -> int:
-    """The smallest number from 0 to `most` for which `holds`, which it does from there on; `most` if for none."""
+    """The smallest number from 0 to `most` for which the monotone `holds` is true; `most` if it is for none."""
     low, high = 0, most
     while low < high:
         middle = (low + high) // 2

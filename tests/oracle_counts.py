@@ -1,4 +1,4 @@
-"""The algorithms that count, as rules for the oracle: what is in use and the cost together are at most the limit."""
+"""The counting algorithms as rules for the oracle: the permits in use plus the cost are at most the limit."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Counting(Rule[State]):
 
 @dataclass(frozen=True)
 class IntervalBucket(Counting[tuple[int, int]]):
-    """`burst` permits, of which `limit` are put back at every whole `period_ns`: (period, permits missing in it).
+    """`burst` permits; `limit` of them are put back at every multiple of `period_ns`. State: (period, permits missing).
 
-    A clock that goes back, to before some of them were put back, finds those missing too.
+    A clock that goes back to before a refill finds the refilled permits missing again.
     """
 
     burst: int
@@ -78,12 +78,12 @@ class IntervalBucket(Counting[tuple[int, int]]):
 
     def over_ns(self, state: tuple[int, int]) -> int:
         period, missing = state
-        return (period + missing) * self.period_ns  # at the latest, with a permit per period
+        return (period + missing) * self.period_ns  # the latest possible end: one permit per period
 
 
 @dataclass(frozen=True)
 class ClockWindow(Counting[tuple[int, int]]):
-    """A count per window, windows beginning at `phase_ns` and every `period_ns` from there: (window, count)."""
+    """A count per window; windows begin at `phase_ns` plus multiples of `period_ns`. State: (window, count)."""
 
     phase_ns: int = 0
     fresh = (-1, 0)
@@ -110,9 +110,10 @@ class ClockWindow(Counting[tuple[int, int]]):
 
 @dataclass(frozen=True)
 class FirstWindow(Counting[tuple[int, int]]):
-    """A count per window, a window beginning with the first request after the one before: (end, count).
+    """A count per window; the first request after a window's end begins the next. State: (end, count).
 
-    It begins at the last of `steps` moments of a period, as even as they can be. 0: at any.
+    A window can begin at `steps` moments of a period, spaced as evenly as possible: it begins at the latest that is
+    not in the future. With 0 steps it begins at any time.
     """
 
     steps: int = 0
@@ -138,7 +139,7 @@ class FirstWindow(Counting[tuple[int, int]]):
 
 
 def first_window_in_memory(limit: int, period_ns: int) -> FirstWindow:
-    """Where the times that a state can tell are further apart the larger its limit is."""
+    """In memory: the larger the limit, the fewer bits a state has for its end, so the coarser the windows' begins."""
     apart_ns = 1 << max(limit.bit_length() - 2, 0)
     round_ns = next(step * 10**power for power in range(19) for step in (1, 2, 5) if step * 10**power >= apart_ns)
     divides = period_ns % round_ns == 0 and round_ns < period_ns
@@ -147,10 +148,10 @@ def first_window_in_memory(limit: int, period_ns: int) -> FirstWindow:
 
 @dataclass(frozen=True)
 class SlidingWindow(Counting[tuple[int, int, int]]):
-    """The count of this window, and of the one before as much as it overlaps: (window, count before, count).
+    """This window's count plus the overlapping part of the previous count. State: (window, previous count, count).
 
-    What it overlaps is rounded up or down; if nothing is said, up for limits to 5. What is given back is taken from
-    this window's count first.
+    The overlapping part is rounded up or down; by default up for limits up to 5, else down. A refund reduces this
+    window's count first.
     """
 
     rounding: str | None = None
@@ -161,7 +162,7 @@ class SlidingWindow(Counting[tuple[int, int, int]]):
         return self.limit <= 5 if self.rounding is None else self.rounding == "up"
 
     def at(self, state: tuple[int, int, int], now_ns: int) -> tuple[int, int, int]:
-        """The state as of the window of `now_ns`."""
+        """The state as seen from the window of `now_ns`."""
         window, before, count = state
         passed = now_ns // self.period_ns - window
         if passed <= 0:
@@ -190,9 +191,9 @@ class SlidingWindow(Counting[tuple[int, int, int]]):
 
 @dataclass(frozen=True)
 class BucketedWindow(Counting[Entries]):
-    """The sum of the newest `buckets` buckets: (bucket, count) of each, the newest last.
+    """The sum of the newest `buckets` buckets. State: (bucket, count) pairs, the newest last.
 
-    What is given back is taken from the last bucket in which something was allowed, and not from those before it.
+    A refund reduces the last bucket in which a request was allowed, and no bucket before it.
     """
 
     buckets: int
@@ -225,12 +226,13 @@ class BucketedWindow(Counting[Entries]):
 
 @dataclass(frozen=True)
 class Log(Counting[Written]):
-    """Every permit for `period_ns` after its date: (date, permits, given back) of each admission, the newest last.
+    """Every permit counts for `period_ns` after its date. State: (date, permits, refunded) of each admission in order.
 
-    Those that are given back are the oldest that count; and who takes their places again is dated later than they,
-    behind the quantum of the state, whose low bits are a place in the ring and a lap.
+    A refund marks the oldest permits that count. An admission that reuses their places is dated later than they were,
+    past the end of their quantum: the low bits of a state hold a place in the ring and a lap.
 
-    With clock readings that may be older than others' (`readings_differ`), what has left is judged by the newest one.
+    With `readings_differ`, a clock reading may be older than another process's; the newest reading decides which
+    permits have expired.
     """
 
     readings_differ: bool = False
@@ -274,7 +276,7 @@ class Log(Counting[Written]):
 
 @dataclass(frozen=True)
 class SortedLog(Counting[Entries]):
-    """Every permit for `period_ns` after its date, (date, permits) of each admission: over Redis there is no ring."""
+    """Every permit counts for `period_ns` after its date. State: (date, permits) of each admission, without a ring."""
 
     fresh = ()
 
@@ -306,7 +308,7 @@ class SortedLog(Counting[Entries]):
 
 @dataclass(frozen=True)
 class Held(Counting[Ends]):
-    """Permits that are held until their leases end; `period_ns` is the lease. Given back are those that end first."""
+    """Permits held until their leases end; `period_ns` is the lease. A refund gives back those that end first."""
 
     fresh = ()
 
@@ -323,7 +325,7 @@ class Held(Counting[Ends]):
         return self.live(state, now_ns)[cost:]
 
     def released(self, state: Ends, now_ns: int, cost: int) -> Ends:
-        """Without those that have been taken just now."""
+        """The state without the permits that were taken just now."""
         kept = state[: len(state) - cost]
         assert state == (*kept, *[now_ns + self.period_ns] * cost)
         return kept
@@ -337,7 +339,7 @@ def newest_ns(state: Written) -> int:
 
 
 def cut(state: Written, count: int) -> tuple[Written, Written]:
-    """The `count` oldest permits, and the others."""
+    """Split the state into the `count` oldest permits and the others."""
     first: Written = ()
     rest: Written = ()
     for date_ns, permits, back in state:

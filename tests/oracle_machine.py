@@ -1,4 +1,4 @@
-"""A limiter at any place and the oracle, told the same things at the same times, answer alike to the last field."""
+"""A state machine that sends a limiter and the oracle the same operations at the same times: all fields must agree."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from redis_server import RedisServer
 
 from forebay import CostExceedsLimit, Decision, InvalidCost, InvalidKey
 
-# Few enough that an expired key's cell is not reused, so that a clock that goes back finds it again.
+# So few that no expired key's cell is reused: a clock that goes back finds the key again.
 KEYS = ("user:1", b"user:1", 7, ("user", 1))
 
 keys = st.sampled_from(KEYS)
 
 
 def answer_in(measure: Measure, decision: Decision) -> Answer:
-    """The answer in the oracle's words, its times in whole units."""
+    """The decision as the oracle's `Answer`, its times in whole units of `measure`."""
     answer = answer_of(decision)
     units = [divmod(time_ns, measure.unit_ns) for time_ns in (answer.retry_after_ns, answer.reset_after_ns)]
     assert [rest for _, rest in units] == [0, 0]
@@ -49,7 +49,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
         self.open(self.now * self.measure.unit_ns)
         self.limiter = self.case.make(self.place.store)
         self.oracle: Oracle[Any] = Oracle()
-        self.told: list[int] = []
+        self.waits: list[int] = []
         self.numbers = itertools.count()
         self.allowed = self.denied = self.batches = 0
         self.phases = {key: self.phase_of(key) for key in KEYS} if self.case.staggered else {}
@@ -65,14 +65,14 @@ class LimiterAndOracle(RuleBasedStateMachine):
             if stats:
                 counted = stats.limiters["api"]
                 assert (counted.allowed, counted.denied) == (self.allowed, self.denied)
-                # A batch finds its keys' cells ahead; one that has expired may then be taken by a new key before.
+                # A batch finds its keys' cells first; a new key of the batch may then take an expired key's cell.
                 assert (counted.evicted, counted.full) == (0, 0)
                 assert counted.cas_retries == 0 or self.batches
                 if type(self.case.rule) is Bucket:
                     assert stats.live_keys == sum(tat_ns > self.now for tat_ns in self.oracle.states.values())
 
     def phase_of(self, key: Any) -> int:
-        """When the key's windows begin: a request tells how far away the end of the current one is."""
+        """The phase of the key's windows, from the time that a request has left until its window ends."""
         left = answer_in(self.measure, self.limiter.hit(key)).reset_after_ns
         self.limiter.reset(key)
         self.allowed += 1
@@ -84,12 +84,12 @@ class LimiterAndOracle(RuleBasedStateMachine):
         return replace(rule, phase_ns=self.phases[key]) if self.case.staggered else rule  # type: ignore[type-var]
 
     def expect(self, key: Any, cost: int, rule: Rule[Any] | None = None) -> Answer:
-        """What the oracle says to a `hit`, counted."""
+        """The oracle's answer to a `hit`, added to the expected counters."""
         answer = self.oracle.hit(self.rule_of(key, rule), key, cost, self.now)
-        # Nothing is held by who asks for nothing, and nothing counted.
+        # A cost of 0 holds no permit, and a concurrency limit doesn't count it.
         self.allowed += answer.allowed and (cost > 0 or not isinstance(self.case.rule, Held))
         self.denied += not answer.allowed
-        self.told = [answer.retry_after_ns, answer.reset_after_ns]
+        self.waits = [answer.retry_after_ns, answer.reset_after_ns]
         return answer
 
     def hit_(self, key: Any, cost: int, **options: Any) -> Answer:
@@ -115,7 +115,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
 
     @precondition(lambda self: self.case.tiers)
     @rule(key=keys, data=st.data())
-    def ask_at_another_rate(self, key: Any, data: st.DataObject) -> None:
+    def hit_at_another_rate(self, key: Any, data: st.DataObject) -> None:
         options, tier = data.draw(st.sampled_from(self.case.tiers))
         cost = data.draw(replace(self.case, rule=tier).costs())
         answer = answer_in(self.measure, self.limiter.peek(key, cost, **options))
@@ -131,7 +131,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
     def peek(self, key: Any, data: st.DataObject) -> None:
         self.check(key, data.draw(self.case.costs()))
 
-    # A mark in a table may take the cell of a key that has expired: then a clock that goes back doesn't find that.
+    # In memory a request id's mark may take an expired key's cell, which a clock that goes back then doesn't find.
     @precondition(lambda self: self.place_kind not in IN_MEMORY and not isinstance(self.case.rule, Held))
     @rule(key=keys, data=st.data())
     def hit_once(self, key: Any, data: st.DataObject) -> None:
@@ -148,16 +148,16 @@ class LimiterAndOracle(RuleBasedStateMachine):
                 self.oracle.refund(self.rule_of(key), key, cost, self.now)
                 self.stay()
 
-    @rule(asked=st.lists(keys, max_size=40), data=st.data())
-    def allow_many(self, asked: list[Any], data: st.DataObject) -> None:
+    @rule(several=st.lists(keys, max_size=40), data=st.data())
+    def allow_many(self, several: list[Any], data: st.DataObject) -> None:
         self.batches += 1
         if data.draw(st.booleans()):
-            passed = self.limiter.allow_many(asked)
-            assert passed == [self.expect(key, 1).allowed for key in asked]
+            passed = self.limiter.allow_many(several)
+            assert passed == [self.expect(key, 1).allowed for key in several]
         else:
-            prices = data.draw(st.lists(self.case.costs(), min_size=len(asked), max_size=len(asked)))
-            passed = self.limiter.allow_many(asked, prices)
-            assert passed == [self.expect(key, cost).allowed for key, cost in zip(asked, prices, strict=True)]
+            prices = data.draw(st.lists(self.case.costs(), min_size=len(several), max_size=len(several)))
+            passed = self.limiter.allow_many(several, prices)
+            assert passed == [self.expect(key, cost).allowed for key, cost in zip(several, prices, strict=True)]
 
     @rule(key=keys, data=st.data())
     def refund(self, key: Any, data: st.DataObject) -> None:
@@ -169,8 +169,8 @@ class LimiterAndOracle(RuleBasedStateMachine):
     @rule(key=keys)
     def reset(self, key: Any) -> None:
         if self.place_kind in IN_MEMORY and isinstance(self.case.rule, Held):
-            # Of permits that end at one instant, memory can't tell which ones a reset has taken away: to cancel gives
-            # back none of them (`test_a_reset_and_a_booking_at_one_instant` in tests/unit).
+            # Of permits that end at one instant, memory can't tell which ones a reset has taken away: a cancellation
+            # gives back none of them (`test_a_reset_and_a_booking_at_one_instant` in tests/unit).
             if self.now == self.measure.latest:
                 return
             self.limiter.reset(key)
@@ -186,7 +186,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
         cost = data.draw(self.case.costs().filter(bool))
         rule = self.rule_of(key)
         if self.oracle.peek(rule, key, cost, self.now).retry_after_ns >= self.measure.longest_refill:
-            return  # Bookings end where the arithmetic does.
+            return  # beyond the bounds of the arithmetic
         most = None if max_delay is None else max_delay * self.measure.second
         booking = self.oracle.reserve(rule, key, cost, self.now, most)
         reservation = self.limiter.reserve(key, cost, max_delay)
@@ -196,7 +196,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
             assert reservation.due_ns == self.now + booking.delay_ns
         self.allowed += booking.allowed
         self.denied += not booking.allowed
-        self.told = [booking.delay_ns]
+        self.waits = [booking.delay_ns]
         if data.draw(st.booleans()):
             for _ in range(2):
                 reservation.cancel()
@@ -212,14 +212,14 @@ class LimiterAndOracle(RuleBasedStateMachine):
             self.stay()
 
     @rule(key=keys, excess=magnitudes(1, 2**70))
-    def ask_for_too_much(self, key: Any, excess: int) -> None:
+    def exceed_the_limit(self, key: Any, excess: int) -> None:
         most = self.case.rule.most
-        for ask in (self.limiter.hit, self.limiter.peek, self.limiter.reserve):
+        for method in (self.limiter.hit, self.limiter.peek, self.limiter.reserve):
             with pytest.raises(CostExceedsLimit) as caught:
-                ask(key, most + excess)
+                method(key, most + excess)
             assert (caught.value.cost, caught.value.limit, caught.value.limiter) == (most + excess, most, "api")
             with pytest.raises(InvalidCost):
-                ask(key, -excess)
+                method(key, -excess)
         with pytest.raises(CostExceedsLimit):
             self.limiter.allow_many([key, key], [1, most + excess])
         with pytest.raises(InvalidKey):
@@ -229,18 +229,18 @@ class LimiterAndOracle(RuleBasedStateMachine):
     def go_on(self, data: st.DataObject) -> None:
         self.move(data.draw(self.case.times(self.now)))
 
-    @precondition(lambda self: not isinstance(self.case.rule, Held))  # which are given back in the order of taking
+    @precondition(lambda self: not isinstance(self.case.rule, Held))  # permits are given back in the order of taking
     @rule(data=st.data())
     def go_back(self, data: st.DataObject) -> None:
         self.move(2 * self.now - data.draw(self.case.times(self.now)))
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.waits)
     @rule(data=st.data(), off=st.integers(-1, 1))
-    def wait_as_told(self, data: st.DataObject, off: int) -> None:
-        wait = data.draw(st.sampled_from(self.told)) + off
-        # As with `go_back`.
+    def wait_until_reported(self, data: st.DataObject, off: int) -> None:
+        wait = data.draw(st.sampled_from(self.waits)) + off
+        # The clock of held permits doesn't go back, as with `go_back`.
         self.move(self.now + (max(wait, 0) if isinstance(self.case.rule, Held) else wait))
-        self.told = []
+        self.waits = []
 
     def move(self, now: int) -> None:
         self.now = min(max(now, self.earliest), self.measure.latest)
@@ -248,7 +248,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
         self.place.clock.set_ns(self.now * self.measure.unit_ns)
 
     def stay(self) -> None:
-        """Where permits are told by their times, a clock that goes back to before some were given back finds a part."""
+        """Forbid earlier times from here on, if the state has dates: before a refund only part of them counts."""
         if self.measure.forgets or isinstance(self.case.rule, BucketedWindow | Log):
             self.earliest = self.latest
             self.move(self.latest)
@@ -258,7 +258,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
         assert answer == self.oracle.peek(self.rule_of(key), key, cost, self.now)
 
     @invariant()
-    def all_keys_are_alike(self) -> None:
+    def all_keys_agree(self) -> None:
         if hasattr(self, "phases"):
             for key in KEYS:
                 self.check(key, 1)

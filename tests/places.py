@@ -1,16 +1,16 @@
-"""Where limits can be kept, each behind the same face: a store for the classes of limiters, and a clock that is moved.
+"""Places where limits are kept, behind one interface: a store for the limiter classes, and a clock for tests to move.
 
-What the tests of this directory say holds at every place, unless a test names its own (``@pytest.mark.places``).
+A test of tests/behaviour holds at every place, unless it names its own (``@pytest.mark.places``).
 
 | place | | counts in |
 | --- | --- | --- |
 | private, named | a table of this process, or in shared memory | nanoseconds |
-| redis, asyncio | a Redis, asked directly or from an event loop | microseconds |
-| leased | permits that one host borrows from Redis | microseconds |
-| synced | one host that exchanges with others, of which there are none | nanoseconds |
+| redis, asyncio | Redis, called directly or from an event loop | microseconds |
+| leased | permits that one host leases from Redis | microseconds |
+| synced | one host that exchanges with Redis, with no other host | nanoseconds |
 
-A moment between two microseconds is none at places that count in those: `Clock` refuses to be moved there. So a test of
-all places moves by whole microseconds, or by `Place.grain_ns`, the shortest time that its place can tell.
+A place that counts in microseconds has no time between two of them: its `Clock` refuses such a time. So a test of all
+places moves by whole microseconds, or by `Place.grain_ns`, the place's shortest time.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ NS: Final = 1_000_000_000
 IN_MEMORY: Final = ("private", "named")
 OVER_REDIS: Final = ("redis", "asyncio")
 STRICT: Final = (*IN_MEMORY, *OVER_REDIS)
-"""Every limiter can be made there, and every answer is exact."""
+"""Places where every limiter can be made, and every answer is exact."""
 EXACT: Final = (*STRICT, "synced")
-"""Of token buckets, fixed windows by the clock and sliding windows every answer is exact there."""
+"""Places where every answer of token buckets, clock-aligned fixed windows and sliding windows is exact."""
 EVERYWHERE: Final = (*EXACT, "leased")
 
 
 class Clock:
-    """The time of a place: all clocks that it goes by stand still, and are moved together."""
+    """The time of a place: all of its clocks stand still, and are moved together."""
 
     def __init__(self, grain_ns: int, host: ManualClock | None, server: ServerClock | None, start_ns: int) -> None:
         self._grain_ns, self._host, self._server = grain_ns, host, server
         self.set_ns(start_ns)
 
     def set_ns(self, now_ns: int) -> None:
-        assert now_ns % self._grain_ns == 0, "this place can't tell that moment"
+        assert now_ns % self._grain_ns == 0, "the place's clocks are too coarse for this time"
         self.now_ns = now_ns
         if self._host is not None:
             self._host.set(Fraction(now_ns, NS))  # type: ignore[arg-type]  # exact, where a float would round
@@ -70,54 +70,55 @@ class Clock:
 
 
 class Awaiting:
-    """A store, a limiter, a reservation or a lease for asyncio, each of whose methods is awaited here."""
+    """Wraps a store, a limiter, a reservation or a lease for asyncio: runs the loop until each method's result is
+    there."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, asked: Any, store: Awaiting | None = None) -> None:
-        self._loop, self._asked = loop, asked
+    def __init__(self, loop: asyncio.AbstractEventLoop, wrapped: Any, store: Awaiting | None = None) -> None:
+        self._loop, self._wrapped = loop, wrapped
         self._store: Any = store or self
 
     @property
     def store(self) -> Awaiting:
-        """Of a limiter."""
+        """The store of a limiter."""
         return self._store  # type: ignore[no-any-return]
 
     @property
     def limiters(self) -> tuple[Awaiting, ...]:
-        """Of an ``AllOf``."""
-        return tuple(Awaiting(self._loop, limiter, self._store) for limiter in self._asked.limiters)
+        """The limiters of an ``AllOf``."""
+        return tuple(Awaiting(self._loop, limiter, self._store) for limiter in self._wrapped.limiters)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._asked, name)
+        value = getattr(self._wrapped, name)
         if inspect.ismethod(value):
-            return lambda *args, **kwargs: self._done(value(*args, **kwargs))
+            return lambda *args, **kwargs: self._finish(value(*args, **kwargs))
         return value
 
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self._wrapped)
 
     def __enter__(self) -> Any:
-        return self._done(self._asked.__aenter__())
+        return self._finish(self._wrapped.__aenter__())
 
     def __exit__(self, *raised: Any) -> Any:
-        return self._done(self._asked.__aexit__(*raised))
+        return self._finish(self._wrapped.__aexit__(*raised))
 
     def __repr__(self) -> str:
-        return repr(self._asked)
+        return repr(self._wrapped)
 
     def __reduce__(self) -> Any:
-        return self._asked.__reduce__()
+        return self._wrapped.__reduce__()
 
-    def _done(self, answer: Any) -> Any:
+    def _finish(self, answer: Any) -> Any:
         if inspect.isawaitable(answer):
             answer = self._loop.run_until_complete(answer)
-        is_asked = hasattr(answer, "cancel") or hasattr(answer, "__aenter__")
-        return Awaiting(self._loop, answer) if is_asked else answer
+        needs_wrapping = hasattr(answer, "cancel") or hasattr(answer, "__aenter__")
+        return Awaiting(self._loop, answer) if needs_wrapping else answer
 
     def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaiting:
-        """For the classes of limiters, as what they are asked to make one of is this."""
-        asked = [one._asked if isinstance(one, Awaiting) else one for one in args]
-        named = {name: one._asked if isinstance(one, Awaiting) else one for name, one in kwargs.items()}
-        return Awaiting(self._loop, kind(*asked, **named), self._store)
+        """Called by the limiter classes, which get this wrapper as their store."""
+        unwrapped = [one._wrapped if isinstance(one, Awaiting) else one for one in args]
+        named = {name: one._wrapped if isinstance(one, Awaiting) else one for name, one in kwargs.items()}
+        return Awaiting(self._loop, kind(*unwrapped, **named), self._store)
 
 
 @dataclass(frozen=True)
@@ -127,19 +128,19 @@ class Place:
     clock: Clock
     grain_ns: int
     another: Callable[[str], AbstractContextManager[Any]]
-    """One more store of that kind, with the same states and times."""
+    """One more store of that kind over the same states and times."""
 
 
 @contextlib.contextmanager
 def opened(kind: str, server: RedisServer | None, start_ns: int = 1000 * NS, keys: int = 1) -> Iterator[Place]:
-    """An empty place. Those of memory need no server; elsewhere the scripts have to be those that tests move."""
+    """A new, empty place. Places other than in memory need a server, and scripts patched by `moved_by_tests`."""
     name = f"test-{os.getpid()}-{secrets.token_hex(6)}"
     host = None if kind in OVER_REDIS else ManualClock()
 
     def another(kind: str) -> AbstractContextManager[Any]:
         match kind:
             case "private":
-                return Store.private(keys=keys, clock=host)  # type: ignore[arg-type]  # there is one
+                return Store.private(keys=keys, clock=host)  # type: ignore[arg-type]  # `host` is set for these kinds
             case "named":
                 return Store(name, keys=keys, clock=host)  # type: ignore[arg-type]
             case "redis":
@@ -179,7 +180,7 @@ def _of_one_host(kind: str, url: str, clock: Any) -> Iterator[Any]:
     with RedisStore(url, timeout=60) as over, Store.private(keys=1000, clock=clock) as host:
         if kind == "leased":
             with LeasedStore(over, host, share=1.0) as leased:
-                leased._keeper().end()  # Nothing is given back but by the test.
+                leased._keeper().end()  # only the test gives permits back
                 yield leased
         else:
             with SyncedStore(over, host, "1 minute", keys=100) as synced:

@@ -1,7 +1,7 @@
-"""Real processes for tests, and what the algorithm allows them.
+"""Forked processes for tests, and the number of requests that the algorithm admits to them.
 
-Every process is forked by a ``Crew``, which bounds each wait and ends what is left by its pid. Processes tell each
-other things through ``SharedNumbers``, which doesn't use the code under test.
+A ``Crew`` forks every process, bounds each wait, and ends remaining processes by pid. Processes communicate through
+``SharedNumbers``, which doesn't use the code under test.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from forebay import Rate
 from forebay.segment import layout
 
 DEADLINE_S: Final = 120.0
-"""Whatever takes longer hangs."""
+"""A wait that takes longer fails the test."""
 
 FREE_USER: Final = 65534
 SHARED_GROUP: Final = 54321
-"""A group that need not exist: the kernel knows numbers only."""
+"""A group that need not exist: the kernel handles only numbers."""
 
 
 class Hung(AssertionError):
-    """Something that should have happened did not."""
+    """An awaited event did not happen in time."""
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -65,20 +65,20 @@ class SharedNumbers:
 
 
 class Meeting:
-    """A place where `size` processes wait for each other, any number of times, without sleeping."""
+    """A barrier at which `size` processes wait for each other, any number of times, without sleeping."""
 
     def __init__(self, size: int) -> None:
         self._arrivals = SharedNumbers(size)
 
-    def wait(self, who: int) -> None:
+    def wait(self, index: int) -> None:
         arrivals = self._arrivals.values
-        arrivals[who] += 1
-        mine = arrivals[who]
+        arrivals[index] += 1
+        mine = arrivals[index]
         wait_until(lambda: min(arrivals) >= mine, f"meeting {mine} of {len(arrivals)} processes")
 
 
 class Worker:
-    """A forked process that runs `work(*arguments)` and hands its result back."""
+    """A forked process that runs `work(*arguments)` and returns its result to the parent."""
 
     def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
         self._pipe, write_end = os.pipe()
@@ -92,13 +92,13 @@ class Worker:
         self.status: int | None = None
 
     def kill(self) -> None:
-        """End it at whatever instruction it is."""
+        """SIGKILL the process, at any instruction."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self._reap()
 
     def pause(self) -> None:
-        """SIGSTOP, and wait until it has stopped."""
+        """SIGSTOP the process and wait until it has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
@@ -106,19 +106,19 @@ class Worker:
         os.kill(self.pid, signal.SIGCONT)
 
     def wait_for_stop(self) -> None:
-        """Until it has stopped itself."""
+        """Wait until the process has stopped itself."""
         wait_until(lambda: os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None, "a stop")
 
     def is_running(self) -> bool:
         return self.status is None and not select.select([self._pid_fd], [], [], 0)[0]
 
     def result(self, deadline_s: float = DEADLINE_S) -> Any:
-        """What its work returned; an error there is an error here."""
+        """The return value of `work`; raises AssertionError with the traceback if it raised."""
         deadline = time.monotonic() + deadline_s
         while True:
             ready, _, _ = select.select([self._pipe, self._pid_fd], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise Hung(f"process {self.pid} gave no answer within {deadline_s:.0f} s")
+                raise Hung(f"process {self.pid} returned no result within {deadline_s:.0f} s")
             if self._pipe in ready:
                 data = os.read(self._pipe, 1 << 20)
                 self._answer += data
@@ -127,7 +127,7 @@ class Worker:
             break
         self._reap()
         if not self._has_answer():
-            raise AssertionError(f"process {self.pid} ended without an answer, {_described(self.status)}")
+            raise AssertionError(f"process {self.pid} ended without a result, {_described(self.status)}")
         succeeded, value = pickle.loads(self._answer[8:])
         if not succeeded:
             raise AssertionError(f"process {self.pid} failed:\n{value}")
@@ -144,10 +144,10 @@ class Worker:
 
 def _run(write_end: int, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
     try:
-        # Whatever becomes of the parent, this process ends.
+        # This process ends even if its parent is killed.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(2 * DEADLINE_S))
-        # From Python 3.12 on a fork beside threads warns; some tests do just that.
+        # From Python 3.12 on, a fork beside threads warns; some tests do that on purpose.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             answer = pickle.dumps((True, work(*arguments)))
@@ -177,7 +177,7 @@ class Crew:
         return worker
 
     def run(self, count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of `count` processes that run `work(0, ...)`, `work(1, ...)` and so on at the same time."""
+        """Run `work(0, ...)`, `work(1, ...)` and so on in `count` processes at the same time; return their results."""
         return self.results([self.start(work, i, *arguments) for i in range(count)])
 
     def results(self, workers: Iterable[Worker]) -> list[Any]:
@@ -199,10 +199,10 @@ def increment_ns(rate: str) -> int:
 
 
 def most_admitted(rate: str, burst: int, elapsed_ns: int) -> int:
-    """How many single requests the generic cell rate algorithm admits in a span of time, with this rounding.
+    """How many single requests GCRA admits in a span of time, with forebay's rounding.
 
-    Each admission moves the arrival time on by at least one increment, from no earlier than the span's begin, and
-    leaves it no further ahead of its own reading than the tolerance.
+    Each admission moves the arrival time on by at least one increment, from the span's start or later, and leaves it at
+    most the tolerance ahead of its own clock reading.
     """
     parsed = Rate.parse(rate)
     unit_ns = increment_ns(rate)
@@ -211,7 +211,7 @@ def most_admitted(rate: str, burst: int, elapsed_ns: int) -> int:
 
 
 def as_user(uid: int, gid: int, groups: Iterable[int], work: Callable[..., Any], *arguments: Any) -> Any:
-    """Run `work` in this process after giving up root for good."""
+    """Give up root for good, then run `work` in this process."""
     os.setgroups(list(groups))
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -219,7 +219,7 @@ def as_user(uid: int, gid: int, groups: Iterable[int], work: Callable[..., Any],
 
 
 def open_fds() -> dict[str, str]:
-    """What this process has open."""
+    """This process's open descriptors and their targets."""
     found = {}
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(FileNotFoundError):
@@ -228,7 +228,7 @@ def open_fds() -> dict[str, str]:
 
 
 def opened_since(before: dict[str, str]) -> set[tuple[str, str]]:
-    """What is open now and was not; what the garbage collector closed meanwhile doesn't matter."""
+    """Descriptors that are open now and were not before. The garbage collector may have closed others meanwhile."""
     return open_fds().items() - before.items()
 
 
@@ -242,7 +242,7 @@ def kind_of(tag: int) -> int:
 
 
 def repeated_members(path: str) -> list[int]:
-    """Tags that stand in more than one cell: keys with two limits."""
+    """Tags that stand in more than one cell: such a key has two limits."""
     counts = collections.Counter(tag for tag, _ in read_cells(path) if kind_of(tag) == layout.KIND_TAT)
     return [tag for tag, count in counts.items() if count > 1]
 
@@ -256,7 +256,7 @@ def extents(path: str) -> list[dict[str, int]]:
 
 
 def counter_lines(path: str) -> list[dict[str, int]]:
-    """Every counter line of a segment's file, the shared ones last."""
+    """Every counter line of a segment's file; the shared lines come last."""
     raw = Path(path).read_bytes()[layout.COUNTERS_OFFSET : layout.TABLE_OFFSET]
     return [
         dict(zip(layout.COUNTER_LINE_FIELDS, values, strict=True)) for values in layout.COUNTER_LINE.iter_unpack(raw)
@@ -273,12 +273,13 @@ def path_of(name: str) -> str:
 
 
 def files_of(name: str) -> list[str]:
-    """The store's file, and whatever a creation left beside it."""
+    """The store's file, and files that an unfinished creation left beside it."""
     return sorted(map(str, Path(path_of(name)).parent.glob(f"forebay-{name}*")))
 
 
 def until_raced(turn: Callable[[int], int]) -> None:
-    """Repeat `turn`, given its number, until one says that it lost CASes: a busy machine may run processes in turn."""
+    """Repeat `turn(0)`, `turn(1)`, ... until one returns a number of lost CASes: a busy machine may not run processes
+    at once."""
     end = time.monotonic() + DEADLINE_S / 2
     for number in itertools.count():
         if turn(number) > 0:

@@ -1,4 +1,4 @@
-"""A Redis of the tests' own: on the loopback, on a free port, storing nothing, gone afterwards."""
+"""A private Redis server: on the loopback, on a free port, without persistence, ended after the test."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 import redis
 
 PATIENCE_S = 60.0
-# Another server of the same protocol, or another version of it, is tested by naming its program.
+# Set the variable to test another version, or another server of the same protocol.
 PROGRAM = os.environ.get("FOREBAY_REDIS_SERVER", "redis-server")
-# A cluster's nodes talk to each other on a port that is so much higher.
+# A cluster's nodes connect to each other on their port plus this.
 BUS_OFFSET = 10_000
 
 
@@ -27,7 +27,7 @@ class RedisServer:
     process: subprocess.Popen[bytes]
     port: int
     options: dict[str, Any] = field(default_factory=dict)
-    """What a client needs besides."""
+    """Further arguments for a client."""
 
     @property
     def url(self) -> str:
@@ -38,7 +38,7 @@ class RedisServer:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """While it is entered, the server is there and does nothing."""
+        """Stop the server's process within the block: it accepts connections and answers nothing."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -48,11 +48,11 @@ class RedisServer:
 
 @contextlib.contextmanager
 def redis_server(*arguments: str, port: int | None = None, **options: Any) -> Iterator[RedisServer]:
-    """One more server. The options are a client's."""
+    """Start one more server. `options` go to its clients."""
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             server = stack.enter_context(_begun(arguments, port or free_port(), options))
-            # Else somebody may have taken the port meanwhile.
+            # The server ends at once if another process has taken the port meanwhile.
             if port or server.process.poll() is None:
                 break
         assert server.process.poll() is None, f"{PROGRAM} has ended"
@@ -97,13 +97,13 @@ def free_cluster_port() -> int:
 def until(true: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not true():
-        assert time.monotonic() < deadline, f"it didn't come to pass that {what}"
+        assert time.monotonic() < deadline, f"this did not happen: {what}"
         time.sleep(0.02)
 
 
 def answers(server: RedisServer) -> bool:
     with contextlib.suppress(redis.ConnectionError), server.client() as client:
-        # What is loading its data answers, too.
+        # A server that is loading its data is up as well.
         with contextlib.suppress(redis.BusyLoadingError):
             client.ping()
         return True

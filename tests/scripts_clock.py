@@ -1,4 +1,4 @@
-"""Scripts that read a time that tests can move, in place of the server's. States don't vanish by it."""
+"""Scripts that read a time that tests set, in place of the server's time. Keys don't expire by the tests' time."""
 
 from __future__ import annotations
 

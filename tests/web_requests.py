@@ -1,4 +1,4 @@
-"""Requests to an application behind the middleware, without a server: the same for WSGI and ASGI."""
+"""Requests to an application behind the middleware, without a server, the same for WSGI and ASGI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["wsgi", "asgi"]
 
 @dataclass(frozen=True)
 class Answered:
-    """A whole response. Names of fields are in small letters, in the order in which they came."""
+    """A whole response. Field names are in lower case, in the order of the response."""
 
     status: int
     fields: list[tuple[str, str]]
@@ -43,7 +43,7 @@ class Answered:
 
 @dataclass
 class Site:
-    """An application that answers by what `handle` returns, a status, behind the middleware."""
+    """An application behind the middleware; it answers with the status that `handle` returns."""
 
     kind: Kind
     rules: Any
@@ -53,7 +53,7 @@ class Site:
 
     def __post_init__(self) -> None:
         if self.kind == "wsgi":
-            # Once around and once inside: neither the server nor the application may see anything that isn't WSGI.
+            # Validators outside and inside the middleware: the server and the application both see valid WSGI.
             self.app: Any = validator(WSGIMiddleware(validator(self._wsgi), self.rules, **self.options))  # type: ignore[arg-type]
         else:
             self.app = ASGIMiddleware(self._asgi, self.rules, **self.options)
@@ -104,7 +104,7 @@ def wsgi_environ(
 
 
 def ask_wsgi(app: Any, path: str = "/", method: str = "GET", **options: Any) -> Answered:
-    """As a server asks: iterated to the end, then closed, whatever happened."""
+    """Call `app` as a server does: iterate to the end, then close."""
     started: list[tuple[str, list[tuple[str, str]]]] = []
     written: list[bytes] = []
 
@@ -147,9 +147,9 @@ def asgi_scope(
 
 
 class Wire:
-    """Both ends of an ASGI application's connection: what it receives, in order, and what it has sent.
+    """Both ends of an ASGI connection: the messages that the application receives, and those that it has sent.
 
-    When there is nothing left to receive it waits, as for a client that listens.
+    Without messages left, `receive` waits, as for a connected client.
     """
 
     def __init__(self, *messages: Mapping[str, Any]) -> None:
