@@ -18,6 +18,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from forebay.clock import ManualClock
 from forebay.core.segment import Segment, forks, next_generation
 from forebay.errors import (
     DamagedSegment,
@@ -31,7 +32,6 @@ from forebay.errors import (
 )
 from forebay.segment import attachments, layout, ofd_locks
 from forebay.segment.file import SegmentFile, create_anonymous, is_at, open_or_create, removed
-from forebay.testing import ManualClock
 
 __all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
 
@@ -201,7 +201,7 @@ class Store:
         self._mark = file.mark
         self._lines: dict[tuple[int, int], int] = {}
         self._locks: dict[int, threading.RLock] = {}
-        self._clock: ManualClock | None = None
+        self.manual_clock: ManualClock | None = None
         try:
             with attachments.opened_to_map(file.fd) as opened:
                 self._segment = Segment(
@@ -223,8 +223,8 @@ class Store:
                 "raise the process's limits (ulimit -v) or ask for fewer keys",
             ) from None
         if isinstance(clock, ManualClock):
-            self._clock = clock
-            clock._bind(self._segment)
+            self.manual_clock = clock
+            clock.attach(self._segment)
         _open_stores.add(self)
 
     def close(self) -> None:
@@ -237,8 +237,8 @@ class Store:
                 for fd in self._open_files():
                     os.close(fd)
                 self._files.clear()
-        if self._clock is not None:
-            self._clock._unbind(self._segment)
+        if self.manual_clock is not None:
+            self.manual_clock.detach(self._segment)
         next_generation()
 
     def __enter__(self) -> Self:
@@ -300,7 +300,7 @@ class Store:
                     warnings.warn(removed(self.path), SegmentRemovedWarning, stacklevel=stacklevel)
         return status.st_size
 
-    def _now_ns(self) -> int:
+    def now_ns(self) -> int:
         """For waiters: the segment's time."""
         if self.closed:
             raise StoreClosed(f"{self!r} has no time any more")

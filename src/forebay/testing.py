@@ -22,73 +22,16 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from forebay.errors import InvalidRate, shown
-from forebay.rate import Duration, as_delay_ns
+from forebay.clock import ManualClock
+from forebay.errors import shown
 from forebay.segment import layout
 
 if TYPE_CHECKING:
-    from forebay.core.segment import Segment
     from forebay.store import Store
 
 __all__ = ["ManualClock", "private_stores", "reset_store"]
 
-NS: Final = 1_000_000_000
-# Half of the time that a segment can tell: the other half is for what lies ahead of now.
-MAX_NS: Final = 2**61
 CLEARED_AT_ONCE: Final = 2**20
-
-
-class ManualClock:
-    """A clock that stands still until it is told to move.
-
-    Give it to a store as ``clock=``. The time is kept in the segment, so every process that has the segment attached
-    sees it; one clock can be given to several stores and moves them together. It starts at `start`, or, with a
-    segment whose time has moved already, where that one is. Move it in one thread at a time.
-
-    Every time is text like ``"1 minute"``, a number of seconds or a ``timedelta``; ``InvalidRate``, a ``ValueError``,
-    for what is none, is below 0 or beyond the 73 years that a clock can tell.
-
-    A ``SlidingLog`` whose permits are given back (``refund``, ``reset``) and taken again while the clock stands still
-    counts them some nanoseconds ahead of it: behind those that they take the place of.
-    """
-
-    def __init__(self, start: Duration = 0) -> None:
-        self._segments: list[Segment] = []
-        self._set_ns(as_delay_ns(start, "a clock starts after"))
-
-    def now(self) -> float:
-        """The time in seconds."""
-        return self._read_ns() / NS
-
-    def set(self, time: Duration) -> None:
-        """Move to `time` since 0. Earlier than now is allowed: limiters must bear a clock that goes back."""
-        self._set_ns(as_delay_ns(time, "a clock's time is"))
-
-    def advance(self, duration: Duration) -> None:
-        """Move on by `duration`, to the nearest nanosecond; only forwards: `set` goes back."""
-        self._set_ns(self._read_ns() + as_delay_ns(duration, "a clock goes back by set, and advances by"))
-
-    def _set_ns(self, now_ns: int) -> None:
-        if now_ns > MAX_NS:
-            raise InvalidRate(f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {shown(now_ns // NS)}")
-        self._now_ns = now_ns
-        for segment in self._segments:
-            segment.set_manual_ns(now_ns)
-
-    def _read_ns(self) -> int:
-        return self._segments[0].now_ns() if self._segments else self._now_ns
-
-    def _bind(self, segment: Segment) -> None:
-        # Another process may be moving the segment's time right now: it is only ever written when it stands at 0.
-        if segment.now_ns() == 0:
-            segment.set_manual_ns(self._read_ns())
-        elif self._segments:
-            self._set_ns(segment.now_ns())
-        self._segments.insert(0, segment)
-
-    def _unbind(self, segment: Segment) -> None:
-        self._now_ns = self._read_ns()
-        self._segments = [bound for bound in self._segments if bound is not segment]
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from forebay.errors import ForebayError, StoreClosed, shown
 from forebay.rate import Duration, as_delay_ns
 
 if TYPE_CHECKING:
-    from forebay.testing import ManualClock
+    from forebay.clock import ManualClock
 
 __all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "jittered", "released", "wait", "wait_async"]
 
@@ -41,8 +41,8 @@ class Timed(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def _clock(self) -> ManualClock | None: ...
-    def _now_ns(self) -> int: ...
+    def manual_clock(self) -> ManualClock | None: ...
+    def now_ns(self) -> int: ...
 
 
 class Booking(Protocol):
@@ -154,7 +154,7 @@ class _Turn:
         self.limiter, self.key, self.cost, self.jitter = limiter, key, cost, jitter
         self.event, self.loop = event, loop
         self.store = limiter.store
-        self.clock = self.store._clock
+        self.clock = self.store.manual_clock
         # Sleep follows the host's clock, whichever one decisions follow.
         self.now_ns = self.segment_ns if self.clock else _host_ns
         self.deadline_ns = NEVER_NS
@@ -226,7 +226,7 @@ class _Turn:
     def segment_ns(self) -> int:
         if self.store.closed:
             raise StoreClosed(f"limiter {self.limiter.name!r} was used after its store was closed: {self.store!r}")
-        return self.store._now_ns()
+        return self.store.now_ns()
 
     def left_s(self) -> float:
         """How much longer to pause, as far as one sleep may take."""
@@ -236,7 +236,7 @@ class _Turn:
         """Pause with a clock that stands still until it is moved."""
         with _lock:
             if self.clock and self.now_ns() < self.until_ns:
-                self.clock._set_ns(self.until_ns)
+                self.clock.set_ns(self.until_ns)
 
     def is_first(self, *, join: bool) -> bool:
         """Whether nobody waits before this one, which joins the line if somebody does, or if told to."""

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from forebay import Store
+from forebay.clock import MAX_NS, ManualClock
 from forebay.segment import layout
 from forebay.segment.file import BYTES_PER_KEY
-from forebay.testing import MAX_NS, ManualClock
 
 Choice = TypeVar("Choice")
 

@@ -56,4 +56,4 @@ def test_a_time_that_nobody_can_have_written_delays_nobody(
     assert reservation.allowed
     assert reservation.delay == 0
     assert limiter.wait("key", 0, timeout=1)
-    assert store._now_ns() == 1000 * 10**9
+    assert store.now_ns() == 1000 * 10**9

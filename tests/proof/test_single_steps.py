@@ -115,14 +115,14 @@ class Stage:
 
     def advance(self, seconds: float) -> None:
         self.now_ns += round(seconds * NS)
-        self.clock._set_ns(self.now_ns)
+        self.clock.set_ns(self.now_ns)
 
     def begin(self, still: bool) -> None:
         """A key that nobody has asked for."""
         self.key += 1
         if not still:
             self.now_ns = (self.now_ns // (ROUND_S * NS) + 1) * ROUND_S * NS
-            self.clock._set_ns(self.now_ns)
+            self.clock.set_ns(self.now_ns)
 
     def ask(self, order: str, *arguments: Any, **options: Any) -> Any:
         """The first survivor."""

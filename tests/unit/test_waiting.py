@@ -115,13 +115,13 @@ class FakeReservation:
 class FakeStore:
     """The store's time, which need not begin where the host's does."""
 
-    _clock: ManualClock | None = None
+    manual_clock: ManualClock | None = None
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.closed = False
 
-    def _now_ns(self) -> int:
+    def now_ns(self) -> int:
         if self.closed:
             raise StoreClosed("closed")
         return self.timeline.now_ns
@@ -144,7 +144,7 @@ class FakeLimiter:
             raise StoreClosed("closed")
         self.asked.append(cost)
         self.patience.append(max_delay)
-        allowed, delay_ns = self.decide(self.store._now_ns(), max_delay)
+        allowed, delay_ns = self.decide(self.store.now_ns(), max_delay)
         if allowed:
             self.charged.append(cost)
         return FakeReservation(self, cost, allowed, delay_ns)
@@ -183,7 +183,7 @@ class Window(FakeLimiter):
         return True, 0
 
     def fill(self) -> None:
-        self.counts[self.store._now_ns() // SECOND] = self.limit
+        self.counts[self.store.now_ns() // SECOND] = self.limit
 
 
 class Slots(FakeLimiter):
@@ -746,7 +746,7 @@ def test_a_clock_that_is_frozen_does_not_prolong_a_sleep(timeline: Timeline, wai
     """Of a store that follows ``time.time``: sleep follows the host's clock."""
     limiter = Booking(timeline)
     limiter.next_ns = SECOND
-    limiter.store._now_ns = lambda: 0  # type: ignore[method-assign]
+    limiter.store.now_ns = lambda: 0  # type: ignore[method-assign]
     assert wait(limiter)
     assert timeline.sleeps == [1.0]
 
@@ -1099,13 +1099,13 @@ def test_a_departure_beyond_the_timeout_is_known_at_once_in_a_full_queue(clock: 
 def test_many_waiters_move_a_clock_one_after_the_other(limiter: Any, clock: ManualClock) -> None:
     """Threads and tasks at once: all are served, and the clock never goes back."""
     seen: list[int] = []
-    move = clock._set_ns
+    move = clock.set_ns
 
     def set_ns(now_ns: int) -> None:
         seen.append(now_ns)
         move(now_ns)
 
-    clock._set_ns = set_ns  # type: ignore[method-assign]
+    clock.set_ns = set_ns  # type: ignore[method-assign]
 
     async def tasks() -> list[bool]:
         return await asyncio.gather(*(awaited(limiter.wait_async("k")) for _ in range(10)))
@@ -1156,12 +1156,12 @@ def test_slots_on_a_manual_clock_come_back_when_leases_end(timeline: Timeline, n
 
     clock = ManualClock()
     limiter = Lease(timeline)
-    limiter.store._clock = clock
-    limiter.store._now_ns = clock._read_ns  # type: ignore[method-assign]
+    limiter.store.manual_clock = clock
+    limiter.store.now_ns = clock.now_ns  # type: ignore[method-assign]
     reserve = limiter.reserve
 
     def reserve_at_clock(*arguments: Any) -> FakeReservation:
-        timeline.now_ns = clock._read_ns()
+        timeline.now_ns = clock.now_ns()
         return reserve(*arguments)
 
     limiter.reserve = reserve_at_clock  # type: ignore[method-assign]

@@ -208,7 +208,7 @@ class Sending:
         # Limiters of one store may have equal keys. A list's text is as good as its parts.
         self.pause_key = (way_out.limiter.name, repr(key))
         self.store = way_out.pauses.store
-        self.deadline_ns = None if way_out.timeout_ns is None else self.store._now_ns() + way_out.timeout_ns
+        self.deadline_ns = None if way_out.timeout_ns is None else self.store.now_ns() + way_out.timeout_ns
         self.sent = 0
 
     def admit(self) -> list[Lease]:
@@ -251,7 +251,7 @@ class Sending:
             give_back(leases)
 
     def left_s(self) -> float | None:
-        return None if self.deadline_ns is None else max(self.deadline_ns - self.store._now_ns(), 0) / NS
+        return None if self.deadline_ns is None else max(self.deadline_ns - self.store.now_ns(), 0) / NS
 
     def timed_out(self, *, paused: bool) -> WaitTimeout:
         assert self.way_out.timeout_ns is not None
@@ -292,7 +292,7 @@ class Sending:
             # Otherwise it would be sent too early: the pause is cut short, or the store had no room for it.
             and asked_ns <= way_out.max_pause_ns
             and (paused_ns > 0 or not asked_s)
-            and (self.deadline_ns is None or self.store._now_ns() + paused_ns <= self.deadline_ns)
+            and (self.deadline_ns is None or self.store.now_ns() + paused_ns <= self.deadline_ns)
         )
 
 

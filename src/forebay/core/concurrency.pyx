@@ -546,7 +546,7 @@ cdef class Concurrency(Limiter):
         cdef uint64_t tag = self.tag_of(key)
         delay_ns_of(max_delay)
         if slots == 0:
-            return new_reservation(self, self.segment, key, 0, True, False, self.store._now_ns(), 0, 0, False)
+            return new_reservation(self, self.segment, key, 0, True, False, self.store.now_ns(), 0, 0, False)
         if self.take_loose(tag, slots, &verdict):
             return new_reservation(
                 self, self.segment, key, slots, True, not verdict.full, verdict.now_ns, 0, verdict.state,

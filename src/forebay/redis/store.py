@@ -375,7 +375,7 @@ class RedisStore(RedisStoreBase):
     *Threads*: safe. *Fork*: safe. Close a store that was made from a URL; it is a context manager.
     """
 
-    _clock: ClassVar[None] = None  # for waiters: they sleep, and don't move one
+    manual_clock: ClassVar[None] = None  # for waiters: they sleep, and don't move one
 
     def __init__(
         self,
@@ -431,7 +431,7 @@ class RedisStore(RedisStoreBase):
         self.close()
 
     @staticmethod
-    def _now_ns() -> int:
+    def now_ns() -> int:
         """For waiters: the time of reservations."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 

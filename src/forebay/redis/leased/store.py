@@ -186,7 +186,7 @@ class _Charged:
     def __init__(self, limiter: LeasedLimiter, key: Key, cost: int, decision: Decision) -> None:
         self._limiter, self._key, self._cost = limiter, key, cost
         self.allowed, self.delay_ns = decision.allowed, decision.retry_after_ns
-        self.due_ns = LeasedStore._now_ns() + self.delay_ns
+        self.due_ns = LeasedStore.now_ns() + self.delay_ns
 
     def cancel(self) -> None:
         with contextlib.suppress(ForebayError):
@@ -242,7 +242,7 @@ class LeasedStore(LeasedStoreBase):
     """
 
     _of_redis = RedisStore
-    _clock: ClassVar[None] = None  # for waiters: they sleep, and don't move one
+    manual_clock: ClassVar[None] = None  # for waiters: they sleep, and don't move one
     redis_store: RedisStore
 
     def __init__(
@@ -282,7 +282,7 @@ class LeasedStore(LeasedStoreBase):
         self.close()
 
     @staticmethod
-    def _now_ns() -> int:
+    def now_ns() -> int:
         """For waiters."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 

@@ -158,7 +158,7 @@ class Breaker:
     """
 
     def __init__(self, host: Store | None, server: str, timeout_s: float) -> None:
-        clock = None if host is None else host._clock
+        clock = None if host is None else host.manual_clock
         self._slow_s = SLOW * timeout_s
         self._own = Store.private(keys=64, clock=clock or "monotonic")
         self._server = server

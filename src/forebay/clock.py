@@ -1,0 +1,74 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.errors import InvalidRate, shown
+from forebay.rate import Duration, as_delay_ns
+
+if TYPE_CHECKING:
+    from forebay.core.segment import Segment
+
+__all__ = ["ManualClock"]
+
+NS: Final = 1_000_000_000
+# Half of the time that a segment can tell: the other half is for what lies ahead of now.
+MAX_NS: Final = 2**61
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it.
+
+    Give it to a store as ``clock=``. The segment holds the time, so every process that attaches the segment sees it.
+    One clock can serve several stores and moves them together. It starts at `start`; if a segment's time has moved
+    already, it starts at that time. Move it in one thread at a time.
+
+    A time is text like ``"1 minute"``, a number of seconds or a ``timedelta``. Raises ``InvalidRate``, a
+    ``ValueError``, for any other value, and for one below 0 or above 73 years.
+
+    A ``SlidingLog`` whose permits return (``refund``, ``reset``) and are taken again while the clock stands still
+    counts them some nanoseconds ahead of the clock: after the entries that they replace.
+    """
+
+    def __init__(self, start: Duration = 0) -> None:
+        self._segments: list[Segment] = []
+        self.set_ns(as_delay_ns(start, "a clock starts after"))
+
+    def now(self) -> float:
+        """The time in seconds."""
+        return self.now_ns() / NS
+
+    def set(self, time: Duration) -> None:
+        """Move to `time` since 0. It may be earlier than now: limiters must bear a clock that goes back."""
+        self.set_ns(as_delay_ns(time, "a clock's time is"))
+
+    def advance(self, duration: Duration) -> None:
+        """Move forward by `duration`, rounded to the nanosecond; ``set`` can move back."""
+        self.set_ns(self.now_ns() + as_delay_ns(duration, "a clock goes back by set, and advances by"))
+
+    def set_ns(self, now_ns: int) -> None:
+        """``set`` in nanoseconds."""
+        if now_ns > MAX_NS:
+            raise InvalidRate(f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {shown(now_ns // NS)}")
+        self._now_ns = now_ns
+        for segment in self._segments:
+            segment.set_manual_ns(now_ns)
+
+    def now_ns(self) -> int:
+        """The time in nanoseconds."""
+        return self._segments[0].now_ns() if self._segments else self._now_ns
+
+    def attach(self, segment: Segment) -> None:
+        """Called by a store: move the segment's time from now on."""
+        # Another process may be moving the segment's time at this moment, so it is set only if it is still 0.
+        if segment.now_ns() == 0:
+            segment.set_manual_ns(self.now_ns())
+        elif self._segments:
+            self.set_ns(segment.now_ns())
+        self._segments.insert(0, segment)
+
+    def detach(self, segment: Segment) -> None:
+        """Called by a store that closes: leave the segment's time alone from now on."""
+        self._now_ns = self.now_ns()
+        self._segments = [attached for attached in self._segments if attached is not segment]
