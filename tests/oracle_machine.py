@@ -170,7 +170,7 @@ class LimiterAndOracle(RuleBasedStateMachine):
     def reset(self, key: Any) -> None:
         if self.place_kind in IN_MEMORY and isinstance(self.case.rule, Held):
             # Of permits that end at one instant, memory can't tell which ones a reset has taken away: a cancellation
-            # gives back none of them (`test_a_reset_and_a_booking_at_one_instant` in tests/unit).
+            # gives back none of them (`test_cancellation_at_the_instant_of_a_reset_gives_back_nothing` in tests/unit).
             if self.now == self.measure.latest:
                 return
             self.limiter.reset(key)

@@ -1,4 +1,4 @@
-"""Several limits at once, by example. What holds wherever limits are kept is in tests/behaviour."""
+"""``AllOf`` in memory, by example. tests/behaviour has the properties that hold at every place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def both(store: Store) -> AllOf:
     return AllOf(FixedWindow(store, "window", "10/minute"), TokenBucket(store, "bucket", "5/second"))
 
 
-def test_what_it_tells_of_itself(both: AllOf, store: Store) -> None:
+def test_all_of_shows_its_limiters(both: AllOf, store: Store) -> None:
     assert both.store is store
     assert [limiter.name for limiter in both.limiters] == ["window", "bucket"]
     assert "window" in repr(both)
@@ -39,7 +39,7 @@ def test_what_it_tells_of_itself(both: AllOf, store: Store) -> None:
         pickle.dumps(both)
 
 
-def test_each_counts_its_own_denials(both: AllOf, store: Store) -> None:
+def test_each_limiter_counts_its_own_denials(both: AllOf, store: Store) -> None:
     both.hit("k", 5)
     both.hit("k", 2)
     limiters = store.stats().limiters
@@ -47,7 +47,7 @@ def test_each_counts_its_own_denials(both: AllOf, store: Store) -> None:
     assert (limiters["bucket"].allowed, limiters["bucket"].denied) == (1, 1)
 
 
-def test_after_its_store_is_closed(clock: ManualClock) -> None:
+def test_all_of_raises_after_its_store_is_closed(clock: ManualClock) -> None:
     with Store.private(keys=1, clock=clock) as store:
         limits = AllOf(TokenBucket(store, "one", "1/second"))
     with pytest.raises(StoreClosed):
@@ -55,7 +55,7 @@ def test_after_its_store_is_closed(clock: ManualClock) -> None:
 
 
 class Clearing:
-    """A cost of one, that empties a list when it is read."""
+    """A cost of 1 that empties a list when it is read."""
 
     def __init__(self, emptied: list[Any]) -> None:
         self._emptied = emptied
@@ -75,7 +75,9 @@ ASK: dict[str, Callable[[AllOf, Any, Any], object]] = {
 
 @pytest.mark.parametrize("emptied", ["keys", "costs"])
 @pytest.mark.parametrize("ask", ASK)
-def test_lists_that_are_emptied_while_they_are_read(both: AllOf, in_child: Any, ask: str, emptied: str) -> None:
+def test_all_of_refuses_lists_that_shrink_while_it_reads_them(
+    both: AllOf, in_child: Any, ask: str, emptied: str
+) -> None:
     keys: list[Any] = ["k", "k"]
     costs: list[Any] = [1, 1]
     costs[0] = Clearing(keys if emptied == "keys" else costs)
@@ -87,7 +89,7 @@ def test_lists_that_are_emptied_while_they_are_read(both: AllOf, in_child: Any, 
     assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
 
 
-def test_a_reservation_is_of_the_keys_and_costs_as_they_were(both: AllOf) -> None:
+def test_cancellation_uses_the_keys_and_costs_as_they_were_charged(both: AllOf) -> None:
     keys: list[Any] = ["k", "k"]
     costs: list[Any] = [1, 1]
     costs[0] = Clearing(keys)
@@ -98,12 +100,13 @@ def test_a_reservation_is_of_the_keys_and_costs_as_they_were(both: AllOf) -> Non
     assert [limiter.peek("k").remaining for limiter in both.limiters] == [10, 5]
 
 
-def test_what_a_full_table_let_in_is_not_given_back_from_anothers_charge(
+def test_rollback_takes_no_other_requests_permit_after_a_key_was_let_in_uncharged(
     name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happens in between: before a concurrency limit denies, it looks for ended processes, and a test can step in.
+    """A key that a full table let in is charged meanwhile by another request, then the first request is rolled back.
 
-    The bits that say which slots are taken are hints. With them gone, it seems at first that one is free.
+    Before a concurrency limit denies, it looks for ended processes: there the test steps in. The bits that say which
+    slots are taken are hints; the test clears them, so that a slot seems free at first.
     """
     with Store(name, keys=1, on_full="allow", clock=clock) as store:
         bucket, crowd = TokenBucket(store, "bucket", "5/hour"), TokenBucket(store, "crowd", "1/hour")

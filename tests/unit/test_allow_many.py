@@ -1,4 +1,4 @@
-"""Batches: the same as one request after the other, or an exception and nothing charged."""
+"""Batches decide like single requests in order, or raise and charge nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from forebay import CostExceedsLimit, InvalidCost, InvalidKey, LimiterStats, Store, StoreClosed, TokenBucket
 from forebay.testing import ManualClock
 
-# On either side of what the code treats differently: 256 fit on the stack, 1024 are decided with the GIL held.
+# Both sides of two thresholds: up to 256 keys fit on the stack, below 1024 the GIL is kept.
 SIZES = [0, 1, 2, 15, 16, 17, 24, 25, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 5000]
 
 
@@ -27,12 +27,12 @@ def charged(bucket: TokenBucket, keys: Any) -> int:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_batch_of_any_size(bucket: TokenBucket, size: int) -> None:
+def test_batch_of_any_size_gives_one_answer_per_key(bucket: TokenBucket, size: int) -> None:
     keys = [f"key {n}" for n in range(size)]
     answers = bucket.allow_many(keys)
     assert answers == [True] * size
     assert all(answer is True for answer in answers)
-    # A pattern of no even length, so that each cost has to meet its own key.
+    # The pattern's length divides no size, so that a cost paired with another key is noticed.
     costs = [n % 7 % 4 for n in range(size)]
     assert bucket.allow_many(keys, costs) == [cost <= 2 for cost in costs]
     assert charged(bucket, keys) == size + sum(cost for cost in costs if cost <= 2)
@@ -42,7 +42,7 @@ def test_a_batch_of_any_size(bucket: TokenBucket, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_duplicates_in_one_batch_are_decided_in_order(bucket: TokenBucket, size: int) -> None:
+def test_batch_decides_repeated_keys_in_order(bucket: TokenBucket, size: int) -> None:
     assert bucket.allow_many(["k"] * size) == [n < 3 for n in range(size)]
     assert bucket.allow_many(["l", "m"] * size, [1, 3] * size) == [
         allowed for n in range(size) for allowed in (n < 3, n < 1)
@@ -50,7 +50,7 @@ def test_duplicates_in_one_batch_are_decided_in_order(bucket: TokenBucket, size:
 
 
 @pytest.mark.parametrize("size", [1, 3, 300, 2000])
-def test_as_many_costs_as_keys(bucket: TokenBucket, size: int) -> None:
+def test_batch_needs_as_many_costs_as_keys(bucket: TokenBucket, size: int) -> None:
     keys = list(range(size))
     for wrong in (0, size - 1, size + 1, 2 * size):
         if wrong != size:
@@ -64,7 +64,7 @@ def test_as_many_costs_as_keys(bucket: TokenBucket, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 256, 300, 2000])
 @pytest.mark.parametrize("where", [0, 0.5, 1])
 @pytest.mark.parametrize("wrong", [None, 1.5, ["k"], ("k", None), (("k",),)])
-def test_a_wrong_key_anywhere_leaves_nothing_charged(bucket: TokenBucket, size: int, where: float, wrong: Any) -> None:
+def test_batch_with_an_invalid_key_charges_nothing(bucket: TokenBucket, size: int, where: float, wrong: Any) -> None:
     keys: list[Any] = list(range(size))
     good = list(keys)
     keys[round(where * (size - 1))] = wrong
@@ -93,7 +93,7 @@ def test_a_wrong_key_anywhere_leaves_nothing_charged(bucket: TokenBucket, size: 
         (2**64 + 1, CostExceedsLimit),
     ],
 )
-def test_a_wrong_cost_anywhere_leaves_nothing_charged(
+def test_batch_with_an_invalid_cost_charges_nothing(
     bucket: TokenBucket, size: int, where: float, wrong: Any, error: type[Exception]
 ) -> None:
     keys = list(range(size))
@@ -106,8 +106,8 @@ def test_a_wrong_cost_anywhere_leaves_nothing_charged(
     assert bucket.store.stats().total == LimiterStats()
 
 
-def test_a_batch_of_one_fresh_key_gets_its_whole_burst() -> None:
-    """The insertion reads the clock again; the batch must not go on with its older reading."""
+def test_batch_gives_a_fresh_key_its_whole_burst() -> None:
+    """An insertion reads the clock again; the batch must not continue with its older reading."""
     with Store.private(keys=1) as store:
         limiter = TokenBucket(store, "api", "1/hour", 100)
         assert limiter.allow_many(["k"] * 101) == [True] * 100 + [False]
@@ -116,7 +116,7 @@ def test_a_batch_of_one_fresh_key_gets_its_whole_burst() -> None:
 @pytest.mark.parametrize("size", [3, 300, 2000])
 @pytest.mark.parametrize("change", ["replace", "clear", "shorten", "grow", "close"])
 @pytest.mark.parametrize("by", ["cost", "iterable of costs"])
-def test_costs_that_change_the_keys_while_they_are_read(in_child: Any, size: int, change: str, by: str) -> None:
+def test_batch_survives_costs_that_change_its_keys(in_child: Any, size: int, change: str, by: str) -> None:
     def run() -> list[bool] | None:
         with Store.private(keys=10_000) as store:
             limiter = TokenBucket(store, "api", "10/second", burst=3)
@@ -158,8 +158,8 @@ def test_costs_that_change_the_keys_while_they_are_read(in_child: Any, size: int
 
 @pytest.mark.parametrize("size", [3, 300, 2000])
 @pytest.mark.parametrize("change", ["replace", "clear", "grow", "close", "recurse"])
-def test_a_key_whose_own_code_changes_things_while_it_is_read(in_child: Any, size: int, change: str) -> None:
-    """A tuple of another type may run any code when its parts are taken, and the list of keys isn't a copy."""
+def test_batch_survives_keys_whose_code_changes_its_list(in_child: Any, size: int, change: str) -> None:
+    """Reading the parts of a tuple's subclass may run any code, and the batch doesn't copy the list of keys."""
 
     def run() -> list[bool] | None:
         with Store.private(keys=10_000) as store:
@@ -189,11 +189,11 @@ def test_a_key_whose_own_code_changes_things_while_it_is_read(in_child: Any, siz
     assert answers is None or answers == [True] * size
 
 
-def test_a_large_batch_lets_other_threads_run_while_it_decides() -> None:
-    """Seen from a second thread: a moment at which the first key of a batch is charged and the last one is not yet."""
+def test_large_batch_lets_other_threads_run() -> None:
+    """This thread sees the first key of another thread's batch charged and the last one not yet."""
     size = 200_000
     with Store.private(keys=size, clock=ManualClock(1)) as store:
-        # A new limiter for every try has never seen its keys.
+        # Each attempt needs fresh keys, so a new limiter.
         for attempt in range(100):
             limiter = TokenBucket(store, f"attempt {attempt}", "1/hour")
             batch = threading.Thread(target=limiter.allow_many, args=(list(range(size)),))
@@ -208,7 +208,7 @@ def test_a_large_batch_lets_other_threads_run_while_it_decides() -> None:
         assert seen_half_done
 
 
-def test_threads_with_large_batches_share_one_limit(clock: ManualClock) -> None:
+def test_large_batches_of_several_threads_share_one_limit(clock: ManualClock) -> None:
     keys = list(range(3000)) * 2
     answers: list[list[bool]] = []
     with Store.private(keys=10_000, clock=clock) as store:
@@ -224,8 +224,8 @@ def test_threads_with_large_batches_share_one_limit(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("change", ["clear", "replace"])
-def test_keys_that_change_while_the_limiter_takes_its_counters(in_child: Any, change: str) -> None:
-    """A limiter's first decision runs Python code, after which the keys must be looked at again."""
+def test_batch_survives_keys_that_change_while_its_limiter_is_registered(in_child: Any, change: str) -> None:
+    """A limiter's first decision runs Python code, after which the batch must check its keys again."""
 
     def run() -> bool:
         with Store.private(keys=1000) as store:

@@ -1,4 +1,4 @@
-"""What a cancelled reservation gives back: what it was charged, as far as that still counts, and nobody else's."""
+"""A cancelled reservation gives back its own charge, if that still counts, and no other request's."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def five(request: pytest.FixtureRequest, store: Store) -> Any:
     return OF_FIVE[request.param](store)
 
 
-def test_one_whose_permit_a_block_has_taken_gives_back_the_blocks(
+def test_cancellation_after_a_block_took_its_permit_gives_back_the_blocks_permit(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happens when another thread books between the end of a block's wait and its beginning."""
+    """Another thread books between the end of a block's wait and the block's begin."""
     gate = Concurrency(store, "gate", 3, lease="10s")
     booked = []
 
@@ -54,7 +54,7 @@ def test_one_whose_permit_a_block_has_taken_gives_back_the_blocks(
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_one_that_was_let_in_without_room_frees_nobody_elses_permit(clock: ManualClock, together: bool) -> None:
+def test_cancellation_of_an_uncharged_request_frees_no_other_permit(clock: ManualClock, together: bool) -> None:
     with Store.private(keys=1, on_full="allow", clock=clock) as store:
         gate = Concurrency(store, "gate", 1, lease="10s", keys=1)
         limiter: Any = AllOf(gate) if together else gate
@@ -69,10 +69,10 @@ def test_one_that_was_let_in_without_room_frees_nobody_elses_permit(clock: Manua
         assert not gate.allow(key)
 
 
-def test_a_denial_of_several_frees_nobody_elses_permit(
+def test_denial_by_several_limits_frees_no_other_permit(
     name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """See `test_what_a_full_table_let_in_is_not_given_back_from_anothers_charge` for how a test can step in."""
+    """The test steps in as in `test_rollback_takes_no_other_requests_permit_after_a_key_was_let_in_uncharged`."""
     with Store(name, keys=1, on_full="allow", clock=clock) as store:
         held = Concurrency(store, "held", 1, lease="10s", keys=1)
         gate = Concurrency(store, "gate", 1, lease="1h", keys=1)
@@ -94,8 +94,8 @@ def test_a_denial_of_several_frees_nobody_elses_permit(
 
 
 @pytest.mark.parametrize("give_back", ["cancel", "refund", "reset"])
-def test_an_interrupt_leaves_no_member_charged(store: Store, monkeypatch: pytest.MonkeyPatch, give_back: str) -> None:
-    """Where a limiter wakes those who wait, Python code runs, and so do signal handlers."""
+def test_interrupt_leaves_no_limiter_charged(store: Store, monkeypatch: pytest.MonkeyPatch, give_back: str) -> None:
+    """Waking waiters runs Python code, and so signal handlers."""
     gate, log = Concurrency(store, "gate", 1, keys=2), SlidingLog(store, "log", "1/hour", keys=2)
     both = AllOf(gate, log, gate)
     reservation = both.reserve("k", [0, 1, 1])
@@ -114,7 +114,9 @@ def test_an_interrupt_leaves_no_member_charged(store: Store, monkeypatch: pytest
     assert [left(gate), left(log)] == [1, 1]
 
 
-def test_an_interrupt_is_heard_though_the_store_is_closed_by_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_is_raised_even_if_its_handler_closes_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reservation = AllOf(FixedWindow(store, "window", "1/hour"), Concurrency(store, "gate", 1)).reserve("k")
 
     def interrupted(*arguments: object) -> None:
@@ -126,10 +128,10 @@ def test_an_interrupt_is_heard_though_the_store_is_closed_by_it(store: Store, mo
         reservation.cancel()
 
 
-# In which process, and with what arguments.
+# Processes and arguments.
 
 
-def test_only_the_process_that_has_booked_cancels(five: Any, in_child: Callable[..., Any]) -> None:
+def test_only_the_booking_process_can_cancel(five: Any, in_child: Callable[..., Any]) -> None:
     for limiter in (five, AllOf(five)):
         reservation = limiter.reserve("k", 2)
         assert five.reserve("k", 3)

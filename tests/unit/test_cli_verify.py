@@ -1,4 +1,4 @@
-"""The command ``forebay verify``, as it is installed."""
+"""The installed command ``forebay verify``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def used(name: str) -> str:
     return name
 
 
-def test_a_sound_segment(used: str) -> None:
+def test_verify_reports_a_sound_segment(used: str) -> None:
     result = run("verify", used)
     assert (result.returncode, result.stderr) == (0, "")
     assert "sound (2 limiters)" in result.stdout
@@ -39,11 +39,11 @@ def test_a_sound_segment(used: str) -> None:
     assert "SlidingLog" in result.stdout
 
 
-def test_by_path(used: str) -> None:
+def test_verify_accepts_a_path(used: str) -> None:
     assert run("verify", "--path", path_of(used)).returncode == 0
 
 
-def test_damage(used: str) -> None:
+def test_verify_reports_damage(used: str) -> None:
     with open(path_of(used), "r+b") as file:
         file.seek(layout.TABLE_OFFSET)
         file.write(b"\x05" * layout.CELL.size * 200)
@@ -54,7 +54,7 @@ def test_damage(used: str) -> None:
     assert "damaged: 200 findings (2 limiters)" in result.stdout
 
 
-def test_a_note_is_told_and_is_no_damage(used: str) -> None:
+def test_verify_prints_notes_and_exits_with_0(used: str) -> None:
     size = os.stat(path_of(used)).st_size
     os.truncate(path_of(used), size + 8192)
     result = run("verify", used)
@@ -63,8 +63,8 @@ def test_a_note_is_told_and_is_no_damage(used: str) -> None:
     assert "sound (2 limiters)" in result.stdout
 
 
-def test_names_are_printed_as_they_are(name: str, tmp_path: Path) -> None:
-    """No emoji, no markup, and nothing that a terminal obeys."""
+def test_verify_prints_names_literally(name: str, tmp_path: Path) -> None:
+    """Names are printed without emoji, markup or control characters."""
     path = tmp_path / ":x:[red]"
     with Store(name, keys=1000, path=path) as store:
         for limiter in (":x:", "[red]red[/red]", "esc\x1b[31m\x07", "line\nfeed", "\u202eright"):
@@ -81,7 +81,7 @@ def test_names_are_printed_as_they_are(name: str, tmp_path: Path) -> None:
     assert missing.stderr.startswith(f"{path}:x:\\x1b: found no such file")
 
 
-def test_what_cannot_be_read(name: str) -> None:
+def test_verify_refuses_a_missing_segment(name: str) -> None:
     result = run("verify", name)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -91,7 +91,7 @@ def test_what_cannot_be_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["verify"], ["verify", "a", "--path", "b"], ["verify", "a b"], ["nothing"]])
-def test_what_was_not_meant(arguments: list[str]) -> None:
+def test_verify_refuses_wrong_arguments(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -104,15 +104,15 @@ def test_help_names_the_commands() -> None:
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
-def test_without_the_extra_one_line_says_how_to_get_it(missing: str) -> None:
+def test_command_without_its_extra_prints_how_to_install_it(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; from forebay.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", program, "verify", "x"], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == 'the forebay command needs packages of its own: pip install "forebay[cli]"\n'
 
 
-def test_what_is_no_file(used: str) -> None:
-    """The system's own refusals are not taken for damage."""
+def test_verify_reports_system_errors_as_refusals(used: str) -> None:
+    """An error of the operating system exits with 2; damage exits with 1."""
     result = run("verify", "--path", "/proc/self/mem")
     assert (result.returncode, result.stdout) == (2, "")
     assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""What the compiler made of the hot path, in the package as it is installed."""
+"""Machine code and symbols of the compiled modules of the installed package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module(name: str) -> Path:
     return found
 
 
-def test_the_tests_run_against_an_installed_package() -> None:
+def test_tests_run_against_an_installed_package() -> None:
     source = Path(__file__).parents[2] / "src"
     assert source not in PACKAGE.parents
     sources = (source / "forebay").rglob("*.pyx")
@@ -34,10 +34,10 @@ def test_the_tests_run_against_an_installed_package() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name.split(".")[0])
 def test_no_module_calls_libatomic(path: Path) -> None:
-    """Its 16-byte operations may take a lock, which other processes don't see."""
+    """The 16-byte operations of libatomic may take a lock of the process, which other processes don't share."""
     assert "libatomic" not in output_of("readelf", "--dynamic", "--wide", path)
     undefined = output_of("nm", "--dynamic", "--undefined-only", path)
-    assert "PyModuleDef_Init" in undefined, "nm lists what the module takes from elsewhere"
+    assert "PyModuleDef_Init" in undefined, "nm lists undefined symbols"
     for name in ("__atomic_", "__sync_", "__aarch64_"):
         assert name not in undefined
 
@@ -49,11 +49,11 @@ def test_no_module_calls_libatomic(path: Path) -> None:
         *("token_bucket", "window"),
     ],
 )
-def test_the_hot_modules_swap_cells_in_one_instruction(name: str) -> None:
+def test_hot_modules_swap_cells_in_one_instruction(name: str) -> None:
     assert CAS128 in " ".join(output_of("objdump", "--disassemble", "--no-show-raw-insn", module(name)).split())
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name.split(".")[0])
-def test_a_module_shows_nothing_but_its_entry(path: Path) -> None:
+def test_module_exports_only_its_init_function(path: Path) -> None:
     defined = output_of("nm", "--dynamic", "--defined-only", path).split()[2::3]
     assert defined == [f"PyInit_{path.name.split('.')[0]}"]

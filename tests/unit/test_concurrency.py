@@ -1,4 +1,4 @@
-"""Permits that are held: by example, with a manual clock."""
+"""Concurrency limits in memory, by example, most with a manual clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def remaining(limiter: Concurrency, key: Any = "k") -> int:
     return limiter.peek(key).remaining
 
 
-def test_a_lease_that_nobody_granted_does_not_crash(in_child: Callable[..., Any]) -> None:
+def test_lease_that_was_never_granted_does_not_crash(in_child: Callable[..., Any]) -> None:
     async def enter() -> None:
         async with Lease.__new__(Lease):
             pytest.fail("the block must not run")
@@ -54,7 +54,7 @@ def test_a_lease_that_nobody_granted_does_not_crash(in_child: Callable[..., Any]
         assert in_child(lambda do=do: use(do)) is False
 
 
-def test_an_asynchronous_block(three: Concurrency) -> None:
+def test_asynchronous_block_holds_permits(three: Concurrency) -> None:
     async def run() -> None:
         async with three.hold("k", 2), three.acquire("k"):
             assert remaining(three) == 0
@@ -67,7 +67,7 @@ def test_an_asynchronous_block(three: Concurrency) -> None:
     assert remaining(three) == 3
 
 
-def test_holding_tells_when_there_was_no_permit_in_time(three: Concurrency) -> None:
+def test_hold_raises_when_its_timeout_passes(three: Concurrency) -> None:
     lease = three.acquire("k", 3)
     with pytest.raises(LimitExceeded) as caught, three.hold("k", timeout=5):
         pytest.fail("the block must not run")
@@ -86,7 +86,7 @@ def test_holding_tells_when_there_was_no_permit_in_time(three: Concurrency) -> N
     assert remaining(three) == 3
 
 
-def test_waiting_for_the_end_of_a_lease_moves_a_manual_clock(three: Concurrency, clock: ManualClock) -> None:
+def test_hold_moves_a_manual_clock_to_the_end_of_a_lease(three: Concurrency, clock: ManualClock) -> None:
     three.acquire("k", 3)
     with three.hold("k", 2) as lease:
         assert lease
@@ -94,7 +94,7 @@ def test_waiting_for_the_end_of_a_lease_moves_a_manual_clock(three: Concurrency,
     assert remaining(three) == 3
 
 
-def test_waiting_moves_a_manual_clock_to_the_end_of_a_lease(three: Concurrency, clock: ManualClock) -> None:
+def test_wait_moves_a_manual_clock_to_the_end_of_a_lease(three: Concurrency, clock: ManualClock) -> None:
     assert three.hit("k")
     clock.advance(10)
     assert three.wait("k", 2)
@@ -129,7 +129,7 @@ def test_each_call_of_a_decorated_function_holds_a_permit(three: Concurrency) ->
         impatient(1)
 
 
-def test_a_decorator_without_a_key_says_how_to_write_it(three: Concurrency) -> None:
+def test_decorator_without_a_key_shows_its_usage(three: Concurrency) -> None:
     ran: list[object] = []
     decorate: Any = three.limited(ran.append)  # as `@three.limited` alone
     for arguments, by_name in (((), {}), ((1,), {}), ((ran.append, 2), {}), ((ran.append,), {"number": 3})):
@@ -160,7 +160,7 @@ def test_each_run_of_a_decorated_coroutine_holds_a_permit(three: Concurrency) ->
 
 
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 127, 128, 129, 5000, 20_000])
-def test_so_many_slots_and_not_one_more(store: Store, limit: int) -> None:
+def test_limit_of_any_size_grants_exactly_that_many_permits(store: Store, limit: int) -> None:
     many = Concurrency(store, "many", limit, keys=1)
     leases = [many.acquire("k") for _ in range(limit)]
     assert all(leases)
@@ -172,7 +172,7 @@ def test_so_many_slots_and_not_one_more(store: Store, limit: int) -> None:
     assert sum(map(bool, [many.acquire("k") for _ in range(freed + 2)])) == freed
 
 
-def test_a_child_does_not_own_what_its_parent_holds(three: Concurrency, in_child: Callable[..., Any]) -> None:
+def test_child_does_not_own_its_parents_permits(three: Concurrency, in_child: Callable[..., Any]) -> None:
     lease = three.acquire("k", 2)
     assert three.allow("k")
 
@@ -187,12 +187,12 @@ def test_a_child_does_not_own_what_its_parent_holds(three: Concurrency, in_child
     assert remaining(three) == 3
 
 
-def test_a_child_that_ended_holds_nothing(three: Concurrency, in_child: Callable[..., Any]) -> None:
+def test_permits_of_an_ended_child_are_free(three: Concurrency, in_child: Callable[..., Any]) -> None:
     assert in_child(lambda: bool(three.acquire("k", 3)))
     assert all(three.acquire("k") for _ in range(3))
 
 
-def test_leases_after_the_store_is_closed(clock: ManualClock) -> None:
+def test_lease_can_be_released_after_the_store_is_closed(clock: ManualClock) -> None:
     with Store.private(keys=1, clock=clock) as store:
         limiter = Concurrency(store, "three", 3, keys=1)
         lease = limiter.acquire("k")
@@ -202,7 +202,7 @@ def test_leases_after_the_store_is_closed(clock: ManualClock) -> None:
             method("k")
 
 
-def test_renewing_after_the_store_is_closed(clock: ManualClock) -> None:
+def test_renewal_after_the_store_is_closed_raises(clock: ManualClock) -> None:
     with Store.private(keys=1, clock=clock) as store:
         lease = Concurrency(store, "three", 3, keys=1).acquire("k")
     with pytest.raises(StoreClosed):
@@ -210,7 +210,7 @@ def test_renewing_after_the_store_is_closed(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize(("on_full", "granted"), [("evict", True), ("deny", False), ("allow", True)])
-def test_more_keys_than_there_is_room_for(clock: ManualClock, on_full: Any, granted: bool) -> None:
+def test_key_without_room_follows_on_full(clock: ManualClock, on_full: Any, granted: bool) -> None:
     with Store.private(keys=1, clock=clock, on_full=on_full) as store:
         limiter = Concurrency(store, "few", 2, lease=30, keys=1)
         first = limiter.acquire("first")
@@ -224,12 +224,12 @@ def test_more_keys_than_there_is_room_for(clock: ManualClock, on_full: Any, gran
             clock.advance(denied.retry_after_ns // NS + 1)
             assert limiter.hit("second")
         else:
-            # Whoever was evicted may still give back what is its own.
+            # An evicted key's holder can still release its permit.
             assert first.release()
 
 
-def test_a_reset_and_a_booking_at_one_instant(three: Concurrency, clock: ManualClock) -> None:
-    """Which of the permits that end together were taken away can't be told: rather too few are given back."""
+def test_cancellation_at_the_instant_of_a_reset_gives_back_nothing(three: Concurrency, clock: ManualClock) -> None:
+    """Of permits that end together, memory can't tell which were reset: it gives back too few rather than too many."""
     assert three.hit("k", 2)
     three.reset("k")
     booked = three.reserve("k")
@@ -243,12 +243,12 @@ def test_a_reset_and_a_booking_at_one_instant(three: Concurrency, clock: ManualC
 
 
 @pytest.mark.parametrize("keys", [0, -1, 1.5, True, "many"])
-def test_keys_that_are_none(store: Store, keys: Any) -> None:
+def test_concurrency_refuses_invalid_numbers_of_keys(store: Store, keys: Any) -> None:
     with pytest.raises(InvalidLimiter):
         Concurrency(store, "c", 1, keys=keys)
 
 
-def test_the_bytes_it_needs_are_told(store: Store) -> None:
+def test_bytes_needed_counts_slots_and_keys(store: Store) -> None:
     needed = Concurrency.bytes_needed(1000, keys=3)
     assert 3 * 1000 * 16 <= needed < 4 * 1000 * 16
     assert Concurrency(store, "c", 1000, keys=3).keys == 3
@@ -257,12 +257,12 @@ def test_the_bytes_it_needs_are_told(store: Store) -> None:
 
 @pytest.fixture
 def waiting_store() -> Iterator[Store]:
-    """With the real clock, for those who sleep."""
+    """A store with the real clock, for threads that sleep."""
     with Store.private(keys=1) as store:
         yield store
 
 
-def test_a_release_wakes_who_waits_in_this_process(waiting_store: Store) -> None:
+def test_release_wakes_a_waiter_of_this_process(waiting_store: Store) -> None:
     one = Concurrency(waiting_store, "one", 1, lease=3600, keys=1)
     order: list[int] = []
 
@@ -281,7 +281,7 @@ def test_a_release_wakes_who_waits_in_this_process(waiting_store: Store) -> None
     assert remaining(one) == 1
 
 
-def test_ctrl_c_while_waiting_loses_no_permit(waiting_store: Store) -> None:
+def test_ctrl_c_during_a_wait_loses_no_permit(waiting_store: Store) -> None:
     one = Concurrency(waiting_store, "one", 1, lease=3600, keys=1)
     lease = one.acquire("k")
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
@@ -293,7 +293,7 @@ def test_ctrl_c_while_waiting_loses_no_permit(waiting_store: Store) -> None:
     assert one.acquire("k")
 
 
-def test_a_cancelled_task_loses_no_permit(waiting_store: Store) -> None:
+def test_cancelled_task_loses_no_permit(waiting_store: Store) -> None:
     one = Concurrency(waiting_store, "one", 1, lease=3600, keys=1)
 
     async def hold() -> None:
@@ -311,7 +311,7 @@ def test_a_cancelled_task_loses_no_permit(waiting_store: Store) -> None:
     assert one.acquire("k")
 
 
-def test_an_exception_while_looking_for_ended_processes_loses_no_permit(
+def test_interrupt_of_the_search_for_ended_processes_loses_no_permit(
     waiting_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three = Concurrency(waiting_store, "three", 3, lease=3600, keys=1)
@@ -328,9 +328,7 @@ def test_an_exception_while_looking_for_ended_processes_loses_no_permit(
     assert lease.release()
 
 
-def test_threads_that_use_it_for_the_first_time_lose_no_permit(
-    waiting_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_use_by_several_threads_loses_no_permit(waiting_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Concurrency(waiting_store, "pair", 2, lease=3600, keys=1)
     made, go_on = threading.Event(), threading.Event()
     turns = itertools.count()
@@ -353,7 +351,7 @@ def test_threads_that_use_it_for_the_first_time_lose_no_permit(
     assert remaining(pair) == 2
 
 
-def test_threads_hammering_one_key(waiting_store: Store) -> None:
+def test_threads_hammering_one_key_never_exceed_the_limit(waiting_store: Store) -> None:
     pair = Concurrency(waiting_store, "pair", 2, lease=3600, keys=1)
     held, over, errors = [0], [0], []
 
@@ -384,10 +382,10 @@ def test_threads_hammering_one_key(waiting_store: Store) -> None:
     assert remaining(pair) == 2
 
 
-# --- with other limits
+# With other limits.
 
 
-def test_a_permit_comes_back_when_another_limit_denies(three: Concurrency, store: Store) -> None:
+def test_permit_is_given_back_when_another_limit_denies(three: Concurrency, store: Store) -> None:
     window = FixedWindow(store, "window", "5/minute")
     for order in (1, -1):
         both = AllOf(*(three, window)[::order])
@@ -411,7 +409,7 @@ def test_a_permit_comes_back_when_another_limit_denies(three: Concurrency, store
     assert (remaining(three), window.peek("k").remaining) == (3, 5)
 
 
-def test_several_limits_give_back_the_leases_that_lapse(three: Concurrency, store: Store, clock: ManualClock) -> None:
+def test_several_limits_reuse_expired_permits(three: Concurrency, store: Store, clock: ManualClock) -> None:
     both = AllOf(three, FixedWindow(store, "window", "1000000/second"))
     for _ in range(20):
         assert both.hit("k", 3)

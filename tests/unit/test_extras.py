@@ -1,4 +1,4 @@
-"""Modules whose packages are missing say which extra brings them."""
+"""A module whose package is missing names the extra that installs it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ for module in json.loads(sys.argv[1]):
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        said[module] = [error.name, str(error)]
+        raised[module] = [error.name, str(error)]
 print(json.dumps(said))
 """
 
 
-def test_a_missing_package_is_told_with_its_extra() -> None:
+def test_import_without_a_package_names_the_extra() -> None:
     packages = sorted({package for package, _ in NEEDS.values()})
     program = [sys.executable, "-c", PROGRAM, json.dumps(list(NEEDS)), json.dumps(packages)]
     result = subprocess.run(program, capture_output=True, text=True, check=True)
-    said = json.loads(result.stdout)
-    # REST framework is over Django.
+    raised = json.loads(result.stdout)
+    # REST framework needs Django first.
     expected = NEEDS | {"forebay.contrib.rest_framework": ("django", "rest-framework")}
     for module, (package, extra) in expected.items():
-        name, message = said[module]
+        name, message = raised[module]
         assert name.partition(".")[0] == package
         assert message.startswith(f"{module} needs the package {package}")
         assert message.endswith(f": pip install 'forebay[{extra}]'")

@@ -1,4 +1,4 @@
-"""The bounds of docs/arithmetic.md: the largest value of each field works, and one beyond is refused by name."""
+"""The bounds of docs/arithmetic.md: the largest value of each field works, and the next is refused by name."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def rate(limit: int, period: Fraction | int) -> Rate:
     return Rate(limit, period)  # type: ignore[arg-type]  # likewise
 
 
-# What there may be at most.
+# Arguments.
 
-# For each bound: the largest value, and one beyond with what its refusal names.
+# For each bound: a limiter with the largest value, one beyond it, the error and the name in its message.
 BOUNDS: dict[str, tuple[Make, Make, type[Exception], str]] = {
     "limit of a rate": (
         lambda store: FixedWindow(store, "x", rate(2**40, LONGEST)),
@@ -183,7 +183,7 @@ BOUNDS: dict[str, tuple[Make, Make, type[Exception], str]] = {
 
 @pytest.mark.parametrize("now_ns", [0, LAST_NS])
 @pytest.mark.parametrize(("largest", "beyond", "refusal", "named"), BOUNDS.values(), ids=BOUNDS)
-def test_the_largest_works_and_one_beyond_is_refused_by_name(
+def test_largest_value_works_and_the_next_is_refused_by_name(
     now_ns: int, largest: Make, beyond: Make, refusal: type[Exception], named: str
 ) -> None:
     with Store.private(keys=1, clock=at_ns(now_ns)) as store:
@@ -200,7 +200,7 @@ def test_the_largest_works_and_one_beyond_is_refused_by_name(
 
 EDGES = [2**bits + off for bits in (31, 32, 40, 53, 61, 62, 63, 64) for off in (-1, 0, 1)]
 
-# Each with a limit of 2**31 or as near as it gets, and the largest burst that there is.
+# Each has a limit of 2**31, or as close as its algorithm allows, and the largest burst.
 LIMITERS: dict[str, Make] = {
     "token bucket": lambda store: TokenBucket(store, "x", "1_000_000_000/second", burst=2**61 - 1),
     "leaky bucket": lambda store: LeakyBucket(store, "x", "1_000_000_000/second", 2**61 - 1),
@@ -219,7 +219,7 @@ every_limiter = pytest.mark.parametrize("make", LIMITERS.values(), ids=LIMITERS)
 
 @every_limiter
 @pytest.mark.parametrize("now_ns", [0, LAST_NS // 2, LAST_NS])
-def test_costs_at_the_powers_of_two(make: Make, now_ns: int) -> None:
+def test_costs_at_powers_of_two_are_charged_exactly(make: Make, now_ns: int) -> None:
     with Store.private(keys=1, clock=at_ns(now_ns)) as store:
         limiter = make(store)
         most = limiter.peek("k").limit
@@ -245,7 +245,7 @@ def test_costs_at_the_powers_of_two(make: Make, now_ns: int) -> None:
 
 @every_limiter
 @pytest.mark.parametrize("years", [1, 11, 60])
-def test_idle_for_years(make: Make, years: int) -> None:
+def test_key_idle_for_years_is_fresh(make: Make, years: int) -> None:
     clock = ManualClock(12_345)
     with Store.private(keys=1, clock=clock) as store:
         limiter = make(store)
@@ -261,8 +261,8 @@ def test_idle_for_years(make: Make, years: int) -> None:
 
 
 @every_limiter
-def test_a_clock_that_jumps_years_ahead_and_back_gives_no_permits(make: Make) -> None:
-    """A manual clock may go back. What was charged later than now counts as charged now, at the least."""
+def test_clock_that_jumps_years_ahead_and_back_grants_no_permits(make: Make) -> None:
+    """A manual clock may go back. A charge from a later time counts at least as a charge of now."""
     clock = ManualClock(40 * YEAR)
     with Store.private(keys=1, clock=clock) as store:
         limiter = make(store)
@@ -273,12 +273,12 @@ def test_a_clock_that_jumps_years_ahead_and_back_gives_no_permits(make: Make) ->
             assert not limiter.allow("k")
             assert limiter.peek("k").retry_after_ns > 0
         clock.set(70 * YEAR)
-        # Whatever was charged 30 years ago.
+        # The charge of 30 years ago.
         if not limiter.hit("k", most):
             assert limiter.peek("k", most).retry_after_ns > 0
 
 
-# The largest that there are, in years.
+# The largest buckets, in years.
 BUCKETS: dict[str, Make] = {
     "token bucket": lambda store: TokenBucket(store, "x", "1/year", burst=60),
     "token bucket, intervals": lambda store: TokenBucket(store, "x", "1/year", burst=60, refill="interval"),
@@ -291,8 +291,8 @@ BUCKETS: dict[str, Make] = {
 
 
 @pytest.mark.parametrize("make", BUCKETS.values(), ids=BUCKETS)
-def test_booking_ahead_at_the_last_time_comes_to_an_end(make: Make) -> None:
-    """A state that came round would read as long expired, and everything would be allowed."""
+def test_bookings_at_the_last_time_are_refused_eventually(make: Make) -> None:
+    """A state that wrapped would read as long expired, and every request would be allowed."""
     with Store.private(keys=1, clock=at_ns(LAST_NS)) as store:
         limiter = make(store)
         most = limiter.peek("k").limit
@@ -306,7 +306,7 @@ def test_booking_ahead_at_the_last_time_comes_to_an_end(make: Make) -> None:
         assert not limiter.allow("k")
 
 
-# Python's clock may be told any time, also one beyond those of the other clocks.
+# ``time.time`` can be set to any time, also beyond the range of the other clocks.
 
 LAST_PYTHON_S = (2**62 - 3 * 10 * YEAR * NS) // NS
 IN_2065 = 3_000_000_000
@@ -329,9 +329,7 @@ PYTHON_LIMITERS: dict[str, Make] = {
 
 @pytest.mark.parametrize("now_s", [IN_2065, LAST_PYTHON_S])
 @pytest.mark.parametrize("make", PYTHON_LIMITERS.values(), ids=PYTHON_LIMITERS)
-def test_no_limit_wraps_at_the_last_times_of_pythons_clock(
-    make: Make, now_s: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_limit_wraps_at_the_last_times_of_time_time(make: Make, now_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: float(now_s))
     with Store.private(keys=1, clock="time") as store:
         limiter = make(store)
@@ -344,7 +342,7 @@ def test_no_limit_wraps_at_the_last_times_of_pythons_clock(
         assert limiter.peek("k").reset_after_ns <= 20 * YEAR * NS
 
 
-def test_what_takes_longer_to_refill_is_refused_with_pythons_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_refills_are_refused_with_time_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.private(keys=1, clock="time") as store:
         for refused in (
             lambda: TokenBucket(store, "x", "1/year", burst=21),
@@ -361,7 +359,7 @@ def test_what_takes_longer_to_refill_is_refused_with_pythons_clock(monkeypatch: 
             limiter.allow("k")
 
 
-def test_a_mark_of_a_request_at_the_last_time() -> None:
+def test_request_mark_at_the_last_time_counts_once() -> None:
     with Store.private(keys=1, clock=at_ns(LAST_NS)) as store:
         limiter = TokenBucket(store, "x", "5/minute")
         for _ in range(3):
@@ -369,7 +367,7 @@ def test_a_mark_of_a_request_at_the_last_time() -> None:
         assert limiter.peek("k").remaining == 4
 
 
-# Words of a segment.
+# Fields of a segment's words.
 
 CLAIM_UNIT_BITS = 30
 CLAIM_LIFE = 2
@@ -379,7 +377,7 @@ def log_of(limit: int) -> Make:
     return lambda store: SlidingLog(store, "x", rate(limit, LONGEST), keys=1)
 
 
-# How many bits stay with the cell, and how many there are for a claim's stamp.
+# The number of bits that stay with the cell, and of those for a claim's stamp.
 CLAIMS: dict[str, tuple[Make, int, int]] = {
     "one bit kept": (log_of(1), 1, 23),
     "16 bits kept": (log_of(2**15), 16, 8),
@@ -390,10 +388,10 @@ CLAIMS: dict[str, tuple[Make, int, int]] = {
 
 
 @pytest.mark.parametrize(("make", "kept_bits", "stamp_bits"), CLAIMS.values(), ids=CLAIMS)
-def test_a_claim_that_was_left_is_taken_after_two_units_and_again_when_its_stamp_has_come_round(
+def test_abandoned_claim_can_be_taken_after_two_units_and_again_after_its_stamp_wraps(
     store_name: str, make: Make, kept_bits: int, stamp_bits: int
 ) -> None:
-    """Only another key's: its own goes on from it at any time. When it looks fresh again, it is so for four units."""
+    """Only another key waits: the claim's own key continues at any time. A wrapped stamp looks fresh for four units."""
     begun, round_ = 1000, 1 << stamp_bits
     clock = ManualClock()
     set_units(clock, begun)
@@ -419,7 +417,7 @@ def test_a_claim_that_was_left_is_taken_after_two_units_and_again_when_its_stamp
                 decision = limiter.hit("own")
                 assert decision.allowed is allowed, f"{age} units old"
                 if not allowed:
-                    # By then it can be taken, or another one has come.
+                    # By then the claim can be taken, or another one stands in the cell.
                     assert decision.retry_after_ns == CLAIM_LIFE + 1 << CLAIM_UNIT_BITS
 
 
@@ -444,8 +442,8 @@ RANKED: dict[str, Make] = {
 
 @pytest.mark.parametrize("now_s", [3600, 3600 + 100, 7200 - 1])
 @pytest.mark.parametrize("make", RANKED.values(), ids=RANKED)
-def test_of_two_keys_the_one_that_used_more_has_the_larger_state(store_name: str, make: Make, now_s: int) -> None:
-    """So it is evicted later: who comes first when there is no room is the smaller state."""
+def test_larger_use_gives_a_larger_state(store_name: str, make: Make, now_s: int) -> None:
+    """The smallest state is evicted first, so the key that used more stays longer."""
     states = []
     for cost in range(1, 101):
         with Store(store_name, keys=1, clock=ManualClock(now_s)) as store:
@@ -465,8 +463,8 @@ DAMAGED: dict[str, Make] = {
 
 @pytest.mark.parametrize("state", [2**62, 2**63, MASK])
 @pytest.mark.parametrize("make", DAMAGED.values(), ids=DAMAGED)
-def test_asking_for_nothing_over_a_damaged_state_means_no_delay(store_name: str, make: Make, state: int) -> None:
-    """A state from 2**62 on, which no limiter writes, is a fresh key's."""
+def test_cost_of_0_over_a_damaged_state_has_no_delay(store_name: str, make: Make, state: int) -> None:
+    """A state from 2**62 on, which no limiter writes, is read as fresh."""
     clock = ManualClock(1000)
     with Store(store_name, keys=1, on_full="deny", clock=clock) as store:
         limiter = make(store)
@@ -482,7 +480,7 @@ def test_asking_for_nothing_over_a_damaged_state_means_no_delay(store_name: str,
         assert limiter.peek("k").remaining == limiter.peek("k").limit
 
 
-def test_counters_come_round_and_decisions_do_not_depend_on_them(store_name: str) -> None:
+def test_decisions_do_not_depend_on_counters_that_wrap(store_name: str) -> None:
     with Store(store_name, keys=1) as store:
         limiter = TokenBucket(store, "x", "2/hour")
         assert limiter.allow("k")
@@ -492,7 +490,7 @@ def test_counters_come_round_and_decisions_do_not_depend_on_them(store_name: str
             if Path(store.path or "").read_bytes()[start]
         )
         with open(store.path or "", "r+b") as file:
-            # The sequence of claims as well.
+            # The claims' sequence wraps, too.
             file.seek(line + layout.COUNTER_LINE_CLAIMS)
             file.write(struct.pack("<7Q", *[MASK] * 7))
         assert [limiter.allow("k") for _ in range(3)] == [True, False, False]
@@ -501,14 +499,14 @@ def test_counters_come_round_and_decisions_do_not_depend_on_them(store_name: str
         assert (counted.allowed, counted.denied, counted.inserted) == (100, 1, 99)
 
 
-def test_a_process_fits_into_its_word() -> None:
+def test_process_identity_fits_into_a_word() -> None:
     assert int(Path("/proc/sys/kernel/pid_max").read_text()) <= 2**22
     me = this_process()
     assert me < 2**64
     assert me % 2**22 == os.getpid()
 
 
-# The functions in arithmetic.h, at the ends of their arguments.
+# The functions in arithmetic.h, at the limits of their arguments.
 
 PROGRAM = """
 #include <inttypes.h>
@@ -525,7 +523,7 @@ int main(void) {
 
 
 @pytest.mark.parametrize("optimization", ["-O0", "-O3"])
-def test_products_quotients_and_the_lowest_bit(tmp_path: Path, optimization: str) -> None:
+def test_products_quotients_and_the_lowest_bit_are_exact(tmp_path: Path, optimization: str) -> None:
     program = tmp_path / "arithmetic"
     compiler = [os.environ.get("CC", "cc"), "-std=gnu11", optimization, "-Wall", "-Wextra", "-Werror"]
     subprocess.run(
@@ -556,6 +554,6 @@ def test_products_quotients_and_the_lowest_bit(tmp_path: Path, optimization: str
         below, up, down, lowest = map(int, answer.split())
         assert below == (a * b < c * d)
         assert lowest == (a & -a).bit_length() - 1
-        # The caller's part: the quotient fits, and the product with what rounds it.
+        # The caller guarantees that the quotient fits, and the product with the rounding addend.
         if d and -(-a * b // d) <= MASK and a * b + d - 1 < 2**128:
             assert (up, down) == (-(-a * b // d), a * b // d)

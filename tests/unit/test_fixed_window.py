@@ -1,4 +1,4 @@
-"""Fixed windows by example: extreme rates. What holds wherever limits are kept is in tests/behaviour."""
+"""Fixed windows in memory, by example. tests/behaviour has the properties that hold at every place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NS = 1_000_000_000
 YEAR = 31_536_000
 
 
-def test_what_it_tells_of_itself(store: Store) -> None:
+def test_fixed_window_shows_its_parameters(store: Store) -> None:
     limiter = FixedWindow(store, "login", "5/minute", align="first")
     assert (limiter.store, limiter.name, limiter.rate, limiter.align) == (store, "login", Rate(5, 60), "first")
     assert repr(limiter) == "<FixedWindow 'login' 5 per minute align='first'>"
@@ -27,11 +27,11 @@ def test_what_it_tells_of_itself(store: Store) -> None:
 @pytest.mark.parametrize("align", ["clock", "first", "stagger"])
 @pytest.mark.parametrize("period", [0.01, 1, 60, 86_400, YEAR])
 @pytest.mark.parametrize("limit", [1, 7, 1_000_000, 10**9])
-def test_limits_to_a_billion_in_windows_from_10_ms_to_a_year(
+def test_fixed_window_keeps_limits_to_a_billion_and_periods_from_10_ms_to_a_year(
     store: Store, clock: ManualClock, align: Any, period: float, limit: int
 ) -> None:
     period_ns = round(period * NS)
-    limit = min(limit, period_ns)  # one per nanosecond is the fastest rate there is
+    limit = min(limit, period_ns)  # the fastest rate is one per nanosecond
     limiter = FixedWindow(store, "api", Rate(limit, period), align=align)
     assert limiter.hit("k", limit).remaining == 0
     denied = limiter.hit("k")
@@ -43,7 +43,7 @@ def test_limits_to_a_billion_in_windows_from_10_ms_to_a_year(
 
 @pytest.mark.parametrize("limit", [4, 100, 1000, 2**20 - 1, 10**8])
 @pytest.mark.parametrize("seconds", [0, 1, 1234.5, 7_654_321])
-def test_the_window_of_the_first_request_ends_when_it_is_due(
+def test_first_request_window_ends_after_its_period(
     store: Store, clock: ManualClock, limit: int, seconds: float
 ) -> None:
     limiter = FixedWindow(store, "api", Rate(limit, 60), align="first")
@@ -57,10 +57,10 @@ def test_the_window_of_the_first_request_ends_when_it_is_due(
 
 @pytest.mark.parametrize("period_ns", [2, 50, 333_333_333, 999_999_937, 60 * NS, 31 * 86_400 * NS, YEAR * NS])
 @pytest.mark.parametrize("limit", [1, 5, 1000, 2**20 - 1, 2**40])
-def test_the_window_of_the_first_request_is_a_period_long_and_begins_with_it(
+def test_first_request_window_begins_with_a_request_and_lasts_its_period(
     store: Store, clock: ManualClock, period_ns: int, limit: int
 ) -> None:
-    """To the nanosecond, up to 1.25 for each permit of the limit earlier: it begins at one of so many steps."""
+    """The begin is exact to a step: up to 1.25 ns early for each permit of the limit."""
     limit = min(limit, period_ns)
     limiter = FixedWindow(store, "api", Rate(limit, Fraction(period_ns, NS)), align="first")  # type: ignore[arg-type]
     late_ns = now_ns = begun_ns = 0
@@ -68,7 +68,7 @@ def test_the_window_of_the_first_request_is_a_period_long_and_begins_with_it(
         now_ns += late_ns
         clock.set(Fraction(now_ns, NS))  # type: ignore[arg-type]
         decision = limiter.hit("k", limit)
-        assert decision, "a window ends when the one before told that it would"
+        assert decision, "the window ends at the reported time"
         earlier_ns = period_ns - decision.reset_after_ns
         assert 0 <= earlier_ns <= max(1.25 * limit - 1, 0)
         assert now_ns - earlier_ns >= begun_ns + period_ns or number == 0
@@ -79,7 +79,7 @@ def test_the_window_of_the_first_request_is_a_period_long_and_begins_with_it(
         assert now_ns > begun_ns
 
 
-def test_staggered_keys_begin_at_the_same_time_in_every_process(store: Store, in_child: Any) -> None:
+def test_staggered_keys_have_the_same_phase_in_every_process(store: Store, in_child: Any) -> None:
     limiter = FixedWindow(store, "api", "5/minute", align="stagger")
     left_ns = [limiter.hit(key).reset_after_ns for key in range(50)]
     assert in_child(lambda: [limiter.hit(key).reset_after_ns for key in range(50)]) == left_ns

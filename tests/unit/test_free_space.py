@@ -1,4 +1,4 @@
-"""Stores larger than the memory there is, by figures that are made up: nothing is taken."""
+"""Stores larger than the available memory, by made-up figures: the tests allocate no such memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLENTY = 2**40
 
 
 class Machine:
-    """What the kernel says of memory."""
+    """The kernel's figures of memory, made up."""
 
     def __init__(self, directory: Path) -> None:
         self.proc, self.groups = directory / "proc", directory / "cgroup"
@@ -46,7 +46,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def test_a_private_store_larger_than_memory_is_refused(machine: Machine) -> None:
+def test_private_store_larger_than_memory_is_refused(machine: Machine) -> None:
     machine.has_available(20 * MIB)
     descriptors = os.listdir("/proc/self/fd")
     with pytest.raises(SegmentSpaceError) as caught:
@@ -59,20 +59,20 @@ def test_a_private_store_larger_than_memory_is_refused(machine: Machine) -> None
     Store.private(keys=1_000_000).close()
 
 
-def test_in_shared_memory_too_and_no_file_stays(machine: Machine, name: str) -> None:
+def test_shared_store_larger_than_memory_is_refused_and_leaves_no_file(machine: Machine, name: str) -> None:
     machine.has_available(20 * MIB)
     with pytest.raises(SegmentSpaceError, match=f"found {20 * MIB} bytes of memory available"):
         Store(name, keys=1_000_000)
     assert not Path(f"/dev/shm/forebay-{name}").exists()
 
 
-def test_a_disk_is_not_memory(machine: Machine) -> None:
+def test_store_on_a_disk_needs_no_memory(machine: Machine) -> None:
     machine.has_available(0)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:  # /tmp may be in memory
         Store("a", keys=1000, path=f"{directory}/segment").close()
 
 
-def test_memory_is_memory_wherever_it_is_mounted(machine: Machine, tmp_path: Path) -> None:
+def test_store_on_any_tmpfs_needs_memory(machine: Machine, tmp_path: Path) -> None:
     machine.has_available(20 * MIB)
     mounted = tmp_path / "limits"
     mounted.mkdir()
@@ -86,7 +86,7 @@ def test_memory_is_memory_wherever_it_is_mounted(machine: Machine, tmp_path: Pat
         subprocess.run(["umount", mounted], check=True)
 
 
-def test_what_a_creator_that_died_has_taken_is_not_needed_again(machine: Machine, name: str) -> None:
+def test_memory_taken_by_a_dead_creator_is_not_needed_again(machine: Machine, name: str) -> None:
     path = Path(f"/dev/shm/forebay-{name}")
     with open(path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         with Store.private(keys=1_000_000) as store:
@@ -99,16 +99,16 @@ def test_what_a_creator_that_died_has_taken_is_not_needed_again(machine: Machine
         assert store.stats().bytes == size
 
 
-def test_a_control_groups_limit_counts(machine: Machine) -> None:
+def test_limit_of_a_control_group_counts(machine: Machine) -> None:
     machine.has_group("/service/worker", 100 * MIB, 80 * MIB)
     with pytest.raises(SegmentSpaceError, match=f"found {20 * MIB} bytes of memory available"):
         Store.private(keys=1_000_000)
-    # What is cached of files is given up.
+    # The kernel can drop cached file pages.
     machine.has_group("/service/worker", 100 * MIB, 80 * MIB, cached=2 * MIB)
     Store.private(keys=1_000_000).close()
     machine.has_group("/service/worker", "max", 10**15)
     Store.private(keys=1_000_000).close()
-    # So does that of a group that it is in, and a container's, which sees itself as the root.
+    # Limits of parent groups count, and so does a container's, which sees its own group as the root.
     for path in ("/service", "/"):
         machine.has_group(path, 100 * MIB, 101 * MIB)
         machine.has_group("/service/worker", "max", 10**15)
@@ -117,14 +117,14 @@ def test_a_control_groups_limit_counts(machine: Machine) -> None:
         machine.has_group(path, "max", 0)
 
 
-def test_what_cannot_be_read_sets_no_bound(machine: Machine) -> None:
+def test_unreadable_figures_set_no_bound(machine: Machine) -> None:
     (machine.proc / "meminfo").unlink()
     Store.private(keys=1_000_000).close()
     (machine.proc / "meminfo").write_text("MemTotal: 5 kB\n")
     Store.private(keys=1_000_000).close()
 
 
-def test_a_limiters_memory(machine: Machine) -> None:
+def test_limiter_larger_than_memory_is_refused(machine: Machine) -> None:
     with Store.private(keys=100) as store:
         machine.has_available(20 * MIB)
         with pytest.raises(SegmentSpaceError, match=f"found {20 * MIB} bytes of memory available, expected .* smaller"):

@@ -1,4 +1,4 @@
-"""The layout has one definition, and what is generated from it can't drift unseen."""
+"""The layout has one definition; the generator detects drift in the files that it generates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GENERATED = ["native/include/forebay/layout.h", "src/forebay/segment/layout.py",
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the definition, the generator and what it generates."""
+    """A copy of the definition, the generator and the generated files."""
     for name in ("native/layout.toml", "native/generate_layout.py", *GENERATED):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
@@ -35,12 +35,12 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_nothing_has_drifted() -> None:
+def test_generated_files_match_the_definition() -> None:
     done = generate(ROOT, "--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_changed_definition_is_drift_in_all_three(tree: Path) -> None:
+def test_changed_definition_is_drift_in_all_three_files(tree: Path) -> None:
     assert generate(tree, "--check").returncode == 0
     before = {name: (tree / name).read_text() for name in GENERATED}
     replace(tree / "native" / "layout.toml", "LAYOUT_VERSION = { value = ", "LAYOUT_VERSION = { value = 9")
@@ -48,7 +48,7 @@ def test_a_changed_definition_is_drift_in_all_three(tree: Path) -> None:
     assert done.returncode == 1
     for name in GENERATED:
         assert f"{name} differs from native/layout.toml" in done.stdout
-    # A check writes nothing; a run does, and then there is no drift.
+    # A check writes nothing; a run writes, and then there is no drift.
     assert {name: (tree / name).read_text() for name in GENERATED} == before
     assert generate(tree).returncode == 0
     assert generate(tree, "--check").returncode == 0
@@ -56,7 +56,7 @@ def test_a_changed_definition_is_drift_in_all_three(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_a_generated_file_changed_by_hand_is_drift(tree: Path, name: str) -> None:
+def test_generated_file_changed_by_hand_is_drift(tree: Path, name: str) -> None:
     replace(tree / name, "manual_ns", "manual_us")
     done = generate(tree, "--check")
     assert done.returncode == 1
@@ -73,7 +73,7 @@ def test_a_generated_file_changed_by_hand_is_drift(tree: Path, name: str) -> Non
     ],
     ids=["narrower", "larger", "misaligned"],
 )
-def test_a_definition_that_contradicts_itself_is_refused(tree: Path, old: str, new: str, complaint: str) -> None:
+def test_contradictory_definition_is_refused(tree: Path, old: str, new: str, complaint: str) -> None:
     replace(tree / "native" / "layout.toml", old, new)
     for options in ([], ["--check"]):
         done = generate(tree, *options)
@@ -81,7 +81,7 @@ def test_a_definition_that_contradicts_itself_is_refused(tree: Path, old: str, n
         assert complaint in done.stderr
 
 
-def test_the_installed_package_has_the_layout_of_the_definition() -> None:
+def test_installed_package_has_the_defined_layout() -> None:
     assert Path(layout.__file__).read_text() == (ROOT / "src" / "forebay" / "segment" / "layout.py").read_text()
     assert layout.CELL.size == 16
     assert layout.COUNTER_LINE.size == 64
