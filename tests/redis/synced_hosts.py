@@ -10,7 +10,7 @@ import redis
 
 from forebay import Store
 from forebay.redis import RedisStore, SyncedStore
-from forebay.redis.asking import Asked
+from forebay.redis.commands import Command
 from forebay.testing import ManualClock
 
 NEVER: Final = "1 minute"
@@ -73,7 +73,7 @@ def before_the_answer(host: Host, act: Callable[[], object]) -> Iterator[None]:
     (exchange,) = host.synced._exchanges
     send = exchange.send
 
-    def acting(messages: list[Asked[None]]) -> Sequence[Any]:
+    def acting(messages: list[Command[None]]) -> Sequence[Any]:
         replies = send(messages)
         exchange.send = send  # type: ignore[method-assign]
         act()

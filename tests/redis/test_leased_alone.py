@@ -13,7 +13,7 @@ from scripts_clock import ServerClock
 
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, RedisStore
-from forebay.redis.asking import Asked
+from forebay.redis.commands import Command
 from forebay.redis.leased.fetch import Answer, Holdings, Steps, answered, closing_ns
 
 KEY = "user:42"
@@ -21,10 +21,10 @@ KEY = "user:42"
 every_kind = pytest.mark.parametrize("kind", [TokenBucket, FixedWindow, SlidingWindow])
 
 
-def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Asked[Any]]:
+def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Command[Any]]:
     steps = answered(limiter, Holdings(), KEY, cost)
     asked = next(steps)
-    assert isinstance(asked, Asked), "it waits for others"
+    assert isinstance(asked, Command), "it waits for others"
     return steps, asked
 
 
@@ -99,7 +99,7 @@ def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
     hosts.advance(59.9)
     assert ended(in_time, answers[0]).allowed
     hosts.advance(0.2)
-    assert isinstance(late.send(answers[1]), Asked)
+    assert isinstance(late.send(answers[1]), Command)
 
 
 def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_clock: ServerClock) -> None:
@@ -110,7 +110,7 @@ def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_cl
             late, asked = begun(TokenBucket(store, "l", "100/hour"), 30)
             answer = redis_store._do(asked)
             hosts.advance(0.92)
-            assert isinstance(late.send(answer), Asked)
+            assert isinstance(late.send(answer), Command)
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
@@ -119,7 +119,7 @@ def test_a_charge_of_a_window_is_used_in_it(hosts: Hosts, kind: Callable[..., An
     late, asked = begun(limiter, 30)
     answer = hosts.redis_store._do(asked)
     hosts.advance(1)
-    assert isinstance(late.send(answer), Asked)
+    assert isinstance(late.send(answer), Command)
 
 
 def test_they_change_no_loan(hosts: Hosts) -> None:
@@ -145,7 +145,7 @@ def test_tasks_do_not_wait_in_line(server: RedisServer, share: float) -> None:
                     limiter: Any = TokenBucket(store, "l", "100/hour")
                     asked, all_ask, ask = 0, asyncio.Event(), store._ask
 
-                    async def ask_together(what: Asked[Any]) -> Any:
+                    async def ask_together(what: Command[Any]) -> Any:
                         nonlocal asked
                         asked += 1
                         if asked == 8:

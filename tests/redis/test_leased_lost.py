@@ -14,7 +14,7 @@ import redis
 from leased_hosts import Hosts, drained
 
 from forebay import FixedWindow, SlidingWindow, StoreUnavailable, TokenBucket
-from forebay.redis.asking import Asked
+from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
 from forebay.redis.leased.fetch import Answer, Holdings, Steps, borrowed, reported
 from forebay.redis.leased.terms import OVERTAKEN
@@ -31,10 +31,10 @@ def free(limiter: Any) -> int:
     return int(limiter.terms.strict.store._do(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
-def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Asked[Any]]:
+def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Command[Any]]:
     steps = borrowed(limiter, Holdings(), KEY, cost)
     asked = next(steps)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, Command)
     return steps, asked
 
 
@@ -176,7 +176,7 @@ def test_lost_answers_lose_no_batches(hosts: Hosts, monkeypatch: pytest.MonkeyPa
     admitted = sum(limiter.allow(KEY) for _ in range(1500))
     ask = store._ask
 
-    def lost(asked: Asked[Any]) -> Any:
+    def lost(asked: Command[Any]) -> Any:
         ask(asked)
         raise StoreUnavailable("late")
 
@@ -281,7 +281,7 @@ def test_of_those_that_wait_all_outlast_two_that_are_killed(hosts: Hosts, patien
     assert all(isinstance(next(steps), float) for steps in waiting)
     patience(deadline_s)
     dead.append((waiting[0], waiting[0].send(None)))
-    assert isinstance(dead[-1][1], Asked)
+    assert isinstance(dead[-1][1], Command)
     assert all(isinstance(steps.send(None), float) for steps in waiting[1:])
     patience(deadline_s)
     for steps in waiting[1:]:
@@ -292,7 +292,7 @@ def test_of_those_that_wait_all_outlast_two_that_are_killed(hosts: Hosts, patien
             # By what the one before has brought.
             outcome = end.value
         else:
-            assert isinstance(asked, Asked)
+            assert isinstance(asked, Command)
             outcome = ended(steps, hosts.redis_store._do(asked))
         assert outcome.allowed
 

@@ -19,7 +19,7 @@ from scripts_clock import ServerClock
 
 from forebay import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
 from forebay.redis import LeasedStore, RedisStore
-from forebay.redis.asking import Asked
+from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
 from forebay.redis.leased.fetch import Answer, Holdings, Steps, answered
 from forebay.testing import ManualClock
@@ -35,7 +35,7 @@ class Fetch:
 
     steps: Steps[Answer] | None
     cost: int
-    asked: Asked[Any]
+    asked: Command[Any]
     answer: Any = None
     was_executed: bool = False
 
@@ -94,7 +94,7 @@ class World:
             pass
         else:
             # Who waits for another fetcher is a worker that has nothing: it goes.
-            if isinstance(step, Asked):
+            if isinstance(step, Command):
                 host.fetches.append(Fetch(steps, cost, step))
 
     def execute(self, fetch: Fetch) -> None:

@@ -20,7 +20,7 @@ from redis_server import RedisServer
 from forebay import Store, StoreUnavailable, TokenBucket
 from forebay.core.leased import BUSY, LOST, PASSED, Permits
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
-from forebay.redis.asking import Asked
+from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
 from forebay.redis.leased import turns as leased_turns
 from forebay.redis.leased.fetch import GATE_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
@@ -43,10 +43,10 @@ def passing(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
     return advance
 
 
-def asking(limiter: Any, cost: int = 1) -> tuple[Steps[Answer], Asked[Any]]:
+def asking(limiter: Any, cost: int = 1) -> tuple[Steps[Answer], Command[Any]]:
     steps = borrowed(limiter, Holdings(), KEY, cost)
     asked = next(steps)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, Command)
     return steps, asked
 
 
@@ -74,7 +74,7 @@ def bucket(hosts: Hosts) -> Any:
 
 def passed_over(
     hosts: Hosts, limiter: Any, passing: Callable[[float], None], cost: int, seconds: float = 0.03
-) -> tuple[Steps[Answer], Steps[Answer], Asked[Any]]:
+) -> tuple[Steps[Answer], Steps[Answer], Command[Any]]:
     """One that has waited for long while others were let in, and the one that asks now."""
     fetch, asked = asking(limiter)
     long = waiting(limiter, cost)
@@ -96,9 +96,9 @@ def test_who_has_waited_for_long_is_next(hosts: Hosts, passing: Callable[[float]
     spend_all(limiter)
     others = [waiting(limiter, 1) for _ in range(3)]
     asked = long.send(None)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, Command)
     assert ended(long, hosts.redis_store._do(asked)).allowed
-    assert isinstance(others[0].send(None), Asked)
+    assert isinstance(others[0].send(None), Command)
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.3])
@@ -144,7 +144,7 @@ def test_a_fetch_that_is_lost_is_noticed_by_who_has_waited(hosts: Hosts, passing
     with pytest.raises(StoreUnavailable):
         fetch.throw(StoreUnavailable("away"))
     assert limiter.enter(limiter.tag(KEY), 1)[::3] == (BUSY, LOST)
-    assert isinstance(long.send(None), Asked)
+    assert isinstance(long.send(None), Command)
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
@@ -261,10 +261,10 @@ def test_a_refund_waits_in_turn(hosts: Hosts, passing: Callable[[float], None]) 
     spend_all(limiter)
     others = [waiting(limiter, 1) for _ in range(3)]
     asked = refund.send(None)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, Command)
     with pytest.raises(StopIteration):
         refund.send(hosts.redis_store._do(asked))
-    assert isinstance(others[0].send(None), Asked)
+    assert isinstance(others[0].send(None), Command)
 
 
 class Late:
@@ -277,7 +277,7 @@ class Late:
         self.asked = 0
         self.gate = asyncio.Semaphore(0)
 
-    async def ask(self, asked: Asked[Any]) -> Any:
+    async def ask(self, asked: Command[Any]) -> Any:
         self.asked += 1
         await self.gate.acquire()
         if self.error:

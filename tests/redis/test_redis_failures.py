@@ -32,7 +32,7 @@ from forebay import (
 )
 from forebay.errors import CostExceedsLimit, ForeignState, InvalidKey, InvalidLimiter, StoreClosed, StoreUnavailable
 from forebay.redis import AsyncRedisStore, RedisStore
-from forebay.redis.policies import Loose
+from forebay.redis.fallback import UnleasedCounts
 from forebay.redis.transport.breaker import AT_ONCE, THRESHOLD, Breaker
 from forebay.testing import ManualClock
 
@@ -703,8 +703,8 @@ def test_the_hosts_share_of_a_sliding_window_rounds_as_the_whole_does(
 ) -> None:
     local = make(gone, host=host, when_unavailable="local", hosts=4)
     limiter: Any = SlidingWindow(local.store, "a limit", "8/hour", rounding=rounding)
-    assert limiter._twin.native.rate.limit == 2
-    assert limiter._twin.native.rounding == limiter.rounding == (rounding or "down")
+    assert limiter._fallback.native.rate.limit == 2
+    assert limiter._fallback.native.rounding == limiter.rounding == (rounding or "down")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -776,7 +776,7 @@ def test_several_limits(make: Callable[..., Asker], gone: str, host: Store) -> N
     assert allow(several.reserve, "ada").allowed
     # 50, and one each by hit, hit_each and reserve, of which Redis knows nothing.
     held = several.limiters[1]
-    assert held._twin.give_back_loose("ada", 100) == 53
+    assert held._fallback.give_back_unleased("ada", 100) == 53
     allow(several.refund, "ada")
     assert allow(several.wait, "ada")
 
@@ -828,10 +828,10 @@ def test_permits_of_a_policy_are_not_given_back_to_redis(
 
 
 def test_permits_of_a_policy_end_with_their_lease_and_are_not_a_childs(crew: Crew) -> None:
-    ended = Loose(0)
+    ended = UnleasedCounts(0)
     ended.add("ada", 2)
     assert ended.take("ada", 2) == 0
-    held = Loose(3600)
+    held = UnleasedCounts(3600)
     held.add("ada", 2)
     assert crew.start(held.take, "ada", 2).result() == 0
     assert held.take("ada", 2) == 2
@@ -846,13 +846,13 @@ def test_a_cancelled_reservation_leaves_nothing_behind(make: Callable[..., Asker
         assert reservation.allowed
         local(reservation.cancel)
     # What comes now was taken from Redis.
-    assert held._twin.give_back_loose("ada", 8) == 0  # type: ignore[attr-defined]
+    assert held._fallback.give_back_unleased("ada", 8) == 0  # type: ignore[attr-defined]
 
 
 def test_a_signal_handler_that_asks_while_permits_are_counted(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisStore(gone, when_unavailable="allow") as allow:
         held = Concurrency(allow, "held", 8, lease="1 hour")
-        loose = held._twin.loose[0]  # type: ignore[attr-defined]
+        loose = held._fallback.unleased[0]  # type: ignore[attr-defined]
 
         class Interrupted(dict[Any, Any]):
             def get(self, *arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from synced_hosts import Host, admitted, hosts, sums
 
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.errors import StoreUnavailable
-from forebay.redis.asking import Asked
+from forebay.redis.commands import Command
 from forebay.testing import ManualClock
 
 START = 1_000_000_020
@@ -44,9 +44,9 @@ class Line:
         self.send_now = self.exchange.send
         self.exchange.send = self.send  # type: ignore[method-assign]
         self.fate = "answered"
-        self.late: list[list[Asked[None]]] = []
+        self.late: list[list[Command[None]]] = []
 
-    def send(self, messages: list[Asked[None]]) -> Sequence[Any]:
+    def send(self, messages: list[Command[None]]) -> Sequence[Any]:
         if self.fate in ("not sent", "overtaken"):
             self.late += [messages] if self.fate == "overtaken" else []
             raise StoreUnavailable("the test lets nothing through")

@@ -25,11 +25,10 @@ from forebay.redis.aio_limiters import (
     AsyncRedisStaggeredWindow,
 )
 from forebay.redis.aio_waiting import Lines
-from forebay.redis.asking import GIVING_BACK, HIT, Asked, Talk, checked, given_up
 from forebay.redis.awaiting import awaited
 from forebay.redis.base import (
-    AWAY,
     CHUNK,
+    UNAVAILABLE_ERRORS,
     RedisStoreBase,
     Step,
     begun,
@@ -38,11 +37,12 @@ from forebay.redis.base import (
     checked_client,
     checked_url,
     client_options,
-    must_work,
-    nothing,
+    noop,
+    raise_if_server_failed,
     replaced,
     unknown,
 )
+from forebay.redis.commands import GIVING_BACK, HIT, Command, CommandFlow, checked, given_up
 from forebay.redis.scripts import Script
 from forebay.redis.transport.cluster import AsyncCluster, bounded, cluster_url
 from forebay.redis.transport.deadline import Patience, with_bounded_replies
@@ -110,7 +110,7 @@ class AsyncRedisStore(RedisStoreBase):
             is_cluster = isinstance(client, redis.asyncio.cluster.RedisCluster)
             self._client = AsyncCluster(client) if is_cluster else AsyncServer(client)
         self._has_slots = isinstance(self._client, AsyncCluster)
-        self._watch(server, timeout, host)
+        self._attach_breaker(server, timeout, host)
         self._execute: Any = self._client.execute_command
 
     @awaited
@@ -158,7 +158,7 @@ class AsyncRedisStore(RedisStoreBase):
                 except Exception as error:
                     self._check_connected(error)
                     raise
-        except AWAY as error:
+        except UNAVAILABLE_ERRORS as error:
             raise self._unavailable(error) from error
         return checked(reply, size, keys)
 
@@ -188,12 +188,12 @@ class AsyncRedisStore(RedisStoreBase):
         after one that it has missed, it looks which node has the slot."""
         return asyncio.timeout(self._timeout_s if self._has_deadlines else None)
 
-    async def _reply(self, asked: Asked[Any]) -> list[int]:
-        call = self._call(asked.script, asked.keys, asked.arguments, asked.size)
-        if_given_up = asked.if_given_up
+    async def _reply(self, command: Command[Any]) -> list[int]:
+        call = self._call(command.script, command.keys, command.arguments, command.size)
+        if_given_up = command.if_given_up
         if if_given_up is not None:
             return await self._to_its_end(call, lambda reply: self._give_back(if_given_up(reply)))
-        if asked.arguments[0] in GIVING_BACK:
+        if command.arguments[0] in GIVING_BACK:
             return await self._to_its_end(call, nothing_more)
         return await call
 
@@ -216,22 +216,22 @@ class AsyncRedisStore(RedisStoreBase):
         if not call.cancelled() and call.exception() is None:
             self._go_on(if_given_up(call.result()))
 
-    async def _give_back(self, talk: Talk[None]) -> None:
+    async def _give_back(self, flow: CommandFlow[None]) -> None:
         with contextlib.suppress(ForebayError):
-            await self._run(talk, nothing)
+            await self._run(flow, noop)
 
-    async def _give_back_all(self, talks: list[Talk[None]]) -> None:
-        await self._finish(begun(talks))
+    async def _give_back_all(self, flows: list[CommandFlow[None]]) -> None:
+        await self._finish(begun(flows))
 
     async def _finish(self, steps: list[Step]) -> bool:
         """Whether Redis has answered all of it."""
         batches, is_answered = self._in_batches(steps), True
         with contextlib.suppress(StoreClosed, StopIteration):
-            asked = next(batches)
+            command = next(batches)
             while True:
-                replies, error = await self._exchange_now(asked)
+                replies, error = await self._exchange_now(command)
                 is_answered = is_answered and error is None
-                asked = batches.send(replies or [error] * len(asked))
+                command = batches.send(replies or [error] * len(command))
         return is_answered
 
     async def _give_back_taken(
@@ -254,9 +254,9 @@ class AsyncRedisStore(RedisStoreBase):
     async def _run_for(
         self,
         patience: Patience,
-        talk: Talk[T],
-        otherwise: Callable[[Any], T],
-        twin: Any,
+        flow: CommandFlow[T],
+        fall_back: Callable[[Any], T],
+        fallback: Any,
         if_given_up: Callable[[T], Coroutine[Any, Any, None]] = nothing_more,
     ) -> T:
         """As ``_run``, for no longer than a request waits: what is taken after that comes back.
@@ -268,8 +268,8 @@ class AsyncRedisStore(RedisStoreBase):
         try:
             if self._has_deadlines and patience.left_s >= self._timeout_s:
                 # It is one call, which has that deadline itself.
-                return await self._run(talk, otherwise, twin)
-            going_on = self._go_on(self._run(talk, otherwise, twin))
+                return await self._run(flow, fall_back, fallback)
+            going_on = self._go_on(self._run(flow, fall_back, fallback))
             try:
                 done, _ = await asyncio.wait({going_on}, timeout=patience.left_s)
             except asyncio.CancelledError:
@@ -282,7 +282,7 @@ class AsyncRedisStore(RedisStoreBase):
         finally:
             patience.left_s -= loop.time() - since_s
         self._breaker.failed(self._late())
-        return self._instead(self._unavailable(self._late()), otherwise, twin)
+        return self._fall_back(self._unavailable(self._late()), fall_back, fallback)
 
     def _go_on(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -290,67 +290,67 @@ class AsyncRedisStore(RedisStoreBase):
         task.add_done_callback(self._going_on.discard)
         return task
 
-    async def _do(self, asked: Asked[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
-        """The answer; if Redis is away, the policy's: `otherwise` asks the limiter's twin, if it has one."""
+    async def _do(self, command: Command[T], fall_back: Callable[[Any], T] | None = None, fallback: Any = None) -> T:
+        """The answer; if Redis is away, the policy's: `fall_back` asks the limiter's fallback, if it has one."""
         try:
-            return asked.read(await self._reply(asked))
+            return command.read(await self._reply(command))
         except StoreUnavailable as error:
-            return self._instead(error, otherwise, twin)
+            return self._fall_back(error, fall_back, fallback)
 
-    async def _run(self, talk: Talk[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+    async def _run(self, flow: CommandFlow[T], fall_back: Callable[[Any], T] | None = None, fallback: Any = None) -> T:
         try:
-            asked = next(talk)
+            command = next(flow)
             while True:
                 try:
-                    answer = asked.read(await self._reply(asked))
+                    answer = command.read(await self._reply(command))
                 except asyncio.CancelledError as error:
                     # What it asks for from now on gives back, also if this task is cancelled again.
-                    await self._to_its_end(self._finish([(talk, talk.throw(error))]), nothing_more)
+                    await self._to_its_end(self._finish([(flow, flow.throw(error))]), nothing_more)
                     raise
                 except BaseException as error:
-                    asked = talk.throw(error)
+                    command = flow.throw(error)
                 else:
-                    asked = talk.send(answer)
+                    command = flow.send(answer)
         except StopIteration as end:
             return cast(T, end.value)
         except StoreUnavailable as error:
-            return self._instead(error, otherwise, twin)
+            return self._fall_back(error, fall_back, fallback)
 
     async def _run_to_its_end(
-        self, talk: Talk[None], otherwise: Callable[[Any], None] = nothing, twin: Any = None
+        self, flow: CommandFlow[None], fall_back: Callable[[Any], None] = noop, fallback: Any = None
     ) -> None:
         """Of what gives back: nobody else gives back the rest if this task is cancelled between two calls, and what one
         call gives back, no other one is to try meanwhile."""
-        await self._to_its_end(self._run(talk, otherwise, twin), nothing_more)
+        await self._to_its_end(self._run(flow, fall_back, fallback), nothing_more)
 
     async def _do_many(
-        self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T] | None = None, twin: Any = None
+        self, command: list[Command[T]], fall_back: Callable[[int, Any], T] | None = None, fallback: Any = None
     ) -> list[T]:
         """In order, but not as one: others' requests may come between. What Redis failed to answer, and all that would
         have been sent after it, the policy does."""
         self._check_use()
         replies: list[Any] = []
         error: Exception | None = None
-        for start in range(0, len(asked), CHUNK):
-            chunk = asked[start : start + CHUNK]
+        for start in range(0, len(command), CHUNK):
+            chunk = command[start : start + CHUNK]
             sent: list[Any] = []
             if error is None:
                 try:
                     sent, error = await self._exchange(chunk)
                 except (asyncio.CancelledError, StoreClosed):
                     if chunk[0].if_given_up:
-                        self._go_on(self._give_back_all(given_up(asked, replies)))
+                        self._go_on(self._give_back_all(given_up(command, replies)))
                     raise
             replies += sent or [error] * len(chunk)
-        return self._answers(asked, replies, otherwise, twin)
+        return self._answers(command, replies, fall_back, fallback)
 
-    async def _exchange(self, chunk: list[Asked[Any]]) -> tuple[list[Any], Exception | None]:
+    async def _exchange(self, chunk: list[Command[Any]]) -> tuple[list[Any], Exception | None]:
         call = self._exchange_now(chunk)
         if chunk[0].if_given_up is None:
             return await call
         return await self._to_its_end(call, lambda exchanged: self._give_back_all(given_up(chunk, exchanged[0])))
 
-    async def _exchange_now(self, chunk: list[Asked[Any]]) -> tuple[list[Any], Exception | None]:
+    async def _exchange_now(self, chunk: list[Command[Any]]) -> tuple[list[Any], Exception | None]:
         """The replies, of which some may be errors; and what says that Redis can't do its work, if anything does."""
         self._check_use(chunk[0].arguments[0])
         sent: list[Any] = []
@@ -365,13 +365,13 @@ class AsyncRedisStore(RedisStoreBase):
                 except Exception as error:
                     self._check_connected(error)
                     raise
-                must_work(sent)
-        except (*AWAY, StoreUnavailable) as error:
+                raise_if_server_failed(sent)
+        except (*UNAVAILABLE_ERRORS, StoreUnavailable) as error:
             return sent, error
         return sent, None
 
-    async def _send(self, asked: list[Asked[T]]) -> list[Any]:
-        return cast(list[Any], await self._client.execute_many([one.call for one in asked]))
+    async def _send(self, command: list[Command[T]]) -> list[Any]:
+        return cast(list[Any], await self._client.execute_many([one.call for one in command]))
 
     _limiter = AsyncRedisLimiter
     _all_of = AsyncRedisAllOf

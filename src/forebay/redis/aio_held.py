@@ -15,7 +15,7 @@ from forebay.rate import Duration, Rate
 from forebay.redis.aio_limiters import AsyncRedisLimiter
 from forebay.redis.awaiting import awaited
 from forebay.redis.base import none_held
-from forebay.redis.held import AskingHeld, HeldView, Taken, unimportant_after
+from forebay.redis.held import ConcurrencyCommands, HeldView, Taken, unimportant_after
 
 __all__ = ["AsyncRedisConcurrency", "AsyncRedisHold", "AsyncRedisLease"]
 
@@ -44,8 +44,8 @@ class AsyncRedisLease(HeldView):
         local = self._taken.local
         held = local is not None and local.release()
         if self._permits and self._taken.is_own:
-            asked = self._limiter._ask_release(self._taken.key, self._permits)
-            held |= await self._limiter._store._do(asked, none_held) > 0
+            command = self._limiter._ask_release(self._taken.key, self._permits)
+            held |= await self._limiter._store._do(command, none_held) > 0
         self._permits = []
         return held
 
@@ -57,8 +57,8 @@ class AsyncRedisLease(HeldView):
             return False
         if not permits or not self._taken.is_own:
             return local is not None
-        asked = self._limiter._ask_renew(self._taken.key, permits)
-        return await self._limiter._store._do(asked, none_held) == len(permits)
+        command = self._limiter._ask_renew(self._taken.key, permits)
+        return await self._limiter._store._do(command, none_held) == len(permits)
 
     async def __aenter__(self) -> Self:
         if not self._taken.allowed:
@@ -92,7 +92,7 @@ class AsyncRedisHold:
         key, cost, timeout = self._arguments
         if not await self._limiter.wait(key, cost, timeout):
             raise await self._limiter.exceeded(key)
-        self._leases.append(AsyncRedisLease(self._limiter, key, self._limiter._take_loose_permits(key, cost)))
+        self._leases.append(AsyncRedisLease(self._limiter, key, self._limiter._take_unleased_permits(key, cost)))
         return self._leases[-1]
 
     async def __aexit__(
@@ -106,13 +106,15 @@ class AsyncRedisHold:
         )
 
 
-class AsyncRedisConcurrency(AskingHeld, AsyncRedisLimiter):
+class AsyncRedisConcurrency(ConcurrencyCommands, AsyncRedisLimiter):
     """Permits that are held for a while, as ``forebay.Concurrency``; but nobody notices that a process has ended: its
     permits come back at the end of their leases. So take a short lease, and renew it."""
 
     @awaited
     async def acquire(self, key: Key, cost: int = 1) -> AsyncRedisLease:
-        taken = await self._store._do(self._ask_acquire(key, cost), lambda twin: twin.acquire(key, cost), self._twin)
+        taken = await self._store._do(
+            self._ask_acquire(key, cost), lambda fallback: fallback.acquire(key, cost), self._fallback
+        )
         return AsyncRedisLease(self, key, taken)
 
     @awaited

@@ -11,10 +11,10 @@ from forebay.core.keys import Key
 from forebay.errors import StoreUnavailable
 from forebay.rate import Duration, Rate
 from forebay.redis.aio_waiting import wait
-from forebay.redis.all_of import Admitted, AskingAll, Costs, Keys
-from forebay.redis.asking import ONE, Asking, AskingStaggered, Booked, BookingView, costs_of, keys_of
+from forebay.redis.all_of import Admitted, AllOfCommands, Costs, Keys
 from forebay.redis.awaiting import awaited
 from forebay.redis.base import checked_limiters
+from forebay.redis.commands import ONE, Booked, BookingView, LimiterCommands, StaggeredCommands, costs_of, keys_of
 from forebay.redis.held import HeldView, Taken
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class AsyncRedisReservation(BookingView):
         await self._store._run_to_its_end(self._booked.cancel())
 
 
-class AsyncRedisLimiter(Asking):
+class AsyncRedisLimiter(LimiterCommands):
     """A limiter whose state is in Redis, for asyncio. The methods mean what they do at ``forebay.TokenBucket`` and its
     like, and are awaited.
 
@@ -63,11 +63,11 @@ class AsyncRedisLimiter(Asking):
     @awaited
     async def allow(self, key: Key, /) -> bool:
         if self._usual is None:
-            return await self._store._do(self._ask_allow(key), lambda twin: twin.allow(key), self._twin)
+            return await self._store._do(self._ask_allow(key), lambda fallback: fallback.allow(key), self._fallback)
         try:
             return (await self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
         except StoreUnavailable as error:
-            allowed: bool = self._store._instead(error, lambda twin: twin.allow(key), self._twin)
+            allowed: bool = self._store._fall_back(error, lambda fallback: fallback.allow(key), self._fallback)
             return allowed
 
     @awaited
@@ -85,24 +85,26 @@ class AsyncRedisLimiter(Asking):
             try:
                 reply = await self._store._call(self._script, (self._key(key),), self._usual, self._size)
             except StoreUnavailable as error:
-                decision: Decision = self._store._instead(error, lambda twin: twin.hit(key), self._twin)
+                decision: Decision = self._store._fall_back(error, lambda fallback: fallback.hit(key), self._fallback)
                 return decision
             return self._usual_decision(self._name, reply)
-        asked = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
+        command = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
         more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
-        return await self._store._do(asked, lambda twin: twin.hit(key, cost, **more), self._twin)
+        return await self._store._do(command, lambda fallback: fallback.hit(key, cost, **more), self._fallback)
 
     @awaited
     async def peek(
         self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
     ) -> Decision:
-        asked = self._ask_peek(key, cost, rate, burst)
-        return await self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
+        command = self._ask_peek(key, cost, rate, burst)
+        return await self._store._do(
+            command, lambda fallback: fallback.peek(key, cost, rate=rate, burst=burst), self._fallback
+        )
 
     @awaited
     async def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> AsyncRedisReservation:
-        asked = self._ask_reserve(key, cost, max_delay)
-        booked = await self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        command = self._ask_reserve(key, cost, max_delay)
+        booked = await self._store._do(command, lambda fallback: fallback.reserve(key, cost, max_delay), self._fallback)
         return AsyncRedisReservation(self._store, booked)
 
     @awaited
@@ -115,9 +117,9 @@ class AsyncRedisLimiter(Asking):
         burst: int | None = None,
         request_id: Key | None = None,
     ) -> None:
-        talk = self._refund(key, cost, rate, burst, request_id)
+        flow = self._refund(key, cost, rate, burst, request_id)
         more = {"rate": rate, "burst": burst, "request_id": request_id}
-        await self._store._run(talk, lambda twin: twin.refund(key, cost, **more), self._twin)
+        await self._store._run(flow, lambda fallback: fallback.refund(key, cost, **more), self._fallback)
 
     @awaited
     async def reset(self, key: Key) -> None:
@@ -128,7 +130,9 @@ class AsyncRedisLimiter(Asking):
         keys = keys_of(keys)
         costs = costs_of(costs, len(keys))
         return await self._store._do_many(
-            self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
+            self._ask_many(keys, costs),
+            lambda number, fallback: fallback.allow(keys[number], costs[number]),
+            self._fallback,
         )
 
     @awaited
@@ -143,11 +147,11 @@ class AsyncRedisLimiter(Asking):
         return AsyncRedisAllOf(checked_limiters(kind, args, kwargs, AsyncRedisLimiter))
 
 
-class AsyncRedisStaggeredWindow(AskingStaggered, AsyncRedisLimiter):
+class AsyncRedisStaggeredWindow(StaggeredCommands, AsyncRedisLimiter):
     """A fixed window that begins at a time of each key's own."""
 
 
-class AsyncRedisAllOf(AskingAll):
+class AsyncRedisAllOf(AllOfCommands):
     """Several limits of one ``AsyncRedisStore`` at once, as ``RedisAllOf``."""
 
     _store: AsyncRedisStore
@@ -157,36 +161,38 @@ class AsyncRedisAllOf(AskingAll):
         return self._store
 
     @property
-    def limiters(self) -> tuple[Asking, ...]:
+    def limiters(self) -> tuple[LimiterCommands, ...]:
         return self._limiters
 
     @awaited
     async def allow(self, key: Keys, /) -> bool:
-        talk = self._allow(self._parts(key, 1))
-        return await self._store._run(talk, lambda twin: twin.allow(key), self._twin)
+        flow = self._allow(self._parts(key, 1))
+        return await self._store._run(flow, lambda fallback: fallback.allow(key), self._fallback)
 
     @awaited
     async def hit(self, key: Keys, cost: Costs = 1) -> Decision:
-        return await self._store._run(self._hit(key, cost), lambda twin: twin.hit(key, cost), self._twin)
+        return await self._store._run(self._hit(key, cost), lambda fallback: fallback.hit(key, cost), self._fallback)
 
     @awaited
     async def hit_each(self, key: Keys, cost: Costs = 1) -> list[Decision]:
-        return await self._store._run(self._hit_each(key, cost), lambda twin: twin.hit_each(key, cost), self._twin)
+        return await self._store._run(
+            self._hit_each(key, cost), lambda fallback: fallback.hit_each(key, cost), self._fallback
+        )
 
     @awaited
     async def peek(self, key: Keys, cost: Costs = 1) -> Decision:
-        return await self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
+        return await self._store._run(self._peek(key, cost), lambda fallback: fallback.peek(key, cost), self._fallback)
 
     @awaited
     async def reserve(self, key: Keys, cost: Costs = 1, max_delay: Duration | None = None) -> AsyncRedisReservation:
-        talk = self._reserve(key, cost, max_delay)
-        booked = await self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        flow = self._reserve(key, cost, max_delay)
+        booked = await self._store._run(flow, lambda fallback: fallback.reserve(key, cost, max_delay), self._fallback)
         return AsyncRedisReservation(self._store, booked)
 
     async def _hit_each_for(self, patience: Patience, key: Keys, cost: Costs) -> list[Decision]:
         """For the web."""
-        talk = self._hit_each(key, cost)
-        return await self._store._run_for(patience, talk, lambda twin: twin.hit_each(key, cost), self._twin)
+        flow = self._hit_each(key, cost)
+        return await self._store._run_for(patience, flow, lambda fallback: fallback.hit_each(key, cost), self._fallback)
 
     async def _admit(
         self, key: list[Key], cost: list[int], patience: Patience
@@ -204,15 +210,17 @@ class AsyncRedisAllOf(AskingAll):
         async def give_back(admitted: Admitted) -> None:
             await self._store._give_back_all([view._giving_back() for view in views(admitted[1])])
 
-        talk = self._admit_all(key, cost)
+        flow = self._admit_all(key, cost)
         decisions, taken = await self._store._run_for(
-            patience, talk, lambda twin: twin.admit(key, cost), self._twin, give_back
+            patience, flow, lambda fallback: fallback.admit(key, cost), self._fallback, give_back
         )
         return decisions, views(taken)
 
     @awaited
     async def refund(self, key: Keys, cost: Costs = 1) -> None:
-        await self._store._run_to_its_end(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
+        await self._store._run_to_its_end(
+            self._refund(key, cost), lambda fallback: fallback.refund(key, cost), self._fallback
+        )
 
     @awaited
     async def reset(self, key: Keys) -> None:
@@ -224,15 +232,15 @@ class AsyncRedisAllOf(AskingAll):
         costs = costs_of(costs, len(keys))
         many = self._many(keys, costs)
 
-        def otherwise(number: int, twin: Any) -> bool:
-            return bool(twin.allow(keys[number], costs[number]))
+        def fall_back(number: int, fallback: Any) -> bool:
+            return bool(fallback.allow(keys[number], costs[number]))
 
         if self._is_apart(many):
             return [
-                await self._store._run(self._allow(parts), functools.partial(otherwise, number), self._twin)
+                await self._store._run(self._allow(parts), functools.partial(fall_back, number), self._fallback)
                 for number, parts in enumerate(many)
             ]
-        return await self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
+        return await self._store._do_many([self._ask_allow(parts) for parts in many], fall_back, self._fallback)
 
     @awaited
     async def wait(self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:

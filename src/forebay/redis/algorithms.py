@@ -19,8 +19,8 @@ from forebay.redis.keys import digest
 __all__ = [
     "Algorithm",
     "BucketedWindow",
+    "Charge",
     "Concurrency",
-    "Draw",
     "FixedWindow",
     "Gcra",
     "IntervalBucket",
@@ -36,13 +36,13 @@ MAX_BUCKETS: Final = 1000
 MAX_CONCURRENCY: Final = 2**24
 
 
-class Draw(NamedTuple):
+class Charge(NamedTuple):
     """What a request asks of a limiter."""
 
     cost: int
     arguments: tuple[int | bytes, ...]
     """For the script: the amount, the room there may be before, and what else the algorithm needs."""
-    patience_us: int = 0
+    max_wait_us: int = 0
     """How far ahead it may be booked."""
 
 
@@ -66,48 +66,48 @@ class Algorithm(ABC):
     limit: int
     """The most permits that can be allowed at once."""
 
-    def draw(self, cost: int, name: str) -> Draw:
+    def charge(self, cost: int, name: str) -> Charge:
         if cost > self.limit:
             raise CostExceedsLimit(cost, self.limit, name)
-        return self.drawn(cost)
+        return self.charge_for(cost)
 
     @abstractmethod
-    def drawn(self, cost: int) -> Draw: ...
+    def charge_for(self, cost: int) -> Charge: ...
 
     @cached_property
-    def unit(self) -> Draw:
-        return self.drawn(1)
+    def unit(self) -> Charge:
+        return self.charge_for(1)
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         """For a call that brings a rate of its own."""
         raise InvalidLimiter(f"{limiter!r} has one limit for all calls: make a second limiter for another one")
 
-    def patient(self, draw: Draw, patience_us: int) -> Draw:
+    def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
         """The request if it may be booked ahead by so much, where that can be."""
-        return draw
+        return charge
 
-    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
+    def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
         """How long after now a booked request may go."""
         return 0
 
-    def refused_delay_us(self, draw: Draw, seen: Seen) -> int:
+    def refused_delay_us(self, charge: Charge, seen: Seen) -> int:
         """How long after now a request might have gone that wasn't booked."""
-        return self.times_us(draw, seen)[1]
+        return self.times_us(charge, seen)[1]
 
     @abstractmethod
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         """Permits that are left; the time until this request might pass; the time until nothing counts any more."""
 
-    def cancellation(self, draw: Draw, seen: Seen) -> Draw:
+    def cancellation(self, charge: Charge, seen: Seen) -> Charge:
         """What gives back a charge, as far as it counts: what the charge had left stands in place of the room."""
-        return Draw(draw.cost, (draw.arguments[0], seen.told[0], *draw.arguments[2:]))
+        return Charge(charge.cost, (charge.arguments[0], seen.told[0], *charge.arguments[2:]))
 
     def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
         """Of a request for one permit."""
         return self.decision(name, self.unit, Seen(reply[0] != 0, reply[1], reply[3:]))
 
-    def decision(self, name: str, draw: Draw, seen: Seen) -> Decision:
-        remaining, retry_us, reset_us = self.times_us(draw, seen)
+    def decision(self, name: str, charge: Charge, seen: Seen) -> Decision:
+        remaining, retry_us, reset_us = self.times_us(charge, seen)
         return _decision(
             name, seen.allowed, self.limit, remaining, 1, 1, 0 if seen.allowed else 1000 * retry_us, 1000 * reset_us
         )
@@ -168,30 +168,30 @@ class Gcra(Algorithm):
     def amount_us(self, cost: int) -> int:
         return -(-cost * self.period_us // self.rate.limit)
 
-    def drawn(self, cost: int) -> Draw:
+    def charge_for(self, cost: int) -> Charge:
         amount_us = self.amount_us(cost)
-        return Draw(cost, (amount_us, self.tolerance_us - amount_us, self.due_us))
+        return Charge(cost, (amount_us, self.tolerance_us - amount_us, self.due_us))
 
-    def with_room(self, draw: Draw, room_us: int) -> Draw:
-        return Draw(draw.cost, (draw.arguments[0], room_us, self.due_us))
+    def with_room(self, charge: Charge, room_us: int) -> Charge:
+        return Charge(charge.cost, (charge.arguments[0], room_us, self.due_us))
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
         return Gcra(self.name, rate, burst)
 
-    def patient(self, draw: Draw, patience_us: int) -> Draw:
-        _, room_us, _ = whole_numbers(draw)
-        return self.with_room(draw, room_us + min(patience_us, MAX_AHEAD_US - self.tolerance_us))
+    def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
+        _, room_us, _ = whole_numbers(charge)
+        return self.with_room(charge, room_us + min(max_wait_us, MAX_AHEAD_US - self.tolerance_us))
 
-    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
+    def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
         return max(seen.told[0] - seen.now_us - self.tolerance_us, 0)
 
-    def refused_delay_us(self, draw: Draw, seen: Seen) -> int:
-        return seen.told[0] - seen.now_us + whole_numbers(draw)[0] - self.tolerance_us
+    def refused_delay_us(self, charge: Charge, seen: Seen) -> int:
+        return seen.told[0] - seen.now_us + whole_numbers(charge)[0] - self.tolerance_us
 
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
-        _, room_us, _ = whole_numbers(draw)
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
+        _, room_us, _ = whole_numbers(charge)
         ahead_us = max(seen.told[0] - seen.now_us, 0)
         left = max(self.tolerance_us - ahead_us, 0) * self.rate.limit // self.period_us
         return min(left, self.limit), max(ahead_us - room_us, 0), ahead_us
@@ -200,8 +200,8 @@ class Gcra(Algorithm):
         verdict, now_us, _, tat_us = reply
         return self.decided(name, verdict != 0, self.unit_room_us, tat_us - now_us)
 
-    def decision(self, name: str, draw: Draw, seen: Seen) -> Decision:
-        return self.decided(name, seen.allowed, whole_numbers(draw)[1], seen.told[0] - seen.now_us)
+    def decision(self, name: str, charge: Charge, seen: Seen) -> Decision:
+        return self.decided(name, seen.allowed, whole_numbers(charge)[1], seen.told[0] - seen.now_us)
 
     def decided(self, name: str, allowed: bool, room_us: int, ahead_us: int) -> Decision:
         """Told as time, so that it can also say when there is one permit more."""
@@ -220,8 +220,8 @@ class Gcra(Algorithm):
         )
 
 
-def whole_numbers(draw: Draw) -> tuple[int, ...]:
-    return draw.arguments  # type: ignore[return-value]  # only those of Concurrency have a name among them
+def whole_numbers(charge: Charge) -> tuple[int, ...]:
+    return charge.arguments  # type: ignore[return-value]  # only those of Concurrency have a name among them
 
 
 class SameBurst(Gcra):
@@ -247,17 +247,17 @@ class LeakyBucket(SameBurst):
         """Every place in the queue is a booking."""
         return 0
 
-    def patient(self, draw: Draw, patience_us: int) -> Draw:
+    def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
         """The queue has its capacity and no more; less, if the request would have to wait for too long."""
-        return self.with_room(draw, min(whole_numbers(draw)[1], patience_us))._replace(patience_us=patience_us)
+        return self.with_room(charge, min(whole_numbers(charge)[1], max_wait_us))._replace(max_wait_us=max_wait_us)
 
-    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
-        return max(seen.told[0] - seen.now_us - whole_numbers(draw)[0], 0)
+    def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
+        return max(seen.told[0] - seen.now_us - whole_numbers(charge)[0], 0)
 
-    def refused_delay_us(self, draw: Draw, seen: Seen) -> int:
+    def refused_delay_us(self, charge: Charge, seen: Seen) -> int:
         """Its departure, if that would have been too late; else until there is room."""
         ahead_us = seen.told[0] - seen.now_us
-        return ahead_us if ahead_us > draw.patience_us else ahead_us + whole_numbers(draw)[0] - self.tolerance_us
+        return ahead_us if ahead_us > charge.max_wait_us else ahead_us + whole_numbers(charge)[0] - self.tolerance_us
 
 
 class IntervalBucket(Algorithm):
@@ -278,23 +278,23 @@ class IntervalBucket(Algorithm):
     def refills(self, permits: int) -> int:
         return -(-permits // self.rate.limit)
 
-    def drawn(self, cost: int) -> Draw:
-        return self.drawn_with(cost, 0)
+    def charge_for(self, cost: int) -> Charge:
+        return self.charge_with(cost, 0)
 
-    def drawn_with(self, cost: int, patience_us: int) -> Draw:
+    def charge_with(self, cost: int, max_wait_us: int) -> Charge:
         room = self.limit - cost
-        return Draw(cost, (cost, room, patience_us, self.limit, self.rate.limit, self.period_us))
+        return Charge(cost, (cost, room, max_wait_us, self.limit, self.rate.limit, self.period_us))
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         raise InvalidLimiter(
             f"{limiter!r} has one limit for all calls: refill='continuous' takes another rate for each"
         )
 
-    def patient(self, draw: Draw, patience_us: int) -> Draw:
-        return self.drawn_with(draw.cost, min(patience_us, MAX_AHEAD_US - self.full_us))
+    def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
+        return self.charge_with(charge.cost, min(max_wait_us, MAX_AHEAD_US - self.full_us))
 
-    def cancellation(self, draw: Draw, seen: Seen) -> Draw:
-        return Draw(draw.cost, (draw.cost, *seen.told, *draw.arguments[3:]))
+    def cancellation(self, charge: Charge, seen: Seen) -> Charge:
+        return Charge(charge.cost, (charge.cost, *seen.told, *charge.arguments[3:]))
 
     def missing(self, seen: Seen) -> int:
         period, missing = seen.told
@@ -304,14 +304,14 @@ class IntervalBucket(Algorithm):
         """Until so many have been put back."""
         return self.refills(permits) * self.period_us - now_us % self.period_us if permits > 0 else 0
 
-    def booked_delay_us(self, draw: Draw, seen: Seen) -> int:
+    def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
         return self.delay_us(self.missing(seen) - self.limit, seen.now_us)
 
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         missing = self.missing(seen)
         return (
             max(self.limit - missing, 0),
-            self.delay_us(missing + draw.cost - self.limit, seen.now_us),
+            self.delay_us(missing + charge.cost - self.limit, seen.now_us),
             self.delay_us(missing, seen.now_us),
         )
 
@@ -323,8 +323,8 @@ class Window(Algorithm):
         self.rate, self.period_us = rate_us(rate)
         self.limit = self.rate.limit
 
-    def drawn(self, cost: int) -> Draw:
-        return Draw(cost, (cost, self.limit - cost, self.period_us))
+    def charge_for(self, cost: int) -> Charge:
+        return Charge(cost, (cost, self.limit - cost, self.period_us))
 
     @abstractmethod
     def with_rate(self, rate: Rate) -> Window:
@@ -357,15 +357,15 @@ class FixedWindow(Window):
     def with_rate(self, rate: Rate) -> Window:
         return FixedWindow(rate, self.align)
 
-    def drawn(self, cost: int) -> Draw:
-        return Draw(cost, (cost, self.limit - cost, self.period_us, self.phase_us))
+    def charge_for(self, cost: int) -> Charge:
+        return Charge(cost, (cost, self.limit - cost, self.period_us, self.phase_us))
 
-    def staggered(self, draw: Draw, fingerprint: bytes) -> Draw:
+    def staggered(self, charge: Charge, fingerprint: bytes) -> Charge:
         """The request of a key whose windows begin at a time of their own: from other bits than a cluster's slot."""
         phase_us = int(fingerprint, 16) % self.period_us
-        return Draw(draw.cost, (*draw.arguments[:3], phase_us))
+        return Charge(charge.cost, (*charge.arguments[:3], phase_us))
 
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         end_us, count = seen.told
         left_us = end_us - seen.now_us
         return max(self.limit - count, 0), left_us, left_us if count else 0
@@ -383,10 +383,10 @@ class SlidingWindow(Window):
     def with_rate(self, rate: Rate) -> Window:
         return SlidingWindow(rate, self.rounding)
 
-    def drawn(self, cost: int) -> Draw:
-        return Draw(cost, (cost, self.limit - cost, self.period_us, int(self.rounding == "up")))
+    def charge_for(self, cost: int) -> Charge:
+        return Charge(cost, (cost, self.limit - cost, self.period_us, int(self.rounding == "up")))
 
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         end_us, before, count = seen.told
         to_end_us = end_us - seen.now_us
         weighted = before * min(to_end_us, self.period_us)
@@ -397,7 +397,7 @@ class SlidingWindow(Window):
                 return to_end_us - min(self.left_us(before, most - count), to_end_us)
             return to_end_us + self.period_us - self.left_us(count, most)
 
-        retry_us = until_us(max(self.limit - draw.cost, 0))
+        retry_us = until_us(max(self.limit - charge.cost, 0))
         return max(self.limit - estimate, 0), retry_us, until_us(0) if estimate else 0
 
     def left_us(self, before: int, most: int) -> int:
@@ -427,10 +427,10 @@ class BucketedWindow(Algorithm):
         self.bucket_us = -(-self.period_us // self.buckets)
         self.suffix = f"buckets-{digest(self.buckets, self.bucket_us)}".encode()
 
-    def drawn(self, cost: int) -> Draw:
-        return Draw(cost, (cost, self.limit - cost, self.buckets, self.bucket_us))
+    def charge_for(self, cost: int) -> Charge:
+        return Charge(cost, (cost, self.limit - cost, self.buckets, self.bucket_us))
 
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         _, total, retry_at_us, reset_at_us = seen.told
         return max(self.limit - total, 0), max(retry_at_us - seen.now_us, 0), max(reset_at_us - seen.now_us, 0)
 
@@ -444,10 +444,10 @@ class SlidingLog(Algorithm):
         self.limit = self.rate.limit
         self.suffix = f"log-{digest(self.period_us)}".encode()
 
-    def drawn(self, cost: int) -> Draw:
-        return Draw(cost, (cost, self.limit - cost, self.period_us))
+    def charge_for(self, cost: int) -> Charge:
+        return Charge(cost, (cost, self.limit - cost, self.period_us))
 
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         date_us, used, retry_at_us = seen.told
         reset_us = date_us + self.period_us - seen.now_us if used else 0
         return max(self.limit - used, 0), max(retry_at_us - seen.now_us, 0), reset_us
@@ -463,14 +463,14 @@ class Concurrency(Algorithm):
         self.limit = whole(limit, "limit", name, most=MAX_CONCURRENCY)
         self.lease_us = period_us(as_period_ns(lease))
 
-    def drawn(self, cost: int) -> Draw:
-        return Draw(cost, (cost, self.limit - cost, self.lease_us, b"h0"))
+    def charge_for(self, cost: int) -> Charge:
+        return Charge(cost, (cost, self.limit - cost, self.lease_us, b"h0"))
 
-    def named(self, draw: Draw, name: bytes) -> Draw:
+    def named(self, charge: Charge, name: bytes) -> Charge:
         """A request whose permits go by a name that nobody else has."""
-        return Draw(draw.cost, (*draw.arguments[:3], name))
+        return Charge(charge.cost, (*charge.arguments[:3], name))
 
-    def times_us(self, draw: Draw, seen: Seen) -> tuple[int, int, int]:
+    def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         used, retry_at_us, reset_at_us = seen.told
         return max(self.limit - used, 0), max(retry_at_us - seen.now_us, 0), max(reset_at_us - seen.now_us, 0)
 

@@ -24,12 +24,22 @@ from forebay.core.decision import Decision, _decision
 from forebay.core.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidKey
 from forebay.rate import Duration
-from forebay.redis.algorithms import Draw, Seen, delay_us
-from forebay.redis.asking import HIT, PEEK, Asked, Asking, Booked, Talk, costs_of, keys_of, sendable
-from forebay.redis.held import AskingHeld, Taken
+from forebay.redis.algorithms import Charge, Seen, delay_us
+from forebay.redis.commands import (
+    HIT,
+    PEEK,
+    Booked,
+    Command,
+    CommandFlow,
+    LimiterCommands,
+    costs_of,
+    encode_args,
+    keys_of,
+)
+from forebay.redis.held import ConcurrencyCommands, Taken
 from forebay.redis.scripts import script
 
-__all__ = ["Admitted", "AskingAll", "Costs", "Keys"]
+__all__ = ["Admitted", "AllOfCommands", "Costs", "Keys"]
 
 Keys = Key | list[Key] | list[str] | list[bytes] | list[int]
 Costs = int | list[int]
@@ -38,9 +48,9 @@ Admitted = tuple[list[Decision], list[Booked | Taken]]
 
 
 class Part(NamedTuple):
-    limiter: Asking
+    limiter: LimiterCommands
     key: bytes
-    draw: Draw
+    charge: Charge
 
 
 class Judged(NamedTuple):
@@ -51,13 +61,13 @@ class Judged(NamedTuple):
     seen: Sequence[Seen]
 
 
-class AskingAll:
+class AllOfCommands:
     """What both kinds of ``AllOf`` are."""
 
-    def __init__(self, limiters: Sequence[Asking]) -> None:
+    def __init__(self, limiters: Sequence[LimiterCommands]) -> None:
         self._limiters = tuple(limiters)
         self._store = limiters[0]._store
-        self._twin = self._store._policy.twin_of_all(limiters)
+        self._fallback = self._store._policy.fallback_of_all(limiters)
         self._script = script("decide", *sorted({limiter._algorithm.script for limiter in limiters}))
 
     # Nothing is made of it; but it says that it isn't over shared memory.
@@ -77,7 +87,7 @@ class AskingAll:
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
 
-    def _each(self, key: Keys, cost: Costs) -> list[tuple[Asking, Key, int]]:
+    def _each(self, key: Keys, cost: Costs) -> list[tuple[LimiterCommands, Key, int]]:
         """The limiters with their own keys and costs."""
         count = len(self._limiters)
         keys = key if isinstance(key, list) else [key] * count
@@ -92,7 +102,7 @@ class AskingAll:
 
     def _parts(self, key: Keys, cost: Costs) -> list[Part]:
         return [
-            Part(limiter, limiter._key(its_key), limiter._draw(its_key, its_cost))
+            Part(limiter, limiter._key(its_key), limiter._charge_for(its_key, its_cost))
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
 
@@ -117,10 +127,10 @@ class AskingAll:
     def _is_apart(self, many: Iterable[list[Part]]) -> bool:
         return any(len(self._groups(parts)) > 1 for parts in many)
 
-    def _ask_nothing(self, what: bytes, parts: Sequence[Part]) -> Asked[None]:
-        return Asked(self._script, [part.key for part in parts], arguments_of(what, parts), 2, lambda reply: None)
+    def _ask_nothing(self, what: bytes, parts: Sequence[Part]) -> Command[None]:
+        return Command(self._script, [part.key for part in parts], arguments_of(what, parts), 2, lambda reply: None)
 
-    def _ask(self, what: bytes, parts: Sequence[Part], comes_back: bool = False) -> Asked[Judged]:
+    def _ask(self, what: bytes, parts: Sequence[Part], comes_back: bool = False) -> Command[Judged]:
         """All of one slot. What is charged `comes_back` if nobody waits for the answer any more."""
 
         def read(reply: list[int]) -> Judged:
@@ -130,32 +140,32 @@ class AskingAll:
                 seen.append(Seen(reply[at] != 0, reply[1], reply[at + 1 : end]))
                 at = end
             if allowed and what is HIT:
-                for (limiter, key, draw), its_seen in zip(parts, seen, strict=True):
-                    limiter._took(key, draw, its_seen)
+                for (limiter, key, charge), its_seen in zip(parts, seen, strict=True):
+                    limiter._took(key, charge, its_seen)
             return Judged(allowed, parts, seen)
 
-        def given_up(reply: list[int]) -> Talk[None]:
+        def given_up(reply: list[int]) -> CommandFlow[None]:
             judged = read(reply)
             if judged.allowed:
                 yield from self._cancel(parts, judged.seen)
 
         size = 2 + sum(1 + part.limiter._algorithm.told for part in parts)
-        asked = Asked(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
+        command = Command(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
         # Of what isn't held a charge stays else, as that of one limiter.
-        if what is HIT and (comes_back or any(isinstance(part.limiter, AskingHeld) for part in parts)):
-            asked.if_given_up = given_up
-        return asked
+        if what is HIT and (comes_back or any(isinstance(part.limiter, ConcurrencyCommands) for part in parts)):
+            command.if_given_up = given_up
+        return command
 
-    def _ask_allow(self, parts: Sequence[Part]) -> Asked[bool]:
+    def _ask_allow(self, parts: Sequence[Part]) -> Command[bool]:
         """All of one slot."""
-        asked = self._ask(HIT, parts)
+        command = self._ask(HIT, parts)
 
         def read(reply: list[int]) -> bool:
-            return asked.read(reply).allowed
+            return command.read(reply).allowed
 
-        return Asked(asked.script, asked.keys, asked.arguments, asked.size, read, asked.if_given_up)
+        return Command(command.script, command.keys, command.arguments, command.size, read, command.if_given_up)
 
-    def _charge(self, groups: list[list[Part]], comes_back: bool = False) -> Talk[list[Judged]]:
+    def _charge(self, groups: list[list[Part]], comes_back: bool = False) -> CommandFlow[list[Judged]]:
         """Ask one after the other, up to the first that denies. Then nothing is charged any more."""
         judged: list[Judged] = []
         try:
@@ -173,10 +183,10 @@ class AskingAll:
             yield from self._uncharge(judged[:-1])
         return judged
 
-    def _uncharge(self, judged: Sequence[Judged]) -> Talk[None]:
+    def _uncharge(self, judged: Sequence[Judged]) -> CommandFlow[None]:
         yield from each([self._cancel(parts, seen) for _, parts, seen in judged])
 
-    def _judge(self, what: bytes, parts: list[Part], comes_back: bool = False) -> Talk[list[Judged]]:
+    def _judge(self, what: bytes, parts: list[Part], comes_back: bool = False) -> CommandFlow[list[Judged]]:
         """What all of them say of a request, in any order."""
         groups, judged = self._groups(parts), []
         if what is HIT:
@@ -190,25 +200,25 @@ class AskingAll:
             judged.append((yield self._ask(PEEK, group)))
         return judged
 
-    def _allow(self, parts: list[Part]) -> Talk[bool]:
+    def _allow(self, parts: list[Part]) -> CommandFlow[bool]:
         judged = yield from self._charge(self._groups(parts))
         return judged[-1].allowed
 
-    def _decide(self, what: bytes, key: Keys, cost: Costs) -> Talk[list[Decision]]:
+    def _decide(self, what: bytes, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
         """In the order of the limiters."""
         parts = self._parts(key, cost)
         return in_order(parts, (yield from self._judge(what, parts)))
 
-    def _hit_each(self, key: Keys, cost: Costs) -> Talk[list[Decision]]:
+    def _hit_each(self, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
         return self._decide(HIT, key, cost)
 
-    def _hit(self, key: Keys, cost: Costs) -> Talk[Decision]:
+    def _hit(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
         return binding((yield from self._decide(HIT, key, cost)))
 
-    def _peek(self, key: Keys, cost: Costs) -> Talk[Decision]:
+    def _peek(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
         return binding((yield from self._decide(PEEK, key, cost)))
 
-    def _reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> Talk[Booked]:
+    def _reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> CommandFlow[Booked]:
         delay_us(max_delay)
         judged = yield from self._judge(HIT, self._parts(key, cost))
         if all(one.allowed for one in judged):
@@ -216,62 +226,62 @@ class AskingAll:
         bound = binding([decision for one in judged for decision in decisions(one)])
         return Booked.now(False, bound.retry_after_ns // 1000, None)
 
-    def _admit_all(self, key: Keys, cost: Costs) -> Talk[Admitted]:
+    def _admit_all(self, key: Keys, cost: Costs) -> CommandFlow[Admitted]:
         """What ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
         parts = self._parts(key, cost)
         judged = yield from self._judge(HIT, parts, comes_back=True)
         if not all(one.allowed for one in judged):
             return in_order(parts, judged), []
         seen = {id(part): its for one in judged for part, its in zip(one.parts, one.seen, strict=True)}
-        return in_order(parts, judged), [part.limiter._kept(part.key, part.draw, seen[id(part)]) for part in parts]
+        return in_order(parts, judged), [part.limiter._kept(part.key, part.charge, seen[id(part)]) for part in parts]
 
-    def _cancel(self, parts: Sequence[Part], seen: Sequence[Seen]) -> Talk[None]:
+    def _cancel(self, parts: Sequence[Part], seen: Sequence[Seen]) -> CommandFlow[None]:
         """All of one slot."""
-        charged = [(part, its) for part, its in zip(parts, seen, strict=True) if part.draw.cost]
+        charged = [(part, its) for part, its in zip(parts, seen, strict=True) if part.charge.cost]
         counted = [
-            Part(part.limiter, part.key, part.limiter._algorithm.cancellation(part.draw, its))
+            Part(part.limiter, part.key, part.limiter._algorithm.cancellation(part.charge, its))
             for part, its in charged
-            if not isinstance(part.limiter, AskingHeld)
+            if not isinstance(part.limiter, ConcurrencyCommands)
         ]
         if counted:
             yield self._ask_nothing(b"cancel", counted)
         for part, its in charged:
-            if isinstance(part.limiter, AskingHeld):
-                yield from part.limiter._cancel(part.key, part.draw, its)
+            if isinstance(part.limiter, ConcurrencyCommands):
+                yield from part.limiter._cancel(part.key, part.charge, its)
 
-    def _refund(self, key: Keys, cost: Costs) -> Talk[None]:
+    def _refund(self, key: Keys, cost: Costs) -> CommandFlow[None]:
         # Whatever is wrong with the arguments is found before anything is given back.
         parts = [
-            Part(limiter, limiter._key(its_key), limiter._draw_back(its_key, its_cost))
+            Part(limiter, limiter._key(its_key), limiter._refund_charge(its_key, its_cost))
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
-        counted = [part for part in parts if not isinstance(part.limiter, AskingHeld)]
-        talks = [self._tell(b"refund", group) for group in self._groups(counted) if group]
+        counted = [part for part in parts if not isinstance(part.limiter, ConcurrencyCommands)]
+        flows = [self._tell(b"refund", group) for group in self._groups(counted) if group]
         for limiter, its_key, its_cost in self._each(key, cost):
-            if isinstance(limiter, AskingHeld):
-                talks.append(limiter._refund(its_key, its_cost))
-        yield from each(talks)
+            if isinstance(limiter, ConcurrencyCommands):
+                flows.append(limiter._refund(its_key, its_cost))
+        yield from each(flows)
 
-    def _reset(self, key: Keys) -> Talk[None]:
+    def _reset(self, key: Keys) -> CommandFlow[None]:
         yield from each([self._tell(b"reset", group) for group in self._groups(self._parts(key, 1))])
 
-    def _tell(self, what: bytes, parts: Sequence[Part]) -> Talk[None]:
+    def _tell(self, what: bytes, parts: Sequence[Part]) -> CommandFlow[None]:
         yield self._ask_nothing(what, parts)
 
 
 def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:
     arguments: list[Any] = [what, b"0"]
-    for limiter, _, draw in parts:
-        arguments += (limiter._algorithm.script, *sendable(draw.arguments))
+    for limiter, _, charge in parts:
+        arguments += (limiter._algorithm.script, *encode_args(charge.arguments))
     return arguments
 
 
-def each(talks: Sequence[Talk[None]]) -> Talk[None]:
+def each(flows: Sequence[CommandFlow[None]]) -> CommandFlow[None]:
     """All of them, though one fails or is interrupted: then its error comes afterwards."""
     errors: list[BaseException] = []
-    for talk in talks:
+    for flow in flows:
         try:
-            yield from talk
+            yield from flow
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -283,8 +293,8 @@ def each(talks: Sequence[Talk[None]]) -> Talk[None]:
 
 def decisions(judged: Judged) -> list[Decision]:
     return [
-        limiter._algorithm.decision(limiter.name, draw, its)
-        for (limiter, _, draw), its in zip(judged.parts, judged.seen, strict=True)
+        limiter._algorithm.decision(limiter.name, charge, its)
+        for (limiter, _, charge), its in zip(judged.parts, judged.seen, strict=True)
     ]
 
 

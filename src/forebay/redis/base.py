@@ -36,10 +36,10 @@ from forebay.errors import (
     shown,
 )
 from forebay.rate import Duration, as_period_ns
-from forebay.redis.asking import Asked, Asking, Talk
+from forebay.redis.commands import Command, CommandFlow, LimiterCommands
+from forebay.redis.factory import spec_for
+from forebay.redis.fallback import checked_policy
 from forebay.redis.keys import fingerprint, plain
-from forebay.redis.kinds import made_of
-from forebay.redis.policies import checked_policy
 from forebay.redis.transport.breaker import Breaker, RedisStatus, is_failure
 from forebay.redis.transport.cluster import cluster_url
 from forebay.redis.transport.deadline import Patience
@@ -47,10 +47,10 @@ from forebay.redis.transport.servers import Call
 from forebay.store import Store
 
 __all__ = [
-    "AWAY",
     "CHUNK",
     "DEFAULT_TIMEOUT_S",
     "LOG_EVERY_S",
+    "UNAVAILABLE_ERRORS",
     "RedisStoreBase",
     "Step",
     "begun",
@@ -60,9 +60,9 @@ __all__ = [
     "checked_limiters",
     "checked_url",
     "client_options",
-    "must_work",
     "none_held",
-    "nothing",
+    "noop",
+    "raise_if_server_failed",
     "replaced",
     "server_of",
     "unknown",
@@ -70,15 +70,15 @@ __all__ = [
 
 T = TypeVar("T")
 # A talk, and the call that it waits for.
-Step: TypeAlias = tuple[Talk[Any], Asked[Any]]
-Batches: TypeAlias = Generator[list[Asked[Any]], Sequence[Any], None]
+Step: TypeAlias = tuple[CommandFlow[Any], Command[Any]]
+Batches: TypeAlias = Generator[list[Command[Any]], Sequence[Any], None]
 
 DEFAULT_TIMEOUT_S: Final = 0.5
 # Of a batch, so many calls are sent before their answers are read.
 CHUNK: Final = 500
 MOST_LIMITERS: Final = 16
 # What clients raise about the server. Those of clusters have a base of their own.
-AWAY: Final = (RedisError, RedisClusterException, TimeoutError)
+UNAVAILABLE_ERRORS: Final = (RedisError, RedisClusterException, TimeoutError)
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
 _SCHEMES: Final = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"}
 # Of a URL. What they would set, `timeout` sets, or is not done.
@@ -102,10 +102,10 @@ class RedisStoreBase:
     is_awaited: ClassVar[bool] = False
     """Whether what its limiters' methods return has to be awaited."""
 
-    _limiter: ClassVar[type[Asking]]
+    _limiter: ClassVar[type[LimiterCommands]]
     _all_of: ClassVar[Any]
-    _staggered: ClassVar[type[Asking]]
-    _concurrency: ClassVar[type[Asking]]
+    _staggered: ClassVar[type[LimiterCommands]]
+    _concurrency: ClassVar[type[LimiterCommands]]
 
     _breaker: Breaker
     _server: str
@@ -122,16 +122,16 @@ class RedisStoreBase:
         self.namespace = namespace
         self.closed = False
         self._has_slots = False
-        self._stand_in = plain if plain_keys else fingerprint
+        self._encode_key = plain if plain_keys else fingerprint
         self._logged_s = -math.inf
         self._policy = checked_policy(when_unavailable, namespace, host, hosts)
 
-    def _watch(self, server: Any, timeout: Duration | None, host: Store | None) -> None:
+    def _attach_breaker(self, server: Any, timeout: Duration | None, host: Store | None) -> None:
         """Once it is known that there can be a client of that server."""
         self._timeout_s = timeout_s_of(server, timeout)
         self._server = server_of(server)
         self._breaker = Breaker(host, self._server, self._timeout_s)
-        self._where = where_of(server)
+        self.server_identity = server_identity_of(server)
 
     def status(self) -> RedisStatus:
         """What this host knows of the server, for metrics. Asks nobody.
@@ -143,7 +143,7 @@ class RedisStoreBase:
             raise self._was_closed()
         return self._breaker.status()
 
-    def _around(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
+    def _key_affixes(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
         """What stands before and behind a key's stand-in.
 
         All states of one key are in one slot of a cluster, as that is found by what is in braces. The suffix has no
@@ -154,10 +154,10 @@ class RedisStoreBase:
 
     def _make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """For the public classes of limiters, when a store of this kind is their first argument."""
-        name, made = made_of(kind, args, kwargs)
+        name, made = spec_for(kind, args, kwargs)
         make = self._staggered if made.parameters.get("align") == "stagger" else self._limiter
         limiter: Any = (self._concurrency if kind is Concurrency else make)(self, name, kind, made)
-        limiter._twin = self._policy.twin_of(limiter, kwargs.get("keys"))
+        limiter._fallback = self._policy.fallback_of(limiter, kwargs.get("keys"))
         return limiter
 
     def _was_closed(self) -> StoreClosed:
@@ -181,15 +181,15 @@ class RedisStoreBase:
             _log.warning("%s", unavailable)
         return unavailable
 
-    def _instead(self, error: StoreUnavailable, otherwise: Callable[[Any], T] | None, twin: Any) -> T:
-        """What the policy answers; `otherwise` asks the limiter's twin. Without it there is nothing to answer."""
+    def _fall_back(self, error: StoreUnavailable, fall_back: Callable[[Any], T] | None, fallback: Any) -> T:
+        """What the policy answers; `fall_back` asks the limiter's fallback. Without it there is nothing to answer."""
         self._breaker.decided()
-        if otherwise is None or self._policy.raises:
+        if fall_back is None or self._policy.raises:
             raise error
-        return otherwise(twin)
+        return fall_back(fallback)
 
     def _answers(
-        self, asked: list[Asked[T]], replies: list[Any], otherwise: Callable[[int, Any], T] | None, twin: Any
+        self, command: list[Command[T]], replies: list[Any], fall_back: Callable[[int, Any], T] | None, fallback: Any
     ) -> list[T]:
         """Of a batch. For each request, by its number, that has an error instead of a reply, the policy answers.
 
@@ -197,14 +197,14 @@ class RedisStoreBase:
         """
         answers: list[T] = []
         errors = []
-        for number, (one, reply) in enumerate(zip(asked, replies, strict=True)):
+        for number, (one, reply) in enumerate(zip(command, replies, strict=True)):
             try:
                 if isinstance(reply, Exception):
                     error = self._unavailable(reply)
                     if error is not reply:
                         error.__cause__ = reply
-                    instead = None if otherwise is None else functools.partial(otherwise, number)
-                    answers.append(self._instead(error, instead, twin))
+                    instead = None if fall_back is None else functools.partial(fall_back, number)
+                    answers.append(self._fall_back(error, instead, fallback))
                 else:
                     answers.append(one.answer(reply))
             except ForebayError as error:
@@ -217,27 +217,27 @@ class RedisStoreBase:
         """A batch of each one's next call, until all talks have come to their ends: nobody waits for their answers."""
         while steps:
             chunk, steps = steps[:CHUNK], steps[CHUNK:]
-            replies = yield [asked for _, asked in chunk]
-            for (talk, asked), reply in zip(chunk, replies, strict=True):
+            replies = yield [command for _, command in chunk]
+            for (flow, command), reply in zip(chunk, replies, strict=True):
                 with suppress(StopIteration, ForebayError, CancelledError):
-                    steps.append((talk, self._next(talk, asked, reply)))
+                    steps.append((flow, self._next(flow, command, reply)))
 
-    def _next(self, talk: Talk[Any], asked: Asked[Any], reply: Any) -> Asked[Any]:
+    def _next(self, flow: CommandFlow[Any], command: Command[Any], reply: Any) -> Command[Any]:
         try:
             if isinstance(reply, Exception):
                 raise self._unavailable(reply)
-            answer = asked.answer(reply)
+            answer = command.answer(reply)
         except ForebayError as error:
             if isinstance(error, ForeignState):
                 _log.warning("nothing was given back: %s", error)
-            return talk.throw(error)
-        return talk.send(answer)
+            return flow.throw(error)
+        return flow.send(answer)
 
     def _patience(self) -> Patience:
         """For the web: of one request, for all that it asks of this store and gives back to it."""
         return Patience(self._timeout_s)
 
-    def _together(self, limiters: Sequence[Asking]) -> Any:
+    def _together(self, limiters: Sequence[LimiterCommands]) -> Any:
         """For the web: limiters of this store as one, however many."""
         return self._all_of(limiters)
 
@@ -258,14 +258,14 @@ def _told(error: Exception) -> str:
     return f"{str(error).rstrip('.')}; {remedy}" if remedy else str(error)
 
 
-def begun(talks: Iterable[Talk[Any]]) -> list[Step]:
+def begun(flows: Iterable[CommandFlow[Any]]) -> list[Step]:
     """With each one's first call; some have nothing to ask for."""
-    return [(talk, asked) for talk in talks if (asked := next(talk, None)) is not None]
+    return [(flow, command) for flow in flows if (command := next(flow, None)) is not None]
 
 
-def unknown(asked: list[Asked[T]], replies: list[Any]) -> list[Asked[T]]:
+def unknown(command: list[Command[T]], replies: list[Any]) -> list[Command[T]]:
     """Those whose script Redis didn't know, so that nothing was done."""
-    return [one for one, reply in zip(asked, replies, strict=True) if isinstance(reply, NoScriptError)]
+    return [one for one, reply in zip(command, replies, strict=True) if isinstance(reply, NoScriptError)]
 
 
 def replaced(replies: list[Any], again: list[Any]) -> list[Any]:
@@ -274,24 +274,24 @@ def replaced(replies: list[Any], again: list[Any]) -> list[Any]:
     return [next(better) if isinstance(reply, NoScriptError) else reply for reply in replies]
 
 
-def calls_with_text(asked: list[Asked[T]]) -> list[Call]:
+def calls_with_text(command: list[Command[T]]) -> list[Call]:
     """To be sent again: the first brings the script along, and is answered whatever Redis forgets meanwhile."""
-    first, *others = [one.call for one in asked]
-    return [("EVAL", asked[0].script.text, *first[2:]), *others]
+    first, *others = [one.call for one in command]
+    return [("EVAL", command[0].script.text, *first[2:]), *others]
 
 
-def must_work(replies: list[Any]) -> None:
+def raise_if_server_failed(replies: list[Any]) -> None:
     """Raises what a server says among other replies that can't do its work."""
     for reply in replies:
         if isinstance(reply, Exception) and is_failure(reply):
             raise reply
 
 
-def nothing(twin: object) -> None:
+def noop(fallback: object) -> None:
     """What is to be given back to Redis while it is away is not given back."""
 
 
-def none_held(twin: object) -> int:
+def none_held(fallback: object) -> int:
     """Of permits that were to be given back, or renewed."""
     return 0
 
@@ -319,7 +319,7 @@ def address_of(pool: Any) -> str:
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
 
-def where_of(server: Any) -> tuple[Any, ...]:
+def server_identity_of(server: Any) -> tuple[Any, ...]:
     """What tells a server and its database from all others. No user and no password."""
     if isinstance(server, str):
         options: dict[str, Any] = parse_url(cluster_url(server) or server)  # type: ignore[no-untyped-call]

@@ -40,14 +40,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from forebay.core.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, StoreUnavailable
 from forebay.rate import Rate
-from forebay.redis.algorithms import Algorithm, Concurrency, Draw, Seen
-from forebay.redis.asking import HIT, Asked, Asking, Made, Talk
+from forebay.redis.algorithms import Algorithm, Charge, Concurrency, Seen
+from forebay.redis.commands import HIT, Command, CommandFlow, LimiterCommands, LimiterSpec
 from forebay.redis.scripts import script
 
 if TYPE_CHECKING:
     from forebay.redis.base import RedisStoreBase
 
-__all__ = ["AskingHeld", "HeldView", "Permit", "Taken", "unimportant_after"]
+__all__ = ["ConcurrencyCommands", "HeldView", "Permit", "Taken", "unimportant_after"]
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class HeldView:
     def allowed(self) -> bool:
         return self._taken.allowed
 
-    def _giving_back(self) -> Talk[None]:
+    def _giving_back(self) -> CommandFlow[None]:
         """As ``release`` does, whatever was still held."""
         self._released = True
         if self._taken.local is not None:
@@ -125,68 +125,68 @@ class Remembered:
         self.sweep_at = SWEEP_AT_LEAST
 
 
-class AskingHeld(Asking):
+class ConcurrencyCommands(LimiterCommands):
     _algorithm: Concurrency
 
-    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: Made) -> None:
+    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: LimiterSpec) -> None:
         super().__init__(store, name, kind, made)
         self._usual = None
         self._leases = script("leases", "concurrency")
         self._processes: dict[int, Remembered] = {}
 
-    def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
-        draw = super()._draw(key, cost)
-        if draw.cost > MOST_AT_ONCE:
+    def _charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
+        charge = super()._charge_for(key, cost)
+        if charge.cost > MOST_AT_ONCE:
             raise InvalidCost(
-                f"{self!r} takes at most {MOST_AT_ONCE} permits at once, not {draw.cost}: take them in turn"
+                f"{self!r} takes at most {MOST_AT_ONCE} permits at once, not {charge.cost}: take them in turn"
             )
-        return self._algorithm.named(draw, b"h" + secrets.token_hex(12).encode())
+        return self._algorithm.named(charge, b"h" + secrets.token_hex(12).encode())
 
     def _tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
         if rate is not None or burst is not None:
             raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
         return self._algorithm
 
-    def _mark(self, key: bytes, request_id: Key, draw: Draw) -> bytes:
+    def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
         raise InvalidLimiter(f"{self!r} takes no request_id: a permit that is held is given back by whoever holds it")
 
-    def _asked(self, what: bytes, key: bytes, draw: Draw, size: int, read: Callable[[list[int]], T]) -> Asked[T]:
-        asked = super()._asked(what, key, draw, size, read)
+    def _asked(self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]) -> Command[T]:
+        command = super()._asked(what, key, charge, size, read)
         if what is HIT:
-            asked.if_given_up = partial(self._given_up, key, draw)
-        return asked
+            command.if_given_up = partial(self._given_up, key, charge)
+        return command
 
-    def _given_up(self, key: bytes, draw: Draw, reply: list[int]) -> Talk[None]:
+    def _given_up(self, key: bytes, charge: Charge, reply: list[int]) -> CommandFlow[None]:
         """Nobody was told of these permits."""
-        if reply[0] and draw.cost:
-            yield self._ask_release(key, self._permits(draw, Seen(True, reply[1], reply[3:])))
+        if reply[0] and charge.cost:
+            yield self._ask_release(key, self._permits(charge, Seen(True, reply[1], reply[3:])))
 
-    def _permits(self, draw: Draw, seen: Seen) -> list[Permit]:
-        name, end_us = draw.arguments[3], seen.now_us + self._algorithm.lease_us
+    def _permits(self, charge: Charge, seen: Seen) -> list[Permit]:
+        name, end_us = charge.arguments[3], seen.now_us + self._algorithm.lease_us
         assert isinstance(name, bytes)
-        return [Permit(b"%b:%d" % (name, number), end_us) for number in range(1, draw.cost + 1)]
+        return [Permit(b"%b:%d" % (name, number), end_us) for number in range(1, charge.cost + 1)]
 
-    def _took(self, key: bytes, draw: Draw, seen: Seen) -> None:
+    def _took(self, key: bytes, charge: Charge, seen: Seen) -> None:
         """Remember what no lease object stands for, and forget what has ended since: that needs no giving back."""
-        if not draw.cost:
+        if not charge.cost:
             return
-        taken = OrderedDict.fromkeys(self._permits(draw, seen))
-        loose = self._loose
-        with loose.lock:
-            permits = loose.of_keys.setdefault(key, OrderedDict())
+        taken = OrderedDict.fromkeys(self._permits(charge, seen))
+        unleased = self._unleased
+        with unleased.lock:
+            permits = unleased.of_keys.setdefault(key, OrderedDict())
             _trim(permits, seen.now_us)
             permits.update(taken)
             # If a signal's handler has swept it away meanwhile.
-            loose.of_keys.setdefault(key, OrderedDict()).update(taken)
-            if len(loose.of_keys) > loose.sweep_at:
-                for other, permits in list(loose.of_keys.items()):
+            unleased.of_keys.setdefault(key, OrderedDict()).update(taken)
+            if len(unleased.of_keys) > unleased.sweep_at:
+                for other, permits in list(unleased.of_keys.items()):
                     _trim(permits, seen.now_us)
                     if not permits:
-                        loose.of_keys.pop(other, None)
-                loose.sweep_at = max(SWEEP_AT_LEAST, 2 * len(loose.of_keys))
+                        unleased.of_keys.pop(other, None)
+                unleased.sweep_at = max(SWEEP_AT_LEAST, 2 * len(unleased.of_keys))
 
     @property
-    def _loose(self) -> Remembered:
+    def _unleased(self) -> Remembered:
         """This process's: a forked child holds nothing of what its parent has taken, nor a lock that another thread
         held there."""
         pid = os.getpid()
@@ -194,56 +194,56 @@ class AskingHeld(Asking):
         return self._processes.get(pid) or self._processes.setdefault(pid, Remembered())
 
     def _take_remembered(self, key: bytes, count: int, newest: bool = False) -> list[Permit]:
-        loose = self._loose
+        unleased = self._unleased
         taken: list[Permit] = []
-        with loose.lock, suppress(KeyError):
+        with unleased.lock, suppress(KeyError):
             while len(taken) < count:
-                taken.append(loose.of_keys[key].popitem(last=newest)[0])
+                taken.append(unleased.of_keys[key].popitem(last=newest)[0])
         return taken
 
     def _remember_again(self, key: bytes, permits: list[Permit]) -> None:
         """What may not have been given back: before all others, as those are given back first that are the oldest."""
-        loose = self._loose
-        with loose.lock, suppress(KeyError):
-            remembered = loose.of_keys.setdefault(key, OrderedDict())
+        unleased = self._unleased
+        with unleased.lock, suppress(KeyError):
+            remembered = unleased.of_keys.setdefault(key, OrderedDict())
             for permit in reversed(permits):
                 remembered[permit] = None
                 remembered.move_to_end(permit, last=False)
 
     def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
         """Those of them that were remembered. Under the lock."""
-        permits = self._loose.of_keys.get(key) or OrderedDict()
+        permits = self._unleased.of_keys.get(key) or OrderedDict()
         return [permit for permit in taken if permits.pop(permit, _GONE) is not _GONE]
 
-    def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
-        draw, redis_key = self._draw(key, cost), self._key(key)
+    def _ask_allow(self, key: Key, cost: Any = 1) -> Command[bool]:
+        charge, redis_key = self._charge_for(key, cost), self._key(key)
 
         def read(reply: list[int]) -> bool:
             if reply[0]:
-                self._took(redis_key, draw, Seen(True, reply[1], reply[3:]))
+                self._took(redis_key, charge, Seen(True, reply[1], reply[3:]))
             return reply[0] != 0
 
-        return self._asked(HIT, redis_key, draw, self._size, read)
+        return self._asked(HIT, redis_key, charge, self._size, read)
 
-    def _ask_acquire(self, key: Key, cost: Any) -> Asked[Taken]:
-        draw, redis_key = self._draw(key, cost), self._key(key)
+    def _ask_acquire(self, key: Key, cost: Any) -> Command[Taken]:
+        charge, redis_key = self._charge_for(key, cost), self._key(key)
 
         def read(reply: list[int]) -> Taken:
             seen = Seen(reply[0] != 0, reply[1], reply[3:])
-            return Taken(seen.allowed, redis_key, self._permits(draw, seen) if seen.allowed else [], os.getpid())
+            return Taken(seen.allowed, redis_key, self._permits(charge, seen) if seen.allowed else [], os.getpid())
 
-        return self._asked(HIT, redis_key, draw, self._size, read)
+        return self._asked(HIT, redis_key, charge, self._size, read)
 
-    def _ask_release(self, key: bytes, permits: list[Permit]) -> Asked[int]:
+    def _ask_release(self, key: bytes, permits: list[Permit]) -> Command[int]:
         """How many of them were still held."""
         return self._ask_leases(b"release", key, permits)
 
-    def _ask_renew(self, key: bytes, permits: list[Permit]) -> Asked[int]:
+    def _ask_renew(self, key: bytes, permits: list[Permit]) -> Command[int]:
         return self._ask_leases(b"renew", key, permits)
 
-    def _ask_leases(self, what: bytes, key: bytes, permits: list[Permit]) -> Asked[int]:
+    def _ask_leases(self, what: bytes, key: bytes, permits: list[Permit]) -> Command[int]:
         arguments = [what, b"%d" % self._algorithm.lease_us, *(permit.member for permit in permits)]
-        return Asked(self._leases, [key], arguments, 2, lambda reply: reply[0])
+        return Command(self._leases, [key], arguments, 2, lambda reply: reply[0])
 
     def _refund(
         self,
@@ -252,27 +252,27 @@ class AskingHeld(Asking):
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-    ) -> Talk[None]:
+    ) -> CommandFlow[None]:
         self._tier(rate, burst)
-        draw, redis_key = self._draw_back(key, cost), self._key(key)
+        charge, redis_key = self._refund_charge(key, cost), self._key(key)
         if request_id is not None:
-            self._mark(redis_key, request_id, draw)
-        count = draw.cost
-        if self._twin is not None:
-            count -= self._twin.give_back_loose(key, count)
+            self._mark(redis_key, request_id, charge)
+        count = charge.cost
+        if self._fallback is not None:
+            count -= self._fallback.give_back_unleased(key, count)
         yield from self._give_back(redis_key, count)
 
-    def _kept(self, key: bytes, draw: Draw, seen: Seen) -> Taken:
+    def _kept(self, key: bytes, charge: Charge, seen: Seen) -> Taken:
         """A lease stands for them from now on."""
-        with self._loose.lock:
-            own = self._forget(key, self._permits(draw, seen))
+        with self._unleased.lock:
+            own = self._forget(key, self._permits(charge, seen))
             # Another one's refund may have taken some of these instead of its own.
-            own += self._take_remembered(key, draw.cost - len(own), newest=True)
+            own += self._take_remembered(key, charge.cost - len(own), newest=True)
         return Taken(True, key, own, os.getpid())
 
-    def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
-        permits = self._permits(draw, seen)
-        with self._loose.lock:
+    def _cancel(self, key: bytes, charge: Charge, seen: Seen) -> CommandFlow[None]:
+        permits = self._permits(charge, seen)
+        with self._unleased.lock:
             own = self._forget(key, permits)
         released = self._ask_release(key, own)
         released.read = lambda reply: reply[1]
@@ -286,7 +286,7 @@ class AskingHeld(Asking):
         if permits[0].end_us > now_us:
             yield from self._give_back(key, len(permits) - len(own))
 
-    def _give_back(self, key: bytes, count: int) -> Talk[None]:
+    def _give_back(self, key: bytes, count: int) -> CommandFlow[None]:
         """So many of those that no lease object stands for."""
         # The oldest first: what is left then lasts longer than need be, never less.
         while count > 0 and (permits := self._take_remembered(key, count)):
@@ -297,11 +297,11 @@ class AskingHeld(Asking):
                 self._remember_again(key, permits)
                 raise
 
-    def _take_loose_permits(self, key: Key, cost: int) -> Taken:
+    def _take_unleased_permits(self, key: Key, cost: int) -> Taken:
         """Those that a ``wait`` of this process has just taken."""
         redis_key, local, given = self._key(key), None, 0
-        if self._twin is not None:
-            local, given = self._twin.take_loose(key, cost)
+        if self._fallback is not None:
+            local, given = self._fallback.take_unleased(key, cost)
         permits = self._take_remembered(redis_key, cost - given, newest=True)
         return Taken(True, redis_key, permits, os.getpid(), local)
 

@@ -22,11 +22,10 @@ from forebay.core.decision import Decision
 from forebay.core.keys import Key
 from forebay.errors import LimitExceeded, StoreUnavailable
 from forebay.rate import Duration, Rate
-from forebay.redis.all_of import AskingAll, Costs, Keys
-from forebay.redis.asking import ONE, Asked, Asking, AskingStaggered, BookingView, Talk, checked, costs_of, keys_of
+from forebay.redis.all_of import AllOfCommands, Costs, Keys
 from forebay.redis.base import (
-    AWAY,
     CHUNK,
+    UNAVAILABLE_ERRORS,
     RedisStoreBase,
     begun,
     calls_with_text,
@@ -35,13 +34,24 @@ from forebay.redis.base import (
     checked_limiters,
     checked_url,
     client_options,
-    must_work,
     none_held,
-    nothing,
+    noop,
+    raise_if_server_failed,
     replaced,
     unknown,
 )
-from forebay.redis.held import AskingHeld, HeldView, Taken, unimportant_after
+from forebay.redis.commands import (
+    ONE,
+    BookingView,
+    Command,
+    CommandFlow,
+    LimiterCommands,
+    StaggeredCommands,
+    checked,
+    costs_of,
+    keys_of,
+)
+from forebay.redis.held import ConcurrencyCommands, HeldView, Taken, unimportant_after
 from forebay.redis.scripts import Script
 from forebay.redis.transport.cluster import Cluster, TimedPool, cluster_url
 from forebay.redis.transport.deadline import Patience, keep_deadlines
@@ -69,10 +79,10 @@ class RedisReservation(BookingView):
         or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
         """
         # What Redis has booked stays booked, if it is away.
-        self._store._run(self._booked.cancel(), nothing)
+        self._store._run(self._booked.cancel(), noop)
 
 
-class RedisLimiter(Asking):
+class RedisLimiter(LimiterCommands):
     """A limiter whose state is in Redis. What the methods mean is written at ``forebay.TokenBucket`` and its like.
 
     *Threads*: every method may be called from any thread. *Processes*: whoever makes a limiter of the same name and
@@ -91,11 +101,11 @@ class RedisLimiter(Asking):
 
     def allow(self, key: Key, /) -> bool:
         if self._usual is None:
-            return self._store._do(self._ask_allow(key), lambda twin: twin.allow(key), self._twin)
+            return self._store._do(self._ask_allow(key), lambda fallback: fallback.allow(key), self._fallback)
         try:
             return (self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
         except StoreUnavailable as error:
-            allowed: bool = self._store._instead(error, lambda twin: twin.allow(key), self._twin)
+            allowed: bool = self._store._fall_back(error, lambda fallback: fallback.allow(key), self._fallback)
             return allowed
 
     def hit(
@@ -112,20 +122,22 @@ class RedisLimiter(Asking):
             try:
                 reply = self._store._call(self._script, (self._key(key),), self._usual, self._size)
             except StoreUnavailable as error:
-                decision: Decision = self._store._instead(error, lambda twin: twin.hit(key), self._twin)
+                decision: Decision = self._store._fall_back(error, lambda fallback: fallback.hit(key), self._fallback)
                 return decision
             return self._usual_decision(self._name, reply)
-        asked = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
+        command = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
         more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
-        return self._store._do(asked, lambda twin: twin.hit(key, cost, **more), self._twin)
+        return self._store._do(command, lambda fallback: fallback.hit(key, cost, **more), self._fallback)
 
     def peek(self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None) -> Decision:
-        asked = self._ask_peek(key, cost, rate, burst)
-        return self._store._do(asked, lambda twin: twin.peek(key, cost, rate=rate, burst=burst), self._twin)
+        command = self._ask_peek(key, cost, rate, burst)
+        return self._store._do(
+            command, lambda fallback: fallback.peek(key, cost, rate=rate, burst=burst), self._fallback
+        )
 
     def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> RedisReservation:
-        asked = self._ask_reserve(key, cost, max_delay)
-        booked = self._store._do(asked, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        command = self._ask_reserve(key, cost, max_delay)
+        booked = self._store._do(command, lambda fallback: fallback.reserve(key, cost, max_delay), self._fallback)
         return RedisReservation(self._store, booked)
 
     def refund(
@@ -137,9 +149,9 @@ class RedisLimiter(Asking):
         burst: int | None = None,
         request_id: Key | None = None,
     ) -> None:
-        talk = self._refund(key, cost, rate, burst, request_id)
+        flow = self._refund(key, cost, rate, burst, request_id)
         more = {"rate": rate, "burst": burst, "request_id": request_id}
-        self._store._run(talk, lambda twin: twin.refund(key, cost, **more), self._twin)
+        self._store._run(flow, lambda fallback: fallback.refund(key, cost, **more), self._fallback)
 
     def reset(self, key: Key) -> None:
         self._store._do(self._ask_reset(key))
@@ -148,7 +160,9 @@ class RedisLimiter(Asking):
         keys = keys_of(keys)
         costs = costs_of(costs, len(keys))
         return self._store._do_many(
-            self._ask_many(keys, costs), lambda number, twin: twin.allow(keys[number], costs[number]), self._twin
+            self._ask_many(keys, costs),
+            lambda number, fallback: fallback.allow(keys[number], costs[number]),
+            self._fallback,
         )
 
     def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
@@ -162,7 +176,7 @@ class RedisLimiter(Asking):
         return RedisAllOf(checked_limiters(kind, args, kwargs, RedisLimiter))
 
 
-class RedisStaggeredWindow(AskingStaggered, RedisLimiter):
+class RedisStaggeredWindow(StaggeredCommands, RedisLimiter):
     """A fixed window that begins at a time of each key's own."""
 
 
@@ -192,8 +206,8 @@ class RedisLease(HeldView):
         local = self._taken.local
         held = local is not None and local.release()
         if self._permits and self._taken.is_own:
-            asked = self._limiter._ask_release(self._taken.key, self._permits)
-            held |= self._limiter._store._do(asked, none_held) > 0
+            command = self._limiter._ask_release(self._taken.key, self._permits)
+            held |= self._limiter._store._do(command, none_held) > 0
             waiting.released(self._limiter, self._key)
         self._permits = []
         return held
@@ -205,10 +219,10 @@ class RedisLease(HeldView):
             return False
         if not permits or not self._taken.is_own:
             return local is not None
-        asked = self._limiter._ask_renew(self._taken.key, permits)
-        return self._limiter._store._do(asked, none_held) == len(permits)
+        command = self._limiter._ask_renew(self._taken.key, permits)
+        return self._limiter._store._do(command, none_held) == len(permits)
 
-    def _giving_back(self) -> Talk[None]:
+    def _giving_back(self) -> CommandFlow[None]:
         yield from super()._giving_back()
         waiting.released(self._limiter, self._key)
 
@@ -227,13 +241,15 @@ class RedisLease(HeldView):
             self.release()
 
 
-class RedisConcurrency(AskingHeld, RedisLimiter):
+class RedisConcurrency(ConcurrencyCommands, RedisLimiter):
     """Permits that are held for a while, as ``forebay.Concurrency``; but nobody notices that a process has ended: its
     permits come back at the end of their leases. So take a short lease, and renew it."""
 
     def acquire(self, key: Key, cost: int = 1) -> RedisLease:
-        asked = self._ask_acquire(key, cost)
-        return RedisLease(self, key, self._store._do(asked, lambda twin: twin.acquire(key, cost), self._twin))
+        command = self._ask_acquire(key, cost)
+        return RedisLease(
+            self, key, self._store._do(command, lambda fallback: fallback.acquire(key, cost), self._fallback)
+        )
 
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold:
         return holding.Hold(cast(Any, self), key, cost, timeout)
@@ -256,18 +272,18 @@ class RedisConcurrency(AskingHeld, RedisLimiter):
         request_id: Key | None = None,
     ) -> None:
         """Give back what ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process."""
-        self._store._run(self._refund(key, cost, rate, burst, request_id), nothing)
+        self._store._run(self._refund(key, cost, rate, burst, request_id), noop)
         waiting.released(self, key)
 
     def _take_loose(self, key: Key, cost: int) -> RedisLease:
         """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
-        return self._lease_of(key, self._take_loose_permits(key, cost))
+        return self._lease_of(key, self._take_unleased_permits(key, cost))
 
     def _lease_of(self, key: Key, taken: Taken) -> RedisLease:
         return RedisLease(self, key, taken)
 
 
-class RedisAllOf(AskingAll):
+class RedisAllOf(AllOfCommands):
     """Several limits of one ``RedisStore`` at once, as ``forebay.AllOf``: all or none.
 
     One round trip; but of keys that lie in several slots of a cluster, one for each slot and those that give back.
@@ -280,38 +296,40 @@ class RedisAllOf(AskingAll):
         return self._store
 
     @property
-    def limiters(self) -> tuple[Asking, ...]:
+    def limiters(self) -> tuple[LimiterCommands, ...]:
         return self._limiters
 
     def allow(self, key: Keys, /) -> bool:
-        talk = self._allow(self._parts(key, 1))
-        return self._store._run(talk, lambda twin: twin.allow(key), self._twin)
+        flow = self._allow(self._parts(key, 1))
+        return self._store._run(flow, lambda fallback: fallback.allow(key), self._fallback)
 
     def hit(self, key: Keys, cost: Costs = 1) -> Decision:
-        return self._store._run(self._hit(key, cost), lambda twin: twin.hit(key, cost), self._twin)
+        return self._store._run(self._hit(key, cost), lambda fallback: fallback.hit(key, cost), self._fallback)
 
     def hit_each(self, key: Keys, cost: Costs = 1) -> list[Decision]:
-        return self._store._run(self._hit_each(key, cost), lambda twin: twin.hit_each(key, cost), self._twin)
+        return self._store._run(
+            self._hit_each(key, cost), lambda fallback: fallback.hit_each(key, cost), self._fallback
+        )
 
     def peek(self, key: Keys, cost: Costs = 1) -> Decision:
-        return self._store._run(self._peek(key, cost), lambda twin: twin.peek(key, cost), self._twin)
+        return self._store._run(self._peek(key, cost), lambda fallback: fallback.peek(key, cost), self._fallback)
 
     def reserve(self, key: Keys, cost: Costs = 1, max_delay: Duration | None = None) -> RedisReservation:
-        talk = self._reserve(key, cost, max_delay)
-        booked = self._store._run(talk, lambda twin: twin.reserve(key, cost, max_delay), self._twin)
+        flow = self._reserve(key, cost, max_delay)
+        booked = self._store._run(flow, lambda fallback: fallback.reserve(key, cost, max_delay), self._fallback)
         return RedisReservation(self._store, booked)
 
     def _hit_each_for(self, patience: Patience, key: Keys, cost: Costs) -> list[Decision]:
         """For the web."""
-        talk = self._hit_each(key, cost)
-        return self._store._run(talk, lambda twin: twin.hit_each(key, cost), self._twin, patience)
+        flow = self._hit_each(key, cost)
+        return self._store._run(flow, lambda fallback: fallback.hit_each(key, cost), self._fallback, patience)
 
     def _admit(
         self, key: list[Key], cost: list[int], patience: Patience
     ) -> tuple[list[Decision], list[RedisReservation | RedisLease]]:
         """For the web: what ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
-        talk = self._admit_all(key, cost)
-        decisions, taken = self._store._run(talk, lambda twin: twin.admit(key, cost), self._twin, patience)
+        flow = self._admit_all(key, cost)
+        decisions, taken = self._store._run(flow, lambda fallback: fallback.admit(key, cost), self._fallback, patience)
         return decisions, [
             cast(RedisConcurrency, limiter)._lease_of(its_key, its)
             if isinstance(its, Taken)
@@ -320,7 +338,7 @@ class RedisAllOf(AskingAll):
         ]
 
     def refund(self, key: Keys, cost: Costs = 1) -> None:
-        self._store._run(self._refund(key, cost), lambda twin: twin.refund(key, cost), self._twin)
+        self._store._run(self._refund(key, cost), lambda fallback: fallback.refund(key, cost), self._fallback)
 
     def reset(self, key: Keys) -> None:
         self._store._run(self._reset(key))
@@ -330,15 +348,15 @@ class RedisAllOf(AskingAll):
         costs = costs_of(costs, len(keys))
         many = self._many(keys, costs)
 
-        def otherwise(number: int, twin: Any) -> bool:
-            return bool(twin.allow(keys[number], costs[number]))
+        def fall_back(number: int, fallback: Any) -> bool:
+            return bool(fallback.allow(keys[number], costs[number]))
 
         if self._is_apart(many):
             return [
-                self._store._run(self._allow(parts), functools.partial(otherwise, number), self._twin)
+                self._store._run(self._allow(parts), functools.partial(fall_back, number), self._fallback)
                 for number, parts in enumerate(many)
             ]
-        return self._store._do_many([self._ask_allow(parts) for parts in many], otherwise, self._twin)
+        return self._store._do_many([self._ask_allow(parts) for parts in many], fall_back, self._fallback)
 
     def wait(self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
         return waiting.wait(self, key, cost, timeout, jitter)
@@ -412,7 +430,7 @@ class RedisStore(RedisStoreBase):
             is_cluster = isinstance(client, redis.cluster.RedisCluster)
             self._client = Cluster(lambda: client) if is_cluster else Server(client)
         self._has_slots = isinstance(self._client, Cluster)
-        self._watch(server, timeout, host)
+        self._attach_breaker(server, timeout, host)
         self._execute: Any = self._client.execute_command
 
     def close(self) -> None:
@@ -457,7 +475,7 @@ class RedisStore(RedisStoreBase):
             if self.closed:
                 # Whoever was under way when the connections were ended.
                 raise self._was_closed() from error
-            if isinstance(error, AWAY):
+            if isinstance(error, UNAVAILABLE_ERRORS):
                 if passage is None:
                     self._breaker.failed(error)
                 raise self._unavailable(error) from error
@@ -482,37 +500,37 @@ class RedisStore(RedisStoreBase):
         except NoScriptError:
             return self._execute("EVAL", script.text, b"%d" % len(keys), *keys, *arguments)
 
-    def _do(self, asked: Asked[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
-        """The answer; if Redis is away, the policy's: `otherwise` asks the limiter's twin, if it has one."""
+    def _do(self, command: Command[T], fall_back: Callable[[Any], T] | None = None, fallback: Any = None) -> T:
+        """The answer; if Redis is away, the policy's: `fall_back` asks the limiter's fallback, if it has one."""
         try:
-            return asked.read(self._call(asked.script, asked.keys, asked.arguments, asked.size))
+            return command.read(self._call(command.script, command.keys, command.arguments, command.size))
         except StoreUnavailable as error:
-            return self._instead(error, otherwise, twin)
+            return self._fall_back(error, fall_back, fallback)
 
     def _run(
         self,
-        talk: Talk[T],
-        otherwise: Callable[[Any], T] | None = None,
-        twin: Any = None,
+        flow: CommandFlow[T],
+        fall_back: Callable[[Any], T] | None = None,
+        fallback: Any = None,
         patience: Patience | None = None,
     ) -> T:
         try:
-            asked = next(talk)
+            command = next(flow)
             while True:
                 try:
-                    reply = self._call(asked.script, asked.keys, asked.arguments, asked.size, patience)
-                    answer = asked.read(reply)
+                    reply = self._call(command.script, command.keys, command.arguments, command.size, patience)
+                    answer = command.read(reply)
                 except BaseException as error:
-                    asked = talk.throw(error)
+                    command = flow.throw(error)
                 else:
-                    asked = talk.send(answer)
+                    command = flow.send(answer)
         except StopIteration as end:
             return cast(T, end.value)
         except StoreUnavailable as error:
-            return self._instead(error, otherwise, twin)
+            return self._fall_back(error, fall_back, fallback)
 
     def _do_many(
-        self, asked: list[Asked[T]], otherwise: Callable[[int, Any], T] | None = None, twin: Any = None
+        self, command: list[Command[T]], fall_back: Callable[[int, Any], T] | None = None, fallback: Any = None
     ) -> list[T]:
         """In order, but not as one: others' requests may come between. What Redis failed to answer, and all that would
         have been sent after it, the policy does."""
@@ -520,16 +538,16 @@ class RedisStore(RedisStoreBase):
             raise self._was_closed()
         replies: list[Any] = []
         error: Exception | None = None
-        for start in range(0, len(asked), CHUNK):
-            chunk = asked[start : start + CHUNK]
+        for start in range(0, len(command), CHUNK):
+            chunk = command[start : start + CHUNK]
             sent: list[Any] = []
             if error is None:
                 sent, error = self._exchange(chunk)
             replies += sent or [error] * len(chunk)
-        return self._answers(asked, replies, otherwise, twin)
+        return self._answers(command, replies, fall_back, fallback)
 
     def _exchange(
-        self, chunk: list[Asked[Any]], patience: Patience | None = None
+        self, chunk: list[Command[Any]], patience: Patience | None = None
     ) -> tuple[list[Any], Exception | None]:
         """The replies, of which some may be errors; and what says that Redis can't do its work, if anything does."""
         sent: list[Any] = []
@@ -545,8 +563,8 @@ class RedisStore(RedisStoreBase):
                     if self.closed:
                         raise self._was_closed() from caught
                     raise
-                must_work(sent)
-        except (*AWAY, StoreUnavailable) as error:
+                raise_if_server_failed(sent)
+        except (*UNAVAILABLE_ERRORS, StoreUnavailable) as error:
             return sent, error
         except Exception:
             if not sys.is_finalizing():
@@ -564,13 +582,13 @@ class RedisStore(RedisStoreBase):
             raise self._was_closed()
         batches = self._in_batches(begun([one._giving_back() for one in taken]))
         with contextlib.suppress(StopIteration):
-            asked = next(batches)
+            command = next(batches)
             while True:
-                replies, error = self._exchange(asked, patience)
-                asked = batches.send(replies or [error] * len(asked))
+                replies, error = self._exchange(command, patience)
+                command = batches.send(replies or [error] * len(command))
 
-    def _send(self, asked: list[Asked[T]]) -> list[Any]:
-        return cast(list[Any], self._client.execute_many([one.call for one in asked]))
+    def _send(self, command: list[Command[T]]) -> list[Any]:
+        return cast(list[Any], self._client.execute_many([one.call for one in command]))
 
     _limiter = RedisLimiter
     _all_of = RedisAllOf

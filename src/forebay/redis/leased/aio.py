@@ -18,8 +18,8 @@ from forebay.rate import Duration, Rate
 from forebay.redis.aio import AsyncRedisStore, nothing_more
 from forebay.redis.aio_limiters import AsyncRedisReservation
 from forebay.redis.aio_waiting import Lines, wait
-from forebay.redis.asking import Asked, costs_of, keys_of
 from forebay.redis.awaiting import awaited
+from forebay.redis.commands import Command, costs_of, keys_of
 from forebay.redis.leased.fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
 from forebay.redis.leased.store import LeasedStoreBase, _nothing
 from forebay.redis.leased.terms import Terms
@@ -98,14 +98,14 @@ class AsyncLeasedLimiter:
 
     async def _lacking(self, key: Key, cost: int) -> Decision:
         store, permits = self._store, self._permits
-        turns, twin = store._turns, self._terms.strict._twin
+        turns, fallback = store._turns, self._terms.strict._fallback
 
-        def otherwise(twin: Any) -> Decision:
-            decision: Decision = twin.hit(key, cost)
+        def fall_back(fallback: Any) -> Decision:
+            decision: Decision = fallback.hit(key, cost)
             return decision
 
         if is_alone(permits, cost):
-            decision = await store._run(alone(permits, key, cost), otherwise, twin)
+            decision = await store._run(alone(permits, key, cost), fall_back, fallback)
             if decision is not None:
                 return decision
         # Nobody waits for a task of a loop that has ended.
@@ -113,12 +113,12 @@ class AsyncLeasedLimiter:
         try:
             decision = await turns.wait(permits, key, cost)
         except StoreUnavailable as error:
-            return store.redis_store._instead(error, otherwise, twin)
+            return store.redis_store._fall_back(error, fall_back, fallback)
         if decision is not None:
             return decision
         has_brought = None
         try:
-            decision = await store._run(shared(permits, store._holdings, key, cost), otherwise, twin)
+            decision = await store._run(shared(permits, store._holdings, key, cost), fall_back, fallback)
             has_brought = not decision.degraded
             return decision
         except ForebayError:
@@ -130,7 +130,7 @@ class AsyncLeasedLimiter:
     @awaited
     async def peek(self, key: Key, cost: int = 1) -> Decision:
         steps = looked(self._permits, key, cost)
-        return await self._store._run(steps, lambda twin: twin.peek(key, cost), self._terms.strict._twin)
+        return await self._store._run(steps, lambda fallback: fallback.peek(key, cost), self._terms.strict._fallback)
 
     @awaited
     async def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
@@ -143,7 +143,7 @@ class AsyncLeasedLimiter:
     @awaited
     async def refund(self, key: Key, cost: int = 1) -> None:
         steps = refunded(self._permits, key, cost)
-        await self._store._run(steps, lambda twin: twin.refund(key, cost), self._terms.strict._twin)
+        await self._store._run(steps, lambda fallback: fallback.refund(key, cost), self._terms.strict._fallback)
 
     @awaited
     async def reset(self, key: Key) -> None:
@@ -233,7 +233,7 @@ class AsyncLeasedStore(LeasedStoreBase):
         name, terms = self._terms(kind, args, kwargs)
         return AsyncLeasedLimiter(self, Permits(self.host_store, name, terms))
 
-    async def _run(self, steps: Steps[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+    async def _run(self, steps: Steps[T], fall_back: Callable[[Any], T] | None = None, fallback: Any = None) -> T:
         """As ``LeasedStore``'s."""
         if self.closed:
             raise self._was_closed()
@@ -255,21 +255,21 @@ class AsyncLeasedStore(LeasedStoreBase):
         except StopIteration as end:
             return cast(T, end.value)
         except StoreUnavailable as error:
-            return self.redis_store._instead(error, otherwise, twin)
+            return self.redis_store._fall_back(error, fall_back, fallback)
 
-    async def _ask(self, asked: Asked[T]) -> T:
-        return asked.read(await self.redis_store._call(asked.script, asked.keys, asked.arguments, asked.size))
+    async def _ask(self, command: Command[T]) -> T:
+        return command.read(await self.redis_store._call(command.script, command.keys, command.arguments, command.size))
 
-    async def _give_back(self, asked: Iterator[Asked[Any]]) -> None:
+    async def _give_back(self, command: Iterator[Command[Any]]) -> None:
         """As ``LeasedStore``'s."""
-        question = next(asked, None)
+        question = next(command, None)
         if question is None:
             return
         with contextlib.suppress(ForeignState):
             await self._ask(question)
         # To its end: what was taken out of a lease, nobody else gives back.
         store = self.redis_store
-        await store._to_its_end(store._do_many(list(asked), _nothing, None), nothing_more)
+        await store._to_its_end(store._do_many(list(command), _nothing, None), nothing_more)
 
 
 async def look(store_of: weakref.ref[AsyncLeasedStore], every_s: float) -> None:

@@ -16,7 +16,7 @@ from forebay.core.decision import Decision
 from forebay.core.keys import Key
 from forebay.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
-from forebay.redis.asking import Asked, whole_cost
+from forebay.redis.commands import Command, whole_cost
 from forebay.redis.leased.terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
 
 T = TypeVar("T")
 # Calls to Redis, whose answers are sent back, and seconds to sleep.
-Steps = Generator[Asked[Any] | float, Any, T]
+Steps = Generator[Command[Any] | float, Any, T]
 
 FIRST_PAUSE_S: Final = 0.000_05
 LAST_PAUSE_S: Final = 0.001
@@ -88,7 +88,7 @@ class Holdings:
             self.pid, self.leases = os.getpid(), {}
         self.leases[id(holding.permits), holding.tag] = holding
 
-    def unused(self, *, everything: bool = False) -> Iterator[Asked[Any]]:
+    def unused(self, *, everything: bool = False) -> Iterator[Command[Any]]:
         """What gives back leases of which nothing was used since the last look, or that end soon; all, at the end.
 
         First a question, if there is anything: nothing is taken out of a lease before Redis has answered it. What can't
@@ -229,9 +229,9 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
 def given_back(holdings: Holdings) -> Steps[None]:
     """By a fetch whose answer came after its store was closed: nobody else will."""
     with contextlib.suppress(ForebayError):
-        for asked in holdings.unused(everything=True):
+        for command in holdings.unused(everything=True):
             with contextlib.suppress(ForeignState):
-                yield asked
+                yield command
 
 
 def late(permits: Permits, tag: int, has_brought: bool) -> Answer:

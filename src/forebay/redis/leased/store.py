@@ -27,7 +27,7 @@ from forebay.errors import (
     without_url,
 )
 from forebay.rate import Duration
-from forebay.redis.asking import Asked, Asking, costs_of, keys_of
+from forebay.redis.commands import Command, LimiterCommands, costs_of, keys_of
 from forebay.redis.leased.fetch import LOOKS, Holdings, Steps, admitted, decided, looked, refunded, reset
 from forebay.redis.leased.terms import Terms, checked_options, terms_of
 from forebay.redis.store import RedisStore, would_block
@@ -64,7 +64,7 @@ class LeasedStoreBase:
             args = (self.redis_store, *args[1:])
         else:
             kwargs = {**kwargs, "store": self.redis_store}
-        strict: Asking = self.redis_store._make_limiter(kind, args, kwargs)
+        strict: LimiterCommands = self.redis_store._make_limiter(kind, args, kwargs)
         terms = terms_of(kind, strict, self.host_store, self._options, round(self.redis_store._timeout_s * NS))
         return strict.name, terms
 
@@ -112,21 +112,21 @@ class LeasedLimiter(Permits):
             raise AttributeError(f"a leased limiter has no attribute {name!r}") from None
 
     def _lacking(self, key: Key, cost: int) -> bool:
-        store, twin = self._leased_store, self.terms.strict._twin
+        store, fallback = self._leased_store, self.terms.strict._fallback
         steps = admitted(self, store._keeper().holdings, key, cost)
-        return store._run(steps, lambda twin: twin.allow(key, cost), twin)
+        return store._run(steps, lambda fallback: fallback.allow(key, cost), fallback)
 
     def _lacking_hit(self, key: Key, cost: int) -> Decision:
         if not (cost := self.checked(cost)):
             return self.peek(key, 0)
-        store, twin = self._leased_store, self.terms.strict._twin
+        store, fallback = self._leased_store, self.terms.strict._fallback
         steps = decided(self, store._keeper().holdings, key, cost)
-        return store._run(steps, lambda twin: twin.hit(key, cost), twin)
+        return store._run(steps, lambda fallback: fallback.hit(key, cost), fallback)
 
     def peek(self, key: Key, cost: int = 1) -> Decision:
         """What ``hit`` would say. From the lease if it suffices, else one round trip, of which nothing is borrowed."""
         return self._leased_store._run(
-            looked(self, key, cost), lambda twin: twin.peek(key, cost), self.terms.strict._twin
+            looked(self, key, cost), lambda fallback: fallback.peek(key, cost), self.terms.strict._fallback
         )
 
     def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
@@ -145,7 +145,9 @@ class LeasedLimiter(Permits):
 
     def refund(self, key: Key, cost: int = 1) -> None:
         """Give back what an allowed ``hit`` charged; one round trip. Never more than a fresh key has."""
-        self._leased_store._run(refunded(self, key, cost), lambda twin: twin.refund(key, cost), self.terms.strict._twin)
+        self._leased_store._run(
+            refunded(self, key, cost), lambda fallback: fallback.refund(key, cost), self.terms.strict._fallback
+        )
 
     def reset(self, key: Key) -> None:
         """Forget `key`: in Redis and on this host. What other hosts have on loan, they may spend until it ends."""
@@ -293,7 +295,7 @@ class LeasedStore(LeasedStoreBase):
         limiter._leased_store = self
         return limiter
 
-    def _run(self, steps: Steps[T], otherwise: Callable[[Any], T] | None = None, twin: Any = None) -> T:
+    def _run(self, steps: Steps[T], fall_back: Callable[[Any], T] | None = None, fallback: Any = None) -> T:
         """What the steps come to; if Redis is away, what its store's policy says."""
         if self.closed:
             raise self._was_closed()
@@ -313,19 +315,19 @@ class LeasedStore(LeasedStoreBase):
         except StopIteration as end:
             return cast(T, end.value)
         except StoreUnavailable as error:
-            return self.redis_store._instead(error, otherwise, twin)
+            return self.redis_store._fall_back(error, fall_back, fallback)
 
-    def _ask(self, asked: Asked[T]) -> T:
-        return asked.read(self.redis_store._call(asked.script, asked.keys, asked.arguments, asked.size))
+    def _ask(self, command: Command[T]) -> T:
+        return command.read(self.redis_store._call(command.script, command.keys, command.arguments, command.size))
 
-    def _give_back(self, asked: Iterator[Asked[Any]]) -> None:
+    def _give_back(self, command: Iterator[Command[Any]]) -> None:
         """A question first, to which Redis must answer, and then all others together."""
-        question = next(asked, None)
+        question = next(command, None)
         if question is None:
             return
         with contextlib.suppress(ForeignState):
             self._ask(question)
-        self.redis_store._do_many(list(asked), _nothing, None)
+        self.redis_store._do_many(list(command), _nothing, None)
 
     def _keeper(self) -> _Keeper:
         """This process's; not one that was inherited. Without a lock: a signal's handler may come here meanwhile."""
@@ -352,5 +354,5 @@ def _finish() -> None:
 atexit.register(_finish)
 
 
-def _nothing(number: int, twin: object) -> None:
+def _nothing(number: int, fallback: object) -> None:
     """What is to be given back to Redis while it is away is not given back."""

@@ -13,8 +13,8 @@ from forebay.core.token_bucket import TokenBucket
 from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import as_period_ns
-from forebay.redis.algorithms import Algorithm, Draw, Gcra, Seen, Window
-from forebay.redis.asking import Asked, Asking, Talk, _nothing, sendable
+from forebay.redis.algorithms import Algorithm, Charge, Gcra, Seen, Window
+from forebay.redis.commands import Command, CommandFlow, LimiterCommands, _nothing, encode_args
 from forebay.redis.keys import digest
 from forebay.redis.scripts import script
 from forebay.store import Store
@@ -84,7 +84,9 @@ class Terms(ABC):
     pause_ns: int
     """After a grant of less than was wanted, so long nobody of the host asks again, if there isn't more only later."""
 
-    def __init__(self, strict: Asking, algorithm: Algorithm, store: Store, options: Options, deadline_ns: int) -> None:
+    def __init__(
+        self, strict: LimiterCommands, algorithm: Algorithm, store: Store, options: Options, deadline_ns: int
+    ) -> None:
         self.strict, self.limit = strict, algorithm.limit
         self.parameters = strict._parameters
         self.lease_ns = options.lease_ns
@@ -94,7 +96,7 @@ class Terms(ABC):
         self.longest_fetch_ns = 2 * self.lease_ns + self.deadline_ns
         self.share = options.share
         self.on_full = store.on_full
-        where = strict._store._where
+        where = strict._store.server_identity
         # Whoever reads cells in another way, or has borrowed elsewhere, is another host.
         what = repr(
             (
@@ -121,27 +123,31 @@ class Terms(ABC):
     def place(self, key: Key) -> Place: ...
 
     @abstractmethod
-    def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Asked[Granted]: ...
+    def borrow(
+        self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int
+    ) -> Command[Granted]: ...
 
     @abstractmethod
-    def charge(self, place: Place, permits: int) -> Asked[Granted]:
+    def charge(self, place: Place, permits: int) -> Command[Granted]:
         """Spend so many at once, of which none are on loan meanwhile, as a call that is made until `left_ns` later."""
 
     @abstractmethod
-    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Asked[None]: ...
+    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]: ...
 
     @abstractmethod
-    def peek(self, place: Place, permits: int) -> Asked[tuple[int, int]]:
+    def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
         """The permits that there are, and after how many ns there would be so many."""
 
     @abstractmethod
-    def reset(self, key: Key) -> Talk[None]: ...
+    def reset(self, key: Key) -> CommandFlow[None]: ...
 
 
 class BucketTerms(Terms):
     """Of a token bucket: a state of its own, which knows what is on loan."""
 
-    def __init__(self, strict: Asking, algorithm: Gcra, store: Store, options: Options, deadline_ns: int) -> None:
+    def __init__(
+        self, strict: LimiterCommands, algorithm: Gcra, store: Store, options: Options, deadline_ns: int
+    ) -> None:
         super().__init__(strict, algorithm, store, options, deadline_ns)
         # However the rate is written, its bucket is the same.
         divisor = math.gcd(algorithm.period_us, algorithm.rate.limit)
@@ -153,49 +159,49 @@ class BucketTerms(Terms):
         self.pause_ns = min(self.lease_ns, self.reset_ns) // 8
         self._set_most(8)
         suffix = f"lent-{digest(per, period_us)}".encode()
-        self._head, self._tail = strict._store._around(strict.name, suffix)
+        self._head, self._tail = strict._store._key_affixes(strict.name, suffix)
         self._script = script("lease_bucket")
         self._rate = (per, period_us, algorithm.tolerance_us)
 
     def place(self, key: Key) -> Place:
-        return Place(self._head + self.strict._stand_in(key) + self._tail, self._rate)
+        return Place(self._head + self.strict._encode_key(key) + self._tail, self._rate)
 
-    def _asked(self, place: Place, *arguments: int | bytes | str) -> Asked[Granted]:
-        sent = sendable((*place.arguments, *arguments))
-        return Asked(self._script, [place.redis_key], sent, 6, _of_bucket)
+    def _asked(self, place: Place, *arguments: int | bytes | str) -> Command[Granted]:
+        sent = encode_args((*place.arguments, *arguments))
+        return Command(self._script, [place.redis_key], sent, 6, _of_bucket)
 
-    def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Asked[Granted]:
+    def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Command[Granted]:
         return self._report(place, asked_us, left, unspent, need, want, 0)
 
-    def _report(self, place: Place, *numbers: int) -> Asked[Granted]:
+    def _report(self, place: Place, *numbers: int) -> Command[Granted]:
         *report, undone = numbers
         return self._asked(place, b"borrow", self.host, *report, self.lease_ns // 1000, undone)
 
-    def charge(self, place: Place, permits: int) -> Asked[Granted]:
-        asked = self._asked(place, b"charge", permits)
+    def charge(self, place: Place, permits: int) -> Command[Granted]:
+        command = self._asked(place, b"charge", permits)
 
         def read(reply: list[int]) -> Granted:
             return Granted(reply[0], reply[2], self.timeout_ns, 1000 * reply[4])
 
-        return Asked(asked.script, asked.keys, asked.arguments, asked.size, read)
+        return Command(command.script, command.keys, command.arguments, command.size, read)
 
-    def refund(self, place: Place, asked_us: int, left: int, unspent: int, permits: int) -> Asked[Granted]:
+    def refund(self, place: Place, asked_us: int, left: int, unspent: int, permits: int) -> Command[Granted]:
         """A report, so that what was spent can be given back: what is on loan can't."""
         return self._report(place, asked_us, left, unspent, 0, 0, permits)
 
-    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Asked[None]:
-        asked = self.borrow(place, asked_us, 0, permits, 0, 0)
-        return Asked(asked.script, asked.keys, asked.arguments, asked.size, _nothing)
+    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
+        command = self.borrow(place, asked_us, 0, permits, 0, 0)
+        return Command(command.script, command.keys, command.arguments, command.size, _nothing)
 
-    def peek(self, place: Place, permits: int) -> Asked[tuple[int, int]]:
-        asked = self._asked(place, b"peek", permits)
+    def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
+        command = self._asked(place, b"peek", permits)
 
         def read(reply: list[int]) -> tuple[int, int]:
             return reply[2], 1000 * reply[4]
 
-        return Asked(asked.script, asked.keys, asked.arguments, asked.size, read)
+        return Command(command.script, command.keys, command.arguments, command.size, read)
 
-    def reset(self, key: Key) -> Talk[None]:
+    def reset(self, key: Key) -> CommandFlow[None]:
         yield self._asked(self.place(key), b"reset")
 
 
@@ -207,7 +213,9 @@ def _of_bucket(reply: list[int]) -> Granted:
 class WindowTerms(Terms):
     """Of a window: what is borrowed is charged in the state that strict limiters use, until the window's end."""
 
-    def __init__(self, strict: Asking, algorithm: Window, store: Store, options: Options, deadline_ns: int) -> None:
+    def __init__(
+        self, strict: LimiterCommands, algorithm: Window, store: Store, options: Options, deadline_ns: int
+    ) -> None:
         super().__init__(strict, algorithm, store, options, deadline_ns)
         self.algorithm = algorithm
         period_ns = 1000 * algorithm.period_us
@@ -220,17 +228,17 @@ class WindowTerms(Terms):
         self._script = script("lease_window", algorithm.script)
 
     def place(self, key: Key) -> Place:
-        return Place(self.strict._key(key), self.strict._draw(key, 0).arguments)
+        return Place(self.strict._key(key), self.strict._charge_for(key, 0).arguments)
 
-    def _asked(self, place: Place, what: bytes, need: int, want: int, read: Callable[[list[int]], T]) -> Asked[T]:
-        arguments = sendable((what, need, want, self.algorithm.script, *place.arguments))
-        return Asked(self._script, [place.redis_key], arguments, 3 + self.algorithm.told, read)
+    def _asked(self, place: Place, what: bytes, need: int, want: int, read: Callable[[list[int]], T]) -> Command[T]:
+        arguments = encode_args((what, need, want, self.algorithm.script, *place.arguments))
+        return Command(self._script, [place.redis_key], arguments, 3 + self.algorithm.told, read)
 
     def _retry_ns(self, need: int, reply: list[int]) -> int:
-        draw = Draw(need, ())
-        return 1000 * self.algorithm.times_us(draw, Seen(False, reply[1], reply[3:]))[1]
+        charge = Charge(need, ())
+        return 1000 * self.algorithm.times_us(charge, Seen(False, reply[1], reply[3:]))[1]
 
-    def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Asked[Granted]:
+    def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Command[Granted]:
         def read(reply: list[int]) -> Granted:
             left_us = min(reply[3] - reply[1], self.algorithm.period_us)
             retry_ns = self._retry_ns(1 if reply[0] else need, reply) if reply[2] < want else 0
@@ -238,29 +246,29 @@ class WindowTerms(Terms):
 
         return self._asked(place, b"borrow", need, want, read)
 
-    def charge(self, place: Place, permits: int) -> Asked[Granted]:
+    def charge(self, place: Place, permits: int) -> Command[Granted]:
         """As who borrows, who then spends it outside of the host's table."""
         return self.borrow(place, 0, 0, 0, permits, permits)
 
-    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Asked[None]:
+    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
         """As a cancellation, which counts only in its window."""
-        arguments = sendable((b"cancel", 0, self.algorithm.script, permits, window_us, *place.arguments[2:]))
-        return Asked(script("decide", self.algorithm.script), [place.redis_key], arguments, 2, _nothing)
+        arguments = encode_args((b"cancel", 0, self.algorithm.script, permits, window_us, *place.arguments[2:]))
+        return Command(script("decide", self.algorithm.script), [place.redis_key], arguments, 2, _nothing)
 
-    def peek(self, place: Place, permits: int) -> Asked[tuple[int, int]]:
+    def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
         def read(reply: list[int]) -> tuple[int, int]:
             return reply[2], 0 if reply[2] >= permits else self._retry_ns(permits, reply)
 
         return self._asked(place, b"peek", permits, 0, read)
 
-    def refund(self, key: Key, permits: int) -> Talk[None]:
+    def refund(self, key: Key, permits: int) -> CommandFlow[None]:
         yield from self.strict._refund(key, permits)
 
-    def reset(self, key: Key) -> Talk[None]:
+    def reset(self, key: Key) -> CommandFlow[None]:
         yield self.strict._ask_reset(key)
 
 
-def terms_of(kind: type, strict: Asking, store: Store, options: Options, deadline_ns: int) -> Terms:
+def terms_of(kind: type, strict: LimiterCommands, store: Store, options: Options, deadline_ns: int) -> Terms:
     """Raises ``InvalidLimiter`` for what can't be borrowed."""
     algorithm = strict._algorithm
     if kind is TokenBucket and isinstance(algorithm, Gcra):

@@ -11,8 +11,8 @@ from forebay.core.keys import Key
 from forebay.core.synced_bucket import SyncedTokenBucket
 from forebay.core.synced_window import SyncedWindow
 from forebay.errors import ForebayError, StoreClosed, StoreUnavailable
-from forebay.redis.asking import Asked, sendable
-from forebay.redis.base import AWAY, CHUNK, must_work, replaced, unknown
+from forebay.redis.base import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
+from forebay.redis.commands import Command, encode_args
 from forebay.redis.keys import digest, fingerprint
 from forebay.redis.scripts import script
 from forebay.redis.store import RedisStore
@@ -44,14 +44,14 @@ class Exchange(ABC):
     def __init__(self, store: RedisStore, name: str, suffix: bytes, host: bytes) -> None:
         self.store, self.host = store, host
         self.script = script(self.main, "sync")
-        self.head, self.tail = store._around(name, suffix)
+        self.head, self.tail = store._key_affixes(name, suffix)
         self.id = self.head + self.tail + host
         """Of all processes of the host the same."""
         self.done_ns: int | None = None
         """When this process has last exchanged all, in the time of ``time.monotonic_ns``."""
 
     @abstractmethod
-    def message(self, usage: tuple[Any, ...]) -> Asked[None]:
+    def message(self, usage: tuple[Any, ...]) -> Command[None]:
         """What is told of one key; read, its answer is learned."""
 
     def run(self, turn: int) -> ForebayError | None:
@@ -71,12 +71,12 @@ class Exchange(ABC):
                     failed = failed or error
         return failed
 
-    def messages(self, turn: int) -> Iterator[Asked[None]]:
+    def messages(self, turn: int) -> Iterator[Command[None]]:
         for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
             usages, _ = self.limiter._usages(first, first + CELLS_AT_ONCE, turn)
             yield from map(self.message, usages)
 
-    def send(self, messages: list[Asked[None]]) -> Sequence[Any]:
+    def send(self, messages: list[Command[None]]) -> Sequence[Any]:
         store = self.store
         if store.closed:
             raise StoreClosed(f"{store!r} was closed, so nothing can be exchanged")
@@ -87,8 +87,8 @@ class Exchange(ABC):
                     store._client.script_load(self.script.text)
                     replies = replaced(replies, store._send(unsent))
                 if all(isinstance(reply, Exception) for reply in replies):
-                    must_work(replies)
-        except AWAY as error:
+                    raise_if_server_failed(replies)
+        except UNAVAILABLE_ERRORS as error:
             raise store._unavailable(error) from error
         return replies
 
@@ -128,7 +128,7 @@ class WindowExchange(Exchange):
         host = b"%s-%d" % (host, limiter._low_bits)
         super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
 
-    def message(self, usage: tuple[Any, ...]) -> Asked[None]:
+    def message(self, usage: tuple[Any, ...]) -> Command[None]:
         place, name, read_us, end_ns, *rest = usage
         number = end_ns // self.period_ns
         counts = rest[::3][: self.windows]
@@ -155,7 +155,7 @@ class WindowExchange(Exchange):
                     "what this one has counted: take fewer hosts, or a RedisStore, where each decision is Redis's"
                 )
 
-        return Asked(self.script, keys, sendable(arguments), 2 + 3 * self.windows, learn)
+        return Command(self.script, keys, encode_args(arguments), 2 + 3 * self.windows, learn)
 
 
 class BucketExchange(Exchange):
@@ -166,7 +166,7 @@ class BucketExchange(Exchange):
         self.limiter = limiter
         super().__init__(store, limiter.name, b"synced-tat", host)
 
-    def message(self, usage: tuple[Any, ...]) -> Asked[None]:
+    def message(self, usage: tuple[Any, ...]) -> Command[None]:
         place, name, read_us, charged, told_us, read_ns, told_until_ns = usage
         silence_us = -((told_until_ns - read_ns) // 1000)
         arguments = [self.host, b"%x" % place[BIRTH], read_us, charged // 1000, told_us, silence_us]
@@ -176,4 +176,4 @@ class BucketExchange(Exchange):
             # Less one: what was told was rounded down, so what was told since the time before may have been rounded up.
             self.limiter._learn(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
-        return Asked(self.script, [self.redis_key(name)], sendable(arguments), 4, learn)
+        return Command(self.script, [self.redis_key(name)], encode_args(arguments), 4, learn)

@@ -103,7 +103,7 @@ class SyncedStore:
             )
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of SyncedStore is a forebay.Store, not {shown(host_store)}")
-        if redis_store._stand_in is not fingerprint:
+        if redis_store._encode_key is not fingerprint:
             raise ValueError(
                 "synced limits know keys by their fingerprints only, so a RedisStore with plain_keys=True can't be "
                 "used for them: make one without"

@@ -1,8 +1,8 @@
 """Who decides while Redis is away: nobody (``deny``), one that allows everything (``allow``), or the host (``local``).
 
-What decides instead of a limiter is its *twin*. It answers in the words of limiters over Redis: ``Decision`` with
-``degraded``, ``Booked``, ``Taken``. What a twin has admitted is never told to Redis, and what Redis has admitted is not
-known to a twin.
+A limiter's *fallback* decides instead of it. It answers with the types of limiters over Redis: ``Decision`` with
+``degraded``, ``Booked``, ``Taken``. Redis never learns what a fallback has admitted, and a fallback does not
+know what Redis has admitted.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
 from forebay.rate import Duration, Rate, as_rate
 from forebay.redis.all_of import Admitted
-from forebay.redis.asking import Asking, Booked, Talk
-from forebay.redis.held import AskingHeld, Taken
+from forebay.redis.commands import Booked, CommandFlow, LimiterCommands
+from forebay.redis.held import ConcurrencyCommands, Taken
 from forebay.store import Store
 
-__all__ = ["Policy", "Share", "Shares", "Unlimited", "checked_policy"]
+__all__ = ["AllowFallback", "HostShareFallback", "HostSharesFallback", "Policy", "checked_policy"]
 
 SWEEP_AT_LEAST: Final = 1024
 NS: Final = 1_000_000_000
 
 
-class Loose:
-    """How many permits of each key a twin gave out that no lease object stands for: Redis knows nothing of them."""
+class UnleasedCounts:
+    """Per key, how many permits a fallback gave out that no lease object stands for: Redis knows nothing of them."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -86,41 +86,41 @@ class Uncounted:
         return True
 
 
-class Unlimited:
+class AllowFallback:
     """Allows everything and counts nothing."""
 
-    def __init__(self, limiters: Sequence[Asking], loose: list[Loose | None]) -> None:
-        self._limiters, self.loose = limiters, loose
+    def __init__(self, limiters: Sequence[LimiterCommands], unleased: list[UnleasedCounts | None]) -> None:
+        self._limiters, self.unleased = limiters, unleased
 
-    def _give_loose(self, key: Any, cost: Any) -> None:
-        if any(self.loose):
-            for loose, its_key, its_cost in zip(self.loose, *listed(key, cost, len(self.loose)), strict=True):
-                if loose is not None and its_cost:
-                    loose.add(its_key, its_cost)
+    def _give_unleased(self, key: Any, cost: Any) -> None:
+        if any(self.unleased):
+            for unleased, its_key, its_cost in zip(self.unleased, *listed(key, cost, len(self.unleased)), strict=True):
+                if unleased is not None and its_cost:
+                    unleased.add(its_key, its_cost)
 
     def allow(self, key: Any, cost: Any = 1) -> bool:
-        self._give_loose(key, cost)
+        self._give_unleased(key, cost)
         return True
 
     def hit(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
-        self._give_loose(key, cost)
+        self._give_unleased(key, cost)
         return self.peek(key, cost)
 
     def hit_each(self, key: Any, cost: Any) -> list[Decision]:
-        self._give_loose(key, cost)
+        self._give_unleased(key, cost)
         return list(map(_allowed, self._limiters))
 
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return _allowed(min(self._limiters, key=lambda limiter: limiter.limit))
 
     def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
-        self._give_loose(key, cost)
+        self._give_unleased(key, cost)
         return Booked.now(True, 0, None)
 
     def admit(self, keys: list[Any], costs: list[Any]) -> Admitted:
         taken = [
-            Booked.now(True, 0, None) if loose is None else self.acquire(key, cost)
-            for loose, key, cost in zip(self.loose, keys, costs, strict=True)
+            Booked.now(True, 0, None) if unleased is None else self.acquire(key, cost)
+            for unleased, key, cost in zip(self.unleased, keys, costs, strict=True)
         ]
         return list(map(_allowed, self._limiters)), taken
 
@@ -130,26 +130,28 @@ class Unlimited:
     def acquire(self, key: Any, cost: Any) -> Taken:
         return Taken(True, b"", [], os.getpid(), Uncounted())
 
-    def take_loose(self, key: Any, cost: int) -> tuple[Any, int]:
+    def take_unleased(self, key: Any, cost: int) -> tuple[Any, int]:
         """Of the permits that a ``wait`` has taken: a lease for up to so many that aren't Redis's, and how many."""
-        count = self.give_back_loose(key, cost)
+        count = self.give_back_unleased(key, cost)
         return Uncounted() if count else None, count
 
-    def give_back_loose(self, key: Any, cost: int) -> int:
-        [loose] = self.loose
-        return 0 if loose is None else loose.take(key, cost)
+    def give_back_unleased(self, key: Any, cost: int) -> int:
+        [unleased] = self.unleased
+        return 0 if unleased is None else unleased.take(key, cost)
 
 
-def _allowed(limiter: Asking) -> Decision:
+def _allowed(limiter: LimiterCommands) -> Decision:
     return _decision(limiter.name, True, limiter.limit, limiter.limit, 1, 1, 0, 0, True)
 
 
-class Share:
+class HostShareFallback:
     """Decides by the host's share of a limit, kept in the host's shared memory."""
 
-    def __init__(self, limiter: Asking, native: Any, share_of: Callable[[str | Rate], Rate], hosts: int) -> None:
+    def __init__(
+        self, limiter: LimiterCommands, native: Any, share_of: Callable[[str | Rate], Rate], hosts: int
+    ) -> None:
         self.name, self.native, self._share_of, self._hosts = limiter.name, native, share_of, hosts
-        self.loose = Loose(native.lease_ns / NS) if isinstance(native, Concurrency) else None
+        self.unleased = UnleasedCounts(native.lease_ns / NS) if isinstance(native, Concurrency) else None
 
     def _given(self, rate: str | Rate | None, burst: int | None, more: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call that brings some of its own."""
@@ -185,8 +187,8 @@ class Share:
         )
 
     def gave(self, key: Any, cost: Any) -> None:
-        if self.loose is not None and cost:
-            self.loose.add(key, cost)
+        if self.unleased is not None and cost:
+            self.unleased.add(key, cost)
 
     def allow(self, key: Any, cost: Any = 1) -> bool:
         return self.hit(key, cost).allowed
@@ -211,14 +213,14 @@ class Share:
         return _booked(reservation, lambda: self._cancelled(key, cost))
 
     def _cancelled(self, key: Any, cost: int) -> None:
-        if self.loose is not None:
-            self.loose.take(key, cost)
+        if self.unleased is not None:
+            self.unleased.take(key, cost)
 
     def refund(
         self, key: Any, cost: Any, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
     ) -> None:
-        if self.loose is not None:
-            self.give_back_loose(key, cost)
+        if self.unleased is not None:
+            self.give_back_unleased(key, cost)
             return
         self._ask(self.native.refund, key, cost, **self._given(rate, burst, more))
 
@@ -228,25 +230,25 @@ class Share:
 
     def keep(self, key: Any, cost: Any) -> Booked | Taken:
         """What can be given back, and waits for nothing but a place in a leaky bucket's queue."""
-        if self.loose is not None:
+        if self.unleased is not None:
             return self.acquire(key, cost)
         return self.reserve(key, cost, None if isinstance(self.native, LeakyBucket) else 0)
 
-    def take_loose(self, key: Any, cost: int) -> tuple[Any, int]:
-        count = self.loose.take(key, cost) if self.loose is not None else 0
+    def take_unleased(self, key: Any, cost: int) -> tuple[Any, int]:
+        count = self.unleased.take(key, cost) if self.unleased is not None else 0
         return self.native._take_loose(key, count) if count else None, count
 
-    def give_back_loose(self, key: Any, cost: int) -> int:
-        count = self.loose.take(key, cost) if self.loose is not None else 0
+    def give_back_unleased(self, key: Any, cost: int) -> int:
+        count = self.unleased.take(key, cost) if self.unleased is not None else 0
         if count:
             self.native.refund(key, count)
         return count
 
 
-class Shares:
+class HostSharesFallback:
     """Of an ``AllOf``."""
 
-    def __init__(self, shares: Sequence[Share]) -> None:
+    def __init__(self, shares: Sequence[HostShareFallback]) -> None:
         self._shares = shares
 
     @functools.cached_property
@@ -313,7 +315,7 @@ class Shares:
     def refund(self, key: Any, cost: Any, **more: Any) -> None:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
             # Permits that are held have been given back, without Redis.
-            if share.loose is None:
+            if share.unleased is None:
                 share.refund(its_key, its_cost)
 
 
@@ -339,7 +341,7 @@ def _booked(reservation: Any, cancelled: Callable[[], None]) -> Booked:
     return booked
 
 
-def _cancelling(reservation: Any, cancelled: Callable[[], None]) -> Talk[None]:
+def _cancelling(reservation: Any, cancelled: Callable[[], None]) -> CommandFlow[None]:
     """Cancels it without a word to Redis."""
     reservation.cancel()
     cancelled()
@@ -347,30 +349,32 @@ def _cancelling(reservation: Any, cancelled: Callable[[], None]) -> Talk[None]:
 
 
 class Policy:
-    """Makes limiters' twins; none for ``deny``."""
+    """Makes limiters' fallbacks; none for ``deny``."""
 
     def __init__(self, when_unavailable: str, namespace: str, host: Store | None, hosts: int) -> None:
         self._kind, self._namespace, self._host, self._hosts = when_unavailable, namespace, host, hosts
         self.raises = when_unavailable == "deny"
 
-    def twin_of(self, limiter: Asking, keys: Any) -> Unlimited | Share | None:
+    def fallback_of(self, limiter: LimiterCommands, keys: Any) -> AllowFallback | HostShareFallback | None:
         """`keys` is the limiter's argument of that name."""
         if self.raises:
             return None
         if self._kind == "allow":
-            lease_s = limiter._algorithm.lease_us / 1e6 if isinstance(limiter, AskingHeld) else None
-            return Unlimited([limiter], [None if lease_s is None else Loose(lease_s)])
-        return Share(limiter, self._native(limiter, keys), self._share_of, self._hosts)
+            lease_s = limiter._algorithm.lease_us / 1e6 if isinstance(limiter, ConcurrencyCommands) else None
+            return AllowFallback([limiter], [None if lease_s is None else UnleasedCounts(lease_s)])
+        return HostShareFallback(limiter, self._native(limiter, keys), self._share_of, self._hosts)
 
-    def twin_of_all(self, limiters: Sequence[Any]) -> Unlimited | Shares | None:
+    def fallback_of_all(self, limiters: Sequence[Any]) -> AllowFallback | HostSharesFallback | None:
         if self.raises:
             return None
         if self._kind == "allow":
             # What they give out together, each takes back.
-            return Unlimited(limiters, [loose for limiter in limiters for loose in limiter._twin.loose])
-        return Shares([limiter._twin for limiter in limiters])
+            return AllowFallback(
+                limiters, [unleased for limiter in limiters for unleased in limiter._fallback.unleased]
+            )
+        return HostSharesFallback([limiter._fallback for limiter in limiters])
 
-    def _native(self, limiter: Asking, keys: Any) -> Any:
+    def _native(self, limiter: LimiterCommands, keys: Any) -> Any:
         kind, store = limiter._kind, self._host
         name = f"{self._namespace}:{limiter.name}"
         if not name.isprintable():

@@ -16,7 +16,7 @@ from forebay.core.decision import Decision
 from forebay.core.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidCost, InvalidKey, StoreUnavailable, shown
 from forebay.rate import Duration, Rate, as_period_ns
-from forebay.redis.algorithms import Algorithm, Draw, FixedWindow, Seen, delay_us
+from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, Seen, delay_us
 from forebay.redis.keys import fingerprint
 from forebay.redis.scripts import Script, script
 from forebay.redis.transport.servers import Call
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from forebay.redis.base import RedisStoreBase
 
 __all__ = [
-    "Asked",
-    "Asking",
     "Booked",
     "BookingView",
-    "Made",
-    "Talk",
+    "Command",
+    "CommandFlow",
+    "LimiterCommands",
+    "LimiterSpec",
     "costs_of",
+    "encode_args",
     "given_up",
     "keys_of",
-    "sendable",
     "whole_cost",
 ]
 
@@ -51,7 +51,7 @@ ONE: Final = 1
 
 
 @dataclass(slots=True)
-class Asked(Generic[T]):
+class Command(Generic[T]):
     """One call of a script."""
 
     script: Script
@@ -60,7 +60,7 @@ class Asked(Generic[T]):
     size: int
     """How many numbers answer it."""
     read: Callable[[list[int]], T]
-    if_given_up: Callable[[list[int]], Talk[None]] | None = None
+    if_given_up: Callable[[list[int]], CommandFlow[None]] | None = None
     """Of a call that goes on when the task that waits for its answer is cancelled: what is to be done then."""
 
     @property
@@ -84,20 +84,20 @@ def checked(reply: Any, size: int, keys: Sequence[bytes]) -> list[int]:
 
 
 # What takes one call or several: each is sent to whoever sends it, who sends back what it came to.
-Talk = Generator[Asked[Any], Any, T]
+CommandFlow = Generator[Command[Any], Any, T]
 
 
-def given_up(asked: Sequence[Asked[Any]], replies: Sequence[Any]) -> list[Talk[None]]:
+def given_up(command: Sequence[Command[Any]], replies: Sequence[Any]) -> list[CommandFlow[None]]:
     """What is to be done about calls whose answers nobody waits for any more."""
-    talks = []
-    for one, reply in zip(asked, replies, strict=False):
+    flows = []
+    for one, reply in zip(command, replies, strict=False):
         if one.if_given_up is not None and not isinstance(reply, Exception):
             with suppress(ForebayError):
-                talks.append(one.if_given_up(checked(reply, one.size, one.keys)))
-    return talks
+                flows.append(one.if_given_up(checked(reply, one.size, one.keys)))
+    return flows
 
 
-def sendable(arguments: Iterable[int | bytes | str]) -> list[bytes | str]:
+def encode_args(arguments: Iterable[int | bytes | str]) -> list[bytes | str]:
     """Arguments of a script, all of them bytes or text.
 
     hiredis asks Python for the text of anything else, and takes it ill, with the whole process, if a signal comes then.
@@ -141,19 +141,19 @@ class Booked:
     delay_ns: int
     due_ns: int
     """By this host's monotonic clock."""
-    cancelling: Talk[None] | None
+    cancelling: CommandFlow[None] | None
     """None if there is nothing to cancel."""
     pid: int
     full: bool = False
     """Of a host's share: whether its store had no room for the key."""
 
     @classmethod
-    def now(cls, allowed: bool, delay_us: int, cancelling: Talk[None] | None) -> Booked:
+    def now(cls, allowed: bool, delay_us: int, cancelling: CommandFlow[None] | None) -> Booked:
         # The decision was made before its answer was here: so what is waited from now on is never too short.
         now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         return cls(allowed, 1000 * delay_us, now_ns + 1000 * delay_us, cancelling, os.getpid())
 
-    def cancel(self) -> Talk[None]:
+    def cancel(self) -> CommandFlow[None]:
         """Once, and in the process that has booked."""
         if self.cancelling and self.pid == os.getpid():
             cancelling, self.cancelling = self.cancelling, None
@@ -194,7 +194,7 @@ class BookingView:
         """In seconds; never less than ``delay_ns``."""
         return seconds_up(self._booked.delay_ns)
 
-    def _giving_back(self) -> Talk[None]:
+    def _giving_back(self) -> CommandFlow[None]:
         return self._booked.cancel()
 
     def __bool__(self) -> bool:
@@ -209,7 +209,7 @@ def seconds_up(duration_ns: int) -> float:
     return seconds if duration_ns < 2**50 else math.nextafter(seconds, math.inf)
 
 
-class Made(NamedTuple):
+class LimiterSpec(NamedTuple):
     """What a limiter is made of."""
 
     algorithm: Algorithm
@@ -217,24 +217,24 @@ class Made(NamedTuple):
     """As its attributes show them."""
 
 
-class Asking:
+class LimiterCommands:
     """What both kinds of limiters are: a name, a store and an algorithm, and what calls of its script look like."""
 
-    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: Made) -> None:
+    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: LimiterSpec) -> None:
         self._store = store
         self._name = name
         self._kind = kind
         self._algorithm, self._parameters = algorithm, _ = made
         self._script = script("decide", algorithm.script)
-        self._head, self._tail = store._around(name, algorithm.suffix)
-        self._stand_in = store._stand_in
+        self._head, self._tail = store._key_affixes(name, algorithm.suffix)
+        self._encode_key = store._encode_key
         self._size = 3 + algorithm.told
         # The usual request. None if a limiter has something to say about each.
         head = HIT, b"0", algorithm.script.encode()
-        self._usual: tuple[bytes | str, ...] | None = (*head, *sendable(algorithm.unit.arguments))
+        self._usual: tuple[bytes | str, ...] | None = (*head, *encode_args(algorithm.unit.arguments))
         self._usual_decision = algorithm.usual_decision
         # What answers while Redis is away, if the store's policy has it so.
-        self._twin: Any = None
+        self._fallback: Any = None
 
     @property
     def name(self) -> str:
@@ -266,23 +266,23 @@ class Asking:
 
     def _key(self, key: Key) -> bytes:
         """What stands for a key in Redis."""
-        return self._head + self._stand_in(key) + self._tail
+        return self._head + self._encode_key(key) + self._tail
 
     def _line_of(self, key: Key) -> object:
         """What those who wait for it have in common."""
         return self._key(key)
 
-    def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
+    def _charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
         """What a request asks of the limiter."""
         algorithm = algorithm or self._algorithm
         if type(cost) is int and cost == 1:
             return algorithm.unit
-        return algorithm.draw(whole_cost(cost), self._name)
+        return algorithm.charge(whole_cost(cost), self._name)
 
-    def _draw_back(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
+    def _refund_charge(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
         """What a refund asks: at most what a new key has."""
         algorithm = algorithm or self._algorithm
-        return self._draw(key, min(whole_cost(cost), algorithm.limit), algorithm)
+        return self._charge_for(key, min(whole_cost(cost), algorithm.limit), algorithm)
 
     def _tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
         """The limiter's own algorithm, or one with what a call brings along."""
@@ -290,14 +290,16 @@ class Asking:
             return self._algorithm
         return self._algorithm.tier(rate, burst, self)
 
-    def _took(self, key: bytes, draw: Draw, seen: Seen) -> None:
+    def _took(self, key: bytes, charge: Charge, seen: Seen) -> None:
         """A request was allowed and charged."""
 
-    def _asked(self, what: bytes, key: bytes, draw: Draw, size: int, read: Callable[[list[int]], T]) -> Asked[T]:
-        return Asked(self._script, [key], [what, b"0", self._algorithm.script, *sendable(draw.arguments)], size, read)
+    def _asked(self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]) -> Command[T]:
+        return Command(
+            self._script, [key], [what, b"0", self._algorithm.script, *encode_args(charge.arguments)], size, read
+        )
 
-    def _ask_allow(self, key: Key, cost: Any = 1) -> Asked[bool]:
-        return self._asked(HIT, self._key(key), self._draw(key, cost), self._size, _was_allowed)
+    def _ask_allow(self, key: Key, cost: Any = 1) -> Command[bool]:
+        return self._asked(HIT, self._key(key), self._charge_for(key, cost), self._size, _was_allowed)
 
     def _ask_hit(
         self,
@@ -307,64 +309,64 @@ class Asking:
         burst: int | None = None,
         request_id: Key | None = None,
         request_ttl: Duration | None = None,
-    ) -> Asked[Decision]:
+    ) -> Command[Decision]:
         algorithm = self._tier(rate, burst)
-        draw = self._draw(key, cost, algorithm)
-        asked = self._ask_decision(HIT, self._key(key), algorithm, draw)
+        charge = self._charge_for(key, cost, algorithm)
+        command = self._ask_decision(HIT, self._key(key), algorithm, charge)
         if request_id is None and request_ttl is not None:
             raise InvalidKey(
                 f"a request_ttl of {shown(request_ttl)} says how long a request_id is remembered, and none is given"
             )
-        if request_id is not None and draw.cost:
+        if request_id is not None and charge.cost:
             ttl_ns = as_period_ns(DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
-            asked.arguments[1] = b"%d" % -(-ttl_ns // 1000)
-            asked.keys.append(self._mark(asked.keys[0], request_id, draw))
-        return asked
+            command.arguments[1] = b"%d" % -(-ttl_ns // 1000)
+            command.keys.append(self._mark(command.keys[0], request_id, charge))
+        return command
 
     def _ask_peek(
         self, key: Key, cost: Any, rate: str | Rate | None = None, burst: int | None = None
-    ) -> Asked[Decision]:
+    ) -> Command[Decision]:
         algorithm = self._tier(rate, burst)
-        return self._ask_decision(PEEK, self._key(key), algorithm, self._draw(key, cost, algorithm))
+        return self._ask_decision(PEEK, self._key(key), algorithm, self._charge_for(key, cost, algorithm))
 
-    def _ask_decision(self, what: bytes, key: bytes, algorithm: Algorithm, draw: Draw) -> Asked[Decision]:
+    def _ask_decision(self, what: bytes, key: bytes, algorithm: Algorithm, charge: Charge) -> Command[Decision]:
         def read(reply: list[int]) -> Decision:
             seen = Seen(reply[0] != 0, reply[1], reply[3:])
             if reply[0] == 1 and what is HIT:
-                self._took(key, draw, seen)
-            return algorithm.decision(self._name, draw, seen)
+                self._took(key, charge, seen)
+            return algorithm.decision(self._name, charge, seen)
 
-        return self._asked(what, key, draw, self._size, read)
+        return self._asked(what, key, charge, self._size, read)
 
-    def _mark(self, key: bytes, request_id: Key, draw: Draw) -> bytes:
+    def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
         """Where it is noted that a request has been charged. One of another cost is another request."""
         try:
             hashed = fingerprint(request_id)
         except InvalidKey:
             raise InvalidKey(f"a request_id is str, bytes, int or a tuple of them, not {shown(request_id)}") from None
-        amount = str(draw.arguments[0]).encode()
+        amount = str(charge.arguments[0]).encode()
         return key + b":request:" + blake2b(hashed + amount, digest_size=16).hexdigest().encode()
 
-    def _ask_reserve(self, key: Key, cost: Any, max_delay: Duration | None) -> Asked[Booked]:
+    def _ask_reserve(self, key: Key, cost: Any, max_delay: Duration | None) -> Command[Booked]:
         algorithm, redis_key = self._algorithm, self._key(key)
-        draw = algorithm.patient(self._draw(key, cost), delay_us(max_delay))
+        charge = algorithm.allow_wait(self._charge_for(key, cost), delay_us(max_delay))
 
         def read(reply: list[int]) -> Booked:
             seen = Seen(reply[0] == 1, reply[1], reply[3:])
             if not seen.allowed:
-                return Booked.now(False, algorithm.refused_delay_us(draw, seen), None)
-            self._took(redis_key, draw, seen)
-            cancelling = self._cancel(redis_key, draw, seen) if draw.cost else None
-            return Booked.now(True, algorithm.booked_delay_us(draw, seen), cancelling)
+                return Booked.now(False, algorithm.refused_delay_us(charge, seen), None)
+            self._took(redis_key, charge, seen)
+            cancelling = self._cancel(redis_key, charge, seen) if charge.cost else None
+            return Booked.now(True, algorithm.booked_delay_us(charge, seen), cancelling)
 
-        return self._asked(HIT, redis_key, draw, self._size, read)
+        return self._asked(HIT, redis_key, charge, self._size, read)
 
-    def _kept(self, key: bytes, draw: Draw, seen: Seen) -> Any:
+    def _kept(self, key: bytes, charge: Charge, seen: Seen) -> Any:
         """What gives back what a request was charged among several limits."""
-        return Booked.now(True, 0, self._cancel(key, draw, seen) if draw.cost else None)
+        return Booked.now(True, 0, self._cancel(key, charge, seen) if charge.cost else None)
 
-    def _cancel(self, key: bytes, draw: Draw, seen: Seen) -> Talk[None]:
-        yield self._asked(b"cancel", key, self._algorithm.cancellation(draw, seen), 2, _nothing)
+    def _cancel(self, key: bytes, charge: Charge, seen: Seen) -> CommandFlow[None]:
+        yield self._asked(b"cancel", key, self._algorithm.cancellation(charge, seen), 2, _nothing)
 
     def _refund(
         self,
@@ -373,36 +375,36 @@ class Asking:
         rate: str | Rate | None = None,
         burst: int | None = None,
         request_id: Key | None = None,
-    ) -> Talk[None]:
-        draw = self._draw_back(key, cost, self._tier(rate, burst))
-        asked = self._asked(b"refund", self._key(key), draw, 2, _nothing)
+    ) -> CommandFlow[None]:
+        charge = self._refund_charge(key, cost, self._tier(rate, burst))
+        command = self._asked(b"refund", self._key(key), charge, 2, _nothing)
         if request_id is not None:
-            if whole_cost(cost) > draw.cost:
+            if whole_cost(cost) > charge.cost:
                 # Nothing that was charged once.
                 return
-            asked.arguments[1] = b"1"
-            asked.keys.append(self._mark(asked.keys[0], request_id, draw))
-        yield asked
+            command.arguments[1] = b"1"
+            command.keys.append(self._mark(command.keys[0], request_id, charge))
+        yield command
 
-    def _ask_reset(self, key: Key) -> Asked[None]:
+    def _ask_reset(self, key: Key) -> Command[None]:
         return self._asked(b"reset", self._key(key), self._algorithm.unit, 2, _nothing)
 
-    def _ask_many(self, keys: Iterable[Key], costs: Iterable[Any] | None) -> list[Asked[bool]]:
+    def _ask_many(self, keys: Iterable[Key], costs: Iterable[Any] | None) -> list[Command[bool]]:
         """All of them, before any is sent: so one that can't be used leaves all uncharged."""
         listed = keys_of(keys)
         return [self._ask_allow(key, cost) for key, cost in zip(listed, costs_of(costs, len(listed)), strict=True)]
 
 
-class AskingStaggered(Asking):
+class StaggeredCommands(LimiterCommands):
     """Of a fixed window that begins at a time of each key's own."""
 
-    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: Made) -> None:
+    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: LimiterSpec) -> None:
         super().__init__(store, name, kind, made)
         self._usual = None
 
-    def _draw(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Draw:
+    def _charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
         assert isinstance(self._algorithm, FixedWindow)
-        return self._algorithm.staggered(super()._draw(key, cost, algorithm), fingerprint(key))
+        return self._algorithm.staggered(super()._charge_for(key, cost, algorithm), fingerprint(key))
 
 
 def _was_allowed(reply: list[int]) -> bool:

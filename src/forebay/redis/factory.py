@@ -15,12 +15,12 @@ from forebay.core.token_bucket import TokenBucket
 from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import InvalidLimiter, shown
 from forebay.redis import algorithms
-from forebay.redis.asking import Made
+from forebay.redis.commands import LimiterSpec
 
-__all__ = ["made_of"]
+__all__ = ["spec_for"]
 
 
-def made_of(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, Made]:
+def spec_for(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, LimiterSpec]:
     """A limiter's name, and all else of it."""
     if kind not in _KINDS:
         raise TypeError(f"{kind.__name__} is none of the limiters that can be made over Redis")
@@ -46,49 +46,49 @@ def is_text(name: str) -> bool:
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _token_bucket(name: str, rate: Any, burst: Any = None, refill: Any = "continuous") -> Made:
+def _token_bucket(name: str, rate: Any, burst: Any = None, refill: Any = "continuous") -> LimiterSpec:
     if refill not in ("continuous", "interval"):
         raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {shown(refill)}")
     algorithm = (algorithms.Gcra if refill == "continuous" else algorithms.IntervalBucket)(name, rate, burst)
-    return Made(algorithm, {"rate": algorithm.rate, "burst": algorithm.limit, "refill": refill})
+    return LimiterSpec(algorithm, {"rate": algorithm.rate, "burst": algorithm.limit, "refill": refill})
 
 
-def _leaky_bucket(name: str, rate: Any, capacity: Any) -> Made:
+def _leaky_bucket(name: str, rate: Any, capacity: Any) -> LimiterSpec:
     algorithm = algorithms.LeakyBucket(name, rate, algorithms.whole(capacity, "capacity", name))
-    return Made(algorithm, {"rate": algorithm.rate, "capacity": algorithm.limit})
+    return LimiterSpec(algorithm, {"rate": algorithm.rate, "capacity": algorithm.limit})
 
 
-def _min_interval(name: str, interval: Any) -> Made:
+def _min_interval(name: str, interval: Any) -> LimiterSpec:
     algorithm = algorithms.MinInterval.of(name, interval)
-    return Made(algorithm, {"rate": algorithm.rate, "interval_ns": algorithm.rate.period_ns})
+    return LimiterSpec(algorithm, {"rate": algorithm.rate, "interval_ns": algorithm.rate.period_ns})
 
 
-def _fixed_window(name: str, rate: Any, align: Any = "clock") -> Made:
+def _fixed_window(name: str, rate: Any, align: Any = "clock") -> LimiterSpec:
     algorithm = algorithms.FixedWindow(rate, align)
-    return Made(algorithm, {"rate": algorithm.rate, "align": align})
+    return LimiterSpec(algorithm, {"rate": algorithm.rate, "align": align})
 
 
-def _sliding_window(name: str, rate: Any, rounding: Any = None) -> Made:
+def _sliding_window(name: str, rate: Any, rounding: Any = None) -> LimiterSpec:
     algorithm = algorithms.SlidingWindow(rate, rounding)
-    return Made(algorithm, {"rate": algorithm.rate, "rounding": algorithm.rounding})
+    return LimiterSpec(algorithm, {"rate": algorithm.rate, "rounding": algorithm.rounding})
 
 
-def _bucketed_window(name: str, rate: Any, buckets: Any = 60) -> Made:
+def _bucketed_window(name: str, rate: Any, buckets: Any = 60) -> LimiterSpec:
     algorithm = algorithms.BucketedWindow(name, rate, buckets)
-    return Made(algorithm, {"rate": algorithm.rate, "buckets": buckets})
+    return LimiterSpec(algorithm, {"rate": algorithm.rate, "buckets": buckets})
 
 
-def _sliding_log(name: str, rate: Any) -> Made:
+def _sliding_log(name: str, rate: Any) -> LimiterSpec:
     algorithm = algorithms.SlidingLog(rate)
-    return Made(algorithm, {"rate": algorithm.rate})
+    return LimiterSpec(algorithm, {"rate": algorithm.rate})
 
 
-def _concurrency(name: str, limit: Any, lease: Any = "30s") -> Made:
+def _concurrency(name: str, limit: Any, lease: Any = "30s") -> LimiterSpec:
     algorithm = algorithms.Concurrency(name, limit, lease)
-    return Made(algorithm, {"limit": algorithm.limit, "lease_ns": 1000 * algorithm.lease_us})
+    return LimiterSpec(algorithm, {"limit": algorithm.limit, "lease_ns": 1000 * algorithm.lease_us})
 
 
-_KINDS: Final[dict[type, Callable[..., Made]]] = {
+_KINDS: Final[dict[type, Callable[..., LimiterSpec]]] = {
     TokenBucket: _token_bucket,
     LeakyBucket: _leaky_bucket,
     MinInterval: _min_interval,
