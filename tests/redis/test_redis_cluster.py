@@ -254,7 +254,7 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
         assert await done(bucket.allow(KEYS[1]))
         with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
             await done(bucket.allow(KEYS[1]))
-        look_again_at_once(store)
+        refresh_at_once(store)
         assert await done(bucket.allow_many([KEYS[1]])) == [True]
         with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
             await done(bucket.allow_many([KEYS[1]]))
@@ -270,42 +270,40 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
         assert TokenBucket(store, "a", "9/hour").peek(KEYS[1]).remaining == 5
 
 
-def look_again_at_once(store: Any) -> None:
+def refresh_at_once(store: Any) -> None:
     """After the thread of a sync store that looks, if there is one, is over; it closes what it has asked."""
     if isinstance(store, RedisStore):
-        looker = store._client._own().looker
-        until(lambda: not (looker and looker.is_alive()), "it has looked")
-        store._client._own().next_look_s = 0.0
+        refresher = store._client._own().refresher
+        until(lambda: not (refresher and refresher.is_alive()), "the slots are refreshed")
+        store._client._own().next_refresh_s = 0.0
 
 
-class Looking:
+class CountedRefreshes:
     """Who asks which node has which slots, of sync clients: each waits until it may."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.may = 0, threading.Event()
         initialize = redis.cluster.NodesManager.initialize
 
-        def look(*arguments: Any, **options: Any) -> Any:
+        def initialize_later(*arguments: Any, **options: Any) -> Any:
             self.count += 1
             assert self.may.wait(PATIENCE_S)
             return initialize(*arguments, **options)
 
-        monkeypatch.setattr(redis.cluster.NodesManager, "initialize", look)
+        monkeypatch.setattr(redis.cluster.NodesManager, "initialize", initialize_later)
 
 
-def test_no_call_waits_for_what_nodes_are_asked_after_it(
-    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_call_waits_for_a_refresh_of_the_slots(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As each of them may be silent, too. One asks at a time, and not for each failure."""
-    monkeypatch.setattr("forebay.redis.transport.cluster.LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr("forebay.redis.transport.cluster.REFRESH_EVERY_S", 1000.0)
     with RedisStore(cluster.url, timeout=1) as store:
         bucket = TokenBucket(store, "api", "99/hour")
         assert all(bucket.allow(key) for key in KEYS)
-        looking = Looking(monkeypatch)
+        refreshes = CountedRefreshes(monkeypatch)
 
-        def nobody_looks() -> bool:
-            looker = store._client._own().looker
-            return looker is None or not looker.is_alive()
+        def is_refreshed() -> bool:
+            refresher = store._client._own().refresher
+            return refresher is None or not refresher.is_alive()
 
         with cluster.nodes[1].stopped():
             for _ in range(2):
@@ -314,20 +312,20 @@ def test_no_call_waits_for_what_nodes_are_asked_after_it(
                 with pytest.raises(StoreUnavailable):
                     bucket.allow_many([KEYS[1]])
                 assert bucket.allow(KEYS[0])
-            assert not nobody_looks()
-        looking.may.set()
-        until(nobody_looks, "the one that looks has ended")
+            assert not is_refreshed()
+        refreshes.may.set()
+        until(is_refreshed, "the refresh has ended")
         with cluster.nodes[1].stopped(), pytest.raises(StoreUnavailable):
             bucket.allow(KEYS[1])
-        until(nobody_looks, "nobody looks")
-        assert looking.count == 1
+        until(is_refreshed, "no refresh runs")
+        assert refreshes.count == 1
         assert bucket.allow(KEYS[1])
         # The next second has come.
-        store._client._own().next_look_s = 0.0
+        store._client._own().next_refresh_s = 0.0
         with cluster.nodes[1].stopped(), pytest.raises(StoreUnavailable):
             bucket.allow(KEYS[1])
-        until(nobody_looks, "the one that looks has ended")
-        assert looking.count == 2
+        until(is_refreshed, "the refresh has ended")
+        assert refreshes.count == 2
     settle(cluster)
 
 
@@ -350,7 +348,7 @@ def test_a_store_that_is_closed_leaves_no_connections(
         for key in KEYS:
             assert await done(window.allow(key))
         assert count() >= before + 3
-        looker = None
+        refresher = None
         if not is_async:
             # One that asks the nodes, and makes connections, after that.
             nodes, is_closed = store._client._cluster().nodes_manager, threading.Event()
@@ -363,13 +361,13 @@ def test_a_store_that_is_closed_leaves_no_connections(
                     store._client._pool_of(store._client._node_of(fingerprint(key))).get_connection()
 
             monkeypatch.setattr(nodes, "initialize", late)
-            store._client._look_again()
-            looker = store._client._own().looker
+            store._client._refresh_slots()
+            refresher = store._client._own().refresher
         await done(store.close())
         until(lambda: count() <= before, "the connections have ended")
-        if looker is not None:
+        if refresher is not None:
             is_closed.set()
-            looker.join()
+            refresher.join()
             until(lambda: count() <= before, "the connections have ended that were made afterwards")
 
     asyncio.run(main())
@@ -404,11 +402,15 @@ def test_a_child_begins_with_a_client_of_its_own(
         thread = threading.Thread(target=hold)
         thread.start()
         held.wait(PATIENCE_S)
-        store._client._own().looker, store._client._own().next_look_s = thread, math.inf
+        store._client._own().refresher, store._client._own().next_refresh_s = thread, math.inf
         try:
 
             def ask() -> tuple[int, object, float]:
-                return bucket.hit(KEYS[0]).remaining, store._client._own().looker, store._client._own().next_look_s
+                return (
+                    bucket.hit(KEYS[0]).remaining,
+                    store._client._own().refresher,
+                    store._client._own().next_refresh_s,
+                )
 
             assert in_child(ask) == (7, None, -math.inf)
         finally:

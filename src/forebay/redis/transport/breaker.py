@@ -1,19 +1,23 @@
-"""Whether Redis is asked at all: a circuit breaker that all processes of a host share.
+"""A circuit breaker for one Redis server, shared by all processes of a host.
 
-The argument
-------------
-What the host knows of a server are cells of a ``Store``, kept by forebay's own limiters, so each step is one CAS and
-lock-free, and what a process that is killed leaves behind is a state that others go on from:
+State
+-----
+Four limiters in the host's ``Store`` keep it, under the server's name as the key. Every step on a cell is one CAS, so
+the breaker is lock-free.
 
-* *trouble*: a count, of which each state is a range. 0: closed, the usual state, in which this cell is read and nothing
-  is written. 1 and 2: so many calls have failed since the last one that was answered. 3 (``THRESHOLD``): open; nobody
-  counts on. From ``RECOVERING`` on: recovering, and the rest are the calls that have failed meanwhile.
-* *probes*: when the next one may try while it is open. Whoever takes this permit is the prober: one per interval and
-  host. A prober that is killed, or never comes back, has taken nothing but its own turn.
-* *recovering*: for how long.
-* *at once*: the permits of those who may be at the server at one time meanwhile. A process that is killed gives its own
-  back by its end.
+* *trouble*, a ``FixedWindow``: a count whose ranges are the breaker's states.
 
+  - 0: closed. In this usual state a call reads this cell and writes nothing.
+  - 1 and 2: closed; so many calls have failed since the last answered one.
+  - 3 (``THRESHOLD``): open. No process adds to it.
+  - from ``RECOVERING`` on: recovering, the field's *half-open*. The rest counts the calls that failed meanwhile.
+
+* *probes*, a ``TokenBucket``: elects the prober while the breaker is open, one per interval and host.
+* *recovering*, a ``MinInterval``: ends the recovery after ``RECOVERY_S``.
+* *at once*, a ``Concurrency``: during the recovery, at most ``AT_ONCE`` calls of the host are at the server.
+
+Transitions
+-----------
 ::
 
     closed ----- THRESHOLD calls in a row fail ----> open
@@ -21,15 +25,34 @@ lock-free, and what a process that is killed leaves behind is a state that other
     recovering - RECOVERY_S have passed -----------> closed
     recovering - THRESHOLD calls fail meanwhile ---> open
 
-Who moves what: a failed call adds to *trouble*, up to the end of its range. An answered call that found 1 or 2 empties
-it, unless the answer took more than half of the deadline: of a server that is so slow, some calls fail and others just
-don't. A web request that has waited for its whole deadline is a failed call, however each of its calls went. An
-answered call that found it full was a probe: it sets *recovering* and then moves *trouble* to its range; a crash
-between the two leaves it open, and the next probe does both. Who finds *recovering* over empties *trouble*. Whoever
-fills the range of recovering empties it and then fills that of open: a crash between leaves it closed, and
-``THRESHOLD`` calls have to fail again. The same comes of all that is not seen in time: a late answer to a call from
-before, a cell that a full store has forgotten, the end of ``FORGET_NS``. Never does any of it leave the breaker open
-without probes.
+* A failed call adds 1 to *trouble*, up to the end of the current range. The call that fills a range takes the probe of
+  the first interval, so that the first probe comes an interval later. A web request that waits for its whole deadline
+  counts as a failed call, however each of its calls went.
+* An answered call that found 1 or 2 resets *trouble*, unless the answer took more than half of the deadline
+  (``SLOW``): a server that slow answers some calls just in time and misses others.
+* An answered probe sets *recovering*, then moves *trouble* to ``RECOVERING``.
+* A call that finds *recovering* over resets *trouble*.
+* The call that fills the recovering range resets *trouble*, then fills the open range.
+
+Invariant
+---------
+The breaker is never open without probes: each interval elects one.
+
+Proof
+-----
+Only the prober's election depends on time, and each election expires by itself. A prober that never returns has used
+up one interval's probe and nothing else.
+
+Crash and stall
+---------------
+* Between the two steps of an answered probe: the breaker stays open; the next probe does both steps.
+* Between the two steps that reopen it: the breaker is closed, and ``THRESHOLD`` calls must fail again.
+* A process killed during the recovery: its permit of *at once* comes back when the process ends.
+
+Not handled
+-----------
+A late answer to a call from an earlier state, a cell that a full store has evicted, and the end of ``FORGET_NS`` can
+each close the breaker. ``THRESHOLD`` failed calls then open it again.
 """
 
 from __future__ import annotations
@@ -61,10 +84,10 @@ RECOVERY_S: Final = 1
 RECOVERING: Final = 100
 MOST: Final = RECOVERING + THRESHOLD
 AT_ONCE: Final = 8
-# Of the deadline: who takes longer doesn't end a row of failures.
+# A fraction of the deadline. An answer that takes longer doesn't end a row of failures.
 SLOW: Final = 0.5
 LEAST_PROBE_INTERVAL_S: Final = 1.0
-# Hosts that lost a server together don't come back to it together.
+# Spreads the probes of hosts that lost the server at the same moment.
 PROBE_JITTER: Final = 0.25
 MOST_COUNTED: Final = 2**32
 # Limiters' names in the host's store.
@@ -77,18 +100,18 @@ _FAILURES: Final = (
     exceptions.ReadOnlyError,
     OSError,
 )
-# What a server says that is there and can't do its work. In scripts some versions say it behind words of their own.
+# Errors of a server that is reachable and can't work. Some versions prefix them with other text inside a script.
 _CANT_WORK: Final = re.compile(
     r"\b(LOADING|READONLY|OOM|MASTERDOWN|CLUSTERDOWN|MISCONF|NOREPLICAS|TRYAGAIN|BUSY|UNKILLABLE)\b"
 )
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether an error says that the server can't be reached or can't work; not that it didn't like a request."""
-    # Those of clusters that are down, and of a client with no connection left, have classes of their own, by version.
+    """Whether an error means that the server can't be reached or can't work, not that it rejected one request."""
+    # By name: redis-py's classes for a cluster that is down and for an exhausted pool differ between its versions.
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"MaxConnectionsError", "AuthenticationError", "AuthorizationError"}:
-        # One store's password is nothing that the others need to know.
+        # One store's wrong password or exhausted pool says nothing about the other stores' calls.
         return False
     if isinstance(error, _FAILURES):
         return True
@@ -101,21 +124,21 @@ def is_failure(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RedisStatus:
-    """What a host knows of a Redis server: the same in each of its processes that has the same ``host`` store."""
+    """What a host knows about a Redis server. All processes that share the ``host`` store read the same status."""
 
     state: Literal["closed", "open", "recovering"]
-    """``closed``: every call goes to Redis. ``open``: one per interval does, the others are for the policy.
-    ``recovering``: few at once do."""
+    """``closed``: every call goes to Redis. ``open``: one call per interval does, and `when_unavailable` decides the
+    others. ``recovering``: at most 8 calls of the host are at Redis at one time."""
     failures: int
-    """Calls that have failed since the last one that was answered, up to the number that opens the breaker."""
+    """Calls that have failed since the last answered one, up to the number that opens the breaker."""
     failing_for_s: float
     """Seconds since the first of these failures; 0.0 if there are none."""
     decided_by_policy: int
-    """Answers that the policy gave instead of Redis: ``StoreUnavailable`` raised, allowed, or by the host's share."""
+    """Requests that `when_unavailable` decided: ``StoreUnavailable`` raised, allowed, or by the host's share."""
 
 
 class Cells:
-    """The limiters that keep what is known of servers, in one store."""
+    """The limiters that hold the breaker's state, in one store."""
 
     def __init__(self, store: Store) -> None:
         self.trouble = FixedWindow(store, RESERVED + "trouble", Rate.per_ns(MOST, FORGET_NS), "first")
@@ -126,7 +149,7 @@ class Cells:
 
 
 class Passage:
-    """A context manager around one call to Redis: its end tells the breaker what became of it."""
+    """A context manager around one call to Redis. It reports the call's outcome to the breaker."""
 
     __slots__ = ("_breaker", "_is_watched", "_lease", "_since_s")
 
@@ -149,12 +172,14 @@ class Passage:
 
 
 class Breaker:
-    """Of one server, for all processes that share `host`; for this process and those that it forks if that is None.
+    """The circuit breaker of one server.
 
-    ``with breaker.passage():`` around each call, which raises ``StoreUnavailable`` when it is not this one's turn. Or
-    for who is in a hurry ``breaker.enter()``, which gives None in the usual state: then ``failed`` is to be told.
+    All processes that share the store `host` share it. Without `host`, this process and its forks do.
 
-    *Threads*, *processes*, *fork*: safe. O(1); in the usual state one cell is read.
+    Wrap each call in ``with breaker.passage():``. It raises ``StoreUnavailable`` if this call may not go to Redis. The
+    faster ``breaker.enter()`` returns None in the usual state; its caller then reports an error to ``failed`` itself.
+
+    *Threads*, *processes*, *fork*: safe. O(1). In the usual state a call reads one cell.
     """
 
     def __init__(self, host: Store | None, server: str, timeout_s: float) -> None:
@@ -162,7 +187,7 @@ class Breaker:
         self._slow_s = SLOW * timeout_s
         self._own = Store.private(keys=64, clock=clock or "monotonic")
         self._server = server
-        # A probe is over before the next one.
+        # Twice the deadline, so that a probe ends before the next one begins.
         self._probe_interval_s = max(LEAST_PROBE_INTERVAL_S, 2 * timeout_s)
         self._up_to_open = Rate.per_ns(THRESHOLD, FORGET_NS)
         self._usual = Passage(self, is_watched=False)
@@ -212,7 +237,8 @@ class Breaker:
         self._last_error = f"; to this process it said last: {type(error).__name__}: {error}".removesuffix(": ")
         self._count_failure()
         if self._cells is not self._own_cells and self._peek(self._server).remaining == MOST:
-            # There was no room to count it; or it was over by now, and this process is alone until the next answer.
+            # The host's store had no room for the count, or another process has just closed the breaker. This process
+            # counts by itself until the next answer.
             self._use(self._own_cells)
             self._count_failure()
 
@@ -221,7 +247,7 @@ class Breaker:
         recovers = MOST - trouble.peek(self._server).remaining >= RECOVERING
         counted = trouble.hit(self._server, rate=None if recovers else self._up_to_open)
         if counted.allowed and counted.remaining == 0:
-            # It opens: the first who tries again does so after an interval.
+            # The breaker opens. Taking this interval's probe delays the first probe by an interval.
             self._is_elected()
             if recovers:
                 trouble.reset(self._server)
@@ -241,7 +267,7 @@ class Breaker:
         self._use(self._shared_cells)
 
     def decided(self) -> None:
-        """The policy gave an answer."""
+        """Count a request that `when_unavailable` decided."""
         self._shared_cells.decided.allow(self._server)
 
     def status(self) -> RedisStatus:
@@ -262,6 +288,6 @@ class Breaker:
         one = Rate.per_ns(1, round(interval_s * NS))
         elected: bool = self._cells.probes.hit(self._server, rate=one).allowed
         if self._cells is not self._own_cells and self._cells.probes.peek(self._server, rate=one).allowed:
-            # There was no room: whoever was elected, no cell knows of it.
+            # The host's store had no room for the election, so no cell records it: elect within this process.
             elected = self._own_cells.probes.hit(self._server, rate=one).allowed
         return elected

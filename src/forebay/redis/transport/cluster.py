@@ -1,13 +1,13 @@
-"""Cluster clients as stores need them: each call goes to the node of its keys, and none is repeated.
+"""Calls to a Redis cluster: each goes to the node of its keys. No call is repeated.
 
-redis-py's cluster clients ask again by themselves when no answer has come, and so would charge a request twice. They
-don't if a call names its node. They still follow a slot that has moved: whoever redirects has done nothing. For the
-rest see servers.py.
+redis-py's cluster clients repeat a call that has no reply, and so would charge a request twice. They don't if the call
+names its node. They still follow the redirection of a slot that has moved: a node that redirects has executed nothing.
+For the rest see servers.py.
 
-After a failure other nodes may have the slots. To find out takes a deadline for each silent node that is asked, and
-redis-py asks one after the other. So in the sync client no call waits for that: a thread of its own asks, one at a time
-and at most one each second, and ends when it knows; until then calls go where the slots were. A fork that comes
-meanwhile leaves the thread and what it has locked in the parent, so a child begins with a client of its own.
+After a failure, other nodes may own the slots. redis-py refreshes its slot table by asking one node after the other,
+and each silent node costs a deadline. So in the sync client no call waits for a refresh: a thread does it, one at a
+time and at most one each second, and ends when it is done. Until then calls go to the nodes that owned the slots
+before. A fork during a refresh leaves the thread and its locks in the parent, so a child makes a client of its own.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from forebay.redis.transport.servers import Call, exchange, exchange_all
 
 __all__ = ["AsyncCluster", "Cluster", "TimedPool", "bounded", "cluster_url"]
 
-LOOK_EVERY_S: Final = 1.0
+REFRESH_EVERY_S: Final = 1.0
 
-# What a node says that has done nothing, as the slot isn't its own, or not altogether.
+# Errors of a node that has executed nothing, as it doesn't own the slot, or not all of its keys.
 _REDIRECTIONS: Final = (AskError, TryAgainError)
-# After these, other nodes may have the slots.
+# After these errors, other nodes may own the slots.
 _LOST: Final = (redis.ConnectionError, redis.TimeoutError, ClusterDownError)
 
 
 def cluster_url(url: str) -> str | None:
-    """What redis-py makes a cluster's client of; None if the URL is of a single server."""
+    """The URL by which redis-py makes a cluster client. None if `url` is a single server's."""
     scheme, found, rest = url.partition("+cluster://")
     return f"{scheme}://{rest}" if found and scheme in ("redis", "rediss") else None
 
 
 def key_of(call: Call) -> bytes:
-    """Of EVAL or EVALSHA: all keys are in one slot."""
+    """The first key of an EVAL or EVALSHA call. All its keys are in one slot."""
     key: bytes = call[3]
     return key
 
 
 def by_node(calls: Sequence[Call], node_of: Callable[[bytes], Any]) -> list[tuple[Any, list[int]]]:
-    """The nodes, with their calls' numbers."""
+    """Group calls by node: each node with the indexes of its calls."""
     found: dict[str, tuple[Any, list[int]]] = {}
     for number, call in enumerate(calls):
         node = node_of(key_of(call))
@@ -68,13 +68,13 @@ def by_node(calls: Sequence[Call], node_of: Callable[[bytes], Any]) -> list[tupl
 
 
 def with_error(replies: list[Any], error: Exception) -> list[Any]:
-    """Instead of those that are missing."""
+    """Fill in `error` for each missing reply."""
     return [error if reply is None else reply for reply in replies]
 
 
 @contextmanager
 def as_redis_errors() -> Generator[None]:
-    """redis-py's cluster clients raise some that are none of its others."""
+    """Convert the cluster clients' own exceptions, which don't derive from ``RedisError``."""
     try:
         yield
     except RedisClusterException as error:
@@ -82,30 +82,30 @@ def as_redis_errors() -> Generator[None]:
 
 
 class TimedPool(redis.connection.ConnectionPool):
-    """Of one node, for a client of ours."""
+    """The connection pool of one node, for a client that the store owns."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         keep_deadlines(self, options["socket_timeout"])
 
 
-class OfProcess:
-    """What a ``Cluster`` has in one process."""
+class ProcessClient:
+    """The client of a ``Cluster`` in one process, and the thread that refreshes its slot table."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
-        self.looker: threading.Thread | None = None
-        self.next_look_s = -math.inf
+        self.refresher: threading.Thread | None = None
+        self.next_refresh_s = -math.inf
 
 
 class Cluster:
-    """A ``redis.cluster.RedisCluster``, which is made when it is first used: that takes connections."""
+    """A ``redis.cluster.RedisCluster`` client. It is made on first use, because making it opens connections."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._is_closed = False
-        # A parent's is kept, as its end might wait for a lock that a thread of the parent has held.
-        self._processes: dict[int, OfProcess] = {}
+        # A child keeps its parent's client: its finalizer could wait for a lock that a thread of the parent held.
+        self._processes: dict[int, ProcessClient] = {}
 
     def execute_command(self, *call: Any) -> Any:
         with as_redis_errors():
@@ -115,13 +115,13 @@ class Cluster:
             except _REDIRECTIONS:
                 return self._cluster().execute_command(*call, target_nodes=node)
             except _LOST:
-                self._look_again()
+                self._refresh_slots()
                 raise
 
     def execute_many(self, calls: Sequence[Call]) -> list[Any]:
-        """One node after the other; all calls to a node before its first answer is read.
+        """Send the calls node by node; all calls to a node before its first reply is read.
 
-        After a node that is lost nothing more is sent: these calls have its error instead of a reply.
+        After a node fails, nothing more is sent. The calls without a reply get that node's error.
         """
         replies: list[Any] = [None] * len(calls)
         with as_redis_errors():
@@ -129,11 +129,11 @@ class Cluster:
                 try:
                     answers = exchange_all(self._pool_of(node), [calls[number] for number in numbers])
                 except _LOST as error:
-                    self._look_again()
+                    self._refresh_slots()
                     return with_error(replies, error)
                 for number, answer in zip(numbers, answers, strict=True):
                     replies[number] = answer
-        # In their order, so that those of one key keep theirs.
+        # In order, so that the calls of one key keep their order.
         for number, reply in enumerate(replies):
             if isinstance(reply, _REDIRECTIONS):
                 try:
@@ -152,16 +152,16 @@ class Cluster:
             self._disconnect(own.cluster)
 
     def _disconnect(self, cluster: Any) -> None:
-        """As its own ``close`` of redis-py 8 doesn't: the nodes' clients leave their connections to their pools."""
+        """Close all connections. redis-py 8's own ``close`` doesn't: the nodes' clients leave them to their pools."""
         for node in cluster.get_nodes():
             if node.redis_connection is not None:
                 node.redis_connection.connection_pool.disconnect()
 
-    def _own(self) -> OfProcess:
+    def _own(self) -> ProcessClient:
         pid = os.getpid()
-        # No lock: threads that come here at once would wait for each other for longer than one of them does. All take
-        # the first one's.
-        return self._processes.get(pid) or self._processes.setdefault(pid, OfProcess(self._make()))
+        # Without a lock, under which concurrent threads would wait for each other's connection attempts. All take the
+        # client that is stored first.
+        return self._processes.get(pid) or self._processes.setdefault(pid, ProcessClient(self._make()))
 
     def _cluster(self) -> Any:
         return self._own().cluster
@@ -173,36 +173,36 @@ class Cluster:
         try:
             return self._cluster().get_node_from_key(key)
         except SlotNotCoveredError:
-            # Nothing else would make it look whether there is a node again.
-            self._look_again()
+            # No call reaches a node of an uncovered slot, so only this refresh can find its new owner.
+            self._refresh_slots()
             raise
 
-    def _look_again(self) -> None:
-        """Which node has which slots, after an error that may be for that. Waits for nobody."""
+    def _refresh_slots(self) -> None:
+        """Start a refresh of the slot table after an error that a moved slot may have caused. Does not wait for it."""
         own = self._own()
-        if time.monotonic() < own.next_look_s or (own.looker is not None and own.looker.is_alive()):
+        if time.monotonic() < own.next_refresh_s or (own.refresher is not None and own.refresher.is_alive()):
             return
-        own.next_look_s = time.monotonic() + LOOK_EVERY_S
+        own.next_refresh_s = time.monotonic() + REFRESH_EVERY_S
         cluster = own.cluster
 
-        def look() -> None:
-            # What is wrong, the next call finds out.
+        def refresh() -> None:
+            # The next call meets the error, if it lasts.
             with suppress(Exception):
                 cluster.nodes_manager.initialize()
             if self._is_closed:
-                # Meanwhile.
+                # ``close`` was called during the refresh.
                 self._disconnect(cluster)
 
-        own.looker = threading.Thread(target=look, name="forebay-cluster", daemon=True)
-        # If there is no room for a thread, a later failure tries again.
+        own.refresher = threading.Thread(target=refresh, name="forebay-cluster", daemon=True)
+        # If no thread can be started, the next failure tries again.
         with suppress(RuntimeError):
-            own.looker.start()
+            own.refresher.start()
 
 
 def bounded(cluster: Any) -> Any:
-    """An asyncio cluster's client that has no connections yet: those that it makes bound the sizes of answers."""
+    """Make the future connections of an asyncio cluster client limit the sizes of replies. It must have none yet."""
     nodes = cluster.nodes_manager
-    # Of all nodes that it will find, and of those that it begins with.
+    # For the nodes that it will find, and for its startup nodes.
     kind = with_bounded_replies(nodes.connection_kwargs.get("connection_class", redis.asyncio.Connection))
     nodes.connection_kwargs["connection_class"] = kind
     for node in nodes.startup_nodes.values():
@@ -211,20 +211,20 @@ def bounded(cluster: Any) -> Any:
 
 
 class AsyncCluster:
-    """A ``redis.asyncio.cluster.RedisCluster``."""
+    """A ``redis.asyncio.cluster.RedisCluster`` client."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
 
     async def execute_command(self, *call: Any) -> Any:
         with as_redis_errors():
-            # Which node has which slots, if that isn't known, or not any more.
+            # Reads the slot table if it is unknown or was dropped.
             await self._cluster.initialize()
             node = self._cluster.get_node_from_key(key_of(call))
             return await self._cluster.execute_command(*call, target_nodes=node)
 
     async def execute_many(self, calls: Sequence[Call]) -> list[Any]:
-        """As ``Cluster`` does."""
+        """As ``Cluster.execute_many``, awaited."""
         replies: list[Any] = [None] * len(calls)
         with as_redis_errors():
             await self._cluster.initialize()
@@ -238,7 +238,7 @@ class AsyncCluster:
                         if isinstance(command.result, _LOST):
                             raise command.result
                 except _LOST as error:
-                    # So that it looks again which node has which slots.
+                    # The next call reads the slot table again.
                     await self._cluster.aclose()
                     return with_error(replies, error)
         for number, reply in enumerate(replies):

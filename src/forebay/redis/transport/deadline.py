@@ -1,15 +1,15 @@
-"""Bounds for what redis-py gives none: a whole handshake, and a whole answer however many parts it comes in.
+"""Deadlines for whole calls, and size limits for whole replies: redis-py has neither.
 
-redis-py gives each operation on a socket a timeout of its own. A server that takes its time for every step of the
-handshake, or sends its answers a byte at a time, never runs into one. So each call of a store says until when it waits
-(``UNTIL_S``), and the sockets of the store's own client keep to that in all that the call takes: to connect, to shake
-hands, to be answered, and to be sent again with its script. An operation that is the first of its answer waits for the
-whole timeout, as ever, if the call has just begun; so in the usual call no timeout is changed.
+redis-py gives each socket operation a timeout of its own. A server that is slow at every step of the handshake, or
+sends its reply a byte at a time, never exceeds one. So each call of a store sets one deadline (``UNTIL_S``), and the
+sockets of the store's own client keep it for the whole call: connect, handshake, reply, and a second attempt that
+sends the script. If the call has just begun, the first receive of a reply waits for the socket's whole timeout; so the
+usual call changes no timeout.
 
-A web request has one ``Patience`` for all its calls: for whether it is let in, and for what it gives back at its end.
+A web request has one ``Patience`` for all its calls: those that admit it and those that give back at its end.
 
-Over asyncio a whole call has its deadline. But no deadline ends what a parser does without waiting, so the sizes of
-answers are bounded there, too, before a parser sees them: see replies.pyx.
+Over asyncio a whole call has a deadline already. But no deadline interrupts a parser that never waits, so the sizes of
+replies are limited there, too, before a parser reads them: see replies.pyx.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from forebay.redis.transport.timed_socket import UNTIL_S, TimedSocket
 
 __all__ = ["Patience", "keep_deadlines", "with_bounded_replies"]
 
-# Who has no time left still connects if that is done at once, so that what is given back is sent.
+# A call without time left still connects if that succeeds at once, so that permits that are given back are sent.
 LEAST_S = 0.001
 
 
 class Patience:
-    """How long one web request still waits for a store, in all its calls.
+    """The time that one web request still waits for a store, over all its calls.
 
-    Without any left, what is sent is sent, and its answer isn't waited for.
+    With no time left, a call is still sent, and its reply is not awaited.
     """
 
     __slots__ = ("left_s",)
@@ -39,42 +39,44 @@ class Patience:
 
 
 def keep_deadlines(pool: Any, timeout_s: float) -> None:
-    """Let the connections of a pool that has made none yet keep them.
+    """Make the connections of a pool keep the deadlines of calls. The pool must not have made a connection yet.
 
-    To connect and the handshake take no more than `timeout_s` together, or than is left of the call that they are for,
-    where a name has one address: each gets what is left when it is tried. To look the name up takes as long as that
-    takes.
+    Connect and handshake together take at most `timeout_s`, and at most the time that the call has left. If a name has
+    several addresses, the attempt at each may take that long. The name's resolution has no deadline.
     """
-    kind: Any = pool.connection_class
-    on_connect = pool.connection_kwargs.get("redis_connect_func") or kind.on_connect
+    base: Any = pool.connection_class
+    on_connect = pool.connection_kwargs.get("redis_connect_func") or base.on_connect
 
     def left_s() -> float:
         return max(min(timeout_s, UNTIL_S.get() - time.monotonic()), LEAST_S)
 
-    def connect(connection: Any) -> TimedSocket:
-        until_s = min(time.monotonic() + timeout_s, UNTIL_S.get())
-        connection.socket_connect_timeout = left_s()
-        return TimedSocket(kind._connect(connection), timeout_s, until_s)
+    class TimedConnection(base):  # type: ignore[misc]
+        def _connect(self) -> TimedSocket:
+            until_s = min(time.monotonic() + timeout_s, UNTIL_S.get())
+            self.socket_connect_timeout = left_s()
+            return TimedSocket(super()._connect(), timeout_s, until_s)
 
-    def begin_tls(connection: Any, sock: Any) -> Any:
-        sock.settimeout(left_s())
-        encrypted = kind._wrap_socket_with_ssl(connection, sock)
-        encrypted.settimeout(timeout_s)
-        return encrypted
+        # Only a connection over TLS calls this.
+        def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+            sock.settimeout(left_s())
+            encrypted = super()._wrap_socket_with_ssl(sock)
+            encrypted.settimeout(timeout_s)
+            return encrypted
+
+        def end_handshake(self) -> None:
+            if self._sock is not None:
+                self._sock.end_handshake()
 
     def shake_hands(connection: Any) -> None:
         on_connect(connection)
-        if connection._sock is not None:
-            connection._sock.end_handshake()
+        connection.end_handshake()
 
-    # Only a connection over TLS calls the second.
-    methods = {"_connect": connect, "_wrap_socket_with_ssl": begin_tls}
-    pool.connection_class = type(kind.__name__, (kind,), methods)
+    pool.connection_class = TimedConnection
     pool.connection_kwargs["redis_connect_func"] = shake_hands
 
 
 class BoundedReader:
-    """A connection's ``StreamReader``, as far as redis-py reads from it."""
+    """A connection's ``StreamReader`` that checks the size of what redis-py reads from it."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
@@ -98,10 +100,13 @@ class BoundedReader:
 
 
 def with_bounded_replies(kind: Any) -> Any:
-    """A class of asyncio connections that is like this one, but for the sizes of answers."""
+    """A subclass of an asyncio connection class that limits the sizes of replies."""
 
-    async def connect(connection: Any) -> None:
-        await kind._connect(connection)
-        connection._reader = BoundedReader(connection._reader)
+    class BoundedConnection(kind):  # type: ignore[misc]
+        _reader: Any
 
-    return type(kind.__name__, (kind,), {"_connect": connect})
+        async def _connect(self) -> None:
+            await super()._connect()
+            self._reader = BoundedReader(self._reader)
+
+    return BoundedConnection

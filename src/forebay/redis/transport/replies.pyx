@@ -1,8 +1,8 @@
-"""How much a server may answer: counted before redis-py's parsers, which take a length on trust.
+"""Limits for the size of a server's replies, checked before redis-py's parsers read them.
 
-hiredis makes a list of as many elements as an answer says that it has, before the first of them has come. So eleven
-bytes take all memory, and minutes in which no deadline is looked at. The parser in Python follows lists in lists by
-recursion. What is counted here are the lengths that the answers of one connection tell, as RESP2 and RESP3 write them.
+The parsers trust the lengths that a reply declares. hiredis allocates a list of the declared length before the first
+element arrives: eleven bytes can take all memory, and minutes in which no deadline is checked. The parser in Python
+follows nested lists by recursion. This module reads the declared lengths of RESP2 and RESP3 and refuses larger ones.
 """
 
 cimport cython
@@ -12,25 +12,28 @@ from libc.string cimport memchr
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 cdef enum:
-    DEEPEST = 16                 # lists in lists; the answer to COMMAND, which clusters are asked, has 8
-    MOST_ELEMENTS = 1 << 20      # of one answer, in all its lists
-    MOST_BYTES = 1 << 24         # of one answer
+    DEEPEST = 16                 # nested lists; the reply to COMMAND, which cluster clients send, has 8 levels
+    MOST_ELEMENTS = 1 << 20      # of one reply, in all its lists
+    MOST_BYTES = 1 << 24         # of one reply
     MOST_DIGITS = 18
 
 cdef enum Reading:
     KIND                         # the first byte of an element
     LENGTH                       # digits, and what ends them
     LINE                         # anything up to a carriage return and a line feed
-    TEXT                         # as many bytes as were told
+    TEXT                         # as many bytes as were declared
 
 
 @cython.final
 cdef class ReplySizes:
-    """Of one connection: whatever it receives is told to ``take`` first, which raises redis-py's ``ConnectionError``
-    where an answer is larger than any that a limiter asks for, or none at all. O(bytes). One thread at a time."""
+    """The sizes of one connection's replies. Pass all received bytes to ``take`` before a parser reads them.
+
+    ``take`` raises redis-py's ``ConnectionError`` if a reply is larger than any reply to a limiter, or isn't RESP.
+    O(bytes). *Threads*: one at a time.
+    """
 
     cdef Reading reading
-    cdef Py_ssize_t[DEEPEST] open_lists      # of each its elements that are still to come
+    cdef Py_ssize_t[DEEPEST] open_lists      # for each open list, its elements that are still to come
     cdef Py_ssize_t depth, element_count, byte_count, text_left, length
     cdef int digit_count
     cdef bint is_negative, was_return
@@ -40,7 +43,7 @@ cdef class ReplySizes:
         self.reading = KIND
 
     def take(self, received, Py_ssize_t size):
-        """The first `size` bytes of what was received."""
+        """Check the first `size` bytes of `received`."""
         cdef Py_buffer view
         PyObject_GetBuffer(received, &view, PyBUF_SIMPLE)
         try:
@@ -117,7 +120,7 @@ cdef class ReplySizes:
 
     cdef int end_length(self) except -1:
         if self.is_negative:
-            # Nothing, in the place of a text or a list.
+            # A null in the place of a text or a list.
             if self.length != 1:
                 raise refused(f"a length of -{self.length}")
             return self.end_element()
@@ -147,7 +150,7 @@ cdef class ReplySizes:
             self.open_lists[self.depth - 1] -= 1
             if self.open_lists[self.depth - 1]:
                 return 0
-            # It was the last one of its list, which is an element itself.
+            # The element was the last of its list. The list is an element of the list around it.
             self.depth -= 1
         self.element_count = self.byte_count = 0
         return 0

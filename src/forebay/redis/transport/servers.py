@@ -1,9 +1,9 @@
-"""Calls to a server over connections of a client's pool, none repeated.
+"""Calls to a single Redis server over the connections of a client's pool. No call is repeated.
 
-Not by the client's own ``execute_command``, for two reasons. It repeats a call whose answer is late, as often as its
-retries say, and each may be charged. And if an exception comes from elsewhere (an interrupt, a time limit that is a
-signal's) between the call and its answer, it gives the connection back to the pool with the answer still to come: the
-next one to ask would read it as its own. Here a connection whose answers haven't all been read is closed.
+The client's own ``execute_command`` is not used, for two reasons. It repeats a call whose reply is late, and Redis may
+charge each repetition. And if an exception from elsewhere (an interrupt, a signal handler's time limit) comes between
+the call and its reply, it returns the connection to the pool with the reply unread: the next call on that connection
+would read it as its own. Here a connection is closed unless all its replies have been read.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Call = tuple[Any, ...]
 
 
 def exchange(pool: Any, call: Call) -> Any:
-    """One call's answer."""
+    """Send one call and return its reply."""
     connection = pool.get_connection()
     try:
         connection.send_command(*call)
         reply = connection.read_response()
         if type(reply) is not list:
-            # No script of ours answers so: what has been read is a rest of something else, and more may follow.
+            # Every script replies with a list. This reply belongs to another call, and more such replies may follow.
             connection.disconnect()
     except ResponseError:
         pool.release(connection)
         raise
     except BaseException:
-        # If that is interrupted in its turn, the connection isn't given back at all.
+        # If a second interrupt ends this, the connection isn't released at all.
         connection.disconnect()
         pool.release(connection)
         raise
@@ -45,7 +45,7 @@ def is_answer(reply: Any) -> bool:
 
 
 def exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
-    """All of them, sent before the first answer is read. For each its answer, or the server's error."""
+    """Send all calls before the first reply is read. Return for each call its reply or the server's error."""
     replies: list[Any] = []
     connection = pool.get_connection()
     try:
@@ -66,7 +66,7 @@ def exchange_all(pool: Any, calls: Sequence[Call]) -> list[Any]:
 
 
 class Server:
-    """A ``redis.Redis``; `make` makes another one, if it is ours."""
+    """A ``redis.Redis`` client. `make` makes another one for a forked process, if the store owns the client."""
 
     def __init__(self, client: Any, make: Callable[[], Any] | None = None) -> None:
         self._is_ours = make is not None
@@ -75,18 +75,19 @@ class Server:
 
     @property
     def _client(self) -> Any:
-        """This process's."""
+        """The client of this process."""
         pid = os.getpid()
         client = self._clients.get(pid)
         if client is None:
             for number, parents in list(self._clients.items()):
                 if number != pid:
-                    # A fork may have left a lock of the parent's client held, by a thread that isn't here. That client
-                    # closes nothing, so that its end doesn't wait for the lock either.
+                    # A thread of the parent may have held a lock of its client at the fork, and the child has no such
+                    # thread. So the child's copy closes nothing: its finalizer would wait for that lock.
                     if self._is_ours:
                         parents.auto_close_connection_pool = False
                     self._clients.pop(number, None)
-            # Threads that come here at once take the first one's: another's end would end connections that are in use.
+            # Threads that come here at once all take the first client: the end of another one would close connections
+            # in use.
             client = self._clients.setdefault(pid, self._make())
         return client
 
@@ -108,14 +109,14 @@ class Server:
 
 
 class AsyncServer:
-    """A ``redis.asyncio.Redis``."""
+    """A ``redis.asyncio.Redis`` client."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
         self.connection_pool = client.connection_pool
 
     async def execute_command(self, *call: Any) -> Any:
-        """As ``exchange``."""
+        """As ``exchange``, awaited."""
         pool = self.connection_pool
         connection = await pool.get_connection()
         try:
@@ -134,7 +135,7 @@ class AsyncServer:
         return reply
 
     async def execute_many(self, calls: Sequence[Call]) -> list[Any]:
-        """As ``exchange_all``."""
+        """As ``exchange_all``, awaited."""
         pool = self.connection_pool
         replies: list[Any] = []
         connection = await pool.get_connection()

@@ -1,4 +1,4 @@
-"""A socket with bounds for what it receives. Compiled, as every call to Redis passes through it twice."""
+"""A socket with a deadline and a size limit for each reply. Compiled: every call to Redis passes through it twice."""
 
 cimport cython
 
@@ -8,30 +8,31 @@ from contextvars import ContextVar
 
 from forebay.redis.transport.replies import ReplySizes
 
-# Of the call at hand, by ``time.monotonic``. Each call sets it, so what an interrupt leaves behind harms none.
+# The current call's deadline, by ``time.monotonic``. Each call sets it, so what an interrupted call leaves behind is
+# harmless.
 UNTIL_S = ContextVar("forebay.redis.until_s", default=math.inf)
 
 cdef object until_of_call = UNTIL_S.get
 cdef object monotonic = time.monotonic
 
-# What a call has done before it sends takes no time worth counting.
+# A call that has this fraction of its timeout left when it sends waits for the socket's own timeout.
 cdef double MOST_OF_IT = 0.95
 
 
 @cython.final
 cdef class TimedSocket:
-    """A socket of one connection, whose handshake and whose every answer have a deadline each, and a size.
+    """The socket of one connection. The handshake and each reply have a deadline and a size limit.
 
-    `handshake_until_s` is that of the handshake, by ``time.monotonic``, until ``end_handshake`` is called. An answer
-    has the socket's own timeout, and no longer than until ``UNTIL_S``. If most of the timeout is left then, the first
-    operation of an answer waits for the socket's own, as ever; so in the usual call no timeout is changed. What else a
-    socket can do is its own.
+    `handshake_until_s` is the handshake's deadline, by ``time.monotonic``. It counts until ``end_handshake`` is called.
+    A reply's deadline is the socket's own timeout, and at the latest ``UNTIL_S``. If most of the timeout is left when
+    the call is sent, the first receive of its reply waits for the socket's own timeout; so the usual call changes no
+    timeout. Every other attribute is the wrapped socket's.
 
     *Threads*: one at a time, as its connection.
     """
 
     cdef object sock, receive, send, timeout_s, handshake_until_s, answer_until_s, check_size
-    # redis-py asks for these before each call.
+    # redis-py reads these before each call.
     cdef readonly object fileno, pending
 
     def __init__(self, sock, timeout_s, handshake_until_s):
@@ -65,7 +66,7 @@ cdef class TimedSocket:
         return size
 
     def recv(self, *arguments):
-        """What redis-py without hiredis reads by."""
+        """For redis-py without hiredis, which reads by this method."""
         if self.answer_until_s is None:
             self.answer_until_s = monotonic() + self.timeout_s
         received = self.receive_in_time(self.sock.recv, *arguments)
@@ -74,7 +75,7 @@ cdef class TimedSocket:
 
     def receive_in_time(self, receive, *arguments):
         usual_s = self.sock.gettimeout()
-        # Who only looks whether there is something to read doesn't wait.
+        # A caller that polls for readable data doesn't wait.
         if usual_s == 0:
             return receive(*arguments)
         left_s = self.answer_until_s - monotonic()
