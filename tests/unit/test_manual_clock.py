@@ -1,4 +1,4 @@
-"""The clock for tests of code that uses forebay."""
+"""`ManualClock`, for tests of code that uses forebay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay import ClockMismatch, InvalidRate, Store, TokenBucket
 from forebay.testing import ManualClock
 
 
-def test_it_stands_still_until_it_is_moved() -> None:
+def test_manual_clock_stands_still_until_it_is_moved() -> None:
     clock = ManualClock()
     assert clock.now() == 0.0
     with Store.private(keys=1, clock=clock) as store:
@@ -28,7 +28,7 @@ def test_it_stands_still_until_it_is_moved() -> None:
 
 
 @pytest.mark.parametrize("bound", [False, True])
-def test_it_is_exact_to_the_nanosecond(bound: bool) -> None:
+def test_manual_clock_is_exact_to_the_nanosecond(bound: bool) -> None:
     clock = ManualClock(1)
     with Store.private(keys=1, clock=clock if bound else "monotonic"):
         for _ in range(10):
@@ -42,14 +42,14 @@ def test_it_is_exact_to_the_nanosecond(bound: bool) -> None:
         assert clock.now() == 3.333333333
 
 
-def test_it_can_go_back_with_set_only() -> None:
+def test_only_set_moves_a_manual_clock_back() -> None:
     clock = ManualClock(10)
     with Store.private(keys=1, clock=clock) as store:
         limiter = TokenBucket(store, "api", "1/second")
         assert limiter.allow("k")
         clock.set(5)
         assert clock.now() == 5.0
-        # What was charged stays charged: the limiter bears it.
+        # A charge is kept.
         assert limiter.hit("k").retry_after == 6.0
         assert limiter.hit("l").reset_after == 1.0
         with pytest.raises(ValueError, match="goes back by set"):
@@ -59,7 +59,7 @@ def test_it_can_go_back_with_set_only() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1, -1e-9, float("nan"), float("inf"), float("-inf"), 4e9, 1e300])
-def test_times_that_are_none(seconds: float) -> None:
+def test_manual_clock_refuses_times_out_of_range(seconds: float) -> None:
     with pytest.raises(InvalidRate, match=r"at least 0|time is from 0"):
         ManualClock(seconds)
     clock = ManualClock(7)
@@ -71,7 +71,7 @@ def test_times_that_are_none(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("time", [None, "1", "soon", b"1s", [1], True], ids=repr)
-def test_what_is_no_time(time: Any) -> None:
+def test_manual_clock_refuses_values_that_are_no_time(time: Any) -> None:
     clock = ManualClock(7)
     for move in (ManualClock, clock.set, clock.advance):
         with pytest.raises(InvalidRate, match=r"a length of time of at least 0, not .*500 ms"):
@@ -80,7 +80,7 @@ def test_what_is_no_time(time: Any) -> None:
 
 
 @pytest.mark.parametrize("minute", ["1 minute", "60s", 60, 60.0, timedelta(minutes=1)], ids=repr)
-def test_a_time_is_given_as_every_time_is(minute: Any) -> None:
+def test_manual_clock_takes_times_of_every_form(minute: Any) -> None:
     clock = ManualClock(minute)
     assert clock.now() == 60.0
     clock.advance(minute)
@@ -89,7 +89,7 @@ def test_a_time_is_given_as_every_time_is(minute: Any) -> None:
     assert clock.now() == 60.0
 
 
-def test_it_cannot_be_pushed_beyond_the_last_time_that_it_takes() -> None:
+def test_manual_clock_refuses_to_pass_its_last_time() -> None:
     clock = ManualClock()
     with Store.private(keys=1, clock=clock):
         while clock.now() < 1e9:
@@ -109,7 +109,7 @@ def test_one_clock_moves_several_stores() -> None:
         assert clock.now() == 53.0
 
 
-def test_it_goes_on_from_where_a_segment_is(store_name: str) -> None:
+def test_manual_clock_continues_at_its_segments_time(store_name: str) -> None:
     first = ManualClock(50)
     with Store(store_name, keys=1, clock=first) as store:
         first.advance(25)
@@ -118,7 +118,7 @@ def test_it_goes_on_from_where_a_segment_is(store_name: str) -> None:
             assert late.now() == first.now() == 75.0
             limiters = [TokenBucket(opened, "api", "1/second") for opened in (store, again)]
             assert [limiter.allow("k") for limiter in limiters] == [True, False]
-            # Either moves both: the time is the segment's.
+            # The time is the segment's, so each clock moves both.
             late.advance(1)
             assert first.now() == 76.0
             assert [limiter.allow("k") for limiter in limiters] == [True, False]
@@ -129,7 +129,7 @@ def test_it_goes_on_from_where_a_segment_is(store_name: str) -> None:
         assert third.now() == 77.0
 
 
-def test_a_clock_that_joins_a_moved_segment_takes_its_other_stores_along(store_name: str) -> None:
+def test_clock_that_joins_a_later_segment_moves_its_other_stores(store_name: str) -> None:
     first = ManualClock(50)
     both = ManualClock(10)
     with Store(store_name, keys=1, clock=first), Store.private(keys=1, clock=both) as other:
@@ -140,7 +140,7 @@ def test_a_clock_that_joins_a_moved_segment_takes_its_other_stores_along(store_n
             assert limiter.allow("k")
 
 
-def test_a_child_sees_it_move(in_child: Any) -> None:
+def test_child_sees_its_parents_clock_move(in_child: Any) -> None:
     clock = ManualClock(1)
     with Store.private(keys=1, clock=clock) as store:
         limiter = TokenBucket(store, "api", "1/second")
@@ -151,7 +151,7 @@ def test_a_child_sees_it_move(in_child: Any) -> None:
         assert limiter.allow("k")
 
 
-def test_a_segment_keeps_its_kind_of_clock(store_name: str) -> None:
+def test_segment_keeps_its_kind_of_clock(store_name: str) -> None:
     with Store(store_name, keys=1, clock=ManualClock()):
         with pytest.raises(ClockMismatch) as caught:
             Store(store_name, keys=1)

@@ -1,4 +1,4 @@
-"""The C headers under the hot path, compiled by themselves: hash, atomics, arithmetic."""
+"""The C headers of the hot path, compiled without the extension: hash, atomics, arithmetic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ask = Callable[..., str]
 
 @pytest.fixture(scope="module", params=["-O0", "-O3"])
 def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Runs native_headers.c with the arguments given, and text on its standard input; its output."""
+    """Runs native_headers.c with the given arguments and standard input; returns its output."""
     program = tmp_path_factory.mktemp("native") / "native_headers"
     subprocess.run(
         [
@@ -39,7 +39,7 @@ def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def siphash(key: tuple[int, int], data: bytes, compressions: int, finalizations: int) -> int:
-    """SipHash-c-d as its paper writes it."""
+    """SipHash-c-d, written as in its paper."""
     v = [
         key[0] ^ 0x736F6D6570736575,
         key[1] ^ 0x646F72616E646F6D,
@@ -70,7 +70,7 @@ def siphash(key: tuple[int, int], data: bytes, compressions: int, finalizations:
     return v[0] ^ v[1] ^ v[2] ^ v[3]
 
 
-def test_the_reference_agrees_with_the_papers_vector_and_with_cpython() -> None:
+def test_reference_agrees_with_the_paper_and_with_cpython() -> None:
     key = (0x0706050403020100, 0x0F0E0D0C0B0A0908)
     assert siphash(key, bytes(range(15)), 2, 4) == 0xA129CA6149BE45E5
     assert siphash(key, b"", 2, 4) == 0x726FDB47DD0E0E31
@@ -98,19 +98,19 @@ def test_the_reference_agrees_with_the_papers_vector_and_with_cpython() -> None:
     ],
     ids=["zero", "paper", "ones", "ends", "mixed"],
 )
-def test_siphash13_of_every_length(ask: Ask, key: tuple[int, int]) -> None:
+def test_siphash13_agrees_with_the_reference_at_every_length(ask: Ask, key: tuple[int, int]) -> None:
     hashes = [int(line, 16) for line in ask("hash", f"{key[0]:x}", f"{key[1]:x}", str(LONGEST)).split()]
     assert hashes == [siphash(key, bytes(range(size)), 1, 3) for size in range(LONGEST + 1)]
 
 
-def test_siphash13_of_lengths_around_256(ask: Ask) -> None:
-    """The length counts modulo 256."""
+def test_siphash13_agrees_with_the_reference_around_256_bytes(ask: Ask) -> None:
+    """The hash takes the length modulo 256."""
     hashes = ask("hash", "1", "2", "520").split()
     for size in (255, 256, 257, 511, 512, 513, 520):
         assert int(hashes[size], 16) == siphash((1, 2), bytes(i % 256 for i in range(size)), 1, 3)
 
 
-def test_128_bit_products_and_quotients(ask: Ask) -> None:
+def test_128_bit_products_and_quotients_are_exact(ask: Ask) -> None:
     chance = random.Random(1)
     edges = [0, 1, 2, 3, 2**32 - 1, 2**32, 2**61, 2**63 - 1, 2**63, MASK - 1, MASK]
     triples = [(a, b, divisor) for a in edges for b in edges for divisor in edges[1:]]
@@ -120,7 +120,7 @@ def test_128_bit_products_and_quotients(ask: Ask) -> None:
     for (a, b, divisor), answer in zip(triples, answers, strict=True):
         high, up, down = map(int, answer.split())
         assert high == a * b >> 64
-        # The caller promises that the quotient fits, and the sum before it.
+        # The caller guarantees that the quotient fits, and the sum before it.
         if -(-a * b // divisor) <= MASK and a * b + divisor - 1 < 2**128:
             assert (up, down) == (-(-a * b // divisor), a * b // divisor)
 
@@ -131,6 +131,6 @@ def test_atomic_operations_do_what_their_names_say(ask: Ask, loads: list[str]) -
 
 
 @pytest.mark.parametrize("loads", [[], ["narrow"]], ids=["wide loads", "without wide loads"])
-def test_a_cell_is_never_seen_torn_and_no_write_is_lost(ask: Ask, loads: list[str]) -> None:
+def test_cell_is_never_torn_and_no_write_is_lost(ask: Ask, loads: list[str]) -> None:
     failures = int(ask("race", *loads))
-    assert failures > 0, "the writers never met: this proves nothing"
+    assert failures > 0, "no CAS failed: the writers never raced"

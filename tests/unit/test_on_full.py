@@ -1,4 +1,4 @@
-"""What happens to a new key when its neighbourhood is full of live ones: the smallest table has 1024 cells."""
+"""`on_full`: a new key whose cells are all taken by live keys. The smallest table has 1024 cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_bucket(clock: ManualClock, on_full: Any, rate: str = "1/minute", keys: 
     return store, TokenBucket(store, "api", rate, burst=100)
 
 
-def test_evicting_makes_room_and_counts(clock: ManualClock) -> None:
+def test_evict_makes_room_and_counts_evictions(clock: ManualClock) -> None:
     store, limiter = open_bucket(clock, "evict")
     with store:
         assert all(limiter.allow_many(CROWD))
@@ -30,8 +30,8 @@ def test_evicting_makes_room_and_counts(clock: ManualClock) -> None:
         assert stats.total == LimiterStats(allowed=len(CROWD), inserted=len(CROWD), evicted=evicted)
 
 
-def test_evicting_takes_the_key_that_expires_first(clock: ManualClock) -> None:
-    """A flood of one-off keys evicts itself; who has used much is remembered."""
+def test_evict_takes_the_key_that_expires_first(clock: ManualClock) -> None:
+    """A flood of one-off keys evicts its own keys; keys that used much stay."""
     store, limiter = open_bucket(clock, "evict")
     heavy = [f"heavy {n}" for n in range(100)]
     with store:
@@ -43,7 +43,7 @@ def test_evicting_takes_the_key_that_expires_first(clock: ManualClock) -> None:
         assert [limiter.peek(key).remaining for key in heavy] == [50] * len(heavy)
 
 
-def test_denying_denies_new_keys_only_and_counts(clock: ManualClock) -> None:
+def test_deny_refuses_only_new_keys_and_counts_denials(clock: ManualClock) -> None:
     store, limiter = open_bucket(clock, "deny")
     with store:
         passed = limiter.allow_many(CROWD)
@@ -61,7 +61,7 @@ def test_denying_denies_new_keys_only_and_counts(clock: ManualClock) -> None:
         assert store.stats().total.full == 2 * denied
 
 
-def test_a_denial_for_want_of_room_says_when_to_come_again(clock: ManualClock) -> None:
+def test_denial_for_lack_of_room_has_a_retry_after(clock: ManualClock) -> None:
     store, limiter = open_bucket(clock, "deny")
     with store:
         passed = limiter.allow_many(CROWD)
@@ -72,7 +72,7 @@ def test_a_denial_for_want_of_room_says_when_to_come_again(clock: ManualClock) -
         assert decision.retry_after == decision.reset_after == 50.0
         assert decision.full
         assert "full=True" in repr(decision)
-        # Of a limit that binds, and of a question that nobody answers by `on_full`, it isn't said.
+        # `full` is false where the limit binds, and for a peek, which `on_full` doesn't decide.
         known = CROWD[passed.index(True)]
         limiter.hit(known, limiter.hit(known).remaining)
         assert not limiter.hit(known)
@@ -89,7 +89,7 @@ def test_a_denial_for_want_of_room_says_when_to_come_again(clock: ManualClock) -
         assert all(limiter.allow_many(range(-500, 0)))
 
 
-def test_allowing_lets_new_keys_in_unremembered_and_counts(clock: ManualClock) -> None:
+def test_allow_lets_new_keys_in_uncharged_and_counts_them(clock: ManualClock) -> None:
     store, limiter = open_bucket(clock, "allow")
     with store:
         assert all(limiter.allow_many(CROWD, [100] * len(CROWD)))
@@ -97,7 +97,7 @@ def test_allowing_lets_new_keys_in_unremembered_and_counts(clock: ManualClock) -
         full = len(CROWD) - stats.live_keys
         assert len(CROWD) - CELLS <= full
         assert stats.total == LimiterStats(allowed=len(CROWD), inserted=stats.live_keys, full=full)
-        # Those that have a cell are limited as ever, the others are not.
+        # Keys with a cell are limited as usual, the others are not.
         again = limiter.allow_many(CROWD)
         assert again.count(True) == full
         decision = limiter.hit(CROWD[again.index(True)], 30)
@@ -106,7 +106,7 @@ def test_allowing_lets_new_keys_in_unremembered_and_counts(clock: ManualClock) -
 
 
 @pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
-def test_expired_keys_make_room_by_themselves(clock: ManualClock, on_full: Any) -> None:
+def test_expired_keys_make_room(clock: ManualClock, on_full: Any) -> None:
     store, limiter = open_bucket(clock, on_full)
     with store:
         for wave in range(20):
@@ -118,7 +118,7 @@ def test_expired_keys_make_room_by_themselves(clock: ManualClock, on_full: Any) 
 
 
 @pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
-def test_the_advertised_number_of_keys_has_room(clock: ManualClock, on_full: Any) -> None:
+def test_advertised_number_of_keys_has_room(clock: ManualClock, on_full: Any) -> None:
     """At most one insertion in 10,000 may find its probe set full."""
     keys = 100_000
     store, limiter = open_bucket(clock, on_full, keys=keys)
@@ -128,7 +128,7 @@ def test_the_advertised_number_of_keys_has_room(clock: ManualClock, on_full: Any
         assert total.full + total.evicted <= keys // 10_000
 
 
-def test_limiters_of_one_store_share_the_room(clock: ManualClock) -> None:
+def test_limiters_of_one_store_share_its_room(clock: ManualClock) -> None:
     store, limiter = open_bucket(clock, "deny")
     with store:
         limiter.allow_many(CROWD)
@@ -141,7 +141,7 @@ def test_limiters_of_one_store_share_the_room(clock: ManualClock) -> None:
         assert after.live_keys == before.live_keys + passed.count(True) <= CELLS
 
 
-def test_each_store_object_has_a_policy_of_its_own(clock: ManualClock, store_name: str) -> None:
+def test_each_store_object_has_its_own_policy(clock: ManualClock, store_name: str) -> None:
     with (
         Store(store_name, keys=1, on_full="deny", clock=clock) as strict,
         Store(store_name, keys=1, on_full="allow", clock=clock) as lenient,
@@ -162,7 +162,7 @@ def test_each_store_object_has_a_policy_of_its_own(clock: ManualClock, store_nam
         lambda s: AllOf(FixedWindow(s, "others", "9/minute"), TokenBucket(s, "it", "1/second")),
     ],
 )
-def test_what_was_let_in_uncharged_has_nothing_to_cancel(clock: ManualClock, make: Callable[[Store], Any]) -> None:
+def test_reservation_let_in_uncharged_has_nothing_to_cancel(clock: ManualClock, make: Callable[[Store], Any]) -> None:
     with Store.private(keys=1, on_full="allow", clock=clock) as store:
         limiter = make(store)
         key, reservation = next(

@@ -1,4 +1,4 @@
-"""Who owns a slot of a concurrency limit, and whether that process is still there."""
+"""The owner of a slot of a concurrency limit, and whether that process is alive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SYS_EXIT: Final = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
 
 def owner_of(pid: int, birth: str) -> int:
-    """As that process would call itself, if its birth is told in this way."""
+    """The process's identity, as the process itself would compute it from this kind of birth."""
     number: int | None = 0
     if birth == "pidfd":
         pidfd = os.pidfd_open(pid)
@@ -69,7 +69,7 @@ def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
 
 
 def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid") -> None:
-    """Let this process find itself in the namespace of that number."""
+    """Put this process into the namespace of that inode number."""
     real = os.stat
 
     def stat(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid")
     monkeypatch.setattr("forebay.segment.process_identity.os.stat", stat)
 
 
-def test_an_owner_is_a_pid_its_birth_and_its_namespace(in_child: Callable[..., Any]) -> None:
+def test_owner_is_a_pid_a_birth_and_a_namespace(in_child: Callable[..., Any]) -> None:
     me = this_process()
     assert me == this_process()
     assert me % 2**PID_BITS == os.getpid()
@@ -92,10 +92,10 @@ def test_an_owner_is_a_pid_its_birth_and_its_namespace(in_child: Callable[..., A
     assert owners.dead_among({elsewhere}) == set()
 
 
-def test_all_namespaces_that_linux_can_number_are_told_apart(
+def test_every_namespace_number_of_linux_is_distinguished(
     in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody of another one is taken for dead, though no process has the pid."""
+    """An owner in another namespace never counts as dead, even if no process here has its pid."""
     inodes = [INITIAL_PID_NAMESPACE, *range(0xF0000000, 0xF0000000 + 6000), 0xFF000000, 0xFFFFFFF0]
     dead = in_child(this_process)
     seen = set()
@@ -113,7 +113,7 @@ def test_all_namespaces_that_linux_can_number_are_told_apart(
 
 
 @pytest.mark.parametrize("inode", [0, 1, INITIAL_PID_NAMESPACE - 1, 0xFFFFFFFF, 2**32 + INITIAL_PID_NAMESPACE])
-def test_in_a_namespace_of_no_known_number_nobody_is_taken_for_dead(
+def test_owner_in_an_unknown_namespace_never_counts_as_dead(
     in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, inode: int
 ) -> None:
     in_namespace(monkeypatch, inode)
@@ -122,7 +122,7 @@ def test_in_a_namespace_of_no_known_number_nobody_is_taken_for_dead(
     assert Owners().dead_among({dead}) == set()
 
 
-def test_without_proc_nobody_is_taken_for_dead(in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_without_proc_never_counts_as_dead(in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: Any, *args: Any, **kwargs: Any) -> Any:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
@@ -133,16 +133,14 @@ def test_without_proc_nobody_is_taken_for_dead(in_child: Callable[..., Any], mon
 
 
 @pytest.mark.parametrize("birth", ["pidfd", "start"])
-def test_of_the_processes_that_have_had_one_pid_the_birth_tells_who_it_is(
-    process: subprocess.Popen[bytes], birth: str
-) -> None:
+def test_birth_distinguishes_processes_with_the_same_pid(process: subprocess.Popen[bytes], birth: str) -> None:
     owner = owner_of(process.pid, birth)
     other_birth = owner ^ (1 << PID_BITS)
     assert Owners().dead_among({owner, other_birth}) == {other_birth}
 
 
-def test_pidfds_of_one_process_have_one_number_and_those_of_others_have_others() -> None:
-    """By neighbouring numbers, which processes that are started one after the other have."""
+def test_pidfds_of_one_process_share_a_number_that_no_other_process_has() -> None:
+    """Processes that are started in sequence have neighbouring numbers."""
     births = set()
     for _ in range(20):
         with subprocess.Popen(["true"]) as process:
@@ -153,7 +151,7 @@ def test_pidfds_of_one_process_have_one_number_and_those_of_others_have_others()
     assert len(births) == (20 if births != {0} else 1)
 
 
-def test_where_all_pidfds_have_one_number_a_birth_is_a_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_birth_is_a_start_time_if_all_pidfds_share_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Linux 6.9."""
     pidfd = os.pidfd_open(os.getpid())
     device = os.fstat(pidfd).st_dev
@@ -162,17 +160,17 @@ def test_where_all_pidfds_have_one_number_a_birth_is_a_start_time(monkeypatch: p
     assert this_process() == owner_of(os.getpid(), "start")
 
 
-def test_start_times_count_for_the_initial_time_namespace_alone(
+def test_start_times_count_only_in_the_initial_time_namespace(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elsewhere another one is read for the same process: then it isn't known."""
+    """In another time namespace the same process has another start time, so its birth is unknown."""
     began_at_another_time = owner_of(process.pid, "start") ^ (1 << PID_BITS)
     in_namespace(monkeypatch, INITIAL_TIME_NAMESPACE + 7, "time")
     assert process_identity._start_birth("self") is None
     assert Owners().dead_among({began_at_another_time}) == set()
 
 
-def test_a_process_that_nobody_has_waited_for_has_ended(process: subprocess.Popen[bytes], birth: str) -> None:
+def test_unreaped_process_has_ended(process: subprocess.Popen[bytes], birth: str) -> None:
     owner = owner_of(process.pid, birth)
     early = Owners()
     assert early.dead_among({owner}) == set()
@@ -184,10 +182,10 @@ def test_a_process_that_nobody_has_waited_for_has_ended(process: subprocess.Pope
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
-def test_without_pidfds_an_end_is_noticed_too(
+def test_end_is_noticed_without_pidfds(
     process: subprocess.Popen[bytes], birth: str, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sandbox that refuses them, an old kernel, too many of them."""
+    """A sandbox or an old kernel refuses pidfds, or the process has too many descriptors."""
     owner = owner_of(process.pid, birth)
     refuse_pidfds(monkeypatch, error)
     owners = Owners()
@@ -200,7 +198,7 @@ def test_without_pidfds_an_end_is_noticed_too(
     assert owners.dead_among({owner}) == {owner}
 
 
-def test_without_pidfds_a_start_time_tells_who_has_the_pid(
+def test_start_time_identifies_the_pids_process_without_pidfds(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = owner_of(process.pid, "start")
@@ -209,7 +207,7 @@ def test_without_pidfds_a_start_time_tells_who_has_the_pid(
     assert Owners().dead_among({owner, began_at_another_time}) == {began_at_another_time}
 
 
-def test_without_a_descriptor_an_end_is_noticed_once_it_was_waited_for(
+def test_end_is_noticed_without_a_descriptor_once_the_process_is_reaped(
     process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
 ) -> None:
     owner = owner_of(process.pid, birth)
@@ -228,8 +226,8 @@ def test_without_a_descriptor_an_end_is_noticed_once_it_was_waited_for(
 
 
 @pytest.mark.parametrize("with_pidfds", [True, False])
-def test_a_process_lives_on_after_its_first_thread(with_pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks like one that nobody has waited for."""
+def test_process_outlives_its_first_thread(with_pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a process looks like an unreaped one."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -252,7 +250,7 @@ def test_a_process_lives_on_after_its_first_thread(with_pidfds: bool, monkeypatc
     os.waitpid(pid, 0)
 
 
-def test_a_pid_that_is_a_threads_by_now_is_no_owners() -> None:
+def test_pid_that_is_now_a_threads_owns_nothing() -> None:
     told, go_on = threading.Event(), threading.Event()
     ids: list[int] = []
 
@@ -272,7 +270,7 @@ def test_a_pid_that_is_a_threads_by_now_is_no_owners() -> None:
         thread.join()
 
 
-def test_owners_that_make_no_sense_count_as_alive_or_ended_but_never_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_owners_count_as_alive_or_ended_and_never_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     same_place = this_process() >> NAMESPACE_AT << NAMESPACE_AT
     senseless = (0, 1, 2**64 - 1, 2**63, same_place, same_place | 2**NAMESPACE_AT - 1, same_place | 2**PID_BITS - 1)
     for pidfds in (True, False):
@@ -282,10 +280,10 @@ def test_owners_that_make_no_sense_count_as_alive_or_ended_but_never_fail(monkey
             assert Owners().dead_among({owner}) <= {owner}
 
 
-def test_who_is_alive_stays_so_when_all_files_are_closed(
+def test_live_owner_stays_alive_after_all_files_are_closed(
     process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
 ) -> None:
-    """As programs do that become daemons; the numbers of the files are then used for others."""
+    """A program that becomes a daemon closes all files; the kernel then reuses their numbers."""
     owner = owner_of(process.pid, birth)
 
     def daemon(reopen: bool) -> tuple[set[int], bool]:
@@ -307,10 +305,11 @@ def test_who_is_alive_stays_so_when_all_files_are_closed(
         assert in_child(lambda reopen=reopen: daemon(reopen)) == (set(), True)
 
 
-def test_a_pidfd_of_the_programs_own_is_not_taken_for_an_owners(
+def test_programs_own_pidfd_is_not_mistaken_for_an_owners(
     process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
 ) -> None:
-    """It may get the number of one that was closed with all files: then its process's end is not the owner's."""
+    """It may get the number of a pidfd that was closed with all files. The end of its process is not the owner's
+    end."""
     owner = owner_of(process.pid, birth)
     told_apart = owner_of(process.pid, "pidfd") != owner_of(process.pid, "unknown")  # from Linux 6.9 on
 

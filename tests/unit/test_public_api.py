@@ -1,4 +1,4 @@
-"""The public names, and their signatures as help() and editors show them."""
+"""The public names, and their signatures as ``help()`` and editors show them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LIMITERS: dict[str, Callable[[Store], Any]] = {
 }
 
 
-def test_the_public_names() -> None:
+def test_package_exports_the_public_names() -> None:
     answers = {"Decision", "Lease", "LimiterStats", "Reservation", "StoreStats"}
     names = {"Rate", "Store", "__version__", *answers, *LIMITERS, *errors.__all__}
     assert set(forebay.__all__) == names
@@ -57,7 +57,7 @@ def test_the_public_names() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in forebay.__all__ if inspect.isclass(getattr(forebay, name))])
-def test_every_public_class_has_a_signature_and_text_of_its_own(name: str) -> None:
+def test_every_public_class_has_its_own_signature_and_docstring(name: str) -> None:
     kind = getattr(forebay, name)
     if not issubclass(kind, Exception):
         assert f"{name}(" in pydoc.plain(pydoc.render_doc(kind))
@@ -66,7 +66,7 @@ def test_every_public_class_has_a_signature_and_text_of_its_own(name: str) -> No
     assert kind.__doc__ != kind.__base__.__doc__
 
 
-def test_every_error_is_forebays_own_and_documented() -> None:
+def test_every_error_derives_from_forebays_and_is_documented() -> None:
     for name in errors.__all__:
         error = getattr(errors, name)
         assert issubclass(error, (errors.ForebayError, UserWarning)), name
@@ -92,7 +92,7 @@ WITH_TIERS = COMMON | {
 
 
 @pytest.mark.parametrize("name", LIMITERS)
-def test_signatures_of_a_limiters_methods(store: Store, name: str) -> None:
+def test_limiter_methods_have_their_signatures(store: Store, name: str) -> None:
     limiter = LIMITERS[name](store)
     for method, signature in (COMMON if name in ("AllOf", "Concurrency") else WITH_TIERS).items():
         bound = getattr(limiter, method)
@@ -114,7 +114,7 @@ CONSTRUCTORS = {
 
 
 @pytest.mark.parametrize("name", LIMITERS)
-def test_arguments_that_do_not_fit_are_refused_with_the_limiters_signature(store: Store, name: str) -> None:
+def test_wrong_arguments_are_refused_with_the_constructors_signature(store: Store, name: str) -> None:
     kind = getattr(forebay, name)
     assert str(inspect.signature(kind.__init__)) == CONSTRUCTORS[name].replace("(", "(self, /, ", 1)
     assert str(inspect.signature(kind)) == CONSTRUCTORS[name]
@@ -141,7 +141,7 @@ def test_arguments_that_do_not_fit_are_refused_with_the_limiters_signature(store
 
 
 @pytest.mark.parametrize("kind", [Limiter, CellLimiter, GcraLimiter, WindowLimiter])
-def test_a_base_is_no_limiter(store: Store, kind: Any) -> None:
+def test_base_class_makes_no_limiter(store: Store, kind: Any) -> None:
     for arguments in ((), (store, "api"), (store, "api", "5/minute")):
         for make in (kind, partial(kind.__new__, kind)):
             with pytest.raises(TypeError, match="is a base of the limiters"):
@@ -149,7 +149,7 @@ def test_a_base_is_no_limiter(store: Store, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("name", LIMITERS)
-def test_every_limiter_tells_what_it_is_and_cannot_be_changed(store: Store, name: str) -> None:
+def test_every_limiter_shows_its_parameters_and_is_immutable(store: Store, name: str) -> None:
     limiter = LIMITERS[name](store)
     assert name in repr(limiter)
     assert all(f"{part!r}" in repr(limiter) for part in limiter.name.split(" + "))
@@ -179,7 +179,7 @@ def test_every_limiter_tells_what_it_is_and_cannot_be_changed(store: Store, name
         (testing.reset_store, "store"),
     ],
 )
-def test_signatures_of_everything_else(function: Any, parameters: str) -> None:
+def test_other_functions_have_their_signatures(function: Any, parameters: str) -> None:
     shown = [
         "*" * (parameter.kind is parameter.KEYWORD_ONLY) + parameter.name
         for parameter in inspect.signature(function).parameters.values()
@@ -187,7 +187,7 @@ def test_signatures_of_everything_else(function: Any, parameters: str) -> None:
     assert " ".join(shown) == parameters
 
 
-def test_parameters_of_limiters_and_what_they_become(store: Store) -> None:
+def test_limiter_parameters_become_its_attributes(store: Store) -> None:
     bucket = TokenBucket(store=store, name="bucket", rate="5/minute", burst=7)
     assert (bucket.store, bucket.name, str(bucket.rate), bucket.burst) == (store, "bucket", "5 per minute", 7)
     assert (bucket.refill, TokenBucket(store, "b", "5/minute", refill="interval").refill) == ("continuous", "interval")
@@ -209,13 +209,13 @@ def test_parameters_of_limiters_and_what_they_become(store: Store) -> None:
 
 
 @pytest.mark.parametrize("base", [Limiter, CellLimiter, GcraLimiter, WindowLimiter])
-def test_the_bases_of_limiters_are_not_limiters(store: Store, base: Any) -> None:
+def test_base_classes_name_the_class_to_use(store: Store, base: Any) -> None:
     with pytest.raises(TypeError, match="use TokenBucket"):
         base(store, "api", "1/minute")
 
 
 @pytest.mark.parametrize("name", LIMITERS)
-def test_answers_are_made_by_limiters_only(store: Store, name: str) -> None:
+def test_only_limiters_make_answers(store: Store, name: str) -> None:
     limiter = LIMITERS[name](store)
     for answer in (limiter.hit("k"), limiter.peek("k"), limiter.reserve("k")):
         with pytest.raises(TypeError, match="made by limiters"):
@@ -225,7 +225,7 @@ def test_answers_are_made_by_limiters_only(store: Store, name: str) -> None:
                 setattr(answer, attribute, 1)
 
 
-def test_wrong_calls_are_type_errors(store: Store) -> None:
+def test_wrong_calls_raise_type_errors(store: Store) -> None:
     limiter = TokenBucket(store, "api", "5/minute")
     for call in (
         lambda: limiter.allow(),

@@ -1,4 +1,4 @@
-"""Stores whose clock is Python's: what freezes or moves ``time.time`` freezes or moves their limits."""
+"""Stores with ``clock="time"``: a test that freezes or moves ``time.time`` freezes or moves their limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forebay import (
 from forebay.testing import ManualClock, reset_store
 
 DEADLINE_S = 60.0
-"""Whatever takes longer hangs."""
+"""A wait that takes longer fails the test."""
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -46,9 +46,9 @@ def time_store() -> Iterator[Store]:
 
 @pytest.fixture(params=["freezegun", "time-machine", "monkeypatch"])
 def move(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mover]:
-    """Time stands at START, until it is moved on."""
+    """Freezes time at START; returns the function that moves it on."""
     if request.param == "freezegun":
-        # asyncio.sleep is for ever otherwise.
+        # Without `real_asyncio`, asyncio.sleep never ends.
         with freezegun.freeze_time(START, real_asyncio=True) as frozen:
             yield lambda seconds: frozen.move_to(frozen() + timedelta(seconds=seconds)) and None
     elif request.param == "time-machine":
@@ -64,7 +64,7 @@ def move(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield move
 
 
-def test_it_stands_still_and_moves_with_pythons_time(time_store: Store, move: Mover) -> None:
+def test_limits_follow_time_time(time_store: Store, move: Mover) -> None:
     limiter = TokenBucket(time_store, "api", "1/second", burst=2)
     for _ in range(3):
         assert [limiter.allow("k") for _ in range(4)] == [True, True, False, False]
@@ -88,7 +88,7 @@ MAKERS: dict[str, Callable[[Store], Any]] = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_every_limiter_and_every_method_follows_it(time_store: Store, move: Mover, kind: str) -> None:
+def test_every_limiter_and_every_method_follows_time_time(time_store: Store, move: Mover, kind: str) -> None:
     limiter = MAKERS[kind](time_store)
     for ask in (
         limiter.allow,
@@ -100,7 +100,7 @@ def test_every_limiter_and_every_method_follows_it(time_store: Store, move: Move
     ):
         assert limiter.peek("k")
         assert ask("k")
-        # The gaps between permits are never longer than two periods.
+        # No gap between permits is longer than two periods.
         assert not limiter.peek("k")
         move(2 * 3600)
 
@@ -115,7 +115,7 @@ def test_windows_begin_by_the_frozen_wall_clock(time_store: Store, move: Mover) 
 
 @pytest.mark.parametrize("gap_us", [1000, 10_000, 50_000, 250_000, 333_333, 999_999])
 def test_steps_of_microseconds_are_exact(time_store: Store, move: Mover, gap_us: int) -> None:
-    """A float has no room for nanoseconds since 1970: times are rounded to the microseconds that were meant."""
+    """A float can't hold nanoseconds since 1970: times are rounded to microseconds."""
     limiter = MinInterval(time_store, "api", timedelta(microseconds=gap_us))
     for _ in range(50):
         assert limiter.allow("k")
@@ -123,11 +123,11 @@ def test_steps_of_microseconds_are_exact(time_store: Store, move: Mover, gap_us:
         move(gap_us / 1e6)
 
 
-def test_another_process_sees_the_time_that_one_has_moved_on(store_name: str, in_child: Any, move: Mover) -> None:
+def test_time_moved_by_one_process_moves_the_others(store_name: str, in_child: Any, move: Mover) -> None:
     with Store(store_name, keys=1, clock="time") as store:
         limiter = TokenBucket(store, "api", "1/minute")
         assert limiter.allow("k")
-        # A process of its own time: the test's in a child that was forked, moved on there only.
+        # Only the child's time moves.
 
         def one_minute_later() -> tuple[bool, bool]:
             move(60)
@@ -135,12 +135,12 @@ def test_another_process_sees_the_time_that_one_has_moved_on(store_name: str, in
                 return limiter.allow("k"), TokenBucket(again, "api", "1/minute").allow("k")
 
         assert in_child(one_minute_later) == (True, False)
-        # Time is the segment's: what one process has seen, nobody falls behind.
+        # The time is the segment's: no process falls behind another's reading.
         assert limiter.hit("k").retry_after == 60.0
         assert store._segment.now_ns() == (START + timedelta(minutes=1)).timestamp() * 1e9
 
 
-def test_a_process_that_is_late_does_not_hold_the_others_up(store_name: str, in_child: Any, move: Mover) -> None:
+def test_process_with_an_earlier_time_does_not_hold_up_others(store_name: str, in_child: Any, move: Mover) -> None:
     with Store(store_name, keys=1, clock="time") as store:
         limiter = TokenBucket(store, "api", "1/minute")
         move(60)
@@ -162,7 +162,7 @@ def test_time_never_goes_back(time_store: Store, move: Mover) -> None:
         with freezegun.freeze_time(earlier) as frozen:
             assert not limiter.allow("k")
             assert limiter.hit("k").retry_after == 60.0
-            # Nor on, before it has come to where it was.
+            # Nor does it move on before it has reached the former time.
             frozen.tick(0.5)
             assert limiter.hit("k").retry_after == 60.0
     with freezegun.freeze_time(START + timedelta(seconds=59)) as frozen:
@@ -171,7 +171,7 @@ def test_time_never_goes_back(time_store: Store, move: Mover) -> None:
         assert limiter.allow("k")
 
 
-def test_a_reset_store_begins_at_the_time_that_python_tells_now(time_store: Store) -> None:
+def test_reset_store_begins_at_the_current_time(time_store: Store) -> None:
     limiter = TokenBucket(time_store, "api", "1/minute")
     assert limiter.allow("k")
     with freezegun.freeze_time("1999-12-31 23:59:59") as frozen:
@@ -184,7 +184,7 @@ def test_a_reset_store_begins_at_the_time_that_python_tells_now(time_store: Stor
     assert time_store._segment.now_ns() <= time.time_ns() + 1000
 
 
-def test_statistics_are_as_of_now(time_store: Store, move: Mover) -> None:
+def test_statistics_follow_the_current_time(time_store: Store, move: Mover) -> None:
     limiter = TokenBucket(time_store, "api", "1/minute")
     log = SlidingLog(time_store, "log", "1/minute", keys=4)
     assert limiter.allow("k")
@@ -195,7 +195,7 @@ def test_statistics_are_as_of_now(time_store: Store, move: Mover) -> None:
     assert time_store.stats().live_keys == 0
 
 
-def test_the_real_time_moves_it_too(time_store: Store) -> None:
+def test_real_time_moves_the_store(time_store: Store) -> None:
     limiter = TokenBucket(time_store, "api", "1000000/second", burst=1)
     before = time.time()
     assert limiter.allow("k")
@@ -205,7 +205,7 @@ def test_the_real_time_moves_it_too(time_store: Store) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, -1e-3, math.nan, math.inf, -math.inf, 5e9, 1e12, 1e300])
-def test_times_that_no_segment_can_tell_are_refused(
+def test_times_outside_a_segments_range_are_refused(
     time_store: Store, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     limiter = TokenBucket(time_store, "api", "1/minute")
@@ -223,7 +223,7 @@ def test_times_that_no_segment_can_tell_are_refused(
 
 
 @pytest.mark.parametrize("when", ["1970-01-01 00:00:01", "1980-01-01", "2038-01-20", "2085-12-31"])
-def test_times_that_tests_are_frozen_at(time_store: Store, when: str) -> None:
+def test_limits_work_at_usual_frozen_times(time_store: Store, when: str) -> None:
     limiters = [make(time_store) for make in MAKERS.values()]
     with freezegun.freeze_time(when) as frozen:
         reset_store(time_store)
@@ -235,14 +235,14 @@ def test_times_that_tests_are_frozen_at(time_store: Store, when: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "now", 1j])
-def test_what_python_says_must_be_a_time(time_store: Store, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+def test_time_time_must_return_a_number(time_store: Store, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
     limiter = TokenBucket(time_store, "api", "1/minute")
     monkeypatch.setattr(time, "time", lambda: value)
     with pytest.raises(TypeError):
         limiter.allow("k")
 
 
-def test_an_error_of_the_clock_is_the_callers_and_charges_nothing(
+def test_error_of_the_clock_reaches_the_caller_and_charges_nothing(
     time_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter = TokenBucket(time_store, "api", "2/hour")
@@ -258,8 +258,10 @@ def test_an_error_of_the_clock_is_the_callers_and_charges_nothing(
     assert limiter.peek("k").remaining == 2
 
 
-def test_a_clock_that_closes_the_store_or_asks_itself(time_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python code runs before each decision: whatever it does, the process lives."""
+def test_clock_that_closes_the_store_or_calls_the_limiter_does_no_harm(
+    time_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python code runs before each decision, and the process survives it."""
     limiter = TokenBucket(time_store, "api", "100/hour")
     now = time.time()
     depth = [0]
@@ -285,8 +287,8 @@ def test_a_clock_that_closes_the_store_or_asks_itself(time_store: Store, monkeyp
             ask("k")
 
 
-def test_threads_of_one_moving_time(time_store: Store) -> None:
-    """time-machine moves the time for every thread; freezegun gives what a thread calls directly the real one."""
+def test_threads_share_one_moving_time(time_store: Store) -> None:
+    """time-machine moves the time of every thread; with freezegun, a thread's own calls get the real time."""
     limiter = TokenBucket(time_store, "api", "1/minute", burst=10)
     allowed: list[bool] = []
 
@@ -304,7 +306,7 @@ def test_threads_of_one_moving_time(time_store: Store) -> None:
     assert allowed.count(True) == 12
 
 
-def test_a_timeout_ends_a_wait_in_frozen_time(time_store: Store, move: Mover) -> None:
+def test_timeout_ends_a_wait_in_frozen_time(time_store: Store, move: Mover) -> None:
     limiter = FixedWindow(time_store, "api", "1/hour")
     assert limiter.wait("k")
     assert not limiter.wait("k", timeout=5)
@@ -313,16 +315,16 @@ def test_a_timeout_ends_a_wait_in_frozen_time(time_store: Store, move: Mover) ->
     assert limiter.wait("k", timeout=5)
 
 
-def test_a_wait_for_what_is_booked_sleeps_in_real_time(time_store: Store, move: Mover) -> None:
+def test_wait_for_a_booking_sleeps_in_real_time(time_store: Store, move: Mover) -> None:
     limiter = TokenBucket(time_store, "api", "100/second", burst=1)
     assert [limiter.wait("k", timeout=DEADLINE_S) for _ in range(3)] == [True] * 3
     assert [asyncio.run(limiter.wait_async("k", timeout=DEADLINE_S)) for _ in range(3)] == [True] * 3
-    # Their time in the segment has not come yet: it stands still.
+    # The segment's time stands still, so the bookings are not due in it.
     assert limiter.hit("k").retry_after == 0.06
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_wait_for_a_time_that_stands_still_ends_with_its_timeout(time_store: Store, move: Mover, kind: str) -> None:
+def test_wait_while_time_stands_still_ends_with_its_timeout(time_store: Store, move: Mover, kind: str) -> None:
     limiter = FixedWindow(time_store, "api", "1/10ms")
     assert limiter.allow("k")
     if kind == "sync":
@@ -333,7 +335,7 @@ def test_a_wait_for_a_time_that_stands_still_ends_with_its_timeout(time_store: S
     assert limiter.allow("k")
 
 
-def test_a_wait_ends_when_another_thread_moves_the_time(time_store: Store, move: Mover) -> None:
+def test_wait_ends_when_another_thread_moves_the_time(time_store: Store, move: Mover) -> None:
     limiter = FixedWindow(time_store, "api", "1/10ms")
     assert limiter.allow("k")
     waited: list[bool] = []
@@ -344,7 +346,7 @@ def test_a_wait_ends_when_another_thread_moves_the_time(time_store: Store, move:
     assert waited == [True]
 
 
-# No boundary by the wall clock comes between.
+# No boundary of the wall clock lies between.
 YEARLY: list[Callable[[Store], Any]] = [
     lambda store: TokenBucket(store, "api", "1/year"),
     lambda store: MinInterval(store, "gap", "1 year"),
@@ -355,8 +357,8 @@ YEARLY: list[Callable[[Store], Any]] = [
 
 @pytest.mark.parametrize("when", ["1999-12-31", "2030-01-01", "2085-12-31"])
 @pytest.mark.parametrize("clock", ["monotonic", "manual"])
-def test_stores_of_other_clocks_do_not_care(store_name: str, clock: str, when: str) -> None:
-    """freezegun freezes time.monotonic as well, with the date's time."""
+def test_stores_with_other_clocks_ignore_frozen_time(store_name: str, clock: str, when: str) -> None:
+    """freezegun freezes ``time.monotonic``, too, at the date's time."""
 
     def open_store() -> Store:
         return Store(store_name, keys=10, clock=ManualClock() if clock == "manual" else "monotonic")
@@ -392,18 +394,18 @@ def test_clocks_do_not_mix(store_name: str, made: str, asked: str) -> None:
 
 
 @pytest.mark.parametrize("clock", ["Time", "python", "", None, 0, time.time, object])
-def test_clocks_that_are_none(clock: Any) -> None:
+def test_unknown_clocks_are_refused(clock: Any) -> None:
     with pytest.raises(ValueError, match=r"clock is 'monotonic', 'time' or a forebay\.testing\.ManualClock"):
         Store.private(keys=1, clock=clock)
 
 
-def test_only_a_manual_clock_is_moved_by_hand(time_store: Store) -> None:
+def test_only_a_manual_clock_can_be_set(time_store: Store) -> None:
     with pytest.raises(ValueError, match="isn't moved by hand"):
         time_store._segment.set_manual_ns(5)
 
 
-def test_it_survives_a_reboot_as_it_is(store_name: str, move: Mover) -> None:
-    """Its time is the wall clock's: there is nothing to rebase."""
+def test_store_with_time_time_survives_a_reboot(store_name: str, move: Mover) -> None:
+    """Its time is the wall clock's, so nothing is rebased."""
     with Store(store_name, keys=1, clock="time") as store:
         assert TokenBucket(store, "api", "1/minute").allow("k")
     move(59)

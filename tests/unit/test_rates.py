@@ -1,4 +1,4 @@
-"""Rates and lengths of time: every accepted form, and refusals that say what is accepted."""
+"""Rates and durations: every accepted form, and errors that list the accepted forms."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HUGE = 10**5000  # more digits than Python converts to text by default
         ("1099511627776 per hour", 2**40, 3600 * NS),
     ],
 )
-def test_accepted_texts(text: str, limit: int, period_ns: int) -> None:
+def test_rate_accepts_texts(text: str, limit: int, period_ns: int) -> None:
     rate = Rate.parse(text)
     assert (rate.limit, rate.period_ns) == (limit, period_ns)
     assert Rate.parse(str(rate)) == rate
@@ -71,7 +71,7 @@ def test_accepted_texts(text: str, limit: int, period_ns: int) -> None:
         (10**9, 1, NS),
     ],
 )
-def test_accepted_numbers(limit: int, period: Any, period_ns: int) -> None:
+def test_rate_accepts_numbers(limit: int, period: Any, period_ns: int) -> None:
     rate = Rate(limit, period)
     assert (rate.limit, rate.period_ns) == (limit, period_ns)
 
@@ -112,7 +112,7 @@ def test_accepted_numbers(limit: int, period: Any, period_ns: int) -> None:
         "1/s; 2/s",
     ],
 )
-def test_a_text_that_is_no_rate_is_told_the_accepted_forms(text: str) -> None:
+def test_error_for_a_text_lists_the_accepted_forms(text: str) -> None:
     with pytest.raises(InvalidRate) as caught:
         Rate.parse(text)
     message = str(caught.value)
@@ -159,7 +159,7 @@ def test_a_text_that_is_no_rate_is_told_the_accepted_forms(text: str) -> None:
     ],
     ids=repr,
 )
-def test_numbers_that_are_no_rate(limit: Any, period: Any) -> None:
+def test_numbers_that_make_no_rate_are_refused(limit: Any, period: Any) -> None:
     with pytest.raises(InvalidRate) as caught:
         Rate(limit, period)
     assert len(str(caught.value)) < 1000
@@ -177,21 +177,21 @@ def test_numbers_that_are_no_rate(limit: Any, period: Any) -> None:
     ],
     ids=["limit", "count", "unit", "digits", "groups", "spaces"],
 )
-def test_an_endless_text_is_refused_in_a_short_message(text: str) -> None:
+def test_long_text_is_refused_with_a_short_message(text: str) -> None:
     with pytest.raises(InvalidRate) as caught:
         Rate.parse(text)
     assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("text", ["100/0s", "0/minute", "0x/s", "100/11 years", "5/0.0000001 ms"])
-def test_a_refusal_shows_the_text(text: str) -> None:
+def test_error_shows_the_text(text: str) -> None:
     with pytest.raises(InvalidRate, match=f"^'{text}' is not a rate"):
         Rate.parse(text)
     with pytest.raises(InvalidRate, match=r"^a length of time is from 1 ns to 10 years, not '0s'"):
         as_period_ns("0s")
 
 
-def test_too_fast_says_what_is_fast_enough() -> None:
+def test_error_for_an_excessive_rate_names_the_bound() -> None:
     with pytest.raises(InvalidRate, match="1_000_000_000 per second"):
         Rate.parse("2000000000/second")
     with pytest.raises(InvalidRate, match="10 years"):
@@ -199,17 +199,17 @@ def test_too_fast_says_what_is_fast_enough() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 5, 5.0, b"5/s", (5, 10), ["5/s"], UserString("5/s"), timedelta(1)])
-def test_a_limiter_takes_no_other_type_as_its_rate(rate: Any) -> None:
+def test_limiter_refuses_a_rate_of_another_type(rate: Any) -> None:
     with Store.private(keys=1) as store, pytest.raises(InvalidRate, match="100/minute"):
         TokenBucket(store, "rates", rate)
 
 
-def test_a_refused_rate_is_a_value_error_and_forebays_own() -> None:
+def test_invalid_rate_is_a_value_error_and_a_forebay_error() -> None:
     assert issubclass(InvalidRate, ValueError)
     assert issubclass(InvalidRate, ForebayError)
 
 
-def test_a_rate_is_a_value() -> None:
+def test_rate_compares_and_hashes_by_value() -> None:
     rate = Rate(5, 10)
     assert rate == Rate.parse("5/10s") == Rate(5, timedelta(seconds=10))
     assert hash(rate) == hash(Rate.parse("5/10s"))
@@ -236,7 +236,7 @@ def test_a_rate_is_a_value() -> None:
         (Rate(1, 1e-9), "1 per 0.000001 ms"),
     ],
 )
-def test_a_rate_is_shown_in_the_largest_unit(rate: Rate, shown: str) -> None:
+def test_rate_is_shown_in_the_largest_unit(rate: Rate, shown: str) -> None:
     assert str(rate) == shown
     assert repr(rate) == f"Rate.parse({shown!r})"
 
@@ -268,7 +268,7 @@ def test_a_rate_is_shown_in_the_largest_unit(rate: Rate, shown: str) -> None:
         (timedelta(days=1), 86_400 * NS),
     ],
 )
-def test_accepted_lengths_of_time(length: Any, length_ns: int) -> None:
+def test_durations_of_every_form_are_accepted(length: Any, length_ns: int) -> None:
     assert as_period_ns(length) == length_ns
     with Store.private(keys=1) as store:
         assert MinInterval(store, "gap", length).interval_ns == length_ns
@@ -287,7 +287,7 @@ def test_accepted_lengths_of_time(length: Any, length_ns: int) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_length_of_time_is_refused_briefly(length: Any) -> None:
+def test_values_that_are_no_duration_are_refused_briefly(length: Any) -> None:
     with pytest.raises(InvalidRate) as caught:
         as_period_ns(length)
     assert len(str(caught.value)) < 1000
@@ -298,14 +298,14 @@ def test_what_is_no_length_of_time_is_refused_briefly(length: Any) -> None:
         assert store.stats().limiters == {}
 
 
-def test_a_text_that_is_no_length_of_time_is_told_the_accepted_forms() -> None:
+def test_error_for_a_duration_lists_the_accepted_forms() -> None:
     with pytest.raises(InvalidRate) as caught:
         as_period_ns("soon")
     for form in ("'soon'", '"2s"', '"500 ms"', '"1.5 minutes"', "timedelta", "ms, second, minute, hour, day, week"):
         assert form in str(caught.value)
 
 
-def test_a_rate_of_whole_nanoseconds_is_exact() -> None:
+def test_rate_of_whole_nanoseconds_is_exact() -> None:
     rate = Rate.per_ns(7, 1_000_000_007)
     assert (rate.limit, rate.period_ns) == (7, 1_000_000_007)
     assert pickle.loads(pickle.dumps(rate)) == rate

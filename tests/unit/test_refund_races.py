@@ -1,4 +1,4 @@
-"""Permits that are given back while others are taken: none is lost, and none is given twice."""
+"""Refunds that race with charges: no permit is lost, and none is granted twice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HELD: Final = LIMIT - WORKERS
 TURNS: Final = 40
 PAIRS: Final = 5_000
 
-# So long that nothing leaves a window meanwhile, and no bucket ends.
-# With a mark in an older bucket as well: the first, in which nothing was asked.
+# The period is so long that no permit leaves a window during the test.
+# One kind also has a mark in an older bucket without requests.
 TWO_BUCKETS: Final = "bucketed window, with an older bucket"
 MAKERS: Final[dict[str, Callable[[Store], Any]]] = {
     "sliding log": lambda store: SlidingLog(store, "api", f"{LIMIT}/year", keys=1),
@@ -28,8 +28,8 @@ MAKERS: Final[dict[str, Callable[[Store], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_refunds_that_race_with_hits(crew: Crew, kind: str) -> None:
-    """There is room for one permit of each worker beside those that nobody gives back, so none is ever denied one."""
+def test_refunds_that_race_with_hits_lose_and_duplicate_no_permit(crew: Crew, kind: str) -> None:
+    """The limit has one permit for each worker beside those that stay held, so no worker is ever denied one."""
     for _ in range(TURNS):
         with Store.private(keys=1, clock=ManualClock(100) if kind == TWO_BUCKETS else "monotonic") as store:
             limiter = MAKERS[kind](store)
@@ -41,7 +41,7 @@ def test_refunds_that_race_with_hits(crew: Crew, kind: str) -> None:
 
 
 def _take_and_give_back(me: int, limiter: Any, meeting: Meeting) -> tuple[int, int]:
-    """How often it got a permit, and how often more than were free at any time."""
+    """How often the worker got a permit, and how often it got more than were free."""
     meeting.wait(me)
     one = too_many = 0
     for _ in range(PAIRS):

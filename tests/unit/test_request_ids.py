@@ -1,4 +1,4 @@
-"""Charging once: a request that is repeated under one id, by whichever worker, is charged once."""
+"""A request that is repeated under one id is charged once, in whichever worker it arrives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from forebay.testing import ManualClock
 
 LIMIT: Final = 100
 DEADLINE_S: Final = 60.0
-"""Whatever takes longer hangs."""
+"""A wait that takes longer fails the test."""
 
 
 @pytest.fixture(params=OF_A_HUNDRED)
@@ -44,8 +44,8 @@ def left(limiter: Any, key: Any = "k") -> int:
 
 
 @pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
-def test_a_store_without_room_for_marks_errs_on_the_safe_side(clock: ManualClock, on_full: Any) -> None:
-    """What isn't remembered is charged again; nothing is allowed that was not charged."""
+def test_store_without_room_for_marks_charges_again(clock: ManualClock, on_full: Any) -> None:
+    """A request without a mark is charged again; no request is allowed uncharged."""
     with Store.private(keys=1, on_full=on_full, clock=clock) as store:
         limiter = TokenBucket(store, "api", "1000000/hour")
         assert limiter.hit("k", 10)
@@ -59,7 +59,7 @@ def test_a_store_without_room_for_marks_errs_on_the_safe_side(clock: ManualClock
         assert charged <= 1_000_000 - left(limiter) <= charged + len(ids)
 
 
-def test_a_denied_request_takes_no_cell(limiter: Any, store: Store) -> None:
+def test_denied_request_takes_no_cell(limiter: Any, store: Store) -> None:
     with pytest.raises(CostExceedsLimit):
         limiter.hit("k", LIMIT + 1, request_id="r")
     assert store.stats().live_keys == 0
@@ -69,7 +69,7 @@ def test_a_denied_request_takes_no_cell(limiter: Any, store: Store) -> None:
     assert store.stats().live_keys == live
 
 
-def test_an_id_takes_a_cell_until_it_is_forgotten(limiter: Any, store: Store, clock: ManualClock) -> None:
+def test_id_takes_a_cell_until_it_expires(limiter: Any, store: Store, clock: ManualClock) -> None:
     assert limiter.hit("k")
     live = store.stats().live_keys
     for n in range(20):
@@ -79,12 +79,12 @@ def test_an_id_takes_a_cell_until_it_is_forgotten(limiter: Any, store: Store, cl
     assert store.stats().live_keys == live
 
 
-# What happens in between: time.time is asked before each step, so a test can do something there.
+# Races: the store reads time.time before each step, so a test can act between two steps.
 
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Sets what happens at the next readings of the clock, one after the other, and how far time has moved then."""
+    """Sets what happens at the next readings of the clock, in order, and by how much time has moved then."""
     now = [1_800_000_000.0]
     steps: list[Callable[[], float | None] | None] = []
 
@@ -108,11 +108,11 @@ def shared_limiter(request: pytest.FixtureRequest, between: Callable[..., None])
         yield OF_A_HUNDRED[request.param](store)
 
 
-def test_two_at_once_charge_once(shared_limiter: Any, between: Callable[..., None]) -> None:
+def test_two_requests_at_once_charge_once(shared_limiter: Any, between: Callable[..., None]) -> None:
     def another() -> None:
         assert shared_limiter.hit("k", 3, request_id="r").remaining == LIMIT - 3
 
-    # The other one comes when this one has found no mark, and has not charged yet.
+    # The other request comes after this one has found no mark and before it charges.
     between(None, another)
     decision = shared_limiter.hit("k", 3, request_id="r")
     between()
@@ -122,7 +122,7 @@ def test_two_at_once_charge_once(shared_limiter: Any, between: Callable[..., Non
     assert left(shared_limiter) == LIMIT - 3
 
 
-def test_the_second_of_two_finds_nothing_left_but_the_mark(shared_limiter: Any, between: Callable[..., None]) -> None:
+def test_second_of_two_requests_is_allowed_by_the_mark(shared_limiter: Any, between: Callable[..., None]) -> None:
     def another() -> None:
         assert shared_limiter.hit("k", LIMIT, request_id="r")
 
@@ -132,10 +132,8 @@ def test_the_second_of_two_finds_nothing_left_but_the_mark(shared_limiter: Any, 
     assert left(shared_limiter) == 0
 
 
-def test_who_gives_its_charge_back_late_takes_nothing_from_others(
-    shared_limiter: Any, between: Callable[..., None]
-) -> None:
-    """The loser of a race is stopped before it gives back, until nothing of what it charged counts any more."""
+def test_late_rollback_takes_no_other_requests_permit(shared_limiter: Any, between: Callable[..., None]) -> None:
+    """The loser of a race is stopped before it rolls back, until its charge no longer counts."""
 
     def another() -> None:
         between()
@@ -153,11 +151,11 @@ def test_who_gives_its_charge_back_late_takes_nothing_from_others(
     assert not shared_limiter.allow("k")
 
 
-# Processes.
+# Processes
 
 
 def together(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """What `work(0)`, `work(1)`, ... return in forked processes at the same time."""
+    """The results of `work(0)`, `work(1)`, ... in forked processes at the same time."""
     children = []
     for number in range(count):
         reading, writing = os.pipe()
@@ -179,7 +177,7 @@ def together(count: int, work: Callable[[int], Any]) -> list[Any]:
         with open(reading, "rb") as pipe:
             payload = pipe.read()
         os.waitpid(pid, 0)
-        assert payload, "a process ended without an answer"
+        assert payload, "a process ended without a result"
         answers.append(pickle.loads(payload))
     for succeeded, value in answers:
         assert succeeded, value
@@ -187,7 +185,7 @@ def together(count: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 def meeting(count: int) -> Callable[[int], None]:
-    """A place where `count` processes wait for each other, any number of times."""
+    """A barrier at which `count` processes wait for each other, any number of times."""
     arrivals = memoryview(mmap.mmap(-1, 8 * count)).cast("Q")
 
     def wait(who: int) -> None:
@@ -217,7 +215,7 @@ KINDS: Final = ["bucket", "fixed", "first", "sliding", "bucketed", "log"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_worker_knows_the_request(kind: str, store_name: str, clock: ManualClock, in_child: Any) -> None:
+def test_another_worker_recognises_the_request(kind: str, store_name: str, clock: ManualClock, in_child: Any) -> None:
     with Store(store_name, keys=100, clock=clock) as store:
         limiter = open_limiter(kind, store)
         assert in_child(lambda: limiter.hit("k", 5, request_id="r").allowed)
@@ -256,10 +254,10 @@ def test_workers_with_one_id_at_once_charge_once(kind: str, clock: ManualClock) 
         assert left(limiter) == full - 2 * rounds
 
 
-def test_workers_that_race_lost_races(clock: ManualClock) -> None:
-    """Else the test above would show nothing.
+def test_racing_workers_lose_races(clock: ManualClock) -> None:
+    """Without lost races the test above would show nothing.
 
-    Where processes take turns on one core, one must be stopped between its reading and its CAS: they go on until then.
+    If processes take turns on one core, one must be stopped between its read and its CAS: the test repeats until then.
     """
     workers, at_once = 3, 3000
     with Store.private(keys=20_000, clock=clock) as store:
@@ -274,7 +272,7 @@ def test_workers_that_race_lost_races(clock: ManualClock) -> None:
                     return begin
                 meet(number)
                 if number == 0:
-                    # Everybody is past those ids.
+                    # All workers have finished these ids.
                     clock.advance(1)
                 meet(number)
                 for n in range(begin, begin + at_once):
@@ -286,7 +284,7 @@ def test_workers_that_race_lost_races(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bucket", "fixed", "log"])
-def test_workers_that_refund_one_id_at_once_give_back_once(kind: str, clock: ManualClock) -> None:
+def test_workers_that_refund_one_id_at_once_refund_once(kind: str, clock: ManualClock) -> None:
     workers, rounds = 3, 300
     with Store.private(keys=20_000, clock=clock) as store:
         limiter = open_limiter(kind, store)
@@ -302,11 +300,11 @@ def test_workers_that_refund_one_id_at_once_give_back_once(kind: str, clock: Man
                 meet(number)
 
         together(workers, work)
-        # What was charged without an id is still there.
+        # The charges without an id still count.
         assert left(limiter) == full - workers * rounds
 
 
-def test_at_the_limit_no_more_ids_are_let_in_than_there_are_permits(clock: ManualClock) -> None:
+def test_workers_at_the_limit_let_in_no_more_ids_than_permits(clock: ManualClock) -> None:
     workers, permits = 3, 40
     with Store.private(keys=20_000, clock=clock) as store:
         limiter = FixedWindow(store, "api", f"{permits}/year")
@@ -324,7 +322,7 @@ def test_at_the_limit_no_more_ids_are_let_in_than_there_are_permits(clock: Manua
         allowed = set().union(*together(workers, work))
         for key in range(30):
             ids = {n for k, n in allowed if k == key}
-            # Each of them was charged, and nobody else.
+            # Each of these ids was charged, and no other.
             assert left(limiter, key) == permits - len(ids) >= 0
             for n in ids:
                 assert limiter.hit(key, request_id=n)
@@ -332,7 +330,7 @@ def test_at_the_limit_no_more_ids_are_let_in_than_there_are_permits(clock: Manua
 
 
 @pytest.mark.parametrize("kind", ["bucket", "fixed", "log"])
-def test_a_worker_killed_anywhere_leaves_no_mark_without_a_charge(kind: str, clock: ManualClock) -> None:
+def test_worker_killed_anywhere_leaves_no_mark_without_a_charge(kind: str, clock: ManualClock) -> None:
     kills = 60
     begun = memoryview(mmap.mmap(-1, 8)).cast("Q")
     chance = random.Random(kind)
@@ -361,7 +359,7 @@ def test_a_worker_killed_anywhere_leaves_no_mark_without_a_charge(kind: str, clo
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         ids = begun[0]
-        # The client tries again whatever it got no answer for, and everything else too.
+        # The client repeats every request, whether or not it got an answer.
         for request_id in range(1, ids + 1):
             assert limiter.hit("k", request_id=request_id)
         assert ids <= full - left(limiter) <= ids + kills

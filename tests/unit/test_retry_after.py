@@ -1,4 +1,4 @@
-"""What ``Retry-After`` means, and pauses: as long as told, never added up, seen by every process."""
+"""``Retry-After`` fields, and the pauses they begin: as long as the field says, not added up, shared by processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SERVER_DATE: Final = "Sun, 06 Nov 1994 08:49:30 GMT"
         ("Wed, 21 Oct 2015 07:28:00 GMT", 661_300_710),
     ],
 )
-def test_what_rfc_9110_says_is_read(text: str, seconds: int) -> None:
+def test_forms_of_rfc_9110_are_parsed(text: str, seconds: int) -> None:
     assert pause_s(text, SERVER_DATE) == seconds
 
 
@@ -81,27 +81,27 @@ def test_what_rfc_9110_says_is_read(text: str, seconds: int) -> None:
         "1994-11-06T08:49:37Z",
     ],
 )
-def test_nonsense_is_ignored(text: str) -> None:
+def test_invalid_fields_are_ignored(text: str) -> None:
     assert pause_s(text, SERVER_DATE) is None
 
 
-def test_no_header_is_no_pause() -> None:
+def test_missing_field_is_no_pause() -> None:
     assert pause_s(None) is None
 
 
-def test_a_date_without_a_servers_date_is_by_our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_date_without_a_servers_date_is_compared_with_our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 784_111_770.9)
     assert pause_s("Sun, 06 Nov 1994 08:49:37 GMT") == pause_s("Sun, 06 Nov 1994 08:49:37 GMT", "today") == 7
 
 
 @given(st.text(), st.none() | st.text())
-def test_no_text_is_an_error(text: str, date: str | None) -> None:
+def test_no_text_raises(text: str, date: str | None) -> None:
     seconds = pause_s(text, date)
     assert seconds is None or 0 <= seconds <= 10**10
 
 
 @given(st.integers(0, 10**9))
-def test_every_date_is_read(seconds: int) -> None:
+def test_every_date_is_parsed(seconds: int) -> None:
     server = datetime(2026, 11, 21, tzinfo=UTC)
     until = server + timedelta(seconds=seconds)
     assert pause_s(format_datetime(until, usegmt=True), format_datetime(server, usegmt=True)) == seconds
@@ -130,7 +130,7 @@ def test_requests_wait_for_the_end_of_a_pause_and_then_for_a_permit(bucket: Toke
     assert way.sending("b").admit() == []
 
 
-def test_a_pause_is_the_longest_that_was_told(bucket: TokenBucket, clock: ManualClock) -> None:
+def test_pause_is_the_longest_one_requested(bucket: TokenBucket, clock: ManualClock) -> None:
     way = way_out(bucket)
     key = way.sending("a").pause_key
     for seconds, longest in ((10, 10), (10, 10), (4, 10), (30, 30), (29, 30)):
@@ -153,7 +153,7 @@ def test_pauses_of_many_processes_do_not_add_up(crew: Crew, name: str) -> None:
             meeting.wait(who)
             seen = []
             for turn in range(rounds):
-                # Each has another wish; time stands still. The longest is that of the process whose turn it is.
+                # Each process requests another length; time stands still. The longest is this turn's process's.
                 seconds = 10 + (who + turn) % count
                 assert way.pause(str(turn), seconds * NS) >= seconds * NS
                 meeting.wait(who)
@@ -164,11 +164,11 @@ def test_pauses_of_many_processes_do_not_add_up(crew: Crew, name: str) -> None:
         assert seen == [13 * NS] * rounds
 
 
-def test_a_permit_that_a_pause_has_overtaken_is_given_up(store: Store, clock: ManualClock) -> None:
+def test_permit_overtaken_by_a_pause_is_given_up(store: Store, clock: ManualClock) -> None:
     log = SlidingLog(store, "log", "2/second", keys=1)
 
     class Overtaken:
-        """Whose first permits come just before another process is told to pause."""
+        """A limiter whose first permits come just before another process begins a pause."""
 
         name, store = log.name, log.store
         taken = 0
@@ -189,7 +189,7 @@ def test_a_permit_that_a_pause_has_overtaken_is_given_up(store: Store, clock: Ma
     assert 5 <= clock.now() - 1000 <= 5.001
 
 
-def test_leases_are_given_back_when_a_pause_overtakes_them(store: Store, clock: ManualClock) -> None:
+def test_leases_overtaken_by_a_pause_are_released(store: Store, clock: ManualClock) -> None:
     slots = Concurrency(store, "slots", 1)
     way = way_out(slots)
     sending = way.sending("a")
@@ -201,7 +201,7 @@ def test_leases_are_given_back_when_a_pause_overtakes_them(store: Store, clock: 
     assert slots.allow("a")
 
 
-def test_all_of_holds_what_is_concurrency(store: Store) -> None:
+def test_request_of_several_limits_holds_only_concurrency_permits(store: Store) -> None:
     slots, other = Concurrency(store, "slots", 2), Concurrency(store, "other", 1)
     limits = AllOf(TokenBucket(store, "bucket", "1/second", burst=9), slots, other)
     way = way_out(limits, key=lambda request: ["x", request, "everybody"], timeout=0)
@@ -214,7 +214,7 @@ def test_all_of_holds_what_is_concurrency(store: Store) -> None:
     assert slots.acquire("a", 2)
 
 
-def test_what_is_sent_again(bucket: TokenBucket) -> None:
+def test_only_repeatable_requests_are_sent_again(bucket: TokenBucket) -> None:
     way = way_out(bucket, retries=1)
     for method in ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"):
         told(way.sending("a"), "1", status=503, method=method, again=True)
@@ -230,7 +230,7 @@ def test_what_is_sent_again(bucket: TokenBucket) -> None:
     assert not way.sending("c").is_sent_again("GET", 429, "1", None, replayable=False)
 
 
-def test_it_is_sent_again_so_often(bucket: TokenBucket) -> None:
+def test_request_is_sent_again_at_most_as_often_as_retries(bucket: TokenBucket) -> None:
     sending = way_out(bucket, retries=2).sending("a")
     told(sending, "1", again=True)
     told(sending, "1", again=True)
@@ -238,7 +238,7 @@ def test_it_is_sent_again_so_often(bucket: TokenBucket) -> None:
     told(way_out(bucket, retries=0).sending("a"), "1", again=False)
 
 
-def test_a_pause_that_is_too_long_is_cut_short_and_its_request_is_not_sent_again(bucket: TokenBucket) -> None:
+def test_longer_pause_is_capped_and_its_request_not_sent_again(bucket: TokenBucket) -> None:
     way = way_out(bucket, max_pause="1 minute")
     told(way.sending("a"), "60", again=True)
     told(way.sending("a"), "61", again=False)
@@ -246,7 +246,7 @@ def test_a_pause_that_is_too_long_is_cut_short_and_its_request_is_not_sent_again
     assert way.paused_ns(way.sending("a").pause_key) == 60 * NS
 
 
-def test_a_request_is_not_sent_again_after_its_timeout(bucket: TokenBucket, clock: ManualClock) -> None:
+def test_request_is_not_sent_again_after_its_timeout(bucket: TokenBucket, clock: ManualClock) -> None:
     sending = way_out(bucket, timeout=10).sending("a")
     clock.advance(4)
     told(sending, "7", again=False)
@@ -256,7 +256,7 @@ def test_a_request_is_not_sent_again_after_its_timeout(bucket: TokenBucket, cloc
     told(sending, "2", again=False)
 
 
-def test_a_timeout_says_what_was_waited_for(bucket: TokenBucket) -> None:
+def test_timeout_error_names_the_pause(bucket: TokenBucket) -> None:
     way = way_out(bucket, timeout="1500 ms")
     told(way.sending("a"), "2", again=False)
     with pytest.raises(WaitTimeout) as caught:
@@ -281,7 +281,7 @@ def test_a_timeout_says_what_was_waited_for(bucket: TokenBucket) -> None:
 @pytest.mark.parametrize(
     ("on_full", "again"), [("deny", False), ("allow", False), ("evict", True)], ids=["deny", "allow", "evict"]
 )
-def test_a_full_store_is_no_endless_loop(clock: ManualClock, on_full: Any, again: bool) -> None:
+def test_full_store_causes_no_endless_loop(clock: ManualClock, on_full: Any, again: bool) -> None:
     with Store.private(keys=1, clock=clock, on_full=on_full) as store:
         other = TokenBucket(store, "other", "1/hour")
         for number in range(2000):
@@ -289,14 +289,14 @@ def test_a_full_store_is_no_endless_loop(clock: ManualClock, on_full: Any, again
         told(way_out(TokenBucket(store, "partner", "1/second")).sending("a"), "10", again=again)
 
 
-def test_limiters_of_one_store_pause_apart(store: Store) -> None:
+def test_limiters_of_one_store_pause_separately(store: Store) -> None:
     way, other = (way_out(TokenBucket(store, name, "1/second")) for name in ("one", "other"))
     told(way.sending("a"), "10", again=True)
     assert way.paused_ns(way.sending("a").pause_key)
     assert not other.paused_ns(other.sending("a").pause_key)
 
 
-def test_pauses_can_be_kept_elsewhere(bucket: TokenBucket, clock: ManualClock) -> None:
+def test_pauses_can_be_kept_in_another_store(bucket: TokenBucket, clock: ManualClock) -> None:
     with Store.private(keys=10, clock=clock) as elsewhere:
         assert way_out(bucket, store=elsewhere).pauses.store is elsewhere
 
@@ -330,15 +330,15 @@ async def fetch(request: object) -> int:
         ),
     ],
 )
-def test_bad_options_are_refused(
+def test_invalid_options_are_refused(
     bucket: TokenBucket, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         way_out(bucket, **options)
 
 
-def test_one_key_of_as_many_parts_as_limiters(bucket: TokenBucket, clock: ManualClock) -> None:
-    """As the origin of a request: scheme, host and port."""
+def test_one_key_may_have_as_many_parts_as_limiters(bucket: TokenBucket, clock: ManualClock) -> None:
+    """The origin of a request is such a key: scheme, host and port."""
     others = [TokenBucket(bucket.store, name, "1/second", burst=2) for name in ("two", "three")]
     way = WayOut(AllOf(bucket, *others), lambda _: ("https", "example.com", 443), WaitTimeout, {})
     told(way.sending("a"), "30", again=True)
@@ -347,18 +347,18 @@ def test_one_key_of_as_many_parts_as_limiters(bucket: TokenBucket, clock: Manual
     assert [limiter.peek(("https", "example.com", 443)).remaining for limiter in (bucket, *others)] == [1, 1, 1]
 
 
-def test_something_else_than_a_limiter_is_refused() -> None:
+def test_object_that_is_no_limiter_is_refused() -> None:
     with pytest.raises(InvalidLimiter, match="not for namespace"):
         way_out(SimpleNamespace(wait=None))
 
 
-def test_origins() -> None:
+def test_origin_has_the_schemes_default_port() -> None:
     assert outbound.origin("https", "example.com", None) == ("https", "example.com", 443)
     assert outbound.origin("http", "::1", 8000) == ("http", "::1", 8000)
 
 
-def test_a_pause_gives_up_after_so_many_attempts(bucket: TokenBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others that are always faster make it longer, so nothing is lost; but nobody is held up for ever."""
+def test_pause_gives_up_after_a_number_of_lost_races(bucket: TokenBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are always faster lengthen the pause, so nothing is lost, and no process loops for ever."""
     way = way_out(bucket)
     calls: list[int] = []
 

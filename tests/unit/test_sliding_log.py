@@ -1,4 +1,4 @@
-"""Sliding logs by example: the largest limits and costs. What holds wherever limits are kept is in tests/behaviour."""
+"""Sliding logs in memory, by example. tests/behaviour has the properties that hold at every place."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from forebay.testing import ManualClock
 YEAR = 31_536_000
 
 
-def test_what_it_tells_of_itself(store: Store) -> None:
+def test_sliding_log_shows_its_parameters(store: Store) -> None:
     limiter = SlidingLog(store, "export", "10/hour", keys=40)
     assert limiter.rate == Rate(10, 3600)
     assert repr(limiter) == "<SlidingLog 'export' 10 per hour, keys=40>"
 
 
 @pytest.mark.parametrize("keys", [0, -1, True, 1.0, None, "60", 2**40])
-def test_keys_that_are_none(store: Store, keys: Any) -> None:
+def test_sliding_log_refuses_invalid_numbers_of_keys(store: Store, keys: Any) -> None:
     with pytest.raises(InvalidLimiter, match="keys"):
         SlidingLog(store, "export", "5/hour", keys=keys)
 
 
-def test_the_bytes_that_it_takes_are_told_before() -> None:
+def test_bytes_needed_counts_permits_and_keys() -> None:
     needed = SlidingLog.bytes_needed("1000/hour", keys=100)
     assert 100 * 1000 * 8 <= needed < 2 * 100 * 1000 * 8
     with pytest.raises(InvalidLimiter):
         SlidingLog.bytes_needed(Rate(2**31, YEAR), keys=1)
 
 
-def test_a_charge_that_has_all_but_left_is_not_cancelled() -> None:
-    """Its date is known to a quantum: what may have left is not given back, or another's permit would be."""
+def test_charge_within_a_quantum_of_its_end_is_not_cancelled() -> None:
+    """A date is known to a quantum. A charge that may have expired is not given back, as its place may be another's."""
     clock = ManualClock(1e-9)
     with Store.private(keys=1, clock=clock) as store:
         log = SlidingLog(store, "log", "5/second", keys=1)

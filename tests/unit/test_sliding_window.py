@@ -1,4 +1,4 @@
-"""Sliding windows by example: the largest limits, tiers. What holds wherever limits are kept is in tests/behaviour."""
+"""Sliding windows in memory, by example. tests/behaviour has the properties that hold at every place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 YEAR = 31_536_000
-START = 1200  # of a minute
+START = 1200  # the start of a minute
 
 
-def test_what_it_tells_of_itself(store: Store) -> None:
+def test_sliding_window_shows_its_parameters(store: Store) -> None:
     limiter = SlidingWindow(store, "api", "1000/hour")
     assert (limiter.store, limiter.name, limiter.rate) == (store, "api", Rate(1000, 3600))
     assert repr(limiter) == "<SlidingWindow 'api' 1000 per hour>"
@@ -46,7 +46,7 @@ def test_what_it_tells_of_itself(store: Store) -> None:
         (10**7, YEAR),
     ],
 )
-def test_both_counts_are_exact_as_long_as_they_fit(store: Store, clock: ManualClock, limit: int, period: float) -> None:
+def test_both_counts_are_exact_if_they_fit(store: Store, clock: ManualClock, limit: int, period: float) -> None:
     limiter = SlidingWindow(store, "api", Rate(limit, period), rounding="down")
     start = (1000 // period + 1) * period
     clock.set(start)
@@ -59,7 +59,7 @@ def test_both_counts_are_exact_as_long_as_they_fit(store: Store, clock: ManualCl
 
 
 @pytest.mark.parametrize(("limit", "period"), [(10**9, 60), (10**9, 3600), (10**9, YEAR), (10**7, 1)])
-def test_of_larger_limits_the_count_before_is_rounded_up_by_less_than_a_sixteenth(
+def test_previous_count_of_a_larger_limit_is_rounded_up_by_less_than_a_sixteenth(
     store: Store, clock: ManualClock, limit: int, period: int
 ) -> None:
     limiter = SlidingWindow(store, "api", Rate(limit, period))
@@ -71,7 +71,7 @@ def test_of_larger_limits_the_count_before_is_rounded_up_by_less_than_a_sixteent
     left = period - period // 2
     remaining = limiter.peek("k").remaining
     assert limit - (count + limit // 16) * left // period <= remaining <= limit - count * left // period
-    # What it says of itself is exact all the same.
+    # The reported remainder is exact nevertheless.
     assert limiter.peek("k", remaining)
     assert not limiter.peek("k", remaining + 1)
     denied = limiter.peek("k", remaining + 1)
@@ -80,7 +80,7 @@ def test_of_larger_limits_the_count_before_is_rounded_up_by_less_than_a_sixteent
 
 
 @pytest.mark.parametrize("rounding", ["up", "down"])
-def test_a_wait_to_the_windows_end_reckons_with_the_rounding_of_its_own_count(
+def test_wait_to_the_windows_end_includes_the_rounding_of_its_count(
     store: Store, clock: ManualClock, rounding: Literal["up", "down"]
 ) -> None:
     limiter = SlidingWindow(store, "api", "1000000/second", rounding=rounding)  # previous counts in units of 1024
@@ -96,7 +96,7 @@ def test_a_wait_to_the_windows_end_reckons_with_the_rounding_of_its_own_count(
     assert limiter.peek("k", 500_000)
 
 
-def test_limits_whose_previous_counts_have_other_units_have_keys_of_their_own(store: Store, clock: ManualClock) -> None:
+def test_limits_with_different_units_of_the_previous_count_have_separate_keys(store: Store, clock: ManualClock) -> None:
     limits = 2**20 - 1024, 2**20 - 1  # the first counts in units of 1024, the second of 2048, in as many bits
     fine, coarse = (SlidingWindow(store, "api", Rate(limit, 1)) for limit in limits)
     clock.set(START)
@@ -107,7 +107,7 @@ def test_limits_whose_previous_counts_have_other_units_have_keys_of_their_own(st
 
 
 @pytest.mark.parametrize("limit", [2**25, 15 * 2**22, 15 * 2**22 + 1, 2**26 - 1])
-def test_of_the_largest_limits_the_count_before_is_rounded_up_by_less_than_a_seventh_of_the_limit(
+def test_previous_count_of_the_largest_limits_is_rounded_up_by_less_than_a_seventh_of_the_limit(
     store: Store, clock: ManualClock, limit: int
 ) -> None:
     limiter = SlidingWindow(store, "api", Rate(limit, 1))
@@ -118,7 +118,7 @@ def test_of_the_largest_limits_the_count_before_is_rounded_up_by_less_than_a_sev
 
 
 @pytest.mark.parametrize("period_ns", [100, 1000, 10**6, 2**20 - 1, 2**20, NS, 60 * NS, 3600 * NS])
-def test_limits_up_to_a_sixteenth_of_the_period_are_taken_and_above_an_eighth_refused(
+def test_limits_to_a_sixteenth_of_the_period_are_accepted_and_above_an_eighth_refused(
     store: Store, period_ns: int
 ) -> None:
     for limit in {1, 2, 5, 7, 8, 100, period_ns // 100, period_ns // 17, period_ns // 16}:
