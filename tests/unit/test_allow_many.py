@@ -68,9 +68,9 @@ def test_batch_with_an_invalid_key_charges_nothing(bucket: TokenBucket, size: in
     keys: list[Any] = list(range(size))
     good = list(keys)
     keys[round(where * (size - 1))] = wrong
-    for asked in (keys, tuple(keys), iter(keys)):
+    for given in (keys, tuple(keys), iter(keys)):
         with pytest.raises(InvalidKey):
-            bucket.allow_many(asked)
+            bucket.allow_many(given)
     with pytest.raises(InvalidKey):
         bucket.allow_many(keys, [1] * size)
     assert charged(bucket, good) == 0
@@ -99,9 +99,9 @@ def test_batch_with_an_invalid_cost_charges_nothing(
     keys = list(range(size))
     costs = [1] * size
     costs[round(where * (size - 1))] = wrong
-    for asked in (costs, tuple(costs), iter(costs)):
+    for given in (costs, tuple(costs), iter(costs)):
         with pytest.raises(error):
-            bucket.allow_many(keys, asked)
+            bucket.allow_many(keys, given)
     assert charged(bucket, keys) == 0
     assert bucket.store.stats().total == LimiterStats()
 

@@ -251,17 +251,17 @@ def test_process_outlives_its_first_thread(with_pidfds: bool, monkeypatch: pytes
 
 
 def test_pid_that_is_now_a_threads_owns_nothing() -> None:
-    told, go_on = threading.Event(), threading.Event()
+    ready, go_on = threading.Event(), threading.Event()
     ids: list[int] = []
 
     def run() -> None:
         ids.append(threading.get_native_id())
-        told.set()
+        ready.set()
         go_on.wait()
 
     thread = threading.Thread(target=run)
     thread.start()
-    told.wait()
+    ready.wait()
     owner = ids[0] | this_process() >> NAMESPACE_AT << NAMESPACE_AT
     try:
         assert Owners().dead_among({owner}) == {owner}

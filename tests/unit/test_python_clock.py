@@ -378,19 +378,19 @@ def test_stores_with_other_clocks_ignore_frozen_time(store_name: str, clock: str
 KINDS: dict[str, Any] = {"monotonic": "monotonic", "manual": None, "Python (time.time)": "time"}
 
 
-@pytest.mark.parametrize("asked", KINDS)
+@pytest.mark.parametrize("opened", KINDS)
 @pytest.mark.parametrize("made", KINDS)
-def test_clocks_do_not_mix(store_name: str, made: str, asked: str) -> None:
+def test_clocks_do_not_mix(store_name: str, made: str, opened: str) -> None:
     with Store(store_name, keys=1, clock=KINDS[made] or ManualClock()):
-        if made == asked:
-            Store(store_name, keys=1, clock=KINDS[asked] or ManualClock()).close()
+        if made == opened:
+            Store(store_name, keys=1, clock=KINDS[opened] or ManualClock()).close()
             return
         with pytest.raises(ClockMismatch) as caught:
-            Store(store_name, keys=1, clock=KINDS[asked] or ManualClock())
+            Store(store_name, keys=1, clock=KINDS[opened] or ManualClock())
         assert caught.value.found == f"a segment with a {made} clock"
-        assert caught.value.expected == f"one with a {asked} clock"
+        assert caught.value.expected == f"one with a {opened} clock"
         assert made in str(caught.value)
-        assert asked in str(caught.value)
+        assert opened in str(caught.value)
 
 
 @pytest.mark.parametrize("clock", ["Time", "python", "", None, 0, time.time, object])

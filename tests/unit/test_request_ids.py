@@ -188,9 +188,9 @@ def meeting(count: int) -> Callable[[int], None]:
     """A barrier at which `count` processes wait for each other, any number of times."""
     arrivals = memoryview(mmap.mmap(-1, 8 * count)).cast("Q")
 
-    def wait(who: int) -> None:
-        arrivals[who] += 1
-        mine = arrivals[who]
+    def wait(worker: int) -> None:
+        arrivals[worker] += 1
+        mine = arrivals[worker]
         deadline = time.monotonic() + DEADLINE_S
         while min(arrivals) < mine:
             assert time.monotonic() < deadline

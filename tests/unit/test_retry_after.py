@@ -117,13 +117,13 @@ def bucket(store: Store) -> TokenBucket:
     return TokenBucket(store, "partner", "1/second", burst=2)
 
 
-def told(sending: Sending, retry_after: str | None, *, status: int = 429, method: str = "GET", again: bool) -> None:
+def respond(sending: Sending, retry_after: str | None, *, status: int = 429, method: str = "GET", again: bool) -> None:
     assert sending.is_sent_again(method, status, retry_after, None, replayable=True) is again
 
 
 def test_requests_wait_for_the_end_of_a_pause_and_then_for_a_permit(bucket: TokenBucket, clock: ManualClock) -> None:
     way = way_out(bucket)
-    told(way.sending("a"), "30", again=True)
+    respond(way.sending("a"), "30", again=True)
     for waited in (30, 30, 31, 32):
         way.sending("a").admit()
         assert waited <= clock.now() - 1000 <= waited + 0.001
@@ -146,17 +146,17 @@ def test_pauses_of_many_processes_do_not_add_up(crew: Crew, name: str) -> None:
     count, rounds = 4, 300
     meeting = Meeting(count)
 
-    def pause_together(who: int) -> list[int]:
+    def pause_together(worker: int) -> list[int]:
         clock = ManualClock(1000)
         with Store(name, keys=100, clock=clock) as store:
             way = way_out(TokenBucket(store, "partner", "1/second"))
-            meeting.wait(who)
+            meeting.wait(worker)
             seen = []
             for turn in range(rounds):
                 # Each process requests another length; time stands still. The longest is this turn's process's.
-                seconds = 10 + (who + turn) % count
+                seconds = 10 + (worker + turn) % count
                 assert way.pause(str(turn), seconds * NS) >= seconds * NS
-                meeting.wait(who)
+                meeting.wait(worker)
                 seen.append(way.paused_ns(str(turn)))
             return seen
 
@@ -217,48 +217,48 @@ def test_request_of_several_limits_holds_only_concurrency_permits(store: Store) 
 def test_only_repeatable_requests_are_sent_again(bucket: TokenBucket) -> None:
     way = way_out(bucket, retries=1)
     for method in ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"):
-        told(way.sending("a"), "1", status=503, method=method, again=True)
+        respond(way.sending("a"), "1", status=503, method=method, again=True)
     for method in ("POST", "PATCH", "CONNECT", "LOCK"):
-        told(way.sending("a"), "1", status=503, method=method, again=False)
-        told(way.sending("a"), "1", status=429, method=method, again=True)
+        respond(way.sending("a"), "1", status=503, method=method, again=False)
+        respond(way.sending("a"), "1", status=429, method=method, again=True)
     for status in (200, 301, 400, 500, 502):
-        told(way.sending("b"), "1", status=status, again=False)
-    told(way.sending("b"), "soon", again=False)
-    told(way.sending("b"), None, again=False)
+        respond(way.sending("b"), "1", status=status, again=False)
+    respond(way.sending("b"), "soon", again=False)
+    respond(way.sending("b"), None, again=False)
     assert way.paused_ns(way.sending("b").pause_key) == 0
-    told(way.sending("b"), "0", again=True)
+    respond(way.sending("b"), "0", again=True)
     assert not way.sending("c").is_sent_again("GET", 429, "1", None, replayable=False)
 
 
 def test_request_is_sent_again_at_most_as_often_as_retries(bucket: TokenBucket) -> None:
     sending = way_out(bucket, retries=2).sending("a")
-    told(sending, "1", again=True)
-    told(sending, "1", again=True)
-    told(sending, "1", again=False)
-    told(way_out(bucket, retries=0).sending("a"), "1", again=False)
+    respond(sending, "1", again=True)
+    respond(sending, "1", again=True)
+    respond(sending, "1", again=False)
+    respond(way_out(bucket, retries=0).sending("a"), "1", again=False)
 
 
 def test_longer_pause_is_capped_and_its_request_not_sent_again(bucket: TokenBucket) -> None:
     way = way_out(bucket, max_pause="1 minute")
-    told(way.sending("a"), "60", again=True)
-    told(way.sending("a"), "61", again=False)
-    told(way.sending("a"), "9" * 100, again=False)
+    respond(way.sending("a"), "60", again=True)
+    respond(way.sending("a"), "61", again=False)
+    respond(way.sending("a"), "9" * 100, again=False)
     assert way.paused_ns(way.sending("a").pause_key) == 60 * NS
 
 
 def test_request_is_not_sent_again_after_its_timeout(bucket: TokenBucket, clock: ManualClock) -> None:
     sending = way_out(bucket, timeout=10).sending("a")
     clock.advance(4)
-    told(sending, "7", again=False)
+    respond(sending, "7", again=False)
     sending = way_out(bucket, timeout=10).sending("b")
-    told(sending, "9", again=True)
+    respond(sending, "9", again=True)
     sending.admit()
-    told(sending, "2", again=False)
+    respond(sending, "2", again=False)
 
 
 def test_timeout_error_names_the_pause(bucket: TokenBucket) -> None:
     way = way_out(bucket, timeout="1500 ms")
-    told(way.sending("a"), "2", again=False)
+    respond(way.sending("a"), "2", again=False)
     with pytest.raises(WaitTimeout) as caught:
         way.sending("a").admit()
     assert str(caught.value) == (
@@ -286,12 +286,12 @@ def test_full_store_causes_no_endless_loop(clock: ManualClock, on_full: Any, aga
         other = TokenBucket(store, "other", "1/hour")
         for number in range(2000):
             other.hit(number)
-        told(way_out(TokenBucket(store, "partner", "1/second")).sending("a"), "10", again=again)
+        respond(way_out(TokenBucket(store, "partner", "1/second")).sending("a"), "10", again=again)
 
 
 def test_limiters_of_one_store_pause_separately(store: Store) -> None:
     way, other = (way_out(TokenBucket(store, name, "1/second")) for name in ("one", "other"))
-    told(way.sending("a"), "10", again=True)
+    respond(way.sending("a"), "10", again=True)
     assert way.paused_ns(way.sending("a").pause_key)
     assert not other.paused_ns(other.sending("a").pause_key)
 
@@ -341,7 +341,7 @@ def test_one_key_may_have_as_many_parts_as_limiters(bucket: TokenBucket, clock: 
     """The origin of a request is such a key: scheme, host and port."""
     others = [TokenBucket(bucket.store, name, "1/second", burst=2) for name in ("two", "three")]
     way = WayOut(AllOf(bucket, *others), lambda _: ("https", "example.com", 443), WaitTimeout, {})
-    told(way.sending("a"), "30", again=True)
+    respond(way.sending("a"), "30", again=True)
     way.sending("a").admit()
     assert clock.now() >= 1030
     assert [limiter.peek(("https", "example.com", 443)).remaining for limiter in (bucket, *others)] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Stores as objects: their options, names, statistics, end. Their files are in tests/process."""
+"""Stores as objects: options, names, statistics, closing. tests/process has their files."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ LIMITERS = 256
 
 
 def open_files() -> list[str]:
-    """What this process has open, by what each leads to."""
+    """The targets of this process's open descriptors."""
     gc.collect()
     links = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
             links.append(os.readlink(entry))
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing itself
     return sorted(link for link in links if "forebay" in link)
 
 
@@ -50,13 +50,13 @@ def open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("keys", [0, -1, True, 1.0, "1", None, 2**36 + 1, 2**64])
-def test_keys_is_a_whole_number(keys: Any, store_name: str) -> None:
+def test_keys_must_be_a_positive_integer(keys: Any, store_name: str) -> None:
     for make in (Store.private, lambda **options: Store(store_name, **options)):
         with pytest.raises(ValueError, match="keys is a whole number from 1"):
             make(keys=keys)
 
 
-def test_other_options_are_checked_before_anything_is_made(store_name: str) -> None:
+def test_store_checks_its_options_before_it_makes_a_file(store_name: str) -> None:
     for options in (
         {"on_full": "drop"},
         {"on_full": None},
@@ -77,7 +77,7 @@ def test_other_options_are_checked_before_anything_is_made(store_name: str) -> N
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "-a", ".a", "a/b", "/a", "a b", "a\0", "a\n", "é", "a" * 101, None, 5, b"a"]
 )
-def test_a_name_that_could_be_another_path_is_refused(name: Any) -> None:
+def test_name_that_could_be_another_path_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match="store's name"):
         Store(name, keys=1)
     if name is not None:
@@ -85,7 +85,7 @@ def test_a_name_that_could_be_another_path_is_refused(name: Any) -> None:
             Store.unlink(name)
 
 
-def test_where_a_named_store_is(store_name: str) -> None:
+def test_named_store_is_in_shared_memory(store_name: str) -> None:
     with Store(store_name, keys=1) as store:
         assert store.path == f"/dev/shm/forebay-{store_name}"
         assert Path(store.path).stat().st_mode & 0o777 == 0o600
@@ -107,12 +107,12 @@ def test_unlink_takes_a_name_or_a_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [100_000, 1_000_000])
-def test_a_segment_takes_21_bytes_per_key_and_100_kib(keys: int, store_name: str) -> None:
+def test_segment_takes_21_bytes_per_key_and_100_kib(keys: int, store_name: str) -> None:
     with Store(store_name, keys=keys) as store:
         assert 0 <= store.stats().bytes - 21 * keys - 100 * 1024 < layout.GROUP_BYTES
         status = os.stat(store.path)
         assert status.st_size == store.stats().bytes
-        # All of it is there already, so that no later write can fail.
+        # All blocks are allocated, so no later write can fail.
         assert status.st_blocks * 512 >= status.st_size
         assert store.stats().keys == store.keys == keys
 
@@ -133,7 +133,7 @@ def test_two_stores_of_one_name_share_one_segment(store_name: str) -> None:
         assert two.stats().total.denied == 2
 
 
-def test_a_segment_outlives_its_stores(store_name: str, clock: ManualClock) -> None:
+def test_segment_outlives_its_stores(store_name: str, clock: ManualClock) -> None:
     with Store(store_name, keys=10, clock=clock) as store:
         TokenBucket(store, "api", "1/hour").allow("k")
     with Store(store_name, keys=10, clock=clock) as store:
@@ -141,7 +141,7 @@ def test_a_segment_outlives_its_stores(store_name: str, clock: ManualClock) -> N
         assert store.stats().limiters["api"] == LimiterStats(allowed=1, denied=1, inserted=1)
 
 
-def test_who_is_attached_keeps_an_unlinked_segment(store_name: str) -> None:
+def test_attached_store_keeps_an_unlinked_segment(store_name: str) -> None:
     with Store(store_name, keys=10) as old:
         before = TokenBucket(old, "api", "1/hour")
         assert before.allow("k")
@@ -153,7 +153,7 @@ def test_who_is_attached_keeps_an_unlinked_segment(store_name: str) -> None:
             assert not before.allow("k")
 
 
-def test_another_size_warns_and_names_both(store_name: str) -> None:
+def test_store_of_another_size_warns_with_both_sizes(store_name: str) -> None:
     with Store(store_name, keys=1000) as store:
         for keys in (1, 999, 1001, 2_000_000):
             with pytest.warns(SegmentSizeWarning, match=rf"\b1000 keys\b.*\b{keys} asked for") as caught:
@@ -167,7 +167,7 @@ def test_another_size_warns_and_names_both(store_name: str) -> None:
             Store(store_name, keys=1000).close()
 
 
-def test_a_size_warning_made_an_error_leaves_nothing_open(store_name: str) -> None:
+def test_size_warning_as_an_error_leaves_nothing_open(store_name: str) -> None:
     with Store(store_name, keys=1000):
         before = open_files()
         for _ in range(3):
@@ -178,7 +178,7 @@ def test_a_size_warning_made_an_error_leaves_nothing_open(store_name: str) -> No
         assert open_files() == before
 
 
-def test_a_closed_store_has_nothing_open(store_name: str) -> None:
+def test_closed_store_has_nothing_open(store_name: str) -> None:
     before = open_files()
     for _ in range(3):
         with Store(store_name, keys=10) as store:
@@ -193,10 +193,10 @@ def test_a_closed_store_has_nothing_open(store_name: str) -> None:
     assert "memfd:forebay" not in maps
 
 
-# The end
+# Closing
 
 
-def test_after_close_every_use_is_refused(store: Store) -> None:
+def test_closed_store_refuses_every_use(store: Store) -> None:
     used, unused = TokenBucket(store, "used", "1/hour"), TokenBucket(store, "unused", "1/hour")
     used.allow("k")
     assert store.closed is False
@@ -218,7 +218,7 @@ def test_after_close_every_use_is_refused(store: Store) -> None:
     store.close()
 
 
-def test_the_refusal_names_the_store() -> None:
+def test_error_names_the_closed_store() -> None:
     store = Store.private(keys=1)
     limiter = TokenBucket(store, "api", "1/hour")
     store.close()
@@ -227,7 +227,7 @@ def test_the_refusal_names_the_store() -> None:
     assert "None" not in str(caught.value)
 
 
-def test_closing_one_store_leaves_others_alone(clock: ManualClock) -> None:
+def test_closing_one_store_leaves_others_open(clock: ManualClock) -> None:
     with Store.private(keys=1, clock=clock) as store:
         limiter = TokenBucket(store, "api", "3/hour")
         for n in range(5):
@@ -238,13 +238,13 @@ def test_closing_one_store_leaves_others_alone(clock: ManualClock) -> None:
         assert store.stats().total == LimiterStats(allowed=3, denied=2, inserted=1)
 
 
-def test_a_context_manager_closes_even_after_an_error() -> None:
+def test_context_manager_closes_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), Store.private(keys=1) as store:
         raise ZeroDivisionError
     assert store.closed
 
 
-def test_no_store_or_limiter_can_be_pickled(store: Store) -> None:
+def test_stores_and_limiters_refuse_pickling(store: Store) -> None:
     limiter = TokenBucket(store, "api", "1/hour")
     for thing in (store, limiter):
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -259,29 +259,29 @@ def test_no_store_or_limiter_can_be_pickled(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "\0", "a" * 50 + "\0", "\ud800"])
-def test_a_limiters_name_is_text(store: Store, name: str) -> None:
+def test_limiter_name_must_be_text_of_accepted_length(store: Store, name: str) -> None:
     with pytest.raises(InvalidLimiter, match="a limiter's name is text"):
         TokenBucket(store, name, "1/hour")
     assert store.stats().limiters == {}
 
 
 @pytest.mark.parametrize("name", [None, 5, b"api", ("api",)])
-def test_a_limiters_name_of_another_type(store: Store, name: Any) -> None:
+def test_limiter_name_of_another_type_is_refused(store: Store, name: Any) -> None:
     with pytest.raises((TypeError, InvalidLimiter)):
         TokenBucket(store, name, "1/hour")
 
 
-def test_a_limiter_needs_a_store() -> None:
+def test_limiter_needs_a_store() -> None:
     for other in (None, "shop", object()):
         with pytest.raises((TypeError, AttributeError)):
             TokenBucket(other, "api", "1/hour")  # type: ignore[arg-type]
 
 
-def test_a_store_has_room_for_256_limiters(store: Store) -> None:
+def test_store_has_room_for_256_limiters(store: Store) -> None:
     limiters = [TokenBucket(store, f"limiter {n}", "1/hour") for n in range(LIMITERS)]
     with pytest.raises(TooManyLimiters, match=r"256 limiters.*'one more'"):
         TokenBucket(store, "one more", "1/hour")
-    # Those that it has can still be had, and are all apart.
+    # The first 256 can still be made again, and each keeps its own counters.
     again = TokenBucket(store, "limiter 255", "1/hour")
     assert all(limiter.allow("k") for limiter in limiters)
     assert not again.allow("k")
@@ -292,7 +292,7 @@ def test_a_store_has_room_for_256_limiters(store: Store) -> None:
     assert stats.live_keys == LIMITERS
 
 
-def test_a_limiter_with_a_bad_rate_is_a_refusal_the_second_time_too(store: Store) -> None:
+def test_limiter_with_an_invalid_rate_is_refused_repeatedly(store: Store) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="is not a rate"):
             TokenBucket(store, "api", "fast")
@@ -302,7 +302,7 @@ def test_a_limiter_with_a_bad_rate_is_a_refusal_the_second_time_too(store: Store
 # Statistics
 
 
-def test_statistics_per_limiter_and_in_total(store: Store, clock: ManualClock) -> None:
+def test_statistics_count_per_limiter_and_in_total(store: Store, clock: ManualClock) -> None:
     assert store.stats() == StoreStats(keys=1, live_keys=0, bytes=store.stats().bytes, limiters={})
     assert store.stats().total == LimiterStats()
     api, login = TokenBucket(store, "api", "2/second"), TokenBucket(store, "login", "1/second")
@@ -328,12 +328,12 @@ def test_statistics_per_limiter_and_in_total(store: Store, clock: ManualClock) -
     clock.advance(10)
     assert store.stats().live_keys == 0
     assert store.stats().total == stats.total
-    # A key whose time is over but whose cell is still its own is not put in again.
+    # An expired key that still has its cell is not inserted again.
     api.allow("k")
     assert store.stats().limiters["api"] == LimiterStats(allowed=9, denied=4, inserted=5)
 
 
-def test_refusals_count_nothing(store: Store) -> None:
+def test_refused_calls_are_not_counted(store: Store) -> None:
     limiter = TokenBucket(store, "api", "2/second")
     for wrong in (
         lambda: limiter.allow(None),
@@ -348,7 +348,7 @@ def test_refusals_count_nothing(store: Store) -> None:
     assert store.stats().live_keys == 0
 
 
-def test_refunds_and_resets_count_nothing_and_free_the_key(store: Store) -> None:
+def test_refunds_and_resets_are_not_counted_and_free_the_key(store: Store) -> None:
     limiter = TokenBucket(store, "api", "2/second")
     for give_up in (limiter.refund, limiter.reset):
         limiter.hit("k")
@@ -359,13 +359,13 @@ def test_refunds_and_resets_count_nothing_and_free_the_key(store: Store) -> None
     assert store.stats().total.denied == 0
 
 
-def test_two_limiters_of_one_name_are_counted_together(store: Store) -> None:
+def test_two_limiters_of_one_name_share_counters(store: Store) -> None:
     one, two = TokenBucket(store, "api", "2/second"), TokenBucket(store, "api", "2/second")
     assert [limiter.allow("k") for limiter in (one, two, one, two)] == [True, True, False, False]
     assert store.stats().limiters == {"api": LimiterStats(allowed=2, denied=2, inserted=1)}
 
 
-def test_a_forked_childs_decisions_are_counted(store: Store, in_child: Callable[[Callable[[], Any]], Any]) -> None:
+def test_decisions_of_a_forked_child_are_counted(store: Store, in_child: Callable[[Callable[[], Any]], Any]) -> None:
     limiter = TokenBucket(store, "api", "3/second")
     assert limiter.allow("k")
     for _ in range(3):
@@ -375,7 +375,7 @@ def test_a_forked_childs_decisions_are_counted(store: Store, in_child: Callable[
     assert store.stats() == in_child(store.stats)
 
 
-def test_statistics_are_values(store: Store) -> None:
+def test_statistics_are_immutable_values(store: Store) -> None:
     stats = store.stats()
     with pytest.raises(AttributeError):
         stats.keys = 5  # type: ignore[misc]
@@ -384,8 +384,8 @@ def test_statistics_are_values(store: Store) -> None:
     assert pickle.loads(pickle.dumps(stats)) == stats
 
 
-def test_no_key_can_be_read_from_a_segment(store_name: str) -> None:
-    """Neither a key nor a fingerprint that another segment shares: the hash key is random per segment."""
+def test_segment_reveals_no_key(store_name: str) -> None:
+    """It holds neither the key nor a fingerprint that another segment shares: the hash key is random per segment."""
     key = "a-key-that-would-be-recognised"
     cells = []
     for _ in range(2):
@@ -401,7 +401,7 @@ def test_no_key_can_be_read_from_a_segment(store_name: str) -> None:
     assert cells[0] != cells[1]
 
 
-def test_what_charges_nothing_takes_no_cell_and_is_no_decision(store: Store) -> None:
+def test_call_that_charges_nothing_takes_no_cell_and_is_no_decision(store: Store) -> None:
     bucket = TokenBucket(store, "api", "10/second")
     for _ in range(30):
         assert bucket.peek("k", 10)
@@ -426,7 +426,7 @@ def test_what_charges_nothing_takes_no_cell_and_is_no_decision(store: Store) -> 
         (["€" * 17, "a" * 30 + "€" * 7, "a" * 10**6], b""),
     ],
 )
-def test_a_limiters_long_name_is_kept_by_its_beginning_and_a_digest(
+def test_long_limiter_name_is_stored_as_its_beginning_and_a_digest(
     store_name: str, names: list[str], beginning: bytes
 ) -> None:
     with Store(store_name, keys=100) as here, Store(store_name, keys=100) as there:
@@ -443,14 +443,14 @@ def test_a_limiters_long_name_is_kept_by_its_beginning_and_a_digest(
         assert not SlidingLog(there, names[0] + " log", "1/hour", keys=10).allow("k")
 
 
-def test_every_name_is_counted_apart(store: Store) -> None:
+def test_every_limiter_name_has_its_own_counters(store: Store) -> None:
     names = ["a", "b", "aa", "A", " a", "a ", "0a", "1a", "é", "e\u0301", "a" * 48, "é" * 24]
     for name in names:
         assert TokenBucket(store, name, "1/hour").allow("k")
     assert set(store.stats().limiters) == set(names)
 
 
-def test_a_limiters_first_call_does_not_go_through_all_counter_lines_one_by_one(store: Store) -> None:
+def test_first_call_of_a_limiter_reads_few_counter_lines_in_python(store: Store) -> None:
     limiters = [TokenBucket(store, f"bucket {number}", "5/minute") for number in range(3)]
     lines = 0
 

@@ -1,4 +1,4 @@
-"""What users' tests are given: pytest's fixtures, stores that stand in for an application's, and fresh ones."""
+"""Helpers for users' tests: pytest fixtures, private stores in place of an application's, and `reset_store`."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ exports = SlidingLog(store, "export", "1/hour", keys=50)
 
 
 def run_pytest(directory: Path, *options: str, **files: str) -> str:
-    """What pytest prints about these files, run as a user does."""
+    """Run pytest on these files as a user does; return its output."""
     for file, text in files.items():
         (directory / f"{file}.py").write_text(text)
     (directory / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *options, str(directory)]
-    # Without what this run of pytest has put there.
+    # Without the variables of this run of pytest.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
     done = subprocess.run(command, capture_output=True, text=True, cwd=directory, env=environment, check=False)
     return done.stdout + done.stderr
 
 
-# Fixtures, as they are here: the package is installed, and nothing is configured.
+# The fixtures, with the package installed and no configuration.
 
 
-def test_the_fixtures_are_there(forebay_store: Store, forebay_clock: ManualClock) -> None:
+def test_fixtures_work_without_configuration(forebay_store: Store, forebay_clock: ManualClock) -> None:
     assert forebay_clock.now() == 0.0
     assert forebay_store.path is None
     assert forebay_store.keys == 10_000
@@ -78,14 +78,14 @@ def test_the_fixtures_are_there(forebay_store: Store, forebay_clock: ManualClock
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-def test_each_test_has_its_own(forebay_store: Store, forebay_clock: ManualClock, turn: int) -> None:
+def test_each_test_gets_its_own_store(forebay_store: Store, forebay_clock: ManualClock, turn: int) -> None:
     assert forebay_clock.now() == 0.0
     assert forebay_store.stats().limiters == {}
     assert TokenBucket(forebay_store, "api", "1/year").allow("k")
     forebay_clock.advance(turn)
 
 
-def test_an_application_that_makes_its_stores_when_it_is_called(
+def test_private_stores_replace_stores_made_at_call_time(
     forebay_private_stores: None, forebay_clock: ManualClock, store_name: str
 ) -> None:
     application = make_application(store_name)
@@ -95,7 +95,7 @@ def test_an_application_that_makes_its_stores_when_it_is_called(
     assert not os.path.exists(f"/dev/shm/forebay-{store_name}")
 
 
-def test_a_user_needs_no_configuration(tmp_path: Path, store_name: str) -> None:
+def test_user_needs_no_configuration(tmp_path: Path, store_name: str) -> None:
     shown = run_pytest(
         tmp_path,
         application=APPLICATION.format(name=store_name),
@@ -138,7 +138,7 @@ def test_fixtures(forebay_store, forebay_clock):
     assert not os.path.exists(f"/dev/shm/forebay-{store_name}")
 
 
-def test_who_does_not_use_it_pays_nothing_for_it(tmp_path: Path) -> None:
+def test_unused_plugin_imports_nothing(tmp_path: Path) -> None:
     shown = run_pytest(
         tmp_path,
         test_it="""
@@ -153,7 +153,7 @@ def test_nothing_of_it_is_loaded():
     assert "1 passed" in shown, shown
 
 
-def test_the_fixtures_are_documented(tmp_path: Path) -> None:
+def test_fixtures_are_documented(tmp_path: Path) -> None:
     shown = run_pytest(tmp_path, "--fixtures", test_it="")
     for name in ("forebay_clock", "forebay_store", "forebay_private_stores"):
         assert f"\n{name} -- " in shown
@@ -167,7 +167,7 @@ def test_forebay_needs_no_pytest() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# Stores that stand in for an application's.
+# Private stores in place of an application's.
 
 
 def make_application(name: str) -> Any:
@@ -176,13 +176,13 @@ def make_application(name: str) -> Any:
     return application
 
 
-def test_an_application_that_makes_its_stores_where_it_is_imported(store_name: str) -> None:
+def test_private_stores_replace_stores_made_at_import_time(store_name: str) -> None:
     before = set(os.listdir("/dev/shm"))
     clock = ManualClock()
     with private_stores(clock):
         application = make_application(store_name)
     assert set(os.listdir("/dev/shm")) == before
-    # It goes on after the block.
+    # The stores stay private after the block.
     assert application.store.keys == 10_000
     for _ in range(3):
         assert [application.logins.allow("ada") for _ in range(3)] == [True, True, False]
@@ -193,7 +193,7 @@ def test_an_application_that_makes_its_stores_where_it_is_imported(store_name: s
     assert SlidingLog(application.store, "new", "1/hour", keys=60).allow("ada")
 
 
-def test_its_children_share_it(store_name: str, in_child: Any) -> None:
+def test_children_share_a_private_store(store_name: str, in_child: Any) -> None:
     clock = ManualClock()
     with private_stores(clock):
         application = make_application(store_name)
@@ -228,7 +228,7 @@ def test_stores_of_one_name_or_path_are_one_store(store_name: str, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_everything_else_is_as_the_application_asked(store_name: str) -> None:
+def test_private_stores_keep_the_applications_other_options(store_name: str) -> None:
     clock = ManualClock(5)
     with private_stores(clock, keys=200):
         for store in (
@@ -248,7 +248,7 @@ def test_everything_else_is_as_the_application_asked(store_name: str) -> None:
         assert isinstance(Mine.private(keys=100), Mine)
 
 
-def test_what_no_store_can_be_made_of_none_is_made_of() -> None:
+def test_private_stores_refuse_invalid_arguments() -> None:
     make: Any = Store
     with private_stores(ManualClock()):
         for kind, arguments in ((make, ("a",)), (make.private, ())):
@@ -259,7 +259,7 @@ def test_what_no_store_can_be_made_of_none_is_made_of() -> None:
                     kind(*arguments, keys=keys)
 
 
-def test_unlinking_does_not_reach_the_real_store(store_name: str) -> None:
+def test_unlink_in_the_block_leaves_the_real_store(store_name: str) -> None:
     with Store(store_name, keys=1) as real:
         limiter = TokenBucket(real, "api", "1/hour")
         assert limiter.allow("k")
@@ -276,7 +276,7 @@ def test_unlinking_does_not_reach_the_real_store(store_name: str) -> None:
             assert not TokenBucket(again, "api", "1/hour").allow("k")
 
 
-def test_after_the_block_stores_are_real_again(store_name: str) -> None:
+def test_stores_are_real_after_the_block(store_name: str) -> None:
     made = Store.__init__, Store.private, Store.unlink
     with pytest.raises(ZeroDivisionError), private_stores(ManualClock()):
         1 / 0  # noqa: B018
@@ -287,7 +287,7 @@ def test_after_the_block_stores_are_real_again(store_name: str) -> None:
         Store(store_name, keys=1, clock=ManualClock())
 
 
-def test_stores_of_pythons_time(store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_stores_can_follow_time_time(store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_800_000_000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
     with private_stores("time"):
@@ -297,11 +297,11 @@ def test_stores_of_pythons_time(store_name: str, monkeypatch: pytest.MonkeyPatch
         now[0] += 60
 
 
-# Fresh ones.
+# Reset stores.
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_reset_store_has_forgotten_every_key(store: Store, clock: ManualClock, kind: str) -> None:
+def test_reset_store_forgets_every_key(store: Store, clock: ManualClock, kind: str) -> None:
     limiter = MAKERS[kind](store)
     keys = range(20)
     for turn in range(3):
@@ -318,8 +318,8 @@ def test_a_reset_store_has_forgotten_every_key(store: Store, clock: ManualClock,
 
 
 @pytest.mark.parametrize("kind", ["bucketed", "log", "slots"])
-def test_it_has_no_more_room_than_before(store: Store, kind: str) -> None:
-    """Memory for so many keys has cells that are not to be used: they still are not."""
+def test_reset_store_has_no_more_room_than_before(store: Store, kind: str) -> None:
+    """Memory for this many keys has reserved cells; they stay reserved."""
     limiter = MAKERS[kind](store)
     for _ in range(2):
         for key in range(200):
@@ -330,7 +330,7 @@ def test_it_has_no_more_room_than_before(store: Store, kind: str) -> None:
         reset_store(store)
 
 
-def test_it_has_forgotten_requests_too(store: Store) -> None:
+def test_reset_store_forgets_request_ids(store: Store) -> None:
     limiter = TokenBucket(store, "api", "5/hour")
     for _ in range(2):
         assert limiter.hit("k", request_id="r").remaining == 4
@@ -339,7 +339,7 @@ def test_it_has_forgotten_requests_too(store: Store) -> None:
 
 
 @pytest.mark.parametrize("clock", ["monotonic", "time"])
-def test_stores_of_other_clocks_can_be_reset_too(store_name: str, clock: Any) -> None:
+def test_stores_with_other_clocks_can_be_reset(store_name: str, clock: Any) -> None:
     with Store(store_name, keys=1, clock=clock) as store, Store(store_name, keys=1, clock=clock) as again:
         limiters = [FixedWindow(each, "api", "1/year", align="first") for each in (store, again)]
         for each in (store, again):
@@ -350,7 +350,7 @@ def test_stores_of_other_clocks_can_be_reset_too(store_name: str, clock: Any) ->
         assert store.stats().total == LimiterStats(allowed=1, denied=1, inserted=1)
 
 
-def test_a_large_store_is_reset_as_a_whole(clock: ManualClock) -> None:
+def test_large_store_is_reset_completely(clock: ManualClock) -> None:
     with Store.private(keys=200_000, clock=clock) as store:
         limiter = TokenBucket(store, "api", "1/hour")
         limiter.allow_many(range(50_000))
@@ -359,13 +359,13 @@ def test_a_large_store_is_reset_as_a_whole(clock: ManualClock) -> None:
         assert all(limiter.allow_many(range(50_000)))
 
 
-def test_a_closed_store_cannot_be_reset(store: Store) -> None:
+def test_closed_store_cannot_be_reset(store: Store) -> None:
     store.close()
     with pytest.raises(StoreClosed, match="can't be reset"):
         reset_store(store)
 
 
-def test_what_is_not_in_shared_memory_is_not_reset() -> None:
+def test_reset_store_refuses_other_objects() -> None:
     wrong: Any = "shop"
     with pytest.raises(TypeError, match=r"reset_store takes a Store, not 'shop'.* namespace"):
         reset_store(wrong)

@@ -1,4 +1,4 @@
-"""The token bucket by example: extreme rates, bursts and decisions. What holds everywhere is in tests/behaviour."""
+"""Token buckets in memory, by example. tests/behaviour has the properties that hold at every place."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from forebay.testing import ManualClock
 
 NS = 1_000_000_000
 YEAR_NS = 31_536_000 * NS
-# Each just above a power of two, where rounding to a float and dividing lose most.
+# Each is just above a power of two, where rounding to a float and dividing lose most.
 LONG_WAITS_NS = [40136425139902212, 147448985727592976, 293144738239445152, 652929165811704640, 1405255331116018304]
-MOST = 2**61 - 1  # permits at once at the fastest rate
+MOST = 2**61 - 1  # the largest burst at the fastest rate
 HUGE = 10**5000  # more digits than Python converts to text by default
 
 
@@ -40,7 +40,7 @@ def fields(decision: Decision) -> tuple[bool, int, int, int, int]:
     )  # fmt: skip
 
 
-def test_a_billion_per_second(store: Store, clock: ManualClock) -> None:
+def test_bucket_refills_a_billion_per_second(store: Store, clock: ManualClock) -> None:
     limiter = TokenBucket(store, "api", "1000000000/second")
     assert fields(limiter.hit("k", 10**9)) == (True, 10**9, 0, 0, NS)
     assert not limiter.allow("k")
@@ -51,14 +51,14 @@ def test_a_billion_per_second(store: Store, clock: ManualClock) -> None:
     assert limiter.peek("k").remaining == 10**9
 
 
-def test_one_per_nanosecond_with_no_burst(store: Store, clock: ManualClock) -> None:
+def test_bucket_of_one_per_nanosecond_has_no_burst(store: Store, clock: ManualClock) -> None:
     limiter = TokenBucket(store, "api", Rate(1, 1e-9))
     assert [limiter.allow("k"), limiter.allow("k")] == [True, False]
     clock.advance(1e-9)
     assert [limiter.allow("k"), limiter.allow("k")] == [True, False]
 
 
-def test_the_longest_burst_takes_73_years_to_refill(store: Store) -> None:
+def test_longest_burst_takes_73_years_to_refill(store: Store) -> None:
     limiter = TokenBucket(store, "api", "1/year", burst=73)
     assert limiter.hit("k", 73)
     assert limiter.hit("k", 73).retry_after_ns == 73 * YEAR_NS
@@ -67,7 +67,7 @@ def test_the_longest_burst_takes_73_years_to_refill(store: Store) -> None:
 
 
 @pytest.mark.parametrize("now", [2e9, 3e9, 4e9 - 1])
-def test_the_longest_burst_is_kept_at_whatever_time_a_clock_accepts(now: float) -> None:
+def test_longest_burst_is_kept_at_every_time_of_a_clock(now: float) -> None:
     clock = ManualClock()
     with Store.private(keys=1, clock=clock) as store:
         with suppress(ValueError):
@@ -83,12 +83,12 @@ def test_the_longest_burst_is_kept_at_whatever_time_a_clock_accepts(now: float) 
     [2**61, 2**62, 2**63, 2**64, 2**64 + 1, HUGE, -HUGE],
     ids=lambda burst: f"{burst:.3g}" if abs(burst) < 2**65 else "huge",
 )
-def test_a_burst_beyond_the_arithmetic(store: Store, burst: int) -> None:
+def test_burst_beyond_the_arithmetic_is_refused(store: Store, burst: int) -> None:
     with pytest.raises(InvalidLimiter):
         TokenBucket(store, "api", "1000000000/second", burst=burst)
 
 
-def test_the_largest_burst(store: Store) -> None:
+def test_largest_burst_is_accepted(store: Store) -> None:
     limiter = TokenBucket(store, "api", "1000000000/second", burst=MOST)
     assert fields(limiter.hit("k", MOST)) == (True, MOST, 0, 0, MOST)
     assert fields(limiter.hit("k", MOST)) == (False, MOST, 0, MOST, MOST)
@@ -99,7 +99,7 @@ def test_cost_exceeds_limit_survives_pickling() -> None:
     assert (error.cost, error.limit, error.limiter) == (3, 2, "api")
 
 
-def test_decisions_are_made_by_limiters_only(bucket: TokenBucket) -> None:
+def test_only_limiters_make_decisions(bucket: TokenBucket) -> None:
     with pytest.raises(TypeError, match=r"limiter\.hit"):
         Decision()
     with pytest.raises(TypeError):
@@ -109,7 +109,7 @@ def test_decisions_are_made_by_limiters_only(bucket: TokenBucket) -> None:
             twin(bucket.hit("k"))
 
 
-def test_a_decision_made_behind_its_back_does_no_harm(in_child: Any) -> None:
+def test_decision_without_a_limiter_does_no_harm(in_child: Any) -> None:
     def look() -> str:
         try:
             decision = Decision.__new__(Decision)
@@ -120,7 +120,7 @@ def test_a_decision_made_behind_its_back_does_no_harm(in_child: Any) -> None:
     assert in_child(look)
 
 
-def test_a_limiter_that_was_not_initialised_does_no_harm(in_child: Any) -> None:
+def test_uninitialised_limiter_does_no_harm(in_child: Any) -> None:
     def use() -> bool:
         with Store.private(keys=1) as store:
             try:
@@ -140,8 +140,8 @@ def test_a_limiter_that_was_not_initialised_does_no_harm(in_child: Any) -> None:
     assert in_child(use)
 
 
-def test_the_seconds_of_a_decision_are_never_too_few(store: Store) -> None:
-    """Who sleeps that long must not come too early; beyond 104 days a float has no nanoseconds."""
+def test_seconds_of_a_decision_are_never_too_few(store: Store) -> None:
+    """A caller that sleeps for the seconds must not come early; beyond 104 days a float has no nanoseconds."""
     limiter = TokenBucket(store, "api", Rate(1, 1e-9), burst=MOST)
     for wait_ns in [1, 3, 10**9 + 1, 2**50 - 1, 2**50, 2**53 + 1, *LONG_WAITS_NS, MOST]:
         limiter.reset("k")

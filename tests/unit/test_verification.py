@@ -1,4 +1,4 @@
-"""`verify`: what it finds, that it finds nothing where there is nothing, and that it leaves everything alone."""
+"""`verify` finds damage, finds none in a sound segment, and changes nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def use(store: Store) -> None:
 
 @pytest.fixture(params=["monotonic", "manual"])
 def used(request: pytest.FixtureRequest, name: str) -> Iterator[str]:
-    """The name of a store in which every kind of limiter has left something."""
+    """The name of a store in which every kind of limiter has state."""
     clock = ManualClock(10_000_000) if request.param == "manual" else "monotonic"
     with Store(name, keys=1000, clock=clock) as store:  # type: ignore[arg-type]
         use(store)
@@ -89,7 +89,7 @@ def used(request: pytest.FixtureRequest, name: str) -> Iterator[str]:
 
 
 class Vandal:
-    """Writes to a segment's file what doesn't belong there."""
+    """Writes invalid values to a segment's file."""
 
     def __init__(self, name: str) -> None:
         self.path = Path(path_of(name))
@@ -106,7 +106,7 @@ class Vandal:
             file.write(struct.pack(f"<{len(words)}Q", *words))
 
     def cell(self, kind: int, start: int = layout.TABLE_OFFSET, which: int = 0) -> int:
-        """The offset of one that holds this kind."""
+        """The offset of a cell of this kind."""
         offset = start
         while kind_of(self.read(offset)) != kind or which:
             which -= kind_of(self.read(offset)) == kind
@@ -114,7 +114,7 @@ class Vandal:
         return offset
 
     def extent_cell(self, number: int, kind: int, which: int = 0) -> tuple[int, int]:
-        """A cell in an extent, and where its words begin."""
+        """The offsets of a cell in an extent and of its record."""
         entry = self.extents[number]
         offset = self.cell(kind, entry["offset"], which)
         groups = -(-entry["keys"] // 16) if entry["keys"] <= 48 else -(-entry["keys"] * 21 // layout.GROUP_BYTES)
@@ -217,7 +217,7 @@ def claim_of_nobody(vandal: Vandal) -> None:
 
 
 def groups_of(tag: int, groups: int) -> set[int]:
-    """Of the cells in which a key may be; where two were the same, the next one is one of them, too."""
+    """A tag among a key's possible cells; if two of those were equal, the next one is among them, too."""
     mixed = [(tag & ~7) * factor % 2**64 for factor in (1, 0x9E3779B97F4A7C15, 0xD1342543DE82EF95)]
     return {((value * groups >> 64) + more) % groups for value in mixed for more in range(3)}
 
@@ -226,7 +226,7 @@ def key_elsewhere(vandal: Vandal) -> None:
     offset = vandal.cell(layout.KIND_TAT)
     tag, groups = vandal.read(offset), vandal.read(layout.HEADER_GROUP_COUNT)
     here = (offset - layout.TABLE_OFFSET) // layout.GROUP_BYTES
-    # Of the other groups that it would be looked for in, one may be this one, by chance.
+    # By chance, one of the key's other groups may be this one.
     others = (tag ^ 1 << bit for bit in range(63, 40, -1))
     vandal.write(offset, next(other for other in others if here not in groups_of(other, groups)))
 
@@ -282,7 +282,7 @@ def mark_elsewhere(vandal: Vandal) -> None:
 
 def mark_beyond_the_total(vandal: Vandal) -> None:
     _, words = vandal.extent_cell(BUCKETS, layout.KIND_COUNT)
-    # Bucket 0 has 0 for a mark; in a segment with a manual clock that is long ago.
+    # Bucket 0 has the mark 0, which lies in the past of a segment with a manual clock.
     for i in range(6):
         vandal.write(words + 8 * i, vandal.read(words + 8 * i) + 1000 * (i == 0 or vandal.read(words + 8 * i) != 0))
 
@@ -352,7 +352,7 @@ DAMAGES: list[tuple[Callable[[Vandal], None], str]] = [
 ]
 
 
-def test_what_was_used_is_sound(used: str) -> None:
+def test_used_segment_is_sound(used: str) -> None:
     report = verify(used)
     assert report.findings == ()
     assert [(part.name, part.algorithm) for part in report.parts] == [
@@ -367,7 +367,7 @@ def test_what_was_used_is_sound(used: str) -> None:
     assert report.parts[4].held > KEYS
 
 
-def test_it_counts_what_there_is(used: str, name: str) -> None:
+def test_report_counts_cells_and_keys(used: str, name: str) -> None:
     cells = read_cells(path_of(used))
     report = verify(used)
     table = cells[: sum(report.cells.values())]
@@ -380,18 +380,18 @@ def test_it_counts_what_there_is(used: str, name: str) -> None:
     assert report.parts[2].cells["blocked"] == 13
 
 
-@pytest.mark.parametrize(("damage", "told"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
-def test_damage_is_found(used: str, damage: Callable[[Vandal], None], told: str) -> None:
+@pytest.mark.parametrize(("damage", "expected"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
+def test_damage_is_found(used: str, damage: Callable[[Vandal], None], expected: str) -> None:
     damage(Vandal(used))
     report = verify(used)
     assert not report.sound
-    assert any(told in str(finding) for finding in report.damage), report.damage
+    assert any(expected in str(finding) for finding in report.damage), report.damage
 
 
-def test_it_changes_nothing_and_needs_no_right_to(used: str) -> None:
+def test_verify_changes_nothing_and_needs_no_write_permission(used: str) -> None:
     path = Path(path_of(used))
     before = path.stat()
-    # A manual clock stands still, the other one is not in the file.
+    # Only segments with a manual clock store their time; it stands still.
     content = path.read_bytes()
     path.chmod(0o400)
     assert verify(used).sound
@@ -400,30 +400,30 @@ def test_it_changes_nothing_and_needs_no_right_to(used: str) -> None:
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
 
 
-def test_a_name_or_a_path(used: str, tmp_path: Path) -> None:
+def test_verify_accepts_a_name_or_a_path(used: str, tmp_path: Path) -> None:
     assert verify(used) == verify(path_of(used)) == verify(Path(path_of(used)))
     with Store("x", keys=1, path=tmp_path / "limits"):
         assert verify(tmp_path / "limits").path == str(tmp_path / "limits")
 
 
-def test_it_tells_how_far_it_is(used: str) -> None:
-    told: list[tuple[int, int]] = []
-    verify(used, progress=lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    (total,) = {total for _, total in told}
-    assert total - told[-1][0] < layout.TABLE_OFFSET + layout.GROUP_BYTES
+def test_verify_reports_its_progress(used: str) -> None:
+    calls: list[tuple[int, int]] = []
+    verify(used, progress=lambda done, total: calls.append((done, total)))
+    assert calls == sorted(calls)
+    (total,) = {total for _, total in calls}
+    assert total - calls[-1][0] < layout.TABLE_OFFSET + layout.GROUP_BYTES
 
 
-# What can't be read.
+# Files that can't be read.
 
 
-def test_nothing_there_is_an_error_and_stays_so(name: str) -> None:
+def test_missing_segment_is_an_error_and_stays_missing(name: str) -> None:
     with pytest.raises(SegmentError, match="no such file"):
         verify(name)
     assert not Path(path_of(name)).exists()
 
 
-def test_a_name_that_is_none() -> None:
+def test_invalid_name_is_refused() -> None:
     with pytest.raises(ValueError, match="a store's name is"):
         verify("a b")
 
@@ -442,14 +442,14 @@ def damaged_header(used: str, offset: int, value: int) -> None:
         (layout.HEADER_CHECKSUM, layout.STATE_CREATING << 32, SegmentBusy),
     ],
 )
-def test_a_header_that_cannot_be_read_is_refused(used: str, offset: int, value: int, error: type[SegmentError]) -> None:
+def test_invalid_header_is_refused(used: str, offset: int, value: int, error: type[SegmentError]) -> None:
     damaged_header(used, offset, value)
     with pytest.raises(error):
         verify(used)
 
 
 @pytest.mark.parametrize("size", [0, 50, layout.HEADER_STATE + 4, 200, 5000])
-def test_a_short_file_is_refused(used: str, size: int, tmp_path: Path) -> None:
+def test_short_file_is_refused(used: str, size: int, tmp_path: Path) -> None:
     copy = tmp_path / "short"
     copy.write_bytes(Path(path_of(used)).read_bytes()[:size])
     with pytest.raises(SegmentError) as refused:
@@ -470,8 +470,8 @@ def test_links_directories_and_devices_are_refused(used: str, tmp_path: Path) ->
         verify(tmp_path / "pipe")
 
 
-def test_no_bytes_whatever_are_too_much(used: str) -> None:
-    """Damage everywhere behind the header: a report or a refusal, nothing else."""
+def test_verify_survives_arbitrary_bytes(used: str) -> None:
+    """Damage anywhere behind the header gives a report or a refusal, and nothing else."""
     draws = random.Random(3)
     path = Path(path_of(used))
     size = path.stat().st_size
@@ -488,10 +488,10 @@ def test_no_bytes_whatever_are_too_much(used: str) -> None:
     assert found == 60
 
 
-# What is sound though it doesn't look so.
+# Sound segments that look damaged.
 
 
-def test_a_claim_that_was_left_behind_is_a_note(name: str) -> None:
+def test_abandoned_claim_is_a_note(name: str) -> None:
     clock = ManualClock(1000)
     with Store(name, keys=100, clock=clock) as store:
         assert TokenBucket(store, "bucket", "1/hour").allow("key")
@@ -508,7 +508,7 @@ def test_a_claim_that_was_left_behind_is_a_note(name: str) -> None:
         assert verify(name).sound
 
 
-def test_a_ring_that_was_not_written_to_the_end_is_a_note(name: str) -> None:
+def test_unfinished_ring_is_a_note(name: str) -> None:
     with Store(name, keys=100, clock=ManualClock(1000)) as store:
         log = SlidingLog(store, "log", "5/hour", keys=1)
         assert log.hit("key", 3)
@@ -522,21 +522,21 @@ def test_a_ring_that_was_not_written_to_the_end_is_a_note(name: str) -> None:
 
 
 def leave(name: str, size: int, *words: int) -> None:
-    """As a killed maker of an extent would, behind everything else."""
+    """Append bytes, as a maker of an extent does that is killed."""
     with open(path_of(name), "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         os.posix_fallocate(file.fileno(), end, -end % layout.EXTENT_ALIGNMENT + size)
     Vandal(name).write(end + -end % layout.EXTENT_ALIGNMENT, *words)
 
 
-def test_bytes_that_are_in_no_list_are_a_note(name: str) -> None:
+def test_unlisted_bytes_are_a_note(name: str) -> None:
     with Store(name, keys=100) as store:
         end = os.stat(path_of(name)).st_size
         leave(name, 4096)
         (note,) = verify(name).findings
-        told = f"{os.stat(path_of(name)).st_size - end} bytes behind the table that are in no list, all zero"
-        assert (note.severity, note.where, note.found) == ("note", "the file", told)
-        # They are not used again: the next one is made behind them.
+        expected = f"{os.stat(path_of(name)).st_size - end} bytes behind the table that are in no list, all zero"
+        assert (note.severity, note.where, note.found) == ("note", "the file", expected)
+        # They are not reused: the next extent is made behind them.
         SlidingLog(store, "log", "5/hour", keys=3).allow("key")
         assert [finding.found for finding in verify(name).findings] == [
             f"{extents(path_of(name))[0]['offset'] - end} bytes behind the table that are in no list, all zero"
@@ -548,20 +548,20 @@ def test_bytes_that_are_in_no_list_are_a_note(name: str) -> None:
         assert verify(name).sound
 
 
-def test_what_only_aligns_the_next_extent_is_no_note(used: str) -> None:
+def test_alignment_of_the_next_extent_is_no_note(used: str) -> None:
     assert len(extents(path_of(used))) == 5
     assert verify(used).findings == ()
 
 
 @pytest.mark.parametrize("words", [(1,), (0, layout.KIND_BLOCKED), (0,) * 511 + (2**63,)])
-def test_what_nobody_can_have_left_there_is_damage(used: str, words: tuple[int, ...]) -> None:
+def test_bytes_that_no_process_can_have_left_are_damage(used: str, words: tuple[int, ...]) -> None:
     leave(used, 4096, *words)
     (finding,) = verify(used).findings
     assert finding.severity == "damage"
     assert "behind extent 4, limiter 'held by few' that are in no list" in finding.found
 
 
-def test_bytes_that_are_no_whole_word_are_looked_at(used: str) -> None:
+def test_trailing_bytes_below_a_word_are_checked(used: str) -> None:
     end = os.stat(path_of(used)).st_size
     for last, severity in ((b"\0", "note"), (b"\1", "damage")):
         with open(path_of(used), "r+b") as file:
@@ -573,7 +573,7 @@ def test_bytes_that_are_no_whole_word_are_looked_at(used: str) -> None:
 
 
 @pytest.mark.parametrize("rate", ["3 per 7919.123 seconds", "3 per 0.007919 ms", "3 per 9.7 years"])
-def test_the_words_of_any_period_are_checked(name: str, rate: str) -> None:
+def test_records_of_every_period_are_checked(name: str, rate: str) -> None:
     with Store(name, keys=100, clock=ManualClock(1000)) as store:
         assert BucketedWindow(store, "buckets", rate, 2, keys=5).allow("key")
         assert SlidingLog(store, "log", rate, keys=5).allow("key")
@@ -585,18 +585,18 @@ def test_the_words_of_any_period_are_checked(name: str, rate: str) -> None:
         assert verify(name).damage[0].where.endswith("of extent 1, limiter 'log'")
 
 
-# What an extent is for.
+# The list of extents.
 
 
 def put(vandal: Vandal, field: str, value: int, number: int = LARGER_LOG) -> None:
-    """Into an extent's entry."""
+    """Write to a field of an extent's entry."""
     entry = layout.EXTENT_ENTRY.pack(*{**vandal.extents[number], field: value}.values())
     words = struct.unpack("<8Q", entry)
     vandal.write(layout.EXTENTS_OFFSET + number * layout.EXTENT_ENTRY.size, *words)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "expected"),
     [
         ("identity", 12345, "found identity 0x3039, expected that of limiter 'larger log' and algorithm 1"),
         ("limiter", 0, "expected that of limiter 'bucket' and algorithm 1"),
@@ -615,15 +615,15 @@ def put(vandal: Vandal, field: str, value: int, number: int = LARGER_LOG) -> Non
         ("keys", 61, "bytes for 61 keys"),
     ],
 )
-def test_an_entry_that_is_damaged(used: str, field: str, value: int, told: str) -> None:
+def test_damaged_entry_is_found(used: str, field: str, value: int, expected: str) -> None:
     vandal = Vandal(used)
     put(vandal, field, value)
     report = verify(used)
     assert len(report.damage) == 1
     assert str(report.damage[0]).startswith(f"damage: extent {LARGER_LOG}: found")
-    assert told in str(report.damage[0])
+    assert expected in str(report.damage[0])
     if field not in ("words_per_cell", "keys"):
-        # Its cells are looked at all the same.
+        # Its cells are checked nevertheless.
         assert report.parts[1 + LARGER_LOG].name == f"extent {LARGER_LOG}"
         assert report.parts[1 + LARGER_LOG].algorithm == ""
         assert report.parts[1 + LARGER_LOG].live_keys == KEYS
@@ -637,8 +637,9 @@ def unknown_kind_of_the_log(vandal: Vandal) -> None:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_numbers_that_no_limiter_has_are_not_used_even_with_the_right_identity(used: str, number: int) -> None:
-    """Whoever damages a segment may know its hash key. Some of these would lead out of the words, or divide by 0."""
+def test_impossible_parameters_are_not_used_even_with_a_valid_identity(used: str, number: int) -> None:
+    """A process that damages a segment may know its hash key. Some parameters would lead out of the records, or divide
+    by 0."""
     vandal = Vandal(used)
     key = (vandal.read(layout.HEADER_HASH_KEY), vandal.read(layout.HEADER_HASH_KEY + 8))
     whole = dict(vandal.extents[number])
@@ -650,14 +651,14 @@ def test_numbers_that_no_limiter_has_are_not_used_even_with_the_right_identity(u
             name = NAMES[whole["limiter"]].encode()
             put(vandal, "identity", keyed_hash(key, purpose.identity_text(name)), number)
             report = verify(used)
-            # Another limit of a bucketed window or another period of a log can be, but not with that content.
+            # Another limit of a bucketed window or another period of a log is valid, but not with that content.
             assert report.parts[number + 1].live_keys > 0
             if field != "period_ns":
                 assert [finding.where for finding in report.damage] == [f"extent {number}"], (field, value)
 
 
-def test_an_entry_that_was_not_finished_is_free(used: str) -> None:
-    """Its maker was killed before the identity: whatever else there is."""
+def test_unfinished_entry_is_free(used: str) -> None:
+    """Its maker was killed before it wrote the identity; the other fields don't matter."""
     draws = random.Random(5)
     vandal = Vandal(used)
     words = struct.unpack("<7Q", draws.randbytes(56))
@@ -670,7 +671,7 @@ def test_an_entry_that_was_not_finished_is_free(used: str) -> None:
     assert verify(used).parts[6].name == "next"
 
 
-def test_an_extent_that_is_made_meanwhile_is_looked_at(used: str) -> None:
+def test_extent_made_during_verification_is_checked(used: str) -> None:
     clock = ManualClock() if verify(used).clock == "manual" else "monotonic"
     with MappedSegment(used) as segment, Store(used, keys=1000, clock=clock) as store:  # type: ignore[arg-type]
         before = len(segment.memory)
@@ -681,7 +682,7 @@ def test_an_extent_that_is_made_meanwhile_is_looked_at(used: str) -> None:
         assert len(segment.memory) > before
 
 
-def test_a_segment_in_use_is_not_damage(crew: Crew, name: str) -> None:
+def test_segment_in_use_is_not_damage(crew: Crew, name: str) -> None:
     ticks = SharedNumbers(3)
 
     def work(place: int) -> None:
@@ -689,7 +690,7 @@ def test_a_segment_in_use_is_not_damage(crew: Crew, name: str) -> None:
         limiters = make_limiters(store)
         while True:
             if place == 0 and ticks[0] % 20 == 0 and ticks[0] < 1600:
-                # New limiters, and extents behind what was mapped.
+                # New limiters, with extents behind the mapping's end.
                 limiters.append(SlidingLog(store, f"log {ticks[0]}", "5/hour", keys=3))
             for limiter in limiters:
                 key = draws.randrange(200)

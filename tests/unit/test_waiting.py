@@ -1,4 +1,4 @@
-"""Waiting, against limiters of a few lines and a time that only sleeping moves. Real limiters are at the end."""
+"""Waiting, with minimal fake limiters and a time that only sleeping moves. Real limiters are at the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from forebay import (
 from forebay.testing import ManualClock
 
 DEADLINE_S: Final = 60.0
-"""Whatever takes longer hangs."""
+"""A wait that takes longer fails the test."""
 
 SECOND: Final = 1_000_000_000
 
@@ -43,14 +43,14 @@ SECOND: Final = 1_000_000_000
 def until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < end, "what the test waits for does not happen"
+        assert time.monotonic() < end, "the awaited condition does not come true"
         os.sched_yield()
 
 
 async def until_async(condition: Callable[[], object]) -> None:
     end = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < end, "what the test waits for does not happen"
+        assert time.monotonic() < end, "the awaited condition does not come true"
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.0005)
 
 
@@ -66,12 +66,12 @@ def lock_is_free() -> bool:
     return free
 
 
-def in_line() -> int:
+def queued() -> int:
     return sum(map(len, waiting._lines.values()))
 
 
 class Timeline:
-    """The time that `waiting` sees: sleeping moves it on at once, as soon as the gate is open."""
+    """The time that `waiting` sees: a sleep moves it on at once, as soon as the gate is open."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -79,9 +79,9 @@ class Timeline:
         self.gate = threading.Event()
         self.gate.set()
         self.interrupt: BaseException | None = None
-        """Raised by the next sleep."""
+        """The next sleep raises this."""
         self.part = 1.0
-        """How much of a sleep passes before it returns."""
+        """The share of a sleep that passes before it returns."""
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
@@ -101,19 +101,19 @@ class Timeline:
 
 
 class FakeReservation:
-    def __init__(self, limiter: FakeLimiter, who: object, allowed: bool, delay_ns: int) -> None:
-        self.limiter, self.who, self.allowed, self.delay_ns = limiter, who, allowed, delay_ns
+    def __init__(self, limiter: FakeLimiter, caller: object, allowed: bool, delay_ns: int) -> None:
+        self.limiter, self.caller, self.allowed, self.delay_ns = limiter, caller, allowed, delay_ns
         self.due_ns = limiter.store.timeline.now_ns + delay_ns
 
     def cancel(self) -> None:
         if self.limiter.store.closed:
             raise StoreClosed("closed")
         if self.allowed:
-            self.limiter.charged.remove(self.who)
+            self.limiter.charged.remove(self.caller)
 
 
 class FakeStore:
-    """The store's time, which need not begin where the host's does."""
+    """A store with the timeline's time, which may begin elsewhere than the host's."""
 
     manual_clock: ManualClock | None = None
 
@@ -128,21 +128,21 @@ class FakeStore:
 
 
 class FakeLimiter:
-    """Who asks is told by the cost."""
+    """Identifies its callers by the cost."""
 
     may_free_early = False
     name = "fake"
 
     def __init__(self, timeline: Timeline) -> None:
         self.store = FakeStore(timeline)
-        self.asked: list[object] = []
+        self.attempts: list[object] = []
         self.patience: list[float | None] = []
         self.charged: list[object] = []
 
     def reserve(self, key: object, cost: object, max_delay: float | None) -> FakeReservation:
         if self.store.closed:
             raise StoreClosed("closed")
-        self.asked.append(cost)
+        self.attempts.append(cost)
         self.patience.append(max_delay)
         allowed, delay_ns = self.decide(self.store.now_ns(), max_delay)
         if allowed:
@@ -151,11 +151,11 @@ class FakeLimiter:
 
     @abstractmethod
     def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
-        """Whether a request is allowed, and its delay in nanoseconds."""
+        """(whether the request is allowed, its delay in nanoseconds)."""
 
 
 class Booking(FakeLimiter):
-    """One a second, as far ahead as anybody likes."""
+    """One request a second, booked any time ahead."""
 
     next_ns = 0
 
@@ -168,7 +168,7 @@ class Booking(FakeLimiter):
 
 
 class Window(FakeLimiter):
-    """So many in each second."""
+    """`limit` requests in each second."""
 
     def __init__(self, timeline: Timeline, limit: int = 1) -> None:
         super().__init__(timeline)
@@ -187,7 +187,7 @@ class Window(FakeLimiter):
 
 
 class Slots(FakeLimiter):
-    """Free when somebody gives one back, else after half a minute."""
+    """A slot is free when another caller gives one back, and otherwise after half a minute."""
 
     may_free_early = True
 
@@ -218,7 +218,7 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left_in_line() -> Iterator[None]:
+def queue_ends_empty() -> Iterator[None]:
     assert waiting._lines == {}
     yield
     assert waiting._lines == {}
@@ -226,18 +226,18 @@ def nobody_is_left_in_line() -> Iterator[None]:
 
 @pytest.fixture(params=["sync", "async"])
 def wait(request: pytest.FixtureRequest) -> Callable[..., bool]:
-    """`wait`, and `wait_async` in a loop of its own, called in the same way."""
+    """`wait`, and `wait_async` in its own loop, with the same signature."""
 
-    def call(limiter: Any, who: object = "a", timeout: float | None = None, jitter: float = 0.0) -> bool:
+    def call(limiter: Any, caller: object = "a", timeout: float | None = None, jitter: float = 0.0) -> bool:
         if request.param == "sync":
-            return waiting.wait(limiter, "k", who, timeout, jitter)
-        return asyncio.run(waiting.wait_async(limiter, "k", who, timeout, jitter))
+            return waiting.wait(limiter, "k", caller, timeout, jitter)
+        return asyncio.run(waiting.wait_async(limiter, "k", caller, timeout, jitter))
 
     return call
 
 
 class Waiters:
-    """Calls of `wait` and `wait_async` that run at the same time; all tasks are in one other thread's loop."""
+    """Concurrent calls of `wait` in threads and of `wait_async` in the loop of one other thread."""
 
     def __init__(self, limiter: Any) -> None:
         self.limiter = limiter
@@ -248,27 +248,27 @@ class Waiters:
         self.runner = threading.Thread(target=self.loop.run_forever)
         self.runner.start()
 
-    def thread(self, who: object, timeout: float | None = None) -> None:
+    def thread(self, caller: object, timeout: float | None = None) -> None:
         def work() -> None:
-            self.results[who] = waiting.wait(self.limiter, "k", who, timeout, 0.0)
+            self.results[caller] = waiting.wait(self.limiter, "k", caller, timeout, 0.0)
 
         self.threads.append(threading.Thread(target=work))
         self.threads[-1].start()
 
-    def task(self, who: object, timeout: float | None = None) -> None:
+    def task(self, caller: object, timeout: float | None = None) -> None:
         async def work() -> None:
-            self.results[who] = await waiting.wait_async(self.limiter, "k", who, timeout, 0.0)
+            self.results[caller] = await waiting.wait_async(self.limiter, "k", caller, timeout, 0.0)
 
         async def start() -> None:
-            self.tasks[who] = asyncio.create_task(work())
+            self.tasks[caller] = asyncio.create_task(work())
 
         asyncio.run_coroutine_threadsafe(start(), self.loop).result(DEADLINE_S)
 
-    def cancel(self, who: object) -> None:
+    def cancel(self, caller: object) -> None:
         async def end() -> None:
-            self.tasks[who].cancel()
+            self.tasks[caller].cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self.tasks[who]
+                await self.tasks[caller]
 
         asyncio.run_coroutine_threadsafe(end(), self.loop).result(DEADLINE_S)
 
@@ -302,36 +302,36 @@ def make_waiters(timeline: Timeline) -> Iterator[Callable[[Any], Waiters]]:
             waiters.finish()
 
 
-# What is refused
+# Refused arguments
 
 
 @pytest.mark.parametrize("timeout", [-1, -1e-9, float("nan"), float("inf"), -float("inf"), "5", b"", [1]])
-def test_timeouts_that_are_none(timeline: Timeline, wait: Callable[..., bool], timeout: Any) -> None:
+def test_invalid_timeouts_are_refused(timeline: Timeline, wait: Callable[..., bool], timeout: Any) -> None:
     limiter = Booking(timeline)
     with pytest.raises(ValueError, match="timeout is None or a length of time of at least 0") as caught:
         wait(limiter, timeout=timeout)
     assert repr(timeout) in str(caught.value)
-    assert limiter.asked == []
+    assert limiter.attempts == []
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1, 1.0, 2, float("nan"), float("inf"), None, "0.1"])
-def test_jitters_that_are_none(timeline: Timeline, wait: Callable[..., bool], jitter: Any) -> None:
+def test_invalid_jitters_are_refused(timeline: Timeline, wait: Callable[..., bool], jitter: Any) -> None:
     limiter = Booking(timeline)
     with pytest.raises(ValueError, match="jitter is a number from 0 to below 1") as caught:
         wait(limiter, jitter=jitter)
     assert repr(jitter) in str(caught.value)
-    assert limiter.asked == []
+    assert limiter.attempts == []
 
 
 @pytest.mark.parametrize("timeout", ["2s", "2000 ms", 2, 2.0, timedelta(seconds=2)], ids=repr)
-def test_a_timeout_is_given_like_every_time(timeline: Timeline, wait: Callable[..., bool], timeout: Any) -> None:
+def test_timeout_takes_durations_of_every_form(timeline: Timeline, wait: Callable[..., bool], timeout: Any) -> None:
     limiter = Booking(timeline)
     assert wait(limiter, timeout=timeout)
     assert limiter.patience == [2.0]
 
 
 @pytest.mark.parametrize("timeout", [1e300, 10**400, sys.float_info.max])
-def test_a_timeout_may_be_longer_than_time_goes(timeline: Timeline, wait: Callable[..., bool], timeout: float) -> None:
+def test_timeout_may_exceed_the_clocks_range(timeline: Timeline, wait: Callable[..., bool], timeout: float) -> None:
     limiter = Booking(timeline)
     assert [wait(limiter, timeout=timeout) for _ in range(2)] == [True, True]
     assert limiter.patience == [None, None]
@@ -340,25 +340,25 @@ def test_a_timeout_may_be_longer_than_time_goes(timeline: Timeline, wait: Callab
 # Limiters that book ahead
 
 
-def test_a_booked_request_sleeps_until_it_is_due(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_booked_request_sleeps_until_it_is_due(timeline: Timeline, wait: Callable[..., bool]) -> None:
     limiter = Booking(timeline)
-    assert [wait(limiter, who) for who in "abc"] == [True, True, True]
+    assert [wait(limiter, caller) for caller in "abc"] == [True, True, True]
     assert timeline.sleeps == [1.0, 1.0]
     assert timeline.now_ns == 2 * SECOND
-    assert limiter.asked == limiter.charged == ["a", "b", "c"]
+    assert limiter.attempts == limiter.charged == ["a", "b", "c"]
 
 
-def test_a_sleep_that_ends_early_goes_on(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_sleep_that_ends_early_continues(timeline: Timeline, wait: Callable[..., bool]) -> None:
     limiter = Booking(timeline)
     wait(limiter, "a")
     timeline.part = 0.5
     assert wait(limiter, "b")
     assert timeline.sleeps[:3] == [1.0, 0.5, 0.25]
     assert timeline.now_ns == SECOND
-    assert limiter.asked == ["a", "b"]
+    assert limiter.attempts == ["a", "b"]
 
 
-def test_what_would_take_longer_than_the_timeout_is_not_booked(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_request_due_after_its_timeout_is_not_booked(timeline: Timeline, wait: Callable[..., bool]) -> None:
     limiter = Booking(timeline)
     limiter.next_ns = 3 * SECOND
     assert not wait(limiter, "a", timeout=2.999)
@@ -369,15 +369,15 @@ def test_what_would_take_longer_than_the_timeout_is_not_booked(timeline: Timelin
     assert timeline.now_ns == 3 * SECOND
 
 
-def test_a_timeout_of_nothing_allows_what_goes_at_once(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_timeout_of_0_allows_only_immediate_requests(timeline: Timeline, wait: Callable[..., bool]) -> None:
     for limiter in Booking(timeline), Window(timeline):
         assert [wait(limiter, timeout=0) for _ in range(3)] == [True, False, False]
         assert timeline.sleeps == []
 
 
-def test_a_full_queue_is_asked_again_when_it_has_room(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_full_queue_is_tried_again_when_it_has_room(timeline: Timeline, wait: Callable[..., bool]) -> None:
     class Queue(Booking):
-        """Two places; who finds none is told when there is one."""
+        """Two places; a denied caller learns when one is free."""
 
         def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
             if self.next_ns - now_ns > SECOND:
@@ -396,7 +396,7 @@ def test_a_full_queue_is_asked_again_when_it_has_room(timeline: Timeline, wait: 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), ValueError("a bug elsewhere"), GeneratorExit()])
 @pytest.mark.parametrize("make", [Booking, Window])
-def test_an_exception_in_the_sleep_gives_the_permits_back(
+def test_exception_during_the_sleep_gives_the_permits_back(
     timeline: Timeline, make: Callable[[Timeline], FakeLimiter], error: BaseException
 ) -> None:
     limiter = make(timeline)
@@ -408,7 +408,7 @@ def test_an_exception_in_the_sleep_gives_the_permits_back(
 
 
 @pytest.mark.parametrize("make", [Booking, Window])
-def test_a_cancelled_task_gives_the_permits_back(
+def test_cancelled_task_gives_its_permits_back(
     timeline: Timeline, make_waiters: Callable[[Any], Waiters], make: Callable[[Timeline], FakeLimiter]
 ) -> None:
     limiter = make(timeline)
@@ -423,7 +423,7 @@ def test_a_cancelled_task_gives_the_permits_back(
     assert waiters.results == {"a": True}
 
 
-def test_a_coroutine_that_is_dropped_gives_the_permits_back(timeline: Timeline) -> None:
+def test_dropped_coroutine_gives_its_permits_back(timeline: Timeline) -> None:
     limiter = Booking(timeline)
     limiter.next_ns = SECOND
     timeline.gate.clear()
@@ -439,7 +439,7 @@ def test_a_coroutine_that_is_dropped_gives_the_permits_back(timeline: Timeline) 
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError()])
-def test_a_store_closed_meanwhile_does_not_hide_why_a_wait_ended(timeline: Timeline, error: BaseException) -> None:
+def test_store_closed_during_a_wait_does_not_hide_the_waits_error(timeline: Timeline, error: BaseException) -> None:
     limiter = Booking(timeline)
     limiter.next_ns = SECOND
     timeline.interrupt = error
@@ -490,68 +490,68 @@ def test_w23_jitter_makes_a_sleep_longer_and_never_too_short(
     assert timeline.now_ns >= SECOND
 
 
-def test_jitter_by_real_chance_stays_within_its_bounds(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_random_jitter_stays_within_its_bounds(timeline: Timeline, wait: Callable[..., bool]) -> None:
     limiter = Booking(timeline)
     wait(limiter)
     for _ in range(200):
         limiter.next_ns = timeline.now_ns + SECOND
         assert wait(limiter, jitter=0.1)
     assert all(1.0 <= seconds <= 1.1 for seconds in timeline.sleeps)
-    # Those that wait for one moment are spread: there are no two that go together.
+    # Waiters for one moment are spread: no two go together.
     assert len(set(timeline.sleeps)) == 200
     assert min(timeline.sleeps) < 1.02 < 1.08 < max(timeline.sleeps)
 
 
-# The line
+# The queue of waiters
 
 
 @pytest.mark.parametrize("kinds", [["thread"], ["task"], ["thread", "task"], ["task", "task", "thread"]])
-def test_permits_go_to_those_who_wait_in_the_order_in_which_they_came(
+def test_waiters_get_permits_in_order_of_arrival(
     timeline: Timeline, make_waiters: Callable[[Any], Waiters], kinds: list[str]
 ) -> None:
     limiter = Window(timeline)
     limiter.fill()
     waiters = make_waiters(limiter)
     timeline.gate.clear()
-    for who in range(20):
-        getattr(waiters, kinds[who % len(kinds)])(who)
-        until(lambda wanted=who + 1: in_line() == wanted)
-    # Only the first has asked: nobody polls.
-    assert limiter.asked == [0]
+    for caller in range(20):
+        getattr(waiters, kinds[caller % len(kinds)])(caller)
+        until(lambda wanted=caller + 1: queued() == wanted)
+    # Only the first waiter has tried; the others don't poll.
+    assert limiter.attempts == [0]
     assert len(timeline.sleeps) == 1
     timeline.gate.set()
     waiters.finish()
     assert limiter.charged == list(range(20))
     assert waiters.results == dict.fromkeys(range(20), True)
-    # Each asked when its turn came and after its sleep, and not at all in between.
-    assert limiter.asked == [who for who in range(20) for _ in range(2)]
+    # Each waiter tries when it becomes the first and after its sleep, and not in between.
+    assert limiter.attempts == [caller for caller in range(20) for _ in range(2)]
     assert timeline.sleeps == [1.0] * 20
 
 
-def test_permits_that_are_free_together_go_out_together(
+def test_permits_that_are_free_together_are_granted_together(
     timeline: Timeline, make_waiters: Callable[[Any], Waiters]
 ) -> None:
     limiter = Window(timeline, limit=5)
     limiter.fill()
     waiters = make_waiters(limiter)
     timeline.gate.clear()
-    for who in range(20):
-        (waiters.thread if who % 2 else waiters.task)(who)
-        until(lambda wanted=who + 1: in_line() == wanted)
+    for caller in range(20):
+        (waiters.thread if caller % 2 else waiters.task)(caller)
+        until(lambda wanted=caller + 1: queued() == wanted)
     timeline.gate.set()
     waiters.finish()
     assert limiter.charged == list(range(20))
     assert timeline.sleeps == [1.0] * 4
 
 
-def test_loops_in_several_threads_share_a_line(timeline: Timeline, make_waiters: Callable[[Any], Waiters]) -> None:
+def test_loops_of_several_threads_share_a_queue(timeline: Timeline, make_waiters: Callable[[Any], Waiters]) -> None:
     limiter = Window(timeline)
     limiter.fill()
     several = [make_waiters(limiter) for _ in range(4)]
     timeline.gate.clear()
-    for who in range(20):
-        several[who % 4].task(who)
-        until(lambda wanted=who + 1: in_line() == wanted)
+    for caller in range(20):
+        several[caller % 4].task(caller)
+        until(lambda wanted=caller + 1: queued() == wanted)
     timeline.gate.set()
     for waiters in several:
         waiters.finish()
@@ -559,40 +559,40 @@ def test_loops_in_several_threads_share_a_line(timeline: Timeline, make_waiters:
 
 
 @pytest.mark.parametrize("kind", ["thread", "task"])
-def test_a_newcomer_does_not_overtake(timeline: Timeline, make_waiters: Callable[[Any], Waiters], kind: str) -> None:
+def test_newcomer_does_not_overtake(timeline: Timeline, make_waiters: Callable[[Any], Waiters], kind: str) -> None:
     limiter = Window(timeline)
     limiter.fill()
     waiters = make_waiters(limiter)
     timeline.gate.clear()
     getattr(waiters, kind)("first")
-    until(lambda: in_line() == 1)
-    # A permit is free before the first wakes up.
+    until(lambda: queued() == 1)
+    # A permit is free before the first waiter wakes up.
     timeline.now_ns = SECOND
     getattr(waiters, kind)("second")
-    until(lambda: in_line() == 2)
+    until(lambda: queued() == 2)
     getattr(waiters, kind)("in a hurry", timeout=0)
     until(lambda: "in a hurry" in waiters.results)
-    assert limiter.asked == ["first"]
+    assert limiter.attempts == ["first"]
     timeline.gate.set()
     waiters.finish()
     assert limiter.charged == ["first", "second"]
     assert not waiters.results["in a hurry"]
 
 
-def test_lines_are_for_one_key_of_one_limiter(timeline: Timeline) -> None:
+def test_queue_is_for_one_key_of_one_limiter(timeline: Timeline) -> None:
     limiter = Window(timeline)
     limiter.fill()
     timeline.gate.clear()
     first = threading.Thread(target=waiting.wait, args=(limiter, "k", "first", None, 0.0))
     first.start()
-    until(lambda: in_line() == 1)
+    until(lambda: queued() == 1)
     other_name, other_store = Window(timeline), Window(timeline)
     other_name.store, other_name.name = limiter.store, "other"
     for other, key in (limiter, b"k"), (limiter, "l"), (limiter, ["k"]), (other_name, "k"), (other_store, "k"):
         with contextlib.suppress(KeyError):
             other.counts.pop(0)
         assert waiting.wait(other, key, "other", 0, 0.0)  # type: ignore[arg-type]
-    # Another object of the same name is the same limit.
+    # Another object with the same name is the same limit.
     same = Window(timeline)
     same.store = limiter.store
     assert not waiting.wait(same, "k", "same", 0, 0.0)  # type: ignore[arg-type]
@@ -601,15 +601,15 @@ def test_lines_are_for_one_key_of_one_limiter(timeline: Timeline) -> None:
     assert limiter.charged[-1] == "first"
 
 
-def test_a_list_of_keys_is_a_key(timeline: Timeline) -> None:
+def test_list_of_keys_is_a_key(timeline: Timeline) -> None:
     limiter = Window(timeline)
-    assert [waiting.wait(limiter, ["a", ("b", 1)], who, None, 0.0) for who in range(3)] == [True] * 3  # type: ignore[arg-type]
+    assert [waiting.wait(limiter, ["a", ("b", 1)], caller, None, 0.0) for caller in range(3)] == [True] * 3  # type: ignore[arg-type]
     assert timeline.sleeps == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("who", ["first", "second", "third"])
-def test_a_task_that_is_cancelled_in_line_lets_the_others_move_up(
-    timeline: Timeline, make_waiters: Callable[[Any], Waiters], who: str
+@pytest.mark.parametrize("caller", ["first", "second", "third"])
+def test_task_cancelled_in_the_queue_lets_the_others_move_up(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters], caller: str
 ) -> None:
     limiter = Window(timeline)
     limiter.fill()
@@ -617,17 +617,17 @@ def test_a_task_that_is_cancelled_in_line_lets_the_others_move_up(
     timeline.gate.clear()
     for number, name in enumerate(["first", "second", "third"]):
         waiters.task(name)
-        until(lambda wanted=number + 1: in_line() == wanted)
+        until(lambda wanted=number + 1: queued() == wanted)
     waiters.thread("last")
-    until(lambda: in_line() == 4)
-    waiters.cancel(who)
-    assert in_line() == 3
+    until(lambda: queued() == 4)
+    waiters.cancel(caller)
+    assert queued() == 3
     timeline.gate.set()
     waiters.finish()
-    assert limiter.charged == [name for name in ["first", "second", "third", "last"] if name != who]
+    assert limiter.charged == [name for name in ["first", "second", "third", "last"] if name != caller]
 
 
-def test_a_thread_that_is_interrupted_in_line_lets_the_others_move_up(
+def test_thread_interrupted_in_the_queue_lets_the_others_move_up(
     timeline: Timeline, make_waiters: Callable[[Any], Waiters]
 ) -> None:
     limiter = Window(timeline)
@@ -644,9 +644,9 @@ def test_a_thread_that_is_interrupted_in_line_lets_the_others_move_up(
 
     first = threading.Thread(target=interrupted)
     first.start()
-    until(lambda: in_line() == 1)
+    until(lambda: queued() == 1)
     waiters.thread("second")
-    until(lambda: in_line() == 2)
+    until(lambda: queued() == 2)
     timeline.interrupt = KeyboardInterrupt()
     timeline.gate.set()
     first.join(DEADLINE_S)
@@ -655,25 +655,27 @@ def test_a_thread_that_is_interrupted_in_line_lets_the_others_move_up(
     assert limiter.charged == ["second"]
 
 
-def test_the_first_gives_up_as_soon_as_it_knows(timeline: Timeline, make_waiters: Callable[[Any], Waiters]) -> None:
+def test_first_waiter_gives_up_as_soon_as_its_timeout_is_certain(
+    timeline: Timeline, make_waiters: Callable[[Any], Waiters]
+) -> None:
     limiter = Window(timeline)
     limiter.fill()
     waiters = make_waiters(limiter)
     timeline.gate.clear()
     waiters.thread("first", timeout=1.5)
-    until(lambda: in_line() == 1)
+    until(lambda: queued() == 1)
     waiters.thread("second")
-    until(lambda: in_line() == 2)
-    # Another process takes the permit for which the first sleeps.
+    until(lambda: queued() == 2)
+    # Another process takes the permit for which the first waiter sleeps.
     limiter.counts[1] = 1
     timeline.gate.set()
     waiters.finish()
     assert waiters.results == {"first": False, "second": True}
-    assert limiter.asked == ["first", "first", "second", "second"]
+    assert limiter.attempts == ["first", "first", "second", "second"]
     assert limiter.charged == ["second"]
 
 
-def test_the_first_sleeps_again_if_another_process_was_faster(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_first_waiter_sleeps_again_if_another_process_was_faster(timeline: Timeline, wait: Callable[..., bool]) -> None:
     limiter = Window(timeline)
     limiter.counts = dict.fromkeys([0, 1, 2], 1)
     assert wait(limiter, timeout=3)
@@ -681,7 +683,7 @@ def test_the_first_sleeps_again_if_another_process_was_faster(timeline: Timeline
 
 
 @pytest.mark.parametrize("kind", ["thread", "task"])
-def test_who_stands_behind_waits_no_longer_than_its_deadline(
+def test_waiter_in_the_queue_waits_no_longer_than_its_timeout(
     timeline: Timeline, make_waiters: Callable[[Any], Waiters], kind: str
 ) -> None:
     limiter = Window(timeline)
@@ -689,26 +691,26 @@ def test_who_stands_behind_waits_no_longer_than_its_deadline(
     waiters = make_waiters(limiter)
     timeline.gate.clear()
     waiters.thread("first")
-    until(lambda: in_line() == 1)
-    # This one's sleep is a real one, and only its end is looked at.
+    until(lambda: queued() == 1)
+    # This waiter's sleep is a real one; the test checks only that it ends.
     getattr(waiters, kind)("second", timeout=0.001)
-    until(lambda: in_line() == 2 or timeline.now_ns)
+    until(lambda: queued() == 2 or timeline.now_ns)
     timeline.now_ns += SECOND // 500
     until(lambda: "second" in waiters.results)
-    assert in_line() == 1
+    assert queued() == 1
     timeline.gate.set()
     waiters.finish()
     assert waiters.results == {"first": True, "second": False}
     assert limiter.charged == ["first"]
 
 
-def test_a_task_whose_loop_was_closed_holds_nobody_up(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_task_of_a_closed_loop_blocks_no_other_waiter(timeline: Timeline, wait: Callable[..., bool]) -> None:
     limiter = Window(timeline)
     limiter.fill()
     timeline.gate.clear()
     loop = asyncio.new_event_loop()
     abandoned = loop.create_task(waiting.wait_async(limiter, "k", "abandoned", None, 0.0))  # type: ignore[arg-type]
-    loop.run_until_complete(until_async(lambda: in_line() == 1))
+    loop.run_until_complete(until_async(lambda: queued() == 1))
     loop.close()
     timeline.gate.set()
     limiter.counts.clear()
@@ -719,31 +721,31 @@ def test_a_task_whose_loop_was_closed_holds_nobody_up(timeline: Timeline, wait: 
     abandoned.get_coro().close()  # type: ignore[union-attr]
 
 
-def test_who_is_denied_while_others_join_goes_behind_them(
+def test_waiter_denied_while_others_join_goes_behind_them(
     timeline: Timeline, make_waiters: Callable[[Any], Waiters]
 ) -> None:
     class Slow(Window):
         def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
-            if self.asked == ["slow"]:
+            if self.attempts == ["slow"]:
                 self.fill()
                 waiters.thread("quick")
-                until(lambda: in_line() == 1)
+                until(lambda: queued() == 1)
             return super().decide(now_ns, max_delay)
 
     limiter = Slow(timeline)
     waiters = make_waiters(limiter)
     timeline.gate.clear()
     waiters.thread("slow")
-    until(lambda: in_line() == 2)
+    until(lambda: queued() == 2)
     timeline.gate.set()
     waiters.finish()
     assert limiter.charged == ["quick", "slow"]
-    # The slow one slept when its turn had come, and not before.
+    # The slow waiter slept when it had become the first, and not before.
     assert timeline.sleeps == [1.0, 1.0]
 
 
-def test_a_clock_that_is_frozen_does_not_prolong_a_sleep(timeline: Timeline, wait: Callable[..., bool]) -> None:
-    """Of a store that follows ``time.time``: sleep follows the host's clock."""
+def test_frozen_clock_does_not_prolong_a_sleep(timeline: Timeline, wait: Callable[..., bool]) -> None:
+    """The store follows ``time.time``, the sleep the host's clock."""
     limiter = Booking(timeline)
     limiter.next_ns = SECOND
     limiter.store.now_ns = lambda: 0  # type: ignore[method-assign]
@@ -751,7 +753,7 @@ def test_a_clock_that_is_frozen_does_not_prolong_a_sleep(timeline: Timeline, wai
     assert timeline.sleeps == [1.0]
 
 
-def test_no_sleep_is_longer_than_sleeps_can_be(timeline: Timeline) -> None:
+def test_sleep_is_never_longer_than_the_platform_allows(timeline: Timeline) -> None:
     limiter = Booking(timeline)
     limiter.next_ns = 10**10 * SECOND
     timeline.interrupt = KeyboardInterrupt()
@@ -760,7 +762,7 @@ def test_no_sleep_is_longer_than_sleeps_can_be(timeline: Timeline) -> None:
     assert timeline.sleeps == [86_400]
 
 
-def test_a_closed_store_ends_every_wait(timeline: Timeline) -> None:
+def test_closed_store_ends_every_wait(timeline: Timeline) -> None:
     for make in Booking, Window:
         limiter = make(timeline)
         limiter.reserve("k", "before", None)
@@ -777,7 +779,7 @@ def test_a_closed_store_ends_every_wait(timeline: Timeline) -> None:
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
-        until(lambda sleeping=sleeping: len(timeline.sleeps) - sleeping + max(in_line() - 1, 0) == 3)
+        until(lambda sleeping=sleeping: len(timeline.sleeps) - sleeping + max(queued() - 1, 0) == 3)
         limiter.store.closed = True
         timeline.gate.set()
         for thread in threads:
@@ -785,7 +787,7 @@ def test_a_closed_store_ends_every_wait(timeline: Timeline) -> None:
         assert len(errors) == 3
 
 
-def test_a_refusal_by_the_limiter_passes_through(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_error_of_the_limiter_reaches_the_caller(timeline: Timeline, wait: Callable[..., bool]) -> None:
     class Refusing(FakeLimiter):
         def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
             raise TypeError("not a key")
@@ -794,20 +796,20 @@ def test_a_refusal_by_the_limiter_passes_through(timeline: Timeline, wait: Calla
         wait(Refusing(timeline))
 
 
-def test_a_denial_without_a_time_is_no_busy_loop(timeline: Timeline, wait: Callable[..., bool]) -> None:
+def test_denial_without_a_time_causes_no_busy_loop(timeline: Timeline, wait: Callable[..., bool]) -> None:
     class Vague(FakeLimiter):
         def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
-            return len(self.asked) > 3, 0
+            return len(self.attempts) > 3, 0
 
     assert wait(Vague(timeline))
     assert timeline.sleeps == [0.001] * 3
 
 
-# Permits that come back early
+# Permits that are released early
 
 
 class Pauses:
-    """Records how long the events of `waiting` were waited for; `then` is what happens meanwhile."""
+    """Records how long `waiting` waits for its events, and calls `then` meanwhile."""
 
     def __init__(self, timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds: list[float | None] = []
@@ -825,7 +827,7 @@ class Pauses:
         monkeypatch.setattr(waiting, "threading", SimpleNamespace(Event=Event, RLock=threading.RLock))
 
 
-def test_a_slot_is_looked_for_at_growing_distances(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_is_polled_at_growing_intervals(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = Slots(timeline)
     pauses = Pauses(timeline, monkeypatch)
     assert not waiting.wait(limiter, "k", "a", 0.2, 0.0)  # type: ignore[arg-type]
@@ -840,7 +842,7 @@ def test_a_slot_is_looked_for_at_growing_distances(timeline: Timeline, monkeypat
     assert len(pauses.seconds) == 13
 
 
-def test_the_end_of_a_lease_comes_before_the_next_look(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_a_lease_precedes_the_next_poll(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lease(Slots):
         def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
             left_ns = SECOND // 400 - now_ns
@@ -851,14 +853,16 @@ def test_the_end_of_a_lease_comes_before_the_next_look(timeline: Timeline, monke
     assert pauses.seconds == pytest.approx([0.001, 0.0015])
 
 
-def test_the_looks_for_a_slot_have_jitter(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polls_for_a_slot_have_jitter(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = Pauses(timeline, monkeypatch)
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     assert not waiting.wait(Slots(timeline), "k", "a", 0.005, 0.5)  # type: ignore[arg-type]
     assert pauses.seconds == pytest.approx([0.0015, 0.003, 0.0005])
 
 
-def test_a_slot_given_back_in_this_process_wakes_the_first(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_released_in_this_process_wakes_the_first_waiter(
+    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limiter = Slots(timeline)
     pauses = Pauses(timeline, monkeypatch)
 
@@ -869,13 +873,13 @@ def test_a_slot_given_back_in_this_process_wakes_the_first(timeline: Timeline, m
 
     pauses.then = give_back
     assert waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
-    # Its pause had not ended: it was woken.
+    # Its pause had not ended: the release woke it.
     assert timeline.now_ns == 0
-    assert limiter.asked == ["a", "a"]
+    assert limiter.attempts == ["a", "a"]
     waiting.released(limiter, "k")  # type: ignore[arg-type]
 
 
-def test_who_was_woken_in_vain_pauses_again(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiter_woken_in_vain_pauses_again(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = Slots(timeline)
     pauses = Pauses(timeline, monkeypatch)
 
@@ -889,28 +893,28 @@ def test_who_was_woken_in_vain_pauses_again(timeline: Timeline, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kinds", [["thread"], ["task"], ["task", "thread"]])
-def test_slots_given_back_go_to_those_who_wait_in_their_order(
+def test_released_slots_go_to_waiters_in_order(
     timeline: Timeline, make_waiters: Callable[[Any], Waiters], kinds: list[str]
 ) -> None:
     limiter = Slots(timeline)
     waiters = make_waiters(limiter)
-    for who in range(20):
-        getattr(waiters, kinds[who % len(kinds)])(who)
-        until(lambda wanted=who + 1: in_line() == wanted)
+    for caller in range(20):
+        getattr(waiters, kinds[caller % len(kinds)])(caller)
+        until(lambda wanted=caller + 1: queued() == wanted)
     for given_back in range(20):
         limiter.free += 1
         waiting.released(limiter, "k")  # type: ignore[arg-type]
-        until(lambda wanted=19 - given_back: in_line() == wanted)
+        until(lambda wanted=19 - given_back: queued() == wanted)
     waiters.finish()
     assert limiter.charged == list(range(20))
-    assert set(limiter.asked[: limiter.asked.index(1)]) == {0}
+    assert set(limiter.attempts[: limiter.attempts.index(1)]) == {0}
 
 
 # Interrupts
 
 
-def test_an_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C at each moment in turn at which Python looks for it, but for the waits themselves."""
+def test_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at each moment at which Python checks for signals, one after the other, except in the waits themselves."""
 
     def booked() -> FakeLimiter:
         limiter = Booking(timeline)
@@ -927,7 +931,7 @@ def test_an_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatc
         timeline.gate.clear()
         first = threading.Thread(target=waiting.wait, args=(limiter, "k", "first", None, 0.0))
         first.start()
-        until(lambda: in_line() == 1)
+        until(lambda: queued() == 1)
 
         def let_it_go() -> None:
             timeline.gate.set()
@@ -964,9 +968,9 @@ def test_an_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatc
 
 @contextlib.contextmanager
 def interrupt_at(number: int, moments: list[str]) -> Iterator[None]:
-    """KeyboardInterrupt in `waiting` at the moment of that number, whose function is added to `moments`.
+    """Raises KeyboardInterrupt in `waiting` at the moment of that number; appends the moments' functions to `moments`.
 
-    Python looks for signals when a function begins and when a call of a C function has returned.
+    Python checks for signals when a function begins and when a call of a C function returns.
     """
     left = number
 
@@ -985,11 +989,11 @@ def interrupt_at(number: int, moments: list[str]) -> Iterator[None]:
         sys.setprofile(None)
 
 
-# The functions that others replace
+# Replaced functions
 
 
 def test_sleep_is_looked_up_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that who replaces ``time.sleep``, as gevent does, replaces it here too."""
+    """A library that replaces ``time.sleep``, as gevent does, replaces it here, too."""
     limiter = Booking(Timeline())
     limiter.next_ns = SECOND
 
@@ -1008,7 +1012,7 @@ def test_sleep_is_looked_up_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -
     assert limiter.charged == []
 
 
-# Real limiters, whose clock the waits move
+# Real limiters; waits move their clock
 
 
 LIMITERS: Final[dict[str, Callable[[Store], Any]]] = {
@@ -1028,7 +1032,7 @@ LIMITERS: Final[dict[str, Callable[[Store], Any]]] = {
 @pytest.fixture
 def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
-        raise AssertionError("with a manual clock nobody sleeps")
+        raise AssertionError("a wait by a manual clock must not sleep")
 
     async def sleep_async(seconds: float) -> None:
         assert seconds == 0
@@ -1044,7 +1048,7 @@ def limiter(request: pytest.FixtureRequest, clock: ManualClock, no_sleep: None) 
         yield LIMITERS[request.param](store)
 
 
-def ask(limiter: Any, kind: str, *arguments: Any, **options: Any) -> bool:
+def wait_by(limiter: Any, kind: str, *arguments: Any, **options: Any) -> bool:
     if kind == "sync":
         result = limiter.wait(*arguments, **options)
     else:
@@ -1058,12 +1062,12 @@ async def awaited(awaitable: Awaitable[bool]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_wait_moves_a_manual_clock_to_when_it_is_due(limiter: Any, clock: ManualClock, kind: str) -> None:
+def test_wait_moves_a_manual_clock_to_when_it_is_due(limiter: Any, clock: ManualClock, kind: str) -> None:
     times = []
     for _ in range(10):
-        assert ask(limiter, kind, "k")
+        assert wait_by(limiter, kind, "k")
         times.append(clock.now())
-    # The first goes at once, and one a second on the average, which a sliding window may round up.
+    # The first passes at once, then one a second on average, which a sliding window may round up.
     assert times[0] == 1000.0
     assert times == sorted(times)
     assert 1008.0 < times[-1] <= 1018.0
@@ -1071,33 +1075,33 @@ def test_a_wait_moves_a_manual_clock_to_when_it_is_due(limiter: Any, clock: Manu
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_wait_that_would_take_too_long_moves_and_charges_nothing(limiter: Any, clock: ManualClock, kind: str) -> None:
-    assert ask(limiter, kind, "k")
+def test_wait_beyond_its_timeout_moves_and_charges_nothing(limiter: Any, clock: ManualClock, kind: str) -> None:
+    assert wait_by(limiter, kind, "k")
     at = clock.now()
     delay_ns = limiter.reserve("k", 1, 0).delay_ns
     assert 0 < delay_ns <= 2 * SECOND
     state = limiter.peek("k").reset_after_ns
-    assert not ask(limiter, kind, "k", timeout=0)
-    assert not ask(limiter, kind, "k", timeout=(delay_ns - 1) / SECOND)
+    assert not wait_by(limiter, kind, "k", timeout=0)
+    assert not wait_by(limiter, kind, "k", timeout=(delay_ns - 1) / SECOND)
     assert clock.now() == at
     assert limiter.peek("k").reset_after_ns == state
-    assert ask(limiter, kind, "k", timeout=delay_ns / SECOND)
+    assert wait_by(limiter, kind, "k", timeout=delay_ns / SECOND)
     assert clock.now() == at + delay_ns / SECOND
 
 
-def test_a_departure_beyond_the_timeout_is_known_at_once_in_a_full_queue(clock: ManualClock, no_sleep: None) -> None:
+def test_departure_beyond_the_timeout_is_refused_at_once_in_a_full_queue(clock: ManualClock, no_sleep: None) -> None:
     with Store.private(keys=1, clock=clock) as store:
         queue = LeakyBucket(store, "api", "1/second", capacity=4)
         assert [queue.reserve("k").delay for _ in range(4)] == [0, 1, 2, 3]
         assert not queue.wait("k", timeout=3.999)
         assert clock.now() == 1000.0
-        # There is room after a second, and three are before it then.
+        # A place is free after a second, with three requests ahead.
         assert queue.wait("k", timeout=4)
         assert clock.now() == 1004.0
 
 
-def test_many_waiters_move_a_clock_one_after_the_other(limiter: Any, clock: ManualClock) -> None:
-    """Threads and tasks at once: all are served, and the clock never goes back."""
+def test_concurrent_waiters_move_a_clock_in_order(limiter: Any, clock: ManualClock) -> None:
+    """Threads and tasks at once: all get their permits, and the clock never goes back."""
     seen: list[int] = []
     move = clock.set_ns
 
@@ -1123,7 +1127,7 @@ def test_many_waiters_move_a_clock_one_after_the_other(limiter: Any, clock: Manu
     assert 1018.0 < clock.now() <= 1038.0
 
 
-def test_a_task_that_waits_in_a_loop_lets_others_run(limiter: Any) -> None:
+def test_waiting_task_lets_others_run(limiter: Any) -> None:
     async def work() -> None:
         while True:
             await limiter.wait_async("k")
@@ -1139,17 +1143,17 @@ def test_a_task_that_waits_in_a_loop_lets_others_run(limiter: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_jitter_moves_a_manual_clock_too(
+def test_jitter_moves_a_manual_clock(
     clock: ManualClock, no_sleep: None, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     with Store.private(keys=1, clock=clock) as store:
         limiter = SlidingLog(store, "api", "1/second", keys=8)
-        assert [ask(limiter, kind, "k", jitter=0.25) for _ in range(3)] == [True] * 3
+        assert [wait_by(limiter, kind, "k", jitter=0.25) for _ in range(3)] == [True] * 3
         assert clock.now() == 1002.5
 
 
-def test_slots_on_a_manual_clock_come_back_when_leases_end(timeline: Timeline, no_sleep: None) -> None:
+def test_slots_on_a_manual_clock_are_free_when_leases_end(timeline: Timeline, no_sleep: None) -> None:
     class Lease(Slots):
         def decide(self, now_ns: int, max_delay: float | None) -> tuple[bool, int]:
             return now_ns >= 30 * SECOND, 30 * SECOND - now_ns if now_ns < 30 * SECOND else 0
@@ -1169,21 +1173,21 @@ def test_slots_on_a_manual_clock_come_back_when_leases_end(timeline: Timeline, n
     assert clock.now() == 0
     assert waiting.wait(limiter, "k", "a", None, 0.0)  # type: ignore[arg-type]
     assert clock.now() == 30.0
-    assert limiter.asked == ["a", "a", "a"]
+    assert limiter.attempts == ["a", "a", "a"]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_can_never_be_allowed_is_no_reason_to_wait(limiter: Any, kind: str) -> None:
+def test_request_that_can_never_be_allowed_does_not_wait(limiter: Any, kind: str) -> None:
     with pytest.raises(CostExceedsLimit):
-        ask(limiter, kind, "k", 51)
+        wait_by(limiter, kind, "k", 51)
     with pytest.raises(InvalidKey):
-        ask(limiter, kind, 1.5)
+        wait_by(limiter, kind, 1.5)
     limiter.store.close()
     with pytest.raises(StoreClosed):
-        ask(limiter, kind, "k")
+        wait_by(limiter, kind, "k")
 
 
-def test_a_booking_that_slept_through_the_close_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_booking_whose_store_closes_during_its_sleep_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.private(keys=1) as store:
         limiter = TokenBucket(store, "api", "1/hour", burst=1)
         assert limiter.wait("k")
@@ -1194,7 +1198,7 @@ def test_a_booking_that_slept_through_the_close_of_its_store(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("clock", ["monotonic", ManualClock()])
-def test_a_wait_on_a_closed_store_names_the_limiter(clock: Any) -> None:
+def test_wait_on_a_closed_store_names_the_limiter(clock: Any) -> None:
     with Store.private(keys=1, clock=clock) as store:
         limiter = TokenBucket(store, "api", "1/hour", burst=1)
     with pytest.raises(StoreClosed, match="limiter 'api' was used after its store was closed"):
