@@ -1,7 +1,7 @@
 """The simulation that chose the probe set: ``python benchmarks/probe_simulation.py``.
 
 A key may live in any cell of its probe set. The larger that is, the rarer it is full, and the more lines a lookup may
-have to read. This plays the table's placement rule (``probe_set`` and ``choose_vacancy`` in core/table.pyx) at the
+have to read. This plays the table's placement rule (``probe_set``, ``choose_vacancy`` in core/table/table.pyx) at the
 advertised number of live keys under churn: a random key goes, a new one comes. It counts what decides between probe
 sets: how often an insertion finds no vacancy, how many keys are at home, how many lines finding a key reads.
 
@@ -24,7 +24,7 @@ from rich.table import Table
 CELLS_PER_LINE = 4
 BYTES_PER_LINE = 64
 KIND_BITS = 3
-# A key's hash, times these, gives the positions of its groups. The first three are those of core/table.pyx.
+# A key's hash, times these, gives the positions of its groups. The first three are those of core/table/table.pyx.
 MULTIPLIERS = (
     1,
     0x9E3779B97F4A7C15,

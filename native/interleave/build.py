@@ -44,12 +44,13 @@ def build(directory: Path) -> None:
     explorer = directory / "native" / "interleave"
     library = ["-shared", "-fPIC", "-o", str(core / "libforebay_explore.so"), str(explorer / "explore.c")]
     subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-Wall", "-Werror", *library], check=True)
+    rpath = "$ORIGIN:$ORIGIN/.."  # modules of core and of its folders
     flags = f"-O1 -DFOREBAY_EXPLORE -I{explorer} -I{explorer / 'include'}"
     subprocess.run(
         [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
         cwd=directory,
         env=os.environ
-        | {"CFLAGS": flags, "LDFLAGS": f"-L{core} -Wl,--no-as-needed -lforebay_explore -Wl,-rpath,$ORIGIN"},
+        | {"CFLAGS": flags, "LDFLAGS": f"-L{core} -Wl,--no-as-needed -lforebay_explore -Wl,-rpath,{rpath}"},
         check=True,
     )
     stamped.write_text(stamp.hexdigest())

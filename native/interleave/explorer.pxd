@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Draw
-from forebay.core.native cimport ForebayCell
+from forebay.core.table.native cimport ForebayCell
 
 
 cdef extern from "explore.h":

@@ -8,18 +8,18 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memset
 
+from forebay.core.algorithms.concurrency cimport Concurrency
+from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of
 from forebay.core.all_of cimport MOST, AllOf
 from forebay.core.batch cimport Batch
 from forebay.core.cell_limiter cimport CellLimiter
-from forebay.core.concurrency cimport Concurrency
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Ask, Draw
-from forebay.core.native cimport (
+from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
     cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
-from forebay.core.slots cimport Slots, free_slot, lease_of
-from forebay.core.table cimport ALLOWED, Events, Verdict, home_line
+from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line
 
 import itertools
 from dataclasses import dataclass

@@ -9,16 +9,16 @@ is one step, as Redis runs scripts one after the other.
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
-from forebay.core.counts cimport FRACTION_BITS, low_of, time_of
+from forebay.core.algorithms.counts cimport FRACTION_BITS, low_of, time_of
 from forebay.core.explorer cimport (
     EXPLORE_OPERATIONS, OTHER, YES, Operation, Program, explore_begin, explore_call, explore_clock, explore_end,
     explore_put_back, explore_set_clock, explore_share,
 )
 from forebay.core.leased cimport Permits, Terms
-from forebay.core.native cimport (
+from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_LINES_PER_GROUP, ForebayCell, load_acquire, store_release,
 )
-from forebay.core.table cimport ALLOWED, Events, Verdict, home_line, table_remove
+from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line, table_remove
 
 import itertools
 

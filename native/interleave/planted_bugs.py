@@ -12,14 +12,14 @@ from bug import Bug
 from planted_leased_bugs import LEASED_BUGS
 from planted_synced_bugs import SYNCED_BUGS
 
-TABLE = "src/forebay/core/table.pyx"
-TRY = "src/forebay/core/table.pxd"
-WINDOW = "src/forebay/core/window.pxd"
-LOG = "src/forebay/core/sliding_log.pyx"
-BUCKETS = "src/forebay/core/bucketed_window.pyx"
-SLOTS = "src/forebay/core/slots.pxd"
-GCRA = "src/forebay/core/gcra.pxd"
-CONCURRENCY = "src/forebay/core/concurrency.pyx"
+TABLE = "src/forebay/core/table/table.pyx"
+TRY = "src/forebay/core/table/table.pxd"
+WINDOW = "src/forebay/core/algorithms/window.pxd"
+LOG = "src/forebay/core/algorithms/sliding_log.pyx"
+BUCKETS = "src/forebay/core/algorithms/bucketed_window.pyx"
+SLOTS = "src/forebay/core/algorithms/slots.pxd"
+GCRA = "src/forebay/core/algorithms/gcra.pxd"
+CONCURRENCY = "src/forebay/core/algorithms/concurrency.pyx"
 
 BUGS = [
     Bug(
@@ -389,7 +389,7 @@ BUGS = [
 
 
 def plant(directory: Path) -> None:
-    native = directory / "src/forebay/core/native.pxd"
+    native = directory / "src/forebay/core/table/native.pxd"
     native.write_text(native.read_text() + '\n\ncdef extern from "explore.h" nogil:\n    int explore_planted\n')
     for number, bug in enumerate(BUGS, 1):
         path = directory / bug.file
@@ -397,7 +397,7 @@ def plant(directory: Path) -> None:
         if path.suffix in {".pyx", ".pxd"} and "cimport explore_planted" not in source:
             # Anywhere after the first cimport, which comes after the documentation.
             first = source.index("\nfrom libc")
-            source = source[:first] + "\nfrom forebay.core.native cimport explore_planted" + source[first:]
+            source = source[:first] + "\nfrom forebay.core.table.native cimport explore_planted" + source[first:]
         if source.count(bug.text) != 1:
             raise SystemExit(f"planted bug {bug.name!r}: {bug.file} has its text {source.count(bug.text)} times")
         path.write_text(source.replace(bug.text, bug.planted.replace("{here}", f"(explore_planted == {number})")))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bug import Bug
 
-SYNCED = "src/forebay/core/synced.pyx"
-BUCKET = "src/forebay/core/synced_bucket.pyx"
-WINDOW = "src/forebay/core/synced_window.pyx"
+SYNCED = "src/forebay/core/synced/limiter.pyx"
+BUCKET = "src/forebay/core/synced/token_bucket.pyx"
+WINDOW = "src/forebay/core/synced/window.pyx"
 
 SYNCED_BUGS = [
     Bug(

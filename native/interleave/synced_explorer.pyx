@@ -12,8 +12,8 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.explorer cimport (
     EXPLORE_OPERATIONS, OTHER, YES, Program, explore_begin, explore_call, explore_clock, explore_end, explore_share,
 )
-from forebay.core.native cimport ForebayCell
-from forebay.core.synced cimport LOOK_ONLY, WORDS_PER_CELL, SyncedLimiter
+from forebay.core.synced.limiter cimport LOOK_ONLY, WORDS_PER_CELL, SyncedLimiter
+from forebay.core.table.native cimport ForebayCell
 
 
 cdef enum:

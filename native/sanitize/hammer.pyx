@@ -7,11 +7,11 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of, take_any_slot, take_lapsed_slot
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Draw
-from forebay.core.native cimport ForebayCell, fetch_add_relaxed, load128_acquire, load_relaxed
-from forebay.core.slots cimport Slots, free_slot, lease_of, take_any_slot, take_lapsed_slot
-from forebay.core.table cimport (
+from forebay.core.table.native cimport ForebayCell, fetch_add_relaxed, load128_acquire, load_relaxed
+from forebay.core.table.table cimport (
     ALLOWED, LOST, Events, Outcome, Verdict, table_amend, table_count_live, table_decide, table_find, table_now,
     table_peek, table_remove, table_try,
 )

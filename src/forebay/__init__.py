@@ -1,16 +1,16 @@
 """Rate limits shared by all processes of a host, decided in nanoseconds over shared memory."""
 
 from forebay._version import __version__
+from forebay.core.algorithms.bucketed_window import BucketedWindow
+from forebay.core.algorithms.concurrency import Concurrency, Lease
+from forebay.core.algorithms.leaky_bucket import LeakyBucket
+from forebay.core.algorithms.min_interval import MinInterval
+from forebay.core.algorithms.sliding_log import SlidingLog
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.all_of import AllOf
-from forebay.core.bucketed_window import BucketedWindow
-from forebay.core.concurrency import Concurrency, Lease
 from forebay.core.decision import Decision
-from forebay.core.leaky_bucket import LeakyBucket
-from forebay.core.min_interval import MinInterval
 from forebay.core.reservation import Reservation
-from forebay.core.sliding_log import SlidingLog
-from forebay.core.token_bucket import TokenBucket
-from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import (
     ClockMismatch,
     CostExceedsLimit,

@@ -8,7 +8,7 @@ from forebay.errors import InvalidRate, shown
 from forebay.rate import Duration, as_delay_ns
 
 if TYPE_CHECKING:
-    from forebay.core.segment import Segment
+    from forebay.core.table.segment_view import Segment
 
 __all__ = ["ManualClock"]
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from forebay.core.concurrency import Concurrency, Lease
-    from forebay.core.keys import Key
+    from forebay.core.algorithms.concurrency import Concurrency, Lease
+    from forebay.core.table.keys import Key
     from forebay.rate import Duration
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from forebay.clock import ManualClock
-from forebay.core.segment import Segment, forks, next_generation
+from forebay.core.table.segment_view import Segment, forks, next_generation
 from forebay.errors import (
     DamagedSegment,
     InvalidLimiter,

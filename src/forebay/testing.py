@@ -98,7 +98,7 @@ def reset_store(store: Store) -> None:
     booked or held by then isn't any more. No process may be deciding meanwhile: for tests only. What is at Redis isn't
     reset: ``TypeError``.
     """
-    from forebay.core.segment import forks
+    from forebay.core.table.segment_view import forks
     from forebay.errors import StoreClosed
     from forebay.segment.extents import ExtentShape
     from forebay.store import Store

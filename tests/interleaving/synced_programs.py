@@ -13,8 +13,8 @@ from forebay.core.explorer import Done, Explored
 from forebay.core.synced_explorer import SyncedProgram
 
 from forebay import Store
-from forebay.core.synced_bucket import SyncedTokenBucket
-from forebay.core.synced_window import SyncedWindow
+from forebay.core.synced.token_bucket import SyncedTokenBucket
+from forebay.core.synced.window import SyncedWindow
 
 NS = 1_000_000_000
 SECOND_US = 1_000_000

@@ -50,8 +50,8 @@ def test_the_sdist_has_every_source_and_nothing_generated(sdist_names: list[str]
 
 
 def test_the_wheel_has_stubs_and_modules_and_no_sources_but_python(wheel_names: list[str]) -> None:
-    modules = {Path(name).stem for name in sources("*.pyx")}
-    assert {Path(name).name.split(".")[0] for name in wheel_names if name.endswith(".so")} == modules
+    modules = {str(Path(name).relative_to("src").with_suffix("")) for name in sources("*.pyx")}
+    assert {name.split(".")[0] for name in wheel_names if name.endswith(".so")} == modules
     stubs = {str(Path(name).relative_to("src").with_suffix(".pyi")) for name in sources("*.pyx")}
     assert stubs <= set(wheel_names)
     assert "forebay/py.typed" in wheel_names

@@ -29,7 +29,7 @@ from process_helpers import (
 
 import forebay.segment.extents
 from forebay import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket
-from forebay.core.segment import forks
+from forebay.core.table.segment_view import forks
 from forebay.errors import (
     DamagedSegment,
     ForebayError,

@@ -30,7 +30,7 @@ from process_helpers import (
 )
 
 from forebay import SlidingLog, Store, TokenBucket
-from forebay.core.segment import forks
+from forebay.core.table.segment_view import forks
 from forebay.errors import ClockMismatch, SegmentBusy, SegmentError, SegmentRemovedWarning, UntrustedSegment
 from forebay.segment import attachments, extents, host_clock, layout
 from forebay.segment import file as segment_file

@@ -19,20 +19,21 @@ def output_of(*command: str | Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def module(name: str) -> Path:
-    (found,) = [path for path in MODULES if path.name.split(".")[0] == name]
-    return found
+def name_of(path: Path) -> str:
+    """``core/limiter`` for the module ``forebay.core.limiter``."""
+    return str(path.relative_to(PACKAGE).with_name(path.name.split(".")[0]))
 
 
 def test_tests_run_against_an_installed_package() -> None:
     source = Path(__file__).parents[2] / "src"
     assert source not in PACKAGE.parents
     sources = (source / "forebay").rglob("*.pyx")
-    assert {path.name.split(".")[0] for path in MODULES} == {path.stem for path in sources}
+    expected = {str(path.relative_to(source / "forebay").with_suffix("")) for path in sources}
+    assert {name_of(path) for path in MODULES} == expected
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_module_calls_libatomic(path: Path) -> None:
     """The 16-byte operations of libatomic may take a lock of the process, which other processes don't share."""
     assert "libatomic" not in output_of("readelf", "--dynamic", "--wide", path)
@@ -45,15 +46,17 @@ def test_no_module_calls_libatomic(path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("bucketed_window", "cell_limiter", "concurrency", "leaky_bucket", "min_interval", "sliding_log", "table"),
-        *("token_bucket", "window"),
+        *("cell_limiter", "table/table"),
+        *("algorithms/bucketed_window", "algorithms/concurrency", "algorithms/leaky_bucket", "algorithms/min_interval"),
+        *("algorithms/sliding_log", "algorithms/token_bucket", "algorithms/window"),
     ],
 )
 def test_hot_modules_swap_cells_in_one_instruction(name: str) -> None:
-    assert CAS128 in " ".join(output_of("objdump", "--disassemble", "--no-show-raw-insn", module(name)).split())
+    (module,) = [path for path in MODULES if name_of(path) == f"core/{name}"]
+    assert CAS128 in " ".join(output_of("objdump", "--disassemble", "--no-show-raw-insn", module).split())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_module_exports_only_its_init_function(path: Path) -> None:
     defined = output_of("nm", "--dynamic", "--defined-only", path).split()[2::3]
     assert defined == [f"PyInit_{path.name.split('.')[0]}"]

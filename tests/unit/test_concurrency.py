@@ -340,7 +340,7 @@ def test_first_use_by_several_threads_loses_no_permit(waiting_store: Store, monk
                 made.set()
                 go_on.wait(60)
 
-    monkeypatch.setattr("forebay.core.concurrency.Owners", Slow)
+    monkeypatch.setattr("forebay.core.algorithms.concurrency.Owners", Slow)
     slow = threading.Thread(target=pair.allow, args=("k",))
     slow.start()
     assert made.wait(60)

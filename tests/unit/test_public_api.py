@@ -25,10 +25,10 @@ from forebay import (
     errors,
     testing,
 )
+from forebay.core.algorithms.gcra import GcraLimiter
+from forebay.core.algorithms.window import WindowLimiter
 from forebay.core.cell_limiter import CellLimiter
-from forebay.core.gcra import GcraLimiter
 from forebay.core.limiter import Limiter
-from forebay.core.window import WindowLimiter
 from forebay.testing import ManualClock
 
 LIMITERS: dict[str, Callable[[Store], Any]] = {

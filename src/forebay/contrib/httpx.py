@@ -18,8 +18,8 @@ from forebay.contrib import outbound
 from forebay.contrib.outbound import Options, Sending, WayOut, give_back
 
 if TYPE_CHECKING:
+    from forebay.core.algorithms.concurrency import Lease
     from forebay.core.all_of import AllOf
-    from forebay.core.concurrency import Lease
     from forebay.core.limiter import Limiter
 
 __all__ = ["AsyncLimitedTransport", "LimitedTransport", "WaitTimeout"]

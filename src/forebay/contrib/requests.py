@@ -21,8 +21,8 @@ from forebay.contrib.outbound import Options, WayOut, give_back
 if TYPE_CHECKING:
     from urllib3.util.retry import Retry
 
+    from forebay.core.algorithms.concurrency import Lease
     from forebay.core.all_of import AllOf
-    from forebay.core.concurrency import Lease
     from forebay.core.limiter import Limiter
 
 __all__ = ["LimitedAdapter", "WaitTimeout"]

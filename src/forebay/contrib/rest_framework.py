@@ -21,8 +21,8 @@ with Needs("rest-framework", __name__):
 
 from forebay.contrib.django import VISIT, DjangoRequest, setting
 from forebay.contrib.views import Visit
-from forebay.core.sliding_log import SlidingLog
-from forebay.core.window import SlidingWindow
+from forebay.core.algorithms.sliding_log import SlidingLog
+from forebay.core.algorithms.window import SlidingWindow
 from forebay.errors import InvalidKey, InvalidRate, StoreUnavailable, shown
 from forebay.rate import NS, Rate, as_rate
 from forebay.store import Store

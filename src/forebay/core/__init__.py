@@ -1,0 +1,22 @@
+"""The compiled core: decisions over a table that all processes of a host share.
+
+A call of ``TokenBucket.allow(key)`` passes these stages, in this order. All of them are inlined into ``allow``, up to
+the CAS; only an uncommon case calls a function.
+
+| stage | function | file |
+| --- | --- | --- |
+| entry: each limiter's own, with its decision function as a constant | ``allow`` | ``algorithms/token_bucket.pyx`` |
+| hash the key and add the kind: the tag | ``tag_of`` | ``cell_limiter.pxd`` |
+| | ``hash_key_of`` | ``table/keys.pxd`` |
+| after a fork or a close: attach the limiter to this process | ``check_bound`` | ``limiter.pxd`` |
+| fetch the key's home line, read the clock | ``home_line``, ``table_now`` | ``table/table.pxd`` |
+| find the tag in the home line | ``table_try`` | ``table/table.pxd`` |
+| decide: from state, time and request to the next state | ``gcra_take`` | ``algorithms/gcra.pxd`` |
+| one CAS if allowed, one 16-byte load if denied | ``table_try_cell`` | ``table/table.pxd`` |
+| uncommon: another line, a new key, a lost race | ``table_decide`` | ``table/table.pyx`` |
+| a new key: claim, scan, promote | ``insert``, ``scan`` | ``table/table.pyx`` |
+| count the outcome | ``count``, ``count_events`` | ``limiter.pxd``, ``limiter.pyx`` |
+
+``decide_by`` in ``cell_limiter.pxd`` calls the stages one after the other. ``table`` knows no limiter; ``algorithms``,
+``leased`` and ``synced`` give it decision functions. ``batch`` decides many keys in one call, ``all_of`` many limits.
+"""

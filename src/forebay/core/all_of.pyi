@@ -2,9 +2,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Self, TypeAlias, final, overload
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
 from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservation
+from forebay.core.table.keys import Key
 from forebay.errors import InvalidKey
 from forebay.rate import Duration
 from forebay.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter

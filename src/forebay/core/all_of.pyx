@@ -17,7 +17,7 @@ from forebay.core.cell_limiter cimport read_once, whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
 from forebay.core.limiter cimport Ask, Limiter, let_stores_make
 from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
-from forebay.core.table cimport table_now
+from forebay.core.table.table cimport table_now
 
 from forebay import waiting
 from forebay.core.limiter import bound_arguments

@@ -12,14 +12,14 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from forebay.core.counts cimport FRACTION_BITS, count_time, low_mask, low_of, time_of
-from forebay.core.native cimport (
+from forebay.core.algorithms.counts cimport FRACTION_BITS, count_time, low_mask, low_of, time_of
+from forebay.core.table.native cimport (
     FOREBAY_ALGORITHM_BUCKETED_WINDOW, FOREBAY_ALGORITHM_CONCURRENCY, FOREBAY_ALGORITHM_SYNCED_BUCKET,
     FOREBAY_ALGORITHM_SYNCED_WINDOW, FOREBAY_CELLS_PER_LINE, FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS,
     FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM, FOREBAY_KIND_COUNT, FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT,
     FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayHashKey, load_acquire, multiply_high, prefetch, siphash13,
 )
-from forebay.core.table cimport TIME_BITS
+from forebay.core.table.table cimport TIME_BITS
 
 from forebay.segment import layout
 from forebay.segment.process_identity import PID_BITS
@@ -398,7 +398,7 @@ cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) 
 
 
 cdef Found check_synced(const Words* words, bint is_window, const uint64_t* own) noexcept nogil:
-    """A synced limiter's, see synced.pyx. Each word by itself, as they change while a cell stays what it is."""
+    """A synced limiter's, see synced/limiter.pyx. Each word by itself, as they change while a cell stays what it is."""
     cdef uint64_t seal = load_acquire(&own[SEAL])
     cdef uint64_t birth = load_acquire(&own[BIRTH])
     cdef uint64_t last = load_acquire(&own[TOLD_UNTIL])

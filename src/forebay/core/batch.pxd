@@ -7,10 +7,10 @@ its home line; half way to the decision, find its cell there, or fetch the other
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
-from forebay.core.keys cimport hash_ascii_text
 from forebay.core.limiter cimport Draw, Record
-from forebay.core.native cimport ForebayCell, ForebayHashKey, prefetch
-from forebay.core.table cimport (
+from forebay.core.table.keys cimport hash_ascii_text
+from forebay.core.table.native cimport ForebayCell, ForebayHashKey, prefetch
+from forebay.core.table.table cimport (
     ALLOWED, DENIED, LOST, UNDECIDED, Decide, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
     prefetch_away, table_decide, table_now, table_peek, table_try_cell,
 )

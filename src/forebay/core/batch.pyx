@@ -5,9 +5,9 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
-from forebay.core.keys cimport hash_ascii_text, hash_key_of, is_ascii_text
-from forebay.core.native cimport list_items, prefetch, show_to_collector
-from forebay.core.table cimport fingerprint_of
+from forebay.core.table.keys cimport hash_ascii_text, hash_key_of, is_ascii_text
+from forebay.core.table.native cimport list_items, prefetch, show_to_collector
+from forebay.core.table.table cimport fingerprint_of
 
 
 cdef enum:

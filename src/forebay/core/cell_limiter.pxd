@@ -4,10 +4,10 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.batch cimport Batch
 from forebay.core.decision cimport Decision
-from forebay.core.keys cimport hash_key_of
 from forebay.core.limiter cimport Draw, Limiter, Record, Shape
-from forebay.core.native cimport prefetch
-from forebay.core.table cimport (
+from forebay.core.table.keys cimport hash_key_of
+from forebay.core.table.native cimport prefetch
+from forebay.core.table.table cimport (
     ALLOWED, LOST, UNDECIDED, Decide, Events, Outcome, Verdict, fingerprint_of, home_line, table_decide, table_now,
     table_try,
 )

@@ -3,9 +3,9 @@ from collections.abc import Iterable
 from typing_extensions import disjoint_base
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
 from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservation
+from forebay.core.table.keys import Key
 from forebay.rate import Duration, Rate
 
 @disjoint_base

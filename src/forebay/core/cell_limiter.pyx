@@ -14,13 +14,13 @@ from libc.string cimport memset
 
 from forebay.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
 from forebay.core.decision cimport NO_ROOM, Decision
-from forebay.core.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.limiter cimport Ask, Draw, Limiter, Shape
 from forebay.core.reservation cimport delay_ns_of, new_reservation
-from forebay.core.native cimport (
+from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
+from forebay.core.table.native cimport (
     FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, hide_from_collector, list_items, load128_acquire, prefetch,
 )
-from forebay.core.table cimport (
+from forebay.core.table.table cimport (
     ALLOWED, DENIED, TIME_BITS, UNDECIDED, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of,
     home_line, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )

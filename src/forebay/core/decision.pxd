@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-from forebay.core.native cimport multiply_divide_down, multiply_divide_up
+from forebay.core.table.native cimport multiply_divide_down, multiply_divide_up
 
 
 # Never less than the duration.

@@ -2,8 +2,8 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Limiter
-from forebay.core.native cimport ForebayCell
-from forebay.core.table cimport UNDECIDED, Decide, Next, Outcome, Verdict
+from forebay.core.table.native cimport ForebayCell
+from forebay.core.table.table cimport UNDECIDED, Decide, Next, Outcome, Verdict
 
 
 # What a cell of permits means, and how long.

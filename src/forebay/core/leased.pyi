@@ -3,8 +3,8 @@ from typing import Any, Final, NoReturn
 from typing_extensions import disjoint_base
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
 from forebay.core.limiter import Limiter
+from forebay.core.table.keys import Key
 from forebay.rate import Rate
 from forebay.store import Store
 

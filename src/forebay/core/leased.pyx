@@ -89,13 +89,15 @@ fetch has. If the one that has waited is killed, or was served meanwhile, the ot
 cimport cython
 from libc.stdint cimport uint64_t
 
+from forebay.core.algorithms.counts cimport (
+    FRACTION_BITS, count_bits_for, count_state, count_time, low_mask, low_of, time_of,
+)
 from forebay.core.cell_limiter cimport whole_cost
-from forebay.core.counts cimport FRACTION_BITS, count_bits_for, count_state, count_time, low_mask, low_of, time_of
 from forebay.core.decision cimport Decision
-from forebay.core.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.limiter cimport Limiter
-from forebay.core.native cimport FOREBAY_KIND_COUNT, ForebayCell, load128_acquire, monotonic_ns, prefetch
-from forebay.core.table cimport (
+from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
+from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, load128_acquire, monotonic_ns, prefetch
+from forebay.core.table.table cimport (
     ALLOWED, DENIED, UNDECIDED, Decide, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
     table_amend, table_decide, table_find, table_now, table_remove, table_try,
 )

@@ -3,11 +3,11 @@
 from libc.stdint cimport uint64_t
 
 from forebay.core.decision cimport Decision
-from forebay.core.native cimport (
+from forebay.core.table.native cimport (
     ForebayCell, ForebayCounterLine, ForebayHashKey, fetch_add_relaxed, load_relaxed, store_relaxed,
 )
-from forebay.core.segment cimport Segment
-from forebay.core.table cimport Events, Table, Verdict
+from forebay.core.table.segment_view cimport Segment
+from forebay.core.table.table cimport Events, Table, Verdict
 
 
 # Let stores that aren't shared memory make limiters of a class in their own way.

@@ -3,7 +3,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import disjoint_base
 
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.rate import Duration
 from forebay.store import Store
 

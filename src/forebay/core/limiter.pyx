@@ -4,16 +4,16 @@ from cpython.object cimport PyObject, PyTypeObject, newfunc
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.type cimport PyType_Modified
 
-from forebay.core.keys cimport derive_key
-from forebay.core.segment cimport Segment
-from forebay.core.table cimport Events
+from forebay.core.table.keys cimport derive_key
+from forebay.core.table.segment_view cimport Segment
+from forebay.core.table.table cimport Events
 
 import inspect
 from functools import lru_cache
 
 from forebay import waiting
-from forebay.segment import layout
 from forebay.errors import StoreClosed, without_url
+from forebay.segment import layout
 
 
 @lru_cache  # as it takes longer than all else of making a limiter

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-from forebay.core.segment cimport Segment
+from forebay.core.table.segment_view cimport Segment
 
 
 cdef class Reservation:

@@ -8,7 +8,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from forebay.core.decision cimport seconds_up
-from forebay.core.segment cimport Segment
+from forebay.core.table.segment_view cimport Segment
 
 from inspect import Signature
 

@@ -28,12 +28,12 @@ from typing import Any, Final
 
 from limits.errors import ConfigurationError
 
-from forebay.core.bucketed_window import BucketedWindow
+from forebay.core.algorithms.bucketed_window import BucketedWindow
+from forebay.core.algorithms.sliding_log import SlidingLog
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.cell_limiter import CellLimiter
 from forebay.core.decision import Decision
-from forebay.core.sliding_log import SlidingLog
-from forebay.core.token_bucket import TokenBucket
-from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters, shown
 from forebay.limits.options import StorageOptions
 from forebay.rate import NS, Rate

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import NoReturn, ParamSpec, Self, TypeVar
 
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import LimitExceeded, NotAwaited
 from forebay.rate import Duration, Rate
 from forebay.redis.aio_limiters import AsyncRedisLimiter

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import StoreUnavailable
 from forebay.rate import Duration, Rate
 from forebay.redis.aio_waiting import wait

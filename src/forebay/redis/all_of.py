@@ -21,7 +21,7 @@ from redis.crc import key_slot
 
 from forebay.core.all_of import ambiguous_key
 from forebay.core.decision import Decision, _decision
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidKey
 from forebay.rate import Duration
 from forebay.redis.algorithms import Charge, Seen, delay_us

@@ -23,8 +23,8 @@ from redis.exceptions import (
     RedisError,
 )
 
+from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
-from forebay.core.concurrency import Concurrency
 from forebay.core.limiter import bound_arguments
 from forebay.errors import (
     ForebayError,

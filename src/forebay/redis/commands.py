@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidCost, InvalidKey, StoreUnavailable, shown
 from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, Seen, delay_us

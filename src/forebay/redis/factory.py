@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from forebay.core.bucketed_window import BucketedWindow
-from forebay.core.concurrency import Concurrency
-from forebay.core.leaky_bucket import LeakyBucket
+from forebay.core.algorithms.bucketed_window import BucketedWindow
+from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.leaky_bucket import LeakyBucket
+from forebay.core.algorithms.min_interval import MinInterval
+from forebay.core.algorithms.sliding_log import SlidingLog
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.limiter import bound_arguments
-from forebay.core.min_interval import MinInterval
-from forebay.core.sliding_log import SlidingLog
-from forebay.core.token_bucket import TokenBucket
-from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import InvalidLimiter, shown
 from forebay.redis import algorithms
 from forebay.redis.commands import LimiterSpec

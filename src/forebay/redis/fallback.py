@@ -16,15 +16,15 @@ from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final
 
+from forebay.core.algorithms.bucketed_window import BucketedWindow
+from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.leaky_bucket import LeakyBucket
+from forebay.core.algorithms.min_interval import MinInterval
+from forebay.core.algorithms.sliding_log import SlidingLog
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.all_of import AllOf
-from forebay.core.bucketed_window import BucketedWindow
-from forebay.core.concurrency import Concurrency
 from forebay.core.decision import Decision, _decision
-from forebay.core.leaky_bucket import LeakyBucket
-from forebay.core.min_interval import MinInterval
-from forebay.core.sliding_log import SlidingLog
-from forebay.core.token_bucket import TokenBucket
-from forebay.core.window import FixedWindow, SlidingWindow
 from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
 from forebay.rate import Duration, Rate, as_rate
 from forebay.redis.all_of import Admitted

@@ -37,7 +37,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, StoreUnavailable
 from forebay.rate import Rate
 from forebay.redis.algorithms import Algorithm, Charge, Concurrency, Seen

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import InvalidKey, shown
 
 __all__ = ["digest", "fingerprint", "plain"]

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from forebay import holding, waiting
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import LimitExceeded, StoreUnavailable
 from forebay.rate import Duration, Rate
 from forebay.redis.all_of import AllOfCommands, Costs, Keys

@@ -35,7 +35,7 @@ import warnings
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from forebay.core.segment import Extent, forks
+from forebay.core.table.segment_view import Extent, forks
 from forebay.errors import (
     DamagedSegment,
     InvalidLimiter,

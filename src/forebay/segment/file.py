@@ -49,7 +49,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Final
 
-from forebay.core.segment import use_huge_pages
+from forebay.core.table.segment_view import use_huge_pages
 from forebay.errors import (
     ClockMismatch,
     DamagedSegment,

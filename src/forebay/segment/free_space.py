@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from forebay.core.segment import is_in_memory
+from forebay.core.table.segment_view import is_in_memory
 
 __all__ = ["is_shortage", "refuse_what_does_not_fit", "shortage"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.core.algorithms.concurrency import words_for
 from forebay.core.audit import keyed_hash, look_at_unused
-from forebay.core.concurrency import words_for
 from forebay.rate import MAX_PERIOD_NS
 from forebay.segment import layout
 from forebay.segment.extents import ExtentEntry, Purpose
@@ -18,7 +18,7 @@ from forebay.verification.mapped_segment import MappedSegment
 
 __all__ = ["Extents", "KnownExtent"]
 
-# As in sliding_log.pyx, bucketed_window.pyx, concurrency.pyx and synced.pxd.
+# As in sliding_log.pyx, bucketed_window.pyx, concurrency.pyx and synced/limiter.pxd.
 MAX_LOG_LIMIT: Final = 2**23
 MAX_BUCKETS: Final = 2**16
 MAX_KEPT_BITS: Final = 32

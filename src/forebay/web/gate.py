@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from forebay.core.algorithms.bucketed_window import BucketedWindow
+from forebay.core.algorithms.concurrency import Concurrency, Lease
+from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.all_of import AllOf
-from forebay.core.bucketed_window import BucketedWindow
-from forebay.core.concurrency import Concurrency, Lease
 from forebay.core.decision import Decision
-from forebay.core.leaky_bucket import LeakyBucket
 from forebay.core.reservation import Reservation
 from forebay.errors import (
     CostExceedsLimit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from forebay.core.keys import Key
+from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, shown
 from forebay.web.functions import check_function, has_to_be_awaited
 from forebay.web.request import KeyFunction, Request

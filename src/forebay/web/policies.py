@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from forebay.core.concurrency import Concurrency
+from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.decision import Decision
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import Rate

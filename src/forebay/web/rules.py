@@ -9,8 +9,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
-from forebay.core.concurrency import Concurrency
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, shown
 from forebay.web.functions import (

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.core.limiter import Limiter
-from forebay.core.segment import forks
+from forebay.core.table.segment_view import forks
 from forebay.errors import CountsPerWorkerWarning, UnknownClientsWarning
 from forebay.web.client import UNIX_REMEDY, ClientAddress
 

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
 from forebay.core.leased import Permits
+from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidLimiter, StoreUnavailable
 from forebay.rate import Duration, Rate
 from forebay.redis.aio import AsyncRedisStore, nothing_more

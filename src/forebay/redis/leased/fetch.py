@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
 from forebay.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
+from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.redis.commands import Command, whole_cost
 from forebay.redis.leased.terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms

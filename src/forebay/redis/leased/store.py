@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 from forebay import waiting
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
 from forebay.core.leased import Permits
+from forebay.core.table.keys import Key
 from forebay.errors import (
     ForebayError,
     ForeignState,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeVar
 
-from forebay.core.keys import Key
-from forebay.core.token_bucket import TokenBucket
-from forebay.core.window import FixedWindow, SlidingWindow
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
+from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, Gcra, Seen, Window

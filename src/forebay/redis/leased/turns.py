@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.core.decision import Decision
-from forebay.core.keys import Key
 from forebay.core.leased import Permits
+from forebay.core.table.keys import Key
 from forebay.errors import ForebayError
 from forebay.redis.leased.fetch import late, patience_s
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Final
 
-from forebay.core.keys import Key
-from forebay.core.synced_bucket import SyncedTokenBucket
-from forebay.core.synced_window import SyncedWindow
+from forebay.core.synced.token_bucket import SyncedTokenBucket
+from forebay.core.synced.window import SyncedWindow
+from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, StoreClosed, StoreUnavailable
 from forebay.redis.base import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
 from forebay.redis.commands import Command, encode_args
@@ -35,7 +35,7 @@ def name_of(key: Key) -> bytes:
 
 
 class Exchange(ABC):
-    """Whatever is exchanged may be so again, later, or by several at once: see ``forebay.core.synced``."""
+    """Whatever is exchanged may be so again, later, or by several at once: see ``forebay.core.synced.limiter``."""
 
     main: ClassVar[str]
     """Of its script."""

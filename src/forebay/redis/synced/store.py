@@ -14,12 +14,12 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Self
 
+from forebay.core.algorithms.min_interval import MinInterval
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.limiter import bound_arguments
-from forebay.core.min_interval import MinInterval
-from forebay.core.synced_bucket import SyncedTokenBucket
-from forebay.core.synced_window import SyncedWindow
-from forebay.core.token_bucket import TokenBucket
-from forebay.core.window import FixedWindow, SlidingWindow
+from forebay.core.synced.token_bucket import SyncedTokenBucket
+from forebay.core.synced.window import SyncedWindow
 from forebay.errors import ForebayError, InvalidLimiter, StoreClosed, StoreUnavailable, shown, without_url
 from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Gcra, rate_us

@@ -66,10 +66,10 @@ from typing import Final, Literal
 
 from redis import exceptions
 
-from forebay.core.concurrency import Concurrency, Lease
-from forebay.core.min_interval import MinInterval
-from forebay.core.token_bucket import TokenBucket
-from forebay.core.window import FixedWindow
+from forebay.core.algorithms.concurrency import Concurrency, Lease
+from forebay.core.algorithms.min_interval import MinInterval
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow
 from forebay.errors import StoreUnavailable
 from forebay.rate import Rate
 from forebay.store import Store

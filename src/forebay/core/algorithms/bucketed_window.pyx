@@ -1,0 +1,389 @@
+"""Bucketed window: the sum of the newest sub-windows, decided by one CAS.
+
+State and marks
+---------------
+The cell's state (see counts.pxd) holds the bucket in which the key was last allowed something, told as the time at
+which that bucket leaves the window, and a *running total*, modulo ``2**low_bits``, of all permits so far. For each
+bucket in which the key was allowed something there is a *mark* in the words of its cell: the bucket's number and the
+running total at its beginning. What the window holds is the running total less the mark of the first bucket in it that
+has one.
+
+A request in a bucket that has no mark yet writes the mark, then CASes the state. If the CAS fails because the total
+has grown meanwhile, the mark is raised with it. Marks only ever grow, by CAS, to a later bucket or a larger total,
+and so does the total, which belongs to the cell: it goes on when a key's time has come and another key moves in.
+
+*Exact.* When a CAS moves the state into a bucket, the bucket's mark is the total that the CAS replaced: not less, for
+its own process had written that; not more, for any other had written an earlier total of the same cell. The CAS fails
+unless the state is the one that was judged; marks of past buckets only grow by permits given back; and a clock
+reading from before the state's bucket is taken for that bucket's (I-7). So every allowed request was judged by the
+window's sum.
+
+*Too small a mark is the safe side*: the sum is too large. That is all that a crash or a stall can leave: a mark for a
+bucket that the state never came to, of the total at some earlier time.
+
+*Giving back* raises marks, from the newest bucket's down: by what is given back, but the newest one at most to the
+total. So a window that holds the newest bucket holds that much less, and the marks never fall from one bucket to the
+next. Killed half-way: something is not given back to windows that reach further back.
+
+SYNC mark -> state: who reads a state by an acquire load sees the mark of its bucket. Its process had written that, by a
+CAS, before the CAS of the state released it; so had every process before it, for the buckets before.
+
+*A denial* reads marks after the state. It only holds if the state is still the same then, which the table looks at.
+
+*A stale clock.* The mark of a bucket takes the place of the mark of the one `buckets` before it, which may still be in
+the window of a process whose reading is older. That process sees it: a mark of a later bucket in a place of its window.
+Then now is that bucket (I-7).
+
+*A cell for another key.* Whoever finds nothing in the window, because the cell's time has come or another key moves in,
+raises all marks in the window to the total, and so begins with nothing.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from forebay.core.algorithms.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
+from forebay.core.cell_limiter cimport CellLimiter, allow_by
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Draw, Shape, let_stores_make
+from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire
+from forebay.core.table.segment_view cimport Extent
+from forebay.core.table.table cimport TIME_BITS, Next, Verdict, table_find, table_now
+
+from forebay.errors import InvalidLimiter, shown
+from forebay.rate import as_rate
+from forebay.segment import layout
+from forebay.segment.extents import ExtentShape, Purpose, open_extent
+
+
+cdef enum:
+    MAX_BUCKETS = 1 << 16
+    # The running total stays with the cell through an insertion, whose claim needs the other bits.
+    MAX_KEPT_BITS = 32
+    # Of memory, for as many keys as nobody has asked for otherwise.
+    DEFAULT_WORDS = 1 << 16
+
+
+# What a state says at a time.
+cdef struct Summed:
+    uint64_t bucket              # the number of the current one
+    uint64_t newest              # of the one in which the key was last allowed something
+    bint fresh                   # nothing in the window; then `newest` means nothing
+    uint64_t total               # running
+    uint64_t sum                 # of the window
+
+
+cdef inline uint64_t* marks_of(const Shape* shape, const ForebayCell* cell) noexcept nogil:
+    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+    return shape.words + min(<uint64_t>(cell - shape.cells), shape.last_cell) * shape.words_per_cell
+
+
+cdef inline uint64_t begin_ns(const Shape* shape, uint64_t bucket) noexcept nogil:
+    return bucket * shape.period_ns - shape.phase_ns
+
+
+cdef inline uint64_t bucket_of(const Shape* shape, uint64_t state) noexcept nogil:
+    """In which the last request of a state was allowed. Rounding up, by less than half a bucket, doesn't change it."""
+    return (time_of(state, shape.low_bits) + shape.phase_ns) // shape.period_ns - shape.buckets
+
+
+cdef inline uint64_t first_of(const Shape* shape, uint64_t bucket) noexcept nogil:
+    """The oldest bucket of the window that ends with this one."""
+    return bucket + 1 - shape.buckets if bucket + 1 > <uint64_t>shape.buckets else 0
+
+
+cdef inline uint64_t base_of(
+    const Shape* shape, uint64_t* marks, uint64_t first, uint64_t last, uint64_t total, uint64_t* later
+) noexcept nogil:
+    """The running total before bucket `first`; `total` if nothing was allowed from it to `last`.
+
+    If a bucket has lost its place to a later one, that is left in `later`, else 0.
+    """
+    cdef uint64_t bucket, mark
+    cdef uint64_t slot = first % shape.buckets
+    later[0] = 0
+    for bucket in range(first, last + 1):
+        # SYNC mark -> state
+        mark = load_acquire(&marks[slot])
+        if mark >> shape.low_bits == bucket:
+            return low_of(mark, shape.low_bits)
+        # One within the window but in a place that isn't its own is damage, like one at the end of time.
+        if first + shape.buckets <= mark >> shape.low_bits <= (<uint64_t>1 << TIME_BITS) // shape.period_ns:
+            later[0] = mark >> shape.low_bits
+            return total
+        slot = slot + 1 if slot + 1 < <uint64_t>shape.buckets else 0
+    return total
+
+
+cdef inline Summed summed(
+    const Shape* shape, const ForebayCell* cell, uint64_t state, uint64_t now_ns
+) noexcept nogil:
+    cdef Summed summed
+    cdef uint64_t leaves_ns = time_of(state, shape.low_bits)
+    cdef uint64_t later
+    summed.bucket = (now_ns + shape.phase_ns) // shape.period_ns
+    summed.total = low_of(state, shape.low_bits)
+    summed.fresh = cell == NULL or leaves_ns <= now_ns
+    summed.sum = 0
+    summed.newest = 0
+    if not summed.fresh:
+        summed.newest = bucket_of(shape, state)
+        summed.bucket = max(summed.bucket, summed.newest)
+        while True:
+            summed.sum = low_of(summed.total - base_of(
+                shape, marks_of(shape, cell), first_of(shape, summed.bucket), summed.newest, summed.total, &later,
+            ), shape.low_bits)
+            if later == 0:
+                break
+            summed.bucket = later
+        summed.fresh = summed.bucket >= summed.newest + shape.buckets
+    return summed
+
+
+cdef inline bint is_behind(const Shape* shape, uint64_t mark, uint64_t total) noexcept nogil:
+    """Whether a mark's total is less than this one. Totals that meet differ by less than half of what low_bits hold:
+    more than are allowed while a process is stopped."""
+    cdef uint64_t ahead = low_of(total - mark, shape.low_bits)
+    return ahead != 0 and ahead <= low_mask(shape.low_bits) >> 1
+
+
+cdef inline void raise_mark(
+    const Shape* shape, uint64_t* marks, uint64_t bucket, uint64_t total, bint new
+) noexcept nogil:
+    """See to it that the bucket's mark is at least `total`; if there is none, only if it may be `new`."""
+    cdef uint64_t* place = &marks[bucket % shape.buckets]
+    cdef uint64_t seen = load_acquire(place)
+    while (
+        is_behind(shape, seen, total) if seen >> shape.low_bits == bucket
+        else new and seen >> shape.low_bits < bucket
+    ) and not cas_acq_rel(place, seen, bucket << shape.low_bits | total):
+        seen = load_acquire(place)
+
+
+cdef void raise_marks(
+    const Shape* shape, uint64_t* marks, uint64_t first, uint64_t last, uint64_t total
+) noexcept nogil:
+    """To `total`, those of the buckets from `last` down to `first`."""
+    cdef uint64_t bucket = last + 1
+    while bucket > first:
+        bucket -= 1
+        raise_mark(shape, marks, bucket, total, False)
+
+
+cdef bint bucketed_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef Summed now = summed(shape, cell, state, now_ns)
+    if now.sum > draw.room:
+        return False
+    next.state = count_time(begin_ns(shape, now.bucket + shape.buckets), shape.low_bits) | low_of(
+        now.total + draw.amount, shape.low_bits)
+    return True
+
+
+cdef void bucketed_prepare(
+    ForebayCell* cell, uint64_t state, const Next* next, const void* parameters
+) noexcept nogil:
+    """The mark of a bucket that the next state is the first in."""
+    cdef const Shape* shape = (<const Draw*>parameters).shape
+    cdef uint64_t* marks = marks_of(shape, cell)
+    cdef uint64_t total = low_of(state, shape.low_bits)
+    cdef uint64_t bucket = bucket_of(shape, next.state)
+    if (state ^ next.state) & ~low_mask(shape.low_bits) == 0:
+        return
+    if time_of(state, shape.low_bits) == 0 or bucket >= bucket_of(shape, state) + shape.buckets:
+        raise_marks(shape, marks, first_of(shape, bucket), bucket, total)
+    # SYNC mark -> state
+    raise_mark(shape, marks, bucket, total, True)
+
+
+cdef bint bucketed_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """At most what the newest bucket holds; the state stays as it is."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef Summed now = summed(shape, cell, state, now_ns)
+    cdef uint64_t* marks = marks_of(shape, cell)
+    cdef uint64_t bucket, first, mark, raised, raised_newer, amount
+    cdef uint64_t ceiling = now.total            # of the mark
+    cdef uint64_t newer_bucket = 0
+    cdef uint64_t* newer = NULL                  # the mark that was raised before, of that bucket
+    cdef uint64_t* place
+    cdef ForebayCell seen
+    if now.fresh:
+        return False
+    if draw.charged_state != 0 and (draw.charged_state ^ state) & ~low_mask(shape.low_bits) != 0:
+        return False
+    first = first_of(shape, now.bucket)
+    bucket = now.newest + 1
+    amount = draw.amount
+    while bucket > first and amount != 0:
+        bucket -= 1
+        place = &marks[bucket % shape.buckets]
+        mark = load_acquire(place)
+        while mark >> shape.low_bits == bucket:
+            raised = low_of(mark + amount, shape.low_bits)
+            if bucket == now.newest:
+                # Read after the mark: others may have charged, and given back, since the first reading.
+                seen = load128_acquire(cell)
+                if seen.tag == tag and (seen.state ^ state) & ~low_mask(shape.low_bits) == 0:
+                    ceiling = low_of(seen.state, shape.low_bits)
+            elif newer != NULL:
+                # The marks never fall from one bucket to the next; and others may have raised the newer one further.
+                raised_newer = load_acquire(newer)
+                if raised_newer >> shape.low_bits == newer_bucket:
+                    ceiling = low_of(raised_newer, shape.low_bits)
+            if is_behind(shape, ceiling, raised):
+                raised = ceiling
+            if bucket == now.newest:
+                amount = low_of(raised - mark, shape.low_bits)
+            if not is_behind(shape, mark, raised) or cas_acq_rel(place, mark, bucket << shape.low_bits | raised):
+                ceiling = raised
+                newer = place
+                newer_bucket = bucket
+                break
+            mark = load_acquire(place)
+            if bucket == now.newest:
+                amount = draw.amount
+    return False
+
+
+@cython.final
+cdef class BucketedWindow(CellLimiter):
+    """At most as many permits as the rate allows, in the newest `buckets` sub-windows together.
+
+    ``BucketedWindow(store, "api", "500/hour", buckets=60)``. A request is counted for the bucket it falls in, a
+    period's `buckets`-th part (rounded up to the nanosecond) that begins at a multiple of its length by the wall
+    clock.
+
+    `keys` is how many keys can be live at once, that is, have a permit in the window; by default as many as half a
+    megabyte holds, but at least 64. Each takes 8 bytes for every bucket (and from 49 keys on a third
+    of that again, of some dozens up to two thirds, so that a key's place is found at once);
+    ``BucketedWindow.bytes_needed(buckets, keys=...)`` says how much that is altogether. It is taken when the limiter is
+    first made, behind the store's table, and kept until the store is unlinked.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
+    there is no room. Threads, processes, fork: see ``Limiter``.
+
+    A decision takes one CAS, and a second one for a bucket's first; a denied one writes nothing shared. It reads the
+    mark of the window's oldest bucket, and on to the first bucket in which the key was allowed something: at most
+    all. Guarantee: never more than the limit in `buckets` buckets that follow each other; so at most that in any span
+    of a period less one bucket, and at worst twice that in a whole period. A refund gives back at most what the
+    newest bucket holds. A limit is below 2**30; up to a quarter of a bucket's length in ns it is accepted, above half
+    of that refused.
+    """
+
+    cdef readonly object rate
+    cdef readonly int buckets
+    cdef Extent extent
+
+    def __cinit__(self, store, name, rate, buckets=60, *, keys=None):
+        self.rate = as_rate(rate)
+        if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= min(
+                MAX_BUCKETS, self.rate.period_ns):
+            raise InvalidLimiter(f"the buckets of limiter {name!r} are a whole number from 1 to 2**16, and none is "
+                                 f"shorter than 1 ns; not {shown(buckets)}")
+        shape = ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, name)
+        self.kind = FOREBAY_KIND_COUNT
+        self.take = bucketed_take
+        self.give_back = bucketed_give_back
+        self.buckets = self.shape.buckets = buckets
+        self.shape.words_per_cell = buckets
+        self.shape.limit = self.shape.rate_limit = self.rate.limit
+        self.shape.period_ns = -(-self.rate.period_ns // buckets)
+        self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
+        # As many as there can be: a process that was stopped tells an old total from a new one unless half of what
+        # these bits hold was allowed meanwhile. A quantum, 2**(low_bits - 2) ns, is at most half a bucket.
+        self.shape.low_bits = min(count_bits_for(self.shape.period_ns), <int>MAX_KEPT_BITS)
+        if count_bits_for(self.shape.limit) + 2 > self.shape.low_bits:
+            raise InvalidLimiter(
+                f"{self.rate} in {buckets} buckets: with buckets of {self.shape.period_ns} ns a limit can be at most "
+                f"{low_mask(max(self.shape.low_bits - 2, 0))}; take fewer buckets, or a token bucket")
+        encoding = b"bucketed %d %d %d" % (self.shape.period_ns, buckets, self.shape.low_bits)
+        self.extent = open_extent(store, name, Purpose(
+            algorithm=layout.ALGORITHM_BUCKETED_WINDOW, words_per_cell=buckets, low_bits=self.shape.low_bits, limit=0,
+            period_ns=self.shape.period_ns), shape.keys)
+        self.table = self.extent.table
+        self.table.prepare = bucketed_prepare
+        self.table.kept_bits = self.shape.low_bits
+        self.shape.cells = self.table.cells
+        self.shape.words = self.extent.words
+        self.shape.last_cell = self.extent.used_cells - 1
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(encoding)
+
+    @cython.binding(False)
+    def __init__(self, store, name, rate, buckets=60, *, keys=None):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    @staticmethod
+    def bytes_needed(buckets=60, *, keys=None):
+        """How many bytes a bucketed window of so many buckets and keys takes of its store's file system."""
+        return ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, "").bytes
+
+    def __repr__(self):
+        return f"<BucketedWindow {self.name!r} {self.rate}, buckets={self.buckets}, keys={self.keys}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        return allow_by(self, key, bucketed_take, NULL)
+
+    @property
+    def keys(self):
+        return self.extent.keys
+
+    cdef int forget(self, uint64_t tag) except -1:
+        cdef Summed now
+        cdef uint64_t state
+        cdef ForebayCell* cell = table_find(&self.table, tag, &state)
+        if cell != NULL:
+            now = summed(&self.shape, cell, state, table_now(&self.table))
+            if not now.fresh:
+                raise_marks(
+                    &self.shape, marks_of(&self.shape, cell), first_of(&self.shape, now.bucket), now.newest, now.total)
+        return 0
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef const Shape* shape = draw.shape
+        cdef Summed now = summed(shape, verdict.cell, verdict.state, verdict.now_ns)
+        if verdict.full:
+            # Allowed though the table is full: as if it had been counted.
+            now.sum = draw.amount
+            now.newest = now.bucket
+        decision.available = shape.limit - now.sum if now.sum < shape.limit else 0
+        if not decision.allowed:
+            decision.retry_after_ns = until_sum(shape, verdict, &now, draw.room)
+        if now.sum != 0:
+            decision.reset_after_ns = until_sum(shape, verdict, &now, 0)
+        return 0
+
+
+cdef uint64_t until_sum(const Shape* shape, const Verdict* verdict, const Summed* now, uint64_t most) noexcept:
+    """How long until the window's sum is at most `most`, if nothing else is allowed.
+
+    That is when the last bucket leaves at whose beginning the total was further behind than that.
+    """
+    cdef uint64_t bucket = now.newest + 1
+    cdef uint64_t first = first_of(shape, now.bucket)
+    cdef uint64_t mark
+    if verdict.cell == NULL:
+        return begin_ns(shape, now.newest + shape.buckets) - verdict.now_ns
+    while bucket > first:
+        bucket -= 1
+        mark = load_acquire(&marks_of(shape, verdict.cell)[bucket % shape.buckets])
+        if mark >> shape.low_bits == bucket and low_of(now.total - mark, shape.low_bits) > most:
+            return begin_ns(shape, bucket + shape.buckets) - verdict.now_ns
+    return 0
+
+
+def default_keys(buckets):
+    return max(64, DEFAULT_WORDS // buckets)
+
+
+let_stores_make(BucketedWindow)

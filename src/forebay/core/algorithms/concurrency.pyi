@@ -1,0 +1,156 @@
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar, final, overload
+
+from forebay.core.decision import Decision
+from forebay.core.limiter import Limiter
+from forebay.core.reservation import Reservation
+from forebay.core.table.keys import Key
+from forebay.errors import LimitExceeded
+from forebay.holding import Hold
+from forebay.rate import Duration
+from forebay.redis.aio import AsyncRedisStore
+from forebay.redis.aio_held import AsyncRedisConcurrency
+from forebay.redis.store import RedisConcurrency, RedisStore
+from forebay.store import Store
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+@final
+class Lease:
+    """Permits that are held. True when there are any.
+
+    Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
+    or with the process; it doesn't end when this object is garbage. ``full``: the store had no room for the key, and
+    its ``on_full`` has decided.
+    """
+    def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
+    @property
+    def allowed(self) -> bool: ...
+    @property
+    def full(self) -> bool: ...
+    def release(self) -> bool:
+        """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
+    def renew(self) -> bool:
+        """Let the lease begin anew. False if it has ended; then the permits may be somebody else's."""
+    def __bool__(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+def words_for(limit: int) -> int: ...
+def default_keys(limit: int) -> int: ...
+
+@final
+class Concurrency(Limiter):
+    """At most `limit` permits of a key held at one time.
+
+    ``Concurrency(store, "reports", 20)``, then one of
+
+    * ``with reports.hold("user:42", timeout=0.5):`` or ``async with``: waits for a permit, gives it back at the end of
+      the block, and raises ``LimitExceeded`` if there was none in time; the default is to wait for as long as it takes;
+    * ``lease = reports.acquire("user:42")``: at once or not at all; then ``lease.release()``, or ``with lease:``;
+    * ``@reports.limited("nightly")``: each call of the function holds a permit;
+    * ``allow``, ``hit``, ``wait`` and the other methods of every limiter: they take permits that ``refund`` gives back.
+
+    A permit comes back when it is given back, when the process that holds it has ended, however it ended, or at the
+    end of its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews it: ``lease.renew()``.
+
+    `keys` is how many keys can be live at once, that is, have been used in the last two leases; by default as many
+    as half a megabyte holds, but at least 64. Each takes 16 bytes for every permit and a bit (and from 49
+    keys on a third of that again, of some dozens up to two thirds); ``Concurrency.bytes_needed(limit, keys=...)`` says
+    how much that is altogether. It is taken when the limiter is first made, behind the store's table, and kept until
+    the store is unlinked.
+
+    Raises ``InvalidLimiter``, ``InvalidRate`` for a lease that is none, ``TooManyLimiters``, and
+    ``SegmentSpaceError`` with the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a
+    permit belongs to the process that took it, not to its children. Between pid namespaces (containers that share
+    ``/dev/shm``) an ended process is only noticed by the end of its leases; docs/operations.md has what else delays it.
+
+    Taking and giving back is O(1) in the usual case, two CASes each. Before they deny, ``allow`` and ``acquire`` look
+    at a bit for each slot, and every tenth of a millisecond at the slots; ``hit`` and ``peek`` look at all slots each
+    time, to say when. Guarantee: never more than `limit` permits held, over all processes.
+    """
+    @overload
+    def __new__(
+        cls, store: Store, name: str, limit: int, lease: Duration = "30s", *, keys: int | None = None
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: RedisStore,
+        name: str,
+        limit: int,
+        lease: Duration = "30s",
+        *,
+        keys: int | None = None,
+    ) -> RedisConcurrency: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: AsyncRedisStore,
+        name: str,
+        limit: int,
+        lease: Duration = "30s",
+        *,
+        keys: int | None = None,
+    ) -> AsyncRedisConcurrency: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def lease_ns(self) -> int: ...
+    @property
+    def keys(self) -> int: ...
+    @staticmethod
+    def bytes_needed(limit: int, *, keys: int | None = None) -> int:
+        """How many bytes a limiter of this limit and number of keys takes of its store's file system."""
+    def acquire(self, key: Key, cost: int = 1) -> Lease:
+        """Take `cost` permits of `key` if they are free now: a ``Lease``, which is true if they were.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        """
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> Hold:
+        """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
+
+        Entering raises ``LimitExceeded`` if they don't come free within `timeout`: text like ``"500 ms"``, seconds or
+        a ``timedelta``; None is for as long as it takes.
+        """
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
+    ) -> Callable[[_F], _F]:
+        """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
+
+        `key` is a key, or a callable that makes one of the call's arguments.
+        """
+    def _take_loose(self, key: Key, cost: int) -> Lease: ...
+    def exceeded(self, key: Key) -> LimitExceeded:
+        """The exception that says that there was no permit of `key` in time."""
+    def allow(self, key: Key, /) -> bool:
+        """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
+    def hit(self, key: Key, cost: int = 1) -> Decision:
+        """Take `cost` permits of `key` if they are free, and return the ``Decision``.
+
+        ``retry_after`` is the time until enough leases end if nobody gives anything back.
+        """
+    def peek(self, key: Key, cost: int = 1) -> Decision:
+        """What ``hit`` would decide now, without taking anything."""
+    def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
+        """A list of bools, one per key, decided in order: ``allow`` for each. `costs` is an iterable of as many."""
+    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Reservation:
+        """Take `cost` permits if they are free now: a ``Reservation`` with a delay of 0, whose ``cancel`` gives them
+        back.
+
+        Otherwise nothing is taken, and ``delay`` says when enough leases end if nobody gives anything back.
+        """
+    def refund(self, key: Key, cost: int = 1) -> None:
+        """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
+
+        If those are fewer, all of them.
+        """
+    def reset(self, key: Key) -> None:
+        """Take all permits of `key` away from whoever holds them."""

@@ -1,0 +1,689 @@
+"""Concurrency: a slot for each permit that is held.
+
+Slots, and the proof that no more than `limit` are held: slots.pxd.
+
+The cell itself holds the time at which the key may be forgotten. That is never before the last of its leases ends: it
+is moved on before a slot is taken. A process that is stopped between the two for so long that the key is forgotten
+takes a slot for a lease that has ended meanwhile: that is a free slot.
+
+An evicted key's slots are left to the key that comes to its cell: to empty them would be no safer, as a process of
+the new key may have taken some.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from forebay.core.algorithms.slots cimport (
+    Slots, free_bits, free_slot, is_free, lease_of, take_any_slot, take_lapsed_slot,
+)
+from forebay.core.cell_limiter cimport whole_cost
+from forebay.core.decision cimport NO_ROOM, Decision
+from forebay.core.limiter cimport Ask, Limiter, let_stores_make
+from forebay.core.reservation cimport delay_ns_of, new_reservation
+from forebay.core.table.native cimport (
+    ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
+)
+from forebay.core.table.table cimport (
+    ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, home_line, table_decide,
+    table_find, table_now, table_try,
+)
+
+from inspect import Signature
+
+from forebay import holding, waiting
+from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, shown
+from forebay.rate import as_period_ns
+from forebay.segment import layout
+from forebay.segment.extents import ExtentShape, Purpose, open_extent
+from forebay.segment.process_identity import Owners
+
+
+cdef enum:
+    MAX_LIMIT = 1 << 24
+    # Of memory, for as many keys as nobody has asked for otherwise.
+    DEFAULT_WORDS = 1 << 16
+    SWEEP_AT_LEAST = 1024
+    # So seldom, while denials follow each other, all slots are looked at and ended processes looked for.
+    WATCH_INTERVAL_NS = 100_000
+    LONGEST_WATCH_INTERVAL_NS = 10_000_000
+
+
+cdef bint touch(
+    ForebayCell* cell, uint64_t tag, uint64_t forget_ns, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """Not to be forgotten before a lease that begins now has ended. Further than that, so as to be rare."""
+    cdef uint64_t lease_ns = (<const uint64_t*>parameters)[0]
+    next.state = now_ns + 2 * lease_ns
+    return forget_ns < now_ns + lease_ns or forget_ns >> TIME_BITS != 0
+
+
+cdef int trim(list held, uint64_t now_ns) except -1:
+    """Take the leases that have ended off a list. The oldest come first."""
+    cdef int ended = 0
+    for _, end_ns in held:
+        if <uint64_t>end_ns > now_ns:
+            break
+        ended += 1
+    del held[:ended]
+    return 0
+
+
+@cython.final
+@cython.freelist(64)
+cdef class Lease:
+    """Permits that are held. True when there are any.
+
+    Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
+    or with the process; it doesn't end when this object is garbage. ``full``: the store had no room for the key, and
+    its ``on_full`` has decided.
+    """
+
+    __signature__ = Signature()  # of no compiled class does inspect find one by itself
+
+    def __init__(self):
+        raise TypeError("leases are made by limiters: use limiter.acquire(key)")
+
+    def release(self):
+        """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
+        cdef bint held = False
+        cdef Slots slots
+        self.released = True
+        if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
+            return False
+        slots = self.limiter.slots_of(self.cell)
+        held = free_slot(&slots, self.slot, self.held)
+        self.limiter.hints[(self.cell - self.limiter.table.cells) % HINTS] = self.slot
+        if self.more is not None:
+            for slot, end_ns in self.more:
+                held |= free_slot(&slots, slot, lease_of(self.held.tag, end_ns))
+        self.cell = NULL
+        waiting.released(self.limiter, self.key)
+        return held
+
+    def renew(self):
+        """Let the lease begin anew. False if it has ended; then the permits may be somebody else's."""
+        cdef Slots slots
+        cdef ForebayCell renewed
+        cdef Verdict verdict
+        cdef bint held
+        if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
+            return False
+        renewed = lease_of(self.held.tag, self.limiter.begin_lease(self.key, &verdict))
+        # That may have run Python code, in which another thread has released it.
+        if self.cell == NULL or verdict.cell != self.cell:
+            return False
+        slots = self.limiter.slots_of(self.cell)
+        if not cas128_acq_rel(&slots.slots[self.slot], self.held, renewed):
+            return False
+        held = True
+        if self.more is not None:
+            for i, (slot, end_ns) in enumerate(self.more):
+                if cas128_acq_rel(&slots.slots[<uint64_t>slot], lease_of(self.held.tag, end_ns), renewed):
+                    self.more[i] = slot, renewed.state
+                else:
+                    held = False
+        self.held = renewed
+        return held
+
+    def __bool__(self):
+        return self.allowed
+
+    @cython.nonecheck(True)
+    def __enter__(self):
+        if not self.allowed:
+            raise self.limiter.exceeded(self.key)
+        if self.released:
+            raise RuntimeError(f"{self!r} was released before: acquire another one")
+        return self
+
+    def __exit__(self, *error):
+        self.release()
+
+    async def __aenter__(self):
+        return self.__enter__()
+
+    async def __aexit__(self, *error):
+        self.release()
+
+    @cython.nonecheck(True)
+    def __repr__(self):
+        return f"<Lease of {self.limiter.name!r}: {'held' if self.cell != NULL else 'not held'}>"
+
+
+@cython.final
+cdef class Concurrency(Limiter):
+    """At most `limit` permits of a key held at one time.
+
+    ``Concurrency(store, "reports", 20)``, then one of
+
+    * ``with reports.hold("user:42", timeout=0.5):`` or ``async with``: waits for a permit, gives it back at the end of
+      the block, and raises ``LimitExceeded`` if there was none in time; the default is to wait for as long as it takes;
+    * ``lease = reports.acquire("user:42")``: at once or not at all; then ``lease.release()``, or ``with lease:``;
+    * ``@reports.limited("nightly")``: each call of the function holds a permit;
+    * ``allow``, ``hit``, ``wait`` and the other methods of every limiter: they take permits that ``refund`` gives back.
+
+    A permit comes back when it is given back, when the process that holds it has ended, however it ended, or at the
+    end of its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews it: ``lease.renew()``.
+
+    `keys` is how many keys can be live at once, that is, have been used in the last two leases; by default as many
+    as half a megabyte holds, but at least 64. Each takes 16 bytes for every permit and a bit (and from 49
+    keys on a third of that again, of some dozens up to two thirds); ``Concurrency.bytes_needed(limit, keys=...)`` says
+    how much that is altogether. It is taken when the limiter is first made, behind the store's table, and kept until
+    the store is unlinked.
+
+    Raises ``InvalidLimiter``, ``InvalidRate`` for a lease that is none, ``TooManyLimiters``, and
+    ``SegmentSpaceError`` with the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a
+    permit belongs to the process that took it, not to its children. Between pid namespaces (containers that share
+    ``/dev/shm``) an ended process is only noticed by the end of its leases; docs/operations.md has what else delays it.
+
+    Taking and giving back is O(1) in the usual case, two CASes each. Before they deny, ``allow`` and ``acquire`` look
+    at a bit for each slot, and every tenth of a millisecond at the slots; ``hit`` and ``peek`` look at all slots each
+    time, to say when. Guarantee: never more than `limit` permits held, over all processes.
+    """
+
+    may_free_early = True
+
+    def __cinit__(self, store, name, limit, lease="30s", *, keys=None):
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+            raise InvalidLimiter(f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {shown(limit)}")
+        self.limit = limit
+        self.lease_ns = as_period_ns(lease)
+        self.lease = self.lease_ns
+        self.bit_words = (self.limit + 127) // 128 * 2
+        self.words_per_cell = words_for(limit)
+        shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, self.words_per_cell, name)
+        encoding = b"concurrency %d" % self.limit
+        self.extent = open_extent(store, name, Purpose(
+            algorithm=layout.ALGORITHM_CONCURRENCY, words_per_cell=self.words_per_cell, low_bits=0, limit=limit,
+            period_ns=0), shape.keys)
+        self.table = self.extent.table
+        self.words = self.extent.words
+        self.last_cell = self.extent.used_cells - 1
+        self.loose = {}
+        self.my_forks = ~<uint64_t>0
+        self.enroll(encoding)
+
+    @cython.binding(False)
+    def __init__(self, store, name, limit, lease="30s", *, keys=None):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    @staticmethod
+    def bytes_needed(limit, *, keys=None):
+        """How many bytes a limiter of this limit and number of keys takes of its store's file system."""
+        return ExtentShape.checked(default_keys(limit) if keys is None else keys, words_for(limit), "").bytes
+
+    def __repr__(self):
+        return f"<Concurrency {self.name!r} {self.limit}, lease={self.lease_ns / 1e9:g}s, keys={self.keys}>"
+
+    @property
+    def keys(self):
+        return self.extent.keys
+
+    cdef Slots slots_of(self, const ForebayCell* cell) noexcept:
+        cdef Slots slots
+        # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+        slots.bits = self.words + min(<uint64_t>(cell - self.table.cells), self.last_cell) * self.words_per_cell
+        slots.slots = <ForebayCell*>(slots.bits + self.bit_words)
+        slots.count = self.limit
+        return slots
+
+    cdef int check_process(self) except -1:
+        """Before a slot is taken: after a fork, this is another owner, and holds nothing."""
+        cdef int i
+        self.check_bound()
+        if self.my_forks != self.segment.forks[0]:
+            owners = Owners()
+            # That ran Python code: another thread may have been faster, and have taken permits since.
+            if self.my_forks == self.segment.forks[0]:
+                return 0
+            self.owners = owners
+            self.me = owners.me
+            self.loose = {}
+            self.loose_swept = SWEEP_AT_LEAST
+            for i in range(HINTS):
+                # Each process begins elsewhere, so that they don't fight for the same slots.
+                self.hints[i] = multiply_high((self.me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit)
+            self.my_forks = self.segment.forks[0]
+        return 0
+
+    cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0:
+        """See to it that the key has a cell for long enough. The end of a lease that begins now."""
+        cdef uint64_t tag = self.tag_of(key)
+        return self.begin_lease_of(tag, verdict)
+
+    cdef uint64_t begin_lease_of(self, uint64_t tag, Verdict* verdict) except 0:
+        cdef Events events
+        cdef Outcome outcome
+        self.check_process()
+        prefetch(home_line(&self.table, tag))
+        verdict.now_ns = table_now(&self.table)
+        verdict.full = False
+        verdict.tag = tag
+        outcome = table_try(&self.table, tag, verdict.now_ns, touch, &self.lease, verdict)
+        if outcome > ALLOWED:
+            events.inserted = events.evicted = events.full = 0
+            events.cas_retries = outcome == LOST
+            table_decide(
+                &self.table, tag, self.claim_stripe, &self.counters.claims, touch, &self.lease, verdict, &events)
+            self.count_events(&events)
+        return verdict.now_ns + self.lease
+
+    cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, ForebayCell lease) except -2:
+        """One slot; -1 if all are held."""
+        cdef size_t hint = (verdict.cell - self.table.cells) % HINTS
+        cdef int64_t slot = take_any_slot(slots, self.hints[hint], lease, verdict.now_ns)
+        cdef uint64_t now_ns
+        if slot < 0:
+            # Looking at the slots themselves takes as long as there are many: not for every denial of a flood.
+            now_ns = monotonic_ns()
+            if (
+                self.scanned == verdict.cell and now_ns < max(self.scan_again_ns, self.watch_again_ns)
+                and verdict.now_ns < self.first_end_ns
+            ):
+                return -1
+            slot = take_lapsed_slot(slots, lease, verdict.now_ns, &self.first_end_ns)
+            if slot < 0 and self.free_ended(slots):
+                slot = take_lapsed_slot(slots, lease, verdict.now_ns, &self.first_end_ns)
+            self.scanned = verdict.cell if slot < 0 else NULL
+            self.scan_again_ns = now_ns + WATCH_INTERVAL_NS
+        if slot >= 0:
+            self.hints[hint] = slot
+        return slot
+
+    cdef bint free_ended(self, const Slots* slots) except -1:
+        """Take away the slots of processes that have ended. Whether there were any."""
+        cdef uint64_t i
+        cdef ForebayCell seen
+        cdef bint any_freed = False
+        cdef uint64_t now_ns = monotonic_ns()
+        if now_ns < self.watch_again_ns:
+            return False
+        # First: other threads come here while this one looks.
+        self.watch_again_ns = now_ns + WATCH_INTERVAL_NS
+        owners = set()
+        for i in range(slots.count):
+            seen = load128_acquire(&slots.slots[i])
+            if seen.tag != 0 and seen.tag != self.me:
+                owners.add(seen.tag)
+        dead = self.owners.dead_among(owners)
+        if dead:
+            for i in range(slots.count):
+                seen = load128_acquire(&slots.slots[i])
+                if seen.tag != 0 and seen.tag in dead:
+                    any_freed |= free_slot(slots, i, seen)
+        # Looking at many takes longer than that: a tenth of the time at the most.
+        self.watch_again_ns = max(
+            self.watch_again_ns, now_ns + min(11 * (monotonic_ns() - now_ns), <uint64_t>LONGEST_WATCH_INTERVAL_NS))
+        return any_freed
+
+    cdef object take(self, uint64_t tag, int64_t cost, Verdict* verdict, ForebayCell* lease):
+        """Take `cost` slots, all or none. None if there are not enough, else what was taken: the one slot, or a list of
+        (slot, end).
+        """
+        cdef Slots slots
+        cdef int64_t slot
+        cdef list taken
+        lease.state = self.begin_lease_of(tag, verdict)
+        # Now: that may have found that this process is another owner, after a fork.
+        lease.tag = self.me
+        if verdict.cell == NULL:
+            return [] if verdict.outcome == ALLOWED else None
+        slots = self.slots_of(verdict.cell)
+        if cost == 1:
+            slot = self.take_one(&slots, verdict, lease[0])
+            return None if slot < 0 else slot
+        taken = []
+        try:
+            while len(taken) < cost:
+                slot = self.take_one(&slots, verdict, lease[0])
+                if slot < 0:
+                    break
+                taken.append(slot)
+        except BaseException:
+            self.free_slots(&slots, taken, lease[0])
+            raise
+        if len(taken) < cost:
+            self.free_slots(&slots, taken, lease[0])
+            return None
+        return [(slot, lease.state) for slot in taken]
+
+    cdef int free_slots(self, const Slots* slots, list taken, ForebayCell lease) except -1:
+        for slot in taken:
+            free_slot(slots, slot, lease)
+        return 0
+
+    cdef int64_t checked_cost(self, object cost) except -1:
+        cdef int64_t slots = whole_cost(cost)
+        if <uint64_t>slots > self.limit:
+            raise CostExceedsLimit(cost, self.limit, self.name)
+        return slots
+
+    cdef bint take_loose(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
+        """Take permits that no lease object stands for, and count the decision."""
+        cdef bint allowed = self.take_uncounted(tag, cost, verdict)
+        self.count(&self.counters.allowed if allowed else &self.counters.denied, 1)
+        return allowed
+
+    cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
+        """Of the permits that were taken, the verdict's state is the end of the lease."""
+        cdef ForebayCell lease
+        taken = self.take(tag, cost, verdict, &lease)
+        if taken is None:
+            return False
+        self.add_loose(tag, taken if isinstance(taken, list) else [(taken, lease.state)], verdict.now_ns)
+        verdict.state = lease.state
+        return True
+
+    cdef int add_loose(self, uint64_t tag, list taken, uint64_t now_ns) except -1:
+        """Remember what was taken, and forget what has ended since: that needs no giving back."""
+        cdef list held
+        if taken:
+            held = self.loose.setdefault(tag, [])
+            trim(held, now_ns)
+            held.extend(taken)
+            if len(self.loose) > self.loose_swept:
+                for other, held in list(self.loose.items()):
+                    trim(held, now_ns)
+                    if not held:
+                        del self.loose[other]
+                self.loose_swept = max(SWEEP_AT_LEAST, 2 * len(self.loose))
+        return 0
+
+    cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, ForebayCell held):
+        cdef Lease lease = Lease.__new__(Lease)
+        lease.limiter = self
+        lease.key = key
+        lease.cell = NULL
+        lease.allowed = taken is not None
+        lease.full = verdict.full
+        lease.forks = self.segment.forks[0]
+        lease.held = held
+        if isinstance(taken, list):
+            if taken:
+                lease.cell = verdict.cell
+                lease.slot, lease.held.state = taken[0]
+                lease.more = taken[1:]
+        elif taken is not None:
+            lease.cell = verdict.cell
+            lease.slot = taken
+        return lease
+
+    @cython.binding(False)
+    def acquire(self, key, cost=1):
+        """Take `cost` permits of `key` if they are free now: a ``Lease``, which is true if they were.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        """
+        cdef Verdict verdict
+        cdef ForebayCell held
+        taken = self.take(self.tag_of(key), self.checked_cost(cost), &verdict, &held)
+        self.count(&self.counters.denied if taken is None else &self.counters.allowed, 1)
+        return self.new_lease(key, taken, &verdict, held)
+
+    def hold(self, key, cost=1, timeout=None):
+        """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
+
+        Entering raises ``LimitExceeded`` if they don't come free within `timeout`: text like ``"500 ms"``, seconds or
+        a ``timedelta``; None is for as long as it takes.
+        """
+        return holding.Hold(self, key, cost, timeout)
+
+    def limited(self, key, cost=1, timeout=None):
+        """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
+
+        `key` is a key, or a callable that makes one of the call's arguments.
+        """
+        return holding.limited(self, key, cost, timeout)
+
+    def _take_loose(self, key, cost):
+        """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
+        cdef Verdict verdict
+        cdef uint64_t tag = self.tag_of(key)
+        cdef uint64_t state
+        held = self.loose.get(tag, [])
+        taken = [held.pop() for _ in range(min(self.checked_cost(cost), len(held)))]
+        if not held:
+            self.loose.pop(tag, None)
+        verdict.full = False
+        verdict.cell = table_find(&self.table, tag, &state)
+        return self.new_lease(key, taken, &verdict, lease_of(self.me, 0))
+
+    def exceeded(self, key):
+        """The exception that says that there was no permit of `key` in time."""
+        return LimitExceeded(self.name, self.limit, self.peek(key).retry_after)
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
+        cdef Verdict verdict
+        return self.take_loose(self.tag_of(key), 1, &verdict)
+
+    def hit(self, key, cost=1):
+        """Take `cost` permits of `key` if they are free, and return the ``Decision``.
+
+        ``retry_after`` is the time until enough leases end if nobody gives anything back.
+        """
+        cdef Verdict verdict
+        cdef int64_t slots = self.checked_cost(cost)
+        cdef uint64_t tag = self.tag_of(key)
+        cdef bint allowed
+        if slots == 0:
+            return self.peek(key, 0)
+        allowed = self.take_loose(tag, slots, &verdict)
+        return self.verdict_decision(&verdict, slots, allowed)
+
+    cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed):
+        cdef Decision decision = self.decision(verdict.cell, verdict.now_ns, cost, allowed)
+        if verdict.full:
+            decision.flags = NO_ROOM
+        if verdict.full and not allowed:
+            # Nothing is known of the key; the state is the time at which a cell of its neighbourhood is free.
+            decision.available = 0
+            decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
+        return decision
+
+    def peek(self, key, cost=1):
+        """What ``hit`` would decide now, without taking anything."""
+        cdef uint64_t tag = self.tag_of(key)
+        cdef int64_t slots = self.checked_cost(cost)
+        cdef Slots found
+        cdef ForebayCell* cell
+        cdef uint64_t forget_ns, now_ns
+        self.check_process()
+        now_ns = table_now(&self.table)
+        cell = table_find(&self.table, tag, &forget_ns)
+        if cell != NULL:
+            found = self.slots_of(cell)
+            self.free_ended(&found)
+        return self.decision(cell, now_ns, slots, None)
+
+    cdef Decision decision(self, const ForebayCell* cell, uint64_t now_ns, int64_t cost, object allowed):
+        """From the slots as they are. With `allowed` None, whether `cost` permits are free."""
+        cdef Decision decision = Decision.__new__(Decision)
+        cdef Slots slots
+        cdef ForebayCell seen
+        cdef uint64_t i
+        ends = []
+        if cell != NULL:
+            slots = self.slots_of(cell)
+            for i in range(slots.count):
+                seen = load128_acquire(&slots.slots[i])
+                if not is_free(seen, now_ns):
+                    ends.append(seen.state)
+        ends.sort()
+        decision.limit = self.limit
+        decision.limiter = self.name
+        decision.available = self.limit - len(ends)
+        decision.allowed = decision.available >= <uint64_t>cost if allowed is None else allowed
+        if not decision.allowed and <uint64_t>cost > decision.available:
+            decision.retry_after_ns = ends[<uint64_t>cost - decision.available - 1] - now_ns
+        decision.reset_after_ns = ends[len(ends) - 1] - now_ns if ends else 0
+        return decision
+
+    def allow_many(self, keys, costs=None):
+        """A list of bools, one per key, decided in order: ``allow`` for each. `costs` is an iterable of as many."""
+        cdef Verdict verdict
+        if isinstance(keys, (str, bytes)):
+            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
+        tags = [self.tag_of(key) for key in keys]
+        cost_list = [1] * len(tags) if costs is None else [self.checked_cost(cost) for cost in costs]
+        if len(cost_list) != len(tags):
+            raise InvalidCost(f"{len(tags)} keys need {len(tags)} costs, not {len(cost_list)}")
+        return [
+            bool(self.take_loose(tag, cost, &verdict)) if cost else True
+            for tag, cost in zip(tags, cost_list, strict=True)
+        ]
+
+    def reserve(self, key, cost=1, max_delay=None):
+        """Take `cost` permits if they are free now: a ``Reservation`` with a delay of 0, whose ``cancel`` gives them
+        back.
+
+        Otherwise nothing is taken, and ``delay`` says when enough leases end if nobody gives anything back.
+        """
+        cdef Verdict verdict
+        cdef Decision decision
+        cdef int64_t slots = self.checked_cost(cost)
+        cdef uint64_t tag = self.tag_of(key)
+        delay_ns_of(max_delay)
+        if slots == 0:
+            return new_reservation(self, self.segment, key, 0, True, False, self.store.now_ns(), 0, 0, False)
+        if self.take_loose(tag, slots, &verdict):
+            return new_reservation(
+                self, self.segment, key, slots, True, not verdict.full, verdict.now_ns, 0, verdict.state,
+                verdict.full)
+        decision = self.verdict_decision(&verdict, slots, False)
+        return new_reservation(
+            self, self.segment, key, slots, False, False, verdict.now_ns, decision.retry_after_ns, 0, verdict.full)
+
+    def refund(self, key, cost=1):
+        """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
+
+        If those are fewer, all of them.
+        """
+        cdef int64_t slots = min(whole_cost(cost), <int64_t>self.limit)
+        cdef uint64_t tag = self.tag_of(key)
+        self.check_process()
+        self.give_back(tag, slots, 0)
+        waiting.released(self, key)
+
+    def _cancel(self, key, cost, uint64_t charged_state):
+        """For ``Reservation``: give back what was taken until that time."""
+        self.check_process()
+        self.give_back(self.tag_of(key), cost, charged_state)
+        waiting.released(self, key)
+
+    cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1:
+        """Of what no lease object stands for: what was taken until then, or if that is 0, any."""
+        cdef uint64_t state, now_ns
+        cdef ForebayCell* cell = table_find(&self.table, tag, &state)
+        cdef list held = self.loose.get(tag)
+        if held is None:
+            return 0
+        now_ns = table_now(&self.table)
+        trim(held, now_ns)
+        if until_ns != 0:
+            cost = self.free_loose(cell, held, cost, until_ns)
+        if until_ns == 0 or until_ns > now_ns:
+            # A refund knows no permits, and may have freed one of these instead of its own: then that one goes.
+            self.free_loose(cell, held, cost, 0)
+        if not held:
+            self.loose.pop(tag, None)
+        return 0
+
+    cdef int64_t free_loose(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1:
+        """How many of them there were too few."""
+        cdef Slots slots
+        cdef Py_ssize_t i = 0
+        cdef bint was_held
+        # The oldest first: what is left then lasts longer than need be, never less.
+        while i < len(held) and cost > 0:
+            slot, end_ns = held[i]
+            if until_ns != 0 and end_ns != until_ns:
+                i += 1
+                continue
+            del held[i]
+            was_held = False
+            if cell != NULL:
+                slots = self.slots_of(cell)
+                was_held = free_slot(&slots, slot, lease_of(self.me, end_ns))
+                self.hints[(cell - self.table.cells) % HINTS] = slot
+            # One that was taken away, by reset or with the key's cell, is none to give back: any next one is.
+            cost -= was_held or until_ns != 0
+        return cost
+
+    def reset(self, key):
+        """Take all permits of `key` away from whoever holds them."""
+        cdef Slots slots
+        cdef uint64_t i, state
+        cdef uint64_t tag = self.tag_of(key)
+        cdef ForebayCell* cell
+        self.check_process()
+        cell = table_find(&self.table, tag, &state)
+        if cell != NULL:
+            slots = self.slots_of(cell)
+            for i in range(slots.count):
+                free_slot(&slots, i, load128_acquire(&slots.slots[i]))
+        waiting.released(self, key)
+
+    cdef int ask(self, object key, object cost, Ask* ask) except -1:
+        ask.tag = self.tag_of(key)
+        ask.own_draw.amount = self.checked_cost(cost)
+        ask.draw = &ask.own_draw
+        return 0
+
+    cdef int look(self, Ask* ask, uint64_t now_ns) except -1:
+        """Whether enough slots are free, or would be."""
+        cdef Slots slots
+        cdef uint64_t i, state, free = 0
+        self.check_process()
+        ask.verdict.full = False
+        ask.verdict.now_ns = now_ns
+        ask.verdict.outcome = ALLOWED
+        ask.verdict.cell = table_find(&self.table, ask.tag, &state)
+        if ask.verdict.cell == NULL:
+            return True
+        slots = self.slots_of(ask.verdict.cell)
+        # A hint is enough here: it is the commit that takes them.
+        for i in range((slots.count + 63) // 64):
+            free += free_bits(&slots, i) != 0
+        if free >= ask.draw.amount:
+            return True
+        for _ in range(2):
+            free = 0
+            for i in range(slots.count):
+                free += is_free(load128_acquire(&slots.slots[i]), now_ns)
+                if free >= ask.draw.amount:
+                    return True
+            if not self.free_ended(&slots):
+                break
+        ask.verdict.outcome = DENIED
+        return False
+
+    cdef int commit_seen(self, Ask* ask) except -1:
+        return ask.draw.amount == 0
+
+    cdef int commit(self, Ask* ask) except -1:
+        cdef bint allowed = self.take_uncounted(ask.tag, ask.draw.amount, &ask.verdict)
+        ask.verdict.outcome = ALLOWED if allowed else DENIED
+        return allowed
+
+    cdef int give_up(self, Ask* ask) except -1:
+        # What was allowed because the table was full has left nothing in it.
+        if not ask.verdict.full:
+            self.give_back(ask.tag, ask.draw.amount, ask.verdict.state)
+        return 0
+
+    cdef Decision decision_of(self, const Ask* ask, bint allowed):
+        return self.verdict_decision(&ask.verdict, ask.draw.amount, allowed)
+
+
+def words_for(limit):
+    """Words of one key: a bit and two words for each slot, in whole cache lines."""
+    return -(-((limit + 127) // 128 * 2 + 2 * limit) // 8) * 8
+
+
+def default_keys(limit):
+    return max(64, DEFAULT_WORDS // words_for(limit))
+
+
+let_stores_make(Concurrency)

@@ -1,0 +1,88 @@
+"""States of KIND_COUNT: a time above, counts below.
+
+    63                     low_bits                     0
+     +------------------------+-------------------------+
+     | time, in quarter ns    | counts                  |
+     +------------------------+-------------------------+
+
+The state as a whole, read as a number of quarter nanoseconds, is never earlier than the time in it: the time was
+rounded up to a multiple of its lowest bit, the *quantum*, which is ``2**(low_bits - 2)`` ns. So whoever looks for a
+cell to reuse can tell from any such state that it has expired, without knowing how many of its bits are counts. And
+because a quantum is at most half a window, windows can be told apart by it.
+"""
+
+from libc.stdint cimport uint64_t
+
+from forebay.core.limiter cimport Shape
+from forebay.core.table.native cimport (
+    load_relaxed, multiply_divide_down, multiply_divide_up, multiply_high, store_relaxed,
+)
+
+
+cdef enum:
+    # Of a nanosecond in the unit of the time.
+    FRACTION_BITS = 2
+
+
+cdef inline uint64_t low_mask(int low_bits) noexcept nogil:
+    return (<uint64_t>1 << low_bits) - 1
+
+
+cdef inline uint64_t count_time(uint64_t time_ns, int low_bits) noexcept nogil:
+    """The upper part of a state: the time, rounded up."""
+    return ((time_ns << FRACTION_BITS) + low_mask(low_bits)) & ~low_mask(low_bits)
+
+
+cdef inline uint64_t count_state(uint64_t time_ns, int low_bits, uint64_t low) noexcept nogil:
+    return count_time(time_ns, low_bits) | low
+
+
+cdef inline uint64_t low_of(uint64_t state, int low_bits) noexcept nogil:
+    return state & low_mask(low_bits)
+
+
+cdef inline uint64_t time_of(uint64_t state, int low_bits) noexcept nogil:
+    """In ns: less than a quantum later than the time that went in."""
+    return (state & ~low_mask(low_bits)) >> FRACTION_BITS
+
+
+cdef inline uint64_t most_rounded_ns(int low_bits) noexcept nogil:
+    """By how much `time_of` is later, at the most."""
+    return low_mask(low_bits) >> FRACTION_BITS
+
+
+cdef inline uint64_t phase_of(const Shape* shape, uint64_t tag) noexcept nogil:
+    """By how much the windows of a key are early."""
+    # The home line is chosen by the same bits, so they are mixed again (the golden ratio's multiplier).
+    return shape.phase_ns + (
+        multiply_high(tag * <uint64_t>0x9E3779B97F4A7C15, shape.period_ns) if shape.staggered else 0)
+
+
+cdef inline uint64_t window_end_ns(const Shape* shape, uint64_t tag, uint64_t now_ns) noexcept nogil:
+    """When the aligned window ends that now is in.
+
+    A division takes as long as the rest of a decision, so the last answer is tried first: most often it is the same.
+    """
+    cdef uint64_t end_ns = load_relaxed(&shape.end_ns)
+    if end_ns - now_ns - 1 < shape.period_ns and not shape.staggered:
+        return end_ns
+    end_ns = now_ns + shape.period_ns - (now_ns + phase_of(shape, tag)) % shape.period_ns
+    store_relaxed(<uint64_t*>&shape.end_ns, end_ns)
+    return end_ns
+
+
+cdef inline uint64_t last_step_ns(const Shape* shape, uint64_t time_ns) noexcept nogil:
+    """The last moment up to then at which a window may begin, or end, that begins with a request.
+
+    There are `steps` of them in each period, as even as whole nanoseconds are: the first is a multiple of the period.
+    """
+    cdef uint64_t into_ns = time_ns % shape.period_ns
+    cdef uint64_t step = multiply_divide_down(into_ns, shape.steps, shape.period_ns)
+    return time_ns - into_ns + multiply_divide_up(step, shape.period_ns, shape.steps)
+
+
+# How many bits hold numbers up to this one.
+cdef int count_bits_for(uint64_t most) noexcept
+
+# How many steps a period has, for states of so many bits below their time.
+cdef uint64_t steps_for(uint64_t period_ns, int low_bits) noexcept

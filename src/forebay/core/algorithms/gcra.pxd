@@ -1,0 +1,78 @@
+"""The generic cell rate algorithm: its decision functions.
+
+The state of a key is its *theoretical arrival time* (TAT): the time at which the bucket is full again, or the queue
+empty. A request moves it on by its cost at the rate and is allowed when it was no further ahead of now than what the
+burst leaves room for. One number, no refill job (ITU-T I.371, 1993, virtual scheduling).
+
+Rounding: a request's increment is rounded up to the nanosecond, so a burst of n single requests may take up to n ns
+more than one request of cost n. The tolerance is widened by that much, but by less than one permit's time: a burst of
+single requests passes whole, and never can more than `burst` permits pass at one instant.
+"""
+
+from libc.stdint cimport uint64_t
+
+from forebay.core.cell_limiter cimport CellLimiter
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Draw, Shape
+from forebay.core.table.native cimport ForebayCell
+from forebay.core.table.table cimport TIME_BITS, Next, Verdict
+
+
+cdef inline bint gcra_take(
+    ForebayCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """The decision function: GCRA's virtual scheduling."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef uint64_t start_ns = tat_ns if tat_ns > now_ns else now_ns
+    next.state = start_ns + draw.amount
+    if start_ns - now_ns <= draw.room:
+        return True
+    if tat_ns >> TIME_BITS == 0:
+        return False
+    # A state that no limiter can have written: the key starts afresh.
+    next.state = now_ns + draw.amount
+    return True
+
+
+cdef inline bint gcra_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """Undo `gcra_take`, but never beyond a full bucket."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef uint64_t amount = draw.amount
+    if tat_ns <= now_ns or tat_ns >> TIME_BITS != 0:
+        return False
+    if draw.charged_state != 0:
+        if draw.charged_state <= now_ns or (
+            # Others have booked behind it, and keep their times: its own can't be given to anybody.
+            draw.charged_state != tat_ns and tat_ns - now_ns > draw.shape.due_ns
+        ):
+            return False
+        # The rest has been refilled.
+        amount = min(amount, draw.charged_state - now_ns)
+    next.state = tat_ns - amount if tat_ns - now_ns > amount else now_ns
+    return True
+
+
+cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
+    """How far a state is ahead of now."""
+    # One that no limiter can have written is a fresh key's.
+    return verdict.state - verdict.now_ns if verdict.state > verdict.now_ns and verdict.state >> TIME_BITS == 0 else 0
+
+
+# What its limiters do, for those too that derive from another class. Of now, no state is further ahead than this; what
+# a rate and a burst are; what a request is; how long after now it may go; and what is told of it.
+cdef uint64_t most_ahead_of(CellLimiter limiter) noexcept
+cdef int gcra_shape_of(
+    CellLimiter limiter, object rate, object burst, str burst_name, uint64_t most_ahead_ns, Shape* shape) except -1
+cdef int gcra_draw(CellLimiter limiter, object cost, const Shape* shape, Draw* draw) except -1
+cdef uint64_t gcra_booked_delay_ns(const Draw* draw, const Verdict* verdict) noexcept
+cdef uint64_t gcra_refused_delay_ns(const Draw* draw, const Verdict* verdict) noexcept
+cdef int gcra_describe(const Draw* draw, const Verdict* verdict, Decision decision) except -1
+
+
+cdef class GcraLimiter(CellLimiter):
+    cdef readonly object rate
+    cdef uint64_t most_ahead_ns              # of now: no state is later, so none reaches TIME_BITS
+
+    cdef int gcra_shape(self, object rate, object burst, str burst_name, Shape* shape) except -1

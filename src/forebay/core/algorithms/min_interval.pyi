@@ -1,0 +1,34 @@
+from typing import Self, final, overload
+
+from forebay.core.algorithms.gcra import GcraLimiter
+from forebay.core.table.keys import Key
+from forebay.rate import Duration
+from forebay.redis.aio import AsyncRedisStore
+from forebay.redis.aio_limiters import AsyncRedisLimiter
+from forebay.redis.store import RedisLimiter, RedisStore
+from forebay.store import Store
+
+@final
+class MinInterval(GcraLimiter):
+    """At least `interval` from one allowed request of a key to the next.
+
+    ``MinInterval(store, "sms", "30s")``. `interval` is text, a number of seconds or a ``timedelta``.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes.
+    """
+    @overload
+    def __new__(cls, store: Store, name: str, interval: Duration) -> Self: ...
+    @overload
+    def __new__(cls, store: RedisStore, name: str, interval: Duration) -> RedisLimiter: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, store: AsyncRedisStore, name: str, interval: Duration) -> AsyncRedisLimiter: ...  # type: ignore[misc]
+    def allow(self, key: Key, /) -> bool:
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+    @property
+    def interval_ns(self) -> int: ...

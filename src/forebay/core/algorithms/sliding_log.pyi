@@ -1,0 +1,53 @@
+from typing import Self, final, overload
+
+from forebay.core.cell_limiter import CellLimiter
+from forebay.core.table.keys import Key
+from forebay.rate import Rate
+from forebay.redis.aio import AsyncRedisStore
+from forebay.redis.aio_limiters import AsyncRedisLimiter
+from forebay.redis.store import RedisLimiter, RedisStore
+from forebay.segment.extents import ExtentShape
+from forebay.store import Store
+
+@final
+class SlidingLog(CellLimiter):
+    """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
+
+    ``SlidingLog(store, "export", "10/hour", keys=10_000)``. `keys` is how many keys can be live at once, that is,
+    have a permit in the last period. Each takes 8 bytes for every permit of the limit (and from 49 keys on a third of
+    that again, of some dozens up to two thirds, so that a key's place is found at once);
+    ``SlidingLog.bytes_needed(rate, keys=...)`` says how much that is altogether. It is taken when the limiter is first
+    made, behind the store's table, and kept until the store is unlinked.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
+    there is no room. Threads, processes, fork: see ``Limiter``.
+
+    ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared but what a
+    killed process has left to write. A cost of n writes n times. ``hit`` and ``peek`` find ``remaining`` in
+    O(log limit). A refund gives back the oldest permits that still count; taken again, they are dated behind those: by
+    a clock that stands still, some ns ahead of it. A limit above 2**23, or above the period in ns, is refused; one up
+    to half of that is not.
+    """
+    @overload
+    def __new__(cls, store: Store, name: str, rate: str | Rate, *, keys: int) -> Self: ...
+    @overload
+    def __new__(cls, store: RedisStore, name: str, rate: str | Rate, *, keys: int | None = None) -> RedisLimiter: ...  # type: ignore[misc]
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncRedisStore, name: str, rate: str | Rate, *, keys: int | None = None
+    ) -> AsyncRedisLimiter: ...
+    def allow(self, key: Key, /) -> bool:
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+    @property
+    def rate(self) -> Rate: ...
+    @property
+    def keys(self) -> int: ...
+    @staticmethod
+    def extent_shape(rate: Rate, keys: int, name: str) -> ExtentShape:
+        """None"""
+    @staticmethod
+    def bytes_needed(rate: str | Rate, *, keys: int) -> int:
+        """How many bytes a sliding log of this rate and number of keys takes of its store's file system."""

@@ -1,0 +1,482 @@
+"""Sliding log: a ring of `limit` times per key, so that the bound is exact.
+
+State and ring
+--------------
+The cell's state (see counts.pxd) holds a time, the position in the ring at which the next permit will be written, and
+the *lap*, one bit that changes each time the position comes round. The time is when the newest permit leaves the
+window, rounded up to a quantum; so the state alone says, but for that rounding, when the last request was decided.
+
+An entry is the time of one permit, plus 1 so that 0 means that there was none; with the lap in which it was written,
+and a mark if it was given back and counts no more. Behind the position of the state lie the oldest entries, before it
+the newest.
+
+A request of n permits may pass when the youngest of the n oldest entries has left the window or was given back; then
+all n have or were, because dates never fall along the ring, and the oldest are given back first.
+
+1. *claim*: CAS the state: position moved on by n, and the date of this request. This is the decision.
+2. *write*: the n entries, in the order of the ring, each by a CAS from the lap before.
+
+Who finds the newest entry not yet written, because the last request's process is between 1 and 2 or was killed there,
+writes that request's entries for it first (*help*), with the date that the state tells, rounded up to a quantum
+(`told_ns`). They are the entries of the wrong lap at the end of what was claimed, as long as the state stands.
+
+*Dates.* Let d(p) be the date of the permit at position p, counting on from lap to lap, and r(p) what stands in the ring
+for it: d(p) or d(p) rounded up, or later if it was written by `log_clear`. What has left the window is judged by a time
+that has come (`past_ns`): the own clock reading; or the newest r, if that is later, but no more than the clock. The
+date of a request is the own reading or the newest r, whichever is later, so d never falls; and, for each entry whose
+place it takes (`next_lap_ns`), not before that one has left the window, or if it was given back, behind the quantum of
+its date. By the host's clock this is so anyhow, as two CASes of each entry take longer than a quantum; by a clock that
+stands still, or by readings that have grown old while permits were given back and taken, a date is some ns later.
+
+SYNC claim -> help: who reads the state by an acquire load sees a ring in which everything before the last claim is
+written; the claimant had seen to that, and its CAS released it.
+
+*Exact.* A claim requires the newest entry to be written, hence by induction all before it. Every writer writes d(p) or
+later: r(p) >= d(p). Unless p was given back, the claim of p + limit had read r(p) + window <= d(p + limit). So
+d(p + limit) >= d(p) + window: any limit + 1 permits that were kept span more than a window.
+
+*Crash.* Killed before 1: nothing happened. Between 1 and 2, or in the middle of 2: the next request of the key writes
+what is missing. Nobody waits.
+
+*Stalled* in 2: an entry's next lap is dated later than anything that is written in this one. And whoever claims it has
+seen this one written. So the late writer finds its own lap, or the next one's later date, or its own lap's bit again:
+it changes none of them. No entry, nor state, is ever what it was before: what else compares and swaps (a refund, a
+claim) fails if it was stopped too long. A late helper counts what is unwritten, and sees that the state still stands,
+before it writes.
+
+*A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
+
+*A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come, or it is evicted,
+and another key moves in. While the cell is claimed for that one, whoever promotes the claim writes first, as given
+back, the entries that the old key's process has left unwritten, and marks all others that still count (`log_clear`): so
+a new member begins with a ring in which nothing counts. A process that is stopped in there can't harm the new key: it
+changes only what an entry held before the claim was seen to stand.
+
+All this is by a clock that doesn't go back. By one that does (a `ManualClock` that is set), what `log_clear` writes may
+be dated before the late writer's date.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
+from forebay.core.cell_limiter cimport CellLimiter, allow_by
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Draw, Shape, let_stores_make
+from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire
+from forebay.core.table.segment_view cimport Extent
+from forebay.core.table.table cimport Next, Verdict, table_find, table_now
+
+from forebay.errors import InvalidLimiter
+from forebay.rate import as_rate
+from forebay.segment import layout
+from forebay.segment.extents import ExtentShape, Purpose, open_extent
+
+
+# Of an entry; the rest is its time plus 1.
+cdef uint64_t GIVEN_BACK = <uint64_t>1 << 63
+cdef uint64_t LAP = <uint64_t>1 << 62
+
+cdef enum:
+    # The position and the lap stay with the cell through an insertion, whose claim needs the other bits.
+    MAX_LIMIT = 1 << 23
+
+
+cdef inline uint64_t* ring_of(const Shape* shape, const ForebayCell* cell) noexcept nogil:
+    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+    return shape.words + min(<uint64_t>(cell - shape.cells), shape.last_cell) * shape.words_per_cell
+
+
+cdef inline uint64_t position_of(const Shape* shape, uint64_t state) noexcept nogil:
+    # Nor out of the ring.
+    return min(low_of(state, shape.low_bits) >> 1, shape.limit - 1)
+
+
+cdef inline uint64_t lap_at(const Shape* shape, uint64_t state, uint64_t position) noexcept nogil:
+    """The lap in which the entry at `position` was last claimed."""
+    # In the first lap, with the lap's bit of the state clear, entries are written with it set: they were clear before.
+    return LAP if (state & 1 != 0) != (position < position_of(shape, state)) else 0
+
+
+cdef inline uint64_t moved(const Shape* shape, uint64_t position, uint64_t by) noexcept nogil:
+    """`by` at most the limit."""
+    return position + by if by < shape.limit - position else position + by - shape.limit
+
+
+cdef inline uint64_t time_of_entry(uint64_t entry) noexcept nogil:
+    return (entry & ~(GIVEN_BACK | LAP)) - 1
+
+
+cdef inline bint left_window(const Shape* shape, uint64_t entry, uint64_t now_ns) noexcept nogil:
+    """Whether an entry doesn't count any more."""
+    return entry & ~LAP == 0 or entry & GIVEN_BACK != 0 or time_of_entry(entry) + shape.period_ns <= now_ns
+
+
+cdef inline bint is_of_lap_before(uint64_t entry, uint64_t lap, uint64_t time_ns) noexcept nogil:
+    """Whether an entry may be replaced by one of this lap and time."""
+    return entry & LAP != lap and (entry & ~LAP == 0 or time_of_entry(entry) < time_ns)
+
+
+cdef void write_entries(
+    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t count, uint64_t time_ns
+) noexcept nogil:
+    """The newest `count` of a state, oldest first: when the newest is written, all are."""
+    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - count)
+    cdef uint64_t _, lap, seen
+    for _ in range(count):
+        lap = lap_at(shape, state, position)
+        seen = load_acquire(&ring[position])
+        while is_of_lap_before(seen, lap, time_ns) and not cas_acq_rel(&ring[position], seen, lap | (time_ns + 1)):
+            seen = load_acquire(&ring[position])
+        position = moved(shape, position, 1)
+
+
+cdef inline uint64_t told_ns(const Shape* shape, uint64_t state) noexcept nogil:
+    """When the last request was decided: less than a quantum later than the truth."""
+    cdef uint64_t leaves_ns = time_of(state, shape.low_bits)
+    return leaves_ns - shape.period_ns if leaves_ns > shape.period_ns else 0
+
+
+cdef inline uint64_t latest_ns(const Shape* shape, uint64_t entry) noexcept nogil:
+    """The latest time that any writer brings for the permit of this entry."""
+    return told_ns(shape, count_state(time_of_entry(entry) + shape.period_ns, shape.low_bits, 0))
+
+
+cdef inline uint64_t next_lap_ns(const Shape* shape, uint64_t entry) noexcept nogil:
+    """The earliest date of who takes this entry's place: behind all that its writers bring."""
+    if entry & GIVEN_BACK:
+        return latest_ns(shape, entry) + 1
+    return time_of_entry(entry) + shape.period_ns if entry & ~LAP else 0
+
+
+cdef inline uint64_t count_unwritten(
+    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t newest
+) noexcept nogil:
+    """Of the last claim, whose last entry is `newest`."""
+    cdef uint64_t position = newest
+    cdef uint64_t unwritten = 0
+    while unwritten < shape.limit and load_acquire(&ring[position]) & LAP != lap_at(shape, state, position):
+        unwritten += 1
+        position = moved(shape, position, shape.limit - 1)
+    return unwritten
+
+
+cdef inline uint64_t newest_ns(const Shape* shape, ForebayCell* cell, uint64_t state) noexcept nogil:
+    """The time of the newest permit of a state, which is written first if need be."""
+    cdef uint64_t* ring = ring_of(shape, cell)
+    cdef uint64_t newest = moved(shape, position_of(shape, state), shape.limit - 1)
+    cdef uint64_t entry = load_acquire(&ring[newest])
+    cdef uint64_t unwritten
+    if entry & LAP == lap_at(shape, state, newest):
+        return time_of_entry(entry) if entry & ~(GIVEN_BACK | LAP) else 0
+    if time_of(state, shape.low_bits) == 0:
+        # A claim's, and others have promoted it since its entries were seen to.
+        return 0
+    unwritten = count_unwritten(shape, ring, state, newest)
+    # If the state has gone meanwhile, others' may have been taken for them, of a lap further on.
+    if load_acquire(&cell.state) == state:
+        write_entries(shape, ring, state, unwritten, told_ns(shape, state))
+    return time_of_entry(load_acquire(&ring[newest]))
+
+
+cdef inline uint64_t past_ns(const Shape* shape, uint64_t newest_ns, uint64_t now_ns) noexcept nogil:
+    """By which time what has left the window is judged: our reading, or that of who came before us.
+
+    But the newest permit's date may be ahead of any reading: the clock says by how much.
+    """
+    return now_ns if newest_ns <= now_ns else max(now_ns, min(newest_ns, table_now(shape.table)))
+
+
+cdef bint log_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef uint64_t* ring
+    cdef uint64_t position, last, entry, newest, date_ns, i
+    if cell == NULL:
+        next.state = 0
+        return True
+    ring = ring_of(shape, cell)
+    position = position_of(shape, state)
+    newest = newest_ns(shape, cell, state)
+    date_ns = max(now_ns, newest)
+    if draw.amount != 0:
+        last = moved(shape, position, draw.amount - 1)
+        if not left_window(shape, load_acquire(&ring[last]), past_ns(shape, newest, now_ns)):
+            return False
+        for i in range(draw.amount):
+            entry = load_acquire(&ring[moved(shape, position, i)])
+            date_ns = max(date_ns, next_lap_ns(shape, entry))
+        last = moved(shape, last, 1)
+        # Come round?
+        if last <= position:
+            state ^= 1
+        position = last
+    next.state = count_state(date_ns + shape.period_ns, shape.low_bits, position << 1 | (state & 1))
+    next.decided_ns = date_ns
+    return True
+
+
+cdef void log_record(const Draw* draw, const Verdict* verdict) noexcept nogil:
+    """Write the entries that the verdict's state has claimed."""
+    if verdict.cell != NULL:
+        write_entries(
+            draw.shape, ring_of(draw.shape, verdict.cell), verdict.state, draw.amount, verdict.decided_ns)
+
+
+cdef uint64_t count_left(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept nogil:
+    """How many of the oldest entries don't count any more: bisection, as they come before those that do."""
+    cdef uint64_t low = 0
+    cdef uint64_t high = shape.limit
+    cdef uint64_t middle
+    while low < high:
+        middle = (low + high) // 2
+        if left_window(shape, load_acquire(&ring[moved(shape, position, middle)]), now_ns):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef bint log_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """Mark the oldest entries that count; the state stays as it is.
+
+    The oldest: then those that count nothing are still the oldest ones, which is what a request of several permits
+    relies on, and what is left is never earlier than the permits that were kept. An entry of another lap than the state
+    tells has been claimed since: which the oldest are must be seen from a newer state, and by then the cell may be
+    another key's. Likewise one that is later than the state: it has been claimed twice since, and its lap, of one bit,
+    is the same again. By then, too, the charge that is given back may have left the window: the clock is read again.
+
+    No more is given back than counted at one moment, at which a state was seen to stand, and nothing when all that has
+    left: who refunds more than there is, or resets the key, has no right to what is charged later. Whoever refunds what
+    he was given has one to as much, also if others' refunds have taken the oldest entries, and so his.
+    """
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef uint64_t* ring = ring_of(shape, cell)
+    cdef ForebayCell seen
+    cdef uint64_t entry, place, i, gone_ns
+    cdef uint64_t amount = draw.amount
+    cdef uint64_t until_ns = ~<uint64_t>0
+    cdef bint limited = False
+    while time_of(state, shape.low_bits) > now_ns and now_ns < until_ns:
+        if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
+                <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
+            return False
+        gone_ns = past_ns(shape, newest_ns(shape, cell, state), now_ns)
+        i = count_left(shape, ring, position_of(shape, state), gone_ns)
+        seen = load128_acquire(cell)
+        if not limited and seen.tag == tag and seen.state == state:
+            amount = min(amount, shape.limit - i)
+            until_ns = time_of(state, shape.low_bits)
+            limited = True
+        while limited and amount != 0 and i < shape.limit:
+            place = moved(shape, position_of(shape, state), i)
+            entry = load_acquire(&ring[place])
+            if entry & LAP != lap_at(shape, state, place):
+                break
+            if left_window(shape, entry, gone_ns):
+                i += 1
+            elif time_of_entry(entry) > told_ns(shape, state):
+                break
+            elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
+                amount -= 1
+                i += 1
+        if amount == 0:
+            return False
+        seen = load128_acquire(cell)
+        # The same state once more: it is damage that made the lap another one.
+        if seen.tag != tag or seen.state == state:
+            return False
+        state = seen.state
+        now_ns = table_now(shape.table)
+    return False
+
+
+cdef inline bint stands(const ForebayCell* cell, ForebayCell claim) noexcept nogil:
+    cdef ForebayCell again = load128_acquire(cell)
+    return again.tag == claim.tag and again.state == claim.state
+
+
+cdef uint64_t date_behind(
+    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t unwritten, uint64_t now_ns
+) noexcept nogil:
+    """A date that is not before the last claim's, of which the newest `unwritten` entries are missing.
+
+    Its state, which told the date, has gone: `state` has its position. What the date was made from has not: a clock
+    reading before ours, the permit before, and what stands in the entries; or has been written meanwhile, with that
+    date or a later one. The place of such an entry is nobody's yet, so it says nothing of when its time is over.
+    """
+    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - unwritten)
+    cdef uint64_t before = load_acquire(&ring[moved(shape, position, shape.limit - 1)])
+    cdef uint64_t date_ns = max(now_ns, time_of_entry(before) if before & ~LAP else 0)
+    cdef uint64_t entry, _
+    for _ in range(unwritten):
+        entry = load_acquire(&ring[position])
+        date_ns = max(date_ns, (
+            time_of_entry(entry) if entry & LAP == lap_at(shape, state, position) else next_lap_ns(shape, entry)))
+        position = moved(shape, position, 1)
+    return date_ns
+
+
+cdef void log_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
+    """Give back everything that counts of the key that was there before.
+
+    First the entries that it had claimed and not written, in the order of the ring as always, so that none is missing
+    where the newest one is there. Then the others, from the newest one back to one that has left the window. Each is
+    changed by a CAS from what it was before the claim was seen to stand: so it isn't the new key's, which claims
+    entries only once it is a member.
+    """
+    cdef const Shape* shape = (<const Draw*>parameters).shape
+    cdef uint64_t* ring = ring_of(shape, cell)
+    cdef uint64_t end = position_of(shape, claim.state)
+    cdef uint64_t unwritten = count_unwritten(shape, ring, claim.state, moved(shape, end, shape.limit - 1))
+    cdef uint64_t position = moved(shape, end, shape.limit - unwritten)
+    cdef uint64_t date_ns = date_behind(shape, ring, claim.state, unwritten, now_ns)
+    cdef uint64_t entry, lap, _
+    for _ in range(unwritten):
+        lap = lap_at(shape, claim.state, position)
+        while True:
+            entry = load_acquire(&ring[position])
+            if not stands(cell, claim):
+                return
+            if entry & LAP == lap or cas_acq_rel(&ring[position], entry, lap | GIVEN_BACK | (date_ns + 1)):
+                break
+        position = moved(shape, position, 1)
+    position = end
+    for _ in range(shape.limit):
+        position = moved(shape, position, shape.limit - 1)
+        while True:
+            entry = load_acquire(&ring[position])
+            if not stands(cell, claim):
+                return
+            # Whether it was given back or not: those behind it may be dated as late as the end of its quantum.
+            if entry & ~LAP == 0 or latest_ns(shape, entry) + shape.period_ns <= now_ns:
+                return
+            if entry & GIVEN_BACK or cas_acq_rel(&ring[position], entry, entry | GIVEN_BACK):
+                break
+
+
+@cython.final
+cdef class SlidingLog(CellLimiter):
+    """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
+
+    ``SlidingLog(store, "export", "10/hour", keys=10_000)``. `keys` is how many keys can be live at once, that is,
+    have a permit in the last period. Each takes 8 bytes for every permit of the limit (and from 49 keys on a third of
+    that again, of some dozens up to two thirds, so that a key's place is found at once);
+    ``SlidingLog.bytes_needed(rate, keys=...)`` says how much that is altogether. It is taken when the limiter is first
+    made, behind the store's table, and kept until the store is unlinked.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
+    there is no room. Threads, processes, fork: see ``Limiter``.
+
+    ``allow`` is O(1) whatever the limit, two CASes on two cache lines; a denied one writes nothing shared but what a
+    killed process has left to write. A cost of n writes n times. ``hit`` and ``peek`` find ``remaining`` in
+    O(log limit). A refund gives back the oldest permits that still count; taken again, they are dated behind those: by
+    a clock that stands still, some ns ahead of it. A limit above 2**23, or above the period in ns, is refused; one up
+    to half of that is not.
+    """
+
+    cdef readonly object rate
+    cdef Extent extent
+
+    def __cinit__(self, store, name, rate, *, keys):
+        self.rate = as_rate(rate)
+        self.extent_shape(self.rate, keys, name)
+        self.kind = FOREBAY_KIND_COUNT
+        self.take = log_take
+        self.give_back = log_give_back
+        self.record = log_record
+        self.shape.limit = self.shape.rate_limit = self.shape.words_per_cell = self.rate.limit
+        self.shape.period_ns = self.rate.period_ns
+        self.shape.low_bits = 1 + count_bits_for(self.shape.limit - 1)
+        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
+        if self.shape.low_bits > count_bits_for(self.shape.period_ns):
+            raise InvalidLimiter(f"{self.rate} is too fast for a sliding log: take a token bucket")
+        encoding = b"log %d %d" % (self.shape.limit, self.shape.period_ns)
+        self.extent = open_extent(store, name, Purpose(
+            algorithm=layout.ALGORITHM_SLIDING_LOG, words_per_cell=self.shape.words_per_cell,
+            low_bits=self.shape.low_bits, limit=self.shape.limit, period_ns=self.shape.period_ns), keys)
+        self.table = self.extent.table
+        self.table.clear = log_clear
+        self.table.kept_bits = self.shape.low_bits
+        self.shape.cells = self.table.cells
+        self.shape.words = self.extent.words
+        self.shape.last_cell = self.extent.used_cells - 1
+        self.shape.table = &self.table
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(encoding)
+
+    @cython.binding(False)
+    def __init__(self, store, name, rate, *, keys):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    @staticmethod
+    def extent_shape(rate, keys, name):
+        if rate.limit > MAX_LIMIT:
+            raise InvalidLimiter(f"a sliding log takes limits up to 2**23, not {rate.limit}: take a sliding window")
+        return ExtentShape.checked(keys, rate.limit, name)
+
+    @staticmethod
+    def bytes_needed(rate, *, keys):
+        """How many bytes a sliding log of this rate and number of keys takes of its store's file system."""
+        return SlidingLog.extent_shape(as_rate(rate), keys, "").bytes
+
+    def __repr__(self):
+        return f"<SlidingLog {self.name!r} {self.rate}, keys={self.keys}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        return allow_by(self, key, log_take, log_record)
+
+    @property
+    def keys(self):
+        return self.extent.keys
+
+    cdef int forget(self, uint64_t tag) except -1:
+        cdef uint64_t state
+        cdef Next unchanged
+        cdef ForebayCell* cell = table_find(&self.table, tag, &state)
+        cdef Draw everything = self.unit
+        everything.amount = self.shape.limit
+        if cell != NULL:
+            log_give_back(cell, tag, state, table_now(&self.table), &everything, &unchanged)
+        return 0
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef const Shape* shape = draw.shape
+        cdef uint64_t* ring
+        cdef uint64_t position, newest
+        if verdict.cell == NULL:
+            decision.available = shape.limit
+            if verdict.full:
+                # Allowed though the table is full: as if it had been written.
+                decision.available -= draw.amount
+                decision.reset_after_ns = shape.period_ns if draw.amount else 0
+            return 0
+        ring = ring_of(shape, verdict.cell)
+        newest = newest_ns(shape, verdict.cell, verdict.state)
+        position = position_of(shape, verdict.state)
+        decision.available = count_left(shape, ring, position, past_ns(shape, newest, verdict.now_ns))
+        if not decision.allowed:
+            decision.retry_after_ns = until_left(shape, ring, moved(shape, position, draw.amount - 1), verdict.now_ns)
+        # Others may have come since, and find that all had left.
+        if decision.available < shape.limit and newest + shape.period_ns > verdict.now_ns:
+            decision.reset_after_ns = newest + shape.period_ns - verdict.now_ns
+        return 0
+
+
+cdef uint64_t until_left(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept:
+    """How long until the entry at `position` has left the window."""
+    cdef uint64_t entry = load_acquire(&ring[position])
+    return 0 if left_window(shape, entry, now_ns) else time_of_entry(entry) + shape.period_ns - now_ns
+
+
+let_stores_make(SlidingLog)

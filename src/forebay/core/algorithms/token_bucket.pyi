@@ -1,0 +1,93 @@
+from typing import Literal, Self, final, overload
+
+from forebay.core.algorithms.gcra import GcraLimiter
+from forebay.core.synced.token_bucket import SyncedTokenBucket
+from forebay.core.table.keys import Key
+from forebay.rate import Rate
+from forebay.redis.aio import AsyncRedisStore
+from forebay.redis.aio_limiters import AsyncRedisLimiter
+from forebay.redis.leased.aio import AsyncLeasedLimiter, AsyncLeasedStore
+from forebay.redis.leased.store import LeasedLimiter, LeasedStore
+from forebay.redis.store import RedisLimiter, RedisStore
+from forebay.redis.synced.store import SyncedStore
+from forebay.store import Store
+
+@final
+class TokenBucket(GcraLimiter):
+    """Up to `burst` permits at once, refilled at `rate`.
+
+    ``TokenBucket(store, "api", "100/minute", burst=20)``. `rate` is text or a ``Rate``; `burst` a whole number of
+    permits, by default as many as the rate allows per period. `name` identifies the limiter in its store. With
+    ``refill="continuous"`` permits trickle back one by one; with ``refill="interval"`` a whole rate's limit is put back
+    at the top of each period by the wall clock, and what is above the burst is lost.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all
+    processes; with intervals, at most ``burst`` and a rate's limit for each top of a period in the span. Algorithm:
+    GCRA, ITU-T Recommendation I.371.
+    """
+    @overload
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: RedisStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> RedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: AsyncRedisStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> AsyncRedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: SyncedStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> SyncedTokenBucket: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: LeasedStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> LeasedLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls,
+        store: AsyncLeasedStore,
+        name: str,
+        rate: str | Rate,
+        burst: int | None = None,
+        refill: Literal["continuous", "interval"] = "continuous",
+    ) -> AsyncLeasedLimiter: ...
+    def allow(self, key: Key, /) -> bool:
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+    @property
+    def burst(self) -> int: ...
+    @property
+    def refill(self) -> str: ...

@@ -1,0 +1,94 @@
+"""What the states of windows say: the counts, and the window that they are for. See window.pyx."""
+
+from libc.stdint cimport uint64_t
+
+from forebay.core.algorithms.counts cimport count_time, low_mask, low_of, time_of, window_end_ns
+from forebay.core.limiter cimport Draw, Shape
+from forebay.core.table.native cimport multiply_divide_down, multiply_divide_up, product_below
+
+
+# What a state says at a time: the counts, and the window that they are for.
+cdef struct Counted:
+    uint64_t count
+    uint64_t previous
+    uint64_t time                # the upper part of a state of that window
+    uint64_t end_ns              # of the window
+    uint64_t left_ns             # of the window, from now on
+
+
+cdef inline Counted fixed_counted(
+    const Shape* shape, uint64_t tag, uint64_t state, uint64_t now_ns
+) noexcept nogil:
+    cdef Counted counted
+    cdef uint64_t time = state & ~low_mask(shape.low_bits)
+    counted.end_ns = window_end_ns(shape, tag, now_ns)
+    counted.time = count_time(counted.end_ns, shape.low_bits)
+    counted.previous = 0
+    counted.count = 0
+    if time >= counted.time:
+        counted.count = low_of(state, shape.low_bits)
+        if time > counted.time:
+            # A later window than ours. It begins a whole number of periods after our own ends.
+            counted.time = time
+            counted.end_ns += (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns * shape.period_ns
+    counted.left_ns = counted.end_ns - now_ns
+    return counted
+
+
+cdef inline bint was_charged_before(const Draw* draw, uint64_t state) noexcept nogil:
+    """Whether the charge that is to be taken back was in another window than the state is."""
+    return draw.charged_state != 0 and (draw.charged_state ^ state) & ~low_mask(draw.shape.low_bits) != 0
+
+
+cdef inline Counted sliding_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
+    cdef Counted counted
+    cdef uint64_t time = state & ~low_mask(shape.low_bits)
+    cdef int count_bits = shape.low_bits - shape.previous_bits
+    cdef uint64_t count = low_of(state, count_bits)
+    cdef uint64_t previous = low_of(state, shape.low_bits) >> count_bits
+    counted.end_ns = window_end_ns(shape, 0, now_ns)
+    counted.left_ns = counted.end_ns - now_ns
+    counted.time = count_time(counted.end_ns + shape.period_ns, shape.low_bits)
+    counted.count = 0
+    counted.previous = 0
+    if time < counted.time:
+        if time == count_time(counted.end_ns, shape.low_bits):
+            # The state is of the window before ours.
+            counted.previous = (count + low_mask(shape.previous_shift)) >> shape.previous_shift
+    else:
+        counted.count = count
+        counted.previous = previous
+        if time > counted.time:
+            # A later window than ours, of which nothing is over: now is its beginning.
+            counted.time = time
+            counted.end_ns += (
+                (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns - 1) * shape.period_ns
+            counted.left_ns = shape.period_ns
+    return counted
+
+
+cdef inline uint64_t weighted(const Shape* shape, uint64_t previous, uint64_t left_ns) noexcept nogil:
+    """What the previous count still counts for."""
+    if shape.rounds_up:
+        return multiply_divide_up(previous << shape.previous_shift, left_ns, shape.period_ns)
+    return multiply_divide_down(previous << shape.previous_shift, left_ns, shape.period_ns)
+
+
+cdef inline bint has_room(const Shape* shape, const Counted* counted, uint64_t room) noexcept nogil:
+    """Whether the estimate is at most `room`, without the division."""
+    cdef uint64_t whole = counted.previous << shape.previous_shift
+    if counted.count > room:
+        return False
+    if shape.rounds_up:
+        return not product_below(room - counted.count, shape.period_ns, whole, counted.left_ns)
+    return product_below(whole, counted.left_ns, room - counted.count + 1, shape.period_ns)
+
+
+cdef inline uint64_t sliding_state(const Shape* shape, const Counted* counted) noexcept nogil:
+    return counted.time | counted.previous << (shape.low_bits - shape.previous_bits) | counted.count
+
+
+# How long until the estimate is at most `most`, if nothing else is counted; `to_end_ns` from now is the window's end.
+cdef uint64_t until_estimate(
+    const Shape* shape, const Counted* counted, uint64_t to_end_ns, uint64_t most
+) noexcept

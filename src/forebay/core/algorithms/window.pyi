@@ -1,0 +1,123 @@
+from typing import Literal, Self, final, overload
+
+from typing_extensions import disjoint_base
+
+from forebay.core.cell_limiter import CellLimiter
+from forebay.core.synced.window import SyncedWindow
+from forebay.core.table.keys import Key
+from forebay.rate import Rate
+from forebay.redis.aio import AsyncRedisStore
+from forebay.redis.aio_limiters import AsyncRedisLimiter
+from forebay.redis.leased.aio import AsyncLeasedLimiter, AsyncLeasedStore
+from forebay.redis.leased.store import LeasedLimiter, LeasedStore
+from forebay.redis.store import RedisLimiter, RedisStore
+from forebay.redis.synced.store import SyncedStore
+from forebay.store import Store
+
+@disjoint_base
+class WindowLimiter(CellLimiter):
+    """Base class of the limiters that count in windows; not used by itself."""
+    @property
+    def rate(self) -> Rate: ...
+
+@final
+class FixedWindow(WindowLimiter):
+    """At most as many permits in each window as the rate allows per period.
+
+    ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. They begin at multiples of the
+    period by the wall clock; with ``align="first"`` with a key's first request after its last window ended (up to 1.25
+    ns for each permit of the limit before it, which keeps it all in one cell); with ``align="stagger"`` at a time of
+    each key's own, so that not all keys begin afresh at one moment.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: never more than the limit in a window; so up to twice the limit within one period
+    that lies across two of them.
+    """
+    @overload
+    def __new__(
+        cls, store: Store, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: RedisStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> RedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncRedisStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> AsyncRedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: SyncedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> SyncedWindow: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: LeasedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> LeasedLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncLeasedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+    ) -> AsyncLeasedLimiter: ...
+    def allow(self, key: Key, /) -> bool:
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+    @property
+    def align(self) -> str: ...
+
+@final
+class SlidingWindow(WindowLimiter):
+    """At most as many permits as the rate allows, in an estimate of the period up to now.
+
+    ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
+    multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
+    period still covers: as if those requests had come evenly. That part is rounded up or down, as `rounding` says
+    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and rate share
+    their state, however they round. A rate for one call is rounded as the limiter's own.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it. So
+    within a period of which the time t lies behind an edge at most ``limit * (1 + t / period)``; rounded down, one
+    permit more. Rounded up, a key that always asks for more gets up to one permit less in each period. Both counts
+    are exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above
+    that the previous count is rounded up, by less than a seventh of the limit, so a little less is admitted than by
+    the formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth
+    refused.
+    """
+    @overload
+    def __new__(
+        cls, store: Store, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> Self: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: RedisStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> RedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncRedisStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> AsyncRedisLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: SyncedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> SyncedWindow: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: LeasedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> LeasedLimiter: ...
+    @overload
+    def __new__(  # type: ignore[misc]
+        cls, store: AsyncLeasedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
+    ) -> AsyncLeasedLimiter: ...
+    def allow(self, key: Key, /) -> bool:
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+    @property
+    def rounding(self) -> str: ...
+
+def rounds_up(rounding: str | None, limit: int) -> bool: ...

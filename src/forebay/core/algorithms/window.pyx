@@ -1,0 +1,368 @@
+"""Fixed and sliding windows: the count, the window that it belongs to and its expiry in one cell.
+
+One CAS decides, so a count is never added to a window that another process has already left (the state would have
+changed). A process whose clock reading is from an earlier window than the state's takes the state's window for its own:
+time never goes back (I-7).
+
+Fixed window
+------------
+The time in the state is the window's end, the low bits are the count.
+
+A window that begins with a key's first request is exactly a period long, too, though its end isn't known but from the
+state, where it is rounded up. For it begins at a *step*: one of moments that are further apart than times are rounded,
+and at which, as each period has the same, the window also ends. So the end is the last step that isn't later than the
+time in the state. A window begins at the last step before the first request, less than 2.5 quanta earlier than that.
+
+Sliding window
+--------------
+An estimate of the last period: the current window's count, plus the previous window's weighted by how much of it the
+last period still covers. (Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017.)
+That part is rounded up or down; the state means the same with either. Both counts stand in the state; its time is the
+end of the window *after* the current one, when both are forgotten. If two whole counts don't fit, the previous one is
+kept in units of ``2**previous_shift``, rounded up.
+"""
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from forebay.core.algorithms.counts cimport (
+    count_bits_for, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
+)
+from forebay.core.cell_limiter cimport CellLimiter, allow_by
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Draw, Shape, let_stores_make
+from forebay.core.table.native cimport (
+    FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up,
+)
+from forebay.core.table.table cimport Next, Verdict
+
+from forebay.errors import InvalidLimiter, shown
+from forebay.rate import as_rate
+
+
+cdef enum:
+    # Room above a limiter's own limit for the larger ones of its tiers, where it costs nothing.
+    TIER_BITS = 10
+    # A quantum longer than this share of a window is avoided where it can be.
+    FINE_BITS = 16
+    LEAST_PREVIOUS_BITS = 4
+    # Sliding windows of limits up to this round up, if they aren't told: one permit is a fifth of it, or more.
+    MOST_ROUNDED_UP = 5
+
+
+def rounds_up(rounding, limit):
+    """Whether a sliding window of this limit rounds up what the window before still counts for."""
+    if rounding is not None and (not isinstance(rounding, str) or rounding not in ("up", "down")):
+        raise InvalidLimiter(f"rounding is 'up' or 'down', not {shown(rounding)}; left out, it depends on the limit")
+    return limit <= MOST_ROUNDED_UP if rounding is None else rounding == "up"
+
+
+cdef bint fixed_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
+    next.state = counted.time | (counted.count + draw.amount)
+    return counted.count <= draw.room
+
+
+cdef bint fixed_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
+    if was_charged_before(draw, state):
+        return False
+    next.state = counted.time | (counted.count - draw.amount) if counted.count > draw.amount else 0
+    return counted.count != 0
+
+
+cdef inline Counted first_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
+    """Of a window that began with the key's first request."""
+    cdef Counted counted
+    cdef uint64_t rounded_ns = time_of(state, shape.low_bits)
+    counted.previous = 0
+    # The time in the state is later than the window's end by less than a quantum: before that no division is needed.
+    if rounded_ns > now_ns and (
+        rounded_ns - now_ns > most_rounded_ns(shape.low_bits) or last_step_ns(shape, rounded_ns) > now_ns
+    ):
+        counted.time = state & ~low_mask(shape.low_bits)
+        counted.end_ns = last_step_ns(shape, rounded_ns)
+        counted.count = low_of(state, shape.low_bits)
+    else:
+        counted.end_ns = last_step_ns(shape, now_ns) + shape.period_ns
+        counted.time = count_time(counted.end_ns, shape.low_bits)
+        counted.count = 0
+    counted.left_ns = counted.end_ns - now_ns
+    return counted
+
+
+cdef bint first_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = first_counted(draw.shape, state, now_ns)
+    next.state = counted.time | (counted.count + draw.amount)
+    return counted.count <= draw.room
+
+
+cdef bint first_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = first_counted(draw.shape, state, now_ns)
+    if was_charged_before(draw, state):
+        return False
+    # The window stays what it is, though nothing is counted in it any more: its end was told to whoever asked.
+    next.state = counted.time | (counted.count - min(counted.count, draw.amount))
+    return counted.count != 0
+
+
+cdef bint sliding_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef Counted counted = sliding_counted(shape, state, now_ns)
+    if not has_room(shape, &counted, draw.room):
+        return False
+    counted.count += draw.amount
+    next.state = sliding_state(shape, &counted)
+    return True
+
+
+cdef bint sliding_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """From the current count first, then from the previous one."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = sliding_counted(draw.shape, state, now_ns)
+    cdef uint64_t from_count = min(counted.count, draw.amount)
+    cdef uint64_t from_previous = min(counted.previous, (draw.amount - from_count) >> draw.shape.previous_shift)
+    if was_charged_before(draw, state) or (from_count == 0 and from_previous == 0):
+        return False
+    counted.count -= from_count
+    counted.previous -= from_previous
+    next.state = sliding_state(draw.shape, &counted)
+    return True
+
+
+cdef class WindowLimiter(CellLimiter):
+    """Base class of the limiters that count in windows; not used by itself."""
+
+    cdef readonly object rate
+
+    def __cinit__(self, store, name, rate, *args, **kwargs):
+        self.rate = as_rate(rate)
+        self.kind = FOREBAY_KIND_COUNT
+        self.shape.limit = self.shape.rate_limit = self.rate.limit
+        self.shape.period_ns = self.rate.period_ns
+        self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
+
+    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
+        shape[0] = self.shape
+        if burst is not None:
+            raise InvalidLimiter(f"{self!r} has no burst")
+        if rate is None:
+            return 0
+        rate = as_rate(rate)
+        if rate.period_ns != self.shape.period_ns:
+            raise InvalidLimiter(
+                f"{self!r} counts in windows of its own period, so the rate for one call must have the same, which "
+                f"{rate} has not")
+        most = self.most()
+        if rate.limit > most:
+            raise InvalidLimiter(
+                f"{self!r} can count up to {most}, not to {rate.limit}: make it with the largest of its rates")
+        shape.limit = shape.rate_limit = rate.limit
+        return 0
+
+    cdef uint64_t most(self) noexcept:
+        """The largest limit that its states can count to."""
+        return 0
+
+
+@cython.final
+cdef class FixedWindow(WindowLimiter):
+    """At most as many permits in each window as the rate allows per period.
+
+    ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. They begin at multiples of the
+    period by the wall clock; with ``align="first"`` with a key's first request after its last window ended (up to 1.25
+    ns for each permit of the limit before it, which keeps it all in one cell); with ``align="stagger"`` at a time of
+    each key's own, so that not all keys begin afresh at one moment.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: never more than the limit in a window; so up to twice the limit within one period
+    that lies across two of them.
+    """
+
+    cdef readonly str align
+
+    def __cinit__(self, store, name, rate, align="clock"):
+        cdef bytes encoding
+        cdef int window_bits = count_bits_for(self.shape.period_ns)
+        self.take = first_take if align == "first" else fixed_take
+        self.give_back = first_give_back if align == "first" else fixed_give_back
+        if align == "stagger":
+            self.shape.staggered = True
+        elif align != "clock" and align != "first":
+            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {shown(align)}")
+        self.align = align
+        self.shape.low_bits = count_bits_for(self.shape.limit)
+        if align != "first":
+            self.shape.low_bits = max(
+                self.shape.low_bits, min(self.shape.low_bits + TIER_BITS, window_bits - FINE_BITS))
+        encoding = b"fixed %s %d %d" % (align.encode(), self.shape.period_ns, self.shape.low_bits)
+        if align == "first":
+            self.shape.steps = steps_for(self.shape.period_ns, self.shape.low_bits)
+            encoding += b" %d" % self.shape.steps
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(encoding)
+
+    @cython.binding(False)
+    def __init__(self, store, name, rate, align="clock"):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    def __repr__(self):
+        align = "" if self.align == "clock" else f" align={self.align!r}"
+        return f"<FixedWindow {self.name!r} {self.rate}{align}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        if self.take == first_take:
+            return allow_by(self, key, first_take, NULL)
+        return allow_by(self, key, fixed_take, NULL)
+
+    cdef uint64_t most(self) noexcept:
+        return low_mask(self.shape.low_bits)
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef Counted counted
+        if self.take == first_take:
+            counted = first_counted(draw.shape, verdict.state, verdict.now_ns)
+        else:
+            counted = fixed_counted(draw.shape, verdict.tag, verdict.state, verdict.now_ns)
+        decision.available = draw.shape.limit - counted.count if counted.count < draw.shape.limit else 0
+        decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
+        decision.reset_after_ns = counted.left_ns if counted.count else 0
+        return 0
+
+
+@cython.final
+cdef class SlidingWindow(WindowLimiter):
+    """At most as many permits as the rate allows, in an estimate of the period up to now.
+
+    ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
+    multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
+    period still covers: as if those requests had come evenly. That part is rounded up or down, as `rounding` says
+    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and rate share
+    their state, however they round. A rate for one call is rounded as the limiter's own.
+
+    Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
+
+    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
+    the store per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it. So
+    within a period of which the time t lies behind an edge at most ``limit * (1 + t / period)``; rounded down, one
+    permit more. Rounded up, a key that always asks for more gets up to one permit less in each period. Both counts
+    are exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above
+    that the previous count is rounded up, by less than a seventh of the limit, so a little less is admitted than by
+    the formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth
+    refused.
+    """
+
+    def __cinit__(self, store, name, rate, *, rounding=None):
+        cdef bytes encoding
+        cdef int count_bits = count_bits_for(self.shape.limit)
+        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
+        cdef int room = count_bits_for(self.shape.period_ns)
+        cdef int previous_bits, shift = 0
+        self.take = sliding_take
+        self.give_back = sliding_give_back
+        self.shape.rounds_up = rounds_up(rounding, self.shape.limit)
+        count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
+        previous_bits = min(count_bits, room - count_bits)
+        if previous_bits < min(count_bits, <int>LEAST_PREVIOUS_BITS):
+            raise InvalidLimiter(
+                f"{self.rate} is too much for a sliding window to count in one cell: take a longer period, or a token "
+                f"bucket")
+        if previous_bits < count_bits:
+            while (self.shape.limit + low_mask(shift)) >> shift > low_mask(previous_bits):
+                shift += 1
+        self.shape.low_bits = count_bits + previous_bits
+        self.shape.previous_bits = previous_bits
+        self.shape.previous_shift = shift
+        self.draw(1, &self.shape, &self.unit)
+        encoding = b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits)
+        if shift:
+            encoding += b" %d" % shift
+        self.enroll(encoding)
+
+    @cython.binding(False)
+    def __init__(self, store, name, rate, *, rounding=None):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    @property
+    def rounding(self):
+        return "up" if self.shape.rounds_up else "down"
+
+    def __repr__(self):
+        rounding = "" if self.shape.rounds_up == rounds_up(None, self.shape.limit) else f" rounding={self.rounding!r}"
+        return f"<SlidingWindow {self.name!r} {self.rate}{rounding}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        return allow_by(self, key, sliding_take, NULL)
+
+    cdef uint64_t most(self) noexcept:
+        cdef int count_bits = self.shape.low_bits - self.shape.previous_bits
+        # With a rounded previous count, rounding up must not carry out of its bits.
+        return low_mask(count_bits) if self.shape.previous_shift == 0 else self.shape.limit
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef const Shape* shape = draw.shape
+        cdef Counted counted = sliding_counted(shape, verdict.state, verdict.now_ns)
+        # Of a window that is later than ours, the part of it that we haven't come to counts for waiting.
+        cdef uint64_t to_end_ns = counted.end_ns - verdict.now_ns
+        cdef uint64_t estimate = counted.count + weighted(shape, counted.previous, counted.left_ns)
+        decision.available = shape.limit - estimate if estimate < shape.limit else 0
+        decision.retry_after_ns = 0 if decision.allowed else until_estimate(
+            shape, &counted, to_end_ns, draw.room)
+        decision.reset_after_ns = 0 if estimate == 0 else until_estimate(shape, &counted, to_end_ns, 0)
+        return 0
+
+
+cdef uint64_t until_estimate(
+    const Shape* shape, const Counted* counted, uint64_t to_end_ns, uint64_t most
+) noexcept:
+    cdef uint64_t left_ns, shifted
+    if counted.count <= most:
+        left_ns = left_for(shape, counted.previous, most - counted.count)
+        if left_ns != 0:
+            return to_end_ns - min(left_ns, to_end_ns)
+        # Not before the window's end; and then its own count is the previous one, which may be rounded above `most`.
+    shifted = (counted.count + low_mask(shape.previous_shift)) >> shape.previous_shift
+    return to_end_ns + shape.period_ns - left_for(shape, shifted, most)
+
+
+cdef uint64_t left_for(const Shape* shape, uint64_t previous, uint64_t most) noexcept:
+    """How much of a window may be left, at most, for the previous count to be worth no more than `most`."""
+    cdef uint64_t whole = previous << shape.previous_shift
+    if whole <= most:
+        return shape.period_ns
+    if shape.rounds_up:
+        return multiply_divide_down(most, shape.period_ns, whole)
+    return multiply_divide_up(most + 1, shape.period_ns, whole) - 1
+
+
+let_stores_make(FixedWindow)
+let_stores_make(SlidingWindow)

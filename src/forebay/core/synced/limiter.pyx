@@ -1,0 +1,273 @@
+"""Limits that are counted on each host at once and exchanged with the others at intervals, over Redis.
+
+Here is what their keys are called and how that is kept; window.pyx and token_bucket.pyx beside it decide and say what
+is to be exchanged, forebay.redis.synced.store exchanges it.
+
+What is exchanged
+-----------------
+A host tells Redis of a key: *I have counted U of it so far* (of a window: in that window; of a bucket: since the key
+came to its cell). Redis keeps U for each host, adds the difference to what it had, and answers with the total. So a
+message that is lost, repeated, or overtaken by a later one changes nothing that the next one doesn't put right: what is
+told is never an event, always a state. Nothing is lost and nothing counted twice, however often a process is killed
+in between, however many exchange at once, and though nobody remembers what was sent.
+
+* *U may fall*, by a refund. So each message bears the time at which U was read, of this host's one clock, and Redis
+  takes only what was read later than what it took last.
+* *A key may lose its cell* (eviction) and come back, with U begun anew. So each message bears the key's *birth*, the id
+  of the claim by which it came to its cell, which no other claim has. Of another birth than it knows, Redis counts U
+  besides what it has, and takes nothing away for it. Of a window the host then gets its own former count back as if it
+  were another host's. An answer is learned only if the cell's key is still of the birth that the message bore.
+* *Two limiters may have one name and period but other limits*, and then other cells if their counts need other bits.
+  Each is a host of its own at Redis: its field has the bits in it. Both add to one sum.
+* *Redis may forget* (emptied, or a key evicted). A message bears what the host believes to be
+  known. Of a bucket only what has been charged since is added then; the hosts' own times still stand. Of a window all
+  is told again, by each host in its turn; until all have, the sum is too small. So who finds that Redis doesn't know it
+  any more, or has no sum at all though there once were others' counts, marks the window as *lost*, and of a lost window
+  a host never takes others' count for less than it knew. That holds until the window is over, so what is given back in
+  a lost window isn't learned by the others. It isn't noticed that Redis knows an older count of a host, as after a
+  failover to a copy that was behind: what that lacks is missing until its host tells it again.
+
+Several that exchange at once
+-----------------------------
+A process may be stopped anywhere, and go on when others of its host have exchanged since. So questions have an order.
+Behind each cell is a *ticket*. Who asks reads it, then which window it is, then the cell, then the clock, and then
+raises it by a CAS of the pair of words that it is in; if that fails, it reads all again. So between two tickets there
+is one reading: of two messages of a key, the one with the later ticket was read later, is about no earlier window, and
+bears no earlier time. Of two of one microsecond, Redis takes the one that comes first, and answers to the other what it
+knows.
+
+* *What others have counted* in a window is learned together with the question's ticket, by one CAS of both, and only if
+  that is later than the ticket of what was learned last. So a process that goes on late takes nothing back.
+* *What Redis knows of this host* is learned from the answer to the last question only. Asking has marked it as not
+  answered; so it stays, and the key pending, until that answer comes or the next question is answered. What Redis has
+  is what it answered there: whatever was asked before and comes later, it doesn't take.
+* *A bucket's TAT* is only ever moved on, so its answers need no order.
+
+Killed or stopped between asking and learning: the key is told again. Between the two CASes of learning: the same.
+
+It is this host's order, of questions, and not one of answers by the server's time or by a count that is kept there: a
+server's clock may be set back, and a server may be emptied or replaced by a copy that is behind; then every answer
+would seem to be old until it has caught up. The price: if one process is stopped between its question and sending it,
+and another one, that asked later, between its answer and learning it, the first may learn news before the second learns
+what is older than that. The next exchange puts it right.
+
+*Another life.* A pair is only ever changed by a CAS from what was read before the cell was looked at. Who claims the
+cell for another key puts a pair in it (`SYNC pair -> claim`), while its claim stands, that hardly another claim has: of
+a window by 32 bits of the claim's id, of a bucket by ten and the time. So who is late to learn or to ask finds it
+changed and leaves it alone.
+
+The name of a key
+-----------------
+The exchanger needs 128 bits that stand for the key at Redis. The table has 61 others, by a hash that only this segment
+knows, and most keys were counted by other processes. So each cell has words behind it: the name, the birth, and a
+*seal*, a keyed hash of these and of the cell's tag.
+
+Who inserts a key writes them (`begin_words`) while the cell is a claim, before it is promoted: SYNC words -> promote:
+who reads the member by an acquire load sees them. It does so in pairs, each by a CAS from what it had read before it
+saw its claim stand. So a process may be killed or stopped anywhere: before the promotion, nothing was counted; after
+it, the words are there; and who is late to write finds that whoever promoted the claim has changed the pair, or would
+change nothing; but for a name, if the key of before has come back to the cell, or if the late one had none: then the
+seal is wrong. No key is told under another's name, or under its former birth.
+
+All that promote one claim write the same, as they have it from the key and the claim. But a key is *without a name* if
+it lost its cell between being looked for and being inserted by the same request. It has no seal then, and the exchanger
+leaves it alone: until it comes to a cell again, it is limited on this host by what this host knows. So it does if the
+seal is wrong, by such a late writer or by damage (at odds of 2**-64).
+
+*Reading*: the ticket, the cell, its words, the cell again. If its tag is still the same, the seal is right, and the
+ticket can be raised, they belong together.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcpy
+
+from forebay.core.cell_limiter cimport CellLimiter, whole_cost
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Ask, Draw
+from forebay.core.table.keys cimport derive_key
+from forebay.core.table.native cimport (
+    ForebayCell, ForebayHashKey, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
+)
+from forebay.core.table.table cimport (
+    ALLOWED, UNDECIDED, Clear, Events, Outcome, Verdict, fingerprint_of, table_decide, table_find, table_now,
+)
+
+from forebay.errors import InvalidCost, InvalidKey, shown
+from forebay.segment.extents import ExtentShape, open_extent
+
+
+cdef enum:
+    # Between noting a name and using it there are only other threads' requests.
+    MOST_NAMES = 1024
+
+
+cdef uint64_t seal_of(const uint64_t* words, uint64_t tag, ForebayHashKey key) noexcept nogil:
+    # In docs/segment-format.md, too.
+    cdef uint64_t[4] sealed = [words[NAME], words[NAME + 1], words[BIRTH], fingerprint_of(tag)]
+    return siphash13(key, <const uint8_t*>sealed, sizeof(sealed)) | 1
+
+
+cdef void begin_pair(
+    ForebayCell* cell, ForebayCell claim, ForebayCell* pair, uint64_t first, uint64_t second
+) noexcept nogil:
+    cdef ForebayCell wanted = ForebayCell(first, second)
+    # SYNC pair -> claim
+    cdef ForebayCell seen = load128_acquire(pair)
+    while stands(cell, claim) and not cas128_acq_rel(pair, seen, wanted):
+        seen = load128_acquire(pair)
+
+
+cdef void begin_words(ForebayCell* cell, ForebayCell claim, const NamedDraw* named) noexcept nogil:
+    cdef uint64_t* words = words_of(named.draw.shape, cell)
+    cdef uint64_t[4] wanted = [named.name[0], named.name[1], claim.state, 0]
+    wanted[SEAL] = seal_of(wanted, claim.tag, named.seal_key) if named.is_named else 0
+    begin_pair(cell, claim, pair_at(words, NAME), wanted[NAME], wanted[NAME + 1])
+    begin_pair(cell, claim, pair_at(words, BIRTH), wanted[BIRTH], wanted[SEAL])
+
+
+cdef class SyncedLimiter(CellLimiter):
+    """Base class of the limiters that are synced; not used by itself.
+
+    A new key gets its name before it gets its cell, whichever way it is asked for.
+    """
+
+    cdef int begin(
+        self, object purpose, object keys, object synced_store, object name_of, bytes encoding, Clear clear
+    ) except -1:
+        """Open the extent, and enroll: when the shape is known."""
+        ExtentShape.checked(keys, WORDS_PER_CELL, self.name)
+        self.extent = open_extent(self.store, self.name, purpose, keys)
+        self.synced_store, self.name_of, self.names = synced_store, name_of, {}
+        self.draw(1, &self.shape, &self.unit)
+        self.enroll(encoding)
+        self.table = self.extent.table
+        # A state and its tag that don't belong together do no harm: nothing is written for them.
+        self.table.has_words = False
+        self.table.clear = clear
+        self.shape.cells = self.table.cells
+        self.shape.words = self.extent.words
+        self.shape.last_cell = self.extent.used_cells - 1
+        self.seal_key = derive_key(self.hash_key, b"seal")
+        return 0
+
+    @property
+    def keys(self):
+        return self.extent.keys
+
+    def reserve(self, key, cost=1, max_delay=None):
+        """Book `cost` permits of `key` and say after how many seconds they may be used, as far as this host knows.
+
+        A window can't be booked ahead: it can only be charged what is allowed now.
+        """
+        self.note(key, self.tag_of(key))
+        return CellLimiter.reserve(self, key, cost, max_delay)
+
+    @cython.binding(False)
+    def allow_many(self, keys, costs=None):
+        """Decide a batch in order: a list of bools, one per key. As so many calls of ``hit``, after all are checked."""
+        cdef Draw draw
+        if isinstance(keys, (str, bytes)):
+            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
+        if isinstance(costs, int):
+            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
+        keys = list(keys)
+        costs = [1] * len(keys) if costs is None else [whole_cost(cost) for cost in costs]
+        if len(costs) != len(keys):
+            raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
+        for key, cost in zip(keys, costs, strict=True):
+            self.tag_of(key)
+            self.draw(cost, &self.shape, &draw)
+        return [self.hit(key, cost).allowed for key, cost in zip(keys, costs, strict=True)]
+
+    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED:
+        return decide_named(self, None, tag, draw, verdict, self.take, self.record)
+
+    cdef Decision decide_once(self, object key, const Draw* draw):
+        cdef Verdict verdict
+        cdef uint64_t tag = self.tag_of(key)
+        cdef bint allowed
+        if draw.amount == 0:
+            allowed = self.decide_or_peek(tag, draw, &verdict)
+        else:
+            allowed = decide_named(self, key, tag, draw, &verdict, self.take, self.record) == ALLOWED
+        return self.new_decision(draw, &verdict, allowed)
+
+    cdef Decision hit_once(self, object key, const Draw* draw, object request_id, object request_ttl):
+        self.note(key, self.tag_of(key))
+        return CellLimiter.hit_once(self, key, draw, request_id, request_ttl)
+
+    cdef int ask(self, object key, object cost, Ask* ask) except -1:
+        CellLimiter.ask(self, key, cost, ask)
+        self.note(key, ask.tag)
+        return 0
+
+    cdef int commit(self, Ask* ask) except -1:
+        cdef Events events
+        cdef NamedDraw named
+        self.name_draw(ask.tag, ask.draw, &named)
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        ask.verdict.full = False
+        ask.verdict.now_ns = table_now(&self.table)
+        table_decide(
+            &self.table, ask.tag, self.claim_stripe, &self.counters.claims, self.take, &named.draw, &ask.verdict,
+            &events)
+        self.count_events(&events)
+        if ask.verdict.outcome == ALLOWED and self.record != NULL:
+            self.record(ask.draw, &ask.verdict)
+        return ask.verdict.outcome == ALLOWED
+
+    cdef int note(self, object key, uint64_t tag) except -1:
+        """What a key is called, if it may have to be inserted: that takes a microsecond."""
+        cdef uint64_t state
+        if table_find(&self.table, tag, &state) == NULL and tag not in self.names:
+            if len(self.names) >= MOST_NAMES:
+                self.names.pop(next(iter(self.names)), None)
+            self.names[tag] = self.name_of(key)
+        return 0
+
+    cdef int name_draw(self, uint64_t tag, const Draw* draw, NamedDraw* named) except -1:
+        cdef bytes name = self.names.get(tag)
+        named.draw = draw[0]
+        named.is_named = name is not None and PyBytes_GET_SIZE(name) == sizeof(named.name)
+        named.name[0] = named.name[1] = 0
+        named.seal_key = self.seal_key
+        if named.is_named:
+            memcpy(named.name, PyBytes_AS_STRING(name), sizeof(named.name))
+        return 0
+
+    cdef bint is_sealed(self, const uint64_t* words, uint64_t tag, uint64_t* seen) noexcept:
+        """Whether the words of a name and a birth belong to the key with this tag; `seen` is left with them."""
+        cdef int i
+        for i in range(NAME, SEAL + 1):
+            seen[i] = load_acquire(&words[i])
+        return seen[SEAL] != 0 and seen[SEAL] == seal_of(seen, tag, self.seal_key)
+
+    def _usages(self, uint64_t first, uint64_t last, int64_t turn):
+        """For the exchange: what is to be told of the keys in the cells from `first` to before `last`, a tuple for
+        each: its place, for `_learn`; its name; when it was read, in microseconds of the host; and what `usage_of`
+        tells of it.
+
+        All that Redis doesn't know yet, and of the others those whose turn it is: every `IDLE_TURNS`-th; with a turn
+        of -1 all that count, with -2 none, nor with -3, which only looks. Also, how many are left out for want of a
+        name.
+        """
+        cdef uint64_t index
+        cdef uint64_t unnamed = 0
+        cdef list usages = []
+        # Where it follows Python's time, it stands still from here on.
+        cdef uint64_t now_ns = self.segment.now_ns()
+        for index in range(first, min(last, self.extent.used_cells)):
+            usage = self.usage_of(index, now_ns, turn, &unnamed)
+            if usage is not None:
+                usages.append(usage)
+        return usages, unnamed
+
+    cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+        """What is told of one key; None if it is nothing. Each kind's own."""
+        return None
+
+    def _cells(self):
+        """For the exchange: how many cells there are to look at."""
+        return self.extent.used_cells

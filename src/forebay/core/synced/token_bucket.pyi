@@ -1,0 +1,32 @@
+from collections.abc import Callable
+from typing import Self, final
+
+from forebay.core.synced.limiter import SyncedLimiter
+from forebay.core.table.keys import Key
+from forebay.rate import Rate
+from forebay.redis.synced.store import SyncedStore
+from forebay.store import Store
+
+@final
+class SyncedTokenBucket(SyncedLimiter):
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        rate: str | Rate,
+        burst: int | None,
+        synced_store: SyncedStore,
+        keys: int,
+        name_of: Callable[[Key], bytes],
+    ) -> Self: ...
+    def allow(self, key: Key, /) -> bool: ...
+    @property
+    def rate(self) -> Rate: ...
+    @property
+    def burst(self) -> int: ...
+    def _usages(
+        self, first: int, last: int, turn: int
+    ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int]], int]: ...
+    def _learn(
+        self, place: tuple[int, int, int, int], charged: int, known_us: int, read_ns: int, ahead_ns: int
+    ) -> None: ...

@@ -1,0 +1,41 @@
+from collections.abc import Callable
+from typing import Literal, Self, final
+
+from forebay.core.synced.limiter import SyncedLimiter
+from forebay.core.table.keys import Key
+from forebay.rate import Rate
+from forebay.redis.synced.store import SyncedStore
+from forebay.store import Store
+
+@final
+class SyncedWindow(SyncedLimiter):
+    def __new__(
+        cls,
+        store: Store,
+        name: str,
+        rate: str | Rate,
+        synced_store: SyncedStore,
+        slides: bool,
+        keys: int,
+        name_of: Callable[[Key], bytes],
+        rounding: Literal["up", "down"] | None = None,
+    ) -> Self: ...
+    def allow(self, key: Key, /) -> bool: ...
+    @property
+    def rate(self) -> Rate: ...
+    @property
+    def rounding(self) -> str | None: ...
+    @property
+    def slides(self) -> bool: ...
+    @property
+    def _low_bits(self) -> int: ...
+    def _usages(
+        self, first: int, last: int, turn: int
+    ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int, int, int, int]], int]: ...
+    def _learn(
+        self,
+        place: tuple[int, int, int, int],
+        end_ns: int,
+        answer: tuple[int, int, bool] | None,
+        answer_before: tuple[int, int, bool] | None = None,
+    ) -> None: ...

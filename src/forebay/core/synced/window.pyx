@@ -1,0 +1,420 @@
+"""Fixed and sliding windows that are synced with other hosts; read synced/limiter.pyx first.
+
+The cell's state is that of a fixed or a sliding window (see algorithms/window.pyx) and counts what *this host* has
+admitted. What other hosts have is behind the cell, for this window and the one before. A request is judged by the sum,
+and charged by one CAS of the cell: so of this host's own usage every request sees all, and no update is lost. What
+others have counted is news that is always a little old; it is read before the CAS, and may change meanwhile.
+
+A pair of words is a window's id, a ticket (see limiter.pyx beside it), and two counts, each of 32 bits: of that window,
+and of the one before. A window's *id* is its end in units of a power of two that is no longer than a period, modulo
+2**32, so no two windows that follow each other have the same. Pairs are only changed as a whole, by a CAS. A decision
+reads the id, the counts, and the id again, as no two answers have one ticket; so it takes no counts for another
+window's.
+
+A count of Redis may be more than a word holds, or than the limit: then it is the limit or more, and that is all that a
+decision asks.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint64_t
+
+from forebay.core.algorithms.counts cimport count_bits_for, low_mask, low_of, time_of, window_end_ns
+from forebay.core.algorithms.window cimport (
+    Counted, fixed_counted, has_room, sliding_counted, sliding_state, until_estimate, was_charged_before, weighted,
+)
+from forebay.core.decision cimport Decision
+from forebay.core.limiter cimport Draw, Shape
+from forebay.core.synced.limiter cimport (
+    BIRTH, COUNT_BITS, LOOK_ONLY, OTHERS, TOLD, WORDS_PER_CELL, NamedDraw, SyncedLimiter, begin_pair, begin_words,
+    decide_named, is_turn, pair_at, words_of,
+)
+from forebay.core.table.native cimport (
+    FOREBAY_KIND_BITS, FOREBAY_KIND_COUNT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, monotonic_ns,
+)
+from forebay.core.table.table cimport ALLOWED, Events, Next, Verdict, table_amend, table_find, table_now
+
+from forebay.core.algorithms.window import rounds_up
+from forebay.errors import InvalidLimiter
+from forebay.rate import as_rate
+from forebay.segment import layout
+from forebay.segment.extents import Purpose
+
+
+cdef uint64_t MOST_OF_OTHERS = low_mask(COUNT_BITS)
+# With a count that Redis knew: it may know another that it has been told since. Above every limit.
+cdef uint64_t UNANSWERED = <uint64_t>1 << (COUNT_BITS - 1)
+
+
+cdef inline uint64_t id_of(const Shape* shape, uint64_t end_ns) noexcept nogil:
+    return end_ns >> shape.window_shift & low_mask(COUNT_BITS)
+
+
+# What a pair of words says of a window and of the one before.
+cdef struct Both:
+    uint64_t count
+    uint64_t before
+
+
+cdef inline Both both_in(const Shape* shape, uint64_t head, uint64_t counts, uint64_t end_ns) noexcept nogil:
+    """Of the window that ends then. The pair may be of the window after it, or before."""
+    cdef uint64_t window_id = head >> COUNT_BITS
+    cdef uint64_t count = counts >> COUNT_BITS
+    cdef uint64_t before = counts & low_mask(COUNT_BITS)
+    if window_id == id_of(shape, end_ns):
+        return Both(count, before)
+    if window_id == id_of(shape, end_ns - shape.period_ns):
+        return Both(0, count)
+    return Both(before if window_id == id_of(shape, end_ns + shape.period_ns) else 0, 0)
+
+
+cdef inline ForebayCell pair_of(const Shape* shape, uint64_t end_ns, uint64_t ticket, Both both) noexcept nogil:
+    cdef ForebayCell pair
+    pair.tag = id_of(shape, end_ns) << COUNT_BITS | (ticket & low_mask(COUNT_BITS))
+    pair.state = both.count << COUNT_BITS | both.before
+    return pair
+
+
+cdef inline uint64_t ticket_of(ForebayCell pair) noexcept nogil:
+    return pair.tag & low_mask(COUNT_BITS)
+
+
+cdef inline bint is_later(uint64_t ticket, uint64_t other) noexcept nogil:
+    return 0 < ((ticket - other) & low_mask(COUNT_BITS)) < low_mask(COUNT_BITS - 1)
+
+
+cdef inline Both others_in(const Shape* shape, const ForebayCell* cell, uint64_t end_ns) noexcept nogil:
+    cdef const uint64_t* pair
+    cdef uint64_t head, counts
+    if cell == NULL:
+        return Both(0, 0)
+    pair = &words_of(shape, cell)[OTHERS]
+    while True:
+        head, counts = load_acquire(&pair[0]), load_acquire(&pair[1])
+        if load_acquire(&pair[0]) == head:
+            return both_in(shape, head, counts, end_ns)
+
+
+cdef inline int64_t telling(uint64_t count, uint64_t* told) noexcept:
+    """A count that is about to be told; -1 if there is nothing, nor anything that Redis may know."""
+    if count == 0 and told[0] == 0:
+        return -1
+    told[0] |= UNANSWERED
+    return <int64_t>count
+
+
+cdef bint synced_fixed_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
+    next.state = counted.time | (counted.count + draw.amount)
+    return counted.count + others_in(draw.shape, cell, counted.end_ns).count <= draw.room
+
+
+cdef bint synced_fixed_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """The window stays, with whatever is left in it: that is to be told to the others."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
+    if was_charged_before(draw, state):
+        return False
+    next.state = counted.time | (counted.count - min(counted.count, draw.amount))
+    return counted.count != 0
+
+
+cdef inline Counted sliding_counted_of_all(
+    const Shape* shape, const ForebayCell* cell, uint64_t state, uint64_t now_ns
+) noexcept nogil:
+    cdef Counted counted = sliding_counted(shape, state, now_ns)
+    cdef Both others = others_in(shape, cell, counted.end_ns)
+    counted.count += others.count
+    counted.previous += others.before
+    return counted
+
+
+cdef bint synced_sliding_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Shape* shape = draw.shape
+    cdef Counted own = sliding_counted(shape, state, now_ns)
+    cdef Counted of_all = sliding_counted_of_all(shape, cell, state, now_ns)
+    own.count += draw.amount
+    next.state = sliding_state(shape, &own)
+    return has_room(shape, &of_all, draw.room)
+
+
+cdef bint synced_sliding_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    """From the current count first, then from the previous one."""
+    cdef const Draw* draw = <const Draw*>parameters
+    cdef Counted counted = sliding_counted(draw.shape, state, now_ns)
+    cdef uint64_t from_count = min(counted.count, draw.amount)
+    cdef uint64_t from_previous = min(counted.previous, draw.amount - from_count)
+    if was_charged_before(draw, state) or (from_count == 0 and from_previous == 0):
+        return False
+    counted.count -= from_count
+    counted.previous -= from_previous
+    next.state = sliding_state(draw.shape, &counted)
+    return True
+
+
+cdef void window_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
+    cdef const NamedDraw* named = <const NamedDraw*>parameters
+    cdef uint64_t* words = words_of(named.draw.shape, cell)
+    # Each life begins with other tickets: so what is learned late of another key finds the pair changed.
+    cdef uint64_t ticket = claim.state & low_mask(COUNT_BITS)
+    begin_words(cell, claim, named)
+    begin_pair(cell, claim, pair_at(words, OTHERS), ticket, 0)
+    begin_pair(cell, claim, pair_at(words, TOLD), ticket, 0)
+
+
+@cython.final
+cdef class SyncedWindow(SyncedLimiter):
+    """What ``FixedWindow`` and ``SlidingWindow`` are over a ``SyncedStore``; made by those.
+
+    Each method decides in this host's memory, as those do over a ``Store``, and may be called from any thread and in
+    asyncio's. ``reset`` forgets what this host has counted, and tells the others so; what they have counted is known
+    again after the next exchange.
+    """
+
+    cdef readonly object rate
+    cdef readonly bint slides
+
+    def __cinit__(self, store, name, rate, synced_store, bint slides, keys, name_of, rounding=None):
+        cdef int period_bits
+        self.rate = as_rate(rate)
+        self.slides = slides
+        self.kind = FOREBAY_KIND_COUNT
+        self.take = synced_sliding_take if slides else synced_fixed_take
+        self.give_back = synced_sliding_give_back if slides else synced_fixed_give_back
+        self.shape.limit = self.shape.rate_limit = self.rate.limit
+        self.shape.rounds_up = slides and rounds_up(rounding, self.rate.limit)
+        self.shape.period_ns = self.rate.period_ns
+        self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
+        period_bits = count_bits_for(self.shape.period_ns)
+        self.shape.window_shift = period_bits - 1
+        self.shape.previous_bits = count_bits_for(self.shape.limit) if slides else 0
+        self.shape.low_bits = count_bits_for(self.shape.limit) + self.shape.previous_bits
+        # A quantum, 2**(low_bits - 2) ns, is at most half a window.
+        if self.shape.low_bits > period_bits or self.shape.limit >= UNANSWERED:
+            raise InvalidLimiter(
+                f"{self.rate} is too much for a window that is synced: take a longer period, or a token bucket")
+        encoding = b"synced %d %d %d" % (2 if slides else 1, self.shape.period_ns, self.shape.low_bits)
+        purpose = Purpose(
+            algorithm=layout.ALGORITHM_SYNCED_WINDOW, words_per_cell=WORDS_PER_CELL, low_bits=self.shape.low_bits,
+            limit=2 if slides else 1, period_ns=self.shape.period_ns)
+        self.begin(purpose, keys, synced_store, name_of, encoding, window_clear)
+
+    @cython.binding(False)
+    def __init__(self, store, name, rate, synced_store, slides, keys, name_of, rounding=None):
+        """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
+
+    def __repr__(self):
+        kind = "SlidingWindow" if self.slides else "FixedWindow"
+        rounding = f" rounding={self.rounding!r}" if self.slides and self.shape.rounds_up != rounds_up(
+            None, self.shape.limit) else ""
+        return f"<{kind} {self.name!r} {self.rate}{rounding}, over {self.synced_store!r}>"
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        cdef Verdict verdict
+        cdef uint64_t tag = self.tag_of(key)
+        if self.take == synced_fixed_take:
+            return decide_named(self, key, tag, &self.unit, &verdict, synced_fixed_take, NULL) == ALLOWED
+        return decide_named(self, key, tag, &self.unit, &verdict, synced_sliding_take, NULL) == ALLOWED
+
+    @property
+    def rounding(self):
+        """Of a sliding window; None of a fixed one."""
+        return ("up" if self.shape.rounds_up else "down") if self.slides else None
+
+    @property
+    def _low_bits(self):
+        """Limits of one name and period share their cells if these are the same, too."""
+        return self.shape.low_bits
+
+    cdef int forget(self, uint64_t tag) except -1:
+        """The cell stays, as there is something to tell: that nothing is counted any more."""
+        cdef Events events
+        cdef Draw all_of_it
+        cdef uint64_t state
+        cdef ForebayCell* cell = table_find(&self.table, tag, &state)
+        cdef ForebayCell seen, wanted
+        while cell != NULL:
+            seen = wanted = load128_acquire(pair_at(words_of(&self.shape, cell), OTHERS))
+            wanted.state = 0
+            if load_acquire(&cell.tag) != tag or cas128_acq_rel(
+                    pair_at(words_of(&self.shape, cell), OTHERS), seen, wanted):
+                break
+        all_of_it = self.unit
+        all_of_it.amount = ~<uint64_t>0
+        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        table_amend(&self.table, tag, self.give_back, &all_of_it, &events)
+        self.count_events(&events)
+        return 0
+
+    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+        cdef const Shape* shape = draw.shape
+        cdef Counted counted
+        cdef uint64_t to_end_ns, estimate
+        if self.slides:
+            counted = sliding_counted_of_all(shape, verdict.cell, verdict.state, verdict.now_ns)
+            # Of a window that is later than ours, the part of it that we haven't come to counts for waiting.
+            to_end_ns = counted.end_ns - verdict.now_ns
+            estimate = counted.count + weighted(shape, counted.previous, counted.left_ns)
+            decision.retry_after_ns = 0 if decision.allowed else until_estimate(
+                shape, &counted, to_end_ns, draw.room)
+            decision.reset_after_ns = 0 if estimate == 0 else until_estimate(shape, &counted, to_end_ns, 0)
+        else:
+            counted = fixed_counted(shape, verdict.tag, verdict.state, verdict.now_ns)
+            estimate = counted.count + others_in(shape, verdict.cell, counted.end_ns).count
+            decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
+            decision.reset_after_ns = counted.left_ns if estimate else 0
+        decision.available = shape.limit - estimate if estimate < shape.limit else 0
+        return 0
+
+    cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+        """The end of the window in ns since 1970; and of it and of the one before each what this host has counted (-1
+        where there is only something to ask), what of that Redis knew, and what others had counted."""
+        cdef const Shape* shape = &self.shape
+        cdef ForebayCell* cell = self.table.cells + index
+        cdef uint64_t* words = words_of(shape, cell)
+        cdef uint64_t[4] name
+        cdef uint64_t end_ns, own, previous, ticket, time_ns, read_us
+        cdef int64_t count, before
+        cdef ForebayCell seen, asked
+        cdef Both told, marked, others
+        cdef bint asks = self.slides and is_turn(index, turn)
+        if not self.read_usage(cell, load128_acquire(cell), now_ns, asks, &end_ns, &own, &previous):
+            return None
+        while True:
+            # SYNC ticket -> reading
+            asked = load128_acquire(pair_at(words, TOLD))
+            # Of the clock, too: else the later question might be about the earlier window.
+            time_ns = table_now(&self.table)
+            seen = load128_acquire(cell)
+            if not self.read_usage(cell, seen, time_ns, asks, &end_ns, &own, &previous):
+                return None
+            told = both_in(shape, asked.tag, asked.state, end_ns)
+            if told.count == own and (not self.slides or told.before == previous) and not is_turn(index, turn):
+                return None
+            if not self.is_sealed(words, seen.tag, name):
+                unnamed[0] += load_acquire(&cell.tag) == seen.tag
+                return None
+            # Read between two looks at the cell, and sealed: all of one key.
+            if load_acquire(&cell.tag) != seen.tag:
+                return None
+            read_us = (monotonic_ns() - self.table.epoch_ns) // 1000
+            ticket = (ticket_of(asked) + 1) & low_mask(COUNT_BITS)
+            marked = told
+            count = telling(own, &marked.count)
+            before = telling(previous, &marked.before) if self.slides else -1
+            # SYNC reading -> ticket
+            if turn == LOOK_ONLY or cas128_acq_rel(
+                    pair_at(words, TOLD), asked, pair_of(shape, end_ns, ticket, marked)):
+                break
+        others = others_in(shape, cell, end_ns)
+        return (
+            (index, seen.tag, name[BIRTH], ticket), PyBytes_FromStringAndSize(<char*>name, 16), read_us,
+            end_ns + self.segment.wall_epoch_ns,
+            count, told.count & ~UNANSWERED, others.count, before, told.before & ~UNANSWERED, others.before)
+
+    cdef bint read_usage(
+        self, const ForebayCell* cell, ForebayCell seen, uint64_t now_ns, bint asks, uint64_t* end_ns, uint64_t* own,
+        uint64_t* previous
+    ) noexcept:
+        """What a cell says of this window and of the one before; False if it says nothing of them.
+
+        A key that was counted in the window before and is only denied in this one stays in that: what the others count
+        in this one must be asked for all the same. So it must (`asks`) as long as what they have counted in the window
+        before may deny it. A state of a later window is taken at its word.
+        """
+        cdef const Shape* shape = &self.shape
+        cdef Both others
+        cdef uint64_t state_end_ns = time_of(seen.state, shape.low_bits)
+        cdef int count_bits = shape.low_bits - shape.previous_bits
+        cdef uint64_t now_end_ns
+        if seen.tag & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_COUNT:
+            return False
+        now_end_ns = window_end_ns(shape, 0, now_ns)
+        # A quantum is less than a window, so rounding down finds its end.
+        state_end_ns -= (state_end_ns + shape.phase_ns) % shape.period_ns
+        end_ns[0] = state_end_ns - shape.period_ns if self.slides else state_end_ns
+        own[0] = low_of(seen.state, count_bits)
+        previous[0] = low_of(seen.state, shape.low_bits) >> count_bits
+        if end_ns[0] < now_end_ns:
+            previous[0] = own[0] if self.slides else 0
+            own[0] = 0
+            end_ns[0] += shape.period_ns
+        if end_ns[0] >= now_end_ns:
+            return True
+        if not asks:
+            return False
+        end_ns[0] = now_end_ns
+        own[0] = previous[0] = 0
+        others = others_in(shape, cell, now_end_ns)
+        return others.count != 0 or others.before != 0
+
+    def _learn(self, tuple place, uint64_t end_ns, answer, answer_before=None):
+        """For the exchange: what Redis has answered of a cell's key, if that is still of this birth.
+
+        Of the window, and of the one before if it was asked for: what is known of this host, what of the others, and
+        whether that is only the least that they have counted. None where it hasn't answered.
+        """
+        cdef const Shape* shape = &self.shape
+        cdef uint64_t index, tag, birth, ticket
+        cdef ForebayCell* cell
+        cdef ForebayCell seen
+        cdef uint64_t* words
+        cdef Both both
+        index, tag, birth, ticket = place
+        if index >= self.extent.used_cells:
+            raise IndexError(f"there is no cell {index}")
+        end_ns -= self.segment.wall_epoch_ns
+        cell = self.table.cells + index
+        words = words_of(shape, cell)
+        while True:
+            # SYNC pair -> claim
+            seen = load128_acquire(pair_at(words, OTHERS))
+            if load_acquire(&cell.tag) != tag or load_acquire(&words[BIRTH]) != birth:
+                return
+            if not is_later(ticket, ticket_of(seen)):
+                break
+            both = both_in(shape, seen.tag, seen.state, end_ns)
+            both.count = others_by(answer, both.count)
+            both.before = others_by(answer_before, both.before)
+            if cas128_acq_rel(pair_at(words, OTHERS), seen, pair_of(shape, end_ns, ticket, both)):
+                break
+        while True:
+            seen = load128_acquire(pair_at(words, TOLD))
+            if load_acquire(&cell.tag) != tag or load_acquire(&words[BIRTH]) != birth:
+                return
+            if ticket_of(seen) != ticket:
+                # More has been told since then, and it isn't answered yet, or it has been.
+                return
+            both = both_in(shape, seen.tag, seen.state, end_ns)
+            both.count = self.known_by(answer, both.count)
+            both.before = self.known_by(answer_before, both.before)
+            if cas128_acq_rel(pair_at(words, TOLD), seen, pair_of(shape, end_ns, ticket, both)):
+                return
+
+    cdef uint64_t known_by(self, object answer, uint64_t before) except? 0:
+        """What Redis knows of this host: never more than a limit that this many bits hold."""
+        cdef int count_bits = self.shape.low_bits - self.shape.previous_bits
+        return before if answer is None else min(<uint64_t>answer[0], low_mask(count_bits))
+
+
+cdef uint64_t others_by(object answer, uint64_t before) except? 0:
+    cdef uint64_t others
+    if answer is None:
+        return before
+    others = answer[1]
+    return min(max(others, before) if answer[2] else others, MOST_OF_OTHERS)

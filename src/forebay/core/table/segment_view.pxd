@@ -1,0 +1,30 @@
+"""A segment's bytes in this process's address space."""
+
+from libc.stdint cimport uint64_t
+
+from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey
+from forebay.core.table.table cimport Table
+
+
+# Memory behind the table, mapped by itself.
+cdef class Extent:
+    cdef char* base                      # NULL only before __cinit__ is through
+    cdef readonly size_t size
+    cdef readonly uint64_t keys          # live keys that it was made for
+    cdef readonly uint64_t used_cells    # that they may live in, and that have words
+    cdef Table table                     # its own, of the segment's time and policy
+    cdef uint64_t* words                 # behind the table: so many for each of its cells
+
+cdef class Segment:
+    cdef Table table                     # what the decision path needs, validated and constant
+    cdef ForebayHashKey hash_key        # of the segment; every limiter derives its own from it
+    cdef char* base                      # first byte of the mapping; NULL only before __cinit__ is through
+    cdef readonly size_t size            # bytes mapped
+    cdef const uint64_t* generation      # see forebay/generation.h
+    cdef const uint64_t* forks           # how many lie between the import of forebay and this process
+    cdef readonly uint64_t wall_epoch_ns  # the wall clock at segment time 0
+    cdef readonly bint follows_python    # the clock is Python's time.time
+
+    cdef int follow_python(self) except -1
+    cdef ForebayCounterLine* counter_line(self, size_t number) except NULL
+    cdef ForebayCounterLine* shared_counter_line(self, size_t limiter) except NULL

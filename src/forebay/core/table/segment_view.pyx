@@ -1,0 +1,319 @@
+"""Mapping a segment, its clock, and the process-wide generation."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport errno
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from forebay.core.table.keys cimport derive_key
+from forebay.core.table.native cimport (
+    FOREBAY_CELLS_PER_LINE, FOREBAY_CLOCK_MONOTONIC, FOREBAY_CLOCK_PYTHON, FOREBAY_KIND_BLOCKED,
+    FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayCounterLine, ForebayExtentEntry, ForebayHeader,
+    ForebayLimiterEntry, cas_acq_rel, load_acquire, next_generation as native_next_generation, forebay_forks,
+    forebay_generation, siphash13, store_release, watch_forks,
+)
+from forebay.core.table.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
+
+import time
+
+from forebay.rate import MAX_PERIOD_NS
+from forebay.segment import layout
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    int PROT_NONE, PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED
+    void* MAP_FAILED
+    void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset)
+    int munmap(void* address, size_t size)
+    int madvise(void* address, size_t size, int advice)
+
+
+cdef extern from "<fcntl.h>" nogil:
+    int posix_fallocate(int fd, long offset, long size)
+
+
+cdef extern from "<sys/vfs.h>" nogil:
+    struct FileSystem "statfs":
+        long f_type
+    int fstatfs(int fd, FileSystem* system)
+
+
+cdef enum:
+    PAGE = 4096                  # the smallest there is; larger ones are multiples
+    HUGE_PAGE = 1 << 21
+    MADV_COLLAPSE = 25           # Linux 6.1; not in every C library's headers yet
+    TMPFS_MAGIC = 0x01021994     # of Linux's headers, not of the C library's
+    RAMFS_MAGIC = 0x858458F6
+
+
+cdef char* map_aligned(int fd, size_t size) except NULL:
+    """Map a file where huge pages of it can be mapped as such: at a multiple of their size."""
+    cdef void* reserved = mmap(
+        NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    cdef size_t before, end
+    cdef void* address
+    if reserved == MAP_FAILED:
+        raise OSError(errno, f"cannot map a segment of {size} bytes")
+    before = (HUGE_PAGE - <size_t>reserved % HUGE_PAGE) % HUGE_PAGE
+    address = mmap(<char*>reserved + before, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+    if address == MAP_FAILED:
+        munmap(reserved, size + HUGE_PAGE)
+        raise OSError(errno, f"cannot map a segment of {size} bytes")
+    if before:
+        munmap(reserved, before)
+    # munmap takes whole pages: what is left of the reservation begins at the page after the mapping.
+    end = (before + size + PAGE - 1) // PAGE * PAGE
+    if end < size + HUGE_PAGE:
+        munmap(<char*>reserved + end, size + HUGE_PAGE - end)
+    return <char*>address
+
+
+def use_huge_pages(int fd, size_t size):
+    """Ask for huge pages for a file of `size` bytes that has no pages yet. Raises OSError if there is no room.
+
+    A stretch becomes one huge page only if it has at least one small one, and fastest if it has no other.
+    """
+    cdef size_t start
+    cdef int refusal
+    cdef char* address
+    for start in range(0, size, HUGE_PAGE):
+        refusal = posix_fallocate(fd, start, 1)
+        if refusal != 0:
+            raise OSError(refusal, "no room for a page")
+    address = map_aligned(fd, size)
+    with nogil:
+        madvise(address, size // HUGE_PAGE * HUGE_PAGE, MADV_COLLAPSE)
+        munmap(address, size)
+
+
+def is_in_memory(int fd):
+    """Whether a file takes memory: one of a tmpfs or a ramfs, wherever it is mounted, or without a file system."""
+    cdef FileSystem system
+    if fstatfs(fd, &system) != 0:
+        raise OSError(errno, "cannot find out what file system a file is of")
+    return <uint32_t>system.f_type in (TMPFS_MAGIC, RAMFS_MAGIC)
+
+
+if watch_forks() != 0:
+    raise MemoryError("forebay could not register its fork handler")
+
+
+def forks():
+    """How many forks lie between the process that imported this module and this one."""
+    return forebay_forks
+
+
+def next_generation():
+    """Make every limiter of this process look again at what it holds, before its next decision."""
+    native_next_generation()
+
+
+@cython.final
+cdef class Extent:
+    """The mapping of an extent: `group_count` groups, and behind them `word_count` words.
+
+    Its first `used_cells` cells are for keys; with fewer than the table has, the others are blocked. Takes the open
+    file, and keeps no reference to it. The mapping lives as long as the object.
+    """
+
+    def __cinit__(
+        self, Segment segment, int fd, *, uint64_t offset, uint64_t keys, uint64_t group_count, uint64_t used_cells,
+        uint64_t word_count,
+    ):
+        cdef size_t table_bytes = group_count * <size_t>layout.GROUP_BYTES
+        cdef void* address
+        self.size = table_bytes + word_count * sizeof(uint64_t)
+        self.keys = keys
+        self.used_cells = used_cells
+        address = mmap(NULL, self.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, <long>offset)
+        if address == MAP_FAILED:
+            raise OSError(errno, f"cannot map an extent of {self.size} bytes")
+        self.base = <char*>address
+        self.table = segment.table
+        self.table.cells = <ForebayCell*>address
+        self.table.group_count = group_count
+        self.table.has_words = word_count != 0
+        self.table.end = self.table.cells + used_cells
+        self.table.line_mask = <uint64_t>(FOREBAY_LINES_PER_GROUP - 1)
+        # Where there are lines without a cell to use, they are nobody's home.
+        while self.table.line_mask and used_cells <= self.table.line_mask // 2 * FOREBAY_CELLS_PER_LINE + (
+                FOREBAY_CELLS_PER_LINE):
+            self.table.line_mask //= 2
+        self.words = <uint64_t*>(self.base + table_bytes)
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.size)
+
+    def block_cells(self, uint64_t used_cells):
+        """Mark every cell from that one on as never to be used. For its creator, before anybody else sees it."""
+        cdef uint64_t i
+        cdef uint64_t cells = self.table.group_count * FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
+        for i in range(used_cells, cells):
+            self.table.cells[i].tag = FOREBAY_KIND_BLOCKED
+
+
+# In seconds: with what any state may be ahead of now, two of the longest periods and a quantum, none reaches TIME_BITS.
+cdef object LAST_PYTHON_S = (2**62 - 3 * MAX_PERIOD_NS) // 10**9
+
+
+@cython.final
+cdef class Segment:
+    """The mapping of a segment whose header has been validated.
+
+    Takes the open file and the header's fields; keeps no reference to the file. The mapping lives as long as the
+    object, and limiters hold the object, so a decision can never touch memory that was given back.
+
+    Thread-safe. After a fork the child has the same mapping of the same memory.
+    """
+
+    def __cinit__(
+        self, int fd, *, size_t size, uint64_t group_count, uint64_t epoch_ns, uint64_t wall_epoch_ns, int clock_kind,
+        tuple hash_key, str on_full,
+    ):
+        if size != layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES:
+            raise ValueError(f"{size} bytes do not hold {group_count} groups")
+        self.base = map_aligned(fd, size)
+        self.size = size
+        self.table.cells = <ForebayCell*>(self.base + <size_t>layout.TABLE_OFFSET)
+        self.table.group_count = group_count
+        self.table.epoch_ns = epoch_ns
+        if <uint64_t>clock_kind == FOREBAY_CLOCK_MONOTONIC:
+            self.wall_epoch_ns = wall_epoch_ns
+        else:
+            # The time that a test or Python's clock tells is the wall clock's.
+            self.table.manual_ns = &(<ForebayHeader*>self.base).manual_ns
+        self.follows_python = <uint64_t>clock_kind == FOREBAY_CLOCK_PYTHON
+        self.table.line_mask = <uint64_t>(FOREBAY_LINES_PER_GROUP - 1)
+        self.table.on_full = {"evict": EVICT, "deny": DENY, "allow": ALLOW}[on_full]
+        self.hash_key.k0, self.hash_key.k1 = hash_key
+        self.generation = &forebay_generation
+        self.forks = &forebay_forks
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.size)
+
+    cdef int follow_python(self) except -1:
+        """Move the segment's time on to Python's, if that is later."""
+        cdef uint64_t python_ns, seen_ns
+        seconds = time.time()
+        if not 0 <= seconds <= LAST_PYTHON_S:
+            raise ValueError(f"time.time() says {seconds!r}: a segment's time is from 1970 to 2086")
+        # A double holds no more than microseconds of the present.
+        python_ns = round(seconds * 1e6) * 1000
+        seen_ns = load_acquire(self.table.manual_ns)
+        while seen_ns < python_ns and not cas_acq_rel(self.table.manual_ns, seen_ns, python_ns):
+            seen_ns = load_acquire(self.table.manual_ns)
+        return 0
+
+    cdef ForebayCounterLine* counter_line(self, size_t number) except NULL:
+        if number >= <size_t>(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
+            raise IndexError(f"there is no counter line {number}")
+        return <ForebayCounterLine*>(self.base + <size_t>layout.COUNTERS_OFFSET) + number
+
+    cdef ForebayCounterLine* shared_counter_line(self, size_t limiter) except NULL:
+        return self.counter_line(<size_t>layout.OWNED_COUNTER_LINES + limiter)
+
+    def limiter_number(self, bytes name, *, bint add=True):
+        """The number of the limiter of that name, which is added if it is new; -1 if there is no room for it.
+
+        Without `add` nothing is written: for a new name, the number that it would get now.
+
+        Lock-free: the name's hash claims an entry by one CAS. Two names with one 64-bit keyed hash would be one
+        limiter, at odds of one in 10**14 for a full list.
+        """
+        cdef uint64_t name_hash = siphash13(
+            self.hash_key, <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
+        cdef ForebayLimiterEntry* entries = <ForebayLimiterEntry*>(self.base + <size_t>layout.LIMITERS_OFFSET)
+        cdef ForebayLimiterEntry* entry
+        cdef int number
+        for number in range(layout.LIMITER_CAPACITY):
+            entry = &entries[number]
+            if load_acquire(&entry.name_hash) == 0:
+                if not add:
+                    return number
+                cas_acq_rel(&entry.name_hash, 0, name_hash)
+            if load_acquire(&entry.name_hash) == name_hash:
+                # SYNC name -> length: who reads a length reads the whole name. A killed writer leaves 0.
+                if add and load_acquire(&entry.name_bytes) == 0:
+                    memcpy(entry.name, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+                    store_release(&entry.name_bytes, PyBytes_GET_SIZE(name))
+                return number
+        return -1
+
+    def secret(self, bytes purpose):
+        """16 bytes that every process of the segment derives from its hash key, which they don't reveal."""
+        cdef ForebayHashKey key = derive_key(self.hash_key, b"secret " + purpose)
+        return key.k0.to_bytes(8) + key.k1.to_bytes(8)
+
+    def extent_identity(self, bytes name):
+        """The identity of the extent of that name."""
+        return siphash13(
+            self.hash_key, <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
+
+    def extent_entry(self, uint64_t identity):
+        """The bytes of the entry of the extent of that identity; None if there is none."""
+        cdef ForebayExtentEntry* entries = <ForebayExtentEntry*>(self.base + <size_t>layout.EXTENTS_OFFSET)
+        cdef int number
+        for number in range(layout.EXTENT_CAPACITY):
+            # SYNC entry -> identity: who reads an identity reads the whole entry. A killed writer leaves 0.
+            if load_acquire(&entries[number].identity) == identity:
+                return PyBytes_FromStringAndSize(<char*>&entries[number], sizeof(ForebayExtentEntry))
+        return None
+
+    def publish_extent(self, int number, bytes entry):
+        """Let every process find an extent. Call with the list's lock held, when its bytes are in place."""
+        cdef ForebayExtentEntry* place = (
+            <ForebayExtentEntry*>(self.base + <size_t>layout.EXTENTS_OFFSET) + number)
+        cdef ForebayExtentEntry made
+        cdef uint64_t identity
+        if PyBytes_GET_SIZE(entry) != sizeof(ForebayExtentEntry) or not 0 <= number < layout.EXTENT_CAPACITY:
+            raise ValueError(f"no entry {number} of a list of extents, of {PyBytes_GET_SIZE(entry)} bytes")
+        memcpy(&made, PyBytes_AS_STRING(entry), sizeof(ForebayExtentEntry))
+        identity = made.identity
+        made.identity = 0
+        place[0] = made
+        # SYNC entry -> identity: see extent_entry.
+        store_release(&place.identity, identity)
+
+    def extents_maker(self):
+        """The mark of the process that is changing the list of extents, or has died of it; 0 if nobody is."""
+        return load_acquire(&(<ForebayHeader*>self.base).extents_maker)
+
+    def replace_extents_maker(self, uint64_t seen, uint64_t maker):
+        """Put `maker` where `seen` is, or leave what is there now. Whether it was done."""
+        return cas_acq_rel(&(<ForebayHeader*>self.base).extents_maker, seen, maker)
+
+    def take_counter_line(self, size_t number, uint32_t limiter):
+        """Give an unused line to `limiter`. Whether it is that limiter's now. Call with the line's lock held."""
+        cdef ForebayCounterLine* line = self.counter_line(number)
+        if line.limiter == 0:
+            line.limiter = limiter + 1
+        return line.limiter == limiter + 1
+
+    def read(self, size_t offset, size_t size):
+        """A copy of `size` bytes from `offset`."""
+        if offset > self.size or size > self.size - offset:
+            raise IndexError(f"{size} bytes at {offset} are not in a segment of {self.size}")
+        return PyBytes_FromStringAndSize(self.base + offset, size)
+
+    def now_ns(self):
+        """The segment's time in nanoseconds."""
+        if self.follows_python:
+            self.follow_python()
+        return table_now(&self.table)
+
+    def set_manual_ns(self, uint64_t now_ns):
+        """Set the time of a segment with a manual clock, for every process that has it attached."""
+        if self.table.manual_ns == NULL or self.follows_python:
+            raise ValueError("this segment's clock isn't moved by hand")
+        store_release(self.table.manual_ns, now_ns)
+
+    def count_live(self):
+        """How many keys hold a state that still matters. Reads the whole table: some ms per million keys."""
+        cdef uint64_t live, now_ns = self.now_ns()
+        with nogil:
+            live = table_count_live(&self.table, now_ns)
+        return live

@@ -1,0 +1,215 @@
+"""The table: which cells a key may live in, how its cell is found, and the only place that changes one.
+
+A limiter hands in a *decision function*, which knows states and times but no memory; the table finds the key's
+state, asks the function, and swaps the answer in with one 128-bit CAS. The usual case is inlined here; everything
+else is in table.pyx.
+"""
+
+from libc.stdint cimport uint64_t
+
+from forebay.core.table.native cimport (
+    FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_LINES_PER_GROUP, ForebayCell,
+    cas128_acq_rel, likely, load128_acquire, load_acquire, monotonic_ns, multiply_high,
+)
+
+
+# What to do when every cell of a probe set holds a live key.
+cdef enum OnFull:
+    EVICT
+    DENY
+    ALLOW
+
+
+# What a request leaves.
+cdef struct Next:
+    uint64_t state
+    uint64_t decided_ns          # for limiters with words of their own: the time that the decision was made for
+
+
+# Whether a request passes the `state` of the key with this `tag` at `now_ns`; if so, `next` is what it leaves. A
+# fresh key has state 0, but for the bits that belong to the cell. Pure, for limiters whose state is the cell: no
+# memory but its arguments. For the others `cell` says which words of the extent are the key's; NULL if there is no
+# cell for it.
+ctypedef bint (*Decide)(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil
+
+# Write what must stand in the words of a cell before a CAS changes its state to `next`. The CAS may fail.
+ctypedef void (*Prepare)(
+    ForebayCell* cell, uint64_t state, const Next* next, const void* parameters
+) noexcept nogil
+
+# Make the words of a cell that is claimed for a key say nothing of the key that was there before. Others may do the
+# same at the same time, or have promoted the claim meanwhile: then it must do no harm.
+ctypedef void (*Clear)(
+    ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const void* parameters
+) noexcept nogil
+
+
+# A process's view of one table. Copied out of the validated header once, so that nothing that is written to the
+# segment later can move a pointer.
+cdef struct Table:
+    ForebayCell* cells
+    uint64_t group_count
+    uint64_t line_mask           # which of a group's lines are home lines
+    uint64_t epoch_ns
+    uint64_t* manual_ns          # NULL: the clock is CLOCK_MONOTONIC
+    OnFull on_full
+    bint has_words               # a key has more than its cell
+    ForebayCell* end            # NULL, or the first cell that is not to be used
+    Prepare prepare              # NULL: nothing
+    Clear clear                  # NULL: nothing
+    int kept_bits                # low bits of a state that belong to the cell, not to the key that is in it
+
+
+cdef enum Outcome:
+    DENIED = 0
+    ALLOWED = 1
+    UNDECIDED = 2                # only from table_try: the key isn't there, or its cell holds something else
+    LOST = 3                     # only from table_try: the cell changed before the CAS
+
+
+# A decision and what it was made from. `state` is the state that it left when it allowed, that it met when it
+# denied; with `full` and a denial, the time at which the first cell of the probe set expires.
+cdef struct Verdict:
+    Outcome outcome
+    bint full
+    uint64_t state
+    uint64_t now_ns
+    uint64_t decided_ns          # as in Next
+    ForebayCell* cell           # the key's; NULL if there is none
+    uint64_t tag                 # the key's; for limiters, the table doesn't use it
+
+
+# Rare events of a decision, gathered on the stack and added to the counters once it is made.
+cdef struct Events:
+    uint64_t inserted
+    uint64_t evicted
+    uint64_t full
+    uint64_t cas_retries
+
+
+# No time in a state is later than this: 73 years of segment time and as much ahead. One that is, is damage.
+cdef enum:
+    TIME_BITS = 62
+
+
+cdef inline uint64_t table_now(const Table* table) noexcept nogil:
+    if likely(table.manual_ns == NULL):
+        return monotonic_ns() - table.epoch_ns
+    return load_acquire(table.manual_ns)
+
+
+cdef inline uint64_t fingerprint_of(uint64_t tag) noexcept nogil:
+    return tag >> FOREBAY_KIND_BITS << FOREBAY_KIND_BITS
+
+
+cdef inline ForebayCell* home_line(const Table* table, uint64_t tag) noexcept nogil:
+    """The first line of a key's probe set."""
+    cdef uint64_t fingerprint = fingerprint_of(tag)
+    cdef uint64_t group = multiply_high(fingerprint, table.group_count)
+    # The group uses the high bits, the line within it the lowest ones of the fingerprint.
+    cdef uint64_t line = (fingerprint >> FOREBAY_KIND_BITS) & table.line_mask
+    return table.cells + (group * FOREBAY_LINES_PER_GROUP + line) * FOREBAY_CELLS_PER_LINE
+
+
+cdef inline ForebayCell* find_in_line(ForebayCell* line, uint64_t tag) noexcept nogil:
+    """The first cell of a line that has this tag, or NULL.
+
+    Written for conditional moves and one branch: over many keys, which cell it is can't be predicted.
+    """
+    cdef int found = 4
+    found = 3 if load_acquire(&line[3].tag) == tag else found
+    found = 2 if load_acquire(&line[2].tag) == tag else found
+    found = 1 if load_acquire(&line[1].tag) == tag else found
+    found = 0 if load_acquire(&line[0].tag) == tag else found
+    return line + found if found < 4 else NULL
+
+
+cdef inline Outcome table_try_cell(
+    const Table* table, ForebayCell* cell, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters,
+    Verdict* verdict,
+) noexcept nogil:
+    """The usual case: the key is in `cell`, where its tag was seen, and nobody else is changing it.
+
+    Tag and state are two loads, so they may belong to different keys. That is safe: if the request is allowed, the
+    CAS fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair. A decision
+    that may finish another's write in the words of the cell needs to be sure before.
+
+    A denial writes nothing (I-3), either way one line of the table is touched (I-4).
+    """
+    cdef ForebayCell seen
+    cdef ForebayCell wanted
+    cdef Next next
+    if table.has_words:
+        # SYNC claim -> help, in sliding_log.pyx.
+        seen = load128_acquire(cell)
+        if seen.tag != tag:
+            return UNDECIDED
+    else:
+        seen.tag = tag
+        seen.state = load_acquire(&cell.state)
+    verdict.cell = cell
+    next.decided_ns = now_ns
+    if decide(cell, tag, seen.state, now_ns, parameters, &next):
+        wanted.tag = tag
+        wanted.state = next.state
+        if table.prepare != NULL:
+            table.prepare(cell, seen.state, &next, parameters)
+        if not likely(cas128_acq_rel(cell, seen, wanted)):
+            return LOST
+        verdict.state = next.state
+        verdict.decided_ns = next.decided_ns
+        verdict.outcome = ALLOWED
+        return ALLOWED
+    wanted = load128_acquire(cell)
+    if wanted.tag != tag or wanted.state != seen.state:
+        return UNDECIDED
+    verdict.state = seen.state
+    verdict.outcome = DENIED
+    return DENIED
+
+
+cdef inline Outcome table_try(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
+) noexcept nogil:
+    """`table_try_cell` for a key that is looked for in its home line only."""
+    cdef ForebayCell* cell = home_line(table, tag)
+    cdef ForebayCell* end = cell + FOREBAY_CELLS_PER_LINE
+    # A branch for each cell: a key that is asked for often is found where it was before.
+    while load_acquire(&cell.tag) != tag:
+        cell += 1
+        if cell == end:
+            return UNDECIDED
+    return table_try_cell(table, cell, tag, now_ns, decide, parameters, verdict)
+
+
+# The cell of a key and the state in it; NULL and 0 if there is none.
+cdef ForebayCell* table_find(const Table* table, uint64_t tag, uint64_t* state) noexcept nogil
+
+# Whether a request would be allowed; `verdict` is left with the key's cell and its state as it is.
+cdef bint table_peek(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
+) noexcept nogil
+
+# Start fetching the lines of a key's probe set other than its home line.
+cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil
+
+# Every other case. Decides whatever table_try could not, from the clock reading in `verdict` on: ALLOWED or DENIED.
+# An insertion takes a later reading and leaves that in `verdict`.
+cdef void table_decide(
+    const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
+    const void* parameters, Verdict* verdict, Events* events,
+) noexcept nogil
+
+# Replace the state of a key's member by what `decide` makes of it, if there is a member and `decide` says so; whether
+# it did.
+cdef bint table_amend(
+    const Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
+) noexcept nogil
+
+# Forget a key.
+cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcept nogil
+
+# How many cells hold a key whose state still matters at `now_ns`.
+cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil

@@ -1,0 +1,496 @@
+"""The table's uncommon cases: keys away from their home line, insertion, eviction, lost races.
+
+Insertion
+---------
+A key must never have two members, or it would have two limits. Cells are reserved in three steps, each one CAS, after
+Purcell and Harris, "Non-blocking hashtables with open addressing" (2005), but with claims that are helped instead of
+backed off from:
+
+1. *claim*: a vacant cell of the probe set becomes (fingerprint, CLAIM | unique id).
+2. *scan*: on behalf of that claim, look at every other cell of the probe set. A member of this key: take the claim
+   back and use the member. A claim of this key at a later position: take that one away. At an earlier position: take
+   ours away and go on on behalf of the earlier one, from the start of the scan.
+3. *promote*: CAS the claim to a member with the state that the caller's own request leaves. If the cell has words,
+   whoever promotes has made them the new key's before (`Clear`, `Prepare`).
+
+Whoever meets a claim of its own key before it has placed one skips step 1 and carries on with that claim, so a
+claimant that was killed or stopped delays nobody, and it is the promoter whose request is charged.
+
+SYNC claim -> scan: every scan on behalf of a claim starts after that claim was placed (the claim was read, or written,
+by the scanner before). Two who each place a claim and then look for the other's must not both miss it, and acquire and
+release don't see to that: the CAS that places a claim and the loads of the scan are sequentially consistent.
+
+*At most one member.* Suppose claims A and B of one key in cells a and b are both promoted. Each promotion's CAS names
+the claim's unique id, so the claim stood from its placing to its promotion. A's promoter read b between placing and
+promotion of A, B's promoter read a likewise for B. Say A was placed later (claims are placed by CASes, which are
+totally ordered). When A's promoter reads b, B has been placed. Either it reads claim B: then it removes B, and B is
+not promoted after that, or fails and reads again; or B was promoted before the read: it reads the member and gives A up
+(unless the member has been evicted, reset or has expired since, and then it is no longer a member). So A and B are not
+both members at one time.
+
+*No key evicts itself.* Between a request's search for its key and its choice of a cell, another request may have
+inserted the key. So a request that finds no vacancy searches for its key once more: if the live cell that it has chosen
+was its own, it is found then, unless it has gone again, and then the CAS fails.
+
+*Progress.* A claim is removed only in favour of a member or of a claim at an earlier position of the same key, or
+when its stamp is old (below). Positions are finite, so some claim stands until it is promoted by whoever looks at it.
+
+*Crash.* Killed after step 1: the claim stays. The next request of the key promotes it; requests of other keys
+may reuse the cell once the stamp is CLAIM_LIFE old. Taking a claim away is always safe: its owner's promotion
+fails and it starts again.
+
+*Time.* A cell that has expired may be reused by any key. A process with an old clock reading that finds its key gone
+must not date the fresh state by that reading: whoever reused the cell had a later one, up to which the old state was
+still to be obeyed. So the clock is read again after the scan has shown that there is no member.
+
+SYNC scan -> clock: the reading that saw the old state as expired happened before the CAS that reused the cell, that CAS
+before the scan's load of the cell, that load before our reading; and the clock is the host's monotonic one (I-7).
+"""
+
+from libc.stdint cimport uint64_t
+
+from forebay.core.table.native cimport (
+    FOREBAY_CELLS_PER_LINE, FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS, FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM,
+    FOREBAY_KIND_COUNT, FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
+    cas128_acq_rel, cas128_seq_cst, fetch_add_relaxed, load128_acquire, load_acquire, load_seq_cst, multiply_high,
+    prefetch,
+)
+
+
+cdef enum:
+    # A claim's id: when it was placed (in 2^30 ns), by whom (12 bits), a sequence number. Below it the cell's own bits.
+    CLAIM_STAMP_UNIT_BITS = 30
+    CLAIM_STRIPE_BITS = 12
+    # In stamp units. An insertion takes a microsecond; whoever is slower starts again.
+    CLAIM_LIFE = 2
+
+
+# The lines of a key, most often twelve: three groups, all different, each from the key's own line of it onwards. A
+# table of fewer groups has them all in every probe set.
+cdef struct ProbeSet:
+    ForebayCell* groups[FOREBAY_GROUPS_PER_KEY]
+    int lines
+    int first_line
+
+
+# A cell and its position in the probe set; NULL for none.
+cdef struct Place:
+    ForebayCell* cell
+    int position
+    ForebayCell seen
+
+
+cdef inline ForebayCell pair(uint64_t tag, uint64_t state) noexcept nogil:
+    cdef ForebayCell value
+    value.tag = tag
+    value.state = state
+    return value
+
+
+cdef inline uint64_t kept_of(const Table* table, uint64_t state) noexcept nogil:
+    """The bits that stay with the cell whatever key comes to it."""
+    return state & ((<uint64_t>1 << table.kept_bits) - 1)
+
+
+cdef inline int sequence_bits(const Table* table) noexcept nogil:
+    """Of a claim's id: what is left, so that at least four bits are left for its stamp."""
+    return 28 if table.kept_bits <= 16 else 20 if table.kept_bits <= 24 else 16
+
+
+cdef inline int stamp_shift(const Table* table) noexcept nogil:
+    return table.kept_bits + sequence_bits(table) + CLAIM_STRIPE_BITS
+
+
+cdef inline uint64_t claim_id(
+    const Table* table, uint64_t now_ns, uint64_t stripe, uint64_t* sequence
+) noexcept nogil:
+    cdef int bits = sequence_bits(table)
+    return (
+        now_ns >> CLAIM_STAMP_UNIT_BITS << stamp_shift(table)
+        | stripe << (table.kept_bits + bits)
+        | (fetch_add_relaxed(sequence, 1) & ((<uint64_t>1 << bits) - 1)) << table.kept_bits)
+
+
+cdef inline ForebayCell vacated(const Table* table, ForebayCell seen) noexcept nogil:
+    """The cell when what was seen there has gone."""
+    return pair(FOREBAY_KIND_EMPTY, kept_of(table, seen.state))
+
+
+cdef inline uint64_t claim_tag(uint64_t tag) noexcept nogil:
+    return fingerprint_of(tag) | FOREBAY_KIND_CLAIM
+
+
+cdef inline ProbeSet probe_set(const Table* table, uint64_t tag) noexcept nogil:
+    cdef uint64_t fingerprint = fingerprint_of(tag)
+    cdef uint64_t[FOREBAY_GROUPS_PER_KEY] groups
+    cdef ProbeSet probe
+    cdef int g
+    groups[0] = multiply_high(fingerprint, table.group_count)
+    # Odd multipliers (the golden ratio's, and one of Steele and Vigna's) make the high bits depend on all bits.
+    groups[1] = multiply_high(fingerprint * <uint64_t>0x9E3779B97F4A7C15, table.group_count)
+    groups[2] = multiply_high(fingerprint * <uint64_t>0xD1342543DE82EF95, table.group_count)
+    if groups[1] == groups[0]:
+        groups[1] = (groups[1] + 1) % table.group_count
+    while table.group_count > 2 and (groups[2] == groups[0] or groups[2] == groups[1]):
+        groups[2] = (groups[2] + 1) % table.group_count
+    probe.lines = <int>min(table.group_count, <uint64_t>FOREBAY_GROUPS_PER_KEY) * FOREBAY_LINES_PER_GROUP
+    for g in range(FOREBAY_GROUPS_PER_KEY):
+        probe.groups[g] = table.cells + groups[g] * (FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE)
+    probe.first_line = (fingerprint >> FOREBAY_KIND_BITS) & table.line_mask
+    return probe
+
+
+cdef inline ForebayCell* probe_line(const ProbeSet* probe, int line) noexcept nogil:
+    """Line 0 is the home line, 1 to 3 the rest of its group, and so on."""
+    return probe.groups[line // FOREBAY_LINES_PER_GROUP] + (
+        probe.first_line ^ (line % FOREBAY_LINES_PER_GROUP)) * FOREBAY_CELLS_PER_LINE
+
+
+cdef inline ForebayCell* probe_cell(const ProbeSet* probe, int position) noexcept nogil:
+    return probe_line(probe, position // FOREBAY_CELLS_PER_LINE) + position % FOREBAY_CELLS_PER_LINE
+
+
+cdef inline void prefetch_lines(const ProbeSet* probe) noexcept nogil:
+    """All lines but the home line, at once: to read them one after the other would be to wait for each."""
+    cdef int line
+    for line in range(1, probe.lines):
+        prefetch(probe_line(probe, line))
+
+
+cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    prefetch_lines(&probe)
+
+
+cdef ForebayCell* find_member(const ProbeSet* probe, uint64_t tag) noexcept nogil:
+    """The member of a key, or NULL. The home line comes last: whoever asks has just looked there."""
+    cdef ForebayCell* cell
+    cdef int line
+    for line in range(1, probe.lines):
+        cell = find_in_line(probe_line(probe, line), tag)
+        if cell != NULL:
+            return cell
+    return find_in_line(probe_line(probe, 0), tag)
+
+
+cdef inline bint is_fresh_claim(const Table* table, uint64_t claim_id, uint64_t now_ns) noexcept nogil:
+    cdef uint64_t mask = ~<uint64_t>0 >> stamp_shift(table)
+    cdef uint64_t age = ((now_ns >> CLAIM_STAMP_UNIT_BITS) - (claim_id >> stamp_shift(table))) & mask
+    # A little below zero: the claim was stamped by a process whose reading was later than ours.
+    return age < CLAIM_LIFE or age > mask - CLAIM_LIFE
+
+
+cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) noexcept nogil:
+    """When the cell may be reused: 0 if it holds nothing; for a fresh claim, never."""
+    cdef uint64_t kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
+    if kind == FOREBAY_KIND_TAT:
+        return cell.state if cell.state >> TIME_BITS == 0 else 0
+    if kind == FOREBAY_KIND_COUNT:
+        return cell.state >> 2
+    if kind == FOREBAY_KIND_CLAIM and is_fresh_claim(table, cell.state, now_ns):
+        return ~<uint64_t>0
+    return 0
+
+
+cdef Place choose_vacancy(
+    const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t now_ns, uint64_t* first_expiry_ns, bint* met
+) noexcept nogil:
+    """A vacancy in the home line, else one in the emptiest line; when evicting, else the live cell that expires first.
+
+    Which line is the rule that benchmarks/probe_simulation.py measures. Within a line, the cell that has been vacant
+    for longest: the owner of one that expired just now is the likeliest to come back to it. `met` says whether the key
+    itself was among what was looked at.
+    """
+    cdef Place place
+    cdef Place vacancy = Place(NULL, 0, pair(FOREBAY_KIND_EMPTY, 0))
+    cdef Place longest = vacancy
+    cdef Place victim = vacancy
+    cdef int line, i, vacancies, most = 0
+    cdef uint64_t expiry, earliest
+    first_expiry_ns[0] = ~<uint64_t>0
+    met[0] = False
+    for line in range(probe.lines):
+        vacancies = 0
+        earliest = ~<uint64_t>0
+        for i in range(FOREBAY_CELLS_PER_LINE):
+            place.cell = probe_line(probe, line) + i
+            if table.end != NULL and place.cell >= table.end:
+                continue
+            place.position = line * FOREBAY_CELLS_PER_LINE + i
+            place.seen = load128_acquire(place.cell)
+            met[0] = met[0] or place.seen.tag == tag or place.seen.tag == claim_tag(tag)
+            expiry = expiry_of(table, place.seen, now_ns)
+            if expiry <= now_ns:
+                vacancies += 1
+                if expiry < earliest:
+                    earliest = expiry
+                    longest = place
+            elif expiry < first_expiry_ns[0]:
+                first_expiry_ns[0] = expiry
+                victim = place
+        if vacancies > most:
+            most = vacancies
+            vacancy = longest
+        if line == 0 and most:
+            break
+    return victim if table.on_full == EVICT and vacancy.cell == NULL else vacancy
+
+
+cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
+    """The earliest claim of a key."""
+    cdef Place place = Place(NULL, 0, pair(FOREBAY_KIND_EMPTY, 0))
+    cdef int position
+    for position in range(probe.lines * FOREBAY_CELLS_PER_LINE):
+        place.cell = probe_cell(probe, position)
+        if load_acquire(&place.cell.tag) == claim_tag(tag):
+            place.seen = load128_acquire(place.cell)
+            if place.seen.tag == claim_tag(tag):
+                place.position = position
+                return place
+    place.cell = NULL
+    return place
+
+
+cdef bint has_cell(const ProbeSet* probe, uint64_t tag) noexcept nogil:
+    """Whether a key has a member or a claim.
+
+    From the last position to the first, one look at each. A cell goes from claim to member and, when the member has
+    gone, to a claim again, which one look at either takes for what it is; and a claim is given up for a member, or for
+    a claim at an earlier position that stands by then. So a key that has a cell all the time is met, unless its cell
+    goes to a later position: then it had none in between.
+    """
+    cdef uint64_t seen
+    cdef int position = probe.lines * FOREBAY_CELLS_PER_LINE
+    while position > 0:
+        position -= 1
+        seen = load_acquire(&probe_cell(probe, position).tag)
+        if seen == tag or seen == claim_tag(tag):
+            return True
+    return False
+
+
+cdef bint scan(const Table* table, const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil:
+    """Step 2 on behalf of `claim`. False: there is a member, and the claim has been taken back.
+
+    On return `claim` is the one to promote: an earlier claim of the key, met on the way, takes its place.
+    """
+    cdef ForebayCell* cell
+    cdef ForebayCell seen
+    cdef int position = 0
+    while position < probe.lines * FOREBAY_CELLS_PER_LINE:
+        cell = probe_cell(probe, position)
+        # SYNC claim -> scan
+        if position == claim.position or fingerprint_of(load_seq_cst(&cell.tag)) != fingerprint_of(tag):
+            position += 1
+            continue
+        seen = load128_acquire(cell)
+        if seen.tag == tag:
+            cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))
+            return False
+        if seen.tag != claim_tag(tag):
+            position += 1
+        elif position > claim.position:
+            # Not removed: it changed, so look at the same cell again.
+            if cas128_acq_rel(cell, seen, vacated(table, seen)):
+                position += 1
+        else:
+            cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen))
+            claim.cell = cell
+            claim.seen = seen
+            claim.position = position
+            position = 0
+    return True
+
+
+cdef enum Insertion:
+    INSERTED
+    AGAIN                        # lost a race, or somebody else inserted the key
+    FULL
+
+
+cdef Insertion insert(
+    const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence,
+    Decide decide, const void* parameters, Verdict* verdict, Events* events,
+) noexcept nogil:
+    """One attempt to make a member of a key that had none, with the state that the request leaves."""
+    cdef uint64_t first_expiry_ns, now_ns = verdict.now_ns
+    cdef bint met
+    cdef ForebayCell seen
+    cdef Next next
+    cdef Place claim = find_claim(probe, tag)
+    if claim.cell == NULL:
+        claim = choose_vacancy(table, probe, tag, now_ns, &first_expiry_ns, &met)
+        # No vacancy: somebody may have just taken the last one for this very key. Then it has a cell, and must neither
+        # lose it to itself, nor cost a neighbour's, nor be told that there is no room.
+        if (claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns) and (met or has_cell(probe, tag)):
+            return AGAIN
+        if claim.cell == NULL:
+            # No expiry at all: the probe set is full of other keys' claims, which last CLAIM_LIFE at the most.
+            if first_expiry_ns == ~<uint64_t>0:
+                first_expiry_ns = now_ns + (<uint64_t>(CLAIM_LIFE + 1) << CLAIM_STAMP_UNIT_BITS)
+            verdict.state = first_expiry_ns
+            return FULL
+        seen = claim.seen
+        claim.seen = pair(
+            claim_tag(tag), claim_id(table, now_ns, claim_stripe, claim_sequence) | kept_of(table, seen.state))
+        if not cas128_seq_cst(claim.cell, seen, claim.seen):    # SYNC claim -> scan
+            events.cas_retries += 1
+            return AGAIN
+        if expiry_of(table, seen, now_ns) > now_ns:
+            events.evicted += 1
+    if not scan(table, probe, tag, &claim):
+        return AGAIN
+    verdict.now_ns = now_ns = table_now(table)    # SYNC scan -> clock
+    verdict.cell = claim.cell
+    next.decided_ns = now_ns
+    if table.clear != NULL:
+        table.clear(claim.cell, claim.seen, now_ns, parameters)
+    if not decide(claim.cell, tag, kept_of(table, claim.seen.state), now_ns, parameters, &next):
+        # If the claim has been promoted meanwhile, the words that spoke against the request may be of after that.
+        if not cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen)):
+            events.cas_retries += 1
+            return AGAIN
+        verdict.state = 0
+        verdict.outcome = DENIED
+        return INSERTED
+    if table.prepare != NULL:
+        table.prepare(claim.cell, kept_of(table, claim.seen.state), &next, parameters)
+    if cas128_acq_rel(claim.cell, claim.seen, pair(tag, next.state)):
+        events.inserted += 1
+        verdict.state = next.state
+        verdict.decided_ns = next.decided_ns
+        verdict.outcome = ALLOWED
+    else:
+        events.cas_retries += 1
+        return AGAIN
+    return INSERTED
+
+
+cdef void table_decide(
+    const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
+    const void* parameters, Verdict* verdict, Events* events,
+) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef ForebayCell* cell
+    cdef ForebayCell seen
+    cdef ForebayCell again
+    cdef Next next
+    cdef Insertion insertion
+    prefetch_lines(&probe)
+    verdict.full = False
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            insertion = insert(
+                table, &probe, tag, claim_stripe, claim_sequence, decide, parameters, verdict, events)
+            if insertion == INSERTED:
+                return
+            if insertion == FULL:
+                events.full += 1
+                verdict.full = True
+                verdict.outcome = DENIED
+                verdict.cell = NULL
+                if table.on_full == ALLOW and decide(NULL, tag, 0, verdict.now_ns, parameters, &next):
+                    verdict.state = next.state
+                    verdict.outcome = ALLOWED
+                return
+            continue
+        seen = load128_acquire(cell)
+        if seen.tag != tag:
+            continue
+        verdict.cell = cell
+        next.decided_ns = verdict.now_ns
+        if not decide(cell, tag, seen.state, verdict.now_ns, parameters, &next):
+            # The words of the cell were read after its state: a denial holds only if they belong together.
+            again = load128_acquire(cell)
+            if again.tag != seen.tag or again.state != seen.state:
+                continue
+            verdict.state = seen.state
+            verdict.outcome = DENIED
+            return
+        if table.prepare != NULL:
+            table.prepare(cell, seen.state, &next, parameters)
+        if cas128_acq_rel(cell, seen, pair(tag, next.state)):
+            verdict.state = next.state
+            verdict.decided_ns = next.decided_ns
+            verdict.outcome = ALLOWED
+            return
+        events.cas_retries += 1
+
+
+cdef bint table_amend(
+    const Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
+) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef ForebayCell* cell
+    cdef ForebayCell seen
+    cdef Next next
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            return False
+        seen = load128_acquire(cell)
+        if seen.tag != tag:
+            continue
+        # The clock is read after the state: what is given back must still count.
+        if not decide(cell, tag, seen.state, table_now(table), parameters, &next):
+            return False
+        if cas128_acq_rel(cell, seen, pair(tag, next.state)):
+            return True
+        events.cas_retries += 1
+
+
+cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef ForebayCell* cell
+    cdef ForebayCell seen
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            return
+        seen = load128_acquire(cell)
+        if seen.tag == tag:
+            if cas128_acq_rel(cell, seen, vacated(table, seen)):
+                return
+            events.cas_retries += 1
+
+
+cdef ForebayCell* table_find(const Table* table, uint64_t tag, uint64_t* state) noexcept nogil:
+    cdef ProbeSet probe = probe_set(table, tag)
+    cdef ForebayCell* cell
+    cdef ForebayCell seen
+    while True:
+        cell = find_member(&probe, tag)
+        if cell == NULL:
+            state[0] = 0
+            return NULL
+        seen = load128_acquire(cell)
+        if seen.tag == tag:
+            state[0] = seen.state
+            return cell
+
+
+cdef bint table_peek(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict
+) noexcept nogil:
+    cdef Next next
+    cdef uint64_t again
+    cdef bint allowed
+    while True:
+        verdict.cell = table_find(table, tag, &verdict.state)
+        allowed = decide(verdict.cell, tag, verdict.state, now_ns, parameters, &next)
+        # The words of the cell were read after its state: they must belong together.
+        if verdict.cell == table_find(table, tag, &again) and verdict.state == again:
+            return allowed
+
+
+cdef uint64_t table_count_live(const Table* table, uint64_t now_ns) noexcept nogil:
+    cdef uint64_t i, kind, live = 0
+    cdef uint64_t cells = table.group_count * FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
+    cdef ForebayCell cell
+    for i in range(cells):
+        cell = load128_acquire(&table.cells[i])
+        kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
+        if kind != FOREBAY_KIND_CLAIM and kind != FOREBAY_KIND_BLOCKED:
+            live += expiry_of(table, cell, now_ns) > now_ns
+    return live
