@@ -15,6 +15,8 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import redis
+from redis_server import RedisServer
 from scripts_clock import ServerClock
 
 from forebay import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
@@ -218,7 +220,7 @@ class World:
 
 @pytest.fixture
 def world_of(
-    redis_store: RedisStore, server_clock: ServerClock, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, server_clock: ServerClock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., World]]:
     opened: list[Any] = []
     sizes = random.Random(0)
@@ -228,7 +230,7 @@ def world_of(
     def make(kind: Any, seed: int, **options: Any) -> World:
         hosts = []
         sizes.seed(seed)
-        # The deadline, for limiters only: so long a gate that nobody leaves is closed.
+        # For the limiters only: they keep a gate closed for so long. The sockets of this client have their own timeout.
         fast._timeout_s = 0.05
         for _ in range(2):
             clock = ManualClock(1000.0)
@@ -238,10 +240,11 @@ def world_of(
             hosts.append(Host(kind(store, f"m{seed}", **options), clock))
         return World(hosts, fast, server_clock, seed)
 
-    fast = RedisStore(redis_store._client._client, namespace="model")
-    yield make
-    for one in opened:
-        one.closed = True
+    with redis.Redis.from_url(server.url, socket_timeout=60) as client:
+        fast = RedisStore(client, namespace="model")
+        yield make
+        for one in opened:
+            one.closed = True
 
 
 def run(world: World, used_at: Callable[[int], Fraction], most: Fraction) -> None:
