@@ -1,4 +1,4 @@
-"""The Lua that decides, put together of what is shared, the algorithms that a call needs, and a main part."""
+"""The Lua scripts: each is the shared functions, the algorithms that a call needs, and a main part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Script", "script"]
 class Script(NamedTuple):
     text: str
     sha: str
-    """What Redis knows it by."""
+    """Its SHA-1 digest, by which EVALSHA names it."""
 
 
 @cache

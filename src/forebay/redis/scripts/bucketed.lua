@@ -1,4 +1,4 @@
--- Bucketed window. A hash with the count of each bucket in which something was allowed, by the bucket's number.
+-- Bucketed window. The state is a hash: the number of each bucket with a charge, and its count.
 algorithms.bucketed = {
   arguments = 4, -- amount, room, buckets, a bucket's length
   read = function(key, now, a)
@@ -15,7 +15,7 @@ algorithms.bucketed = {
       state.counts[bucket[1]] = count[1]
       state.last = math.max(state.last, bucket[1])
     end
-    -- A later bucket than ours is ours.
+    -- The clock may be behind a bucket that was written before: charge that bucket.
     state.newest = math.max(state.newest, state.last)
     state.sum = 0
     for bucket, count in pairs(state.counts) do
@@ -34,8 +34,8 @@ algorithms.bucketed = {
     state.counts[state.newest] = (state.counts[state.newest] or 0) + a[1]
     state.sum = state.sum + a[1]
   end,
-  -- The bucket, the sum, and when enough has left: for this request, and all.
-  tell = function(state, now, a, ok)
+  -- The bucket, the sum, and when enough permits have left the window: for this request, and all of them.
+  report = function(state, now, a, ok)
     local retry_at, reset_at, sum, buckets = 0, 0, state.sum, {}
     for bucket, count in pairs(state.counts) do
       if bucket > state.newest - a[3] and count > 0 then
@@ -59,7 +59,7 @@ algorithms.bucketed = {
     end
     redis.call('PEXPIREAT', key, expiry((state.newest + a[3]) * a[4]))
   end,
-  -- From the last bucket in which something was allowed.
+  -- Takes permits out of the last bucket with a charge.
   give_back = function(key, state, now, a, is_cancelled)
     local count = state.counts[state.last]
     if not count or count == 0 or state.last <= state.newest - a[3] or is_cancelled and state.last ~= a[2] then

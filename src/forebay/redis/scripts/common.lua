@@ -1,14 +1,16 @@
--- What all algorithms share. Numbers are whole and below 2^53, so that a double holds them exactly.
+-- Functions that all algorithms share. Numbers are whole and below 2^53, so that a double holds them exactly.
 --
--- An algorithm is a table of functions over a state: what is under a key, read once, and written once at the most.
---   arguments                 how many a limiter brings: a. The first is the amount, what a request adds to the state;
---                             the second the room there may be before, or of a cancellation what the charge had left
---   read(key, now, a)         the state; nil if what is there isn't one
---   allows(state, now, a)     whether the request may pass
---   charge(state, now, a)     changes the state, not yet Redis
---   tell(state, now, a, ok)   whole numbers for the caller; ok: whether the request may pass
---   write(key, state, now, a)
---   used(state, now, a)       of a window, how many permits of it
+-- An algorithm is a table of functions over a state, the decoded value of one key. A call reads it once and writes it
+-- at most once. `a` are the algorithm's arguments.
+--   arguments                 the number of arguments. The first is the amount that a request adds to the state. The
+--                             second is the most that may be used before it; in a cancellation, a number of the state
+--                             that the charge has left
+--   read(key, now, a)         the state; nil if the value isn't one
+--   allows(state, now, a)     whether the request is allowed
+--   charge(state, now, a)     changes the state in memory, not in Redis
+--   report(state, now, a, ok) whole numbers for the reply; ok: whether the request is allowed
+--   write(key, state, now, a) writes the state to Redis
+--   used(state, now, a)       for a window only: the permits used
 --   give_back(key, state, now, a, is_cancelled)   takes a charge back, in Redis
 local algorithms = {}
 
@@ -16,8 +18,8 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- a * b / c, rounded down, and the rest: exact, also where the product would be too large for a double. b and c are below
--- 2^49, and the result below 2^53.
+-- a * b / c, rounded down, and the remainder. Exact even if the product is too large for a double. b and c must be
+-- below 2^49, and the result below 2^53.
 local function scaled(a, b, c)
   if a * b < 9007199254740992 then
     local whole = math.floor(a * b / c)
@@ -36,7 +38,7 @@ local function scaled(a, b, c)
   return whole, rest
 end
 
--- What Redis answers; nil if the key holds another type of value.
+-- The reply of a command; nil if the key holds another type of value.
 local function ask(...)
   local answer = redis.pcall(...)
   if type(answer) == 'table' and answer.err then
@@ -48,7 +50,7 @@ local function ask(...)
   return answer
 end
 
--- The numbers that a pattern finds in a text; nil if it doesn't, or finds one that no double holds.
+-- The numbers that a pattern captures from a text; nil if it doesn't match, or if no double holds a number exactly.
 local function numbers(value, pattern)
   local found = {string.match(value, pattern)}
   if #found == 0 then
@@ -63,12 +65,12 @@ local function numbers(value, pattern)
   return found
 end
 
--- Whether a member's score can be a time of ours.
+-- Whether a member's score can be a time that these scripts wrote.
 local function is_time(score)
   return score % 1 == 0 and score >= 0 and score < 9007199254740992
 end
 
--- A state that is a few numbers in one text.
+-- The state of an algorithm that keeps a few numbers in one string.
 local function read_text(key, pattern, fresh)
   local value = ask('GET', key)
   if value == false then

@@ -1,6 +1,6 @@
--- Concurrency. A sorted set of the permits that are held, by the ends of their leases.
+-- Concurrency. The state is a sorted set of the held permits, by the ends of their leases.
 algorithms.concurrency = {
-  arguments = 4, -- amount, room, lease, and a name for what is taken: h, and hexadecimal digits that nobody else has
+  arguments = 4, -- amount, room, lease, and a name for the permits: h and unique hexadecimal digits
   read = function(key, now)
     local last = ask('ZREVRANGE', key, 0, 0, 'WITHSCORES')
     local state = {last_end = 0, used = 0, taken = {}}
@@ -23,8 +23,8 @@ algorithms.concurrency = {
     state.last_end = math.max(state.last_end, now + a[3])
     state.taken[#state.taken + 1] = a
   end,
-  -- What is held, when enough leases have ended for this request, and when all have.
-  tell = function(state, now, a, ok, key)
+  -- The held permits, when enough leases have ended for this request, and when all have.
+  report = function(state, now, a, ok, key)
     local retry_at = 0
     if not ok then
       local ending = redis.call(
@@ -34,7 +34,7 @@ algorithms.concurrency = {
     return {state.used, retry_at, state.used > 0 and state.last_end or 0}
   end,
   write = function(key, state, now)
-    -- First what needs memory: a server that has none left refuses a script only before it has written anything.
+    -- Writes that need memory come first: a server without memory refuses a script only before its first write.
     for _, a in ipairs(state.taken) do
       local ends = text(now + a[3])
       for i = 1, a[1] do

@@ -1,10 +1,11 @@
--- A request of one limiter or of several, all or none.
+-- Decides, or takes back, a request of one limiter or of several: all or none.
 --
--- KEYS: a state's key for each limiter, and with a request id that of its mark.
--- ARGV: what is asked; for how many microseconds a mark is kept, or 0 for none; then for each limiter the name of its
--- algorithm and the algorithm's arguments.
--- The answer: 1 allowed, 0 denied, 2 charged before, -1 and the number of a key that holds something else; the time; then
--- for each limiter 1 or 0, whether it allows the request, and what its algorithm tells.
+-- KEYS: the state's key of each limiter; with a request id, the key of its mark as the last.
+-- ARGV: the operation (hit, peek, cancel, refund or reset); for how many microseconds to keep a mark, or 0 for none;
+-- then for each limiter its algorithm's name and arguments. Reply to hit and peek: 1 allowed, 0 denied, 2 charged
+-- before; the time; then for each limiter 1 or 0, whether it allows the request, and the numbers of its algorithm's
+-- `report`. Reply to the others: 1 done, or 0 if the request's mark is missing; and the time. Or -1 and the index of a
+-- key that holds a foreign value.
 local what, ttl = ARGV[1], tonumber(ARGV[2])
 local now, count, mark, was_marked = clock(), #KEYS, nil, false
 if ttl > 0 then
@@ -28,8 +29,8 @@ for i = 1, count do
 end
 
 if what == 'hit' or what == 'peek' then
-  -- Limiters that share a state are judged one after the other.
-  local states, told, allowed = {}, {}, true
+  -- Limiters that share a state decide one after the other.
+  local states, reports, allowed = {}, {}, true
   for i, part in ipairs(parts) do
     local algorithm, a, key = part[1], part[2], part[3]
     local state = states[key] or algorithm.read(key, now, a)
@@ -39,12 +40,12 @@ if what == 'hit' or what == 'peek' then
     states[key], part[4] = state, state
     local ok = algorithm.allows(state, now, a)
     part[5] = ok
-    told[i] = {unpack(algorithm.tell(state, now, a, ok, key))}
+    reports[i] = {unpack(algorithm.report(state, now, a, ok, key))}
     allowed = allowed and ok
     if allowed and what == 'hit' and not was_marked and a[1] > 0 then
       algorithm.charge(state, now, a)
-      -- As its own charge has left it: by that it is cancelled, also if the next limiter has the same state.
-      part[6] = {unpack(algorithm.tell(state, now, a, true, key))}
+      -- The state right after this charge, by which a cancellation finds it, even if the next limiter shares the state.
+      part[6] = {unpack(algorithm.report(state, now, a, true, key))}
     end
   end
   local charges = allowed and what == 'hit' and not was_marked
@@ -56,10 +57,10 @@ if what == 'hit' or what == 'peek' then
         algorithm.write(key, state, now, a)
         states[key] = nil
       end
-      told[i] = part[6]
+      reports[i] = part[6]
     end
     answer[#answer + 1] = ok and 1 or 0
-    for _, number in ipairs(told[i]) do
+    for _, number in ipairs(reports[i]) do
       answer[#answer + 1] = number
     end
   end
@@ -69,7 +70,7 @@ if what == 'hit' or what == 'peek' then
   return answer
 end
 
--- All are read before one is changed, so that something else under a key leaves the others as they were.
+-- All states are read before the first changes, so that a foreign value under one key leaves the others unchanged.
 for i, part in ipairs(parts) do
   if not part[1].read(part[3], now, part[2]) then
     return {-1, i}
@@ -81,7 +82,7 @@ if mark then
   end
   redis.call('UNLINK', mark)
 end
--- The last one first: several may be charged in one state.
+-- In reverse order: several limiters may have charged one state.
 for i = #parts, 1, -1 do
   local algorithm, a, key = parts[i][1], parts[i][2], parts[i][3]
   if what == 'reset' then

@@ -3,7 +3,7 @@ algorithms.fixed = {
   arguments = 4, -- amount, room, period, phase: that of all windows, or -1 if one begins with a key's first request
   read = function(key, now, a)
     local state = read_text(key, '^w(%d+):(%d+)$', {0, 0})
-    -- A later window than ours is ours.
+    -- The clock may be behind a window that was written before: use that window.
     if state and state[1] <= now then
       local period, phase = a[3], a[4]
       state[1] = phase < 0 and now + period or now - (now - phase) % period + period
@@ -20,7 +20,7 @@ algorithms.fixed = {
   charge = function(state, now, a)
     state[2] = state[2] + a[1]
   end,
-  tell = function(state)
+  report = function(state)
     return state
   end,
   write = function(key, state, now)
@@ -34,7 +34,7 @@ algorithms.fixed = {
     if state[2] == 0 and a[4] >= 0 then
       redis.call('UNLINK', key)
     else
-      -- Where windows begin with a request, this one stays what it is: its end was told to whoever asked.
+      -- A window that began with a request keeps its end: earlier replies have reported it.
       algorithms.fixed.write(key, state, now)
     end
   end,

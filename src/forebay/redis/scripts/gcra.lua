@@ -1,6 +1,6 @@
 -- The generic cell rate algorithm. The state is the theoretical arrival time.
 algorithms.gcra = {
-  arguments = 3, -- amount, room, due: so far ahead of now, everybody who booked may have gone
+  arguments = 3, -- amount, room, due: a TAT at most so far ahead of now has no booking that is still waiting
   read = function(key)
     return read_text(key, '^t(%d+)$', {0})
   end,
@@ -10,7 +10,7 @@ algorithms.gcra = {
   charge = function(state, now, a)
     state[1] = math.max(state[1], now) + a[1]
   end,
-  tell = function(state)
+  report = function(state)
     return state
   end,
   write = function(key, state, now)
@@ -19,11 +19,11 @@ algorithms.gcra = {
   give_back = function(key, state, now, a, is_cancelled)
     local amount, charged = a[1], a[2]
     if is_cancelled then
-      -- Others have booked behind it, and keep their times: its own can't be given to anybody.
+      -- Later bookings keep their times, so no request can use the cancelled one's.
       if charged ~= state[1] and state[1] - now > a[3] then
         return
       end
-      -- The rest has been refilled.
+      -- The rest of the charge has been refilled.
       amount = math.min(amount, charged - now)
     end
     if state[1] > now and amount > 0 then

@@ -1,5 +1,5 @@
--- A token bucket that is refilled at every whole period. The state is a period's number, and how many permits are missing
--- in it.
+-- Token bucket with interval refill, at every whole period. The state is a period's number and the permits missing in
+-- it.
 local function missing_of(period, missing, now, a)
   if missing == 0 then
     return 0
@@ -16,7 +16,7 @@ algorithms.interval = {
   arguments = 6, -- amount, room, patience, burst, limit, period; of a cancellation: amount, period, missing, ...
   read = function(key, now, a)
     local state = read_text(key, '^i(%d+):(%d+)$', {0, 0})
-    -- No limiter books so far ahead, nor so much.
+    -- No limiter writes a period so far ahead, or so many missing permits.
     if state and (state[1] > (now + 2251799813685248) / a[6] or state[2] > 4503599627370496) then
       return nil
     end
@@ -34,7 +34,7 @@ algorithms.interval = {
     state[2] = missing_of(state[1], state[2], now, a) + a[1]
     state[1] = math.floor(now / a[6])
   end,
-  tell = function(state)
+  report = function(state)
     return state
   end,
   write = function(key, state, now, a)
@@ -43,11 +43,11 @@ algorithms.interval = {
   give_back = function(key, state, now, a, is_cancelled)
     local missing, amount = missing_of(state[1], state[2], now, a), a[1]
     if is_cancelled then
-      -- Others have booked behind it, and keep their times.
+      -- Later bookings keep their times.
       if missing > a[4] and not (state[1] == a[2] and state[2] == a[3]) then
         return
       end
-      -- The rest has been refilled.
+      -- The rest of the charge has been refilled.
       amount = math.min(amount, missing_of(a[2], a[3], now, a))
     end
     amount = math.min(amount, missing)

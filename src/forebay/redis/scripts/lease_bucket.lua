@@ -1,33 +1,42 @@
--- A token bucket of which permits are on loan to hosts.
+-- A token bucket that lends permits to hosts.
 --
--- What is on loan still counts as being in the bucket, until it is reported as spent or its lease is over: at every time,
--- what is missing in the bucket is at least what is on loan. So in a span from s to t, hosts spend at most what they had
--- at s and what they borrow until t: level(s) + on_loan(s) + rate * (t - s), which is at most the burst and the rate's.
+-- State: the theoretical arrival time (TAT), in which borrowed permits are charged; and each host's loan: the permits,
+-- the end of its lease, and when the host began the request (by its own clock).
 --
--- What is *charged* is never on loan. It is what a host of its own would do, which has nothing, if it borrowed just as
--- much and reported at the same moment that all is spent: the level falls by so many, and on loan is what was. So the
--- above holds of it as well, if it counts as spent then: as the requests of strict limiters do. Who has asked uses it
--- within its deadline or never; so in a span of t, with a deadline of d, no more are admitted than in t + d. It changes no
--- loan, so it is in no order with a host's requests.
+-- Transitions: `borrow` replaces the host's loan by what the host reports as left, and adds what is granted. `charge`
+-- moves the TAT and changes no loan, so it needs no order with a host's other requests. The end of a lease turns its
+-- loan into spent permits. `reset` deletes the state.
 --
--- The state is the theoretical arrival time, by which borrowed permits have been charged, and each host's loan: the
--- permits, when the lease ends, and when the host had begun to ask (by its own clock).
+-- Invariant: the permits missing in the bucket are at least those on loan. The loan counts as missing until the host
+-- reports it as spent or its lease ends.
+--
+-- Proof: in a span from s to t, hosts spend at most what they had on loan at s and what they borrow until t: level(s) +
+-- on_loan(s) + rate * (t - s). By the invariant this is at most the burst plus the refill of the span. A charge equals
+-- a borrow by a host without a loan that reports all of it as spent at the same moment: the level falls, the loans
+-- stay. So the bound holds for charges too, if they count as spent then, as those of strict limiters do. The process
+-- that sent the charge uses it within its deadline d or never, so a span of length t admits no more than one of t + d.
+--
+-- Crash and stall: a request that arrives after a later one of its host is detected by its begin time. It changes no
+-- loan; only its refund is given back. A host that has lost its lease's cell reports -1: its loan stays until its end.
+--
+-- Not handled: a state that Redis loses. The permits that the hosts have left then have no loan; the reply tells each
+-- host how many of those it reports to drop.
 --
 -- KEYS: the state's key.
--- ARGV: limit and period of the rate; tolerance; what is asked; then for
---   borrow   host; when it began to ask; the permits that it has left, or -1 if it doesn't know; those that it gives back;
---            what it needs; what it wants; for how long; permits of requests that shall not count any more
+-- ARGV: limit and period of the rate; tolerance; the operation; then for
+--   borrow   host; when it began the request; the permits that it has left, or -1 if unknown; the permits that it gives
+--            back; the least it needs; the most it wants; the lease's length; permits to refund
 --   charge   permits
 --   peek     permits
 --   reset    nothing
--- The answer: 1 granted, 0 not, 2 asked before a request that was here already; the time; permits granted; for how long;
--- after how long what is needed can be had, or, when less was granted than was wanted, any; and of the permits that the
--- host has left, how many don't count any more, as there is no loan of which they can be: its end has passed before this
--- came, so that they have been charged as spent; or the state was lost, and they never were. The host drops them.
+-- Reply: 1 granted, 0 not, 2 overtaken by a later request of the host; the time; permits granted; how long the lease
+-- lasts; after how long the least can be had or, if fewer than the most were granted, any permit; and how many of the
+-- reported permits have no loan. These were charged as spent at their lease's end, or their state was lost. The host
+-- drops them.
 local key, limit, period, tolerance = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = clock()
 
--- The time that so many permits take, rounded up and down.
+-- The refill time of so many permits, rounded up, and rounded down.
 local function time_up(permits)
   local whole, rest = scaled(permits, period, limit)
   return rest > 0 and whole + 1 or whole
@@ -70,7 +79,7 @@ local function read()
   return state
 end
 
--- What the time since has changed.
+-- Applies the time that has passed: leases that have ended, and the refill.
 local function move_on(state)
   while state.loans[1] and state.loans[1].ends <= now do
     local loan = table.remove(state.loans, 1)
@@ -88,7 +97,7 @@ local function room(state)
   return math.max(tolerance - (state.tat - now), 0)
 end
 
--- How long until so many can be had, if nobody comes before.
+-- How long until so many permits can be had, if no other request comes before.
 local function wait_for(state, permits)
   local amount, tat, on_loan, from = time_up(permits), state.tat, state.on_loan, now
   for _, loan in ipairs(state.loans) do

@@ -1,9 +1,10 @@
--- A window of which a host borrows permits: charged at once, in the state that requests which borrow nothing use, too. A
--- permit that is spent later is spent in the window in which it was charged, as the host gives up what is left at its end.
+-- A window that lends permits to hosts. A borrow is charged at once, in the same state that strict limiters use. The
+-- host drops what is left at the window's end, so every permit is spent in the window in which it was charged.
 --
 -- KEYS: the state's key.
--- ARGV: "borrow" or "peek"; what is needed; what is wanted; the name of the algorithm and its arguments.
--- The answer: 1 granted or 0 not; the time; permits granted, or of a peek those there are; then what the algorithm tells.
+-- ARGV: "borrow" or "peek"; the least needed; the most wanted; the name of the algorithm and its arguments.
+-- Reply: 1 granted or 0 not; the time; permits granted, or for a peek those available; then the numbers of the
+-- algorithm's `report`.
 local need, want, algorithm, a = tonumber(ARGV[2]), tonumber(ARGV[3]), algorithms[ARGV[4]], {}
 for i = 1, algorithm.arguments do
   a[i] = tonumber(ARGV[4 + i])
@@ -26,7 +27,7 @@ if ARGV[1] == 'borrow' then
   end
 end
 local answer = {granted > 0 and granted >= need and 1 or 0, now, granted}
-for _, number in ipairs(algorithm.tell(state, now, a)) do
+for _, number in ipairs(algorithm.report(state, now, a)) do
   answer[#answer + 1] = number
 end
 return answer

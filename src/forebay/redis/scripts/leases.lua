@@ -1,8 +1,8 @@
--- Giving permits back, or letting their leases begin anew.
+-- Releases held permits, or renews their leases.
 --
--- KEYS: the one of the limiter's state.
--- ARGV: "release" or "renew"; the lease; then the permits.
--- The answer: how many of them were held, or -1 and the number of a key that holds something else; and the time.
+-- KEYS: the key of the limiter's state.
+-- ARGV: "release" or "renew"; the lease's length; then the permits' names.
+-- Reply: how many of them were held, and the time. Or -1 and 1 if the key holds a foreign value.
 local now, held = clock(), 0
 local state = algorithms.concurrency.read(KEYS[1], now)
 if not state then

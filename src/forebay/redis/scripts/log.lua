@@ -1,12 +1,13 @@
--- Sliding log. A sorted set of admissions by their dates. A member is the running total of permits with it, and its own
--- permits: so what lies between two of them is a subtraction, and an admission is one member whatever its cost.
+-- Sliding log. The state is a sorted set of admissions by their dates. A member holds the running total of permits up
+-- to and including it, and its own permits. So the permits between two members are a subtraction, and an admission is
+-- one member at any cost.
 local function admission(key, rank)
   local found = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')
   local parts = numbers(found[1], '^p(%d+):(%d+)$')
   return tonumber(found[2]), parts[1], parts[2]
 end
 
--- The first admission with which the running total is at least that; there must be one.
+-- The rank of the first admission whose running total is at least `total`. There must be one.
 local function first_with(key, total)
   local low, high = 0, redis.call('ZCARD', key) - 1
   while low < high do
@@ -22,11 +23,11 @@ local function first_with(key, total)
 end
 
 local function member(after, permits)
-  -- All of one length, as members of one date are in the order of their text.
+  -- Of fixed length: Redis orders members of one date by their text.
   return 'p' .. string.format('%016.0f', after) .. ':' .. text(permits)
 end
 
--- Totals only grow. Long before one could be too large for a double, they begin again.
+-- Rebases the running totals, which only grow, long before one could be too large for a double.
 local function begin_again(key, before)
   local found = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   for i = 1, #found, 2 do
@@ -73,12 +74,12 @@ algorithms.log = {
     state.after = state.after + a[1]
     state.charged[#state.charged + 1] = {state.after, a[1]}
   end,
-  -- The newest date, what counts, and when this request would be allowed.
-  tell = function(state, now, a, ok, key)
+  -- The newest date, the permits in the window, and when this request would be allowed.
+  report = function(state, now, a, ok, key)
     local used, retry_at = state.after - state.before, 0
     if not ok then
       local leaving = state.before + used - a[2]
-      -- With what another limiter of this request would be charged, none that is stored may be enough.
+      -- The same request may have charged this state for another limiter. Then no stored admission may suffice.
       retry_at = state.date + a[3]
       if leaving <= state.stored then
         retry_at = admission(key, first_with(key, leaving)) + a[3]
@@ -87,7 +88,7 @@ algorithms.log = {
     return {state.date, used, retry_at}
   end,
   write = function(key, state, now, a)
-    -- First what needs memory: a server that has none left refuses a script only before it has written anything.
+    -- Writes that need memory come first: a server without memory refuses a script only before its first write.
     for _, charged in ipairs(state.charged) do
       redis.call('ZADD', key, text(state.date), member(charged[1], charged[2]))
     end
@@ -97,7 +98,8 @@ algorithms.log = {
       begin_again(key, state.before)
     end
   end,
-  -- The oldest that count: so what is left is never earlier than what was kept.
+  -- Takes back the oldest admissions in the window, so that the remaining ones never date earlier than those that
+  -- count.
   give_back = function(key, state, now, a, is_cancelled)
     local used = state.after - state.before
     if used == 0 or is_cancelled and a[2] + a[3] <= now then
@@ -113,7 +115,7 @@ algorithms.log = {
     redis.call('ZREMRANGEBYRANK', key, 0, rank)
     if after > total then
       redis.call('ZADD', key, text(date), member(after, after - total))
-      -- If there was no other, the key was gone, and its end with it.
+      -- If this was the only member, its removal deleted the key and the expiry.
       redis.call('PEXPIREAT', key, expiry(state.date + a[3]))
     end
   end,

@@ -1,12 +1,12 @@
--- Sliding window. The state is the end of the current window, the count of the one before, and its own. What the one before
--- still counts for is rounded up or down; who rounds in another way shares the state.
+-- Sliding window. The state is the end of the current window, the count of the window before, and the current count.
+-- The weighted count of the window before is rounded up or down; limiters that round differently share the state.
 
 algorithms.sliding = {
   arguments = 4, -- amount, room, period, 1 to round up
   read = function(key, now, a)
     local state, period = read_text(key, '^s(%d+):(%d+):(%d+)$', {0, 0, 0}), a[3]
     local ends = now - now % period + period
-    -- A later window than ours is ours.
+    -- The clock may be behind a window that was written before: use that window.
     if state and state[1] < ends then
       return {ends, state[1] == ends - period and state[3] or 0, 0, written = state[1]}
     end
@@ -22,7 +22,7 @@ algorithms.sliding = {
   charge = function(state, now, a)
     state[3] = state[3] + a[1]
   end,
-  tell = function(state)
+  report = function(state)
     return state
   end,
   write = function(key, state, now, a)
@@ -33,7 +33,7 @@ algorithms.sliding = {
   give_back = function(key, state, now, a, is_cancelled)
     local from_count = math.min(a[1], state[3])
     local from_before = math.min(a[1] - from_count, state[2])
-    -- If something was charged in a later window, what was charged before can't be told from others' any more.
+    -- After a charge in a later window, an earlier charge can't be distinguished from other requests' charges.
     if from_count + from_before == 0 or is_cancelled and (state.written or state[1]) ~= a[2] then
       return
     end

@@ -1,16 +1,17 @@
--- What a host has counted in one window of a key, or in two.
+-- A host reports its counts in one window of a key, or in two.
 --
--- KEYS: a hash for each window. ARGV: the host, the key's birth there, when this was read, and how long a window is; then
--- for each window what was counted, or -1 to tell nothing; what of it was known here once; what others had counted, as far
--- as the host has heard; and when it ends. It is taken from a whole window before it begins, and kept for as many windows
--- after its end as it counts for: so long for hosts whose clocks are fast or late.
--- The answer: 1 and the time; then for each window the sum of all hosts, what is known of this one, and how that is to be
--- taken; or -1, 0 and OVER or FAR. Or -1 and the number of a key that holds something else.
+-- KEYS: a hash for each window. ARGV: the host; the key's incarnation there; when the host read its counts; and the
+-- length of a window. Then for each window: the host's count, or -1 to report nothing; how much of it Redis knew once;
+-- the other hosts' count that this host has learned; and the window's end. Reports are accepted from a whole window
+-- before it begins, and kept after its end for as many windows as it counts for, so that hosts' clocks may be fast or
+-- slow by so much.
+-- Reply: 1; the time; then for each window the sum of all hosts, what Redis knows of this host, and AS_IT_IS, LOST or
+-- FULL; or -1, 0 and OVER or FAR. Or -1 and the index of a key that holds a foreign value.
 local AS_IT_IS, OVER, LOST, FULL, FAR = 0, 1, 2, 3, 4
-local host, birth, read_at, period = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local host, incarnation, read_at, period = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local now, windows = clock(), {}
 for i, key in ipairs(KEYS) do
-  windows[i] = read_told(key, host, birth)
+  windows[i] = read_report(key, host, incarnation)
   if not windows[i] then
     return {-1, i}
   end
@@ -18,7 +19,7 @@ end
 
 local answer = {1, now}
 for i, key in ipairs(KEYS) do
-  local told, first = windows[i], 4 * i + 1
+  local report, first = windows[i], 4 * i + 1
   local used, believed = tonumber(ARGV[first]), tonumber(ARGV[first + 1])
   local others, ends = tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
   local until_us = ends + #KEYS * period
@@ -28,31 +29,31 @@ for i, key in ipairs(KEYS) do
     table.insert(answer, until_us <= now and OVER or FAR)
   else
     local taken = AS_IT_IS
-    if told.is_new and believed > 0 or others > told.most then
-      -- Others will tell again, too, but not at once.
-      told.is_lost = true
+    if report.is_new and believed > 0 or others > report.most then
+      -- The other hosts will report again, but later: until then the sum is too small.
+      report.is_lost = true
       redis.call('HSET', key, 'lost', '1')
       redis.call('PEXPIREAT', key, expiry(until_us))
     end
-    if told.is_lost then
+    if report.is_lost then
       taken = LOST
     end
-    if used >= 0 and read_at > told.read then
-      if has_room(key, told) then
-        -- Of another birth, what was told before stays in the sum.
-        told.sum = math.max(told.sum + used - (told.known or 0), 0)
-        told.known = used
-        write_told(key, told, host, read_at, birth, used, now, until_us)
-        if told.sum > told.most then
-          redis.call('HSET', key, 'most', text(told.sum))
+    if used >= 0 and read_at > report.read then
+      if has_room(key, report) then
+        -- A count of another incarnation stays in the sum.
+        report.sum = math.max(report.sum + used - (report.known or 0), 0)
+        report.known = used
+        write_report(key, report, host, read_at, incarnation, used, now, until_us)
+        if report.sum > report.most then
+          redis.call('HSET', key, 'most', text(report.sum))
         end
       else
-        -- Whoever made room would be counted again with its next message.
+        -- No host is evicted: an evicted host's next report would be added a second time.
         taken = FULL
       end
     end
-    table.insert(answer, told.sum)
-    table.insert(answer, told.known or 0)
+    table.insert(answer, report.sum)
+    table.insert(answer, report.known or 0)
     table.insert(answer, taken)
   end
 end
