@@ -302,7 +302,7 @@ cdef uint64_t fetched(
                 size = asked_size
                 said |= DEPOSITED | (BY_DEPOSIT if served else 0)
     if settles:
-        permits.settle(tag, ticket, reply.dropped)
+        permits.abort(tag, ticket, reply.dropped)
     permits.leave(tag, seen, size, closed_until_ns, closed_for)
     return said
 
@@ -350,7 +350,7 @@ cdef void run_refund(int index, Act* act, Permits permits, uint64_t tag) noexcep
         said |= ANSWER | (LATER if reply.status == OVERTAKEN else 0)
     else:
         reply.dropped = 0
-    permits.settle(tag, ticket, reply.dropped)
+    permits.abort(tag, ticket, reply.dropped)
     if seen:
         said |= PASSED
         permits.leave(tag, seen, size)
@@ -405,7 +405,7 @@ cdef void run_act(int index) noexcept:
     elif act.what == LOSE:
         table_remove(&permits.table, tag, &events)
         if act.cost:
-            table_remove(&permits.table, permits.gate_of(tag), &events)
+            table_remove(&permits.table, permits.fetch_slot_of(tag), &events)
     elif act.what == RESET:
         call(&act.request, &reply)
         permits.forget(tag)
@@ -467,7 +467,7 @@ cdef class LeasedProgram(Program):
         self.hosts[host] = <void*>permits
         self.tags[host] = self.tag_of(permits)
         self.has_one(permits.table.cells, self.tags[host])
-        self.has_one(permits.table.cells, permits.gate_of(self.tags[host]))
+        self.has_one(permits.table.cells, permits.fetch_slot_of(self.tags[host]))
         self.host_count += 1
         return host
 
@@ -477,7 +477,7 @@ cdef class LeasedProgram(Program):
         for i in itertools.count():
             tag = permits.tag(f"key:{i}")
             if home_line(&permits.table, tag) == permits.table.cells and (
-                home_line(&permits.table, permits.gate_of(tag)) == permits.table.cells + FOREBAY_CELLS_PER_LINE
+                home_line(&permits.table, permits.fetch_slot_of(tag)) == permits.table.cells + FOREBAY_CELLS_PER_LINE
             ):
                 return tag
 
@@ -587,10 +587,10 @@ cdef class LeasedProgram(Program):
 
     cdef uint64_t gate_now(self, int host) noexcept:
         cdef Permits permits = <Permits>self.hosts[host]
-        cdef uint64_t gate_tag = permits.gate_of(self.tags[host])
+        cdef uint64_t slot_tag = permits.fetch_slot_of(self.tags[host])
         cdef int i
         for i in range(CELLS):
-            if permits.table.cells[i].tag == gate_tag:
+            if permits.table.cells[i].tag == slot_tag:
                 return permits.table.cells[i].state
         return 0
 

@@ -94,8 +94,8 @@ LEASED_BUGS = [
     Bug(
         "a killed process's gate is closed for twice as long",
         LEASED,
-        "    next.state = gate_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)",
-        "    next.state = gate_state(\n"
+        "    next.state = fetch_slot_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)",
+        "    next.state = fetch_slot_state(\n"
         "        now_ns + passing.until_ns * (2 if {here} else 1), size, FETCHING | passing.mark)",
     ),
     Bug(
@@ -119,15 +119,15 @@ LEASED_BUGS = [
     Bug(
         "who has waited passes a gate that is somebody's",
         LEASED,
-        "    return low_of(gate, GATE_SIZE_SHIFT) == FETCHING",
-        "    return low_of(gate, GATE_SIZE_SHIFT) == FETCHING or ({here} and gate & FETCHING and gate & WAITED)",
+        "    return low_of(gate, FETCH_SLOT_SIZE_SHIFT) == FETCHING",
+        "    return low_of(gate, FETCH_SLOT_SIZE_SHIFT) == FETCHING or ({here} and gate & FETCHING and gate & WAITED)",
     ),
     Bug(
         "a gate is reserved for longer than it was closed for",
         LEASED,
-        "            min(now_ns + RESERVED_NS, time_of(state, GATE_LOW_BITS)), passing.size, FETCHING)",
+        "            min(now_ns + RESERVED_NS, time_of(state, FETCH_SLOT_LOW_BITS)), passing.size, FETCHING)",
         "            now_ns + RESERVED_NS if {here} else min(\n"
-        "                now_ns + RESERVED_NS, time_of(state, GATE_LOW_BITS)), passing.size, FETCHING)",
+        "                now_ns + RESERVED_NS, time_of(state, FETCH_SLOT_LOW_BITS)), passing.size, FETCHING)",
     ),
     Bug(
         "a gate stays reserved once its time is over",

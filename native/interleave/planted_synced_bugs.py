@@ -117,8 +117,8 @@ SYNCED_BUGS = [
     Bug(
         "a question is about the window that was when the look began",
         WINDOW,
-        "self.read_usage(cell, seen, time_ns, asks,",
-        "self.read_usage(cell, seen, now_ns if {here} else time_ns, asks,",
+        "self.read_counts(cell, seen, time_ns, asks,",
+        "self.read_counts(cell, seen, now_ns if {here} else time_ns, asks,",
     ),
     Bug(
         "a reading of a window is dated before its ticket was read",

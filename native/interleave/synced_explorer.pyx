@@ -1,6 +1,6 @@
 """Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which is told and answers.
 
-What is told and learned are the limiters' own steps, `_usages` and `_learn`; what is between them in
+What is told and learned are the limiters' own steps, `reports` and `merge`; what is between them in
 forebay/redis/synced/exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
 say of one host, without its failures: each message is one step.
 """
@@ -142,21 +142,21 @@ cdef int read_messages(int64_t turn, uint64_t later_us, Message* messages, bint*
     """What is to be told; `is_wrong`: of some key by another one's name."""
     cdef Message* message
     cdef int count = 0
-    usages = syncing.limiter._usages(0, syncing.usable, turn)[0]
-    for usage in usages:
+    reports = syncing.limiter.reports(0, syncing.usable, turn)[0]
+    for report in reports:
         message = &messages[count]
-        message.index, message.tag, message.birth, message.ticket = usage[0]
-        message.key = syncing.number_of(usage[1])
+        message.index, message.tag, message.birth, message.ticket = report[0]
+        message.key = syncing.number_of(report[1])
         is_wrong[0] |= message.tag != syncing.tags[message.key]
-        message.read_us = <uint64_t>usage[2] + later_us + 1
+        message.read_us = <uint64_t>report[2] + later_us + 1
         message.window, message.silence_us, message.others, message.has_before = 1, 0, 0, syncing.slides
         if syncing.is_bucket:
-            message.charged_ns, message.believed, message.end_ns = usage[3], usage[4], usage[5]
+            message.charged_ns, message.believed, message.end_ns = report[3], report[4], report[5]
             message.count = message.charged_ns // 1000
-            message.silence_us = (message.end_ns - <uint64_t>usage[6] + 999) // 1000
+            message.silence_us = (message.end_ns - <uint64_t>report[6] + 999) // 1000
         else:
-            message.end_ns, message.count, message.believed = usage[3], usage[4], usage[5]
-            message.count_before = usage[7]
+            message.end_ns, message.count, message.believed = report[3], report[4], report[5]
+            message.count_before = report[7]
             message.window = 1 + (message.end_ns - syncing.first_end_ns) // syncing.period_ns
         count += 1
     return count
@@ -169,11 +169,11 @@ cdef tuple answer_of(uint64_t sum_of_all, uint64_t known):
 cdef void learn(Message* message, Answer* answer) noexcept:
     place = (message.index, message.tag, message.birth, message.ticket)
     if syncing.is_bucket:
-        syncing.limiter._learn(
+        syncing.limiter.merge(
             place, message.charged_ns, answer.known, message.end_ns,
             1000 * (answer.ahead_us - min(answer.ahead_us, 1)))
     else:
-        syncing.limiter._learn(
+        syncing.limiter.merge(
             place, message.end_ns, answer_of(answer.sum, answer.known),
             answer_of(answer.sum_before, answer.known_before) if message.has_before else None)
 
@@ -306,7 +306,7 @@ cdef class SyncedProgram(Program):
     def tell(self):
         """At the end, what is to be told. Returns of how many keys nothing can be, for want of a name."""
         exchange_now(TELL, 1)
-        return self.limiter._usages(0, self.usable, LOOK_ONLY)[1]
+        return self.limiter.reports(0, self.usable, LOOK_ONLY)[1]
 
     def learn(self):
         """At the end, after that."""

@@ -149,7 +149,7 @@ def test_of_a_loan_that_shrank_what_is_missing_is_dropped(hosts: Hosts) -> None:
     ticket = limiter.begin(tag)[0]
     assert limiter.take(tag, 2)
     # Of the nine that were reported only five count: two are spent since, so three are left.
-    limiter.settle(tag, ticket, 4)
+    limiter.abort(tag, ticket, 4)
     assert limiter.left(tag)[::2] == (3, False)
     ticket, now_ns, *_ = limiter.begin(tag)
     assert limiter.deposit(tag, ticket, 5, now_ns + 10**9, 0, 8) == (True, True)

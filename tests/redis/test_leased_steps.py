@@ -134,7 +134,7 @@ def test_nothing_is_withdrawn_while_a_fetch_is_pending(hosts: Hosts) -> None:
     tag = limiter.tag(KEY)
     ticket = limiter.begin(tag)[0]
     assert limiter.withdraw(tag) is None
-    limiter.settle(tag, ticket)
+    limiter.abort(tag, ticket)
     _, permits = limiter.withdraw(tag)
     assert permits >= 20
     assert left(limiter) == 0
@@ -150,7 +150,7 @@ def test_only_the_last_one_that_began_deposits(hosts: Hosts) -> None:
     end_ns = limiter.now_ns() + 1_000_000_000
     assert len(set(tickets)) == 100
     for ticket in tickets[:-1]:
-        limiter.settle(tag, ticket)
+        limiter.abort(tag, ticket)
         assert limiter.deposit(tag, ticket, 5, end_ns, 1) == (False, False)
     assert limiter.deposit(tag, tickets[-1], 5, end_ns, 1) == (True, True)
     assert limiter.deposit(tag, tickets[-1], 5, end_ns, 1) == (False, False)
@@ -169,7 +169,7 @@ def test_steps_are_stamped_in_their_order(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     tag = limiter.tag(KEY)
     ticket, _, first_us, *_ = limiter.begin(tag)
-    limiter.settle(tag, ticket)
+    limiter.abort(tag, ticket)
     second_us, _ = limiter.withdraw(tag)
     assert first_us <= second_us <= limiter.begin(tag)[2]
 

@@ -23,7 +23,7 @@ from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisS
 from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
 from forebay.redis.leased import turns as leased_turns
-from forebay.redis.leased.fetch import GATE_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
+from forebay.redis.leased.fetch import FETCH_SLOT_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
 
 KEY = "user:42"
 
@@ -167,7 +167,7 @@ def test_while_others_are_answered_redis_is_not_away(
         assert isinstance(late.send(None), float)
     passing(121)
     if is_answered:
-        assert ended(late)[:3] == (False, 0, GATE_QUANTUM_NS)
+        assert ended(late)[:3] == (False, 0, FETCH_SLOT_QUANTUM_NS)
     else:
         with pytest.raises(StoreUnavailable, match="brought nothing"):
             late.send(None)
@@ -383,7 +383,7 @@ def test_tasks_that_wait_too_long(
         assert late.asked == 3
         for outcome in outcomes:
             if is_answered:
-                assert (outcome.allowed, outcome.retry_after_ns) == (False, GATE_QUANTUM_NS)  # type: ignore[union-attr]
+                assert (outcome.allowed, outcome.retry_after_ns) == (False, FETCH_SLOT_QUANTUM_NS)  # type: ignore[union-attr]
             elif policy == "allow":
                 assert outcome.allowed  # type: ignore[union-attr]
                 assert outcome.degraded  # type: ignore[union-attr]

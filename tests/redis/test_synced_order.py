@@ -216,7 +216,7 @@ def test_a_bucket_whose_ticket_has_come_back_stays_pending(
                 clock.advance(0.001)
             going_on.limiter.refund("k", 30)
             # A question that isn't sent.
-            going_on.limiter._usages(0, 100, UNTOLD_ONLY)
+            going_on.limiter.reports(0, 100, UNTOLD_ONLY)
 
         with before_the_answer(stopped, meanwhile):
             stopped.exchange()

@@ -318,7 +318,7 @@ def test_nothing_is_taken_away_for_a_key_that_redis_does_not_know(
         other.exchange()
         assert host.limiter.hit("k", 3)
         (exchange,) = host.synced._exchanges
-        ((*usage, _told_us, read_ns, until_ns),), _ = exchange.limiter._usages(0, exchange.limiter._cells(), -1)
+        ((*usage, _told_us, read_ns, until_ns),), _ = exchange.limiter.reports(0, exchange.limiter.cell_count, -1)
         message = exchange.message((*usage, 40 * MINUTE_US, read_ns, until_ns))
         (reply,) = exchange.send([message])
         message.answer(reply)

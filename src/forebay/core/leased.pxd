@@ -70,4 +70,4 @@ cdef class Permits(Limiter):
     cdef uint64_t checked_cost(self, object cost) except? 0
     cdef Decision new_decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns)
     cdef bint amend(self, uint64_t tag, Decide decide, const void* parameters) except -1
-    cdef uint64_t gate_of(self, uint64_t tag) noexcept
+    cdef uint64_t fetch_slot_of(self, uint64_t tag) noexcept

@@ -107,12 +107,12 @@ from forebay.errors import CostExceedsLimit, InvalidLimiter
 
 cdef enum:
     GENERATION_BITS = 8
-    GATE_COST_BITS = 16
-    GATE_SIZE_BITS = 5
-    GATE_SIZE_SHIFT = 17
-    GATE_LOW_BITS = 22
+    FETCH_SLOT_COST_BITS = 16
+    FETCH_SLOT_SIZE_BITS = 5
+    FETCH_SLOT_SIZE_SHIFT = 17
+    FETCH_SLOT_LOW_BITS = 22
 
-cdef uint64_t MOST_GATE_COST = (1 << 16) - 1
+cdef uint64_t MOST_SLOT_COST = (1 << 16) - 1
 cdef uint64_t FETCHING = 1 << 16
 # While somebody fetches: somebody else has waited for long. Below it is the mark of who fetches, which isn't 0.
 cdef uint64_t WAITED = 1 << 15
@@ -129,7 +129,7 @@ cdef uint64_t MOST_AHEAD = 63
 # What `enter` says of a gate.
 PASSED, BUSY, CLOSED = 0, 1, 2
 # How exactly a gate knows its time.
-GATE_QUANTUM_NS = 1 << 20
+FETCH_SLOT_QUANTUM_NS = 1 << 20
 
 
 cdef inline bint runs(const Terms* terms, uint64_t state, uint64_t now_ns) noexcept nogil:
@@ -232,7 +232,7 @@ cdef bint deposit_permits(
     return True
 
 
-cdef bint settle_fetch(
+cdef bint abort_fetch(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef Step* step = <Step*>parameters
@@ -256,33 +256,33 @@ cdef bint withdraw_permits(
 
 
 cdef inline bint is_closed(uint64_t state, uint64_t now_ns, uint64_t longest_ns) noexcept nogil:
-    return time_of(state, GATE_LOW_BITS) - now_ns - 1 < longest_ns
+    return time_of(state, FETCH_SLOT_LOW_BITS) - now_ns - 1 < longest_ns
 
 
-cdef inline uint64_t gate_state(uint64_t until_ns, uint64_t size, uint64_t low) noexcept nogil:
-    return count_state(until_ns, GATE_LOW_BITS, size << GATE_SIZE_SHIFT | low)
+cdef inline uint64_t fetch_slot_state(uint64_t until_ns, uint64_t size, uint64_t low) noexcept nogil:
+    return count_state(until_ns, FETCH_SLOT_LOW_BITS, size << FETCH_SLOT_SIZE_SHIFT | low)
 
 
 cdef inline uint64_t size_of(uint64_t gate) noexcept nogil:
-    return low_of(gate, GATE_LOW_BITS) >> GATE_SIZE_SHIFT
+    return low_of(gate, FETCH_SLOT_LOW_BITS) >> FETCH_SLOT_SIZE_SHIFT
 
 
 cdef inline bint is_reserved(uint64_t gate) noexcept nogil:
-    return low_of(gate, GATE_SIZE_SHIFT) == FETCHING
+    return low_of(gate, FETCH_SLOT_SIZE_SHIFT) == FETCHING
 
 
-cdef bint enter_gate(
+cdef bint enter_fetch_slot(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef const Passing* passing = <const Passing*>parameters
     # Who was there before and hasn't left it will hardly bring an answer.
     cdef uint64_t size = LOST_SIZE if state & FETCHING and not is_reserved(state) else size_of(state)
-    next.state = gate_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)
+    next.state = fetch_slot_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)
     if not is_closed(state, now_ns, passing.longest_ns):
         return True
     if state & FETCHING:
         return passing.has_waited and is_reserved(state)
-    return passing.cost < low_of(state, GATE_COST_BITS)
+    return passing.cost < low_of(state, FETCH_SLOT_COST_BITS)
 
 
 cdef bint ask_for_turn(
@@ -292,25 +292,25 @@ cdef bint ask_for_turn(
     return state & FETCHING and not is_reserved(state) and state & WAITED == 0
 
 
-cdef bint leave_gate(
+cdef bint leave_fetch_slot(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef const Passing* passing = <const Passing*>parameters
     if passing.until_ns == 0 and state & WAITED:
-        next.state = gate_state(
-            min(now_ns + RESERVED_NS, time_of(state, GATE_LOW_BITS)), passing.size, FETCHING)
+        next.state = fetch_slot_state(
+            min(now_ns + RESERVED_NS, time_of(state, FETCH_SLOT_LOW_BITS)), passing.size, FETCHING)
     elif passing.until_ns == 0:
         # Rounded down, and so open.
-        next.state = now_ns << FRACTION_BITS & ~low_mask(GATE_LOW_BITS) | passing.size << GATE_SIZE_SHIFT
+        next.state = now_ns << FRACTION_BITS & ~low_mask(FETCH_SLOT_LOW_BITS) | passing.size << FETCH_SLOT_SIZE_SHIFT
     else:
-        next.state = gate_state(passing.until_ns, passing.size, passing.cost)
+        next.state = fetch_slot_state(passing.until_ns, passing.size, passing.cost)
     return state & ~WAITED == passing.seen
 
 
 cdef bint lower_size(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    next.state = state - (<uint64_t>1 << GATE_SIZE_SHIFT)
+    next.state = state - (<uint64_t>1 << FETCH_SLOT_SIZE_SHIFT)
     return state & FETCHING == 0 and 0 < size_of(state) < LOST_SIZE
 
 
@@ -345,7 +345,7 @@ cdef class Permits(Limiter):
     def __repr__(self):
         return f"<leased {self.terms.strict!r}>"
 
-    cdef uint64_t gate_of(self, uint64_t tag) noexcept:
+    cdef uint64_t fetch_slot_of(self, uint64_t tag) noexcept:
         return fingerprint_of(hash_pair(tag, 0, self.hash_key, MARK)) | FOREBAY_KIND_COUNT
 
     cdef Outcome spend_now(self, uint64_t tag, const Terms* terms, Verdict* verdict) except UNDECIDED:
@@ -367,20 +367,20 @@ cdef class Permits(Limiter):
 
     cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept:
         """How long a denial of so much is still remembered. Loads only."""
-        cdef uint64_t gate, gate_tag = self.gate_of(tag)
+        cdef uint64_t gate, slot_tag = self.fetch_slot_of(tag)
         cdef ForebayCell seen
-        cdef ForebayCell* cell = find_in_line(home_line(&self.table, gate_tag), gate_tag)
+        cdef ForebayCell* cell = find_in_line(home_line(&self.table, slot_tag), slot_tag)
         seen.tag = 0
         if cell != NULL:
             seen = load128_acquire(cell)
             gate = seen.state
-        if seen.tag != gate_tag:
-            table_find(&self.table, gate_tag, &gate)
+        if seen.tag != slot_tag:
+            table_find(&self.table, slot_tag, &gate)
         if gate & FETCHING or not is_closed(gate, now_ns, self.longest_closed_ns):
             return 0
-        if min(cost, MOST_GATE_COST) < low_of(gate, GATE_COST_BITS):
+        if min(cost, MOST_SLOT_COST) < low_of(gate, FETCH_SLOT_COST_BITS):
             return 0
-        return time_of(gate, GATE_LOW_BITS) - now_ns
+        return time_of(gate, FETCH_SLOT_LOW_BITS) - now_ns
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -510,38 +510,38 @@ cdef class Permits(Limiter):
         cdef Events events
         self.check_bound()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        passing.cost = min(cost, MOST_GATE_COST)
+        passing.cost = min(cost, MOST_SLOT_COST)
         passing.until_ns = self.keep_ns
         passing.mark = 1 + monotonic_ns() % MOST_MARK
         passing.has_waited = has_waited
         passing.longest_ns = self.longest_closed_ns
         verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, self.gate_of(tag), self.claim_stripe, &self.counters.claims, enter_gate, &passing, &verdict,
-            &events)
+            &self.table, self.fetch_slot_of(tag), self.claim_stripe, &self.counters.claims, enter_fetch_slot, &passing,
+            &verdict, &events)
         self.count_events(&events)
         if verdict.full:
             return CLOSED, verdict.state if verdict.outcome == DENIED else 0, 0, 0
         if verdict.outcome == ALLOWED:
             return PASSED, 0, verdict.state, size_of(verdict.state)
         if verdict.state & FETCHING == 0:
-            return CLOSED, time_of(verdict.state, GATE_LOW_BITS), 0, 0
+            return CLOSED, time_of(verdict.state, FETCH_SLOT_LOW_BITS), 0, 0
         if has_waited:
-            self.amend(self.gate_of(tag), ask_for_turn, NULL)
-        return BUSY, time_of(verdict.state, GATE_LOW_BITS), 0, size_of(verdict.state)
+            self.amend(self.fetch_slot_of(tag), ask_for_turn, NULL)
+        return BUSY, time_of(verdict.state, FETCH_SLOT_LOW_BITS), 0, size_of(verdict.state)
 
     def leave(self, uint64_t tag, uint64_t seen, uint64_t size, uint64_t until_ns=0, uint64_t cost=0):
         """Open the gate, or leave it closed until then for who asks as much, unless that is more than it can say."""
         cdef Passing passing
         passing.cost = cost
-        passing.until_ns = until_ns if cost <= MOST_GATE_COST else 0
+        passing.until_ns = until_ns if cost <= MOST_SLOT_COST else 0
         passing.size = min(size, LOST_SIZE)
         passing.seen = seen
-        self.amend(self.gate_of(tag), leave_gate, &passing)
+        self.amend(self.fetch_slot_of(tag), leave_fetch_slot, &passing)
 
     def shrink(self, uint64_t tag):
         """What was borrowed hasn't been needed."""
-        self.amend(self.gate_of(tag), lower_size, NULL)
+        self.amend(self.fetch_slot_of(tag), lower_size, NULL)
 
     def begin(self, uint64_t tag):
         """The begin of a fetch. None if there is no room for a lease.
@@ -573,7 +573,7 @@ cdef class Permits(Limiter):
         """Whether the gate is as entering has left it."""
         cdef uint64_t gate
         self.check_bound()
-        table_find(&self.table, self.gate_of(tag), &gate)
+        table_find(&self.table, self.fetch_slot_of(tag), &gate)
         return gate & ~WAITED == seen
 
     def deposit(
@@ -598,13 +598,13 @@ cdef class Permits(Limiter):
             self.count(&self.counters.allowed, 1)
         return deposited, served
 
-    def settle(self, uint64_t tag, uint64_t ticket, uint64_t dropped=0):
+    def abort(self, uint64_t tag, uint64_t ticket, uint64_t dropped=0):
         """The end of a fetch that has brought nothing. Drop so many of the permits that were reported."""
         cdef Step step
         step.dropped = dropped
         step.terms = &self.unit
         step.ticket = ticket
-        self.amend(tag, settle_fetch, &step)
+        self.amend(tag, abort_fetch, &step)
 
     def withdraw(self, uint64_t tag):
         """Take out what is left, to give it back: the step's stamp, and how much. None if that can't be."""
@@ -634,5 +634,5 @@ cdef class Permits(Limiter):
         self.check_bound()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         table_remove(&self.table, tag, &events)
-        table_remove(&self.table, self.gate_of(tag), &events)
+        table_remove(&self.table, self.fetch_slot_of(tag), &events)
         self.count_events(&events)

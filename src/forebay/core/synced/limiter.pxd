@@ -77,7 +77,7 @@ cdef class SyncedLimiter(CellLimiter):
     cdef int note(self, object key, uint64_t tag) except -1
     cdef int name_draw(self, uint64_t tag, const Draw* draw, NamedDraw* named) except -1
     cdef bint is_sealed(self, const uint64_t* words, uint64_t tag, uint64_t* seen) noexcept
-    cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed)
+    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed)
 
 
 # What a pair of words of a claim's key begins with: written while the claim stands, and by nobody who is late.

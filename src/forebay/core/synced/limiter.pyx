@@ -244,9 +244,9 @@ cdef class SyncedLimiter(CellLimiter):
             seen[i] = load_acquire(&words[i])
         return seen[SEAL] != 0 and seen[SEAL] == seal_of(seen, tag, self.seal_key)
 
-    def _usages(self, uint64_t first, uint64_t last, int64_t turn):
+    def reports(self, uint64_t first, uint64_t last, int64_t turn):
         """For the exchange: what is to be told of the keys in the cells from `first` to before `last`, a tuple for
-        each: its place, for `_learn`; its name; when it was read, in microseconds of the host; and what `usage_of`
+        each: its place, for `merge`; its name; when it was read, in microseconds of the host; and what `report_of`
         tells of it.
 
         All that Redis doesn't know yet, and of the others those whose turn it is: every `IDLE_TURNS`-th; with a turn
@@ -255,19 +255,20 @@ cdef class SyncedLimiter(CellLimiter):
         """
         cdef uint64_t index
         cdef uint64_t unnamed = 0
-        cdef list usages = []
+        cdef list reports = []
         # Where it follows Python's time, it stands still from here on.
         cdef uint64_t now_ns = self.segment.now_ns()
         for index in range(first, min(last, self.extent.used_cells)):
-            usage = self.usage_of(index, now_ns, turn, &unnamed)
-            if usage is not None:
-                usages.append(usage)
-        return usages, unnamed
+            report = self.report_of(index, now_ns, turn, &unnamed)
+            if report is not None:
+                reports.append(report)
+        return reports, unnamed
 
-    cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
         """What is told of one key; None if it is nothing. Each kind's own."""
         return None
 
-    def _cells(self):
-        """For the exchange: how many cells there are to look at."""
+    @property
+    def cell_count(self):
+        """The number of cells that ``reports`` can read."""
         return self.extent.used_cells

@@ -239,7 +239,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
                 fetch_add_relaxed(&words[CHARGED], 0 - given)
                 return 0
 
-    cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
         """The ns that this host has charged since the key's birth, the microseconds that Redis knew of, the time in ns
         of this reading, and of the one that Redis knew."""
         cdef ForebayCell* cell = self.table.cells + index
@@ -287,7 +287,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             (index, seen.tag, name[BIRTH], told.ticket), PyBytes_FromStringAndSize(<char*>name, 16), read_us,
             charged, told.us, read_ns, min(wanted.state, read_ns))
 
-    def _learn(self, tuple place, uint64_t charged, uint64_t known_us, uint64_t read_ns, uint64_t ahead_ns):
+    def merge(self, tuple place, uint64_t charged, uint64_t known_us, uint64_t read_ns, uint64_t ahead_ns):
         """For the exchange: what Redis has answered to a message that said `charged` and was read at `read_ns`: what it
         knows of this host, and how far its TAT is ahead of now."""
         cdef uint64_t index, tag, birth, ticket, now_charged

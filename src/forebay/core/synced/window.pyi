@@ -28,11 +28,11 @@ class SyncedWindow(SyncedLimiter):
     @property
     def slides(self) -> bool: ...
     @property
-    def _low_bits(self) -> int: ...
-    def _usages(
+    def low_bits(self) -> int: ...
+    def reports(
         self, first: int, last: int, turn: int
     ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int, int, int, int]], int]: ...
-    def _learn(
+    def merge(
         self,
         place: tuple[int, int, int, int],
         end_ns: int,

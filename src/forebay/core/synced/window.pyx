@@ -237,7 +237,7 @@ cdef class SyncedWindow(SyncedLimiter):
         return ("up" if self.shape.rounds_up else "down") if self.slides else None
 
     @property
-    def _low_bits(self):
+    def low_bits(self):
         """Limits of one name and period share their cells if these are the same, too."""
         return self.shape.low_bits
 
@@ -281,7 +281,7 @@ cdef class SyncedWindow(SyncedLimiter):
         decision.available = shape.limit - estimate if estimate < shape.limit else 0
         return 0
 
-    cdef tuple usage_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
         """The end of the window in ns since 1970; and of it and of the one before each what this host has counted (-1
         where there is only something to ask), what of that Redis knew, and what others had counted."""
         cdef const Shape* shape = &self.shape
@@ -293,7 +293,7 @@ cdef class SyncedWindow(SyncedLimiter):
         cdef ForebayCell seen, asked
         cdef Both told, marked, others
         cdef bint asks = self.slides and is_turn(index, turn)
-        if not self.read_usage(cell, load128_acquire(cell), now_ns, asks, &end_ns, &own, &previous):
+        if not self.read_counts(cell, load128_acquire(cell), now_ns, asks, &end_ns, &own, &previous):
             return None
         while True:
             # SYNC ticket -> reading
@@ -301,7 +301,7 @@ cdef class SyncedWindow(SyncedLimiter):
             # Of the clock, too: else the later question might be about the earlier window.
             time_ns = table_now(&self.table)
             seen = load128_acquire(cell)
-            if not self.read_usage(cell, seen, time_ns, asks, &end_ns, &own, &previous):
+            if not self.read_counts(cell, seen, time_ns, asks, &end_ns, &own, &previous):
                 return None
             told = both_in(shape, asked.tag, asked.state, end_ns)
             if told.count == own and (not self.slides or told.before == previous) and not is_turn(index, turn):
@@ -327,7 +327,7 @@ cdef class SyncedWindow(SyncedLimiter):
             end_ns + self.segment.wall_epoch_ns,
             count, told.count & ~UNANSWERED, others.count, before, told.before & ~UNANSWERED, others.before)
 
-    cdef bint read_usage(
+    cdef bint read_counts(
         self, const ForebayCell* cell, ForebayCell seen, uint64_t now_ns, bint asks, uint64_t* end_ns, uint64_t* own,
         uint64_t* previous
     ) noexcept:
@@ -363,7 +363,7 @@ cdef class SyncedWindow(SyncedLimiter):
         others = others_in(shape, cell, now_end_ns)
         return others.count != 0 or others.before != 0
 
-    def _learn(self, tuple place, uint64_t end_ns, answer, answer_before=None):
+    def merge(self, tuple place, uint64_t end_ns, answer, answer_before=None):
         """For the exchange: what Redis has answered of a cell's key, if that is still of this birth.
 
         Of the window, and of the one before if it was asked for: what is known of this host, what of the others, and

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from forebay.core.decision import Decision
-from forebay.core.leased import BUSY, CLOSED, GATE_QUANTUM_NS, LOST, Permits
+from forebay.core.leased import BUSY, CLOSED, FETCH_SLOT_QUANTUM_NS, LOST, Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.redis.commands import Command, whole_cost
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
         return permits.decision(*self)
 
 
-SHORT: Final = Answer(False)
+INSUFFICIENT: Final = Answer(False)
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Answer | None]:
 def patience_s(terms: Terms) -> float:
     """How long to wait for others. Who finds somebody at the gate waits until that one must have ended, and then until
     the next one must have, who may be served first."""
-    return 2 * (terms.deadline_ns + 2 * GATE_QUANTUM_NS) / 1e9
+    return 2 * (terms.deadline_ns + 2 * FETCH_SLOT_QUANTUM_NS) / 1e9
 
 
 def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
@@ -216,7 +216,7 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
             answer = yield from fetched(permits, holdings, key, tag, cost, seen, size)
             if holdings.closed:
                 yield from given_back(holdings)
-            if answer is SHORT:
+            if answer is INSUFFICIENT:
                 has_brought = True
             elif answer:
                 return answer
@@ -238,7 +238,7 @@ def late(permits: Permits, tag: int, has_brought: bool) -> Answer:
     """Of a request that has waited for others for as long as it may."""
     if has_brought:
         # Redis is well, and others were faster.
-        return denied(permits, tag, GATE_QUANTUM_NS)
+        return denied(permits, tag, FETCH_SLOT_QUANTUM_NS)
     raise StoreUnavailable(
         f"{permits!r} has not decided: within {patience_s(permits.terms):.3g} s other workers of this host, which were "
         "asking Redis, have brought nothing"
@@ -248,8 +248,10 @@ def late(permits: Permits, tag: int, has_brought: bool) -> Answer:
 def fetched(
     permits: Permits, holdings: Holdings, key: Key, tag: int, cost: int, seen: int, size: int
 ) -> Steps[Answer | None]:
-    """Ask Redis, when the gate has been passed. None if what it has answered could not be used; SHORT if it could, but
-    others were faster."""
+    """Fetch a lease from Redis; the caller holds the fetch slot.
+
+    None if the reply could not be used; INSUFFICIENT if it could, but other requests have spent it.
+    """
     terms: Terms = permits.terms
     ticket, closed_until_ns, closed_for, dropped = None, 0, 0, 0
     try:
@@ -289,17 +291,17 @@ def fetched(
         left, end_ns, _ = permits.left(tag)
         if left:
             holdings.add(Holding(permits, tag, place, end_ns, granted.window_us))
-        return allowed(permits, tag) if served else SHORT
+        return allowed(permits, tag) if served else INSUFFICIENT
     finally:
         with contextlib.suppress(StoreClosed):
             if ticket is not None:
-                permits.settle(tag, ticket, dropped)
+                permits.abort(tag, ticket, dropped)
             permits.leave(tag, seen, size, closed_until_ns, closed_for)
 
 
 def closing_ns(until_ns: int) -> int:
     """Rounded up, as a gate knows it."""
-    return (until_ns // GATE_QUANTUM_NS + 1) * GATE_QUANTUM_NS
+    return (until_ns // FETCH_SLOT_QUANTUM_NS + 1) * FETCH_SLOT_QUANTUM_NS
 
 
 def next_size(terms: Terms, size: int, left: int, unspent: int, rest_ns: int) -> int:
@@ -363,7 +365,7 @@ def reported(permits: Permits, key: Key, undone: int) -> Steps[None]:
     finally:
         with contextlib.suppress(StoreClosed):
             if ticket is not None:
-                permits.settle(tag, ticket, dropped)
+                permits.abort(tag, ticket, dropped)
             if seen:
                 permits.leave(tag, seen, size)
 

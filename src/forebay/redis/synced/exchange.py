@@ -25,7 +25,7 @@ UNTOLD_ONLY: Final = -2
 LOOK_ONLY: Final = -3
 # Other threads wait while so many are looked at: some tenths of a millisecond.
 CELLS_AT_ONCE: Final = 512
-# In the place of a usage.
+# In the place of a report.
 BIRTH: Final = 2
 
 
@@ -51,7 +51,7 @@ class Exchange(ABC):
         """When this process has last exchanged all, in the time of ``time.monotonic_ns``."""
 
     @abstractmethod
-    def message(self, usage: tuple[Any, ...]) -> Command[None]:
+    def message(self, report: tuple[Any, ...]) -> Command[None]:
         """What is told of one key; read, its answer is learned."""
 
     def run(self, turn: int) -> ForebayError | None:
@@ -72,9 +72,9 @@ class Exchange(ABC):
         return failed
 
     def messages(self, turn: int) -> Iterator[Command[None]]:
-        for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
-            usages, _ = self.limiter._usages(first, first + CELLS_AT_ONCE, turn)
-            yield from map(self.message, usages)
+        for first in range(0, self.limiter.cell_count, CELLS_AT_ONCE):
+            reports, _ = self.limiter.reports(first, first + CELLS_AT_ONCE, turn)
+            yield from map(self.message, reports)
 
     def send(self, messages: list[Command[None]]) -> Sequence[Any]:
         store = self.store
@@ -95,9 +95,9 @@ class Exchange(ABC):
     def pending(self) -> tuple[int, int]:
         """How many keys there are of which Redis doesn't know all; and how many without a name."""
         pending = unnamed = 0
-        for first in range(0, self.limiter._cells(), CELLS_AT_ONCE):
-            usages, without_name = self.limiter._usages(first, first + CELLS_AT_ONCE, LOOK_ONLY)
-            pending, unnamed = pending + len(usages), unnamed + without_name
+        for first in range(0, self.limiter.cell_count, CELLS_AT_ONCE):
+            reports, without_name = self.limiter.reports(first, first + CELLS_AT_ONCE, LOOK_ONLY)
+            pending, unnamed = pending + len(reports), unnamed + without_name
         return pending, unnamed
 
     def redis_key(self, name: bytes, suffix: bytes = b"") -> bytes:
@@ -125,11 +125,11 @@ class WindowExchange(Exchange):
         self.windows = 2 if limiter.slides else 1
         self.period_ns = limiter.rate.period_ns
         # Limits that don't share their cells have each counted something else.
-        host = b"%s-%d" % (host, limiter._low_bits)
+        host = b"%s-%d" % (host, limiter.low_bits)
         super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
 
-    def message(self, usage: tuple[Any, ...]) -> Command[None]:
-        place, name, read_us, end_ns, *rest = usage
+    def message(self, report: tuple[Any, ...]) -> Command[None]:
+        place, name, read_us, end_ns, *rest = report
         number = end_ns // self.period_ns
         counts = rest[::3][: self.windows]
         period_us = self.period_ns // 1000
@@ -144,7 +144,7 @@ class WindowExchange(Exchange):
                 None if how in CLOCKS else (known, max(sum_of_all - known, 0), how == LOST)
                 for sum_of_all, known, how in zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
             ]
-            self.limiter._learn(place, end_ns, *answers)
+            self.limiter.merge(place, end_ns, *answers)
             if reply[4] in CLOCKS:
                 raise StoreUnavailable(
                     f"Redis says that a window that {self.limiter!r} counts in on this host {CLOCKS[reply[4]]}"
@@ -166,14 +166,14 @@ class BucketExchange(Exchange):
         self.limiter = limiter
         super().__init__(store, limiter.name, b"synced-tat", host)
 
-    def message(self, usage: tuple[Any, ...]) -> Command[None]:
-        place, name, read_us, charged, told_us, read_ns, told_until_ns = usage
+    def message(self, report: tuple[Any, ...]) -> Command[None]:
+        place, name, read_us, charged, told_us, read_ns, told_until_ns = report
         silence_us = -((told_until_ns - read_ns) // 1000)
         arguments = [self.host, b"%x" % place[BIRTH], read_us, charged // 1000, told_us, silence_us]
 
         def learn(reply: list[int]) -> None:
             _, _, ahead_us, known_us = reply
             # Less one: what was told was rounded down, so what was told since the time before may have been rounded up.
-            self.limiter._learn(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
+            self.limiter.merge(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
         return Command(self.script, [self.redis_key(name)], encode_args(arguments), 4, learn)
