@@ -67,7 +67,7 @@ class Site:
 
     def _wsgi(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         status = self._handle()
-        start_response(f"{status} Told", [("Content-Type", "text/plain")])
+        start_response(f"{status} ResolvedRequest", [("Content-Type", "text/plain")])
         return [b"done"]
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:

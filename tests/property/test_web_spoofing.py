@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from web_requests import asgi_scope, wsgi_environ
 
 from forebay.web import ClientAddress
-from forebay.web.request import ASGIRequest, WSGIRequest
+from forebay.web.native_requests import ASGIRequest, WSGIRequest
 
 PROXY = "10.0.0.1"
 clients = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).filter(

@@ -98,7 +98,7 @@ def test_what_a_limiter_was_made_of(redis_store: RedisStore) -> None:
 
 def test_where_no_limiter_over_redis_can_be(redis_store: RedisStore) -> None:
     several: Any = AllOf(TokenBucket(redis_store, "b", "1/s"))
-    with pytest.raises(InvalidLimiter, match=r"one limiter.* are asked as one"):
+    with pytest.raises(InvalidLimiter, match=r"one limiter.* are charged as one"):
         Rule(several)
     nothing: Any = redis_store
     with pytest.raises(InvalidLimiter, match="over a Store, a SyncedStore or a RedisStore"):

@@ -39,7 +39,7 @@ from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, Slidi
 from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
 from forebay.redis.transport.deadline import Patience
 from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
-from forebay.web.afterwards import Afterwards
+from forebay.web.cleanup import BackgroundRelease
 
 APPS = ["django.contrib.auth", "django.contrib.contenttypes"]
 if not settings.configured:
@@ -1036,8 +1036,8 @@ def test_a_client_of_somebody_else_has_one_deadline_for_a_request(server: RedisS
 def test_what_ends_after_its_event_loop_is_no_error() -> None:
     """As when an answer is closed in a thread while the server stops: what is held ends by itself."""
 
-    async def begun() -> Afterwards:
-        return Afterwards(Patience(1.0))
+    async def begun() -> BackgroundRelease:
+        return BackgroundRelease(Patience(1.0))
 
     async def give_back() -> None:
         raise AssertionError("there is no loop for it")

@@ -217,7 +217,7 @@ class TestOwnAnswers:
 def test_an_answer_that_is_none_is_an_error_that_says_so(site: MakeSite, store: Store, wrong: Any) -> None:
     asked = site([Rule(FixedWindow(store, "x", "1/day"), answer=lambda request, denial: wrong)])
     assert asked.ask().status == 200
-    with pytest.raises(InvalidLimiter, match=r"gave .*, not an Answer\(status, headers, body\)"):
+    with pytest.raises(InvalidLimiter, match=r"returned .*, not an Answer\(status, headers, body\)"):
         asked.ask()
 
 

@@ -10,8 +10,8 @@ from web_requests import asgi_scope, wsgi_environ
 
 from forebay import InvalidLimiter
 from forebay.web import ClientAddress, everyone, header, user
-from forebay.web.native_requests import PeerKey
-from forebay.web.request import ASGIRequest, Request, WSGIRequest
+from forebay.web.native_requests import ASGIRequest, PeerKey, WSGIRequest
+from forebay.web.request import Request
 
 PROXY = "10.0.0.1"
 CLIENT = "203.0.113.7"

@@ -13,8 +13,8 @@ from web_requests import CLIENT, Answered, Kind, Site
 from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, MinInterval, Store, TokenBucket
 from forebay.testing import ManualClock
 from forebay.web import Gate, Passage, Rule
-from forebay.web.policies import Policy, header_writer
-from forebay.web.request import WSGIRequest
+from forebay.web.header_fields import Policy, header_writer
+from forebay.web.native_requests import WSGIRequest
 
 MakeSite = Callable[..., Site]
 

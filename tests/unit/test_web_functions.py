@@ -15,7 +15,7 @@ from web_requests import CLIENT, Answered, Kind, Site, ask_asgi, ask_wsgi
 from forebay import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, SlidingWindow, Store
 from forebay.testing import ManualClock
 from forebay.web import Answer, ClientAddress, Gate, Rule, everyone, header, user
-from forebay.web.gate import check_waiting
+from forebay.web.rules import check_event_loop
 
 MakeSite = Callable[..., Site]
 
@@ -158,12 +158,12 @@ class TestRefusedAtStart:
     @pytest.mark.parametrize("options", AWAITED)
     def test_coroutine_functions_where_nobody_awaits(self, limit: FixedWindow, options: Any) -> None:
         rule = Rule(limit, **options)
-        with pytest.raises(InvalidLimiter, match="has to be awaited, which nobody does here"):
+        with pytest.raises(InvalidLimiter, match="has to be awaited, and this application has no event loop"):
             Site("wsgi", [rule])
         with pytest.raises(InvalidLimiter, match="has to be awaited"):
-            check_waiting([rule], in_loop=False)
-        check_waiting([rule], in_loop=True)
-        check_waiting([rule], in_loop=None)
+            check_event_loop([rule], in_loop=False)
+        check_event_loop([rule], in_loop=True)
+        check_event_loop([rule], in_loop=None)
 
     def test_a_client_where_nobody_awaits(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="has to be awaited"):
@@ -253,7 +253,9 @@ class TestRefusedAtARequest:
     @pytest.mark.parametrize("said", [None, 0, 1, "", "no", b"", 1.0, [], "a coroutine"])
     def test_exempt(self, site: MakeSite, limit: FixedWindow, said: Any) -> None:
         rule = Rule(limit, exempt=lambda request: coroutine(request) if said == "a coroutine" else said)
-        with pytest.raises(InvalidLimiter, match=r"exempt of the rule of limiter 'limit' gave .*, not True or False"):
+        with pytest.raises(
+            InvalidLimiter, match=r"exempt of the rule of limiter 'limit' returned .*, not True or False"
+        ):
             site([rule]).ask()
         assert left(limit) == 3
 
@@ -261,14 +263,14 @@ class TestRefusedAtARequest:
         self, site: MakeSite, limit: FixedWindow
     ) -> None:
         rule = Rule(limit, key=lambda request: coroutine(request))
-        with pytest.raises(InvalidKey, match=r"gave an awaitable \(only async def functions are awaited, "):
+        with pytest.raises(InvalidKey, match=r"returned an awaitable \(only async def functions are awaited, "):
             site([rule]).ask()
 
     @pytest.mark.parametrize("said", [None, 0, 1, "no", "a coroutine"])
     def test_charge_on(self, site: MakeSite, limit: FixedWindow, said: Any) -> None:
         rule = Rule(limit, charge_on=lambda status: coroutine(status) if said == "a coroutine" else said)
         with pytest.raises(
-            InvalidLimiter, match=r"charge_on of the rule of limiter 'limit' gave .*, not True or False"
+            InvalidLimiter, match=r"charge_on of the rule of limiter 'limit' returned .*, not True or False"
         ):
             site([rule]).ask()
         assert left(limit) == 2
@@ -283,7 +285,7 @@ class TestRefusedAtARequest:
             return coroutine(request) if said == "a coroutine" else said
 
         more = [Rule(FixedWindow(store, "other", "5/hour"), key=key)] if several else []
-        with pytest.raises(InvalidKey, match=r"key of the rule of limiter '\w+' gave .*, which is no key"):
+        with pytest.raises(InvalidKey, match=r"key of the rule of limiter '\w+' returned .*, which is no key"):
             site([Rule(limit, key=key, charge_on=charge_on), *more]).ask()
         assert store.stats().live_keys == 0
 
@@ -395,14 +397,14 @@ class TestNoAddress:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("forebay.web.client._told_s", float("-inf"))
+        monkeypatch.setattr("forebay.web.client._logged_s", float("-inf"))
         site = Site(kind, [Rule(limit, **options)])
         ask = ask_wsgi if kind == "wsgi" else ask_asgi
         with caplog.at_level(logging.ERROR, "forebay.web"):
             answers = [ask(site.app, client=None) for _ in range(3)]
         assert [answer.status for answer in answers] == [500] * 3
         assert site.handled == 0
-        assert "doesn't tell who is asking" in answers[0].json["detail"]
+        assert "doesn't report the client's address" in answers[0].json["detail"]
         assert "Retry-After" not in answers[0]
         # Once a minute.
         [record] = caplog.records

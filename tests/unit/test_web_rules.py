@@ -631,7 +631,7 @@ class TestRefusals:
             Rule(limiter)
 
     def test_several_limiters_are_several_rules(self, limit: FixedWindow) -> None:
-        with pytest.raises(InvalidLimiter, match="several rules that match a request are asked as one"):
+        with pytest.raises(InvalidLimiter, match="several rules that match a request are charged as one"):
             Rule(AllOf(limit))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
@@ -663,7 +663,7 @@ class TestRefusals:
             Rule(limit, **options)
 
     def test_what_is_held_is_never_charged(self, store: Store) -> None:
-        with pytest.raises(InvalidLimiter, match="charge_on says nothing about it"):
+        with pytest.raises(InvalidLimiter, match="charge_on has no effect on it"):
             Rule(Concurrency(store, "held", 1), charge_on={401})
 
     @pytest.mark.parametrize("max_bytes", [-1, 1.0, True, "1 MB", None])

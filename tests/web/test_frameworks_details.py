@@ -101,7 +101,7 @@ def test_limits_of_a_view_must_be_limits(its: Its) -> None:
         limited()
     with pytest.raises(InvalidLimiter, match=r"cost: beside a Rule, an option belongs into it, Rule\(limiter, ...\)"):
         limited(its.rules[0], cost=2)
-    with pytest.raises(InvalidLimiter, match="charge_on says nothing about it"):
+    with pytest.raises(InvalidLimiter, match="charge_on has no effect on it"):
         limited(its.held, charge_on={500})
     with Store.private(keys=1) as other:
         with pytest.raises(InvalidLimiter, match="belong to one store"):

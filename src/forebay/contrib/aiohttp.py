@@ -32,10 +32,9 @@ from forebay.contrib.views import (
 )
 from forebay.core.limiter import Limiter
 from forebay.web import DISCONNECTED, BodyLimit, Gate, Rule
-from forebay.web.gate import check_waiting
 from forebay.web.native_requests import methods, readings
 from forebay.web.request import KeyFunction
-from forebay.web.rules import outcome
+from forebay.web.rules import check_event_loop, outcome
 
 __all__ = ["limited", "middleware", "setup"]
 
@@ -160,11 +159,11 @@ def middleware(
             status, is_whole = DISCONNECTED, False
             raise
         finally:
-            if visit.on_end and is_whole and visit.on_end.afterwards is not None:
+            if visit.cleanup and is_whole and visit.cleanup.background is not None:
                 # To give back takes a while: so before the client has its answer and can ask again.
                 _end(request, visit, status)
-                await visit.on_end.settled()
-            elif visit.on_end:
+                await visit.cleanup.wait()
+            elif visit.cleanup:
                 _end_later(request, visit, status)
 
     return limits
@@ -176,7 +175,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
     """
     rules = rules_of(limits, options)
-    check_waiting(rules, in_loop=True)
+    check_event_loop(rules, in_loop=True)
 
     def decorate(handler: AnyHandler) -> AnyHandler:
         inner, all_rules = stacked(handler, rules)
@@ -228,6 +227,6 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     visit = request.get(VISIT)
     if visit is not None:
         response.headers.update(visit.fields)
-        if visit.on_end.afterwards is not None:
-            visit.on_end.begin(response.status)
-            await visit.on_end.settled()
+        if visit.cleanup.background is not None:
+            visit.cleanup.begin(response.status)
+            await visit.cleanup.wait()

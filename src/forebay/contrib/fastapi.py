@@ -23,9 +23,10 @@ from forebay.contrib.views import Asker, AsyncVisit, NotInstalled, RuleOptions, 
 from forebay.core.limiter import Limiter
 from forebay.web import Answer, ASGIMiddleware, BodyLimit, Denial, Gate, Passage, Rule
 from forebay.web.answers import reason_of
-from forebay.web.asgi import TRY_AGAIN_LATER, Application, Ended, Receive, Send, send_answer
-from forebay.web.gate import check_waiting
-from forebay.web.request import ASGIRequest, KeyFunction, Scope
+from forebay.web.asgi import TRY_AGAIN_LATER, Application, Receive, Send, TrackedResponse, send_answer
+from forebay.web.native_requests import ASGIRequest
+from forebay.web.request import KeyFunction, Scope
+from forebay.web.rules import check_event_loop
 
 __all__ = ["LimitDenied", "LimitsMiddleware", "limited", "setup"]
 
@@ -77,7 +78,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     Several limiters in one are asked as one, all or none. For a WebSocket's route, too. Needs ``setup``.
     """
     rules = rules_of(limits, options)
-    check_waiting(rules, in_loop=True)
+    check_event_loop(rules, in_loop=True)
 
     async def ask(connection: HTTPConnection) -> None:
         scope = connection.scope
@@ -145,7 +146,7 @@ class _Visit(AsyncVisit):
 
     def __init__(self, passage: Passage | None, receive: Receive, send: Send) -> None:
         super().__init__(passage)
-        self.ended = Ended(list(self.fields.items()), self.on_end, receive, send)
+        self.ended = TrackedResponse(list(self.fields.items()), self.cleanup, receive, send)
         self.renewal = self.ended.renewal
 
     def add(self, passage: Passage) -> None:

@@ -20,9 +20,10 @@ from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, shown
 from forebay.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
 from forebay.web.answers import retry_after
-from forebay.web.gate import check_waiting
-from forebay.web.request import Environ, KeyFunction, WSGIRequest
-from forebay.web.wsgi import Application, Ended, StartResponse
+from forebay.web.native_requests import WSGIRequest
+from forebay.web.request import Environ, KeyFunction
+from forebay.web.rules import check_event_loop
+from forebay.web.wsgi import Application, StartResponse, TrackedResponse
 
 __all__ = ["Limits", "ServiceUnavailable", "TooManyRequests"]
 
@@ -95,7 +96,7 @@ class Limits:
         Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
         """
         rules = rules_of(limits, options)
-        check_waiting(rules, in_loop=False)
+        check_event_loop(rules, in_loop=False)
 
         def decorate(view: View) -> View:
             if isinstance(view, Blueprint):
@@ -146,23 +147,23 @@ class Limits:
 
         def visited(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
             visit = environ[key] = Visit()
-            ended = _Ended(app, environ, start_response, visit)
-            if visit.on_end or not ended.is_begun:
+            ended = _TrackedResponse(app, environ, start_response, visit)
+            if visit.cleanup or not ended.is_started:
                 return ended
             # Usually there is nothing to end, and the server may have its own way of sending a file. Whatever is yet
             # taken, while the body is sent, is given back at once: nobody will see to its end.
-            visit.on_end.ended = ended.status
+            visit.cleanup.ended_status = ended.status
             return ended.body
 
         return visited
 
 
-class _Ended(Ended):
+class _TrackedResponse(TrackedResponse):
     """An answer to which what the visit has gathered is added when it begins."""
 
     def __init__(self, app: Application, environ: Environ, start_response: StartResponse, visit: Visit) -> None:
         self.visit = visit
-        super().__init__(app, environ, start_response, (), visit.on_end)
+        super().__init__(app, environ, start_response, (), visit.cleanup)
 
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         fields, denial = self.visit.fields, self.visit.denial

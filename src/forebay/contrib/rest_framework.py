@@ -27,10 +27,10 @@ from forebay.errors import InvalidKey, InvalidRate, StoreUnavailable, shown
 from forebay.rate import NS, Rate, as_rate
 from forebay.store import Store
 from forebay.web import ClientAddress, Passage
-from forebay.web.answers import AWAY, FULL, again, seconds_up
-from forebay.web.functions import given, is_key
-from forebay.web.gate import WAIT_FOR_A_STORE_S
-from forebay.web.policies import Policy, Writer, checked_styles, header_writer
+from forebay.web.answers import AWAY, FULL, again
+from forebay.web.denials import STORE_WAIT_S, seconds_up
+from forebay.web.functions import described, is_key
+from forebay.web.header_fields import Policy, Writer, checked_styles, header_writer
 from forebay.web.rules import is_redis
 from forebay.web.workers import warn_if_each_counts_alone
 
@@ -67,7 +67,7 @@ class LimitsUnavailable(APIException):
     status_code = 503
     default_code = "service_unavailable"
 
-    def __init__(self, cause: str = AWAY, wait: int = WAIT_FOR_A_STORE_S) -> None:
+    def __init__(self, cause: str = AWAY, wait: int = STORE_WAIT_S) -> None:
         super().__init__(cause.format(again=again(wait)))
         self.wait = wait
         """What REST framework sends as ``Retry-After``."""
@@ -185,7 +185,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             ident = (client or _PEER)(DjangoRequest(request._request))
             if not is_key(ident):
                 # Its text might be another one at each request.
-                raise InvalidKey(f'FOREBAY["CLIENT"] gave {given(ident)}, which is no key')
+                raise InvalidKey(f'FOREBAY["CLIENT"] gave {described(ident)}, which is no key')
         return str(ident)
 
 

@@ -13,8 +13,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 from forebay.core.limiter import Limiter
 from forebay.errors import ForebayError, InvalidLimiter, shown
 from forebay.web import Answer, Denial, Gate, Passage, Request, Rule, everyone
-from forebay.web.gate import OnEnd
-from forebay.web.renewal import Renewal
+from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
 
 __all__ = [
@@ -58,10 +57,10 @@ class RuleOptions(TypedDict, total=False):
 class Visit:
     """What a request has been let in with so far."""
 
-    __slots__ = ("denial", "fields", "on_end")
+    __slots__ = ("cleanup", "denial", "fields")
 
     def __init__(self, passage: Passage | None = None) -> None:
-        self.on_end = OnEnd() if passage is None or passage.on_end is None else passage.on_end
+        self.cleanup = RequestCleanup() if passage is None or passage.cleanup is None else passage.cleanup
         self.fields: dict[Any, Any] = dict(passage.fields) if passage is not None else {}
         self.denial: Denial | None = None
 
@@ -70,12 +69,12 @@ class Visit:
             if name in LISTS and name in self.fields:
                 value = self.fields[name] + (", " if isinstance(value, str) else b", ") + value
             self.fields[name] = value
-        if passage.on_end is not None:
-            self.on_end.add(passage.on_end)
+        if passage.cleanup is not None:
+            self.cleanup.merge(passage.cleanup)
 
     def deny(self, denial: Denial) -> None:
         """The request isn't handled after all: what can be undone of what it was let in with, is."""
-        self.on_end.undo()
+        self.cleanup.roll_back()
         if not denial.rule.is_hidden:
             # What looks like success has the fields of success.
             self.fields.clear()
@@ -90,17 +89,17 @@ class AsyncVisit(Visit):
     def __init__(self, passage: Passage | None = None) -> None:
         super().__init__(passage)
         self.loop = asyncio.get_running_loop()
-        self.renewal = Renewal(self.on_end)
+        self.renewal = LeaseRenewal(self.cleanup)
 
     def add(self, passage: Passage) -> None:
         super().add(passage)
-        if self.on_end.leases:
+        if self.cleanup.leases:
             # Sync views are in threads of their own.
             self.loop.call_soon_threadsafe(self.renewal.start)
 
     def end(self, status: int) -> None:
         self.renewal.stop()
-        self.on_end.end(status)
+        self.cleanup.end(status)
 
 
 class Asker:
@@ -128,7 +127,7 @@ class Asker:
         passage = await gate.enter_async(request) if gate.is_awaited else gate.enter(request)
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
-            await visit.on_end.settled()
+            await visit.cleanup.wait()
         return answer
 
     def _answer(self, gate: Gate, request: Request, visit: Visit, passage: Passage | Denial | None) -> Answer | None:

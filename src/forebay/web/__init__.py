@@ -1,12 +1,12 @@
-"""Limits around a web application: what WSGI and ASGI servers, and the frameworks' extensions, have in common."""
+"""Limits for web applications: the WSGI and ASGI middlewares, and what the frameworks' extensions share."""
 
-from forebay.web.answers import Denial, problem_report
+from forebay.web.answers import problem_report
 from forebay.web.asgi import ASGIMiddleware
 from forebay.web.client import ClientAddress
 from forebay.web.gate import Gate, Passage
 from forebay.web.keys import everyone, header, user
 from forebay.web.request import Request
-from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Rule
+from forebay.web.rules import DISCONNECTED, Answer, BodyLimit, Denial, Rule
 from forebay.web.wsgi import WSGIMiddleware
 
 __all__ = [

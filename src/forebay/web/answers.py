@@ -1,87 +1,60 @@
-"""What a request is told that was denied: a problem report (RFC 9457), or what the rule says instead."""
+"""The responses to denied requests: problem reports (RFC 9457), or the rule's own answer."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-from forebay.core.decision import Decision
-from forebay.web.policies import allowance
-from forebay.web.rules import Answer, Rule
+from forebay.errors import InvalidLimiter, shown
+from forebay.web.header_fields import allowance
+from forebay.web.request import Request
+from forebay.web.rules import Answer, Denial, check_answer
 
-__all__ = ["Denial", "problem_report", "reason_of"]
+__all__ = ["answer_to", "body_too_large", "problem_report", "reason_of", "retry_after", "status_line"]
 
-NS: Final = 1_000_000_000
 # The types of draft-ietf-httpapi-ratelimit-headers-10.
 PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 QUOTA_EXCEEDED: Final = PROBLEM_TYPES + "quota-exceeded"
 REDUCED_CAPACITY: Final = PROBLEM_TYPES + "temporary-reduced-capacity"
-# What a request is told whose limits decide nothing.
+# Causes of a denial whose limits could not be checked.
 AWAY: Final = "The limits of this service can't be checked at the moment: {again}."
 FULL: Final = "This service has no room to count another client's requests at the moment: {again}."
-UNKNOWN: Final = "The limits of this service can't be checked, as its server doesn't tell who is asking."
+UNKNOWN: Final = "The limits of this service can't be checked, as its server doesn't report the client's address."
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
-    """Why a request is not handled.
-
-    ``rule`` is the one that bound it: of those that denied, the one with the longest wait. ``violated`` are the names
-    of all that denied. ``retry_after_s`` is in whole seconds, after which the same request is allowed if nothing else
-    happens; None if it never will be, because it costs more than the limit. ``decision`` is the limiter's, None then.
-    ``fields`` are the header fields that tell of it.
-    """
-
-    rule: Rule
-    violated: tuple[str, ...]
-    decision: Decision | None
-    retry_after_s: int | None
-    fields: tuple[tuple[str, str], ...]
-    cause: str = ""
-    """Why nobody knows whether the request is within its limit: `AWAY`, `FULL` or `UNKNOWN`; empty if it isn't."""
-
-    @property
-    def is_unavailable(self) -> bool:
-        """Whether nobody knows whether the request is within its limit."""
-        return bool(self.cause)
-
-
-def seconds_up(duration_ns: int) -> int:
-    """Whole seconds, never fewer: who comes back then is not too early."""
-    return -(-duration_ns // NS)
+def answer_to(request: Request, denial: Denial) -> Answer:
+    """The rule's own answer, or else the problem report."""
+    wanted = denial.rule.answer
+    if wanted is None:
+        return problem_report(denial)
+    if not isinstance(wanted, Answer):
+        answer = wanted(request, denial)
+        if not isinstance(answer, Answer):
+            raise InvalidLimiter(f"a rule's answer returned {shown(answer)}, not an Answer(status, headers, body)")
+        check_answer(answer)
+        return answer
+    if denial.rule.is_hidden:
+        return Answer(wanted.status, (*wanted.headers, *denial.fields), wanted.body)
+    return wanted
 
 
 def problem_report(denial: Denial) -> Answer:
-    """``application/problem+json`` that says what is allowed, and when to ask again."""
-    status = denial.rule.denial_status
-    wait_s = denial.retry_after_s
-    if denial.cause:
-        return report_of(denial)
-    when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
-    report = {
-        "type": REDUCED_CAPACITY if status == 503 else QUOTA_EXCEEDED,
-        "title": reason_of(status),
-        "status": status,
-        "detail": f"The limit is {allowance(denial.rule.limiter)}: {when}.",
-        "violated-policies": list(denial.violated),
-    }
-    headers = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *denial.fields]
-    return Answer(status, (*headers, *retry_after(denial)), json.dumps(report).encode())
-
-
-def report_of(denial: Denial) -> Answer:
-    """That nobody knows whether the request is within its limit, and why."""
+    """``application/problem+json`` with the limit and when to ask again."""
     status, wait_s = denial.rule.denial_status, denial.retry_after_s
-    report = {
-        "type": "about:blank" if wait_s is None else REDUCED_CAPACITY,
-        "title": reason_of(status),
-        "status": status,
-        "detail": denial.cause.format(again=wait_s and again(wait_s)),
-    }
-    headers = (("Content-Type", "application/problem+json"), ("Cache-Control", "no-store"), *retry_after(denial))
-    return Answer(status, headers, json.dumps(report).encode())
+    report: dict[str, Any] = {"type": "about:blank", "title": reason_of(status), "status": status}
+    fields = [("Content-Type", "application/problem+json"), ("Cache-Control", "no-store")]
+    if denial.is_unavailable:
+        if wait_s is not None:
+            report["type"] = REDUCED_CAPACITY
+        report["detail"] = denial.cause.format(again=wait_s and again(wait_s))
+    else:
+        when = "this request costs more than that, so it is never allowed" if wait_s is None else again(wait_s)
+        report["type"] = REDUCED_CAPACITY if status == 503 else QUOTA_EXCEEDED
+        report["detail"] = f"The limit is {allowance(denial.rule.limiter)}: {when}."
+        report["violated-policies"] = list(denial.violated)
+        fields += denial.fields
+    return Answer(status, (*fields, *retry_after(denial)), json.dumps(report).encode())
 
 
 def again(wait_s: int) -> str:

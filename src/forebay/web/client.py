@@ -28,21 +28,21 @@ UNIX_REMEDY: Final = (
     'say which field the proxy sets, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give '
     "the rules another key"
 )
-TELL_EVERY_S: Final = 60
+LOG_EVERY_S: Final = 60
 _log: Final = logging.getLogger("forebay.web")
-_told_s = -math.inf
+_logged_s = -math.inf
 
 
 class UnknownPeer(InvalidLimiter):
     """A ``ClientAddress`` was asked about a request whose server tells no address of its peer."""
 
 
-def tell_operator(error: UnknownPeer) -> None:
-    """Log how to mend it, once a minute at the most: it goes for every request."""
-    global _told_s
+def log_unknown_peer(error: UnknownPeer) -> None:
+    """Log the remedy at most once a minute: the error occurs for every request."""
+    global _logged_s
     now_s = time.monotonic()
-    if now_s - _told_s >= TELL_EVERY_S:
-        _told_s = now_s
+    if now_s - _logged_s >= LOG_EVERY_S:
+        _logged_s = now_s
         _log.error("requests are answered by 500: %s", error)
 
 

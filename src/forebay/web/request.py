@@ -1,28 +1,26 @@
-"""What limits look at of a request: the same for WSGI and ASGI, so that a key function works under both."""
+"""What limits read of a request: the same for WSGI and ASGI, so that a key function works under both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
-from forebay.web.native_requests import ASGIRequest, WSGIRequest
-
-__all__ = ["ASGIRequest", "Request", "WSGIRequest"]
+__all__ = ["BodyTooLarge", "Environ", "KeyFunction", "Request", "Scope", "declares_more_than"]
 
 Environ: TypeAlias = dict[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
 
 
 class Request(Protocol):
-    """A request, before its handler has run.
+    """A request, before its handler runs.
 
-    ``method`` is in capitals; of a WebSocket's handshake ``"WEBSOCKET"`` under ASGI, else ``"GET"``. ``methods`` are it
-    and those of an ``X-HTTP-Method-Override`` that the application may go by: what rules are matched with. ``path`` is
-    decoded, from the root of the server. ``paths`` are what the application's router may take it for, from that root
-    or from the application's own, and matched likewise. None of them: it may be any path. ``peer`` is the
-    address at the other end of the connection, None where there is none (a Unix socket): behind a proxy that is the
-    proxy's, see ``ClientAddress``. ``user`` is whom an outer layer has let in, or None. ``native`` is the WSGI
-    environment or the ASGI scope.
+    ``method`` is in capitals; for a WebSocket's handshake it is ``"WEBSOCKET"`` under ASGI, else ``"GET"``.
+    ``methods`` has it and the methods of an ``X-HTTP-Method-Override``, which the application may follow: rules are
+    matched with all of them. ``path`` is decoded, from the root of the server. ``paths`` has every path that the
+    application's router may read, from that root or from the application's own: rules are matched with all of them.
+    Empty: it may be any path. ``peer`` is the address at the other end of the connection, None where there is none
+    (a Unix socket); behind a proxy it is the proxy's, see ``ClientAddress``. ``user`` is the user whom an outer layer
+    has authenticated, or None. ``native`` is the WSGI environment or the ASGI scope.
     """
 
     @property
@@ -46,3 +44,18 @@ class Request(Protocol):
 
 
 KeyFunction: TypeAlias = Callable[[Request], Any]
+
+
+class BodyTooLarge(OSError):
+    """The application has read more of a request's body than its limit."""
+
+
+class _HasLength(Protocol):
+    @property
+    def content_length(self) -> str | None: ...
+
+
+def declares_more_than(max_bytes: int, request: _HasLength) -> bool:
+    """Whether ``Content-Length`` exceeds `max_bytes`. A server lets an application read no more than it declares."""
+    length = request.content_length
+    return length is not None and length.isdecimal() and int(length[:20]) > max_bytes

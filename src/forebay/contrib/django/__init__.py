@@ -37,9 +37,8 @@ from forebay.contrib.views import (
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, shown
 from forebay.web import DISCONNECTED, Answer, Gate, Rule
-from forebay.web.gate import check_waiting
 from forebay.web.native_requests import methods, readings
-from forebay.web.rules import outcome
+from forebay.web.rules import check_event_loop, outcome
 
 __all__ = ["DjangoRequest", "LimitsMiddleware", "exempt", "limited", "setting"]
 
@@ -169,7 +168,7 @@ class LimitsMiddleware:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
         gate = _asker().gate
-        check_waiting(gate.rules, iscoroutinefunction(get_response), gate.client)
+        check_event_loop(gate.rules, iscoroutinefunction(get_response), gate.client)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
 
@@ -183,7 +182,7 @@ class LimitsMiddleware:
             try:
                 response = self.get_response(request)
             except BaseException:
-                visit.on_end.end(500)
+                visit.cleanup.end(500)
                 raise
         _finish(request, response, visit)
         return response
@@ -205,7 +204,7 @@ class LimitsMiddleware:
         visit.renewal.stop()
         _finish(request, response, visit)
         try:
-            await visit.on_end.settled()
+            await visit.cleanup.wait()
         except BaseException:
             # Whoever cancels never sees the response, and so closes none.
             visit.end(outcome(response.status_code, True))
@@ -224,7 +223,7 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     def decorate(view: View) -> View:
         _check_view(view, "limited(...)")
         inner, all_rules = stacked(view, rules)
-        check_waiting(rules, iscoroutinefunction(inner))
+        check_event_loop(rules, iscoroutinefunction(inner))
         ask_first: Callable[..., Any]
         if iscoroutinefunction(inner):
 
@@ -317,18 +316,18 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
     """Tell of the limits, and see to the end: of a stream, when the server closes it."""
     for name, value in visit.fields.items():
         response.headers[name] = value
-    on_end = visit.on_end
-    if not on_end:
+    cleanup = visit.cleanup
+    if not cleanup:
         return
-    on_end.begin(response.status_code)
+    cleanup.begin(response.status_code)
     if not isinstance(response, StreamingHttpResponse):
         # Before the client has it and can ask again.
-        on_end.end(response.status_code)
+        cleanup.end(response.status_code)
         return
     is_broken_off = False
 
     def end() -> None:
-        on_end.end(outcome(response.status_code, is_broken_off))
+        cleanup.end(outcome(response.status_code, is_broken_off))
 
     # A server may not close a response whose parts fail: Django's own for ASGI doesn't.
     def sync_parts(parts: Iterator[bytes]) -> Iterator[bytes]:
@@ -337,7 +336,7 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         try:
             for part in parts:
                 yield part
-                on_end.renew_with_part()
+                cleanup.renew_with_part()
         except Exception:
             end()
             raise
@@ -349,7 +348,7 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         try:
             async for part in parts:
                 yield part
-                on_end.renew_with_part()
+                cleanup.renew_with_part()
         except BaseException:
             end()
             raise

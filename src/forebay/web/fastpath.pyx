@@ -1,6 +1,7 @@
-"""The usual way of a request through a gate, compiled: it is charged, and its answer has fields that say so.
+"""The usual path of a request, compiled: its rules are charged, and its response gets header fields.
 
-What is unusual (denials, what is held or given back, bodies) is told to the Python code around it.
+Python code handles denials, requests with a cleanup, and body limits: the methods named in `WSGIFastPath` and
+`ASGIFastPath`.
 """
 
 cimport cython
@@ -23,28 +24,28 @@ cdef extern from "Python.h":
 
 cdef enum:
     NS = 1_000_000_000
-    LONGEST_ITEM = 48            # two numbers of 20 digits, and what stands between them
+    LONGEST_ITEM = 48            # two numbers of 20 digits, and the text between them
 
 
 @cython.final
 @cython.freelist(16)
 cdef class Passage:
-    """Leave for one request. `fields` go into its answer.
+    """Permission for one request. `fields` are header fields for its response.
 
-    If there is something `on_end`, its ``begin`` and ``end`` must be called with the answer's status: ``end`` before
-    the last part of the answer is sent, or the client's next request may come before.
+    If there is a `cleanup`, call its ``begin`` and ``end`` with the response's status: ``end`` before the last part of
+    the response is sent, or the client's next request may come before the permits are back.
     """
 
     cdef readonly object fields
-    cdef readonly object on_end
+    cdef readonly object cleanup
 
-    def __init__(self, fields, on_end=None):
+    def __init__(self, fields, cleanup=None):
         self.fields = fields
-        self.on_end = on_end
+        self.cleanup = cleanup
 
 
 cdef inline char* put_number(char* end, uint64_t number) noexcept:
-    """Backwards, from the end."""
+    """Write decimal digits backwards from `end`; the address of the first one."""
     while True:
         end -= 1
         end[0] = <char>(48 + number % 10)
@@ -55,10 +56,10 @@ cdef inline char* put_number(char* end, uint64_t number) noexcept:
 
 @cython.final
 cdef class RateLimitFields:
-    """Of draft-ietf-httpapi-ratelimit-headers-10: ``RateLimit-Policy``, which stays, and ``RateLimit``.
+    """The fields of draft-ietf-httpapi-ratelimit-headers-10: a fixed ``RateLimit-Policy``, and ``RateLimit``.
 
-    For each limit what its item begins with (``"name";r=``), and whether it is held: then nobody knows when there is
-    more. See `header_writer` for the arguments of a call.
+    `prefixes`: for each limit the beginning of its item (``"name";r=``). `held`: whether its permits are held, so that
+    the time of the next one is unknown. See `header_writer` for the arguments of a call.
     """
 
     cdef object policy_field
@@ -121,7 +122,7 @@ cdef class RateLimitFields:
         cdef char* first = end
         cdef bytes prefix = <bytes>self.prefixes[i]
         cdef Py_ssize_t length = PyBytes_GET_SIZE(prefix)
-        # Whole seconds until there is more than now.
+        # Whole seconds until more remains than now.
         cdef uint64_t wait_ns = 0 if self.held[i] else next_after_ns_of(decision)
         memcpy(text, PyBytes_AS_STRING(prefix), length)
         if wait_ns:
@@ -133,14 +134,14 @@ cdef class RateLimitFields:
 
 
 @cython.final
-cdef class Charging:
-    """How the rules of a plan are charged that is neither held nor booked: the usual case, with all at hand.
+cdef class FastCharge:
+    """Charges the rules of a plan without reserved or held permits: the usual case.
 
-    `hit` is the limiter's of one rule, or ``AllOf.hit_each`` of several; `key_of` and `cost_of` take a request.
+    `hit`: the limiter's method for one rule, or ``AllOf.hit_each`` for several. `key_of` and `cost_of` take a request.
     """
 
-    cdef object hit, key_of, cost_of, cost, write, denial, never, unavailable, unknown, named, partitions
-    cdef CellLimiter limiter     # that is asked for one permit, in its own way
+    cdef object hit, key_of, cost_of, cost, write, denial, denial_for, explained, partitions
+    cdef CellLimiter limiter     # called directly, where the cost is 1; or None
     cdef bint is_one, is_by_peer
 
     def __cinit__(self, plan, hit, key_of, cost_of, cost, is_one):
@@ -153,15 +154,14 @@ cdef class Charging:
                 self.limiter = rule.limiter
         self.write = plan.write
         self.partitions = plan.partitions if plan.secret else None
-        self.denial, self.never, self.unavailable = plan.denial, plan.never, plan.unavailable
-        self.unknown, self.named = plan.unknown, plan.named
+        self.denial, self.denial_for, self.explained = plan.denial, plan.denials.for_error, plan.explained
 
     def __call__(self, request):
         charged = self.charge(request)
         return Passage(charged) if type(charged) is list else charged
 
     cdef object charge(self, object request):
-        """The fields of who may pass, as a list, or a denial."""
+        """A list of header fields for an admitted request, or a denial."""
         cdef list decisions
         key, cost = "", 1
         try:
@@ -171,16 +171,12 @@ cdef class Charging:
             else:
                 cost = self.cost if self.cost_of is None else self.cost_of(request)
                 decided = self.hit(key, cost)
-        except CostExceedsLimit as error:
-            return self.never(error)
-        except StoreUnavailable as error:
-            return self.unavailable(error)
-        except UnknownPeer as error:
-            return self.unknown(error)
+        except (CostExceedsLimit, StoreUnavailable, UnknownPeer) as error:
+            return self.denial_for(error)
         except (InvalidKey, InvalidCost) as error:
             if not self.is_one:
                 raise
-            raise self.named(error, key, cost) from None
+            raise self.explained(error, key, cost) from None
         decisions = [decided] if self.is_one else decided
         for decided in decisions:
             if not (<Decision?>decided).allowed:
@@ -191,31 +187,31 @@ cdef class Charging:
         return list(self.write(decisions, partitions))
 
 
-cdef class Passing:
-    """An application, `app`, that asks a `gate` first."""
+cdef class FastPath:
+    """An application, `app`, behind a `gate`."""
 
     cdef public object app
-    cdef object asked, entrance
-    cdef bint has_body_limits, has_ends, is_awaited
+    cdef object current_gate, admit
+    cdef bint has_body_limits, has_cleanups, is_awaited
 
     @property
     def gate(self):
-        return self.asked
+        return self.current_gate
 
     @gate.setter
     def gate(self, gate):
-        # All of it is looked up first: what is no gate changes nothing.
-        self.has_body_limits, self.has_ends, self.is_awaited, self.entrance, self.asked = (
-            bool(gate.body_limits), gate.has_ends, gate.is_awaited, gate.entrance, gate)
+        # All attributes are read first: an object that is no gate changes nothing.
+        self.has_body_limits, self.has_cleanups, self.is_awaited, self.admit, self.current_gate = (
+            bool(gate.body_limits), gate.has_cleanups, gate.is_awaited, gate.admit, gate)
 
     cdef object enter(self, object request):
-        """Who may pass gets a list of fields, or a passage; None if nobody is asked."""
-        # The gate may be exchanged meanwhile, by a key function or another thread: this name keeps what is called.
-        entrance = self.entrance
-        if type(entrance) is Charging:
-            return (<Charging>entrance).charge(request)
-        passage = entrance(request)
-        if type(passage) is Passage and (<Passage>passage).on_end is None:
+        """A list of fields, a passage with a cleanup, a denial, or None if no rule matches."""
+        # A key function or another thread may replace the gate meanwhile: this variable keeps the function alive.
+        admit = self.admit
+        if type(admit) is FastCharge:
+            return (<FastCharge>admit).charge(request)
+        passage = admit(request)
+        if type(passage) is Passage and (<Passage>passage).cleanup is None:
             return list((<Passage>passage).fields)
         return passage
 
@@ -224,7 +220,7 @@ cdef class Passing:
 @cython.freelist(16)
 @cython.trashcan(True)
 cdef class StartWithFields:
-    """``start_response`` that adds fields to an answer's."""
+    """A ``start_response`` that adds header fields."""
 
     cdef object start_response
     cdef list fields
@@ -237,26 +233,26 @@ cdef class StartWithFields:
         return self.start_response(status, together, exc_info)
 
 
-cdef class WSGIPassing(Passing):
-    """A WSGI application that asks first. What is unusual is for ``_bounded`` and ``_otherwise``."""
+cdef class WSGIFastPath(FastPath):
+    """A limited WSGI application. A subclass has ``_respond_bounded`` and ``_respond_unusual``."""
 
     def __call__(self, environ, start_response):
         request = WSGIRequest.__new__(WSGIRequest, environ)
         if self.has_body_limits:
-            return self._bounded(request, start_response)
-        return self.pass_on(self.app, request, start_response)
+            return self._respond_bounded(request, start_response)
+        return self.respond(self.app, request, start_response)
 
-    def _pass_on(self, app, WSGIRequest request not None, start_response):
-        """The answer of `app`, if the gate lets the request in."""
-        return self.pass_on(app, request, start_response)
+    def _respond(self, app, WSGIRequest request not None, start_response):
+        """The response of `app`, if the gate admits the request."""
+        return self.respond(app, request, start_response)
 
-    cdef object pass_on(self, object app, WSGIRequest request, object start_response):
+    cdef object respond(self, object app, WSGIRequest request, object start_response):
         cdef StartWithFields start
         passage = self.enter(request)
         if passage is None:
             return app(request.native, start_response)
         if type(passage) is not list:
-            return self._otherwise(app, request, passage, start_response)
+            return self._respond_unusual(app, request, passage, start_response)
         if not <list>passage:
             return app(request.native, start_response)
         start = StartWithFields.__new__(StartWithFields)
@@ -268,7 +264,7 @@ cdef class WSGIPassing(Passing):
 @cython.final
 @cython.freelist(16)
 cdef class SendWithFields:
-    """An ASGI ``send`` that adds fields to the message that begins an answer."""
+    """An ASGI ``send`` that adds header fields to the message that starts a response."""
 
     cdef object send
     cdef object fields
@@ -284,11 +280,11 @@ cdef class SendWithFields:
         return self.send(message)
 
 
-cdef class ASGIPassing(Passing):
-    """An ASGI application that asks first. What is unusual is for ``_in_steps`` and ``_denied``.
+cdef class ASGIFastPath(FastPath):
+    """A limited ASGI application. A subclass has ``_respond_unusual`` and ``_deny``.
 
-    What is called here may never be awaited, if its task is cancelled before it has begun. A charge stays, then; what
-    has to be told of a request's end is for ``_in_steps``.
+    The coroutine returned here is never awaited if its task is cancelled before it starts. The charge stays, then.
+    Requests with a cleanup go to ``_respond_unusual``, which charges only once it runs.
     """
 
     def __call__(self, scope, receive, send):
@@ -297,13 +293,13 @@ cdef class ASGIPassing(Passing):
         if kind != "http" and kind != "websocket":
             return self.app(scope, receive, send)
         request = ASGIRequest.__new__(ASGIRequest, scope)
-        if self.has_ends or self.has_body_limits or self.is_awaited:
-            return self._in_steps(request, receive, send)
+        if self.has_cleanups or self.has_body_limits or self.is_awaited:
+            return self._respond_unusual(request, receive, send)
         passage = self.enter(request)
         if passage is None:
             return self.app(scope, receive, send)
         if type(passage) is not list:
-            return self._denied(request, passage, receive, send)
+            return self._deny(request, passage, receive, send)
         if not <list>passage:
             return self.app(scope, receive, send)
         sending = SendWithFields.__new__(SendWithFields)
@@ -313,7 +309,7 @@ cdef class ASGIPassing(Passing):
 
 
 cpdef dict with_fields(message, fields):
-    """A message that begins an answer, with more fields. The one that was given stays as it is."""
+    """A copy of a message that starts a response, with more header fields."""
     cdef dict changed = (<dict>message).copy() if type(message) is dict else dict(message)
     headers = changed.get("headers", ())
     changed["headers"] = [*headers, *fields]

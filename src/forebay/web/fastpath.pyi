@@ -4,9 +4,10 @@ from typing import Any, TypeAlias, final
 from typing_extensions import disjoint_base
 
 from forebay.core.decision import Decision
-from forebay.web.answers import Denial
-from forebay.web.gate import Gate, OnEnd, Plan
-from forebay.web.request import Environ, KeyFunction, Request, Scope, WSGIRequest
+from forebay.web.cleanup import RequestCleanup
+from forebay.web.native_requests import WSGIRequest
+from forebay.web.request import Environ, KeyFunction, Request, Scope
+from forebay.web.rules import Denial
 
 _Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -16,8 +17,8 @@ class Passage:
     @property
     def fields(self) -> Sequence[tuple[Any, Any]]: ...
     @property
-    def on_end(self) -> OnEnd | None: ...
-    def __init__(self, fields: Sequence[tuple[Any, Any]], on_end: OnEnd | None = None) -> None: ...
+    def cleanup(self) -> RequestCleanup | None: ...
+    def __init__(self, fields: Sequence[tuple[Any, Any]], cleanup: RequestCleanup | None = None) -> None: ...
 
 @final
 class RateLimitFields:
@@ -27,16 +28,16 @@ class RateLimitFields:
     def __call__(self, decisions: Sequence[Decision], partitions: Sequence[str]) -> list[Any]: ...
 
 @final
-class Charging:
+class FastCharge:
     def __new__(
         cls,
-        plan: Plan,
+        plan: Any,
         hit: Callable[..., Any],
         key_of: KeyFunction,
         cost_of: Callable[[Request], Any] | None,
         cost: Any,
         is_one: bool,
-    ) -> Charging: ...
+    ) -> FastCharge: ...
     def __call__(self, request: Request) -> Passage | Denial: ...
 
 @final
@@ -46,19 +47,19 @@ class StartWithFields:
     ) -> Callable[[bytes], object]: ...
 
 @disjoint_base
-class Passing:
+class FastPath:
     app: Any
     @property
-    def gate(self) -> Gate: ...
+    def gate(self) -> Any: ...
     @gate.setter
-    def gate(self, gate: Gate) -> None: ...
+    def gate(self, gate: Any) -> None: ...
 
-class WSGIPassing(Passing):
+class WSGIFastPath(FastPath):
     app: Callable[..., Iterable[bytes]]
     def __call__(
         self, environ: Environ, start_response: Callable[..., Callable[[bytes], object]]
     ) -> Iterable[bytes]: ...
-    def _pass_on(
+    def _respond(
         self,
         app: Callable[..., Iterable[bytes]],
         request: WSGIRequest,
@@ -70,7 +71,7 @@ class SendWithFields:
     def __init__(self, send: _Send, fields: Iterable[Any]) -> None: ...
     def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]: ...
 
-class ASGIPassing(Passing):
+class ASGIFastPath(FastPath):
     app: Callable[[Scope, _Receive, _Send], Awaitable[None]]
     def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> Coroutine[Any, Any, None]: ...
 

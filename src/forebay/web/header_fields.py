@@ -17,7 +17,7 @@ from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.decision import Decision
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import Rate
-from forebay.web.passing import RateLimitFields
+from forebay.web.fastpath import RateLimitFields
 from forebay.web.rules import kind_of
 
 __all__ = ["Policy", "header_writer", "rate_of"]
@@ -87,10 +87,16 @@ def header_writer(styles: Iterable[str], policies: Sequence[Policy], told: Seque
     It takes the decisions, and for each a text that says of which partition it is (`partition_text`), or none at all.
     `told` are all that the request is under: of a denied one, only those that denied have a decision to tell.
     """
+    if not told:
+        return _no_fields
     writers = [_WRITERS[style](policies, told, _encoded if encoded else _plain) for style in styles]
     if len(writers) == 1:
         return writers[0]
     return lambda decisions, partitions: [field for writer in writers for field in writer(decisions, partitions)]
+
+
+def _no_fields(decisions: Sequence[Decision], partitions: Sequence[str]) -> Fields:
+    return []
 
 
 def _plain(name: str, value: str) -> tuple[str, str]:

@@ -1,0 +1,263 @@
+"""The end of a request: its leases are released, and its reservations are charged or refunded.
+
+A `RequestCleanup` lists what one request holds. In an event loop a `BackgroundRelease` awaits the calls to Redis, and a
+`LeaseRenewal` renews the leases while the handler runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.core.algorithms.concurrency import Concurrency, Lease
+from forebay.core.reservation import Reservation
+from forebay.errors import ForeignState, StoreClosed, StoreUnavailable
+from forebay.web.rules import DISCONNECTED, Rule
+
+if TYPE_CHECKING:
+    from forebay.redis.transport.deadline import Patience
+
+__all__ = ["BackgroundRelease", "LeaseRenewal", "RequestCleanup"]
+
+NS: Final = 1_000_000_000
+
+_log: Final = logging.getLogger("forebay.web")
+# An event loop holds its tasks by weak references only.
+_tasks: Final[set[asyncio.Task[None]]] = set()
+
+
+class BackgroundRelease:
+    """Awaits the releases of one request in tasks of the running event loop, also if the request is cancelled.
+
+    If the store is unavailable, leases expire and reservations stay charged; the response is unchanged. The response
+    waits for the releases until the request's `patience` is used up; None means without a bound.
+    """
+
+    __slots__ = ("_loop", "_patience", "_tasks")
+
+    def __init__(self, patience: Patience | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._patience = patience
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Start `work` from any thread: frameworks close responses in threads."""
+        try:
+            is_in_loop = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_in_loop = False
+        if is_in_loop:
+            self._start(work)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._start, work)
+        except RuntimeError:
+            # The loop is closed: the leases expire.
+            work.close()
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self._loop.create_task(_run(work))
+        for tasks in (self._tasks, _tasks):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def wait(self) -> None:
+        """Return when all started work is done, or when the patience is used up: the work then goes on."""
+        if self._tasks and (self._patience is None or self._patience.left_s > 0):
+            since_s = self._loop.time()
+            await asyncio.wait(self._tasks, timeout=None if self._patience is None else self._patience.left_s)
+            if self._patience is not None:
+                self._patience.left_s -= self._loop.time() - since_s
+
+
+async def _run(work: Coroutine[Any, Any, object]) -> None:
+    try:
+        with contextlib.suppress(StoreUnavailable, StoreClosed):
+            await work
+    except ForeignState as error:
+        _log.warning("a request's permits were not released: %s", error)
+
+
+class RequestCleanup:
+    """The leases and the reservations of one request.
+
+    Call `begin` when the response starts and `end` before its last part is sent, both with the status. If the store is
+    unavailable, leases expire and reservations stay charged; the response is unchanged.
+    """
+
+    __slots__ = (
+        "_remote_batch",
+        "background",
+        "ended_status",
+        "has_remote_lease",
+        "leases",
+        "patience",
+        "renew_after_s",
+        "renew_at_s",
+        "reserved",
+    )
+
+    def __init__(self, patience: Patience | None = None, background: BackgroundRelease | None = None) -> None:
+        self.patience = patience
+        """How long the request still waits for Redis, in all its calls."""
+        self.background = background
+        """Awaits the releases, where they have to be awaited."""
+        self.leases: list[Lease] = []
+        self.reserved: list[tuple[Rule, Reservation]] = []
+        """What `charge_on` decides about."""
+        self.ended_status: int | None = None
+        self.renew_after_s = 0.0
+        self.renew_at_s = 0.0
+        self.has_remote_lease = False
+        self._remote_batch: list[Any] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.leases or self.reserved)
+
+    def merge(self, other: RequestCleanup) -> None:
+        """Add what another gate took for the same request.
+
+        The request may have ended already, while its view still runs in a thread: then `other` ends at once.
+        """
+        if self.ended_status is not None:
+            other.end(self.ended_status)
+        self.background = self.background or other.background
+        self.patience = self.patience or other.patience
+        if self.patience is not None and other.patience is not None:
+            self.patience.left_s = min(self.patience.left_s, other.patience.left_s)
+        self.reserved += other.reserved
+        self.leases += other.leases
+        self.has_remote_lease = self.has_remote_lease or other.has_remote_lease
+        self.renew_after_s = min(other.renew_after_s or math.inf, self.renew_after_s or math.inf)
+        self.renew_at_s = min(other.renew_at_s or math.inf, self.renew_at_s or math.inf)
+
+    def hold(self, rule: Rule, lease: Lease) -> None:
+        self.leases.append(lease)
+        limiter: Any = rule.limiter
+        self.has_remote_lease = self.has_remote_lease or not isinstance(limiter, Concurrency)
+        self.renew_after_s = min(limiter.lease_ns / NS / 3, self.renew_after_s or math.inf)
+        self.renew_at_s = time.monotonic() + self.renew_after_s
+
+    def renew(self) -> None:
+        for lease in self.leases:
+            self._call(lease.renew)
+
+    def renew_with_part(self) -> None:
+        """Renew the leases with a part of a streamed response. Leases in Redis are renewed only when that is due."""
+        if self.leases and (not self.has_remote_lease or time.monotonic() >= self.renew_at_s):
+            self.renew()
+            self.renew_at_s = time.monotonic() + self.renew_after_s
+
+    def begin(self, status: int) -> None:
+        """The response starts: refund what is not charged however it ends, before the client can ask again."""
+        with self._one_round_trip():
+            for pair in list(self.reserved):
+                rule, reservation = pair
+                # An async charge_on is awaited at the end only.
+                is_decided = not rule.awaits_charge_on and not rule.stays_charged(DISCONNECTED)
+                if is_decided and not rule.stays_charged(status):
+                    self.reserved.remove(pair)
+                    self.release(reservation)
+
+    def end(self, status: int) -> None:
+        """Release the leases, and refund what a response of `status` is not charged. A second call does nothing."""
+        if self.ended_status is None:
+            self.ended_status = status
+        reserved, self.reserved = self.reserved, []
+        leases, self.leases = self.leases, []
+        with self._one_round_trip(), contextlib.ExitStack() as stack:
+            # Each of them, also if another one fails.
+            for lease in leases:
+                stack.callback(self.release, lease)
+            for rule, reservation in reserved:
+                stack.callback(self._settle, rule, reservation, status)
+
+    def roll_back(self) -> None:
+        """Release and refund everything: the request is denied, or admission failed."""
+        reserved, self.reserved = self.reserved, []
+        with self._one_round_trip():
+            for _, reservation in reserved:
+                self.release(reservation)
+            self.end(0)
+
+    def release(self, taken: Any) -> None:
+        """Release a lease, or refund a reservation."""
+        if self._remote_batch is not None and not isinstance(taken, (Lease, Reservation)):
+            self._remote_batch.append(taken)
+        else:
+            self._call(taken.release if isinstance(taken, Lease) else taken.cancel)
+
+    async def wait(self) -> None:
+        """Wait until the event loop has released what was given to it, or the patience is used up."""
+        if self.background is not None:
+            await self.background.wait()
+
+    def _settle(self, rule: Rule, reservation: Reservation, status: int) -> None:
+        if rule.awaits_charge_on:
+            assert self.background is not None
+            self.background.start(self._settle_async(rule, reservation, status))
+        elif not rule.stays_charged(status):
+            self.release(reservation)
+
+    async def _settle_async(self, rule: Rule, reservation: Any, status: int) -> None:
+        charge_on: Any = rule.charge_on
+        try:
+            is_charged = rule.checked_charge(await charge_on(status))
+        except Exception:
+            _log.exception("a request stays charged: charge_on of the rule of %r failed", rule.limiter)
+            return
+        if not is_charged:
+            cancelled = reservation.cancel()
+            if isinstance(cancelled, Coroutine):
+                await cancelled
+
+    @contextlib.contextmanager
+    def _one_round_trip(self) -> Generator[None]:
+        """Send what this block releases in Redis as one batch for each store."""
+        if self._remote_batch is not None:
+            yield
+            return
+        self._remote_batch = []
+        try:
+            yield
+        finally:
+            batch, self._remote_batch = self._remote_batch, None
+            for store in dict.fromkeys(taken.store for taken in batch):
+                self._call(store._give_back_taken, [taken for taken in batch if taken.store is store], self.patience)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            result = function(*arguments)
+            if self.background is not None and isinstance(result, Coroutine):
+                self.background.start(result)
+
+
+class LeaseRenewal:
+    """Renews the leases of a request from ``start`` to ``stop``, by a timer of the event loop: no task, no thread."""
+
+    __slots__ = ("_cleanup", "_is_stopped", "_timer")
+
+    def __init__(self, cleanup: RequestCleanup) -> None:
+        self._cleanup = cleanup
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Does nothing without a lease, when the timer runs already, and after ``stop``."""
+        if self._timer is None and self._cleanup.leases and not self._is_stopped:
+            self._timer = asyncio.get_running_loop().call_later(self._cleanup.renew_after_s, self._renew)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _renew(self) -> None:
+        self._cleanup.renew()
+        self._timer = None
+        self.start()

@@ -1,0 +1,94 @@
+"""Denials: which rule is the binding one, how long the client has to wait, and which header fields describe it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from forebay.core.decision import Decision
+from forebay.errors import CostExceedsLimit, StoreUnavailable
+from forebay.web.answers import AWAY, FULL, UNKNOWN
+from forebay.web.client import UnknownPeer, log_unknown_peer
+from forebay.web.header_fields import Policy, Writer, header_writer
+from forebay.web.request import Request
+from forebay.web.rules import Denial, Rule
+
+__all__ = ["DENYING_ERRORS", "HOLDER_WAIT_S", "STORE_WAIT_S", "Denials", "seconds_up"]
+
+NS: Final = 1_000_000_000
+HOLDER_WAIT_S: Final = 1
+"""``Retry-After`` while all permits are held: a holder may be done at any time."""
+STORE_WAIT_S: Final = 1
+"""``Retry-After`` while the store is unavailable."""
+
+DENYING_ERRORS: Final = (CostExceedsLimit, StoreUnavailable, UnknownPeer)
+"""The errors for which a request is denied (`Denials.for_error`), instead of failing."""
+
+
+def seconds_up(duration_ns: int) -> int:
+    """Whole seconds, rounded up: a client that waits for so long is not too early."""
+    return -(-duration_ns // NS)
+
+
+class Denials:
+    """The denials of one plan. `policies` are those of all its rules that aren't hidden."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        first_rule: Rule,
+        policies: Sequence[Policy],
+        styles: Sequence[str],
+        partitions_of: Callable[[Request, Sequence[Rule]], Sequence[str]],
+    ) -> None:
+        self._rules, self._policies, self._styles, self._partitions_of = rules, policies, styles, partitions_of
+        # Where the limits could not be checked, a rule's own status and answer don't apply.
+        self._unavailable_rule = dataclasses.replace(first_rule, status=503, answer=None)
+        self._unknown_rule = dataclasses.replace(first_rule, status=500, answer=None)
+        self._writers: dict[tuple[int, ...], Writer] = {}
+
+    def by_decisions(self, request: Request, rules: Sequence[Rule], decisions: Sequence[Decision]) -> Denial:
+        """By the decisions of these rules."""
+        pairs = list(zip(rules, decisions, strict=True))
+        # If all allow by now, a permit has come back since the denial.
+        denied = [pair for pair in pairs if not pair[1].allowed] or pairs
+        rule, decision = max(denied, key=lambda pair: (not pair[1].full, pair[1].retry_after_ns))
+        if decision.full:
+            return self.full(decision.retry_after_ns)
+        wait_s = HOLDER_WAIT_S if rule.is_held else max(1, seconds_up(decision.retry_after_ns))
+        # A shadow ban has the fields of success.
+        visible = [pair for pair in (pairs if rule.is_hidden else denied) if not pair[0].is_hidden]
+        visible_rules = [rule for rule, _ in visible]
+        fields = self._writer(visible_rules)(
+            [decision for _, decision in visible], self._partitions_of(request, visible_rules)
+        )
+        return Denial(rule, tuple(Policy(rule.limiter).name for rule, _ in denied), decision, wait_s, tuple(fields))
+
+    def for_error(self, error: Exception) -> Denial:
+        """For one of `DENYING_ERRORS`."""
+        if isinstance(error, CostExceedsLimit):
+            return self._never(error)
+        if isinstance(error, StoreUnavailable):
+            return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), AWAY)
+        assert isinstance(error, UnknownPeer)
+        log_unknown_peer(error)
+        return Denial(self._unknown_rule, (), None, None, (), UNKNOWN)
+
+    def full(self, wait_ns: int) -> Denial:
+        """The store has no room for another key, and its ``on_full`` is ``"deny"``."""
+        return Denial(self._unavailable_rule, (), None, max(1, seconds_up(wait_ns)), (), FULL)
+
+    def _never(self, error: CostExceedsLimit) -> Denial:
+        rule = next((rule for rule in self._rules if rule.limiter.name == error.limiter), None)
+        if rule is None:
+            # The error of another limiter, which a key function called.
+            raise error
+        return Denial(rule, (Policy(rule.limiter).name,), None, None, ())
+
+    def _writer(self, rules: Sequence[Rule]) -> Writer:
+        identities = tuple(map(id, rules))
+        if identities not in self._writers:
+            policies = [Policy(rule.limiter) for rule in rules]
+            self._writers[identities] = header_writer(self._styles, policies, self._policies, False)
+        return self._writers[identities]

@@ -1,0 +1,173 @@
+"""Which requests a rule is for: path patterns, compiled to regular expressions, and methods.
+
+A pattern has as many readings as a path (see paths.py), so it matches whichever reading the application's router takes.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.errors import InvalidLimiter, UnseenPathsWarning, shown
+from forebay.web.native_requests import readings
+
+__all__ = ["TOKEN", "RequestPattern", "UnseenPaths"]
+
+TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""RFC 9110: a method, or the name of a field."""
+
+UNSEEN_REQUESTS: Final = 1000
+"""After so many requests that match no path pattern, `UnseenPaths` warns."""
+
+_PLACEHOLDER: Final = re.compile(r"\{[^{}/]*\}|\*")
+# As in {id}, {id:int} or Falcon's {id:int(min=1)}.
+_NAMED: Final = re.compile(r"\*|\{[^{}/:]*(:\w+(\([^{}/]*\))?)?\}")
+# They replace the placeholders while the readings of a pattern are made: private-use characters, so in no real path.
+_ANYTHING: Final = "\ue000"
+_SEGMENT: Final = "\ue001"
+_PUNCTUATION: Final = string.punctuation.replace("/", "")
+_ANY_PUNCTUATION: Final = f"[{re.escape(_PUNCTUATION)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPattern:
+    """Paths and methods. No pattern means every path, no methods every method."""
+
+    pattern: re.Pattern[str] | None
+    methods: frozenset[str]
+
+    @classmethod
+    def of(cls, path: str | Iterable[str] | None, methods: str | Iterable[str], ignore_case: bool) -> RequestPattern:
+        """Raises ``InvalidLimiter``."""
+        paths = [] if path is None else _listed(path, "path")
+        if path is not None and not paths:
+            raise InvalidLimiter("path is a pattern or several, or None for every path: an empty list is neither")
+        names = _listed(methods, "methods")
+        for name in names:
+            if not isinstance(name, str) or not TOKEN.fullmatch(name):
+                raise InvalidLimiter(f'methods are names such as "GET", not {shown(name)}')
+            if name.upper() in ("*", "ANY", "ALL"):
+                raise InvalidLimiter(f"no request has the method {shown(name)}: leave methods out for every method")
+        capitals = {name.upper() for name in names}
+        if not isinstance(ignore_case, bool):
+            raise InvalidLimiter(f"ignore_case is True or False, not {shown(ignore_case)}")
+        flags = re.DOTALL | re.IGNORECASE if ignore_case else re.DOTALL
+        pattern = re.compile("|".join(map(_pattern, paths)), flags) if paths else None
+        # Frameworks answer HEAD with the handler of GET.
+        return cls(pattern, frozenset(capitals | {"HEAD"} if "GET" in capitals else capitals))
+
+    @property
+    def is_everywhere(self) -> bool:
+        return self.pattern is None and not self.methods
+
+    def matches(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> bool:
+        """Whether one of these methods and one of these paths match. No paths: the request may be for any path."""
+        if self.methods and self.methods.isdisjoint(methods):
+            return False
+        if self.pattern is None or not paths:
+            return True
+        # A generator would take as long as the match.
+        for path in paths:  # noqa: SIM110
+            if self.pattern.fullmatch(path) is not None:
+                return True
+        return False
+
+
+class UnseenPaths:
+    """Warns once if no rule's path pattern has matched any of many requests.
+
+    Thread-safe; threads that count at once may lose a few requests.
+    """
+
+    def __init__(self, patterns: Mapping[re.Pattern[str], object]) -> None:
+        """`patterns`: each with the text or texts that the user wrote."""
+        self.patterns = list(patterns)
+        """Empty when there is nothing to warn of, or no longer."""
+        self._written = list(patterns.values())
+        self._request_count = 0
+
+    def observe(self, paths: tuple[str, ...]) -> None:
+        """Count a request, whatever its method is. None of `paths`: the request may be for any path."""
+        if not paths:
+            # A client could end the search by one such request.
+            return
+        if any(pattern.fullmatch(path) for pattern in self.patterns for path in paths):
+            self.patterns = []
+            return
+        self._request_count += 1
+        if self._request_count > UNSEEN_REQUESTS:
+            self.patterns = []
+            warnings.warn(
+                f"no rule's path, {', '.join(map(shown, self._written[:3]))}, has matched any of {UNSEEN_REQUESTS} "
+                f"requests; the last was for {shown(paths[0])}: write paths as from the root of the server, or of the "
+                "application that the rules stand around",
+                UnseenPathsWarning,
+                stacklevel=2,
+            )
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    if isinstance(values, str):
+        return [values]
+    if not isinstance(values, Iterable) or isinstance(values, (Mapping, bytes)):
+        raise InvalidLimiter(f"{what} is text or several texts, not {shown(values)}")
+    return list(values)
+
+
+def _pattern(path: str) -> str:
+    """A regular expression. It matches in time linear in the length of a path, which the client chooses."""
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise InvalidLimiter(f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {shown(path)}')
+    if "?" in path or "#" in path:
+        raise InvalidLimiter(
+            f"the path pattern {shown(path)} has more than a path: look at a query in exempt or cost, and "
+            "write %3F and %23 within a path"
+        )
+    for placeholder in _PLACEHOLDER.finditer(path):
+        if not _NAMED.fullmatch(placeholder[0]):
+            raise InvalidLimiter(
+                f"the path pattern {shown(path)} has {placeholder[0]}, and no regular expressions are in one: write "
+                "{name} for one segment, {name:path} or * for anything"
+            )
+    text = _PLACEHOLDER.sub(_character_of, path)
+    for segment, written in zip(text.split("/"), path.split("/"), strict=True):
+        if segment.count(_ANYTHING) + segment.count(_SEGMENT) > 1 or any(c in segment for c in "{}<>"):
+            raise InvalidLimiter(
+                f"the path pattern {shown(path)} has {shown(written)}: a segment has one {{name}} or one * at the most"
+            )
+    if text.rstrip("/").removesuffix("/" + _ANYTHING).count(_ANYTHING) > 1:
+        raise InvalidLimiter(
+            f"the path pattern {shown(path)} has more than one *, besides the one at its end: write several patterns"
+        )
+    texts = readings(text)
+    if not texts:
+        raise InvalidLimiter(f"the path pattern {shown(path)} has {len(path)} characters: too many")
+    has_all_below = path.rstrip("/").endswith("/*")
+    return "|".join(dict.fromkeys(_expression(text, has_all_below) for text in texts))
+
+
+def _character_of(placeholder: re.Match[str]) -> str:
+    return _ANYTHING if placeholder[0] == "*" or placeholder[0].endswith(":path}") else _SEGMENT
+
+
+def _expression(text: str, has_all_below: bool) -> str:
+    # CherryPy adds an index, and some routers ignore a line's end at the end of a path.
+    text, end = text.rstrip("/"), r"(?:/index)?/*\n?"
+    if has_all_below:
+        text, end = text.removesuffix("/" + _ANYTHING), r"(?:/.*|\n)?"
+    *before, last = text.split("/")
+    # Falcon matches an empty segment, too, between others.
+    segments = ["[^/]*" if segment == _SEGMENT else _expression_of(segment) for segment in before]
+    if has_all_below and last == _SEGMENT:
+        return "/".join([*segments, "(?:[^/]+|[^/]*/.*)"])
+    return "/".join([*segments, _expression_of(last)]) + end
+
+
+def _expression_of(segment: str) -> str:
+    # CherryPy treats each punctuation character as an underscore.
+    parts = {_ANYTHING: ".*", _SEGMENT: "[^/]+", **dict.fromkeys(_PUNCTUATION, _ANY_PUNCTUATION)}
+    return "".join(parts.get(character) or re.escape(character) for character in segment)

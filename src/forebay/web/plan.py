@@ -1,0 +1,299 @@
+"""A plan: how the rules that match a request are charged together, all or none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from forebay.core.all_of import AllOf
+from forebay.core.algorithms.bucketed_window import BucketedWindow
+from forebay.core.decision import Decision
+from forebay.core.algorithms.leaky_bucket import LeakyBucket
+from forebay.errors import InvalidCost, InvalidKey
+from forebay.web.cleanup import BackgroundRelease, RequestCleanup
+from forebay.web.client import UnknownPeer
+from forebay.web.denials import DENYING_ERRORS, HOLDER_WAIT_S, Denials
+from forebay.web.fastpath import FastCharge, Passage
+from forebay.web.functions import ResolvedRequest, checked_cost, checked_key, has_to_be_awaited, result_of
+from forebay.web.header_fields import Policy, header_writer, partition_text
+from forebay.web.native_requests import PeerKey
+from forebay.web.request import KeyFunction, Request
+from forebay.web.rules import Denial, Rule, kind_of
+
+__all__ = ["LocalPlan", "Plan", "RedisPlan", "plan_of"]
+
+NS: Final = 1_000_000_000
+MOST_CHARGED_AT_ONCE: Final = 16
+"""As ``AllOf``."""
+
+
+def plan_of(
+    rules: Sequence[Rule], client: KeyFunction, styles: Sequence[str], encoded: bool, secret: bytes
+) -> LocalPlan | RedisPlan:
+    kind = RedisPlan if rules[0].is_remote else LocalPlan
+    return kind(rules, client, styles, encoded, secret)
+
+
+class Plan:
+    """The rules in three groups, their keys and costs, and the header fields of their decisions.
+
+    * ``charged``: charged as one, by an ``AllOf``.
+    * ``reserved``: charged before, and refunded if another rule denies, or at the end if `charge_on` says so.
+    * ``held``: permits of a ``Concurrency``.
+    """
+
+    admit: Callable[[Request], Passage | Denial]
+    """Decides about a request, without awaiting anything."""
+
+    def __init__(
+        self, rules: Sequence[Rule], client: KeyFunction, styles: Sequence[str], encoded: bool, secret: bytes
+    ) -> None:
+        self._client = client
+        self.secret = secret
+        self.held = [rule for rule in rules if rule.is_held]
+        reserved = [rule for rule in rules if rule.charge_on is not None]
+        charged = [rule for rule in rules if not rule.is_held and rule.charge_on is None]
+        # Last those that can't take back a charge once later charges stand behind it.
+        charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
+        # What one AllOf has no room for is reserved, and stays charged whatever the response is.
+        excess = max(len(charged) - MOST_CHARGED_AT_ONCE, 0)
+        self.reserved, self.charged = [*charged[:excess], *reserved], charged[excess:]
+        self._all = [*self.charged, *self.reserved, *self.held]
+        # Held permits have no remaining number to show: it changes without a request. Hidden rules show nothing.
+        self._shown = [rule for rule in [*self.charged, *self.reserved] if not rule.is_hidden]
+        policies = [Policy(rule.limiter) for rule in [*self._shown, *self.held] if not rule.is_hidden]
+        self.write = header_writer(styles, policies[: len(self._shown)], policies, encoded)
+        self.denials = Denials(self._all, rules[0], policies, styles, self.partitions)
+        limiters: list[Any] = [rule.limiter for rule in self.charged]
+        self._all_of: Any = AllOf(*limiters) if limiters else None
+        keys = [rule.key or client for rule in self.charged]
+        self._key_functions = keys[:1] if all(key is keys[0] for key in keys) else keys
+        costs = [rule.cost for rule in self.charged]
+        self._cost = costs[0] if costs and all(type(cost) is int and cost == costs[0] for cost in costs) else None
+        functions: list[Any] = [function for rule in rules for function in (rule.key or client, rule.cost)]
+        self._functions_to_await = [function for function in functions if has_to_be_awaited(function)]
+        self._is_simple = self._shown == self.charged == list(rules) and not self._functions_to_await
+        """Whether all rules are charged as one and shown, by plain functions: the usual case."""
+
+    async def admit_async(self, request: ResolvedRequest) -> Passage | Denial:
+        """As ``admit``, also with functions that have to be awaited."""
+        try:
+            await request.resolve(self._functions_to_await)
+        except UnknownPeer as error:
+            return self.denials.for_error(error)
+        return await self._admit_resolved(request)
+
+    async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
+        raise NotImplementedError
+
+    def denial(self, request: Request, decisions: Sequence[Decision]) -> Denial:
+        """By the decisions of the rules that are charged as one."""
+        return self.denials.by_decisions(request, self.charged, decisions)
+
+    def partitions(self, request: Request, rules: Sequence[Rule] | None = None) -> Sequence[str]:
+        """A text for each of these rules, or of all that are shown, that says which key it is about."""
+        if not self.secret:
+            return ()
+        rules = self._shown if rules is None else rules
+        return [partition_text(self.secret, rule.limiter, self._key_of(rule, request)) for rule in rules]
+
+    def explained(self, error: Exception, key: object, cost: object) -> Exception:
+        """The error of the one rule's functions, if they returned no key or no cost, or else `error`."""
+        [rule] = self.charged
+        try:
+            checked_key(rule, key)
+            checked_cost(rule, cost)
+        except (InvalidKey, InvalidCost) as explained:
+            return explained
+        return error
+
+    def _fast_charge(self, hit_each: Callable[[Any, Any], Any]) -> FastCharge:
+        """For a simple plan. `hit_each` charges several rules as one."""
+        # The result of one key function for several rules may look like a key for each, unless it is an address.
+        key_of, *others = self._key_functions
+        if len(self.charged) > 1 and (others or not isinstance(key_of, PeerKey)):
+            key_of = self._keys
+        if len(self.charged) == 1:
+            [rule] = self.charged
+            limiter: Any = rule.limiter
+            cost_of = rule.cost if callable(rule.cost) else None
+            return FastCharge(self, limiter.hit, key_of, cost_of, rule.cost, True)
+        return FastCharge(self, hit_each, key_of, self._costs_of if self._cost is None else None, self._cost, False)
+
+    def _key_of(self, rule: Rule, request: Request) -> Any:
+        return checked_key(rule, result_of(rule.key or self._client, request))
+
+    def _keys(self, request: Request) -> Any:
+        """Of the rules that are charged as one."""
+        if len(self._key_functions) == 1:
+            key = checked_key(self.charged[0], result_of(self._key_functions[0], request))
+            return [key] * len(self.charged) if len(self.charged) > 1 else key
+        return [self._key_of(rule, request) for rule in self.charged]
+
+    def _costs_of(self, request: Request) -> list[int]:
+        return [rule.cost_of(request) for rule in self.charged]
+
+    def _costs(self, request: Request) -> Any:
+        """Of the rules that are charged as one: one number if all have the same."""
+        return self._costs_of(request) if self._cost is None else self._cost
+
+    def _decisions_shown(self, decisions: Sequence[Decision]) -> Sequence[Decision]:
+        """Of `decisions`, which are those of ``charged`` and ``reserved``."""
+        if len(decisions) == len(self._shown):
+            return decisions
+        rules = [*self.charged, *self.reserved]
+        return [decision for rule, decision in zip(rules, decisions, strict=True) if not rule.is_hidden]
+
+    def _passage(
+        self, decisions: Sequence[Decision], partitions: Sequence[str] = (), cleanup: RequestCleanup | None = None
+    ) -> Passage:
+        """For a request that all rules allow."""
+        if cleanup is not None:
+            cleanup.reserved = [pair for pair in cleanup.reserved if pair[0].charge_on is not None]
+        return Passage(self.write(self._decisions_shown(decisions), partitions), cleanup or None)
+
+
+class LocalPlan(Plan):
+    """Over a ``Store``: first ``reserved``, then ``held``, and last ``charged``, which can't be taken back so exactly.
+
+    If the last group denies already, nothing is held: apart from reservations, a flood of denied requests writes
+    nothing.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.admit = self._fast_charge(self._all_of.hit_each) if self._is_simple else self._admit_in_steps
+        self._awaits_charge_on = any(rule.awaits_charge_on for rule in self.reserved)
+
+    async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
+        if self._awaits_charge_on:
+            # The response waits for an async charge_on without a bound.
+            return self._admit_in_steps(request, BackgroundRelease(None))
+        return self.admit(request if self._functions_to_await else request.request)
+
+    def _admit_in_steps(self, request: Request, background: BackgroundRelease | None = None) -> Passage | Denial:
+        cleanup = RequestCleanup(None, background)
+        try:
+            # Key functions may fail: before anything is taken.
+            partitions = self.partitions(request)
+            decisions = self._charge(request, cleanup)
+        except DENYING_ERRORS as error:
+            cleanup.roll_back()
+            return self.denials.for_error(error)
+        except BaseException:
+            cleanup.roll_back()
+            raise
+        if isinstance(decisions, Denial):
+            cleanup.roll_back()
+            return decisions
+        return self._passage(decisions, partitions, cleanup)
+
+    def _charge(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
+        """Of ``charged`` and ``reserved``. The caller rolls back if it is denied."""
+        reserved = self._reserve(request, cleanup)
+        if isinstance(reserved, Denial):
+            return reserved
+        if not self.charged:
+            return self._hold(request, cleanup) or reserved
+        keys, costs = self._keys(request), self._costs(request)
+        if self.held and self._all_of.peek(keys, costs).allowed and (denial := self._hold(request, cleanup)):
+            return denial
+        charge, decisions = self._all_of._reserve_each(keys, costs)
+        if not charge:
+            return self.denial(request, decisions)
+        if self.held and not cleanup.leases:
+            # The peek was denied, and permits have come back since.
+            with contextlib.ExitStack() as stack:
+                stack.callback(charge.cancel)
+                if denial := self._hold(request, cleanup):
+                    return denial
+                stack.pop_all()
+        return [*decisions, *reserved]
+
+    def _reserve(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
+        decisions = []
+        for rule in self.reserved:
+            limiter: Any = rule.limiter
+            key, cost = self._key_of(rule, request), rule.cost_of(request)
+            # A leaky bucket's permit is a place in its queue, whenever that is due.
+            max_delay = None if kind_of(limiter) is LeakyBucket else 0
+            reservation = limiter.reserve(key, cost, max_delay)
+            if not reservation:
+                if reservation.full:
+                    return self.denials.full(reservation.delay_ns)
+                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
+            cleanup.reserved.append((rule, reservation))
+            decisions.append(limiter.peek(key, 0))
+        return decisions
+
+    def _hold(self, request: Request, cleanup: RequestCleanup) -> Denial | None:
+        for rule in self.held:
+            limiter: Any = rule.limiter
+            key, cost = self._key_of(rule, request), rule.cost_of(request)
+            lease = limiter.acquire(key, cost)
+            if not lease:
+                if lease.full:
+                    return self.denials.full(NS * HOLDER_WAIT_S)
+                return self.denials.by_decisions(request, [rule], [limiter.peek(key, cost)])
+            cleanup.hold(rule, lease)
+        return None
+
+
+class RedisPlan(Plan):
+    """Over Redis: all rules are one call."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        limiter: Any = self._all[0].limiter
+        self._store = limiter.store
+        self._together: Any = self._store._together([rule.limiter for rule in self._all])
+        is_fast = self._is_simple and not self._store.is_awaited
+        self.admit = self._fast_charge(self._hit_each) if is_fast else self._admit_together
+
+    def _admit_together(self, request: Request) -> Passage | Denial:
+        cleanup = RequestCleanup(self._store._patience())
+        try:
+            decisions, taken = self._together._admit(*self._keys_and_costs(request), cleanup.patience)
+        except DENYING_ERRORS as error:
+            return self.denials.for_error(error)
+        return self._outcome(request, decisions, taken, cleanup)
+
+    async def _admit_resolved(self, request: ResolvedRequest) -> Passage | Denial:
+        """Over an ``AsyncRedisStore``."""
+        try:
+            if not self.held and not self.reserved:
+                decisions = await self._hit_each(self._keys(request), self._costs(request))
+                return self._passage(decisions) if all(decisions) else self.denial(request, decisions)
+            patience = self._store._patience()
+            cleanup = RequestCleanup(patience, BackgroundRelease(patience))
+            decisions, taken = await self._together._admit(*self._keys_and_costs(request), patience)
+        except DENYING_ERRORS as error:
+            return self.denials.for_error(error)
+        return self._outcome(request, decisions, taken, cleanup)
+
+    def _hit_each(self, keys: Any, costs: Any) -> Any:
+        return self._all_of._hit_each_for(self._store._patience(), keys, costs)
+
+    def _keys_and_costs(self, request: Request) -> tuple[list[Any], list[int]]:
+        return [self._key_of(rule, request) for rule in self._all], [rule.cost_of(request) for rule in self._all]
+
+    def _outcome(
+        self, request: Request, decisions: Sequence[Decision], taken: Sequence[Any], cleanup: RequestCleanup
+    ) -> Passage | Denial:
+        """`taken`: the permits of each rule; empty if one of them denies."""
+        charged, shown = len(self.charged), len(self.charged) + len(self.reserved)
+        if taken:
+            cleanup.reserved = list(zip(self.reserved, taken[charged:shown], strict=True))
+            for rule, lease in zip(self.held, taken[shown:], strict=True):
+                cleanup.hold(rule, lease)
+            return self._passage(decisions[:shown], (), cleanup)
+        # When a holder will be done is unknown: so a held rule is the binding one only if no other rule denies.
+        for rules, group in (
+            (self.reserved, decisions[charged:shown]),
+            (self.charged, decisions[:charged]),
+            (self.held, decisions[shown:]),
+        ):
+            if not all(group):
+                return self.denials.by_decisions(request, rules, group)
+        return self.denials.by_decisions(request, self._all, decisions)
