@@ -25,7 +25,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.contrib import outbound
-from forebay.contrib.outbound import Sending, WaitTimeout, WayOut, give_back, pause_s
+from forebay.contrib.outbound import OutboundRequest, WaitTimeout, OutboundLimiter, release, pause_s
 from forebay.testing import ManualClock
 
 NS: Final = 1_000_000_000
@@ -108,8 +108,8 @@ def test_every_date_is_parsed(seconds: int) -> None:
     assert pause_s(until.strftime("%a %b %e %H:%M:%S %Y"), format_datetime(server, usegmt=True)) == seconds
 
 
-def way_out(limiter: Any, **options: Any) -> WayOut[str]:
-    return WayOut(limiter, lambda request: request, WaitTimeout, options)  # type: ignore[arg-type]
+def outbound_limiter(limiter: Any, **options: Any) -> OutboundLimiter[str]:
+    return OutboundLimiter(limiter, lambda request: request, WaitTimeout, options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -117,29 +117,29 @@ def bucket(store: Store) -> TokenBucket:
     return TokenBucket(store, "partner", "1/second", burst=2)
 
 
-def respond(sending: Sending, retry_after: str | None, *, status: int = 429, method: str = "GET", again: bool) -> None:
-    assert sending.is_sent_again(method, status, retry_after, None, replayable=True) is again
+def respond(outgoing: OutboundRequest, retry_after: str | None, *, status: int = 429, method: str = "GET", again: bool) -> None:
+    assert outgoing.is_resent(method, status, retry_after, None, replayable=True) is again
 
 
 def test_requests_wait_for_the_end_of_a_pause_and_then_for_a_permit(bucket: TokenBucket, clock: ManualClock) -> None:
-    way = way_out(bucket)
-    respond(way.sending("a"), "30", again=True)
+    limited = outbound_limiter(bucket)
+    respond(limited.request("a"), "30", again=True)
     for waited in (30, 30, 31, 32):
-        way.sending("a").admit()
+        limited.request("a").admit()
         assert waited <= clock.now() - 1000 <= waited + 0.001
-    assert way.sending("b").admit() == []
+    assert limited.request("b").admit() == []
 
 
 def test_pause_is_the_longest_one_requested(bucket: TokenBucket, clock: ManualClock) -> None:
-    way = way_out(bucket)
-    key = way.sending("a").pause_key
+    limited = outbound_limiter(bucket)
+    key = limited.request("a").pause_key
     for seconds, longest in ((10, 10), (10, 10), (4, 10), (30, 30), (29, 30)):
-        assert way.pause(key, seconds * NS) == way.paused_ns(key) == longest * NS
+        assert limited.pause(key, seconds * NS) == limited.paused_ns(key) == longest * NS
     clock.advance(25.0000005)
-    assert way.paused_ns(key) == 4_999_999_500
-    assert 5 * NS <= way.pause(key, 5 * NS) <= 5 * NS + outbound.GRAIN_NS
+    assert limited.paused_ns(key) == 4_999_999_500
+    assert 5 * NS <= limited.pause(key, 5 * NS) <= 5 * NS + outbound.GRAIN_NS
     clock.advance(10)
-    assert way.paused_ns(key) == 0
+    assert limited.paused_ns(key) == 0
 
 
 def test_pauses_of_many_processes_do_not_add_up(crew: Crew, name: str) -> None:
@@ -149,15 +149,15 @@ def test_pauses_of_many_processes_do_not_add_up(crew: Crew, name: str) -> None:
     def pause_together(worker: int) -> list[int]:
         clock = ManualClock(1000)
         with Store(name, keys=100, clock=clock) as store:
-            way = way_out(TokenBucket(store, "partner", "1/second"))
+            limited = outbound_limiter(TokenBucket(store, "partner", "1/second"))
             meeting.wait(worker)
             seen = []
             for turn in range(rounds):
                 # Each process requests another length; time stands still. The longest is this turn's process's.
                 seconds = 10 + (worker + turn) % count
-                assert way.pause(str(turn), seconds * NS) >= seconds * NS
+                assert limited.pause(str(turn), seconds * NS) >= seconds * NS
                 meeting.wait(worker)
-                seen.append(way.paused_ns(str(turn)))
+                seen.append(limited.paused_ns(str(turn)))
             return seen
 
     for seen in crew.run(count, pause_together):
@@ -177,90 +177,90 @@ def test_permit_overtaken_by_a_pause_is_given_up(store: Store, clock: ManualCloc
             allowed = log.wait(key, cost, timeout)
             self.taken += 1
             if self.taken == 1:
-                way.pause(way.sending("a").pause_key, 5 * NS)
+                limited.pause(limited.request("a").pause_key, 5 * NS)
             return allowed
 
         def wait_async(self, key: Any, cost: int, timeout: float | None) -> None: ...
 
     limiter = Overtaken()
-    way = way_out(limiter)
-    way.sending("a").admit()
+    limited = outbound_limiter(limiter)
+    limited.request("a").admit()
     assert limiter.taken == 2
     assert 5 <= clock.now() - 1000 <= 5.001
 
 
 def test_leases_overtaken_by_a_pause_are_released(store: Store, clock: ManualClock) -> None:
     slots = Concurrency(store, "slots", 1)
-    way = way_out(slots)
-    sending = way.sending("a")
-    steps = sending.steps()
+    limited = outbound_limiter(slots)
+    outgoing = limited.request("a")
+    steps = outgoing.steps()
     assert next(steps)[0] is slots
     assert slots.wait("a")
-    way.pause(sending.pause_key, NS)
-    assert steps.send(True)[0] is way.pauses
+    limited.pause(outgoing.pause_key, NS)
+    assert steps.send(True)[0] is limited.pauses
     assert slots.allow("a")
 
 
 def test_request_of_several_limits_holds_only_concurrency_permits(store: Store) -> None:
     slots, other = Concurrency(store, "slots", 2), Concurrency(store, "other", 1)
     limits = AllOf(TokenBucket(store, "bucket", "1/second", burst=9), slots, other)
-    way = way_out(limits, key=lambda request: ["x", request, "everybody"], timeout=0)
-    leases = way.sending("a").admit()
+    limited = outbound_limiter(limits, key=lambda request: ["x", request, "everybody"], timeout=0)
+    leases = limited.request("a").admit()
     assert len(leases) == 2
     with pytest.raises(WaitTimeout, match=r"not sent: a permit of limiter 'bucket \+ slots \+ other' for \['x', 'b', "):
-        way.sending("b").admit()
-    give_back(leases)
-    give_back(way.sending("b").admit())
+        limited.request("b").admit()
+    release(leases)
+    release(limited.request("b").admit())
     assert slots.acquire("a", 2)
 
 
 def test_only_repeatable_requests_are_sent_again(bucket: TokenBucket) -> None:
-    way = way_out(bucket, retries=1)
+    limited = outbound_limiter(bucket, retries=1)
     for method in ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"):
-        respond(way.sending("a"), "1", status=503, method=method, again=True)
+        respond(limited.request("a"), "1", status=503, method=method, again=True)
     for method in ("POST", "PATCH", "CONNECT", "LOCK"):
-        respond(way.sending("a"), "1", status=503, method=method, again=False)
-        respond(way.sending("a"), "1", status=429, method=method, again=True)
+        respond(limited.request("a"), "1", status=503, method=method, again=False)
+        respond(limited.request("a"), "1", status=429, method=method, again=True)
     for status in (200, 301, 400, 500, 502):
-        respond(way.sending("b"), "1", status=status, again=False)
-    respond(way.sending("b"), "soon", again=False)
-    respond(way.sending("b"), None, again=False)
-    assert way.paused_ns(way.sending("b").pause_key) == 0
-    respond(way.sending("b"), "0", again=True)
-    assert not way.sending("c").is_sent_again("GET", 429, "1", None, replayable=False)
+        respond(limited.request("b"), "1", status=status, again=False)
+    respond(limited.request("b"), "soon", again=False)
+    respond(limited.request("b"), None, again=False)
+    assert limited.paused_ns(limited.request("b").pause_key) == 0
+    respond(limited.request("b"), "0", again=True)
+    assert not limited.request("c").is_resent("GET", 429, "1", None, replayable=False)
 
 
-def test_request_is_sent_again_at_most_as_often_as_retries(bucket: TokenBucket) -> None:
-    sending = way_out(bucket, retries=2).sending("a")
-    respond(sending, "1", again=True)
-    respond(sending, "1", again=True)
-    respond(sending, "1", again=False)
-    respond(way_out(bucket, retries=0).sending("a"), "1", again=False)
+def test_request_is_resent_at_most_as_often_as_retries(bucket: TokenBucket) -> None:
+    outgoing = outbound_limiter(bucket, retries=2).request("a")
+    respond(outgoing, "1", again=True)
+    respond(outgoing, "1", again=True)
+    respond(outgoing, "1", again=False)
+    respond(outbound_limiter(bucket, retries=0).request("a"), "1", again=False)
 
 
 def test_longer_pause_is_capped_and_its_request_not_sent_again(bucket: TokenBucket) -> None:
-    way = way_out(bucket, max_pause="1 minute")
-    respond(way.sending("a"), "60", again=True)
-    respond(way.sending("a"), "61", again=False)
-    respond(way.sending("a"), "9" * 100, again=False)
-    assert way.paused_ns(way.sending("a").pause_key) == 60 * NS
+    limited = outbound_limiter(bucket, max_pause="1 minute")
+    respond(limited.request("a"), "60", again=True)
+    respond(limited.request("a"), "61", again=False)
+    respond(limited.request("a"), "9" * 100, again=False)
+    assert limited.paused_ns(limited.request("a").pause_key) == 60 * NS
 
 
 def test_request_is_not_sent_again_after_its_timeout(bucket: TokenBucket, clock: ManualClock) -> None:
-    sending = way_out(bucket, timeout=10).sending("a")
+    outgoing = outbound_limiter(bucket, timeout=10).request("a")
     clock.advance(4)
-    respond(sending, "7", again=False)
-    sending = way_out(bucket, timeout=10).sending("b")
-    respond(sending, "9", again=True)
-    sending.admit()
-    respond(sending, "2", again=False)
+    respond(outgoing, "7", again=False)
+    outgoing = outbound_limiter(bucket, timeout=10).request("b")
+    respond(outgoing, "9", again=True)
+    outgoing.admit()
+    respond(outgoing, "2", again=False)
 
 
 def test_timeout_error_names_the_pause(bucket: TokenBucket) -> None:
-    way = way_out(bucket, timeout="1500 ms")
-    respond(way.sending("a"), "2", again=False)
+    limited = outbound_limiter(bucket, timeout="1500 ms")
+    respond(limited.request("a"), "2", again=False)
     with pytest.raises(WaitTimeout) as caught:
-        way.sending("a").admit()
+        limited.request("a").admit()
     assert str(caught.value) == (
         "not sent: the end of the pause that the server asked for of limiter 'partner' for 'a' would have taken longer "
         "than 1.5 s"
@@ -274,7 +274,7 @@ def test_timeout_error_names_the_pause(bucket: TokenBucket) -> None:
     bucket.hit("b", 2)
     bucket.reserve("b", 2)
     with pytest.raises(WaitTimeout, match=r"not sent: a permit of limiter 'partner' for 'b' would") as caught:
-        way.sending("b").admit()
+        limited.request("b").admit()
     assert not caught.value.paused
 
 
@@ -286,19 +286,19 @@ def test_full_store_causes_no_endless_loop(clock: ManualClock, on_full: Any, aga
         other = TokenBucket(store, "other", "1/hour")
         for number in range(2000):
             other.hit(number)
-        respond(way_out(TokenBucket(store, "partner", "1/second")).sending("a"), "10", again=again)
+        respond(outbound_limiter(TokenBucket(store, "partner", "1/second")).request("a"), "10", again=again)
 
 
 def test_limiters_of_one_store_pause_separately(store: Store) -> None:
-    way, other = (way_out(TokenBucket(store, name, "1/second")) for name in ("one", "other"))
-    respond(way.sending("a"), "10", again=True)
-    assert way.paused_ns(way.sending("a").pause_key)
-    assert not other.paused_ns(other.sending("a").pause_key)
+    limited, other = (outbound_limiter(TokenBucket(store, name, "1/second")) for name in ("one", "other"))
+    respond(limited.request("a"), "10", again=True)
+    assert limited.paused_ns(limited.request("a").pause_key)
+    assert not other.paused_ns(other.request("a").pause_key)
 
 
 def test_pauses_can_be_kept_in_another_store(bucket: TokenBucket, clock: ManualClock) -> None:
     with Store.private(keys=10, clock=clock) as elsewhere:
-        assert way_out(bucket, store=elsewhere).pauses.store is elsewhere
+        assert outbound_limiter(bucket, store=elsewhere).pauses.store is elsewhere
 
 
 async def fetch(request: object) -> int:
@@ -334,22 +334,22 @@ def test_invalid_options_are_refused(
     bucket: TokenBucket, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        way_out(bucket, **options)
+        outbound_limiter(bucket, **options)
 
 
 def test_one_key_may_have_as_many_parts_as_limiters(bucket: TokenBucket, clock: ManualClock) -> None:
     """The origin of a request is such a key: scheme, host and port."""
     others = [TokenBucket(bucket.store, name, "1/second", burst=2) for name in ("two", "three")]
-    way = WayOut(AllOf(bucket, *others), lambda _: ("https", "example.com", 443), WaitTimeout, {})
-    respond(way.sending("a"), "30", again=True)
-    way.sending("a").admit()
+    limited = OutboundLimiter(AllOf(bucket, *others), lambda _: ("https", "example.com", 443), WaitTimeout, {})
+    respond(limited.request("a"), "30", again=True)
+    limited.request("a").admit()
     assert clock.now() >= 1030
     assert [limiter.peek(("https", "example.com", 443)).remaining for limiter in (bucket, *others)] == [1, 1, 1]
 
 
 def test_object_that_is_no_limiter_is_refused() -> None:
     with pytest.raises(InvalidLimiter, match="not for namespace"):
-        way_out(SimpleNamespace(wait=None))
+        outbound_limiter(SimpleNamespace(wait=None))
 
 
 def test_origin_has_the_schemes_default_port() -> None:
@@ -359,13 +359,13 @@ def test_origin_has_the_schemes_default_port() -> None:
 
 def test_pause_gives_up_after_a_number_of_lost_races(bucket: TokenBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are always faster lengthen the pause, so nothing is lost, and no process loops for ever."""
-    way = way_out(bucket)
+    limited = outbound_limiter(bucket)
     calls: list[int] = []
 
     def lose(*_: object, **__: object) -> bool:
         calls.append(1)
         return False
 
-    monkeypatch.setattr(way, "pauses", SimpleNamespace(peek=way.pauses.peek, hit=lose))
-    assert way.pause("a", NS) == 0
+    monkeypatch.setattr(limited, "pauses", SimpleNamespace(peek=limited.pauses.peek, hit=lose))
+    assert limited.pause("a", NS) == 0
     assert len(calls) == outbound.ATTEMPTS

@@ -1,6 +1,6 @@
 """aiohttp's client with a limit: a middleware that waits for a permit before each request and honours ``Retry-After``.
 
-``aiohttp.ClientSession(middlewares=[LimitedMiddleware(limiter)])``. docs/outbound.md says what is guaranteed. Needs
+``aiohttp.ClientSession(middlewares=[LimitedMiddleware(limiter)])``. For the guarantees see docs/outbound.md. Needs
 ``forebay[aiohttp]``, with aiohttp 3.12 or later.
 """
 
@@ -14,7 +14,7 @@ with Needs("aiohttp", __name__):
     import aiohttp
 
 from forebay.contrib import outbound
-from forebay.contrib.outbound import Options, WayOut, give_back
+from forebay.contrib.outbound import Options, OutboundLimiter, release
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType
@@ -26,7 +26,7 @@ __all__ = ["LimitedMiddleware", "WaitTimeout"]
 
 
 class WaitTimeout(outbound.WaitTimeout, aiohttp.ClientError, TimeoutError):
-    """A request was not sent, because it would have had to wait for longer than it may: one of aiohttp's errors."""
+    """A request was not sent, because it would have waited for longer than its timeout: one of aiohttp's errors."""
 
 
 def _origin(request: aiohttp.ClientRequest) -> tuple[str, str, int]:
@@ -36,30 +36,30 @@ def _origin(request: aiohttp.ClientRequest) -> tuple[str, str, int]:
 class LimitedMiddleware:
     """Sends each request as soon as `limiter` has a permit for it.
 
-    Options: see ``forebay.contrib.outbound.Options``. aiohttp's own total timeout goes on while a request waits. With
-    a ``Concurrency`` the whole response is read here, so that its permit can be given back. Raises ``WaitTimeout`` and
+    Options: see ``forebay.contrib.outbound.Options``. aiohttp's total timeout includes the wait. With a
+    ``Concurrency`` the middleware reads the whole response, and then releases the permit. Raises ``WaitTimeout`` and
     what the limiter's ``wait`` raises. A request that is cancelled while it waits charges nothing.
     """
 
     def __init__(self, limiter: Limiter | AllOf, **options: Unpack[Options[aiohttp.ClientRequest]]) -> None:
-        self._way_out: WayOut[aiohttp.ClientRequest] = WayOut(limiter, _origin, WaitTimeout, options)
+        self._limiter: OutboundLimiter[aiohttp.ClientRequest] = OutboundLimiter(limiter, _origin, WaitTimeout, options)
 
     async def __call__(self, request: aiohttp.ClientRequest, handler: ClientHandlerType) -> aiohttp.ClientResponse:
-        sending = self._way_out.sending(request)
+        outgoing = self._limiter.request(request)
         while True:
-            leases = await sending.admit_async()
+            leases = await outgoing.admit_async()
             try:
                 response = await handler(request)
                 if leases:
                     await response.read()
             finally:
-                give_back(leases)
-            if not sending.is_sent_again(
+                release(leases)
+            if not outgoing.is_resent(
                 request.method,
                 response.status,
                 response.headers.get("Retry-After"),
                 response.headers.get("Date"),
-                # Of any other body nobody knows whether it can be read twice.
+                # Any other body may be readable once only.
                 replayable=isinstance(request.body, (bytes, aiohttp.BytesPayload)),
             ):
                 return response

@@ -1,7 +1,7 @@
 """httpx with a limit: transports that wait for a permit before each request and honour ``Retry-After``.
 
 ``httpx.Client(transport=LimitedTransport(limiter))``, ``httpx.AsyncClient(transport=AsyncLimitedTransport(limiter))``.
-docs/outbound.md says what is guaranteed. Needs ``forebay[httpx]``.
+For the guarantees see docs/outbound.md. Needs ``forebay[httpx]``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ with Needs("httpx", __name__):
     import httpx
 
 from forebay.contrib import outbound
-from forebay.contrib.outbound import Options, Sending, WayOut, give_back
+from forebay.contrib.outbound import Options, OutboundLimiter, OutboundRequest, release
 
 if TYPE_CHECKING:
     from forebay.core.algorithms.concurrency import Lease
@@ -26,24 +26,24 @@ __all__ = ["AsyncLimitedTransport", "LimitedTransport", "WaitTimeout"]
 
 
 class WaitTimeout(outbound.WaitTimeout, httpx.TimeoutException):
-    """A request was not sent, because it would have had to wait for longer than it may: one of httpx's timeouts."""
+    """A request was not sent, because it would have waited for longer than its timeout: one of httpx's timeouts."""
 
 
-def _way_out(limiter: Limiter | AllOf, options: Options[httpx.Request]) -> WayOut[httpx.Request]:
-    return WayOut(limiter, _origin, WaitTimeout, options)
+def _outbound_limiter(limiter: Limiter | AllOf, options: Options[httpx.Request]) -> OutboundLimiter[httpx.Request]:
+    return OutboundLimiter(limiter, _origin, WaitTimeout, options)
 
 
 def _origin(request: httpx.Request) -> tuple[str, str, int]:
     return outbound.origin(request.url.scheme, request.url.host, request.url.port)
 
 
-def _is_sent_again(sending: Sending, request: httpx.Request, response: httpx.Response) -> bool:
-    return sending.is_sent_again(
+def _is_resent(outgoing: OutboundRequest, request: httpx.Request, response: httpx.Response) -> bool:
+    return outgoing.is_resent(
         request.method,
         response.status_code,
         response.headers.get("retry-after"),
         response.headers.get("date"),
-        # Of any other stream nobody knows whether it can be read twice.
+        # Any other stream may be readable once only.
         replayable=isinstance(request.stream, httpx.ByteStream),
     )
 
@@ -52,7 +52,7 @@ class LimitedTransport(httpx.BaseTransport):
     """Sends each request by `transport` (default: httpx's own) as soon as `limiter` has a permit for it.
 
     Options: see ``forebay.contrib.outbound.Options``. With a ``Concurrency`` the permit is held until the response is
-    closed, which httpx does when it has been read. Raises ``WaitTimeout`` and what the limiter's ``wait`` raises.
+    closed; httpx closes a response that has been read. Raises ``WaitTimeout`` and what the limiter's ``wait`` raises.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class LimitedTransport(httpx.BaseTransport):
         transport: httpx.BaseTransport | None = None,
         **options: Unpack[Options[httpx.Request]],
     ) -> None:
-        self._way_out = _way_out(limiter, options)
+        self._limiter = _outbound_limiter(limiter, options)
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        sending = self._way_out.sending(request)
+        outgoing = self._limiter.request(request)
         while True:
-            leases = sending.admit()
+            leases = outgoing.admit()
             try:
                 response = self._transport.handle_request(request)
             except BaseException:
-                give_back(leases)
+                release(leases)
                 raise
             if leases:
                 assert isinstance(response.stream, httpx.SyncByteStream)
                 response.stream = _HeldStream(response.stream, leases)
-            if not _is_sent_again(sending, request, response):
+            if not _is_resent(outgoing, request, response):
                 return response
             response.close()
 
@@ -86,7 +86,10 @@ class LimitedTransport(httpx.BaseTransport):
 
 
 class AsyncLimitedTransport(httpx.AsyncBaseTransport):
-    """``LimitedTransport`` for ``httpx.AsyncClient`` and asyncio. What is cancelled while it waits charges nothing."""
+    """``LimitedTransport`` for ``httpx.AsyncClient`` and asyncio.
+
+    A request that is cancelled while it waits charges nothing.
+    """
 
     def __init__(
         self,
@@ -95,22 +98,22 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
         transport: httpx.AsyncBaseTransport | None = None,
         **options: Unpack[Options[httpx.Request]],
     ) -> None:
-        self._way_out = _way_out(limiter, options)
+        self._limiter = _outbound_limiter(limiter, options)
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        sending = self._way_out.sending(request)
+        outgoing = self._limiter.request(request)
         while True:
-            leases = await sending.admit_async()
+            leases = await outgoing.admit_async()
             try:
                 response = await self._transport.handle_async_request(request)
             except BaseException:
-                give_back(leases)
+                release(leases)
                 raise
             if leases:
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 response.stream = _AsyncHeldStream(response.stream, leases)
-            if not _is_sent_again(sending, request, response):
+            if not _is_resent(outgoing, request, response):
                 return response
             await response.aclose()
 
@@ -119,7 +122,7 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
 
 
 class _HeldStream(httpx.SyncByteStream):
-    """A response that holds permits until it is closed."""
+    """The body of a response that holds permits until it is closed."""
 
     def __init__(self, stream: httpx.SyncByteStream, leases: list[Lease]) -> None:
         self._stream, self._leases = stream, leases
@@ -131,7 +134,7 @@ class _HeldStream(httpx.SyncByteStream):
         try:
             self._stream.close()
         finally:
-            give_back(self._leases)
+            release(self._leases)
 
 
 class _AsyncHeldStream(httpx.AsyncByteStream):
@@ -145,4 +148,4 @@ class _AsyncHeldStream(httpx.AsyncByteStream):
         try:
             await self._stream.aclose()
         finally:
-            give_back(self._leases)
+            release(self._leases)

@@ -1,10 +1,10 @@
 """What the limited HTTP clients share: when a request may be sent, and whether it is sent again.
 
-A *pause* is what a server asks for by ``Retry-After``. It is kept as the state of a token bucket in the store, a time
-until which the key is paused, so all processes of the host see it. Requests look at it twice: before they wait for a
-permit, so that none is charged for a time at which it can't be used, and after, because it may have come meanwhile. A
-permit that a pause has overtaken is given up, not kept for the end of the pause: all that were kept would go at once
-there, and the server would see more than the limit.
+A *pause* is a time without requests that a server demands by ``Retry-After``. The store keeps it as the state of a
+token bucket: the time until which a key is paused, so all processes of the host see it. A request checks for a pause
+before it waits for a permit, so that none is charged for a time at which it can't be used, and after, because a pause
+may have started meanwhile. A permit that a pause has overtaken is released, not kept for the end of the pause:
+otherwise all kept permits would be used at once then, and the server would see more than the limit.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from datetime import UTC, datetime
 from email.utils import parsedate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
+from forebay.core.all_of import AllOf
 from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.algorithms.token_bucket import TokenBucket
-from forebay.core.all_of import AllOf
 from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, shown
 from forebay.rate import Duration, as_delay_ns, as_period_ns
 from forebay.web.functions import check_function, has_to_be_awaited, is_cost, is_key
 
 if TYPE_CHECKING:
-    from forebay.core.limiter import Limiter
     from forebay.core.table.keys import Key
+    from forebay.core.limiter import Limiter
     from forebay.store import Store
 
     _Keys: TypeAlias = Key | list[Key]
     # A limiter and the arguments of its `wait`.
     _Wait: TypeAlias = tuple[Limiter | AllOf, Any, int, float | None]
 
-__all__ = ["Options", "Sending", "WaitTimeout", "WayOut", "give_back", "origin", "pause_s"]
+__all__ = ["Options", "OutboundLimiter", "OutboundRequest", "WaitTimeout", "origin", "pause_s", "release"]
 
 Request = TypeVar("Request")
 
 NS: Final = 1_000_000_000
 GRAIN_NS: Final = 1_000_000
-"""What one permit of the pauses' bucket stands for."""
+"""One permit of the pauses' bucket is so much of a pause."""
 RATE: Final = "1000/second"
 PAUSES: Final = "outbound pauses"
 """The name of the pauses' bucket in the store."""
 ATTEMPTS: Final = 1000
-"""Each but the last was overtaken by another process that made the pause longer; or the table is full."""
+"""An attempt fails if another process prolongs the pause meanwhile, or if the table is full."""
 FOREVER_S: Final = 10**10
 
 TOO_MANY_REQUESTS: Final = 429
@@ -52,7 +52,7 @@ SERVICE_UNAVAILABLE: Final = 503
 IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
-# RFC 9110, section 5.6.7: the form that is sent, and the two that are still to be understood.
+# RFC 9110, section 5.6.7: the format to send, and the two obsolete ones to accept.
 _MONTH: Final = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _TIME: Final = r"[0-9]{2}:[0-9]{2}:[0-9]{2}"
 _DATE: Final = re.compile(
@@ -64,10 +64,10 @@ _SECONDS: Final = re.compile(r"[0-9]+")
 
 
 class WaitTimeout(ForebayError):
-    """A request was not sent, because it would have had to wait for longer than it may.
+    """A request was not sent, because it would have had to wait for longer than its `timeout`.
 
-    Attributes: ``limiter`` (its name), ``key``, ``timeout`` (seconds), ``paused`` (whether it was the end of a pause
-    that did not come in time, and not a permit).
+    Attributes: ``limiter`` (its name), ``key``, ``timeout`` (seconds), ``paused`` (whether the request would have had
+    to wait for the end of a pause, and not for a permit).
     """
 
     def __init__(self, limiter: str, key: _Keys, timeout: float, paused: bool) -> None:
@@ -87,9 +87,9 @@ def origin(scheme: str, host: str | None, port: int | None) -> tuple[str, str, i
 
 
 def pause_s(retry_after: str | None, date: str | None = None) -> int | None:
-    """The seconds that ``Retry-After`` asks for, None if it isn't what RFC 9110 says it is.
+    """The seconds of a ``Retry-After`` field; None without one that RFC 9110 allows.
 
-    A date is meant by the server's clock, which stands in its ``Date``; without one, by ours.
+    A date counts from the server's clock, which its ``Date`` field gives, or else from ours.
     """
     if retry_after is None:
         return None
@@ -118,25 +118,25 @@ def _date_s(text: str) -> int | None:
 
 
 class Options(TypedDict, Generic[Request], total=False):
-    """What every limited client can be told."""
+    """The options of every limited client."""
 
     key: _Keys | Callable[[Request], _Keys] | None
     """What is limited: a key for all requests, or a function of the request. Default: scheme, host and port."""
     cost: int | Callable[[Request], int]
-    """Permits for each sending; 1 by default."""
+    """Permits each time a request is sent; 1 by default."""
     timeout: Duration | None
-    """A request is sent within so long, or ``WaitTimeout`` is raised: text like ``"500 ms"``, seconds, a ``timedelta``.
-    Default: as long as it takes."""
+    """``WaitTimeout`` is raised if a request can't be sent within so long: text like ``"500 ms"``, seconds, a
+    ``timedelta``. Default: no bound."""
     retries: int
-    """How often a request is sent again after a pause that the server asked for; 2 by default."""
+    """How often a request is sent again after a pause; 2 by default."""
     max_pause: Duration
-    """No pause is longer; five minutes by default. A request that was told to wait for longer isn't sent again."""
+    """No pause is longer; five minutes by default. A request whose server demanded a longer one isn't sent again."""
     store: Store | None
     """Where pauses are kept; the limiter's by default."""
 
 
-class WayOut(Generic[Request]):
-    """The way out of a client: a limiter, how its keys are found, and the pauses of these keys."""
+class OutboundLimiter(Generic[Request]):
+    """A client's limiter, the keys and costs of its requests, and the pauses of these keys."""
 
     def __init__(
         self,
@@ -170,21 +170,21 @@ class WayOut(Generic[Request]):
         self.key_of = key if callable(key) else find_origin if key is None else lambda _: key
         self.cost_of = cost if callable(cost) else lambda _: cost
         self.max_pause_ns = as_period_ns(options.get("max_pause", "5 minutes"))
-        # A request that costs nothing is allowed by it, and due, when its state is at most one permit ahead of now.
+        # It allows a cost of 0 as soon as its state is at most one permit ahead of now.
         self.pauses = TokenBucket(limiter.store if store is None else store, PAUSES, RATE, burst=1)
 
-    def sending(self, request: Request) -> Sending:
-        return Sending(self, self.key_of(request), self.cost_of(request))
+    def request(self, request: Request) -> OutboundRequest:
+        return OutboundRequest(self, self.key_of(request), self.cost_of(request))
 
     def paused_ns(self, pause_key: Key) -> int:
         return max(self.pauses.peek(pause_key, 0).reset_after_ns - GRAIN_NS, 0)
 
     def pause(self, pause_key: Key, pause_ns: int) -> int:
-        """See to it that `pause_key` is paused for as long from now on, or longer; for how long it is, then.
+        """Pause `pause_key` for `pause_ns` from now on, or longer if it is paused for longer. Returns for how long.
 
-        The difference to the pause that there is gets booked, with a burst that leaves just that much room: if another
-        process has made the pause longer meanwhile, it is denied. So pauses don't add up, and none gets shorter. By
-        the time between the two steps, and two permits for rounding, it may become longer than told.
+        The difference to the present pause is charged, with a burst that leaves exactly that room: if another process
+        has prolonged the pause meanwhile, the charge is denied. So pauses don't add up, and none gets shorter. A pause
+        may become longer than demanded, by the time between the two steps and two permits for rounding.
         """
         for _ in range(ATTEMPTS):
             ahead_ns = self.pauses.peek(pause_key, 0).reset_after_ns
@@ -197,22 +197,23 @@ class WayOut(Generic[Request]):
         return self.paused_ns(pause_key)
 
 
-class Sending:
-    """One request's way out: its key, its cost, and when it is too late."""
+class OutboundRequest:
+    """One request to be sent: its key, its cost and its deadline."""
 
-    def __init__(self, way_out: WayOut[Any], key: _Keys, cost: int) -> None:
-        self.way_out, self.key, self.cost = way_out, key, cost
-        # Of several limiters: a tuple with as many parts would not say whether it is one key.
-        limiters = getattr(way_out.limiter, "limiters", None)
-        self.asked: Any = key if limiters is None or isinstance(key, list) else [key] * len(limiters)
-        # Limiters of one store may have equal keys. A list's text is as good as its parts.
-        self.pause_key = (way_out.limiter.name, repr(key))
-        self.store = way_out.pauses.store
-        self.deadline_ns = None if way_out.timeout_ns is None else self.store.now_ns() + way_out.timeout_ns
+    def __init__(self, outbound: OutboundLimiter[Any], key: _Keys, cost: int) -> None:
+        self.outbound, self.key, self.cost = outbound, key, cost
+        # A list for several limiters: a tuple with as many parts may be one key.
+        limiters = getattr(outbound.limiter, "limiters", None)
+        self.keys: Any = key if limiters is None or isinstance(key, list) else [key] * len(limiters)
+        # With the limiter's name: limiters of one store may have equal keys. A list's text replaces the list, which is
+        # no key.
+        self.pause_key = (outbound.limiter.name, repr(key))
+        self.store = outbound.pauses.store
+        self.deadline_ns = None if outbound.timeout_ns is None else self.store.now_ns() + outbound.timeout_ns
         self.sent = 0
 
     def admit(self) -> list[Lease]:
-        """Wait until the request may be sent. Then `give_back` what this returns."""
+        """Wait until the request may be sent. The caller has to `release` the leases. Raises ``WaitTimeout``."""
         steps = self.steps()
         try:
             wait = next(steps)
@@ -224,7 +225,7 @@ class Sending:
             return leases
 
     async def admit_async(self) -> list[Lease]:
-        """As `admit`, in a task."""
+        """As `admit`, for asyncio."""
         steps = self.steps()
         try:
             wait = next(steps)
@@ -236,66 +237,66 @@ class Sending:
             return leases
 
     def steps(self) -> Generator[_Wait, bool, list[Lease]]:
-        """What is to be waited for, one after the other; answered by whether it came in time."""
-        way_out = self.way_out
+        """Yields what to wait for, one after the other, and receives whether that came in time."""
+        outbound = self.outbound
         while True:
-            # It may become longer while it is waited for.
-            while way_out.paused_ns(self.pause_key):
-                if not (yield way_out.pauses, self.pause_key, 0, self.left_s()):
-                    raise self.timed_out(paused=True)
-            if not (yield way_out.limiter, self.asked, self.cost, self.left_s()):
-                raise self.timed_out(paused=False)
-            leases = self.leases()
-            if not way_out.paused_ns(self.pause_key):
+            # Another process may prolong the pause meanwhile.
+            while outbound.paused_ns(self.pause_key):
+                if not (yield outbound.pauses, self.pause_key, 0, self._left_s()):
+                    raise self._timed_out(paused=True)
+            if not (yield outbound.limiter, self.keys, self.cost, self._left_s()):
+                raise self._timed_out(paused=False)
+            leases = self._leases()
+            if not outbound.paused_ns(self.pause_key):
                 return leases
-            give_back(leases)
+            release(leases)
 
-    def left_s(self) -> float | None:
+    def _left_s(self) -> float | None:
         return None if self.deadline_ns is None else max(self.deadline_ns - self.store.now_ns(), 0) / NS
 
-    def timed_out(self, *, paused: bool) -> WaitTimeout:
-        assert self.way_out.timeout_ns is not None
-        return self.way_out.error(self.way_out.limiter.name, self.key, self.way_out.timeout_ns / NS, paused)
+    def _timed_out(self, *, paused: bool) -> WaitTimeout:
+        assert self.outbound.timeout_ns is not None
+        return self.outbound.error(self.outbound.limiter.name, self.key, self.outbound.timeout_ns / NS, paused)
 
-    def leases(self) -> list[Lease]:
-        """The permits just taken that are to be held while the request is under way; others are spent."""
-        limiter = self.way_out.limiter
+    def _leases(self) -> list[Lease]:
+        """Leases for the permits just taken from a ``Concurrency``; permits of other limiters are spent."""
+        limiter = self.outbound.limiter
         parts = limiter.limiters if isinstance(limiter, AllOf) else (limiter,)
-        keys = self.asked if isinstance(limiter, AllOf) else [self.key]
+        keys = self.keys if isinstance(limiter, AllOf) else [self.key]
         return [
             part._take_loose(key, self.cost)
             for part, key in zip(parts, keys, strict=True)
             if isinstance(part, Concurrency)
         ]
 
-    def is_sent_again(
+    def is_resent(
         self, method: str, status: int, retry_after: str | None, date: str | None, *, replayable: bool
     ) -> bool:
-        """Note the pause that a response asks for. Whether the request is to be admitted and sent again, then.
+        """Record the pause that a response demands. Returns whether the client should `admit` and send again.
 
-        Who answers 429 has refused the request, so any method is sent again; at 503 it may have got anywhere, so only
-        those are that do no more when they come twice.
+        A server that answers 429 has refused the request, so any method is sent again. After a 503 the server may have
+        handled the request in part, so only idempotent methods are.
         """
         if status not in (TOO_MANY_REQUESTS, SERVICE_UNAVAILABLE):
             return False
-        asked_s = pause_s(retry_after, date)
-        if asked_s is None:
+        demanded_s = pause_s(retry_after, date)
+        if demanded_s is None:
             return False
-        way_out = self.way_out
-        asked_ns = asked_s * NS
-        paused_ns = way_out.pause(self.pause_key, min(asked_ns, way_out.max_pause_ns)) if asked_s else 0
+        outbound = self.outbound
+        demanded_ns = demanded_s * NS
+        paused_ns = outbound.pause(self.pause_key, min(demanded_ns, outbound.max_pause_ns)) if demanded_s else 0
         self.sent += 1
         return (
             replayable
-            and self.sent <= way_out.retries
+            and self.sent <= outbound.retries
             and (status == TOO_MANY_REQUESTS or method.upper() in IDEMPOTENT)
             # Otherwise it would be sent too early: the pause is cut short, or the store had no room for it.
-            and asked_ns <= way_out.max_pause_ns
-            and (paused_ns > 0 or not asked_s)
+            and demanded_ns <= outbound.max_pause_ns
+            and (paused_ns > 0 or not demanded_s)
             and (self.deadline_ns is None or self.store.now_ns() + paused_ns <= self.deadline_ns)
         )
 
 
-def give_back(leases: Iterable[Lease]) -> None:
+def release(leases: Iterable[Lease]) -> None:
     for lease in leases:
         lease.release()

@@ -1,6 +1,6 @@
 """requests with a limit: an adapter that waits for a permit before each request and honours ``Retry-After``.
 
-``session.mount("https://", LimitedAdapter(limiter))``. docs/outbound.md says what is guaranteed. Needs
+``session.mount("https://", LimitedAdapter(limiter))``. For the guarantees see docs/outbound.md. Needs
 ``forebay[requests]``.
 """
 
@@ -16,7 +16,7 @@ with Needs("requests", __name__):
     from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, DEFAULT_RETRIES, HTTPAdapter
 
 from forebay.contrib import outbound
-from forebay.contrib.outbound import Options, WayOut, give_back
+from forebay.contrib.outbound import Options, OutboundLimiter, release
 
 if TYPE_CHECKING:
     from urllib3.util.retry import Retry
@@ -29,7 +29,7 @@ __all__ = ["LimitedAdapter", "WaitTimeout"]
 
 
 class WaitTimeout(outbound.WaitTimeout, requests.exceptions.Timeout):
-    """A request was not sent, because it would have had to wait for longer than it may: one of requests' timeouts."""
+    """A request was not sent, because it would have waited for longer than its timeout: one of requests' timeouts."""
 
 
 def _origin(request: requests.PreparedRequest) -> tuple[str, str, int]:
@@ -40,8 +40,8 @@ def _origin(request: requests.PreparedRequest) -> tuple[str, str, int]:
 class LimitedAdapter(HTTPAdapter):
     """Sends each request as soon as `limiter` has a permit for it.
 
-    Options: see ``forebay.contrib.outbound.Options``; the others are ``HTTPAdapter``'s. What `max_retries` sends again
-    takes no further permit: leave it to connections. With a ``Concurrency`` the permit is held until the response has
+    Options: see ``forebay.contrib.outbound.Options``; the others are ``HTTPAdapter``'s. Retries by `max_retries` take
+    no further permit: use them for connections only. With a ``Concurrency`` the permit is held until the response has
     been read; with ``stream=True`` until it is closed. Raises ``WaitTimeout`` and what the limiter's ``wait`` raises.
     """
 
@@ -55,32 +55,34 @@ class LimitedAdapter(HTTPAdapter):
         pool_block: bool = DEFAULT_POOLBLOCK,
         **options: Unpack[Options[requests.PreparedRequest]],
     ) -> None:
-        self._way_out: WayOut[requests.PreparedRequest] = WayOut(limiter, _origin, WaitTimeout, options)
+        self._limiter: OutboundLimiter[requests.PreparedRequest] = OutboundLimiter(
+            limiter, _origin, WaitTimeout, options
+        )
         super().__init__(pool_connections, pool_maxsize, max_retries, pool_block)
 
     def send(
         self, request: requests.PreparedRequest, stream: bool = False, *args: Any, **kwargs: Any
     ) -> requests.Response:
-        sending = self._way_out.sending(request)
+        outgoing = self._limiter.request(request)
         while True:
             try:
-                leases = sending.admit()
+                leases = outgoing.admit()
             except WaitTimeout as error:
                 error.request = request
                 raise
             try:
                 response = super().send(request, stream, *args, **kwargs)
                 if leases and not stream:
-                    # What the session would do next, but the permit is held meanwhile.
+                    # The session would read it next anyway; here the permit is still held.
                     _ = response.content
             except BaseException:
-                give_back(leases)
+                release(leases)
                 raise
             if leases and stream:
-                _hold(response, leases)
+                _release_on_close(response, leases)
             else:
-                give_back(leases)
-            if not sending.is_sent_again(
+                release(leases)
+            if not outgoing.is_resent(
                 request.method or "",
                 response.status_code,
                 response.headers.get("Retry-After"),
@@ -96,14 +98,13 @@ class LimitedAdapter(HTTPAdapter):
         )
 
 
-def _hold(response: requests.Response, leases: list[Lease]) -> None:
-    """Until the response is closed."""
+def _release_on_close(response: requests.Response, leases: list[Lease]) -> None:
     close = response.close
 
-    def close_and_give_back() -> None:
+    def close_and_release() -> None:
         try:
             close()
         finally:
-            give_back(leases)
+            release(leases)
 
-    response.close = close_and_give_back  # type: ignore[method-assign]
+    response.close = close_and_release  # type: ignore[method-assign]
