@@ -25,7 +25,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.contrib import outbound
-from forebay.contrib.outbound import OutboundRequest, WaitTimeout, OutboundLimiter, release, pause_s
+from forebay.contrib.outbound import OutboundLimiter, OutboundRequest, WaitTimeout, pause_s, release
 from forebay.testing import ManualClock
 
 NS: Final = 1_000_000_000
@@ -117,7 +117,9 @@ def bucket(store: Store) -> TokenBucket:
     return TokenBucket(store, "partner", "1/second", burst=2)
 
 
-def respond(outgoing: OutboundRequest, retry_after: str | None, *, status: int = 429, method: str = "GET", again: bool) -> None:
+def respond(
+    outgoing: OutboundRequest, retry_after: str | None, *, status: int = 429, method: str = "GET", again: bool
+) -> None:
     assert outgoing.is_resent(method, status, retry_after, None, replayable=True) is again
 
 

@@ -17,16 +17,16 @@ from datetime import UTC, datetime
 from email.utils import parsedate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
-from forebay.core.all_of import AllOf
 from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.all_of import AllOf
 from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, shown
 from forebay.rate import Duration, as_delay_ns, as_period_ns
 from forebay.web.functions import check_function, has_to_be_awaited, is_cost, is_key
 
 if TYPE_CHECKING:
-    from forebay.core.table.keys import Key
     from forebay.core.limiter import Limiter
+    from forebay.core.table.keys import Key
     from forebay.store import Store
 
     _Keys: TypeAlias = Key | list[Key]

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from forebay.core.all_of import AllOf
 from forebay.core.algorithms.bucketed_window import BucketedWindow
-from forebay.core.decision import Decision
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
+from forebay.core.all_of import AllOf
+from forebay.core.decision import Decision
 from forebay.errors import InvalidCost, InvalidKey
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
