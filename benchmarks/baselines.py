@@ -1,4 +1,4 @@
-"""Buckets as one would write them by hand, to compare with."""
+"""Buckets as one writes them by hand, to compare with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECOND_NS: Final = 1_000_000_000
 
 
 class DictBucket:
-    """A token bucket in a dict: one process, one thread, no lock. Exact for nobody else."""
+    """A token bucket in a dict: exact within one process and one thread, without a lock."""
 
     def __init__(self, limit_per_second: int, burst: int) -> None:
         self.increment_ns = SECOND_NS // limit_per_second
@@ -32,7 +32,7 @@ class DictBucket:
 
 
 class LockedBucket:
-    """One key's bucket for all processes: a number in shared memory, and a lock around it."""
+    """One key's bucket for all processes: a number in shared memory, with a lock."""
 
     def __init__(self, limit_per_second: int, burst: int, context: BaseContext | None = None) -> None:
         context = context or multiprocessing.get_context("spawn")
@@ -54,7 +54,7 @@ class LockedBucket:
 
 
 class ManagedBucket:
-    """Buckets in a manager process's dict, under its lock: right for all processes, at four messages a decision."""
+    """Buckets in a manager process's dict, under its lock: correct for all processes, at four messages a decision."""
 
     def __init__(
         self, limit_per_second: int, burst: int, states: MutableMapping[str, int], lock: AbstractContextManager[object]

@@ -1,4 +1,4 @@
-"""What nothing written for Python can go below, or would not want to be above."""
+"""Floors: the cheapest calls from Python, and costs that a decision should stay below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions on keys that are in cache."""
+"""Decisions on keys in the CPU's cache."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bench_allow_many(measure: Measure, generous: TokenBucket) -> None:
 
 
 def bench_new_keys(measure: Measure, quick: bool) -> None:
-    """Each round puts new keys into a table of a million, which ends half full."""
+    """Each round inserts new keys into a table of a million, which ends half full."""
     per_round, rounds = (5_000, 15) if quick else (8_000, 61)
     with Store.private(keys=1_000_000) as store:
         bucket = TokenBucket(store, "api", "1/day", burst=1000)

@@ -1,4 +1,4 @@
-"""Decisions on more keys than the cache holds, every one of them live."""
+"""Decisions on more live keys than the CPU's cache holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import GENEROUS, Measure, statement, time_per_call
 from forebay import Store, TokenBucket
 
 SECTION = "One process, beyond the cache"
-# A key that was asked once is live for a day, and may be asked very often.
+# A key stays live for a day after one request, and allows very many.
 LASTING = {"rate": "1/day", "burst": 10_000}
 
 
@@ -25,9 +25,9 @@ def fill(bucket: TokenBucket, count: int) -> None:
 
 def check_all_live(store: Store, count: int) -> None:
     stats = store.stats()
-    # The advertised number of keys fits, but for one in 10,000 that may have found its neighbourhood full.
+    # The advertised number of keys fits, except for one in 10,000 that may have found its probe set full.
     if stats.live_keys < count * 0.9998 or stats.total.denied:
-        raise AssertionError(f"not the table that was meant: {stats}")
+        raise AssertionError(f"not the intended table: {stats}")
 
 
 def bench_a_million_shuffled_keys(measure: Measure, quick: bool, store_name: str) -> None:
@@ -54,7 +54,7 @@ def bench_a_million_shuffled_keys(measure: Measure, quick: bool, store_name: str
 
 
 def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) -> None:
-    """The keys asked for are made in the order of asking, so that only the segment misses the cache."""
+    """The keys are made in the order of the requests, so that only the segment misses the cache."""
     count, per_round = (1_000_000, 50_000) if quick else (10_000_000, 200_000)
     numbers = random.Random(2)
     with Store(store_name, keys=count) as store, Store.private(keys=1000) as small:
@@ -71,7 +71,7 @@ def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) 
             successes = region.cas_at_random(start_ns, 200_000, order)
             elapsed_ns = time.perf_counter_ns() - start_ns
             if successes != 200_000:
-                raise AssertionError("a CAS failed that nobody disturbed")
+                raise AssertionError("a CAS failed without a concurrent process")
             return elapsed_ns / 200_000
 
         def random_keys() -> Timer:
@@ -97,7 +97,7 @@ def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) 
 
 
 def region_of_a_store_of(count: int, name: str) -> forebay_floor.Region:
-    """Memory of another store's segment, so of the same size and kind; the store itself is gone."""
+    """Memory of another store's segment, of the same size and kind. The store itself is closed."""
     with Store(name, keys=count) as store, Path(store.path).open("r+b") as file:
         Store.unlink(name)
         return forebay_floor.Region(file.fileno(), os.fstat(file.fileno()).st_size)

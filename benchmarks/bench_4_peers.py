@@ -1,4 +1,4 @@
-"""What else there is, on its allow path: one key, and a limit that is never reached."""
+"""Other libraries on their allow path: one key, with a limit that is never reached."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from conftest import GENEROUS, Measure, statement
 KEY = "user:42:abcdefg"
 PER_SECOND, BURST = 1000, GENEROUS["burst"]
 
-# Which processes one limit counts for.
+# Where each library's limit counts.
 HERE, HOST, NETWORK = "one process", "all of the host", "all that reach the server"
 
 Peer = Iterator[tuple[str, str, Timer | Callable[[], Timer], int]]
 
 
 def checked(allow: Callable[[str], object], allowed: Callable[[object], bool] = bool) -> Timer:
-    """`allow(KEY)`, which must be allowed."""
+    """Calls `allow(KEY)`, which must allow."""
     if not allowed(allow(KEY)):
-        raise AssertionError(f"{allow} denies, so it would be the wrong path that is measured")
+        raise AssertionError(f"{allow} denies: this would measure the wrong path")
     return statement("f(k)", f=allow, k=KEY)
 
 
@@ -58,7 +58,7 @@ def limits_memory_fixed_window(_: int) -> Peer:
 
 @contextlib.contextmanager
 def limits_memory_moving_window(_: int) -> Peer:
-    # Its log grows with every hit, and each hit costs more the longer it is: here it is 1,000 entries at the most.
+    # Its log grows with every hit, and each hit costs more the longer it is: here it has at most 1,000 entries.
     storage = limits.storage.MemoryStorage()
     limiter = limits.strategies.MovingWindowRateLimiter(storage)
     item = limits.RateLimitItemPerHour(10**6)

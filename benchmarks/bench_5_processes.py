@@ -1,4 +1,4 @@
-"""Many processes at once: what all of them decide a second, against the sum of what each decides alone on its core."""
+"""Concurrent processes: the decisions per second of all, against the sum of what each decides alone on its core."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bench_processes(
     rounds, duration_ns = (3, 30_000_000) if quick else (15, 40_000_000)
     os.sched_setaffinity(0, all_cores)
     counts = range(2, len(all_cores) + 1)
-    # Per number of processes, of each round: the total, as decisions per second and as a share of linear.
+    # By number of processes, for each round: the total in decisions per second, and as a share of linear.
     totals: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     locked = LockedBucket(1000, 2_000_000_000) if kind == "locked" else None
     with Store(store_name, keys=100_000) as store, started(Workload(kind, store_name, locked), all_cores) as workers:
@@ -58,7 +58,7 @@ def bench_processes(
 
 
 def check(kind: str, store: Store) -> None:
-    """That the workload was what its name says."""
+    """Check that the workload did what its name says."""
     if kind in ("control", "locked"):
         return
     total = store.stats().total
@@ -68,4 +68,4 @@ def check(kind: str, store: Store) -> None:
         "allowed": total.denied == 0 and store.stats().live_keys == 1,
     }[kind]
     if not right:
-        raise AssertionError(f"not what was to be measured: {store.stats()}")
+        raise AssertionError(f"not the intended workload: {store.stats()}")

@@ -1,4 +1,4 @@
-"""Every algorithm, on one key in cache. `bench_2_decisions.py` has more about the token bucket."""
+"""Every algorithm on one key in cache. `bench_2_decisions.py` measures more of the token bucket."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ BUCKETED_BAR = 3
 ALL_OF_BAR = 2.6
 CONCURRENCY_BAR = 4
 
-# 25 permits per microsecond are more than one process can take, so a window is never full, and its past is never empty:
-# the sliding window has a previous count to weigh, the log entries to overwrite.
+# A process can't take 25 permits per microsecond, so a window is never full, and its previous period never empty: the
+# sliding window has a previous count to weigh, the log has entries to overwrite.
 PERMITS_PER_US = 25
 WINDOW_MS = 100
 LOG_LIMITS = [10, 1000, 1_000_000]
 
-# Short, so that the segment is soon older than the window: buckets from before it are not read.
+# Short, so that the segment is soon older than the window: buckets from before the segment are not read.
 BUCKETS = 60
 BUSY_WINDOW = Rate.per_ns(1_000_000, 600_000_000)
 QUIET_WINDOW = Rate.per_ns(100_000, 60_000_000)
@@ -114,7 +114,7 @@ def bench_hit(measure: Measure, store: Store, algorithm: str) -> None:
 
 @pytest.mark.parametrize("method", ["allow", "hit"])
 def bench_bucketed_dense(measure: Measure, store: Store, method: str) -> None:
-    """Something in every bucket: the first mark read is the one that is looked for."""
+    """Every bucket has a count: the first mark read is the one sought."""
     window = BucketedWindow(store, "x", BUSY_WINDOW, BUCKETS)
     full_ns = time.monotonic_ns() + BUSY_WINDOW.period_ns
     while time.monotonic_ns() < full_ns:
@@ -123,7 +123,7 @@ def bench_bucketed_dense(measure: Measure, store: Store, method: str) -> None:
     measure(
         f"bucketed window, all {BUCKETS} buckets in use: `{method}`, allowed",
         statement("f(k)", f=getattr(window, method), k=KEY),
-        # A few rounds to a bucket, and together fewer than the limit.
+        # A few rounds fall into each bucket, with fewer permits than the limit in total.
         calls=5_000,
         section=SECTION,
         bar=BUCKETED_BAR if method == "allow" else None,
@@ -133,7 +133,7 @@ def bench_bucketed_dense(measure: Measure, store: Store, method: str) -> None:
 
 @pytest.mark.parametrize(("method", "allowed"), [("allow", True), ("allow", False), ("hit", True), ("hit", False)])
 def bench_bucketed_sparse(measure: Measure, store: Store, method: str, allowed: bool) -> None:
-    """Something in the newest bucket alone, so that every mark is read: each round has a key of its own."""
+    """Only the newest bucket has a count, so every mark is read. Each round has its own key."""
     rate = QUIET_WINDOW if allowed else Rate.per_ns(1, QUIET_WINDOW.period_ns)
     window = BucketedWindow(store, "x", rate, BUCKETS, keys=1000)
     time.sleep(2 * rate.period_ns / 1e9)
@@ -190,7 +190,7 @@ def bench_all_of(
 
 
 def bench_all_of_denied(measure: Measure, store: Store) -> None:
-    """By the last, so that all three are looked at."""
+    """The last limiter denies, so all three are checked."""
     limits = AllOf(
         TokenBucket(store, "second", **GENEROUS),
         TokenBucket(store, "hour", **GENEROUS),
@@ -208,7 +208,7 @@ def bench_all_of_denied(measure: Measure, store: Store) -> None:
 
 @pytest.mark.parametrize("limit", [20, 10_000])
 def bench_concurrency(measure: Measure, store: Store, limit: int) -> None:
-    """With all permits but one held."""
+    """All permits except one are held."""
     concurrency = Concurrency(store, "x", limit, lease="1 day", keys=1)
     must(bool(concurrency.acquire(KEY, limit - 1)))
     measure(
@@ -222,7 +222,7 @@ def bench_concurrency(measure: Measure, store: Store, limit: int) -> None:
 
 @pytest.mark.parametrize("limit", [20, 10_000])
 def bench_concurrency_denied(measure: Measure, store: Store, limit: int) -> None:
-    """Every slot is looked at."""
+    """Every slot is read."""
     concurrency = Concurrency(store, "x", limit, lease="1 day", keys=1)
     must(bool(concurrency.acquire(KEY, limit)))
     measure(

@@ -1,4 +1,4 @@
-"""What limits add to a request in the web stack, beside the same application without them."""
+"""The cost that limits add to a request in the web stack, beside the same application without limits."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ ENVIRON = {
 
 
 def wsgi_request(app: Callable[..., Any]) -> Callable[[], list[tuple[str, str]]]:
-    """One request as a server makes it; returns the answer's header."""
+    """One request as a server makes it; returns the response's fields."""
 
     def request() -> list[tuple[str, str]]:
-        told: list[tuple[str, str]] = []
+        fields: list[tuple[str, str]] = []
 
         def start_response(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> None:
-            told[:] = headers
+            fields[:] = headers
 
         answer = app(dict(ENVIRON), start_response)
         for _ in answer:
@@ -74,7 +74,7 @@ def wsgi_request(app: Callable[..., Any]) -> Callable[[], list[tuple[str, str]]]
         close = getattr(answer, "close", None)
         if close is not None:
             close()
-        return told
+        return fields
 
     return request
 
@@ -119,17 +119,17 @@ def bench_flask_limiter(measure: Measure, redis_port: int, where: str) -> None:
 
 
 def asgi_requests(app: Callable[..., Awaitable[None]], loop: asyncio.AbstractEventLoop) -> Callable[[], set[bytes]]:
-    """Some requests after each other, as a server makes them; returns the names of the last answer's fields."""
+    """Some consecutive requests as a server makes them; returns the names of the last response's fields."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def requests() -> set[bytes]:
-        told: set[bytes] = set()
+        fields: set[bytes] = set()
 
         async def send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                told.update(name for name, _ in message["headers"])
+                fields.update(name for name, _ in message["headers"])
 
         for _ in range(REQUESTS_AT_ONCE):
             scope = {
@@ -148,7 +148,7 @@ def asgi_requests(app: Callable[..., Awaitable[None]], loop: asyncio.AbstractEve
                 "state": {},
             }
             await app(scope, receive, send)
-        return told
+        return fields
 
     return lambda: loop.run_until_complete(requests())
 
@@ -192,7 +192,7 @@ def bench_fastapi(measure: Measure, store: Store, count: int) -> None:
 def bench_slowapi(measure: Measure, redis_port: int, where: str) -> None:
     uri = "memory://" if where == "memory" else f"redis://127.0.0.1:{redis_port}/4"
     with warnings.catch_warnings():
-        # slowapi asks for coroutine functions in a way that Python is giving up.
+        # slowapi detects coroutine functions by a function that Python deprecates.
         warnings.simplefilter("ignore", DeprecationWarning)
         app = fastapi_app(uri)
         title = f"FastAPI: slowapi on {where}, 1 limit and headers"
@@ -202,9 +202,9 @@ def bench_slowapi(measure: Measure, redis_port: int, where: str) -> None:
 # Servers under load
 
 WRK = re.compile(r"Requests/sec:\s+([\d.]+)")
-CORES = 2  # for the server, as many workers as that, and for the load
-# An asyncio server on sockets that it has not made itself, as of uvicorn's own workers, waits for the client's
-# acknowledgement between header and body: gunicorn's are made right.
+CORES = 2  # the cores of the server, which has one worker for each, and as many for the load
+# An asyncio server on sockets that it has not made itself (uvicorn's own workers) waits for the client's
+# acknowledgement between header and body. gunicorn's sockets have no such delay.
 SERVERS = {
     "gunicorn, WSGI": ("wsgi", "sync"),
     "gunicorn, Flask": ("flask", "sync"),
@@ -215,7 +215,7 @@ SERVERS = {
 
 @contextlib.contextmanager
 def served(apps: list[str], worker_class: str, store_name: str, cores: list[int]) -> Iterator[dict[str, int]]:
-    """A server of each application on a free loopback port: which."""
+    """Starts a server of each application on a free loopback port."""
     processes, ports = [], {}
     try:
         for app in apps:
@@ -273,14 +273,14 @@ def bench_server(
     quick: bool,
     server: str,
 ) -> None:
-    """What is left of the requests per second, round by round without limits and with one or three.
+    """The share of the requests per second that remains with one or three limits, round by round.
 
-    Part of what is lost with fields in the answer is that it is two lines longer, whoever writes them: `fields` is the
-    application that sends such lines itself, `silent` a limit that sends none.
+    Part of the loss with header fields is that the response has two more lines: `fields` is the application that sends
+    such lines itself, `silent` has one limit that sends none.
     """
     app, worker_class = SERVERS[server]
     server_cores, load_cores = all_cores[:CORES], all_cores[-CORES:]
-    # One process of an application may be some per cent slower than the next, for as long as it lives.
+    # One process of an application may be some per cent slower than another for its whole life.
     launches, rounds = (1, 1) if quick else (5, 3)
     apps = [f"{app}+{kind}" for kind in ("0", "fields", "silent", "1", "3")]
     taken: list[dict[str, float]] = []
@@ -290,7 +290,7 @@ def bench_server(
             for port in ports.values():
                 requests_per_second(port, 1, load_cores)
             for _ in range(rounds):
-                # A machine's speed changes from second to second: who comes first changes, too.
+                # A machine's speed changes from second to second, so the order changes, too.
                 apps.append(apps.pop(0))
                 taken.append({app.partition("+")[2]: requests_per_second(ports[app], 1, load_cores) for app in apps})
 

@@ -1,4 +1,4 @@
-"""Limits over Redis, one hot key that is never denied, beside the bare round trip of the same script by redis-py."""
+"""Limits over Redis with one hot key that is never denied, beside redis-py's bare round trip of the same script."""
 
 from __future__ import annotations
 
@@ -57,12 +57,15 @@ def bucket(store: RedisStore) -> Any:
 
 @pytest.fixture
 def bare(store: RedisStore, bucket: Any, redis_port: int) -> Iterator[Timer]:
-    """What redis-py takes for the call that `bucket` makes."""
+    """redis-py's arguments for the call that `bucket` makes."""
     must(bucket.allow(KEY))
-    asked = bucket._ask_hit(KEY, 1)
+    command = bucket._ask_hit(KEY, 1)
     with redis.Redis(host="127.0.0.1", port=redis_port, db=3) as client:
         yield statement(
-            "f(sha, 1, *arguments)", f=client.evalsha, sha=asked.script.sha, arguments=[*asked.keys, *asked.arguments]
+            "f(sha, 1, *arguments)",
+            f=client.evalsha,
+            sha=command.script.sha,
+            arguments=[*command.keys, *command.arguments],
         )
 
 
@@ -129,18 +132,18 @@ def bench_batch(measure: Measure, bucket: Any, beside: dict[str, Any]) -> None:
 
 
 def bench_asyncio(measure: Measure, redis_port: int, beside: dict[str, Any]) -> None:
-    """Of one task, which waits for each answer."""
+    """One task that waits for each reply."""
     loop = asyncio.new_event_loop()
     store = AsyncRedisStore(f"redis://127.0.0.1:{redis_port}/3", timeout=10)
     hit = TokenBucket(store, "generous", **GENEROUS).hit
 
-    async def ask() -> None:
+    async def call() -> None:
         for _ in range(CALLS):
             await hit(KEY)
 
     try:
-        loop.run_until_complete(ask())
-        timer = statement("run(ask())", run=loop.run_until_complete, ask=ask)
+        loop.run_until_complete(call())
+        timer = statement("run(call())", run=loop.run_until_complete, call=call)
         measure(
             "`TokenBucket.hit` for asyncio",
             timer,

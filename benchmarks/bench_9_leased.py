@@ -1,5 +1,4 @@
-"""Limits that a host borrows from Redis, one hot key: beside the same limit where every decision is Redis's, and beside
-one of the host alone."""
+"""Leased limits with one hot key, beside the same limit with every decision in Redis, and beside one host's alone."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def beside(make: Callable[[Any], Any], redis_store: RedisStore, host_store: Stor
 
 
 def settled(limiter: Any) -> Any:
-    """When it has found out how much to borrow."""
+    """The limiter after it has learned how much to lease."""
     for _ in range(min(2 * limiter.terms.most_on_loan, 2_000_000)):
         must(limiter.allow(KEY))
     return limiter
@@ -96,7 +95,7 @@ def bench_leased_windows(
 
 
 def bench_leased_denied(measure: Measure, redis_store: RedisStore, host_store: Store, leased: LeasedStore) -> None:
-    """A flood of one key that is denied: it is remembered, so that nobody asks Redis."""
+    """A flood of one key that is denied: the host remembers the denial and sends no command."""
 
     def make(store: Any) -> Any:
         return TokenBucket(store, "denied", "1/hour")

@@ -1,4 +1,4 @@
-"""Limits that hosts exchange: a decision beside one of this host's alone, and what an exchange costs for each key."""
+"""Synced limits: a decision beside one of the host's store alone, and the cost of an exchange for each key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forebay.redis import RedisStore, SyncedStore
 SECTION = "Synced over Redis"
 KEY = "user:42:abcdefg"
 CALLS, KEYS, ROUNDS = 50_000, 20_000, 15
-# Of the same limit over the host's store alone.
+# The same limit over the host's store alone.
 MOST = 1.5
 
 KINDS: dict[str, Callable[[Any], Any]] = {
@@ -42,7 +42,7 @@ def redis_store(redis_port: int) -> Iterator[RedisStore]:
 
 @pytest.fixture
 def synced(store: Store, redis_store: RedisStore) -> Iterator[SyncedStore]:
-    """Whose thread doesn't wake while something is measured, with room so that no key costs another one its cell."""
+    """A store whose thread doesn't wake during the measurement, with enough cells that no key evicts another."""
     with SyncedStore(redis_store, store, "1 hour", keys=2 * KEYS) as opened:
         yield opened
 
@@ -50,13 +50,13 @@ def synced(store: Store, redis_store: RedisStore) -> Iterator[SyncedStore]:
 @pytest.mark.parametrize("method", ["allow", "hit"])
 @pytest.mark.parametrize("kind", KINDS)
 def bench_decision(measure: Measure, store: Store, synced: SyncedStore, kind: str, method: str) -> None:
-    asked, alone = (getattr(KINDS[kind](where), method) for where in (synced, store))
-    must(bool(asked(KEY)) and bool(alone(KEY)))
+    synced_method, alone = (getattr(KINDS[kind](where), method) for where in (synced, store))
+    must(bool(synced_method(KEY)) and bool(alone(KEY)))
     local = statement("f(k)", f=alone, k=KEY)
     name = f"`{method}` of the same {kind} that isn't synced"
     measure(
         f"`{method}`, {kind}",
-        statement("f(k)", f=asked, k=KEY),
+        statement("f(k)", f=synced_method, k=KEY),
         calls=CALLS,
         beside={name: lambda: time_per_call(local, CALLS)},
         bar_to=(name, MOST),
@@ -64,7 +64,7 @@ def bench_decision(measure: Measure, store: Store, synced: SyncedStore, kind: st
     )
 
 
-# Of which nothing comes back before it is exchanged: a bucket that is full again may lose its cell.
+# No permit comes back before the exchange: a full bucket may lose its cell.
 SLOW = {**KINDS, "token bucket": lambda store: TokenBucket(store, "t", "1000/day", burst=1_000_000)}
 
 

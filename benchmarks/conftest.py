@@ -1,7 +1,7 @@
-"""How everything here is measured; README.md says why.
+"""The method of measurement; README.md has the reasons.
 
-A subject is timed in short rounds, and before and after each round what it is compared with is timed too. The ratio of
-a round is its own, so a machine that is slow for a second is slow for both sides, and the report takes the median.
+A subject is timed in short rounds, and its reference before and after each round. Each round has its own ratio, so a
+machine that is slow for a second slows both sides. The report takes the median.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOCK = "time.monotonic_ns()"
 FLOOR_CALLS = 50_000
 BUSY_CORES = pytest.StashKey[float]()
 
-# Never denied in a run, and its keys stay live: a thousand permits are back each second, far more are taken.
+# Never denied in a run, and its keys stay live: a thousand permits come back each second, and far more are taken.
 GENEROUS: dict[str, Any] = {"rate": "1000/second", "burst": 2_000_000_000}
 
 
@@ -48,14 +48,14 @@ def all_cores() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _one_core(all_cores: list[int], quick: bool) -> Iterator[None]:
-    """Each measurement stays on one core: the one with the least else to do just now. The first is for servers."""
+    """Runs each measurement on one core: the one that is most idle. The first core is for servers."""
     os.sched_setaffinity(0, {idlest(all_cores[1:] or all_cores, 0.02 if quick else 0.2)})
     yield
     os.sched_setaffinity(0, all_cores)
 
 
 def idle_shares(cores: list[int], seconds: float) -> dict[int, float]:
-    """How much of the coming `seconds` each core does nothing."""
+    """The idle share of each core during the coming `seconds`."""
 
     def idle_ticks() -> dict[int, int]:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
@@ -83,7 +83,7 @@ def store_name() -> Iterator[str]:
     def unlink() -> None:
         Store.unlink(name, missing_ok=True)
 
-    # Also when the run is broken off so early that nothing is torn down.
+    # Needed if the run is interrupted before any teardown.
     atexit.register(unlink)
     yield name
     unlink()
@@ -108,15 +108,15 @@ def time_per_call(timer: Timer, calls: int, operations_per_call: int = 1) -> flo
 
 
 def statement(text: str, **values: object) -> Timer:
-    """`text` in a loop of its own, compiled for it alone, with `values` as local variables."""
+    """Compiles a loop around `text` alone, with `values` as local variables."""
     setup = "; ".join(f"{name} = values[{name!r}]" for name in values) or "pass"
     return Timer(text, setup, globals={"values": values})
 
 
 def must(condition: bool) -> None:
-    """A benchmark of the wrong path would look fine otherwise."""
+    """Stops a benchmark that would measure another path."""
     if not condition:
-        raise AssertionError("the benchmark measures another path than it says")
+        raise AssertionError("the benchmark measures the wrong path")
 
 
 def clock_floor() -> Timer:
@@ -124,7 +124,7 @@ def clock_floor() -> Timer:
 
 
 class Measure:
-    """Times a subject and, round by round, what it is compared with; leaves both in pytest-benchmark's JSON."""
+    """Times a subject and, round by round, its references; stores both in pytest-benchmark's JSON."""
 
     def __init__(self, benchmark: BenchmarkFixture, quick: bool, say: Callable[[str], None]) -> None:
         self.benchmark = benchmark
@@ -142,8 +142,8 @@ class Measure:
         beside: dict[str, Callable[[], float]] | None = None,
         **facts: Any,
     ) -> None:
-        """`timer` may be a function that makes each round's, untimed. `beside` names what else to time each round, by
-        functions that return nanoseconds per operation; the clock is always among it."""
+        """`timer`, or a function that makes each round's timer, untimed, is the subject. `beside` maps names to further
+        functions that return nanoseconds per operation, timed in each round; the clock is always among them."""
         if self.quick:
             rounds = max(3, rounds // 5)
         clock = clock_floor()
@@ -167,7 +167,7 @@ class Measure:
         self.benchmark.extra_info.update(
             title=title,
             operations=calls * operations_per_call,
-            # Of the reading before a round and the one after it, the mean.
+            # The mean of the readings before and after a round.
             beside={
                 name: [(before + after) / 2 for before, after in itertools.pairwise(read)]
                 for name, read in readings.items()
@@ -179,7 +179,7 @@ class Measure:
 
 @pytest.fixture
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Give the progress line its result."""
+    """Complete the progress line."""
     return lambda text: request.node.user_properties.append(("result", text))
 
 
@@ -189,7 +189,7 @@ def measure(benchmark: BenchmarkFixture, quick: bool, say: Callable[[str], None]
 
 
 class Progress:
-    """A line per benchmark: what is being measured, then the result."""
+    """Prints a line per benchmark: its name at the start, then the result."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -209,7 +209,7 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        # No dot: the line below says more.
+        # No dot, as the line below says more.
         return ("passed", "", "") if report.passed else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

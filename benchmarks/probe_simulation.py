@@ -1,12 +1,12 @@
-"""The simulation that chose the probe set: ``python benchmarks/probe_simulation.py``.
+"""The simulation behind the choice of probe set: ``python benchmarks/probe_simulation.py``.
 
-A key may live in any cell of its probe set. The larger that is, the rarer it is full, and the more lines a lookup may
-have to read. This plays the table's placement rule (``probe_set``, ``choose_vacancy`` in core/table/table.pyx) at the
-advertised number of live keys under churn: a random key goes, a new one comes. It counts what decides between probe
-sets: how often an insertion finds no vacancy, how many keys are at home, how many lines finding a key reads.
+A key may live in any cell of its probe set. A larger probe set is full less often, and a lookup may read more lines.
+The simulation uses the table's placement rule (``probe_set`` and ``choose_vacancy`` in core/table/table.pyx) with the
+advertised number of live keys under churn: each step replaces a random key by a new one. It counts how often an
+insertion finds no vacancy, how many keys are at home, and how many lines a lookup reads.
 
-Only the number of vacancies per line is kept: which cell of a line a key takes makes no difference to any of the three.
-A key that finds no vacancy is turned away, and its place among the live keys stays empty until it is drawn again.
+It keeps only the number of vacancies per line: the cell that a key takes in a line makes no difference to these three.
+A key that finds no vacancy is refused, and its place among the live keys stays empty until it is drawn again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.table import Table
 CELLS_PER_LINE = 4
 BYTES_PER_LINE = 64
 KIND_BITS = 3
-# A key's hash, times these, gives the positions of its groups. The first three are those of core/table/table.pyx.
+# A key's hash times these gives the positions of its groups. core/table/table.pyx uses the first three.
 MULTIPLIERS = (
     1,
     0x9E3779B97F4A7C15,
@@ -37,13 +37,13 @@ MULTIPLIERS = (
 )
 STEP = 10_000
 NOWHERE = -1
-# The bar: at most one insertion in 10,000 may find its probe set full.
+# The acceptance bar: at most one insertion in 10,000 finds its probe set full.
 MOST_FULL = 1e-4
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A probe set, and the rule by which an insertion uses it."""
+    """A probe set, and the order in which an insertion uses it."""
 
     groups: int
     lines: int
@@ -66,7 +66,7 @@ OTHERS = (
 
 @dataclass
 class Outcome:
-    """What the churn showed."""
+    """The counts of one simulation."""
 
     insertions: int = 0
     full: int = 0
@@ -76,7 +76,7 @@ class Outcome:
 
 
 def probe_set(choice: Choice, fingerprint: int, group_count: int) -> list[int]:
-    """The lines of a key in the order in which they are searched: whole groups, each from the key's own line on."""
+    """A key's lines in search order: whole groups, each from the key's own line on."""
     groups: list[int] = []
     for multiplier in MULTIPLIERS[: choice.groups]:
         group = (fingerprint * multiplier & 0xFFFFFFFFFFFFFFFF) * group_count >> 64
@@ -88,7 +88,7 @@ def probe_set(choice: Choice, fingerprint: int, group_count: int) -> list[int]:
 
 
 def choose(choice: Choice, probe: list[int], vacancies: list[int]) -> int:
-    """The position in `probe` of the line that takes the new key; NOWHERE if all are full."""
+    """The position in `probe` of the line that takes the new key; NOWHERE if all lines are full."""
     if vacancies[probe[0]]:
         return 0
     best, most = NOWHERE, 0
@@ -101,7 +101,7 @@ def choose(choice: Choice, probe: list[int], vacancies: list[int]) -> int:
 
 
 def simulate(choice: Choice, keys: int, insertions: int, seed: int, advance: Callable[[int], None]) -> Outcome:
-    """Fill a table made for `keys` keys with as many, then replace random ones, `insertions` times."""
+    """Fill a table made for `keys` keys with as many, then replace random keys, `insertions` times."""
     chance = random.Random(seed)
     group_count = keys * choice.bytes_per_key // (BYTES_PER_LINE * choice.lines)
     vacancies = [CELLS_PER_LINE] * (group_count * choice.lines)

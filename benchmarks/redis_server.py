@@ -1,4 +1,4 @@
-"""A Redis of our own: on the loopback, on a port nobody uses, storing nothing, gone afterwards."""
+"""A private Redis server: on the loopback, on a free port, without persistence, ended after the run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def redis_on_a_free_port() -> Iterator[int]:
     executable = shutil.which("redis-server")
     if executable is None:
         raise FileNotFoundError("redis-server is not installed; ci/bench installs it")
-    # Not on the core of the one that asks.
+    # Not on the client's core.
     first_core = min(os.sched_getaffinity(0))
     server = subprocess.Popen(
         [executable, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"],
         stdout=subprocess.DEVNULL,
         preexec_fn=lambda: os.sched_setaffinity(0, {first_core}),
     )
-    # Also when the run is broken off so early that nothing is torn down.
+    # Needed if the run is interrupted before any teardown.
     atexit.register(server.terminate)
     try:
         _wait_until_it_answers(port, server)

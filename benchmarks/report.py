@@ -1,4 +1,4 @@
-"""From pytest-benchmark's JSON to one table: ``python report.py RESULTS.json [--write docs/benchmarks.md]``."""
+"""Turns pytest-benchmark's JSON into one table: ``python report.py RESULTS.json [--write docs/benchmarks.md]``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAS_WAITING = "a CAS that misses, each waiting for the last"
 CAS_PREFETCHED = "a CAS that misses, prefetched"
 HOT = "`allow`, hot, in the same kind of loop"
 
-# A figure of many processes needs so many rounds in which nothing else ran on their cores.
+# The figure of concurrent processes needs this many rounds in which nothing else ran on their cores.
 LEAST_ROUNDS = 3
 
 SECTIONS = [
@@ -84,13 +84,13 @@ def _server_rows(info: dict[str, Any]) -> Iterator[Row]:
         "3": "3 limits and headers",
         "fields": "no limit, such headers by the application",
     }
-    for kind, told in kinds.items():
+    for kind, answer in kinds.items():
         shares = [rates[kind] / rates["0"] for rates in info["requests"]]
         kept = f"{median(shares):.1%} kept ({min(shares):.1%} to {max(shares):.1%})"
         rate = f"{median(rates[kind] for rates in info['requests']):,.0f} requests/s"
         is_ours = kind != "fields"
         bar, reached = f"{info['bar']:.0%} kept", median(shares) >= info["bar"]
-        yield Row(f"{info['title']}: {told}", rate, kept, bar if is_ours else "", reached if is_ours else None)
+        yield Row(f"{info['title']}: {answer}", rate, kept, bar if is_ours else "", reached if is_ours else None)
 
 
 def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
@@ -137,7 +137,7 @@ def rows_of(raw: dict[str, Any]) -> Iterator[Row]:
 
 
 def _added_row(result: Result) -> Row:
-    """What the same request costs more than without the limit."""
+    """The additional time of a request with the limit, against the same request without it."""
     added_us = median(own - other for own, other in zip(result.ns, result.beside("without"), strict=True)) / 1000
     bar_us = result.info.get("bar_us")
     return Row(
@@ -150,7 +150,7 @@ def _added_row(result: Result) -> Row:
 
 
 def _cold_rows(result: Result) -> Iterator[Row]:
-    """The bar is made of two other measurements, taken in the same rounds."""
+    """The bar consists of two other measurements of the same rounds."""
     for name in (CAS, CAS_WAITING, CAS_PREFETCHED, HOT):
         clock_ratio = median(a / b for a, b in zip(result.beside(name), result.beside(CLOCK), strict=True))
         yield Row(name, _ns(median(result.beside(name))), _ratio(clock_ratio))
@@ -158,7 +158,7 @@ def _cold_rows(result: Result) -> Iterator[Row]:
         bars = [1.5 * cas + hot for cas, hot in zip(result.beside(name), result.beside(HOT), strict=True)]
         share = median(own / bar for own, bar in zip(result.ns, bars, strict=True))
         what = f"random `allow` against 1.5 x {name.removeprefix('a CAS that misses, ')} CAS + hot `allow`"
-        # Only the first is the issue's bar; the second says how much of the rest is the memory's latency.
+        # Only the first is a bar; the second shows how much of the rest is memory latency.
         is_bar = name == CAS
         yield Row(
             what.replace("each waiting for the last CAS", "waiting CAS"),

@@ -1,4 +1,4 @@
-"""The applications that `bench_7_web.py` asks, with limits and without; also what its servers import."""
+"""The applications of `bench_7_web.py`, with limits and without; its servers import this module."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain_wsgi(environ: dict[str, Any], start_response: Callable[..., object]) -
     return [b"Hello\n"]
 
 
-# What one limit's fields are like.
+# Header fields like those of one limit.
 FIELDS = [("RateLimit-Policy", '"api";q=1000;w=1'), ("RateLimit", '"api";r=1999999999;t=1')]
 
 
@@ -61,7 +61,7 @@ async def plain_asgi(scope: dict[str, Any], receive: Callable[..., Any], send: C
 
 
 def flask_app(storage_uri: str | None = None, *, sends_fields: bool = False) -> Any:
-    """With Flask-Limiter, if it is told where to count."""
+    """With Flask-Limiter, if a storage is given."""
     app = flask.Flask(__name__)
 
     def hello() -> Any:
@@ -77,7 +77,7 @@ def flask_app(storage_uri: str | None = None, *, sends_fields: bool = False) -> 
 
 
 def fastapi_app(storage_uri: str | None = None, *, sends_fields: bool = False) -> Any:
-    """With slowapi, if it is told where to count."""
+    """With slowapi, if a storage is given."""
     app = fastapi.FastAPI(openapi_url=None)
 
     async def hello(request: fastapi.Request, response: fastapi.Response) -> PlainTextResponse:
@@ -92,8 +92,8 @@ def fastapi_app(storage_uri: str | None = None, *, sends_fields: bool = False) -
     return app
 
 
-# What a server is told to serve: "web_apps:served", of this kind and so many limits, all in one store; or "fields": the
-# application itself sends what a limit would tell; or "silent": one limit that tells nothing.
+# A server serves "web_apps:served", of this kind and with this many limits, all in one store; or "fields": the
+# application sends a limit's fields itself; or "silent": one limit that sends no fields.
 def _served() -> Any:
     kind, limits = os.environ["BENCH_APP"].split("+")
     sends_fields = limits == "fields"

@@ -1,4 +1,4 @@
-"""Processes that decide at the same time, each on a core of its own, for a fixed time."""
+"""Processes that decide at the same time, each on its own core, for a fixed time."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from forebay import Store, TokenBucket
 CHUNK = 1000
 START_DELAY_NS = 10_000_000
 ATTEMPTS = 5
-# Of the time that a worker works, what it may spend waiting for its core.
+# The share of a worker's time that it may spend waiting for its core.
 MOST_WAITING = 0.03
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a worker is told; it goes to another process."""
+    """A worker's task; it is pickled to another process."""
 
     kind: str
     store_name: str = ""
     locked: LockedBucket | None = None
 
     def prepare(self, number: int) -> tuple[Callable[[str], object], list[str]]:
-        """The function that decides and the keys that it is to be asked for, in worker `number`."""
+        """The function that decides in worker `number`, and the keys for it."""
         own_keys = [f"worker:{number}:{i % 100}" for i in range(CHUNK)]
         one_key = ["user:42:abcdefg"] * CHUNK
         if self.kind == "control":
@@ -71,12 +71,12 @@ def work(connection: Connection, core: int, number: int, workload: Workload) -> 
 
 
 def waiting_for_a_core_ns() -> int:
-    """How long this process was ready to run while something else ran on its core (Documentation/scheduler)."""
+    """How long this process was runnable while another ran on its core (Documentation/scheduler)."""
     return int(Path("/proc/self/schedstat").read_text().split()[1])
 
 
 class Workers:
-    """One per core, waiting to be told when to work."""
+    """One worker per core; each waits for its next task."""
 
     def __init__(self, connections: list[Connection]) -> None:
         self.connections = connections
@@ -84,7 +84,8 @@ class Workers:
     def rates(self, numbers: Iterable[int], duration_ns: int) -> list[float] | None:
         """Decisions per second of each of these workers, working at the same time.
 
-        None if in every attempt others of this host took a core meanwhile: that says nothing about working together.
+        None if other processes of this host took a core in every attempt: such a figure would not show the workers'
+        scaling.
         """
         chosen = [self.connections[number] for number in numbers]
         for _ in range(ATTEMPTS):
@@ -108,7 +109,7 @@ def started(workload: Workload, cores: list[int]) -> Iterator[Workers]:
     try:
         for process in processes:
             process.start()
-        # Held by the worker alone now: if it dies, we read the end of the file, not nothing for ever.
+        # Only the worker holds this end now: if it dies, the parent reads the end of file rather than waiting for ever.
         for _, theirs in pipes:
             theirs.close()
         for ours, _ in pipes:

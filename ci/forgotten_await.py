@@ -1,4 +1,4 @@
-"""What mypy says of a forgotten await over an asyncio store: a comment that it doesn't need would be an error."""
+"""Calls over an asyncio store without await: mypy must report each. An unneeded ignore comment is an error."""
 
 from forebay import Concurrency, TokenBucket
 from forebay.redis import AsyncRedisStore

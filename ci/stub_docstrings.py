@@ -1,6 +1,6 @@
-"""Give the stubs of the compiled public classes the docstrings of those: editors show what a stub says.
+"""Copy the docstrings of the compiled public classes into their stubs, as editors show stubs.
 
-Without arguments it writes them, from the package as it is installed; with ``--check`` it only looks for a difference.
+Without arguments it writes the stubs from the installed package; with ``--check`` it fails if they differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def text_of(thing: object) -> str | None:
 
 
 def wanted(kind: type, node: ast.ClassDef) -> list[tuple[ast.ClassDef | ast.FunctionDef, str | None]]:
-    """Each definition in a class's stub, and the class itself, with the text it should have."""
+    """Each definition in a class's stub, and the class itself, with the docstring that it should have."""
     found: list[tuple[ast.ClassDef | ast.FunctionDef, str | None]] = [(node, text_of(kind))]
     for inner in node.body:
         if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_"):

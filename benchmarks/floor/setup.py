@@ -1,4 +1,4 @@
-"""Builds floor.pyx with the package's own compiler flags. Run by ci/bench."""
+"""Builds floor.pyx with the package's compiler flags. ci/bench runs it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An aiohttp shop: everybody may ask 100 times a minute and order 5 times a minute.
+"""An aiohttp shop: each client may send 100 requests a minute and order 5 times a minute.
 
 cd examples/aiohttp && gunicorn --workers 4 --worker-class aiohttp.GunicornWebWorker app:app
 curl -i -X POST http://127.0.0.1:8000/orders      # six times

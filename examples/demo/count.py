@@ -1,4 +1,4 @@
-"""The load of count.lua without wrk: python count.py PORT CONNECTIONS SECONDS CUSTOMER prints the same JSON."""
+"""Makes the load of count.lua without wrk: python count.py PORT CONNECTIONS SECONDS CUSTOMER prints the same JSON."""
 
 import asyncio
 import json

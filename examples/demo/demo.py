@@ -1,4 +1,4 @@
-"""Four gunicorn workers under real load: what one limit admits when the host counts, and when each worker does.
+"""Four gunicorn workers under real load: the admissions with one limit for the host, and with one for each worker.
 
 Started by ci/demo. Ends with status 1 if forebay admitted more than the limit allows, or didn't serve at all.
 """
@@ -33,7 +33,7 @@ from forebay import Store, TokenBucket
 HERE = Path(__file__).parent
 SHOP = HERE.parent / "shop"
 STORE = f"demo-{os.getpid()}"
-STORE_KEYS = 100_000  # as the shop asks for
+STORE_KEYS = 100_000  # as in the shop
 
 WORKERS = 4
 PER_SECOND = 100
@@ -41,7 +41,7 @@ BURST = 50
 LOAD_SECONDS = 4
 CONNECTIONS = 32
 DECIDING_SECONDS = 0.7
-START_SECONDS = 20  # gunicorn has to listen by then
+START_SECONDS = 20  # the time in which gunicorn must listen
 BAR_WIDTH = 24
 
 console = Console(highlight=False)
@@ -49,14 +49,14 @@ console = Console(highlight=False)
 
 @dataclass(frozen=True)
 class Run:
-    """What the shop answered to one load."""
+    """The shop's responses to one load."""
 
     seconds: float
     statuses: dict[str, int]
     admitted_by: dict[str, int]
-    """How many each worker admitted, by pid."""
+    """Admissions by the worker's pid."""
     counted: int
-    """How many the shared store says were admitted, which includes those whose answer came too late for the client."""
+    """Admissions by the shared store's count, which includes responses that came too late for the client."""
 
     @property
     def requests(self) -> int:
@@ -68,12 +68,12 @@ class Run:
 
     @property
     def unanswered(self) -> int:
-        """Admitted, but the client had gone: it doesn't know by which worker."""
+        """Requests admitted after the client had gone; their worker is unknown."""
         return self.admitted - sum(self.admitted_by.values())
 
     @property
     def at_most(self) -> int:
-        """The most that the limit allows in that time."""
+        """The most that the limit admits in that time."""
         return math.ceil(BURST + PER_SECOND * self.seconds)
 
     @property
@@ -84,7 +84,7 @@ class Run:
 def main() -> int:
     console.print(
         f"\nA shop under gunicorn {version('gunicorn')}. One customer may order {PER_SECOND} times a second,\n"
-        f"{BURST} at once, and asks as fast as answers come over {CONNECTIONS} connections for {LOAD_SECONDS} s\n"
+        f"{BURST} at once, and sends as fast as responses come over {CONNECTIONS} connections for {LOAD_SECONDS} s\n"
         f"(by {'wrk' if shutil.which('wrk') else 'examples/demo/count.py'}).\n"
     )
     with console.status("forebay, preloaded") as status:
@@ -124,12 +124,12 @@ def main() -> int:
 
 
 def run(app: str, *options: str) -> Run:
-    """Start the shop, load it for some seconds, end it."""
+    """Start the shop, load it for `LOAD_SECONDS`, end it."""
     Store.unlink(STORE, missing_ok=True)
     with Store(STORE, keys=STORE_KEYS) as store, gunicorn(app, *options) as port:
         start = time.monotonic()
         client = subprocess.run(load_command(port), check=True, stdout=subprocess.PIPE, text=True)
-        # The time is taken last: requests that the client gave up on are still being decided.
+        # Read the time last: the shop still decides requests that the client gave up.
         counted = store.stats().limiters["orders"].allowed
         seconds = time.monotonic() - start
         counts = json.loads(client.stdout.splitlines()[-1])
@@ -146,7 +146,7 @@ def load_command(port: int) -> list[str]:
 
 @contextmanager
 def gunicorn(app: str, *options: str) -> Iterator[int]:
-    """The shop on a free port, which it gives. The log is shown if anything goes wrong."""
+    """Starts the shop on a free port, which it yields. Prints the log after an error."""
     command = [sys.executable, "-m", "gunicorn", "--chdir", str(SHOP), "--config", str(SHOP / "gunicorn.conf.py")]
     command += ["--bind", "127.0.0.1:0", "--workers", str(WORKERS), *options, app]
     environment = os.environ | {"SHOP_STORE": STORE, "SHOP_RATE": f"{PER_SECOND}/second", "SHOP_BURST": str(BURST)}
@@ -178,7 +178,7 @@ def wait_for_port(server: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def measure_decisions() -> list[tuple[str, list[float]]]:
-    """Calls a second of each process, by what they did."""
+    """Calls per second of each process, by operation."""
     Store.unlink(STORE, missing_ok=True)
     with Store(STORE, keys=STORE_KEYS), ProcessPoolExecutor(WORKERS) as pool:
 
@@ -197,7 +197,7 @@ def measure_decisions() -> list[tuple[str, list[float]]]:
 
 
 def calls_per_second(start: float, what: str, rate: str, key: str) -> float:
-    """In a process of the pool: how often `what` can be called, from `start` on."""
+    """Runs in a process of the pool: how often `what` can be called from `start` on."""
     with Store(STORE, keys=STORE_KEYS) as store:
         allow = TokenBucket(store, f"speed {rate}", rate).allow
         loop = repeat_clock if what == "time" else repeat_allow
@@ -221,7 +221,7 @@ def repeat_clock(_allow: Callable[[str], bool], _key: str, calls: int) -> None:
         monotonic_ns()
 
 
-# What a person sees
+# Output
 
 
 def limits_table(rows: list[tuple[str, str, Run]]) -> Table:

@@ -1,4 +1,4 @@
-"""A Django shop in one file: everybody may ask 100 times a minute and order 5 times a minute; the API has throttles.
+"""A Django shop in one file: each client may send 100 requests and order 5 times a minute; the API has throttles.
 
 cd examples/django && gunicorn --workers 4 shop:application
 cd examples/django && gunicorn --workers 4 --worker-class uvicorn_worker.UvicornWorker shop:asgi_application

@@ -1,4 +1,4 @@
-"""A FastAPI shop: everybody may ask 100 times a minute, order 5 times a minute, and have one report made at a time.
+"""A FastAPI shop: each client may send 100 requests and 5 orders a minute, and have one report made at a time.
 
 cd examples/fastapi && uvicorn --workers 4 app:app
 curl -i -X POST http://127.0.0.1:8000/orders      # six times

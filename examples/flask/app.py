@@ -1,4 +1,4 @@
-"""A Flask shop: everybody may ask 100 times a minute, order 5 times a minute, and guess 3 wrong passwords an hour.
+"""A Flask shop: each client may send 100 requests and 5 orders a minute, and 3 wrong passwords an hour.
 
 cd examples/flask && gunicorn --workers 4 app:app
 curl -i -X POST http://127.0.0.1:8000/orders      # six times

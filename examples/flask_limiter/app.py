@@ -1,4 +1,4 @@
-"""The shop with Flask-Limiter. What is forebay's is one import and the storage's URI.
+"""The shop with Flask-Limiter. forebay needs one import and the storage's URI.
 
 cd examples/flask_limiter && gunicorn --workers 4 app:app
 curl -i -H 'X-Customer: ada' http://127.0.0.1:8000/

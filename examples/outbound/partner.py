@@ -1,4 +1,4 @@
-"""Somebody else's server: 10 requests in a second, and whoever sends more is told to go away for a second.
+"""The partner's server: it serves 10 requests a second, and refuses further ones with a pause of a second.
 
 It counts all requests together, as most do for one API key. Without forebay: it isn't ours.
 """

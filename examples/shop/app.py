@@ -1,4 +1,4 @@
-"""A shop whose customers may order so many times a second, counted by all gunicorn workers together.
+"""A shop that limits each customer's orders per second; all gunicorn workers count together.
 
 cd examples/shop && gunicorn app:app
 curl -i -H 'X-Customer: ada' http://127.0.0.1:8000/
@@ -24,11 +24,11 @@ def app(environ, start_response):
 
 
 def answer(decision: Decision) -> tuple[int, list[tuple[str, str]], bytes]:
-    """Status, headers and body that say what was decided, and by which worker."""
+    """Status, headers and body of a decision, with the worker's pid."""
     if decision.allowed:
         status, headers, body = 200, [], f"Ordered. {decision.remaining} more at once.\n".encode()
     else:
-        # Whole seconds, rounded up: who waits that long is not denied again.
+        # Rounded up to whole seconds: a client that waits that long is not denied again.
         wait = math.ceil(decision.retry_after)
         status, headers, body = 429, [("Retry-After", str(wait))], f"Too many orders. Ask again in {wait} s.\n".encode()
     headers += [("Content-Type", "text/plain"), ("Content-Length", str(len(body))), ("X-Worker", str(os.getpid()))]

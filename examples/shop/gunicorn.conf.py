@@ -1,4 +1,4 @@
-"""Nothing here is for forebay: it works with every worker class, preloaded or not, and needs no hook."""
+"""forebay needs no setting here: it works with every worker class, preloaded or not, and without hooks."""
 
 bind = "127.0.0.1:8000"
 workers = 4

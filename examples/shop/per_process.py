@@ -1,4 +1,4 @@
-"""How not to do it: the same shop, but each worker counts for itself, so four workers admit four times the limit.
+"""The mistake: the same shop with a store per worker, so four workers admit four times the limit.
 
 For the comparison in ci/demo. (A private store made before the fork, with --preload, is shared and limits well.)
 """

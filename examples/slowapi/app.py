@@ -1,4 +1,4 @@
-"""The shop with slowapi. What is forebay's is one import and the storage's URI.
+"""The shop with slowapi. forebay needs one import and the storage's URI.
 
 cd examples/slowapi && uvicorn --workers 4 app:app
 curl -i -H 'X-Customer: ada' http://127.0.0.1:8000/

@@ -1,4 +1,4 @@
-"""A Starlette shop: everybody may ask 100 times a minute and order 5 times a minute.
+"""A Starlette shop: each client may send 100 requests a minute and order 5 times a minute.
 
 cd examples/starlette && uvicorn --workers 4 app:app
 curl -i -X POST http://127.0.0.1:8000/orders      # six times

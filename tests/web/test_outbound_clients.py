@@ -440,7 +440,7 @@ def test_an_adapter_is_not_copied_to_another_process(shared: Store) -> None:
 def test_the_example_spares_the_partner(client: str, store_name: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "outbound"
     told = subprocess.run(
-        [sys.executable, "ask.py", client],
+        [sys.executable, "send.py", client],
         cwd=example,
         env=os.environ | {"OUTBOUND_STORE": store_name},
         capture_output=True,

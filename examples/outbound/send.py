@@ -1,7 +1,7 @@
-"""Four processes that ask a partner who bears 10 requests a second: with no limit, and with one that they share.
+"""Four processes send to a partner that serves 10 requests a second: with no limit, and with a shared limit.
 
 pip install "forebay[httpx]"        # or forebay[requests], forebay[aiohttp]
-cd examples/outbound && python ask.py httpx
+cd examples/outbound && python send.py httpx
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from forebay import Store, TokenBucket
 STORE = os.environ.get("OUTBOUND_STORE", "outbound-example")
 PROCESSES, EACH = 4, 10
 
-# What each process of a service does; under gunicorn, make the client where the application is imported.
+# The code of each process of a service. Under gunicorn, make the client in the module of the application.
 
 
-def ask_httpx(url: str, bucket: TokenBucket | None) -> list[int]:
+def send_httpx(url: str, bucket: TokenBucket | None) -> list[int]:
     import httpx
 
     from forebay.contrib.httpx import LimitedTransport
@@ -31,7 +31,7 @@ def ask_httpx(url: str, bucket: TokenBucket | None) -> list[int]:
         return [client.get(url).status_code for _ in range(EACH)]
 
 
-def ask_requests(url: str, bucket: TokenBucket | None) -> list[int]:
+def send_requests(url: str, bucket: TokenBucket | None) -> list[int]:
     import requests
 
     from forebay.contrib.requests import LimitedAdapter
@@ -42,26 +42,26 @@ def ask_requests(url: str, bucket: TokenBucket | None) -> list[int]:
         return [session.get(url).status_code for _ in range(EACH)]
 
 
-def ask_aiohttp(url: str, bucket: TokenBucket | None) -> list[int]:
+def send_aiohttp(url: str, bucket: TokenBucket | None) -> list[int]:
     import aiohttp
 
     from forebay.contrib.aiohttp_client import LimitedMiddleware
 
-    async def ask() -> list[int]:
+    async def send() -> list[int]:
         async with aiohttp.ClientSession(middlewares=[] if bucket is None else [LimitedMiddleware(bucket)]) as session:
             return [(await session.get(url)).status for _ in range(EACH)]
 
-    return asyncio.run(ask())
+    return asyncio.run(send())
 
 
-CLIENTS = {"httpx": ask_httpx, "requests": ask_requests, "aiohttp": ask_aiohttp}
+CLIENTS = {"httpx": send_httpx, "requests": send_requests, "aiohttp": send_aiohttp}
 
 
-def ask(client: str, url: str, limited: bool) -> Counter[int]:
+def send(client: str, url: str, limited: bool) -> Counter[int]:
     if not limited:
         return Counter(CLIENTS[client](url, None))
     with Store(STORE, keys=1000) as store:
-        # A little less than the partner bears: on their way, requests that were sent apart come closer together.
+        # A little less than the partner serves: requests that were sent apart may arrive closer together.
         return Counter(CLIENTS[client](url, TokenBucket(store, "partner", "8/second", burst=2)))
 
 
@@ -74,7 +74,7 @@ def main() -> None:
             threading.Thread(target=partner.serve_forever, daemon=True).start()
             begun = time.monotonic()
             with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-                answers = pool.starmap(ask, [(client, partner.url, limited)] * PROCESSES)
+                answers = pool.starmap(send, [(client, partner.url, limited)] * PROCESSES)
             seconds = time.monotonic() - begun
             partner.shutdown()
         print("with one limit: " if limited else "without a limit:", end=" ")
