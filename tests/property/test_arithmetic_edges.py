@@ -1,7 +1,7 @@
-"""Every limiter against the oracle where the bits of its words end.
+"""Every limiter against the oracle at the limits of its fields.
 
-Windows of nanoseconds, in which counts, laps and running totals come round all the time; limits, bursts, costs and
-periods as large as there are; times from 0 to the last that a clock can have, with jumps of years either way.
+Windows last nanoseconds, so counts, laps and running totals wrap all the time. Limits, bursts, costs and periods are
+the largest accepted. Times reach from 0 to the last time of a clock, with jumps of years both ways.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST_NS = 2**61
 EDGES = replace(MEMORY, latest=LAST_NS)
 LONGEST_PERIOD_NS = 10 * YEAR_NS
 MOST_PERMITS = 2**40
-# Further than that no state of a bucket is ahead of now.
+# No state of a bucket is further ahead of now than this.
 MOST_AHEAD_NS = 2**61 - 1
 
 
@@ -38,13 +38,13 @@ def longest_periods_ns() -> st.SearchStrategy[int]:
 
 
 def most_and_less(most: int) -> st.SearchStrategy[int]:
-    """Limits up to `most`, and it most of all."""
+    """Limits up to `most`, with `most` drawn most often."""
     return st.sampled_from([most, max(1, most - 1), 1]) | magnitudes(1, most)
 
 
 @st.composite
 def token_buckets(draw: st.DrawFn) -> Case:
-    """Whose refill takes as long as it may, or that give a permit every nanosecond."""
+    """Buckets whose refill takes the longest accepted time, or that refill every nanosecond."""
     bucket = draw(buckets(longest_refill_ns=MOST_AHEAD_NS) | full_buckets())
     make = draw(st.sampled_from([TokenBucket, forebay.LeakyBucket]))
     return Case(
@@ -57,7 +57,7 @@ def token_buckets(draw: st.DrawFn) -> Case:
 
 @st.composite
 def full_buckets(draw: st.DrawFn) -> Bucket:
-    """With the largest burst that the rate allows."""
+    """Buckets with the largest burst for their rate."""
     period_ns = draw(st.sampled_from([1, 3, NS, LONGEST_PERIOD_NS]) | magnitudes(1, LONGEST_PERIOD_NS))
     limit = draw(most_and_less(min(period_ns, MOST_PERMITS)))
     least, most = 1, MOST_AHEAD_NS
@@ -72,7 +72,7 @@ def full_buckets(draw: st.DrawFn) -> Bucket:
 def interval_buckets(draw: st.DrawFn) -> Case:
     period_ns = draw(tiny_periods_ns(1) | longest_periods_ns())
     limit = draw(most_and_less(min(period_ns, MOST_PERMITS)))
-    # Half of what is left to a state at the last time, as a reservation may double it.
+    # Half of the range that a state has left at the last time, as a reservation may double it.
     longest = 2**58 * limit // period_ns
     burst = draw(st.just(limit) | magnitudes(1, max(1, longest)))
     return Case(
@@ -103,7 +103,7 @@ def fixed_windows(draw: st.DrawFn, align: Any) -> Case:
 
 @st.composite
 def sliding_windows(draw: st.DrawFn) -> Case:
-    """With limits up to the largest of which both counts are exact."""
+    """Limits up to the largest for which both counts are exact."""
     period_ns = draw(tiny_periods_ns(300) | longest_periods_ns())
     most = (1 << (period_ns.bit_length() - 1) // 2) - 1
     limit = draw(most_and_less(most))
@@ -118,7 +118,7 @@ def sliding_windows(draw: st.DrawFn) -> Case:
 
 @st.composite
 def bucketed_windows(draw: st.DrawFn) -> Case:
-    """With running totals of as few bits as there can be, or of all 32."""
+    """Running totals of the fewest bits, or of all 32."""
     bucket_ns = draw(tiny_periods_ns(8) | magnitudes(2**31, LONGEST_PERIOD_NS // 8))
     count = draw(st.integers(1, 8))
     low_bits = min(bucket_ns.bit_length(), 32)
@@ -137,7 +137,7 @@ def bucketed_windows(draw: st.DrawFn) -> Case:
 
 @st.composite
 def sliding_logs(draw: st.DrawFn) -> Case:
-    """With as many permits as fit into windows of nanoseconds, or windows as long as there are."""
+    """As many permits as fit into windows of nanoseconds, or windows of the longest period."""
     period_ns = draw(tiny_periods_ns(2) | longest_periods_ns())
     limit = draw(most_and_less(min(max(1, 1 << period_ns.bit_length() - 2), period_ns, 300)))
     return Case(
@@ -163,7 +163,7 @@ class AtTheEdges(LimiterAndOracle):
 
     @rule(key=keys, rounds=st.integers(1, 20), giving_back=st.booleans(), data=st.data())
     def wind_on(self, key: Any, rounds: int, giving_back: bool, data: st.DataObject) -> None:
-        """Laps and running totals, to where they come round."""
+        """Advances laps and running totals to where they wrap."""
         cost = data.draw(st.just(self.case.rule.most) | self.case.costs())
         for _ in range(rounds):
             assert self.hit_(key, cost) == self.expect(key, cost)
@@ -173,7 +173,7 @@ class AtTheEdges(LimiterAndOracle):
                 self.stay()
                 self.check(key, 1)
             self.move(self.now + self.case.span)
-        # And not all forgotten.
+        # The wrapped state is not forgotten.
         assert self.hit_(key, cost) == self.expect(key, cost)
 
     @rule(data=st.data())
@@ -186,7 +186,7 @@ class AtTheEdges(LimiterAndOracle):
 
     @rule(key=keys, data=st.data())
     def reserve(self, key: Any, data: st.DataObject) -> None:
-        """What is ahead of now has its bound, so only what is due before that: the rest is for every limiter's test."""
+        """Book only what is due now: a state must not pass a bound. test_every_limiter.py books later times."""
         cost = data.draw(self.case.costs().filter(bool))
         booking = self.oracle.reserve(self.rule_of(key), key, cost, self.now, 0)
         reservation = self.limiter.reserve(key, cost, 0)

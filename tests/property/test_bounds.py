@@ -1,4 +1,4 @@
-"""What a token bucket promises, stated without saying how it is reached."""
+"""The promises of a token bucket, independent of its arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forebay.testing import ManualClock
 
 THREE_PER_SECOND = Bucket(limit=3, period_ns=NS, burst=3)
 START_NS = 1_000 * NS
-# Room on the clock for a wait after the last request.
+# Leaves time on the clock for a wait after the last request.
 LATEST_NS = 2**60
 LONGEST_REFILL_NS = 2**59
 
@@ -32,7 +32,7 @@ def limiter_of(bucket: Bucket) -> Iterator[tuple[TokenBucket, ManualClock]]:
 
 @st.composite
 def traffic(draw: st.DrawFn) -> tuple[Bucket, list[tuple[int, int]]]:
-    """A bucket, and requests for one of its keys as (nanoseconds since the one before, cost)."""
+    """A bucket, and requests for one key as (nanoseconds since the previous one, cost)."""
     bucket = draw(buckets(longest_refill_ns=LONGEST_REFILL_NS))
     requests = draw(st.lists(st.tuples(st.just(0) | spans_ns(bucket), costs(bucket)), min_size=1, max_size=40))
     now_ns, kept = START_NS, []
@@ -45,7 +45,7 @@ def traffic(draw: st.DrawFn) -> tuple[Bucket, list[tuple[int, int]]]:
 
 
 @given(traffic())
-def test_a_denied_request_is_allowed_after_its_retry_after_and_not_sooner(
+def test_denied_request_is_allowed_at_its_retry_after_and_not_sooner(
     case: tuple[Bucket, list[tuple[int, int]]],
 ) -> None:
     bucket, requests = case
@@ -67,7 +67,7 @@ def test_a_denied_request_is_allowed_after_its_retry_after_and_not_sooner(
                 assert not limiter.hit("k", cost)
             set_ns(clock, now_ns + wait_ns)
             assert limiter.peek("k", cost)
-            # Nothing was charged by all the asking.
+            # No peek charged anything.
             set_ns(clock, now_ns)
             assert answer_of(limiter.hit("k", cost)) == answer_of(decision)
         now_ns += limiter.peek("k", bucket.burst).retry_after_ns
@@ -76,8 +76,8 @@ def test_a_denied_request_is_allowed_after_its_retry_after_and_not_sooner(
 
 
 @given(buckets(most_burst=1000, longest_refill_ns=LONGEST_REFILL_NS), st.data())
-def test_sleeping_for_the_seconds_of_retry_after_is_enough(bucket: Bucket, data: st.DataObject) -> None:
-    """What a caller does: ``time.sleep(decision.retry_after)``, a float."""
+def test_sleeping_for_retry_after_suffices(bucket: Bucket, data: st.DataObject) -> None:
+    """A caller does ``time.sleep(decision.retry_after)``, with a float."""
     with limiter_of(bucket) as (limiter, clock):
         limiter.hit("k", bucket.burst)
         clock.advance(data.draw(st.floats(0, bucket.tolerance_ns / NS / 2)))
@@ -89,11 +89,11 @@ def test_sleeping_for_the_seconds_of_retry_after_is_enough(bucket: Bucket, data:
 
 
 @given(buckets().flatmap(lambda bucket: st.tuples(st.just(bucket), st.lists(costs(bucket), max_size=60))))
-def test_no_more_than_the_burst_at_one_instant(case: tuple[Bucket, list[int]]) -> None:
-    bucket, asked = case
+def test_bucket_admits_at_most_its_burst_at_one_instant(case: tuple[Bucket, list[int]]) -> None:
+    bucket, costs = case
     with limiter_of(bucket) as (limiter, _):
-        passed = [cost for cost in asked if limiter.hit("k", cost)]
-        # Whatever is left over, taken as told until nothing is.
+        passed = [cost for cost in costs if limiter.hit("k", cost)]
+        # Take the reported remainder until none is left.
         while left := limiter.peek("k", 0).remaining:
             assert limiter.hit("k", left)
             passed.append(left)
@@ -105,10 +105,10 @@ def test_no_more_than_the_burst_at_one_instant(case: tuple[Bucket, list[int]]) -
 @example(THREE_PER_SECOND, "allow")
 @example(THREE_PER_SECOND, "allow_many")
 @example(Bucket(limit=7, period_ns=60 * NS, burst=300), "allow")
-def test_a_burst_of_single_requests_passes_whole(bucket: Bucket, method: str) -> None:
+def test_burst_of_single_requests_passes_whole(bucket: Bucket, method: str) -> None:
     with limiter_of(bucket) as (limiter, _):
-        asked = ["k"] * (bucket.burst + 2)
-        passed = limiter.allow_many(asked) if method == "allow_many" else [limiter.allow(key) for key in asked]
+        keys = ["k"] * (bucket.burst + 2)
+        passed = limiter.allow_many(keys) if method == "allow_many" else [limiter.allow(key) for key in keys]
         assert passed == sorted(passed, reverse=True)
         assert sum(passed) <= bucket.burst
         if bucket.burst < bucket.unit_ns:
@@ -116,7 +116,7 @@ def test_a_burst_of_single_requests_passes_whole(bucket: Bucket, method: str) ->
 
 
 @given(buckets().flatmap(lambda bucket: st.tuples(st.just(bucket), magnitudes(1, bucket.burst))))
-def test_a_whole_burst_fits_in_one_request(case: tuple[Bucket, int]) -> None:
+def test_whole_burst_fits_in_one_request(case: tuple[Bucket, int]) -> None:
     bucket, cost = case
     with limiter_of(bucket) as (limiter, _):
         assert limiter.hit("k", cost)
@@ -124,7 +124,7 @@ def test_a_whole_burst_fits_in_one_request(case: tuple[Bucket, int]) -> None:
 
 
 @given(traffic())
-def test_in_any_span_at_most_the_burst_and_what_the_rate_gives_meanwhile(
+def test_any_span_admits_at_most_the_burst_and_the_refill(
     case: tuple[Bucket, list[tuple[int, int]]],
 ) -> None:
     bucket, requests = case
@@ -157,7 +157,7 @@ def test_requests_at_the_rate_all_pass(bucket: Bucket, count: int) -> None:
 @given(
     buckets().flatmap(lambda bucket: st.tuples(st.just(bucket), st.lists(costs(bucket), max_size=10), costs(bucket)))
 )
-def test_a_refund_undoes_a_hit(case: tuple[Bucket, list[int], int]) -> None:
+def test_refund_undoes_a_hit(case: tuple[Bucket, list[int], int]) -> None:
     bucket, before, cost = case
     with limiter_of(bucket) as (limiter, _):
         for other in before:
@@ -166,7 +166,7 @@ def test_a_refund_undoes_a_hit(case: tuple[Bucket, list[int], int]) -> None:
         if limiter.hit("k", cost):
             limiter.refund("k", cost)
         assert answer_of(limiter.peek("k", 0)) == as_it_was
-        # And more than was ever taken leaves a full bucket, no fuller.
+        # A refund of more than was taken fills the bucket, and no more.
         for _ in range(len(before) + 1):
             limiter.refund("k", bucket.burst)
         assert answer_of(limiter.peek("k", 0)) == answer_of(limiter.peek("never seen", 0))

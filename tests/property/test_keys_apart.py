@@ -1,4 +1,4 @@
-"""Different keys never share a bucket, equal ones always do, whatever their types."""
+"""Different keys never share a bucket and equal keys always do, whatever their types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay.testing import ManualClock
 
 
 class Text(str):
-    """A str of another type, as frameworks' safe strings are."""
+    """A subclass of str, as frameworks' safe strings are."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ keys = atoms | st.lists(atoms, max_size=4).map(tuple)
 
 
 def identity(key: Any) -> Any:
-    """Equal for what is one key, different for what isn't; Python's own == has 1 == True."""
+    """A value that is equal for equal keys only; Python's own == has 1 == True."""
     if isinstance(key, tuple):
         return tuple, tuple(identity(part) for part in key)
     return type(key), key
@@ -103,13 +103,13 @@ def are_apart(distinct: list[Any]) -> None:
 @example(
     ["x" * 2**20, "x" * 2**20 + "y", "y" + "x" * 2**20, b"x" * 2**20, ("x" * 2**20,), 1 << 2**20, (1 << 2**20) + 1]
 )
-def test_different_keys_never_share(distinct: list[Any]) -> None:
+def test_different_keys_never_share_a_bucket(distinct: list[Any]) -> None:
     are_apart(distinct)
 
 
 @given(st.integers(0, 17))
-def test_keys_that_differ_in_one_place_never_share(length: int) -> None:
-    """Every length of a hash's last block, each byte of it changed."""
+def test_keys_that_differ_in_one_byte_never_share_a_bucket(length: int) -> None:
+    """Covers every length of a hash's last block, with each of its bytes changed."""
     base = "k" * length
     are_apart([base, *(base[:i] + "l" + base[i + 1 :] for i in range(length)), base + "\0", base + "\0\0"])
     are_apart([base.encode(), *(base[:i].encode() + b"l" + base[i + 1 :].encode() for i in range(length))])
@@ -117,7 +117,7 @@ def test_keys_that_differ_in_one_place_never_share(length: int) -> None:
 
 @given(keys)
 @example("x" * 2**20)
-def test_equal_keys_share_whatever_subclass_they_are_of(key: Any) -> None:
+def test_equal_keys_of_any_subclass_share_a_bucket(key: Any) -> None:
     def disguised(part: Any) -> Any:
         return SUBCLASSES[type(part)](part)
 

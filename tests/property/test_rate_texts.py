@@ -1,4 +1,4 @@
-"""Rates as text: whatever a rate prints can be read back, and whatever can't be read is refused by name."""
+"""Rates as text: a printed rate parses to itself, and invalid text raises `InvalidRate`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ rates = periods_ns.flatmap(
     lambda period_ns: st.builds(Rate, magnitudes(1, min(period_ns, 2**40)), st.just(Fraction(period_ns, NS)))
 )
 spaces = st.sampled_from(["", " ", "  ", "\t"])
-# Texts that almost are rates: the pieces of one in any number and order.
+# Texts that resemble rates: the pieces of one in any number and order.
 almost_rates = st.lists(
     st.sampled_from(
         ["100", "5", "0", "-1", "1_0", "_", ".5", "1.5", "1e3", "/", "per", " per ", "s", "second", "Minutes", " "]
@@ -53,7 +53,7 @@ almost_rates = st.lists(
 
 
 @given(rates)
-def test_what_a_rate_prints_reads_back_as_the_same_rate(rate: Rate) -> None:
+def test_printed_rate_parses_to_the_same_rate(rate: Rate) -> None:
     assert Rate.parse(str(rate)) == rate
     assert eval(repr(rate), {"Rate": Rate}) == rate
     assert hash(Rate.parse(str(rate))) == hash(rate)
@@ -70,7 +70,7 @@ def test_what_a_rate_prints_reads_back_as_the_same_rate(rate: Rate) -> None:
     slash=st.booleans(),
     gaps=st.tuples(spaces, spaces, spaces, spaces, spaces),
 )
-def test_every_accepted_form(
+def test_every_accepted_form_is_parsed(
     limit: int, count: int | None, unit: str, plural: bool, upper: bool, slash: bool, gaps: tuple[str, ...]
 ) -> None:
     written = unit + "s" if plural and len(unit) > 3 else unit
@@ -91,7 +91,7 @@ def test_every_accepted_form(
 @example("1/s\0")
 @example("\u0661/s")
 @example("1/\u017f")
-def test_any_other_text_is_refused_as_a_rate_and_only_so(text: str) -> None:
+def test_other_text_raises_only_invalid_rate(text: str) -> None:
     try:
         rate = Rate.parse(text)
     except InvalidRate:
@@ -111,7 +111,7 @@ def test_any_other_text_is_refused_as_a_rate_and_only_so(text: str) -> None:
 )
 @example(1, timedelta.max)
 @example(1, timedelta(microseconds=1))
-def test_numbers_that_make_no_rate_are_refused_as_a_rate_and_only_so(limit: object, period: object) -> None:
+def test_numbers_that_make_no_rate_raise_only_invalid_rate(limit: object, period: object) -> None:
     try:
         rate = Rate(limit, period)  # type: ignore[arg-type]
     except InvalidRate:
@@ -124,7 +124,7 @@ def test_numbers_that_make_no_rate_are_refused_as_a_rate_and_only_so(limit: obje
 
 
 @given(rates, st.integers() | magnitudes(1, 2**64))
-def test_a_limiter_takes_a_rate_and_burst_or_says_why_not(rate: Rate, burst: int) -> None:
+def test_limiter_takes_a_rate_and_burst_or_names_the_bad_one(rate: Rate, burst: int) -> None:
     with Store.private(keys=1) as store:
         if burst < 1 or burst * rate.period_ns // rate.limit >= 2**61:
             with pytest.raises(ValueError, match="burst"):

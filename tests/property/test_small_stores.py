@@ -1,7 +1,6 @@
-"""A store so small that cells are reused, and new keys find no room, against the oracle.
+"""A store so small that cells are reused and new keys find no room, against the oracle.
 
-The smallest table has 1024 cells, a few thousand keys overfill it. The clock only goes forward here, as the host's
-does.
+The smallest table has 1024 cells; a few thousand keys overfill it. The clock only goes forward, as the host's does.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ REGULARS = ["regular:1", "regular:2", "regular:3"]
 
 
 class SmallStore(RuleBasedStateMachine):
-    """What all policies have in common; `audit` compares every key that was ever allowed."""
+    """The rules of every `on_full`. `audit` compares every key that was ever allowed."""
 
     on_full: Any
 
@@ -45,14 +44,14 @@ class SmallStore(RuleBasedStateMachine):
             self.store.close()
 
     def since(self) -> LimiterStats:
-        """What was counted since the last call."""
+        """The counters' growth since the last call."""
         now = self.store.stats().limiters["small"]
         delta = LimiterStats(*(getattr(now, name) - getattr(self.before, name) for name in LimiterStats.__slots__))
         self.before = now
         return delta
 
     def audit(self) -> set[Any]:
-        """The live keys that the table has forgotten; the oracle forgets them too. All others are known exactly."""
+        """The live keys that the table has lost; the oracle then forgets them, too. It must agree on all others."""
         forgotten = set()
         for key in self.oracle.live_keys(self.now_ns):
             ahead_ns = self.native.peek(key).reset_after_ns
@@ -72,7 +71,7 @@ class SmallStore(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 900), data=st.data())
     def newcomers_come(self, count: int, data: st.DataObject) -> None:
-        """Keys that were never seen, in a batch of all or one by one, at one cost each."""
+        """Fresh keys, in one batch or one by one, all with the same cost."""
         cost = data.draw(costs(self.bucket).filter(bool))
         names = range(self.newcomers, self.newcomers + count)
         self.newcomers += count
@@ -90,10 +89,10 @@ class SmallStore(RuleBasedStateMachine):
 
     @abstractmethod
     def check_crowd(self, count: int, passed: list[bool], counts: LimiterStats) -> None:
-        """What a crowd of newcomers may meet."""
+        """Checks the decisions and counters of a crowd of new keys."""
 
     @rule(data=st.data())
-    def somebody_comes_again(self, data: st.DataObject) -> None:
+    def known_key_hits(self, data: st.DataObject) -> None:
         known: st.SearchStrategy[Any] = st.sampled_from(REGULARS)
         if self.newcomers:
             known |= st.integers(0, self.newcomers - 1)
@@ -113,7 +112,7 @@ class SmallStore(RuleBasedStateMachine):
 
     @abstractmethod
     def check_no_room(self, key: Any, cost: int, answer: Answer) -> None:
-        """What somebody for whom there is no room is told."""
+        """Checks the decision for a new key without room."""
 
 
 class Denying(SmallStore):
@@ -125,7 +124,7 @@ class Denying(SmallStore):
         assert self.audit() == set()
 
     def check_no_room(self, key: Any, cost: int, answer: Answer) -> None:
-        # Never a denial for want of room where the key has a cell, and it says when a cell is free.
+        # A key with a cell is never denied for lack of room, and `reset_after` says when a cell is free.
         assert self.oracle.peek(self.bucket, key, 0, self.now_ns).reset_after_ns == 0
         assert not answer.allowed
         assert answer.remaining == 0
@@ -145,7 +144,7 @@ class Allowing(SmallStore):
     def check_crowd(self, count: int, passed: list[bool], counts: LimiterStats) -> None:
         assert all(passed)
         assert counts.evicted == 0
-        # Let in without being remembered, each of them counted.
+        # Each key let in uncharged is counted.
         assert len(self.audit()) == counts.full
 
     def check_no_room(self, key: Any, cost: int, answer: Answer) -> None:
