@@ -1,4 +1,4 @@
-"""Each test runs at every place where limits can be kept, or at those that its ``@pytest.mark.places`` names."""
+"""Each test runs at every place where limits can be kept, or at the places of its ``@pytest.mark.places``."""
 
 from __future__ import annotations
 

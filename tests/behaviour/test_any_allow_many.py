@@ -1,4 +1,4 @@
-"""Batches: the same as one request after the other, or an exception and nothing charged."""
+"""Batches decide like single requests in order, or raise and charge nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def charged(bucket: TokenBucket, keys: Any) -> int:
     return sum(3 - bucket.peek(key).remaining for key in set(keys))
 
 
-def test_any_iterable_of_keys_and_costs(bucket: TokenBucket) -> None:
+def test_batch_takes_any_iterable_of_keys_and_costs(bucket: TokenBucket) -> None:
     make: list[Callable[[list[Any]], Any]] = [list, tuple, iter, lambda items: (item for item in items)]
     for n, (keys, costs) in enumerate((keys, costs) for keys in make for costs in make):
         names = [f"{n}a", f"{n}b", f"{n}a"]
@@ -33,19 +33,19 @@ def test_any_iterable_of_keys_and_costs(bucket: TokenBucket) -> None:
     assert bucket.allow_many(keys=["x"], costs=[2]) == [True]
 
 
-def test_an_empty_batch(bucket: TokenBucket) -> None:
+def test_empty_batch_gives_no_answers(bucket: TokenBucket) -> None:
     assert bucket.allow_many([]) == bucket.allow_many((), ()) == bucket.allow_many(iter(()), []) == []
 
 
 @pytest.mark.places(*STRICT)
-def test_an_empty_batch_on_a_closed_store(bucket: TokenBucket) -> None:
+def test_empty_batch_on_a_closed_store_raises(bucket: TokenBucket) -> None:
     bucket.store.close()
     for keys in ([], (), iter(())):
         with pytest.raises(StoreClosed):
             bucket.allow_many(keys)
 
 
-def test_keys_of_all_types(bucket: TokenBucket) -> None:
+def test_batch_takes_keys_of_all_types(bucket: TokenBucket) -> None:
     keys = ["1", b"1", 1, ("1",), (1,), "é", "\ud800", 2**70, ()]
     assert bucket.allow_many(keys, [3] * len(keys)) == [True] * len(keys)
     assert bucket.allow_many(keys) == [False] * len(keys)
@@ -53,7 +53,7 @@ def test_keys_of_all_types(bucket: TokenBucket) -> None:
 
 
 @pytest.mark.parametrize("keys", [None, 5, object()])
-def test_keys_that_are_not_iterable(bucket: TokenBucket, keys: Any) -> None:
+def test_batch_refuses_keys_that_are_not_iterable(bucket: TokenBucket, keys: Any) -> None:
     with pytest.raises(TypeError):
         bucket.allow_many(keys)
     with pytest.raises(InvalidCost, match="one cost for each key"):
@@ -62,12 +62,12 @@ def test_keys_that_are_not_iterable(bucket: TokenBucket, keys: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["abc", b"abc", ""])
-def test_one_key_is_not_a_batch(bucket: TokenBucket, key: Any) -> None:
+def test_batch_refuses_a_single_key(bucket: TokenBucket, key: Any) -> None:
     with pytest.raises(InvalidKey, match="a list of keys"):
         bucket.allow_many(key)
 
 
-def test_an_iterable_that_raises_leaves_nothing_charged(bucket: TokenBucket) -> None:
+def test_iterable_that_raises_charges_nothing(bucket: TokenBucket) -> None:
     def broken(items: list[Any]) -> Iterator[Any]:
         yield from items
         raise ZeroDivisionError
@@ -79,13 +79,13 @@ def test_an_iterable_that_raises_leaves_nothing_charged(bucket: TokenBucket) -> 
     assert charged(bucket, ["k", "l"]) == 0
 
 
-def test_the_list_given_is_not_changed(bucket: TokenBucket) -> None:
+def test_batch_leaves_its_lists_unchanged(bucket: TokenBucket) -> None:
     keys, costs = ["a", "b"], [1, 2]
     bucket.allow_many(keys, costs)
     assert (keys, costs) == (["a", "b"], [1, 2])
 
 
-def test_a_batch_of_many_is_in_order(store: Any) -> None:
+def test_large_batch_is_decided_in_order(store: Any) -> None:
     bucket = TokenBucket(store, "b", "1200/minute")
     assert bucket.allow_many(["ada"] * 1500) == [True] * 1200 + [False] * 300
     assert bucket.allow_many([]) == []

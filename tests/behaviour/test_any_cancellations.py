@@ -1,4 +1,4 @@
-"""What a cancelled reservation gives back: what it was charged, as far as that still counts, and nobody else's."""
+"""A cancelled reservation gives back its own charge, if that still counts, and no other request's."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ def five(request: pytest.FixtureRequest, store: Any) -> Any:
     return OF_FIVE[request.param](store)
 
 
-# A bucket refills meanwhile.
+# Buckets refill between reservation and cancellation.
 
 
 @pytest.mark.parametrize("refill", ["continuous", "interval"])
 @pytest.mark.parametrize("together", [False, True])
-def test_what_has_been_refilled_is_not_given_back_once_more(
-    store: Any, clock: Clock, refill: Any, together: bool
-) -> None:
+def test_refilled_permits_are_not_given_back_again(store: Any, clock: Clock, refill: Any, together: bool) -> None:
     bucket = TokenBucket(store, "bucket", "1/second", burst=5, refill=refill)
     limiter: Any = AllOf(bucket) if together else bucket
     reservation = limiter.reserve("k", 5)
@@ -45,10 +43,10 @@ def test_what_has_been_refilled_is_not_given_back_once_more(
     assert left(bucket) == 1
 
 
-# Permits that are held.
+# Held permits.
 
 
-def test_a_lease_that_is_over_frees_nobody_elses_permit(store: Any, clock: Clock) -> None:
+def test_cancellation_after_the_lease_frees_no_other_permit(store: Any, clock: Clock) -> None:
     gate = Concurrency(store, "gate", 1, lease="10s")
     first = gate.reserve("k")
     clock.advance(11)
@@ -57,7 +55,7 @@ def test_a_lease_that_is_over_frees_nobody_elses_permit(store: Any, clock: Clock
     assert not gate.reserve("k")
 
 
-def test_each_of_several_gives_back_its_own(store: Any, clock: Clock) -> None:
+def test_each_cancellation_gives_back_its_own_permits(store: Any, clock: Clock) -> None:
     gate = Concurrency(store, "gate", 5, lease="10s")
     early = gate.reserve("k", 2)
     clock.advance(6)
@@ -70,8 +68,8 @@ def test_each_of_several_gives_back_its_own(store: Any, clock: Clock) -> None:
     assert left(gate) == 5
 
 
-def test_permits_that_were_taken_for_each_other_all_come_back(store: Any, clock: Clock) -> None:
-    """A refund doesn't know which permit it is about, and takes the oldest."""
+def test_cancellation_gives_back_a_permit_after_a_refund_took_another(store: Any, clock: Clock) -> None:
+    """A refund doesn't know which permit it is for; it takes the oldest."""
     gate = Concurrency(store, "gate", 3, lease="10s")
     reservation = gate.reserve("k")
     clock.advance(1)
@@ -82,23 +80,23 @@ def test_permits_that_were_taken_for_each_other_all_come_back(store: Any, clock:
     assert left(gate) == 3
 
 
-# Several at once.
+# Several limits.
 
 
-def test_one_limiter_several_times_gets_all_back(five: Any) -> None:
+def test_limiter_given_several_times_gets_every_charge_back(five: Any) -> None:
     reservation = AllOf(five, five, five).reserve("k", [1, 2, 1])
     assert left(five) == 1
     reservation.cancel()
     assert left(five) == 5
 
 
-def test_a_denial_by_the_same_limiter_keeps_nothing(five: Any) -> None:
+def test_denial_by_a_limiter_given_several_times_charges_nothing(five: Any) -> None:
     assert not AllOf(five, five, five).hit("k", 2)
     assert left(five) == 5
 
 
 @pytest.mark.parametrize("max_delay", ["1", -1, float("nan"), True])
-def test_what_is_no_longest_delay(five: Any, max_delay: Any) -> None:
+def test_invalid_max_delays_are_refused(five: Any, max_delay: Any) -> None:
     for limiter in (five, AllOf(five)):
         with pytest.raises(ValueError, match="max_delay"):
             limiter.reserve("k", 1, max_delay)
@@ -106,7 +104,7 @@ def test_what_is_no_longest_delay(five: Any, max_delay: Any) -> None:
 
 
 class Growing:
-    """A cost that is larger each time it is read."""
+    """A cost that grows each time it is read."""
 
     def __init__(self) -> None:
         self._cost = 0
@@ -116,7 +114,7 @@ class Growing:
         return self._cost
 
 
-def test_a_cost_is_what_it_was_when_it_was_charged(five: Any) -> None:
+def test_cancellation_uses_the_cost_as_charged(five: Any) -> None:
     assert five.hit("k", 2)
     for limiter in (five, AllOf(five)):
         reservation = limiter.reserve("k", Growing())
@@ -125,7 +123,7 @@ def test_a_cost_is_what_it_was_when_it_was_charged(five: Any) -> None:
         assert left(five) == 3
 
 
-def test_a_cost_that_is_none(five: Any) -> None:
+def test_invalid_costs_are_refused(five: Any) -> None:
     for cost in (1.0, "1", True, -1):
         with pytest.raises(InvalidCost):
             AllOf(five).reserve("k", cost)  # type: ignore[arg-type]

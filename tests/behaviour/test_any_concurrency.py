@@ -1,4 +1,4 @@
-"""Permits that are held: by example."""
+"""Concurrency limits, by example."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def three(store: Any) -> Concurrency:
 
 @pytest.fixture
 def refused(place: Place) -> type[Exception]:
-    """Of arguments that it doesn't have: those are in its signature in memory, and told by its name elsewhere."""
+    """The error for an argument that the method lacks: in memory its signature lacks it, elsewhere its check names
+    it."""
     return TypeError if place.kind in IN_MEMORY else InvalidLimiter
 
 
@@ -39,7 +40,7 @@ def remaining(limiter: Concurrency, key: Any = "k") -> int:
     return limiter.peek(key).remaining
 
 
-def test_a_permit_is_held_until_it_is_released(three: Concurrency) -> None:
+def test_permit_is_held_until_it_is_released(three: Concurrency) -> None:
     leases = [three.acquire("k") for _ in range(3)]
     assert all(leases)
     assert not three.acquire("k")
@@ -49,7 +50,7 @@ def test_a_permit_is_held_until_it_is_released(three: Concurrency) -> None:
     assert not three.acquire("k")
 
 
-def test_a_lease_that_was_not_granted_holds_nothing(three: Concurrency) -> None:
+def test_denied_lease_holds_nothing(three: Concurrency) -> None:
     held = three.acquire("k", 3)
     denied = three.acquire("k")
     assert not denied.allowed
@@ -62,7 +63,7 @@ def test_a_lease_that_was_not_granted_holds_nothing(three: Concurrency) -> None:
 
 
 @pytest.mark.parametrize("cost", [1, 3])
-def test_it_is_released_once(three: Concurrency, cost: int) -> None:
+def test_lease_is_released_once(three: Concurrency, cost: int) -> None:
     first = three.acquire("k", cost)
     assert first.release()
     second = three.acquire("k", cost)
@@ -73,8 +74,8 @@ def test_it_is_released_once(three: Concurrency, cost: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_a_refund_gives_back_what_was_taken_after_a_reset(store: Any, clock: Clock, limit: int) -> None:
-    """What the reset has taken away is none to give back."""
+def test_refund_after_a_reset_gives_back_only_later_permits(store: Any, clock: Clock, limit: int) -> None:
+    """Permits that a reset has freed can't be given back again."""
     limiter = Concurrency(store, "some", limit, lease=30, keys=1)
     for _ in range(3):
         assert all(limiter.allow("k") for _ in range(limit))
@@ -86,7 +87,7 @@ def test_a_refund_gives_back_what_was_taken_after_a_reset(store: Any, clock: Clo
 
 
 @pytest.mark.parametrize("cost", [1, 3])
-def test_a_lease_ends_by_itself(three: Concurrency, place: Place, clock: Clock, cost: int) -> None:
+def test_lease_ends_by_itself(three: Concurrency, place: Place, clock: Clock, cost: int) -> None:
     first = three.acquire("k", cost)
     clock.set_ns(1030 * NS - place.grain_ns)
     assert remaining(three) == 3 - cost
@@ -95,14 +96,14 @@ def test_a_lease_ends_by_itself(three: Concurrency, place: Place, clock: Clock, 
     assert remaining(three) == 3
     second = three.acquire("k", cost)
     assert second
-    # Taken by another: the first has nothing to give back or to renew any more.
+    # Another request holds the permits now: the first lease can't renew or release them.
     assert not first.renew()
     assert not first.release()
     assert remaining(three) == 3 - cost
     assert second.release()
 
 
-def test_a_renewed_lease_begins_anew(three: Concurrency, clock: Clock) -> None:
+def test_renewed_lease_lasts_its_full_length(three: Concurrency, clock: Clock) -> None:
     one, two = three.acquire("k"), three.acquire("k", 2)
     for _ in range(5):
         clock.advance(29)
@@ -117,7 +118,7 @@ def test_a_renewed_lease_begins_anew(three: Concurrency, clock: Clock) -> None:
     assert remaining(three) == 3
 
 
-def test_renewing_what_is_lost_in_part_takes_nobody_elses_permit(store: Any, clock: Clock) -> None:
+def test_renewal_of_a_partly_lost_lease_takes_no_other_permit(store: Any, clock: Clock) -> None:
     pair = Concurrency(store, "pair", 2, lease=10, keys=1)
     lapsed = pair.acquire("k", 2)
     clock.advance(11)
@@ -128,7 +129,7 @@ def test_renewing_what_is_lost_in_part_takes_nobody_elses_permit(store: Any, clo
     assert held.release()
 
 
-def test_several_permits_all_or_none(three: Concurrency) -> None:
+def test_several_permits_are_granted_all_or_none(three: Concurrency) -> None:
     two = three.acquire("k", 2)
     assert two
     assert not three.acquire("k", 2)
@@ -145,7 +146,7 @@ def test_several_permits_all_or_none(three: Concurrency) -> None:
     assert remaining(three) == 3
 
 
-def test_a_block_gives_its_permit_back_even_if_it_fails(three: Concurrency) -> None:
+def test_block_releases_its_permit_after_an_error(three: Concurrency) -> None:
     with three.acquire("k", 2) as lease:
         assert lease
         assert remaining(three) == 1
@@ -154,7 +155,7 @@ def test_a_block_gives_its_permit_back_even_if_it_fails(three: Concurrency) -> N
     assert remaining(three) == 3
 
 
-def test_one_hold_entered_twice_holds_two_permits(three: Concurrency) -> None:
+def test_hold_entered_twice_holds_two_permits(three: Concurrency) -> None:
     hold = three.hold("k")
     with hold:
         with hold:
@@ -163,7 +164,7 @@ def test_one_hold_entered_twice_holds_two_permits(three: Concurrency) -> None:
     assert remaining(three) == 3
 
 
-def test_the_methods_of_every_limiter(three: Concurrency, clock: Clock) -> None:
+def test_concurrency_has_the_methods_of_every_limiter(three: Concurrency, clock: Clock) -> None:
     assert three.allow("k")
     decision = three.hit("k", 2)
     assert (decision.allowed, decision.limit, decision.remaining, decision.retry_after_ns) == (True, 3, 0, 0)
@@ -202,7 +203,7 @@ def test_retry_after_is_exact_for_every_cost(three: Concurrency, place: Place, c
     assert three.peek("k").reset_after_ns == 0
 
 
-def test_what_is_refunded_is_the_permit_that_would_end_first(store: Any, clock: Clock) -> None:
+def test_refund_gives_back_the_permit_that_ends_first(store: Any, clock: Clock) -> None:
     pair = Concurrency(store, "pair", 2, lease=30, keys=1)
     assert pair.allow("k")
     clock.advance(20)
@@ -210,11 +211,11 @@ def test_what_is_refunded_is_the_permit_that_would_end_first(store: Any, clock: 
     clock.advance(5)
     pair.refund("k")
     clock.advance(6)
-    # Whoever is left was promised 30 s from t=20 on.
+    # The remaining permit lasts 30 s from t=20 on.
     assert remaining(pair) == 1
 
 
-def test_refunding_more_than_was_taken_gives_back_no_lease(three: Concurrency) -> None:
+def test_refund_of_more_than_was_taken_frees_no_lease(three: Concurrency) -> None:
     lease = three.acquire("k")
     assert three.allow("k")
     for _ in range(3):
@@ -223,7 +224,7 @@ def test_refunding_more_than_was_taken_gives_back_no_lease(three: Concurrency) -
     assert lease.release()
 
 
-def test_a_reset_takes_permits_from_whoever_holds_them(three: Concurrency, clock: Clock) -> None:
+def test_reset_frees_permits_that_are_held(three: Concurrency, clock: Clock) -> None:
     lease = three.acquire("k", 2)
     assert three.allow("k")
     three.reset("k")
@@ -236,7 +237,7 @@ def test_a_reset_takes_permits_from_whoever_holds_them(three: Concurrency, clock
     assert new.release()
 
 
-def test_a_lease_that_is_garbage_holds_its_permit_till_its_end(three: Concurrency, clock: Clock) -> None:
+def test_garbage_collected_lease_holds_its_permit_to_its_end(three: Concurrency, clock: Clock) -> None:
     three.acquire("k", 3)
     gc.collect()
     assert not three.acquire("k")
@@ -245,12 +246,12 @@ def test_a_lease_that_is_garbage_holds_its_permit_till_its_end(three: Concurrenc
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2**24 + 1, True, 1.0, "3", None])
-def test_limits_that_are_refused(store: Any, limit: Any) -> None:
+def test_invalid_limits_are_refused(store: Any, limit: Any) -> None:
     with pytest.raises(InvalidLimiter):
         Concurrency(store, "c", limit)
 
 
-def test_arguments_that_are_refused(store: Any, three: Concurrency) -> None:
+def test_invalid_arguments_are_refused(store: Any, three: Concurrency) -> None:
     wrong: Any
     for wrong in (0, -1, "soon", None):
         with pytest.raises(InvalidRate):
@@ -268,7 +269,7 @@ def test_arguments_that_are_refused(store: Any, three: Concurrency) -> None:
         Lease()
 
 
-def test_limiters_of_one_name_share_their_permits_whatever_their_leases(store: Any, clock: Clock) -> None:
+def test_limiters_of_one_name_share_permits_with_different_leases(store: Any, clock: Clock) -> None:
     short, long = (Concurrency(store, "c", 2, lease=lease, keys=1) for lease in (1, 100))
     held = long.acquire("k")
     assert short.acquire("k")
@@ -281,7 +282,7 @@ def test_limiters_of_one_name_share_their_permits_whatever_their_leases(store: A
     assert held.release()
 
 
-def test_what_a_lease_does(place: Place, store: Any, clock: Clock) -> None:
+def test_lease_grants_renews_and_releases(place: Place, store: Any, clock: Clock) -> None:
     held = Concurrency(store, "c", 3, lease="30s", keys=9)
     first, second = held.acquire("ada"), held.acquire("ada", 2)
     assert first
@@ -301,9 +302,9 @@ def test_what_a_lease_does(place: Place, store: Any, clock: Clock) -> None:
     clock.advance(20)
     assert held.peek("ada").remaining == 1
     clock.advance(10)
-    # A host that has gone away gives nothing back, but its lease ends.
+    # A host that fails releases nothing, but its leases end.
     assert held.peek("ada").remaining == 3
-    # What nobody has taken meanwhile is in memory as good as held.
+    # In memory, an expired permit that no request has taken meanwhile is as good as held.
     assert second.renew() is (place.kind in IN_MEMORY)
     assert second.release() is (place.kind in IN_MEMORY)
     with pytest.raises(RuntimeError, match="released before"), second:
@@ -311,10 +312,10 @@ def test_what_a_lease_does(place: Place, store: Any, clock: Clock) -> None:
     assert "not held" in repr(second)
 
 
-def test_what_is_held_has_no_request_id_and_one_limit(store: Any, refused: type[Exception]) -> None:
+def test_concurrency_refuses_request_ids_and_rates_for_one_call(store: Any, refused: type[Exception]) -> None:
     held = Concurrency(store, "c", 3, keys=9)
-    for ask in (held.hit, held.refund):
+    for method in (held.hit, held.refund):
         for options in ({"request_id": "r"}, {"rate": "1/s"}):
             with pytest.raises(refused, match=next(iter(options)) if refused is TypeError else "request_id|one limit"):
-                ask("ada", **options)
+                method("ada", **options)
     assert held.peek("ada").remaining == 3

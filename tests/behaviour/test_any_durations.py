@@ -1,4 +1,4 @@
-"""Every time is given in one way: text, a number of seconds or a timedelta."""
+"""Every duration may be text, a number of seconds or a timedelta."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE = [-1, -1e-9, "-1s", "soon", "1", "", b"1s", True, [1], float("nan"), float
 
 
 @pytest.mark.parametrize("max_delay", TWO_SECONDS, ids=repr)
-def test_a_longest_delay(store: Any, max_delay: Any) -> None:
+def test_max_delay_takes_every_form(store: Any, max_delay: Any) -> None:
     bucket = TokenBucket(store, "api", "1/second", burst=1)
     booked = [bucket.reserve("k", 1, max_delay) for _ in range(4)]
     assert [(bool(one), one.delay) for one in booked[:3]] == [(True, 0.0), (True, 1.0), (True, 2.0)]
@@ -26,7 +26,7 @@ def test_a_longest_delay(store: Any, max_delay: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", NO_TIME, ids=repr)
-def test_a_timeout(store: Any, timeout: Any) -> None:
+def test_timeout_takes_every_form(store: Any, timeout: Any) -> None:
     window = FixedWindow(store, "api", "1/hour")
     for limiter in (window, AllOf(window)):
         limiter.reset("k")
@@ -38,7 +38,7 @@ def test_a_timeout(store: Any, timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("time", NONE, ids=repr)
-def test_what_is_no_time(store: Any, time: Any) -> None:
+def test_invalid_durations_are_refused(store: Any, time: Any) -> None:
     window, slots = FixedWindow(store, "api", "1/hour"), Concurrency(store, "slots", 1, keys=1)
     for limiter in (window, slots, AllOf(window)):
         with pytest.raises(InvalidRate, match=r"max_delay is None or a length of time of at least 0, not .*500 ms"):

@@ -1,4 +1,4 @@
-"""Token buckets with refill in intervals, by example."""
+"""Token buckets with interval refill, by example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forebay import InvalidLimiter, TokenBucket
 pytestmark = pytest.mark.places(*STRICT)
 
 NS = 1_000_000_000
-START = 1200  # of a minute
+START = 1200  # the start of a minute
 
 
 @pytest.fixture
@@ -22,14 +22,12 @@ def bucket(store: Any, clock: Clock) -> TokenBucket:
 
 
 @pytest.mark.parametrize("refill", ["", "Interval", "never", None, 1, b"interval"])
-def test_a_refill_that_is_none(store: Any, refill: Any) -> None:
+def test_token_bucket_refuses_unknown_refills(store: Any, refill: Any) -> None:
     with pytest.raises(InvalidLimiter, match="'continuous' or 'interval'"):
         TokenBucket(store, "api", "3/minute", refill=refill)
 
 
-def test_three_are_put_back_at_each_minute_and_never_more_than_the_burst(
-    bucket: TokenBucket, clock: Clock, place: Place
-) -> None:
+def test_refill_adds_three_each_minute_up_to_the_burst(bucket: TokenBucket, clock: Clock, place: Place) -> None:
     clock.set(START + 30)
     decision = bucket.hit("k", 10)
     assert (decision.remaining, decision.reset_after_ns) == (0, 210 * NS)  # full again at the fourth minute
@@ -42,20 +40,20 @@ def test_three_are_put_back_at_each_minute_and_never_more_than_the_burst(
         assert bucket.peek("k").remaining == remaining
 
 
-def test_what_is_above_the_burst_is_lost(bucket: TokenBucket, clock: Clock) -> None:
+def test_refill_above_the_burst_is_lost(bucket: TokenBucket, clock: Clock) -> None:
     assert bucket.hit("k", 1).reset_after_ns == 60 * NS
     clock.set(START + 60)
     assert bucket.hit("k", 10).remaining == 0
 
 
-def test_it_has_one_limit_for_all_calls(bucket: TokenBucket) -> None:
+def test_interval_bucket_refuses_a_rate_for_one_call(bucket: TokenBucket) -> None:
     calls: list[dict[str, Any]] = [{"rate": "5/minute"}, {"rate": "3/minute"}, {"rate": "5/hour", "burst": 5}]
     for options in calls:
-        for ask in (bucket.hit, bucket.peek, bucket.refund):
+        for method in (bucket.hit, bucket.peek, bucket.refund):
             with pytest.raises(InvalidLimiter):
-                ask("k", **options)
+                method("k", **options)
 
 
-def test_a_continuous_bucket_of_the_same_name_is_another_state(bucket: TokenBucket) -> None:
+def test_continuous_bucket_of_the_same_name_has_another_state(bucket: TokenBucket) -> None:
     bucket.hit("k", 10)
     assert TokenBucket(bucket.store, "api", "3/minute", burst=10).peek("k").remaining == 10

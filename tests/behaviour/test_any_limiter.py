@@ -1,4 +1,4 @@
-"""What all limiters have in common: rates for one call, whose states are shared, waits that come to nothing."""
+"""Properties of all limiters: rates for one call, shared states, waits that are refused."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ every_kind = pytest.mark.parametrize("make", EVERY_KIND.values(), ids=EVERY_KIND
 
 
 @every_kind
-def test_who_would_wait_too_long_is_told_at_once_and_charged_nothing(make: Callable[..., Any], store: Any) -> None:
-    """By a clock that stands still, nothing ever comes."""
+def test_wait_beyond_its_timeout_is_refused_at_once_and_charges_nothing(make: Callable[..., Any], store: Any) -> None:
+    """The clock stands still, so no permit ever comes."""
     limiter = make(store, "w")
     while limiter.wait("ada", timeout=0):
         pass
@@ -52,7 +52,7 @@ def test_who_would_wait_too_long_is_told_at_once_and_charged_nothing(make: Calla
     assert repr(limiter.peek("ada")) == before
 
 
-def test_a_rate_for_one_call_of_what_has_no_burst_of_its_own(store: Any) -> None:
+def test_limiter_without_a_burst_takes_a_rate_for_one_call_but_no_burst(store: Any) -> None:
     for limiter in (MinInterval(store, "m", 1), LeakyBucket(store, "l", "1/s", capacity=2)):
         assert limiter.allow("ada")
         assert limiter.hit("bob", rate="1/hour").reset_after == 3600
@@ -62,12 +62,12 @@ def test_a_rate_for_one_call_of_what_has_no_burst_of_its_own(store: Any) -> None
         SlidingLog(store, "g", "1/s", keys=9).hit("ada", rate="2/s")
 
 
-def test_limiters_share_a_state_or_have_one_each(store: Any) -> None:
+def test_limiters_share_a_state_if_their_states_are_comparable(store: Any) -> None:
     for make in EVERY_KIND.values():
         assert make(store, "one").hit("ada").remaining == make(store, "one").peek("ada").remaining
     first, second = TokenBucket(store, "t", "5/minute"), TokenBucket(store, "t", "10/minute")
     assert first.hit("ada").remaining == 4
-    assert second.peek("ada").remaining == 8  # a time is a time at any rate
+    assert second.peek("ada").remaining == 8  # a state is a time, at any rate
     for one, other in (
         (FixedWindow(store, "w", "5/minute"), FixedWindow(store, "w", "5/hour")),
         (FixedWindow(store, "w", "5/minute"), FixedWindow(store, "w", "5/minute", align="first")),

@@ -1,4 +1,4 @@
-"""The gap between requests, by example."""
+"""Minimum intervals between requests, by example."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NS = 1_000_000_000
         (2, 2 * NS), (0.25, NS // 4), (1e-6, 1000), (timedelta(hours=1), 3600 * NS), ("10ms", NS // 100),
     ],
 )  # fmt: skip
-def test_intervals(store: Any, clock: Clock, interval: Any, ns: int) -> None:
+def test_min_interval_takes_every_form(store: Any, clock: Clock, interval: Any, ns: int) -> None:
     limiter = MinInterval(store, "sms", interval)
     assert limiter.interval_ns == ns
     first = limiter.hit("k")
@@ -38,12 +38,12 @@ def test_intervals(store: Any, clock: Clock, interval: Any, ns: int) -> None:
     ["", "2", "s2", "2 parsecs", "-2s", "1/s", 0, -1, 0.0, 1e-10, float("nan"), float("inf"), True, None, b"2s",
      "11 years", timedelta(days=3651), timedelta(0)],
 )  # fmt: skip
-def test_intervals_that_are_none(store: Any, interval: Any) -> None:
+def test_min_interval_refuses_invalid_intervals(store: Any, interval: Any) -> None:
     with pytest.raises(InvalidRate):
         MinInterval(store, "sms", interval)
 
 
-def test_only_one_at_a_time(store: Any) -> None:
+def test_min_interval_allows_a_cost_of_one(store: Any) -> None:
     limiter = MinInterval(store, "sms", "30s")
     with pytest.raises(CostExceedsLimit) as caught:
         limiter.hit("k", 2)

@@ -1,4 +1,4 @@
-"""Charging once: a request that is repeated under one id, by whichever worker, is charged once."""
+"""A request that is repeated under one id is charged once, in whichever worker it arrives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forebay import (
 )
 
 pytestmark = pytest.mark.places(*STRICT)
-# Over Redis a mark ends by the server's own clock, which no test moves: see tests/redis/test_redis_waiting.py.
+# Over Redis a mark ends by the server's clock, which tests can't move: see tests/redis/test_redis_waiting.py.
 marks_by_this_clock = pytest.mark.places(*IN_MEMORY)
 
 LIMIT: Final = 100
@@ -40,7 +40,7 @@ def left(limiter: Any, key: Any = "k") -> int:
     return remaining
 
 
-def test_a_repeated_request_is_charged_once(limiter: Any) -> None:
+def test_repeated_request_is_charged_once(limiter: Any) -> None:
     for _ in range(5):
         decision = limiter.hit("k", 3, request_id="r")
         assert decision.allowed
@@ -52,24 +52,24 @@ def test_a_repeated_request_is_charged_once(limiter: Any) -> None:
 
 @marks_by_this_clock
 @pytest.mark.parametrize("ttl", ["90s", 90, 90.0, timedelta(seconds=90)])
-def test_it_is_remembered_as_long_as_was_said_and_no_longer(limiter: Any, place: Place, clock: Clock, ttl: Any) -> None:
-    def ask() -> bool:
+def test_request_is_remembered_for_its_ttl(limiter: Any, place: Place, clock: Clock, ttl: Any) -> None:
+    def method() -> bool:
         return bool(limiter.hit("k", 50, request_id="r", request_ttl=ttl))
 
     clock.set(3600 * 500)
-    assert [ask() for _ in range(3)] == [True] * 3
+    assert [method() for _ in range(3)] == [True] * 3
     clock.set_ns(clock.now_ns + 90 * NS - place.grain_ns)
-    # Being repeated doesn't make it last.
-    assert [ask() for _ in range(3)] == [True] * 3
+    # A repetition doesn't prolong it.
+    assert [method() for _ in range(3)] == [True] * 3
     assert 50 <= left(limiter) <= 52
     clock.set_ns(clock.now_ns + place.grain_ns)
-    assert ask()
+    assert method()
     assert left(limiter) <= 2
-    assert [ask() for _ in range(3)] == [True] * 3
+    assert [method() for _ in range(3)] == [True] * 3
 
 
 @marks_by_this_clock
-def test_five_minutes_if_nothing_is_said(limiter: Any, clock: Clock) -> None:
+def test_default_ttl_is_five_minutes(limiter: Any, clock: Clock) -> None:
     clock.set(3600 * 500)
     assert limiter.hit("k", 60, request_id="r")
     clock.advance(299)
@@ -78,7 +78,7 @@ def test_five_minutes_if_nothing_is_said(limiter: Any, clock: Clock) -> None:
     assert not limiter.hit("k", 60, request_id="r")
 
 
-def test_a_repeated_request_is_allowed_when_nothing_is_left(limiter: Any) -> None:
+def test_repeated_request_is_allowed_when_no_permits_remain(limiter: Any) -> None:
     assert limiter.hit("k", LIMIT, request_id="r")
     decision = limiter.hit("k", LIMIT, request_id="r")
     assert (decision.allowed, decision.remaining, decision.retry_after) == (True, 0, 0.0)
@@ -86,7 +86,7 @@ def test_a_repeated_request_is_allowed_when_nothing_is_left(limiter: Any) -> Non
     assert not limiter.allow("k")
 
 
-def test_a_denied_request_leaves_no_mark(limiter: Any, clock: Clock) -> None:
+def test_denied_request_leaves_no_mark(limiter: Any, clock: Clock) -> None:
     assert limiter.hit("k", LIMIT)
     assert not limiter.hit("k", request_id="r")
     limiter.refund("k", request_id="r")
@@ -95,13 +95,13 @@ def test_a_denied_request_leaves_no_mark(limiter: Any, clock: Clock) -> None:
     assert limiter.hit("k", 7, request_id="r").remaining == LIMIT - 7
 
 
-def test_asking_for_nothing_leaves_no_mark(limiter: Any) -> None:
+def test_request_with_cost_0_leaves_no_mark(limiter: Any) -> None:
     assert limiter.hit("k", 0, request_id="r")
     assert limiter.hit("k", 5, request_id="r")
     assert left(limiter) == LIMIT - 5
 
 
-def test_a_refund_by_id_gives_back_once(limiter: Any) -> None:
+def test_refund_by_id_gives_back_once(limiter: Any) -> None:
     assert limiter.hit("k", 10)
     assert limiter.hit("k", 3, request_id="r")
     limiter.refund("k", 3, request_id="unknown")
@@ -110,13 +110,13 @@ def test_a_refund_by_id_gives_back_once(limiter: Any) -> None:
     for _ in range(3):
         limiter.refund("k", 3, request_id="r")
         assert left(limiter) == LIMIT - 10
-    # It is forgotten with that, so it is charged when it comes again.
+    # The refund deletes the mark, so a repetition is charged.
     for _ in range(3):
         assert limiter.hit("k", 3, request_id="r")
         assert left(limiter) == LIMIT - 13
 
 
-def test_a_refund_by_id_gives_back_no_more_than_was_charged(limiter: Any) -> None:
+def test_refund_by_id_gives_back_at_most_its_charge(limiter: Any) -> None:
     assert limiter.hit("k", 10)
     assert limiter.hit("k", 3, request_id="r")
     limiter.refund("k", 13, request_id="r")
@@ -124,7 +124,7 @@ def test_a_refund_by_id_gives_back_no_more_than_was_charged(limiter: Any) -> Non
 
 
 @marks_by_this_clock
-def test_a_refund_comes_too_late_when_the_request_is_forgotten(limiter: Any, clock: Clock) -> None:
+def test_refund_after_the_ttl_gives_back_nothing(limiter: Any, clock: Clock) -> None:
     clock.set(3600 * 500)
     assert limiter.hit("k", 50, request_id="r", request_ttl="1s")
     clock.advance(1)
@@ -132,7 +132,7 @@ def test_a_refund_comes_too_late_when_the_request_is_forgotten(limiter: Any, clo
     assert left(limiter) == LIMIT - 50
 
 
-def test_ids_of_different_keys_and_limiters_are_strangers(store: Any) -> None:
+def test_ids_of_different_keys_and_limiters_are_independent(store: Any) -> None:
     limiters = [
         TokenBucket(store, "one", "100/hour"),
         TokenBucket(store, "two", "100/hour"),
@@ -151,8 +151,8 @@ def test_ids_of_different_keys_and_limiters_are_strangers(store: Any) -> None:
         assert left(limiter, key) == LIMIT - len(ids)
 
 
-def test_a_mark_is_no_key_of_a_limiter(limiter: Any) -> None:
-    """Whatever the id: none of these is the key that a mark could be mistaken for."""
+def test_mark_is_never_a_limiters_key(limiter: Any) -> None:
+    """None of these keys collides with the mark of any of these ids."""
     for request_id in ("k", ("k", "k"), ("k",), "r"):
         assert limiter.hit("k", 1, request_id=request_id)
     for key in (("k", "k"), ("k",), "r", "kk", "k\0k"):
@@ -164,7 +164,7 @@ def test_a_mark_is_no_key_of_a_limiter(limiter: Any) -> None:
     assert left(limiter) == before
 
 
-def test_ids_are_remembered_by_value(limiter: Any) -> None:
+def test_ids_are_compared_by_value(limiter: Any) -> None:
     class Text(str):
         pass
 
@@ -173,7 +173,7 @@ def test_ids_are_remembered_by_value(limiter: Any) -> None:
     assert left(limiter) == LIMIT - 1
 
 
-def test_resetting_a_key_does_not_forget_its_requests(limiter: Any) -> None:
+def test_reset_of_a_key_keeps_its_request_ids(limiter: Any) -> None:
     assert limiter.hit("k", 5, request_id="r")
     limiter.reset("k")
     assert limiter.hit("k", 5, request_id="r")
@@ -181,7 +181,7 @@ def test_resetting_a_key_does_not_forget_its_requests(limiter: Any) -> None:
 
 
 @pytest.mark.parametrize("request_id", [1.5, [], ["r"], {}, object(), ("r", None), (("r",),), bytearray(b"r")])
-def test_ids_that_are_none(limiter: Any, request_id: Any) -> None:
+def test_invalid_ids_are_refused(limiter: Any, request_id: Any) -> None:
     with pytest.raises(InvalidKey):
         limiter.hit("k", request_id=request_id)
     with pytest.raises(InvalidKey):
@@ -191,7 +191,7 @@ def test_ids_that_are_none(limiter: Any, request_id: Any) -> None:
     assert left(limiter) == LIMIT
 
 
-def test_times_to_live_that_are_none(limiter: Any) -> None:
+def test_invalid_ttls_are_refused(limiter: Any) -> None:
     for ttl in (
         *("", "soon", "5", "0s", "-1s", "1 month", "11 years", b"5s"),
         *(0, -1, 1e-10, float("nan"), float("inf"), 10**400, True, timedelta(0), timedelta.max),
@@ -201,28 +201,28 @@ def test_times_to_live_that_are_none(limiter: Any) -> None:
     assert left(limiter) == LIMIT
 
 
-def test_a_time_to_live_of_no_id(limiter: Any) -> None:
+def test_ttl_without_an_id_is_refused(limiter: Any) -> None:
     with pytest.raises(InvalidKey, match=r"request_ttl of '1 hour'.*request_id"):
         limiter.hit("k", request_ttl="1 hour")
     assert left(limiter) == LIMIT
 
 
-def test_what_can_never_be_allowed_is_told_so_with_an_id_too(limiter: Any, store: Any) -> None:
+def test_cost_above_the_limit_raises_with_an_id(limiter: Any, store: Any) -> None:
     with pytest.raises(CostExceedsLimit):
         limiter.hit("k", LIMIT + 1, request_id="r")
-    # And so it is never given back, unlike another amount that was charged under that id.
+    # The refused request left no charge to give back, and its id is free for another cost.
     assert limiter.hit("k", LIMIT, request_id="r")
     limiter.refund("k", LIMIT + 1, request_id="r")
     assert left(limiter) == 0
     limiter.refund("k", LIMIT, request_id="r")
     assert left(limiter) == LIMIT
     store.close()
-    for ask in (limiter.hit, limiter.refund):
+    for method in (limiter.hit, limiter.refund):
         with pytest.raises(StoreClosed):
-            ask("k", request_id="r")
+            method("k", request_id="r")
 
 
-def test_a_request_of_another_tier_is_charged_once_too(store: Any) -> None:
+def test_request_of_a_tier_is_charged_once(store: Any) -> None:
     limiter = TokenBucket(store, "api", "100/hour")
     for _ in range(3):
         assert limiter.hit("k", 10, rate="1000/hour", request_id="r").remaining == 990
@@ -230,7 +230,7 @@ def test_a_request_of_another_tier_is_charged_once_too(store: Any) -> None:
     assert left(limiter) == LIMIT
 
 
-def test_a_gap_between_requests_is_not_for_repeated_ones(store: Any, clock: Clock) -> None:
+def test_min_interval_allows_repeated_requests(store: Any, clock: Clock) -> None:
     limiter = MinInterval(store, "sms", "30s")
     assert [bool(limiter.hit("k", request_id="r")) for _ in range(3)] == [True] * 3
     assert not limiter.hit("k", request_id="other")
@@ -239,7 +239,7 @@ def test_a_gap_between_requests_is_not_for_repeated_ones(store: Any, clock: Cloc
     assert limiter.hit("k", request_id="r")
 
 
-def test_a_denied_request_is_not_remembered_by_a_gap(store: Any, clock: Clock) -> None:
+def test_min_interval_does_not_remember_denied_requests(store: Any, clock: Clock) -> None:
     gap = MinInterval(store, "g", "10s")
     assert gap.allow("ada")
     assert not gap.hit("ada", request_id="r")

@@ -11,10 +11,10 @@ from forebay import InvalidLimiter, Rate, SlidingWindow
 
 pytestmark = pytest.mark.places(*EXACT)
 
-START = 1200  # of a minute
+START = 1200  # the start of a minute
 
 
-def test_what_is_given_back_comes_from_this_windows_count_first(store: Any, clock: Clock) -> None:
+def test_refund_reduces_this_windows_count_first(store: Any, clock: Clock) -> None:
     limiter = SlidingWindow(store, "api", "100/minute")
     clock.set(START)
     limiter.hit("k", 40)
@@ -28,7 +28,7 @@ def test_what_is_given_back_comes_from_this_windows_count_first(store: Any, cloc
 
 
 @pytest.mark.places(*STRICT)
-def test_a_rate_for_one_call_has_the_same_period(store: Any, clock: Clock) -> None:
+def test_rate_for_one_call_must_have_the_same_period(store: Any, clock: Clock) -> None:
     limiter = SlidingWindow(store, "api", "100/minute")
     clock.set(START)
     assert limiter.hit("k", 40, rate="60/minute").remaining == 20
@@ -39,19 +39,19 @@ def test_a_rate_for_one_call_has_the_same_period(store: Any, clock: Clock) -> No
     assert limiter.peek("k").remaining == 40
     calls: list[dict[str, Any]] = [{"rate": "100/hour"}, {"burst": 5}, {"rate": Rate(2**40, 3600)}]
     for options in calls:
-        for ask in (limiter.hit, limiter.peek, limiter.refund):
+        for method in (limiter.hit, limiter.peek, limiter.refund):
             with pytest.raises(InvalidLimiter):
-                ask("k", **options)
+                method("k", **options)
     assert limiter.peek("k").remaining == 40
 
 
 @pytest.mark.parametrize("rounding", ["", "Up", "nearest", 1, True, b"up", ["up"]])
-def test_a_rounding_that_is_none(store: Any, rounding: Any) -> None:
+def test_sliding_window_refuses_unknown_roundings(store: Any, rounding: Any) -> None:
     with pytest.raises(InvalidLimiter, match="'up' or 'down'"):
         SlidingWindow(store, "api", "5/minute", rounding=rounding)
 
 
-def test_small_limits_round_up_and_larger_ones_down(store: Any) -> None:
+def test_default_rounding_is_up_for_small_limits_and_else_down(store: Any) -> None:
     for limit in (1, 2, 5, 6, 7, 1000):
         assert SlidingWindow(store, "api", Rate(limit, 60)).rounding == ("up" if limit <= 5 else "down")
         for rounding in ("up", "down"):
@@ -70,7 +70,7 @@ def test_small_limits_round_up_and_larger_ones_down(store: Any) -> None:
         ("100/minute", {}, 101),
     ],
 )
-def test_how_many_pass_in_a_moment_at_an_edge(
+def test_requests_at_an_edge_exceed_the_limit_by_the_documented_amount(
     store: Any, clock: Clock, rate: str, options: Any, at_the_edge: int
 ) -> None:
     limiter = SlidingWindow(store, "api", rate, **options)
@@ -82,9 +82,7 @@ def test_how_many_pass_in_a_moment_at_an_edge(
 
 
 @pytest.mark.parametrize("limit", [1, 5, 30])
-def test_over_an_edge_no_more_than_the_limit_and_its_share_of_the_time_since(
-    store: Any, clock: Clock, limit: int
-) -> None:
+def test_window_rounded_up_admits_its_limit_and_its_share_over_an_edge(store: Any, clock: Clock, limit: int) -> None:
     limiter = SlidingWindow(store, "api", Rate(limit, 60), rounding="up")
     clock.set(START + 59)
     passed = sum(limiter.allow("k") for _ in range(limit + 1))
@@ -96,7 +94,7 @@ def test_over_an_edge_no_more_than_the_limit_and_its_share_of_the_time_since(
     assert passed == 2 * limit
 
 
-def test_the_count_before_weighs_one_to_the_end_of_the_window_when_rounded_up(store: Any, clock: Clock) -> None:
+def test_previous_count_rounded_up_weighs_one_to_the_windows_end(store: Any, clock: Clock) -> None:
     limiter = SlidingWindow(store, "api", "3/minute")
     clock.set(START)
     assert limiter.hit("k", 2).reset_after == 120
@@ -108,7 +106,7 @@ def test_the_count_before_weighs_one_to_the_end_of_the_window_when_rounded_up(st
     assert limiter.peek("k", 0).reset_after == 90
 
 
-def test_limiters_that_round_in_different_ways_share_their_counts(store: Any, clock: Clock) -> None:
+def test_limiters_with_different_roundings_share_counts(store: Any, clock: Clock) -> None:
     up, down = (SlidingWindow(store, "api", "10/minute", rounding=rounding) for rounding in ("up", "down"))
     clock.set(START)
     assert up.hit("k", 3).remaining == 7

@@ -1,4 +1,4 @@
-"""The token bucket by example: costs, decisions, tiers, keys."""
+"""Token buckets, by example: costs, decisions, tiers, keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HUGE = 10**5000  # more digits than Python converts to text by default
 
 
 class Whole:
-    """A whole number of another type, as numpy's are."""
+    """An integer of another type, as numpy's are."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -52,7 +52,7 @@ def fields(decision: Decision) -> tuple[bool, int, int, int, int]:
 # Rates and bursts
 
 
-def test_the_burst_is_by_default_what_the_rate_allows_per_period(store: Any) -> None:
+def test_default_burst_is_the_rates_limit(store: Any) -> None:
     limiter = TokenBucket(store, "api", "3/minute")
     assert limiter.burst == 3
     assert limiter.rate == Rate(3, 60)
@@ -61,7 +61,7 @@ def test_the_burst_is_by_default_what_the_rate_allows_per_period(store: Any) -> 
     assert [limiter.allow("k") for _ in range(5)] == [True, True, True, False, False]
 
 
-def test_one_per_year(store: Any, clock: Clock) -> None:
+def test_bucket_refills_one_per_year(store: Any, clock: Clock) -> None:
     limiter = TokenBucket(store, "api", "1/year")
     assert fields(limiter.hit("k")) == (True, 1, 0, 0, YEAR_NS)
     assert fields(limiter.hit("k")) == (False, 1, 0, YEAR_NS, YEAR_NS)
@@ -72,7 +72,7 @@ def test_one_per_year(store: Any, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("burst", [0, -1, True, False, 1.0, 1.5, float("nan"), float("inf"), "3", b"3", (3,), Whole(3)])
-def test_a_burst_that_is_no_number_of_permits(store: Any, burst: Any) -> None:
+def test_invalid_bursts_are_refused(store: Any, burst: Any) -> None:
     with pytest.raises(InvalidLimiter, match=r"'api'.*at least 1"):
         TokenBucket(store, "api", "1/second", burst=burst)
 
@@ -82,11 +82,11 @@ def test_a_burst_that_is_no_number_of_permits(store: Any, burst: Any) -> None:
 
 @pytest.mark.parametrize("cost", [2, Whole(2)])
 @pytest.mark.parametrize("method", ["hit", "peek"])
-def test_a_cost_is_a_whole_number_of_any_type(bucket: TokenBucket, method: str, cost: Any) -> None:
+def test_cost_may_be_an_integer_of_any_type(bucket: TokenBucket, method: str, cost: Any) -> None:
     assert getattr(bucket, method)("k", cost).remaining == {"hit": 18, "peek": 20}[method]
 
 
-def test_a_cost_of_0_is_allowed_and_charges_nothing(bucket: TokenBucket) -> None:
+def test_cost_of_0_is_allowed_and_charges_nothing(bucket: TokenBucket) -> None:
     assert fields(bucket.hit("k", 0)) == (True, 20, 20, 0, 0)
     bucket.hit("k", 20)
     assert fields(bucket.hit("k", 0)) == (True, 20, 0, 0, 2 * NS)
@@ -96,7 +96,7 @@ def test_a_cost_of_0_is_allowed_and_charges_nothing(bucket: TokenBucket) -> None
     assert bucket.peek("k", 0).reset_after_ns == 2 * NS
 
 
-def test_a_cost_of_0_is_denied_in_debt(bucket: TokenBucket, clock: Clock) -> None:
+def test_cost_of_0_is_denied_in_debt(bucket: TokenBucket, clock: Clock) -> None:
     bucket.hit("k", 20)
     clock.set(clock.now() - 0.5)
     assert fields(bucket.hit("k", 0)) == (False, 20, 0, NS // 2, 5 * NS // 2)
@@ -111,20 +111,20 @@ def test_a_cost_of_0_is_denied_in_debt(bucket: TokenBucket, clock: Clock) -> Non
     ],
     ids=lambda cost: "huge" if cost == -HUGE else f"{cost!r:.20}",
 )  # fmt: skip
-def test_a_cost_that_is_no_number_of_permits(bucket: TokenBucket, cost: Any) -> None:
-    for ask in (bucket.hit, bucket.peek, bucket.refund):
+def test_invalid_costs_are_refused(bucket: TokenBucket, cost: Any) -> None:
+    for method in (bucket.hit, bucket.peek, bucket.refund):
         with pytest.raises(InvalidCost, match="whole number of at least 0"):
-            ask("k", cost)
+            method("k", cost)
     with pytest.raises(InvalidCost, match="whole number of at least 0"):
         bucket.allow_many(["k", "l"], [1, cost])
     assert bucket.peek("k").remaining == 20
 
 
 @pytest.mark.parametrize("cost", [21, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 1, 10**30, Whole(21), Whole(2**64)])
-def test_a_cost_above_the_burst_is_an_exception_with_the_numbers(bucket: TokenBucket, cost: Any) -> None:
-    for ask in (bucket.hit, bucket.peek):
+def test_cost_above_the_burst_raises_with_the_numbers(bucket: TokenBucket, cost: Any) -> None:
+    for method in (bucket.hit, bucket.peek):
         with pytest.raises(CostExceedsLimit) as caught:
-            ask("k", cost)
+            method("k", cost)
         error = caught.value
         assert (index(error.cost), error.limit, error.limiter) == (index(cost), 20, "api")
         assert "'api'" in str(error)
@@ -137,7 +137,7 @@ def test_a_cost_above_the_burst_is_an_exception_with_the_numbers(bucket: TokenBu
 
 
 @pytest.mark.parametrize("cost", [21, 2**62, 2**63, 2**64 + 1, 10**30, Whole(21), Whole(2**64)])
-def test_a_refund_above_the_burst_fills_the_bucket_and_no_more(bucket: TokenBucket, cost: Any) -> None:
+def test_refund_above_the_burst_only_fills_the_bucket(bucket: TokenBucket, cost: Any) -> None:
     assert bucket.hit("k", 15)
     bucket.refund("k", cost)
     assert bucket.peek("k").remaining == 20
@@ -147,13 +147,13 @@ def test_a_refund_above_the_burst_fills_the_bucket_and_no_more(bucket: TokenBuck
     assert bucket.peek("k", rate="5/minute", burst=10).remaining <= 10
 
 
-def test_a_cost_of_endless_digits_can_be_shown(bucket: TokenBucket) -> None:
+def test_huge_cost_has_a_short_message(bucket: TokenBucket) -> None:
     with pytest.raises(CostExceedsLimit) as caught:
         bucket.hit("k", HUGE)
     assert len(str(caught.value)) < 1000
 
 
-def test_what_a_costs_index_raises_is_not_swallowed(bucket: TokenBucket) -> None:
+def test_exception_of_a_costs_index_reaches_the_caller(bucket: TokenBucket) -> None:
     class Broken:
         def __index__(self) -> int:
             raise ZeroDivisionError
@@ -165,7 +165,7 @@ def test_what_a_costs_index_raises_is_not_swallowed(bucket: TokenBucket) -> None
 # Decisions
 
 
-def test_a_decision_is_true_when_allowed(bucket: TokenBucket) -> None:
+def test_decision_is_true_if_allowed(bucket: TokenBucket) -> None:
     allowed, denied = bucket.hit("k", 20), bucket.hit("k", 15)
     assert allowed
     assert not denied
@@ -177,14 +177,14 @@ def test_a_decision_is_true_when_allowed(bucket: TokenBucket) -> None:
     assert repr(denied) == "Decision(allowed=False, limit=20, remaining=0, retry_after=1.5, reset_after=2.0)"
 
 
-def test_a_denied_decision_says_what_would_still_be_allowed(bucket: TokenBucket) -> None:
+def test_denied_decision_reports_the_permits_that_remain(bucket: TokenBucket) -> None:
     bucket.hit("k", 15)
     denied = bucket.hit("k", 10)
     assert (denied.allowed, denied.remaining) == (False, 5)
     assert bucket.hit("k", denied.remaining)
 
 
-def test_a_decision_is_immutable(bucket: TokenBucket) -> None:
+def test_decision_is_immutable(bucket: TokenBucket) -> None:
     decision = bucket.hit("k")
     for name in ("allowed", "limit", "remaining", "retry_after", "reset_after", "retry_after_ns", "other"):
         with pytest.raises(AttributeError):
@@ -204,7 +204,7 @@ def test_peek_charges_nothing(bucket: TokenBucket) -> None:
     assert fields(bucket.peek("k", 6)) == (False, 20, 5, NS // 10, 3 * NS // 2)
 
 
-def test_refund_gives_back_but_never_more_than_a_full_bucket(bucket: TokenBucket, clock: Clock) -> None:
+def test_refund_gives_back_at_most_a_full_bucket(bucket: TokenBucket, clock: Clock) -> None:
     bucket.refund("k", 5)
     assert bucket.peek("k").remaining == 20
     bucket.hit("k", 10)
@@ -227,11 +227,11 @@ def test_reset_forgets_one_key(bucket: TokenBucket) -> None:
     assert bucket.peek("l").remaining == 0
 
 
-def test_a_rate_for_one_call_judges_the_same_state(bucket: TokenBucket) -> None:
+def test_rate_for_one_call_uses_the_same_state(bucket: TokenBucket) -> None:
     gold = Rate(100, 1)
     assert bucket.hit("k", 20)
     assert not bucket.allow("k")
-    # Two seconds ahead; a burst of 300 at 100 per second may be three seconds ahead.
+    # The state is two seconds ahead; a burst of 300 at 100 per second may be three seconds ahead.
     decision = bucket.hit("k", 100, rate=gold, burst=300)
     assert fields(decision) == (True, 300, 0, 0, 3 * NS)
     assert fields(bucket.peek("k", 1, rate="100/second", burst=300)) == (False, 300, 0, NS // 100, 3 * NS)
@@ -243,17 +243,17 @@ def test_a_rate_for_one_call_judges_the_same_state(bucket: TokenBucket) -> None:
     assert caught.value.limit == 300
 
 
-def test_a_burst_for_one_call_needs_a_rate(bucket: TokenBucket) -> None:
-    for ask in (bucket.hit, bucket.peek, bucket.refund):
+def test_burst_for_one_call_needs_a_rate(bucket: TokenBucket) -> None:
+    for method in (bucket.hit, bucket.peek, bucket.refund):
         with pytest.raises(InvalidLimiter, match="rate"):
-            ask("k", burst=5)
+            method("k", burst=5)
 
 
-def test_a_bad_rate_for_one_call_charges_nothing(bucket: TokenBucket) -> None:
+def test_invalid_rate_for_one_call_charges_nothing(bucket: TokenBucket) -> None:
     for options in ({"rate": "fast"}, {"rate": 5}, {"rate": "1/s", "burst": 0}, {"rate": "1/s", "burst": 2**64}):
-        for ask in (bucket.hit, bucket.peek, bucket.refund):
-            with pytest.raises(ValueError):  # noqa: PT011  # each has a test of its own above
-                ask("k", **options)
+        for method in (bucket.hit, bucket.peek, bucket.refund):
+            with pytest.raises(ValueError):  # noqa: PT011  # other tests check each message
+                method("k", **options)
     assert bucket.peek("k").remaining == 20
 
 
@@ -265,14 +265,14 @@ def test_a_bad_rate_for_one_call_charges_nothing(bucket: TokenBucket) -> None:
     [
         *(None, 1.5, ["a"], {"a"}, bytearray(b"a"), memoryview(b"a"), object()),
         *((1.5,), (None,), (("a",),), ("a", ["b"])),
-        # True is the integer 1 for Python, so an answer given for a key would be one client with 1.
+        # True is the integer 1 in Python, so a client with the key True would share the key 1.
         *(True, False, ("a", True)),
     ],
 )
-def test_a_key_of_another_type(bucket: TokenBucket, key: Any) -> None:
-    for ask in (bucket.allow, bucket.hit, bucket.peek, bucket.refund, bucket.reset):
+def test_key_of_another_type_is_refused(bucket: TokenBucket, key: Any) -> None:
+    for method in (bucket.allow, bucket.hit, bucket.peek, bucket.refund, bucket.reset):
         with pytest.raises(InvalidKey, match="str, bytes"):
-            ask(key)
+            method(key)
     assert issubclass(InvalidKey, TypeError)
 
 
@@ -294,7 +294,7 @@ def test_a_key_of_another_type(bucket: TokenBucket, key: Any) -> None:
     ],
     ids=lambda key: type(key).__name__,
 )
-def test_extreme_keys_are_keys(bucket: TokenBucket, key: Any) -> None:
+def test_extreme_keys_are_accepted(bucket: TokenBucket, key: Any) -> None:
     assert bucket.hit(key, 20)
     assert not bucket.allow(key)
     assert bucket.allow_many([key]) == [False]
@@ -305,7 +305,7 @@ def test_extreme_keys_are_keys(bucket: TokenBucket, key: Any) -> None:
 # Limiters of one store
 
 
-def test_two_limiters_of_one_name_share_their_state(store: Any) -> None:
+def test_limiters_of_one_name_share_their_state(store: Any) -> None:
     first = TokenBucket(store, "api", "10/second")
     second = TokenBucket(store, "api", "10/second")
     other = TokenBucket(store, "other", "10/second")
@@ -318,7 +318,7 @@ def test_two_limiters_of_one_name_share_their_state(store: Any) -> None:
     assert other.peek("k").remaining == 0
 
 
-def test_names_that_differ_little_are_different_limiters(store: Any) -> None:
+def test_limiters_of_similar_names_are_separate(store: Any) -> None:
     names = ["a", "b", "aa", "A", " a", "a ", "0a", "1a", "é", "e\u0301", "a" * 48, "é" * 24]
     for limiter in [TokenBucket(store, name, "1/hour") for name in names]:
         assert limiter.allow("k"), limiter.name

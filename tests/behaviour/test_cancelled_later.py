@@ -1,7 +1,7 @@
-"""The same limits at two places, told the same things: also when bookings are cancelled later.
+"""The same operations at two places, one in memory: both answer alike, also after a late cancellation.
 
-What a cancellation gives back later is more than the oracle's rules say; so what memory says is compared with.
-Of a synced bucket it is another: see ``test_hosts.py``.
+A late cancellation exceeds the oracle's rules, so memory is the reference. A synced bucket differs: see
+``test_hosts.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forebay import (
 )
 
 MS_NS: Final = 1_000_000
-# With permits that are whole milliseconds apart, so that both count the same.
+# Permits are whole milliseconds apart, so that places that count in microseconds agree.
 KINDS: dict[str, Callable[[Any], Any]] = {
     "TokenBucket": lambda store: TokenBucket(store, "api", "5/second", burst=4),
     "TokenBucketInterval": lambda store: TokenBucket(store, "api", "2/second", burst=5, refill="interval"),
@@ -40,13 +40,13 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def said(decision: Decision) -> tuple[Any, ...]:
-    """All of it, to the microsecond: what is told in nanoseconds is rounded up."""
+def fields(decision: Decision) -> tuple[Any, ...]:
+    """All fields, with times rounded up to the microsecond."""
     times_ns = (decision.retry_after_ns, decision.reset_after_ns, decision.next_after_ns)
     return decision.allowed, decision.limit, decision.remaining, *(-(-time_ns // 1000) for time_ns in times_ns)
 
 
-# How often each place is tried with each limiter.
+# Hypothesis examples for each limiter, by place.
 EXAMPLES: Final = {"redis": 50, "asyncio": 5}
 
 
@@ -74,7 +74,7 @@ class PlaceAndMemory(RuleBasedStateMachine):
     def hit(self, cost: int) -> None:
         cost = min(cost, self.both[1].peek("ada").limit)
         there, in_memory = (limiter.hit("ada", cost) for limiter in self.both)
-        assert said(there) == said(in_memory)
+        assert fields(there) == fields(in_memory)
 
     @rule(cost=st.integers(1, 5), max_delay=st.sampled_from([None, 0, 0.3, 0.8, 1.5, 2]))
     def reserve(self, cost: int, max_delay: float | None) -> None:
@@ -107,10 +107,10 @@ class PlaceAndMemory(RuleBasedStateMachine):
             place.clock.set_ns(self.now_ns)
 
     @invariant()
-    def they_are_alike(self) -> None:
+    def both_agree(self) -> None:
         if hasattr(self, "booked"):
             there, in_memory = (limiter.peek("ada") for limiter in self.both)
-            assert said(there) == said(in_memory)
+            assert fields(there) == fields(in_memory)
 
 
 @pytest.fixture(autouse=True)

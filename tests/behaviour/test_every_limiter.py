@@ -1,6 +1,6 @@
-"""Every limiter, wherever it is kept, and the oracle, told the same things at the same times, answer alike.
+"""Every limiter at every place, and the oracle: the same operations at the same times give the same answers.
 
-What a host has on loan it knows less of: for leases see ``test_hosts.py``, and ``test_leased_model.py`` in tests/redis.
+A host with leases knows less than Redis: ``test_hosts.py`` and ``test_leased_model.py`` in tests/redis test those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from limiter_cases import MEMORY, OF_ONE_HOST, REDIS, SYNCED, cases_of
 from oracle_machine import LimiterAndOracle
 from redis_server import RedisServer
 
-# How each place counts, and how often it is tried with each limiter: seldom where another decides by the same code.
+# Each place's unit, and its number of examples for each limiter: few where another place runs the same code.
 PLACES: Final = {
     "private": (MEMORY, 60),
     "named": (MEMORY, 8),
@@ -42,7 +42,7 @@ def machine_of(kind: str, place_kind: str) -> Any:
     return machine.TestCase
 
 
-# In memory which of several permits that end at one instant a cancellation gives back is another matter.
+# In memory, a cancellation of one of several permits that end at one instant may give back another of them.
 APART = [("Concurrency", "private"), ("Concurrency", "named")]
 for kind in cases_of(MEMORY):
     for place_kind in PLACES:

@@ -1,9 +1,9 @@
-"""What every place admits, hosts that lease or exchange included; and what of those doesn't hold, and does instead.
+"""Admissions at every place, including hosts that lease or exchange, and the rules that differ for those.
 
-A host with leases knows of no more than it has on loan: `remaining` is at most what is left. A denial it remembers
-until Redis has said that it can change, rounded up by some milliseconds: requests come `A_MOMENT_S` after a change.
-Of a bucket, what it has spent is on loan until it is reported with the next fetch, and refills from then on: it admits
-less than elsewhere, never more.
+A leasing host knows only its permits on loan: `remaining` is at most the true remainder. It remembers a denial until
+Redis's answer can change, rounded up by some milliseconds: requests come `A_MOMENT_S` after a change. Permits spent
+from a bucket's loan stay on loan until the next fetch reports them, and refill only from then on: such a host admits
+less than other places, never more.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ A_MOMENT_S: Final = 0.01
 class Traffic(NamedTuple):
     make: Callable[[Any], Any]
     burst: int
-    asked: Sequence[tuple[float, int, int]]
-    """After so many seconds so many requests, of which so many are admitted."""
+    requests: Sequence[tuple[float, int, int]]
+    """(seconds, requests, admitted): at this time the host gets this many requests, and admits so many."""
 
 
 TRAFFIC: Final = {
@@ -73,28 +73,28 @@ def start(place: Place, kind: str) -> Any:
 
 @every_kind
 @pytest.mark.parametrize("how", ["allow", "hit", "allow_many", "with a cost"])
-def test_so_many_are_admitted(place: Place, kind: str, how: str) -> None:
+def test_place_admits_the_same_requests(place: Place, kind: str, how: str) -> None:
     limiter = start(place, kind)
     passed = possible = TRAFFIC[kind].burst
-    for seconds, asked, admitted in TRAFFIC[kind].asked:
+    for seconds, requests, admitted in TRAFFIC[kind].requests:
         place.clock.set(START_S + seconds + A_MOMENT_S)
         if place.kind == "leased" and "window" not in kind and seconds:
-            passed += sum(limiter.allow_many(["k"] * asked))
+            passed += sum(limiter.allow_many(["k"] * requests))
             possible += admitted
             assert 0 < passed <= possible
         elif how == "with a cost" and admitted:
             assert limiter.hit("k", admitted)
-            assert admitted == asked or not limiter.hit("k")
+            assert admitted == requests or not limiter.hit("k")
         elif how == "allow_many":
-            assert limiter.allow_many(["k"] * asked) == [True] * admitted + [False] * (asked - admitted)
+            assert limiter.allow_many(["k"] * requests) == [True] * admitted + [False] * (requests - admitted)
         else:
-            ask = limiter.hit if how == "hit" else limiter.allow
-            assert [bool(ask("k")) for _ in range(asked)] == [True] * admitted + [False] * (asked - admitted)
+            method = limiter.hit if how == "hit" else limiter.allow
+            assert [bool(method("k")) for _ in range(requests)] == [True] * admitted + [False] * (requests - admitted)
         assert limiter.allow(f"at {seconds}")
 
 
 @every_kind
-def test_what_remains_can_be_had_and_what_was_told_to_wait_is_enough(place: Place, kind: str) -> None:
+def test_remaining_permits_can_be_taken_and_retry_after_suffices(place: Place, kind: str) -> None:
     limiter = start(place, kind)
     burst = TRAFFIC[kind].burst
     assert limiter.peek("k").remaining == burst
@@ -103,7 +103,7 @@ def test_what_remains_can_be_had_and_what_was_told_to_wait_is_enough(place: Plac
         assert (decision.allowed, decision.limit, decision.retry_after_ns) == (True, burst, 0)
         if place.kind == "leased":
             assert 0 <= decision.remaining <= burst - taken
-            # Who looks asks Redis, and borrows nothing.
+            # A peek reads Redis and fetches no lease.
             assert limiter.peek("k", burst).remaining <= burst - taken
         else:
             assert decision.remaining == limiter.peek("k").remaining == burst - taken
@@ -118,7 +118,7 @@ def test_what_remains_can_be_had_and_what_was_told_to_wait_is_enough(place: Plac
 
 
 @every_kind
-def test_what_is_given_back_can_be_had_again(place: Place, kind: str) -> None:
+def test_refunded_permits_can_be_taken_again(place: Place, kind: str) -> None:
     limiter = start(place, kind)
     burst = TRAFFIC[kind].burst
     assert limiter.hit("k", burst)
@@ -135,21 +135,21 @@ def test_what_is_given_back_can_be_had_again(place: Place, kind: str) -> None:
 
 
 @every_kind
-def test_what_no_request_can_be(place: Place, kind: str) -> None:
+def test_invalid_requests_are_refused(place: Place, kind: str) -> None:
     limiter = start(place, kind)
     burst = TRAFFIC[kind].burst
-    for ask in (limiter.hit, limiter.peek):
+    for method in (limiter.hit, limiter.peek):
         with pytest.raises(CostExceedsLimit) as caught:
-            ask("k", burst + 1)
+            method("k", burst + 1)
         assert (caught.value.cost, caught.value.limit, caught.value.limiter) == (burst + 1, burst, "api")
-    for ask in (limiter.hit, limiter.peek, limiter.refund):
+    for method in (limiter.hit, limiter.peek, limiter.refund):
         for cost in (-1, 1.0, True, None, "1"):
             with pytest.raises(InvalidCost):
-                ask("k", cost)
-    for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.refund, limiter.reset):
+                method("k", cost)
+    for method in (limiter.allow, limiter.hit, limiter.peek, limiter.refund, limiter.reset):
         for key in (None, 1.5, ["k"], ("k", None)):
             with pytest.raises(InvalidKey):
-                ask(key)
+                method(key)
     with pytest.raises(CostExceedsLimit):
         limiter.allow_many(["k", "j"], [1, burst + 1])
     with pytest.raises(InvalidKey):
@@ -157,7 +157,7 @@ def test_what_no_request_can_be(place: Place, kind: str) -> None:
     assert limiter.allow_many(["k"] * (burst + 1)) == [True] * burst + [False]
 
 
-# What doesn't hold of hosts that lease or exchange
+# Rules that differ for hosts that lease or exchange
 
 NOT_LEASED_OR_SYNCED: Final[dict[str, Callable[[Any], Any]]] = {
     "interval bucket": lambda store: TokenBucket(store, "api", "5/hour", refill="interval"),
@@ -171,29 +171,30 @@ NOT_LEASED_OR_SYNCED: Final[dict[str, Callable[[Any], Any]]] = {
 
 @pytest.mark.places("leased", "synced")
 @pytest.mark.parametrize("make", NOT_LEASED_OR_SYNCED.values(), ids=NOT_LEASED_OR_SYNCED)
-def test_others_say_so_when_they_are_made(place: Place, make: Callable[[Any], Any]) -> None:
+def test_other_limiters_are_refused_when_they_are_made(place: Place, make: Callable[[Any], Any]) -> None:
     with pytest.raises(InvalidLimiter, match=r"RedisStore|instead|can be"):
         make(place.store)
 
 
 @pytest.mark.places("synced")
 @pytest.mark.parametrize("align", ["first", "stagger"])
-def test_only_windows_by_the_clock_are_synced(place: Place, align: Any) -> None:
+def test_only_clock_aligned_windows_are_synced(place: Place, align: Any) -> None:
     with pytest.raises(InvalidLimiter):
         FixedWindow(place.store, "api", "5/hour", align=align)
 
 
 @pytest.mark.places("synced")
-def test_a_synced_window_has_one_limit(place: Place) -> None:
+def test_synced_window_refuses_a_rate_for_one_call(place: Place) -> None:
     for window in (FixedWindow(place.store, "f", "5/hour"), SlidingWindow(place.store, "s", "5/hour")):
-        for ask in (window.hit, window.peek, window.refund):
+        for method in (window.hit, window.peek, window.refund):
             with pytest.raises(InvalidLimiter):
-                ask("k", rate="6/hour")
+                method("k", rate="6/hour")
 
 
 @pytest.mark.places(*EXACT)
-def test_a_booking_before_others_comes_back_to_a_synced_bucket_alone(place: Place) -> None:
-    """Elsewhere its place is behind it, and nobody's. What a host has learned meanwhile would lie behind it, too."""
+def test_only_a_synced_bucket_gets_an_earlier_booking_back(place: Place) -> None:
+    """Elsewhere a later booking keeps its time, so the earlier one's place is lost. A synced host's merges may lie
+    behind it."""
     bucket = TokenBucket(place.store, "api", "5/second", burst=4)
     first, second = bucket.reserve("k"), bucket.reserve("k", 4)
     assert second.delay == 0.2
@@ -204,7 +205,7 @@ def test_a_booking_before_others_comes_back_to_a_synced_bucket_alone(place: Plac
 
 @pytest.mark.places("leased")
 @every_kind
-def test_a_lease_books_nothing_ahead_and_is_none_of_several(place: Place, kind: str) -> None:
+def test_leased_limiter_refuses_bookings_and_all_of(place: Place, kind: str) -> None:
     limiter = start(place, kind)
     with pytest.raises(InvalidLimiter, match="book"):
         limiter.reserve("k")

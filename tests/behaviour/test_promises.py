@@ -1,4 +1,4 @@
-"""What the fields of a decision promise, of every limiter, stated without saying how they are reached."""
+"""The promises of a decision's fields for every limiter, independent of the algorithm."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from places import Clock, opened
 from redis_server import RedisServer
 
 START_S: Final = 1000
-# With the largest limits a sliding window in memory is not exact, but what it says of itself is.
+# In memory a sliding window of the largest limits is not exact, but its decisions' fields are true.
 LARGE: Final = {"SlidingWindowOfLargeLimits": sliding_windows(MEMORY, exact=False)}
-# Over which cases, and with how many of a hundred examples.
+# The cases of each place, and the number of examples of a hundred.
 PLACES: Final = {
     "private": (cases_of(MEMORY) | LARGE, 100),
     "redis": (cases_of(REDIS), 40),
@@ -35,7 +35,7 @@ ALL: Final = [
 def every_limiter(
     count: int, kinds: Callable[[str], bool] = lambda kind: True
 ) -> Callable[[Callable[[Trial], None]], Callable[..., None]]:
-    """A test of all limiters at all places."""
+    """Decorates a test that runs with all limiters at all places."""
 
     def decorate(test: Callable[[Trial], None]) -> Callable[..., None]:
         chosen = [one for one in ALL if kinds(one[1])]
@@ -58,7 +58,7 @@ def every_limiter(
 
 
 class Trial:
-    """One example: a limiter with its clock, whose time is in units of its place."""
+    """One example: a limiter and its clock, in its place's unit of time."""
 
     def __init__(self, where: str, data: st.DataObject, cases: st.SearchStrategy[Case], server: RedisServer) -> None:
         self.where, self.data, self.cases, self.server = where, data, cases, server
@@ -85,7 +85,7 @@ class Trial:
         self.clock.set_ns(now * self.unit_ns)
 
     def goes_on(self) -> bool:
-        """To any time from now on, unless it is too late for what comes then."""
+        """Move to a time from now on; False if no time is left for the rest of the example."""
         now = self.data.draw(st.just(self.now) | self.case.times(self.now))
         if now > self.case.measure.latest // 2:
             return False
@@ -94,7 +94,7 @@ class Trial:
 
 
 @every_limiter(20)
-def test_what_a_decision_says_comes_true(trial: Trial) -> None:
+def test_fields_of_a_decision_come_true(trial: Trial) -> None:
     with trial.limiter() as limiter:
         for _ in range(trial.data.draw(st.integers(1, 12))):
             if not trial.goes_on():
@@ -114,7 +114,7 @@ def check_remaining(limiter: Any, case: Case) -> None:
 
 
 def check_waits(limiter: Any, trial: Trial, cost: int, decision: Any) -> None:
-    """Ask again before, at and after the times that were told; nothing is charged."""
+    """Peek before, at and after the reported times; nothing is charged."""
     most, now = trial.case.rule.most, trial.now
     assert (decision.retry_after_ns == 0) is decision.allowed
     allowed_at = now + trial.units(decision.retry_after_ns)
@@ -134,8 +134,8 @@ def check_waits(limiter: Any, trial: Trial, cost: int, decision: Any) -> None:
 
 
 @every_limiter(20)
-def test_sleeping_for_the_seconds_told_is_enough(trial: Trial) -> None:
-    """What a caller does: ``time.sleep(decision.retry_after)``, a float."""
+def test_sleeping_for_retry_after_suffices(trial: Trial) -> None:
+    """A caller does ``time.sleep(decision.retry_after)``, with a float."""
     with trial.limiter() as limiter:
         limiter.hit("k", trial.case.rule.most)
         cost = trial.data.draw(trial.case.costs())
@@ -146,11 +146,11 @@ def test_sleeping_for_the_seconds_told_is_enough(trial: Trial) -> None:
 
 
 @every_limiter(20)
-def test_no_more_than_the_limit_at_one_instant(trial: Trial) -> None:
+def test_limiter_admits_at_most_its_limit_at_one_instant(trial: Trial) -> None:
     with trial.limiter(anywhen=True) as limiter:
-        asked = trial.data.draw(st.lists(trial.case.costs(), max_size=60))
-        passed = sum(cost for cost in asked if limiter.hit("k", cost))
-        # Whatever is left over, taken as told until nothing is.
+        costs = trial.data.draw(st.lists(trial.case.costs(), max_size=60))
+        passed = sum(cost for cost in costs if limiter.hit("k", cost))
+        # Take the reported remainder until none is left.
         while left := limiter.peek("k", 0).remaining:
             assert limiter.hit("k", left)
             passed += left
@@ -170,7 +170,7 @@ def test_single_requests_use_up_the_limit_exactly(trial: Trial) -> None:
 
 
 @every_limiter(20)
-def test_after_the_next_permits_time_there_is_more(trial: Trial) -> None:
+def test_more_remains_after_next_after(trial: Trial) -> None:
     with trial.limiter() as limiter:
         for _ in range(trial.data.draw(st.integers(1, 8))):
             decision = limiter.hit("k", trial.data.draw(trial.case.costs()))
@@ -179,7 +179,7 @@ def test_after_the_next_permits_time_there_is_more(trial: Trial) -> None:
             elif decision.remaining == decision.limit:
                 assert decision.next_after_ns == 0
             else:
-                # At Redis some permits come between two microseconds: then the next one is late enough.
+                # Over Redis some permits come between two microseconds: round up.
                 trial.move(trial.now - -decision.next_after_ns // trial.unit_ns)
                 assert limiter.peek("k", decision.remaining + 1)
             assert decision.next_after_ns <= max(decision.reset_after_ns, decision.retry_after_ns)

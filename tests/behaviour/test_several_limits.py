@@ -1,4 +1,4 @@
-"""Several limits at once, and the oracle of each: all or none, and the limit that bound the request is named."""
+"""Several limits at once, and an oracle for each: all are charged or none, and the decision names the binding limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXACT_OVER_REDIS = sorted(cases_of(REDIS).keys() - {"FixedWindowStagger"})
 
 
 class SeveralAndOracles(RuleBasedStateMachine):
-    """With a clock that only goes forward: what limiters make of one that goes back is tested with each of them."""
+    """The clock only goes forward; other tests move each limiter's clock back."""
 
     measure: ClassVar[Measure]
     kinds: ClassVar[list[str]]
@@ -49,18 +49,18 @@ class SeveralAndOracles(RuleBasedStateMachine):
         self.limiters = [case.make(self.place.store, name) for name, case in self.cases.items()]
         self.all: Any = AllOf(*self.limiters)
         self.oracle = AllOfOracle({name: case.rule for name, case in self.cases.items()})
-        self.told: list[int] = []
+        self.waits: list[int] = []
 
     def teardown(self) -> None:
         if hasattr(self, "place"):
             self.opening.__exit__(None, None, None)
 
     def draw_keys(self, data: st.DataObject) -> tuple[Any, list[Any]]:
-        """What to ask with, and what that means for each limiter."""
+        """A key argument, and the key that it gives to each limiter."""
         key = data.draw(keys)
         if data.draw(st.booleans()):
             same = [key] * len(self.cases)
-            # A tuple of as many parts as there are limiters may be either, and is refused.
+            # A tuple of as many parts as there are limiters is ambiguous, and refused.
             return same if isinstance(key, tuple) else key, same
         each = [data.draw(keys) for _ in self.cases]
         return each, each
@@ -77,7 +77,7 @@ class SeveralAndOracles(RuleBasedStateMachine):
 
     def expect(self, keys: list[Any], costs: list[int]) -> Answer:
         answer = self.oracle.hit(keys, costs, self.now)
-        self.told = [answer.retry_after_ns, answer.reset_after_ns]
+        self.waits = [answer.retry_after_ns, answer.reset_after_ns]
         return answer
 
     @rule(data=st.data())
@@ -105,9 +105,9 @@ class SeveralAndOracles(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 20), data=st.data())
     def allow_many(self, count: int, data: st.DataObject) -> None:
-        asked = [(*self.draw_keys(data), *self.draw_costs(data)) for _ in range(count)]
-        passed = self.all.allow_many([key for key, _, _, _ in asked], [cost for _, _, cost, _ in asked])
-        assert passed == [self.expect(keys, costs).allowed for _, keys, _, costs in asked]
+        requests = [(*self.draw_keys(data), *self.draw_costs(data)) for _ in range(count)]
+        passed = self.all.allow_many([key for key, _, _, _ in requests], [cost for _, _, cost, _ in requests])
+        assert passed == [self.expect(keys, costs).allowed for _, keys, _, costs in requests]
 
     @rule(data=st.data())
     def reserve(self, data: st.DataObject) -> None:
@@ -138,7 +138,7 @@ class SeveralAndOracles(RuleBasedStateMachine):
         self.oracle.reset(keys, self.now)
 
     @rule(key=keys, excess=magnitudes(1, 2**70))
-    def ask_for_what_cannot_be(self, key: Any, excess: int) -> None:
+    def exceed_the_limits(self, key: Any, excess: int) -> None:
         count = len(self.cases)
         if isinstance(key, tuple):
             if len(key) == count:
@@ -146,37 +146,37 @@ class SeveralAndOracles(RuleBasedStateMachine):
                     self.all.hit(key)
             key = [key] * count
         for name in ("hit", "peek", "reserve", "refund"):
-            ask = getattr(self.all, name)
+            method = getattr(self.all, name)
             if name != "refund":
                 with pytest.raises(CostExceedsLimit):
-                    ask(key, self.most + excess)
+                    method(key, self.most + excess)
             with pytest.raises(InvalidCost):
-                ask(key, -excess)
+                method(key, -excess)
             with pytest.raises(InvalidCost):
-                ask(key, [1] * (count + 1))
+                method(key, [1] * (count + 1))
             with pytest.raises(InvalidKey):
-                ask([1] * (count + 1))
+                method([1] * (count + 1))
             with pytest.raises(InvalidKey):
-                ask(1.5)
+                method(1.5)
 
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
         self.move(data.draw(data.draw(st.sampled_from(list(self.cases.values()))).times(self.now)))
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.waits)
     @rule(data=st.data(), off=st.integers(-1, 1))
-    def wait_as_told(self, data: st.DataObject, off: int) -> None:
-        self.move(self.now + data.draw(st.sampled_from(self.told)) + off)
-        self.told = []
+    def wait_until_reported(self, data: st.DataObject, off: int) -> None:
+        self.move(self.now + data.draw(st.sampled_from(self.waits)) + off)
+        self.waits = []
 
     def move(self, now: int) -> None:
         self.now = min(max(now, self.now), self.measure.latest)
         self.place.clock.set_ns(self.now * self.measure.unit_ns)
 
     @invariant()
-    def each_limit_is_as_its_oracle(self) -> None:
-        """None has been charged that should not have been, for a request that another denied."""
-        if hasattr(self, "told"):
+    def each_limit_agrees_with_its_oracle(self) -> None:
+        """A request that one limit denied was charged to none."""
+        if hasattr(self, "waits"):
             for limiter, (name, its_rule) in zip(self.limiters, self.oracle.rules.items(), strict=True):
                 for key in KEYS:
                     expected = self.oracle.oracles[name].peek(its_rule, key, 1, self.now)
@@ -201,8 +201,8 @@ TestPrivate = machine_of("private", MEMORY, EXACT_IN_MEMORY, 60)
 TestSynced = machine_of("synced", SYNCED, list(OF_ONE_HOST), 25)
 TestRedis = machine_of("redis", REDIS, EXACT_OVER_REDIS, 40)
 TestAsyncio = machine_of("asyncio", REDIS, EXACT_OVER_REDIS, 8)
-# As over a cluster, one call for each slot: with nobody in between, the answers are the same. But for what a charge
-# leaves that is given back: a window that has begun with it, a log's oldest permits.
+# One call for each slot, as over a cluster. Without other clients in between, the answers are the same, except after a
+# charge that is rolled back: a window that it began, or the oldest permits of a log.
 TestSlots = machine_of(
     "redis", REDIS, [kind for kind in EXACT_OVER_REDIS if kind not in ("FixedWindowFirst", "SlidingLog")], 40,
     has_slots=True,

@@ -1,6 +1,6 @@
-"""The worked examples of the algorithms, each under its number: at every place, by one process and by several.
+"""The worked examples of the algorithms, by number: at every place, with one process and with several.
 
-The oracle answers them as well, so that what the property tests compare forebay with has met the same numbers.
+The oracle passes the same examples, so the reference of the property tests has met the same numbers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ HOUR_NS = 3600 * NS
 START = 86_400
 
 
-class Asked:
-    """A limiter's methods, asked in turn by all who share it."""
+class SharedLimiter:
+    """A limit that several processes or stores share; they answer in turn."""
 
-    def __init__(self, askers: Sequence[Callable[..., Any]]) -> None:
-        self.turns = cycle(askers)
+    def __init__(self, callers: Sequence[Callable[..., Any]]) -> None:
+        self.turns = cycle(callers)
 
     def hit(self, key: Any, cost: int = 1) -> Answer:
         answer: Answer = next(self.turns)("hit", key, cost)
@@ -58,8 +58,8 @@ class Asked:
         return booking
 
 
-def answered(limiter: Any, method: str, *arguments: Any) -> Answer | Booking:
-    """The answer in the oracle's words, which a child can send."""
+def answer_in_process(limiter: Any, method: str, *arguments: Any) -> Answer | Booking:
+    """The limiter's answer in the oracle's types, which a child can send."""
     answer = getattr(limiter, method)(*arguments)
     if not isinstance(answer, Decision):
         return Booking(answer.allowed, answer.delay_ns)
@@ -69,20 +69,20 @@ def answered(limiter: Any, method: str, *arguments: Any) -> Answer | Booking:
     )
 
 
-def ask_oracle(limit: Rule[Any] | AllOfOracle, clock: Clock) -> Callable[..., Any]:
+def call_oracle(limit: Rule[Any] | AllOfOracle, clock: Clock) -> Callable[..., Any]:
     oracle: Oracle[Any] = Oracle()
 
-    def ask(method: str, key: Any, cost: int) -> Any:
+    def call(method: str, key: Any, cost: int) -> Any:
         if isinstance(limit, AllOfOracle):
             keys = key if isinstance(key, list) else [key] * len(limit.rules)
             return getattr(limit, method)(keys, [cost] * len(limit.rules), clock.now_ns)
         return getattr(oracle, method)(limit, key, cost, clock.now_ns)
 
-    return ask
+    return call
 
 
-def ask_child(limiter: Any, stack: ExitStack) -> Callable[..., Any]:
-    """A forked process answers, until `stack` is closed."""
+def call_child(limiter: Any, stack: ExitStack) -> Callable[..., Any]:
+    """Calls of a forked process, which ends when `stack` is closed."""
     ours, theirs = Pipe()
     pid = os.fork()
     if pid == 0:
@@ -90,21 +90,21 @@ def ask_child(limiter: Any, stack: ExitStack) -> Callable[..., Any]:
             ours.close()
             with suppress(EOFError):
                 while True:
-                    theirs.send(answered(limiter, *theirs.recv()))
+                    theirs.send(answer_in_process(limiter, *theirs.recv()))
         finally:
             os._exit(0)
     theirs.close()
     stack.callback(os.waitpid, pid, 0)
     stack.callback(ours.close)
 
-    def ask(*asked: Any) -> Any:
-        ours.send(asked)
+    def call(*request: Any) -> Any:
+        ours.send(request)
         return ours.recv()
 
-    return ask
+    return call
 
 
-Limit = Callable[[Callable[[Any], Any], Rule[Any] | AllOfOracle], Asked]
+Limit = Callable[[Callable[[Any], Any], Rule[Any] | AllOfOracle], SharedLimiter]
 At = Callable[[float], None]
 
 
@@ -117,7 +117,7 @@ SHARERS: Final = [
     *("oracle", "private", "private and forked child", "named", "named and another store", "named and forked child"),
     *("redis", "redis and another store", "asyncio", "redis and asyncio"),
 ]
-"""Who is asked in turn."""
+"""The places and processes that answer in turn."""
 of_one_host_too = pytest.mark.parametrize("sharing", [*SHARERS, "synced"], indirect=True)
 and_on_loan = pytest.mark.parametrize("sharing", [*SHARERS, "synced", "leased"], indirect=True)
 
@@ -127,26 +127,26 @@ def sharing(request: pytest.FixtureRequest, shared_server: RedisServer) -> Itera
     kind, _, other = request.param.partition(" and ")
     if kind == "oracle":
         clock = Clock(1, None, None, START * NS)
-        yield Sharing(lambda _, rule: Asked([ask_oracle(rule, clock)]), clock)
+        yield Sharing(lambda _, rule: SharedLimiter([call_oracle(rule, clock)]), clock)
         return
     with opened(kind, shared_server, START * NS, keys=100) as place, ExitStack() as stack:
         stores = [place.store]
         if other in ("another store", "asyncio"):
             stores.append(stack.enter_context(place.another(other if other == "asyncio" else kind)))
 
-        def make(make_limiter: Callable[[Any], Any], rule: Rule[Any] | AllOfOracle) -> Asked:
+        def make(make_limiter: Callable[[Any], Any], rule: Rule[Any] | AllOfOracle) -> SharedLimiter:
             limiters = [make_limiter(store) for store in stores]
-            askers = [lambda *asked, limiter=limiter: answered(limiter, *asked) for limiter in limiters]
+            callers = [lambda *request, limiter=limiter: answer_in_process(limiter, *request) for limiter in limiters]
             if other == "forked child":
-                askers.append(ask_child(limiters[0], stack))
-            return Asked(askers)
+                callers.append(call_child(limiters[0], stack))
+            return SharedLimiter(callers)
 
         yield Sharing(make, place.clock)
 
 
 @pytest.fixture
 def limit(sharing: Sharing) -> Limit:
-    """Makes a limiter in the store of each who is asked; the oracle is told the rule instead."""
+    """Makes a limiter in each of the stores; the oracle gets the rule instead."""
     return sharing.limit
 
 
@@ -157,16 +157,16 @@ def clock(sharing: Sharing) -> Clock:
 
 @pytest.fixture
 def at(clock: Clock) -> At:
-    """Moves the clock to so many seconds after the start."""
+    """Moves the clock to this many seconds after the start."""
     return lambda seconds: clock.set(START + seconds)
 
 
-def fixed_window(limit: Limit, rate: str, rule: ClockWindow) -> Asked:
+def fixed_window(limit: Limit, rate: str, rule: ClockWindow) -> SharedLimiter:
     return limit(lambda store: FixedWindow(store, "example", rate), rule)
 
 
 @of_one_host_too
-def test_w1_the_sixth_request_of_a_minute_is_denied_and_the_first_of_the_next_allowed(limit: Limit, at: At) -> None:
+def test_w1_sixth_request_of_a_minute_is_denied_and_the_first_of_the_next_allowed(limit: Limit, at: At) -> None:
     window = fixed_window(limit, "5/minute", ClockWindow(5, MINUTE_NS))
     for number in range(5):
         at(number * 11)
@@ -188,12 +188,12 @@ def test_w2_twice_the_limit_passes_at_the_edge_of_two_windows(limit: Limit, at: 
     assert [bool(window.hit("k")) for _ in range(6)] == [True] * 5 + [False]
 
 
-# W3 and W6: nine requests from 1:30 to 2:00, and five from 2:00 to 2:30.
+# W3 and W6: nine requests from 1:30 to 2:00, then five from 2:00 to 2:30.
 NINE_AND_FIVE = [90 + 3 * number for number in range(9)] + [120 + 6 * number for number in range(5)]
 
 
 @of_one_host_too
-def test_w3_an_aligned_hour_sees_only_its_own_requests(limit: Limit, at: At) -> None:
+def test_w3_aligned_hour_counts_only_its_own_requests(limit: Limit, at: At) -> None:
     window = fixed_window(limit, "10/hour", ClockWindow(10, HOUR_NS))
     for minute in NINE_AND_FIVE:
         at(minute * 60)
@@ -201,7 +201,7 @@ def test_w3_an_aligned_hour_sees_only_its_own_requests(limit: Limit, at: At) -> 
 
 
 @and_on_loan
-def test_w4_a_request_counts_for_the_minute_that_it_falls_in(limit: Limit, at: At) -> None:
+def test_w4_request_counts_for_its_own_minute(limit: Limit, at: At) -> None:
     window = fixed_window(limit, "5 per 60 seconds", ClockWindow(5, MINUTE_NS))
     noon_and_ten = (12 * 60 + 10) * 60
     at(noon_and_ten + 30)
@@ -211,16 +211,16 @@ def test_w4_a_request_counts_for_the_minute_that_it_falls_in(limit: Limit, at: A
         assert window.peek("k").remaining == remaining
 
 
-def test_w5_a_log_counts_what_was_allowed_in_the_minute_before(limit: Limit, at: At) -> None:
+def test_w5_log_counts_the_requests_allowed_in_the_minute_before(limit: Limit, at: At) -> None:
     log = limit(lambda store: SlidingLog(store, "example", "2/minute", keys=10), Log(2, MINUTE_NS))
     for seconds, allowed in ((1, True), (15, True), (55, False), (87, True)):
         at(seconds)
         assert bool(log.hit("k")) is allowed
-    # Of 0:01, 0:15 and 0:55 none counts any more.
+    # The requests of 0:01, 0:15 and 0:55 no longer count.
     assert log.peek("k").remaining == 1
 
 
-def test_w6_never_more_than_the_limit_in_any_hour(limit: Limit, at: At) -> None:
+def test_w6_log_never_allows_more_than_the_limit_in_any_hour(limit: Limit, at: At) -> None:
     log = limit(lambda store: SlidingLog(store, "example", "10/hour", keys=10), Log(10, HOUR_NS))
     passed = []
     for minute in NINE_AND_FIVE + [150 + number for number in range(60)]:
@@ -229,7 +229,7 @@ def test_w6_never_more_than_the_limit_in_any_hour(limit: Limit, at: At) -> None:
         if answer:
             passed.append(minute)
         else:
-            # The oldest of the ten makes room, an hour after it passed.
+            # The oldest of the ten frees its place an hour after it passed.
             assert minute * 60 * NS + answer.retry_after_ns == (passed[-10] + 60) * MINUTE_NS
     assert passed[:10] == NINE_AND_FIVE[:10]
     assert passed[10] == NINE_AND_FIVE[0] + 60
@@ -237,7 +237,7 @@ def test_w6_never_more_than_the_limit_in_any_hour(limit: Limit, at: At) -> None:
 
 
 @and_on_loan
-def test_w7_the_window_before_counts_as_much_as_it_overlaps(limit: Limit, at: At) -> None:
+def test_w7_previous_window_counts_by_its_overlap(limit: Limit, at: At) -> None:
     window = limit(lambda store: SlidingWindow(store, "example", "7/minute"), oracle_counts.SlidingWindow(7, MINUTE_NS))
     at(10)
     assert window.hit("k", 5)
@@ -245,7 +245,7 @@ def test_w7_the_window_before_counts_as_much_as_it_overlaps(limit: Limit, at: At
     assert window.hit("k", 2)  # 5 + 2
     at(60 + 0.3 * 60)
     assert window.hit("k", 1)  # 3.5 + 2 + 1
-    # 3.5 and 3 are 6, rounded down.
+    # 3.5 + 3 is rounded down to 6.
     assert window.peek("k", 0).remaining == 1
     assert window.hit("k")
     assert not window.hit("k")
@@ -254,7 +254,7 @@ def test_w7_the_window_before_counts_as_much_as_it_overlaps(limit: Limit, at: At
 
 @and_on_loan
 @pytest.mark.parametrize(("rate", "per_window"), [("100/minute", 100), ("1000/minute", 1000), ("41/minute", 41)])
-def test_w8_with_a_quarter_gone_three_quarters_of_the_count_before_are_used(
+def test_w8_three_quarters_of_the_previous_count_weigh_after_a_quarter(
     limit: Limit, at: At, rate: str, per_window: int
 ) -> None:
     window = limit(
@@ -275,12 +275,12 @@ def test_w9_two_keys_have_ten_each_and_a_denied_request_leaves_the_count(limit: 
     assert window.hit("two").remaining == 9
     for _ in range(3):
         assert not window.hit("one")
-    # Ten and not fourteen: half of them count in the middle of the next minute.
+    # Ten rather than fourteen: half of the previous count weighs in the middle of the next minute.
     at(90)
     assert window.peek("one").remaining == 5
 
 
-def test_w10_a_bucket_is_filled_at_the_top_of_each_minute(limit: Limit, at: At) -> None:
+def test_w10_interval_bucket_is_filled_at_the_top_of_each_minute(limit: Limit, at: At) -> None:
     bucket = limit(
         lambda store: TokenBucket(store, "example", "3/minute", burst=3, refill="interval"),
         IntervalBucket(3, MINUTE_NS, 3),
@@ -296,7 +296,7 @@ def test_w10_a_bucket_is_filled_at_the_top_of_each_minute(limit: Limit, at: At) 
     assert [bool(bucket.hit("k")) for _ in range(4)] == [True] * 3 + [False]
 
 
-def token_bucket(limit: Limit, burst: int) -> Asked:
+def token_bucket(limit: Limit, burst: int) -> SharedLimiter:
     return limit(
         lambda store: TokenBucket(store, "example", "60/minute", burst=burst), Bucket(60, MINUTE_NS, burst)
     )  # fmt: skip
@@ -321,14 +321,14 @@ def test_w12_three_reservations_at_once_are_a_second_apart_and_are_kept(limit: L
     bucket = token_bucket(limit, burst=1)
     assert [bucket.reserve("k") for _ in range(3)] == [Booking(True, delay * SECOND_NS) for delay in range(3)]
     clock.advance(2)
-    # All three slots are taken, though nobody asked again.
+    # All three places are taken, although no further request came.
     assert bucket.hit("k").retry_after_ns == SECOND_NS
     clock.advance(1)
     assert bucket.hit("k")
 
 
 @of_one_host_too
-def test_w13_a_denied_request_changes_nothing_and_retry_after_is_exact(limit: Limit, clock: Clock) -> None:
+def test_w13_denied_request_changes_nothing_and_retry_after_is_exact(limit: Limit, clock: Clock) -> None:
     bucket = token_bucket(limit, burst=1)
     start = clock.now()
     for _ in range(4):
@@ -358,12 +358,12 @@ def test_w14_credit_never_exceeds_the_burst_after_a_long_idle_time(limit: Limit,
         clock.advance(5)
 
 
-def test_w15_a_queue_lets_out_one_per_second_and_denies_when_full(limit: Limit, clock: Clock) -> None:
+def test_w15_queue_releases_one_per_second_and_denies_when_full(limit: Limit, clock: Clock) -> None:
     queue = limit(lambda store: LeakyBucket(store, "example", "1/second", 4), Queue(1, SECOND_NS, 4))
     at_once = [queue.reserve("k") for _ in range(5)]
     assert [booking.allowed for booking in at_once] == [True] * 4 + [False]
     assert [booking.delay_ns for booking in at_once[:4]] == [0, SECOND_NS, 2 * SECOND_NS, 3 * SECOND_NS]
-    # However they arrive, they leave a second apart: the next departures are those at 4, 5, 6 and 7 seconds.
+    # Requests leave a second apart, however they arrive: the next departures are at 4, 5, 6 and 7 seconds.
     departures = []
     for pause in (1.5, 0.25, 0.5, 1.75):
         clock.advance(pause)
@@ -373,7 +373,7 @@ def test_w15_a_queue_lets_out_one_per_second_and_denies_when_full(limit: Limit, 
     assert departures == [4 * SECOND_NS, 5 * SECOND_NS, 6 * SECOND_NS]
 
 
-def test_w16_the_last_sixty_buckets_of_a_minute_hold_the_limit(limit: Limit, at: At) -> None:
+def test_w16_newest_sixty_buckets_hold_the_limit(limit: Limit, at: At) -> None:
     window = limit(
         lambda store: BucketedWindow(store, "example", "500/hour", buckets=60),
         oracle_counts.BucketedWindow(500, HOUR_NS, 60),
@@ -384,18 +384,18 @@ def test_w16_the_last_sixty_buckets_of_a_minute_hold_the_limit(limit: Limit, at:
     at(59 * 60 + 59)
     denied = window.hit("k")
     assert not denied
-    assert denied.retry_after_ns == SECOND_NS  # the requests of 0:30 were counted for 0:00
+    assert denied.retry_after_ns == SECOND_NS  # the requests of 0:30 count for 0:00
     assert window.peek("k", 0).remaining == 0
     at(3600)
     assert window.hit("k", 100).remaining == 0
     assert not window.hit("k")
-    # Those of 12:30 leave with minute 12, those of minute 60 an hour after it.
+    # The requests of 12:30 expire with minute 12, those of minute 60 an hour after it.
     for minute, remaining in ((71, 0), (72, 100), (84, 200), (108, 400), (119, 400), (120, 500)):
         at(minute * 60)
         assert window.peek("k").remaining == remaining
 
 
-def test_w17_a_request_denied_by_the_gap_does_not_use_up_the_ten(limit: Limit, at: At) -> None:
+def test_w17_request_denied_by_the_gap_does_not_use_up_the_ten(limit: Limit, at: At) -> None:
     both = limit(
         lambda store: AllOf(FixedWindow(store, "ten", "10/minute"), MinInterval(store, "gap", "2s")),
         AllOfOracle({"ten": ClockWindow(10, MINUTE_NS), "gap": Bucket(1, 2 * SECOND_NS, 1)}),
@@ -406,7 +406,7 @@ def test_w17_a_request_denied_by_the_gap_does_not_use_up_the_ten(limit: Limit, a
         assert bool(answer) is allowed
         assert answer.limiter == "gap"
     assert answer.reset_after_ns == 56 * SECOND_NS
-    # Seven of the ten are left, as many as fit two seconds apart.
+    # Seven of the ten remain: as many as fit two seconds apart.
     for number in range(8):
         at(6 + 2 * number)
         answer = both.hit("k")
@@ -415,7 +415,7 @@ def test_w17_a_request_denied_by_the_gap_does_not_use_up_the_ten(limit: Limit, a
     assert answer.retry_after_ns == 40 * SECOND_NS
 
 
-def test_w18_a_request_counts_in_all_three_or_in_none(limit: Limit, at: At) -> None:
+def test_w18_request_is_charged_to_all_three_limits_or_to_none(limit: Limit, at: At) -> None:
     every = limit(
         lambda store: AllOf(
             FixedWindow(store, "user, second", "10/second"),
@@ -429,37 +429,37 @@ def test_w18_a_request_counts_in_all_three_or_in_none(limit: Limit, at: At) -> N
         }),
     )  # fmt: skip
 
-    def ask(user: str, cost: int) -> Answer:
+    def call(user: str, cost: int) -> Answer:
         return every.hit([user, user, "all"], cost)
 
-    assert ask("one", 10).limiter == "user, second"
-    denied = ask("one", 1)
+    assert call("one", 10).limiter == "user, second"
+    denied = call("one", 1)
     assert (denied.allowed, denied.limiter, denied.retry_after_ns) == (False, "user, second", SECOND_NS)
-    # The denied one counted nowhere: a hundred seconds at full speed use up the hour, and not a second less.
+    # The denied request was charged nowhere: a hundred seconds at full speed use up the hour, and not a second less.
     for second in range(1, 100):
         at(second)
-        assert ask("one", 10)
-        assert not ask("one", 1)
+        assert call("one", 10)
+        assert not call("one", 1)
     at(100)
-    denied = ask("one", 1)
+    denied = call("one", 1)
     assert (denied.allowed, denied.limiter) == (False, "user, hour")
     assert denied.retry_after_ns == HOUR_NS - 100 * SECOND_NS
     for number in range(500):
-        assert ask(f"user {number}", 10)
-    denied = ask("two", 1)
+        assert call(f"user {number}", 10)
+    denied = call("two", 1)
     assert (denied.allowed, denied.limiter, denied.retry_after_ns) == (False, "all, second", SECOND_NS)
     assert every.peek(["two", "two", "another"], 10).remaining == 10
-    # A user whose hour is used up is told of that, which takes longer.
-    assert ask("one", 1).limiter == "user, hour"
+    # For a user whose hour is used up, the hour's limit binds: its wait is longer.
+    assert call("one", 1).limiter == "user, hour"
 
 
 @pytest.mark.places(*STRICT)
-def test_w19_twenty_in_flight_for_each_user(place: Place, in_child: Callable[..., Any]) -> None:
+def test_w19_each_user_has_twenty_requests_in_flight(place: Place, in_child: Callable[..., Any]) -> None:
     limiter = Concurrency(place.store, "in flight", 20, lease="1 minute", keys=2)
-    # Of these, twelve belong to a worker that is killed.
+    # Twelve of these belong to a worker that is killed.
     assert in_child(lambda: all(limiter.acquire("user") for _ in range(12)))
     if place.kind in OVER_REDIS:
-        # Nobody there sees that it has ended, but its leases end.
+        # The server doesn't notice its end, but its leases end.
         assert not limiter.acquire("user", 9)
         place.clock.advance(60)
     leases = [limiter.acquire("user") for _ in range(20)]
