@@ -13,7 +13,7 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -32,6 +32,7 @@ from forebay.errors import (
 )
 from forebay.segment import attachments, layout, ofd_locks
 from forebay.segment.file import SegmentFile, create_anonymous, is_at, open_or_create, removed
+from forebay.segment.limiter_list import LIST_BYTES, labels_of, listed_limiters
 
 __all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
 
@@ -55,9 +56,15 @@ class LimiterStats:
     """Decisions that found no room for their key and were made by ``on_full``."""
     cas_retries: int = 0
     """Races lost to another process and run again."""
+    algorithm: str = field(default="", kw_only=True)
+    """The limiter's class, such as ``"TokenBucket"`` or ``"leased TokenBucket"``; empty in a sum over several."""
 
     def __add__(self, other: LimiterStats) -> LimiterStats:
-        return LimiterStats(*(getattr(self, name) + getattr(other, name) for name in LimiterStats.__slots__))
+        counts = (getattr(self, name) + getattr(other, name) for name in _COUNTS)
+        return LimiterStats(*counts, algorithm=self.algorithm if self.algorithm == other.algorithm else "")
+
+
+_COUNTS: Final = ("allowed", "denied", "inserted", "evicted", "full", "cas_retries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class StoreStats:
     bytes: int
     """The size of the segment's file, all of it taken: as ``ls`` tells it, with the memory of single limiters."""
     limiters: dict[str, LimiterStats] = field(default_factory=dict)
+    """By name. Where limiters of several algorithms share a name, each has ``name (algorithm)`` instead, such as
+    ``"api (TokenBucket)"``, and none has the bare name."""
 
     @property
     def total(self) -> LimiterStats:
@@ -263,8 +272,9 @@ class Store:
     def stats(self) -> StoreStats:
         """Counts of every limiter, summed over all processes, and how full the store is.
 
-        By name: limiters of one name are counted together, whatever their kinds and rates. Give each a name of its own
-        to tell them apart. A name of more than 48 bytes stands there as its beginning and a digest.
+        Limiters of one name and algorithm are counted together, whatever their rates. Limiters of one name and several
+        algorithms are counted apart: see ``StoreStats.limiters``. A name of more than 48 bytes stands there as its
+        beginning and a digest.
 
         Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted. Warns once
         with ``SegmentRemovedWarning`` if the segment's file was removed: processes that start make another one.
@@ -280,12 +290,15 @@ class Store:
             limiter, _, _, *counts = values
             number = limiter - 1 if line < layout.OWNED_COUNTER_LINES else line - layout.OWNED_COUNTER_LINES
             by_number[number] = by_number.get(number, LimiterStats()) + LimiterStats(*counts)
-        return StoreStats(
-            keys=self.keys,
-            live_keys=self._segment.count_live(),
-            bytes=size_bytes,
-            limiters={name: by_number[number] for number, name in self._limiter_names().items()},
-        )
+        listed = self._limiters()
+        labels = labels_of(listed.values())
+        limiters: dict[str, LimiterStats] = {}
+        for number, limiter in listed.items():
+            counted = replace(by_number[number], algorithm=limiter[1])
+            label = labels[limiter]
+            # Only in a damaged list does a limiter stand twice.
+            limiters[label] = limiters[label] + counted if label in limiters else counted
+        return StoreStats(keys=self.keys, live_keys=self._segment.count_live(), bytes=size_bytes, limiters=limiters)
 
     def _look_at_name(self, stacklevel: int) -> int:
         """The size of the segment's file. Warns once if the file is no longer where others look for it."""
@@ -306,21 +319,20 @@ class Store:
             raise StoreClosed(f"{self!r} has no time any more")
         return self._segment.now_ns()
 
-    def _limiter_names(self) -> dict[int, str]:
-        raw = self._segment.read(layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY * layout.LIMITER_ENTRY.size)
-        names = {}
-        for number, (name_hash, length, name) in enumerate(layout.LIMITER_ENTRY.iter_unpack(raw)):
-            if name_hash and length:
-                try:
-                    names[number] = name[: min(length, layout.LIMITER_NAME_BYTES)].decode()
-                except UnicodeDecodeError:
-                    raise DamagedSegment(
-                        self.path or self.name,
-                        f"{name!r} as the name of limiter {number}",
-                        "UTF-8",
-                        "stop its users and call Store.unlink to start with an empty one",
-                    ) from None
-        return names
+    def _limiters(self) -> dict[int, tuple[str, str]]:
+        """The limiters of all processes, by number: a name and an algorithm's name each."""
+        limiters = {}
+        for number, limiter in listed_limiters(self._segment.read(layout.LIMITERS_OFFSET, LIST_BYTES)):
+            try:
+                limiters[number] = limiter.name.decode(), limiter.algorithm_name
+            except UnicodeDecodeError:
+                raise DamagedSegment(
+                    self.path or self.name,
+                    f"{limiter.name!r} as the name of limiter {number}",
+                    "UTF-8",
+                    "stop its users and call Store.unlink to start with an empty one",
+                ) from None
+        return limiters
 
     def _limiter_name(self, name: str) -> bytes:
         """For limiters: `name` as the segment holds it. One that is too long, by its beginning and a digest."""
@@ -336,11 +348,11 @@ class Store:
             encoded = beginning.encode() + ending
         return encoded
 
-    def _limiter_number(self, name: str, *, add: bool = True) -> int:
-        """For limiters: the number under which the segment knows `name`, or without `add` the one that it would get."""
+    def _limiter_number(self, name: str, algorithm: int, *, add: bool = True) -> int:
+        """For limiters: the number of `name` and `algorithm` in the segment; without `add`, a new one's next number."""
         if self.closed:
             raise StoreClosed(f"{self!r} takes no limiters any more")
-        number = self._segment.limiter_number(self._limiter_name(name), add=add)
+        number = self._segment.limiter_number(self._limiter_name(name), algorithm, add=add)
         if number < 0:
             raise TooManyLimiters(
                 f"{self!r} has its {layout.LIMITER_CAPACITY} limiters, so {name!r} has no room: use keys instead of "

@@ -15,6 +15,7 @@ from forebay.core.leased_explorer import LeasedProgram, Said
 
 from forebay import Store
 from forebay.core.leased import Permits
+from forebay.segment import layout
 
 MS = 1_000_000
 LEASE_NS = 10 * MS
@@ -38,6 +39,7 @@ class Terms:
     longest_ns: int = LEASE_NS
     deadline_ns: int = DEADLINE_NS
     longest_fetch_ns: int = 2 * LEASE_NS + DEADLINE_NS
+    host_algorithm: int = layout.ALGORITHM_LEASED_TOKEN_BUCKET
     encoding: bytes = b"explored"
     strict: str = "explored"
 

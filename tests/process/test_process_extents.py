@@ -386,17 +386,18 @@ def test_the_last_number_goes_to_another_one_meanwhile(name: str, make: Make, mo
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         for number in range(layout.LIMITER_CAPACITY - 1):
             TokenBucket(store, f"bucket {number}", "10/hour")
+        algorithm = layout.ALGORITHM_SLIDING_LOG if make is _log else layout.ALGORITHM_BUCKETED_WINDOW
         take_space = forebay.segment.extents._take_space
 
         def take_space_and_the_last_number(*arguments: Any) -> None:
             take_space(*arguments)
-            TokenBucket(store, "last", "10/hour")
+            store._limiter_number("last", algorithm)
 
         monkeypatch.setattr(forebay.segment.extents, "_take_space", take_space_and_the_last_number)
         with pytest.raises(TooManyLimiters):
             make(store, "limiter", LIMIT, 20)
         assert extents(path_of(name)) == []
-        # Who bears the same name as a limiter that there is finds room behind what was left.
+        # A limiter that is in the list already finds room behind what was left.
         assert take(make(store, "last", LIMIT, 20), "key") == LIMIT
         assert verify(name).sound
 

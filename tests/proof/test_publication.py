@@ -58,10 +58,19 @@ def test_a_limiter_that_has_a_length_has_its_whole_name(
 ) -> None:
     check_platform()
     size = layout.LIMITER_ENTRY.size
-    states = list(seen(name, layout.LIMITERS_OFFSET, size, lambda segment: segment.limiter_number(limiter)))
+    padded = limiter.ljust(layout.LIMITER_NAME_BYTES, b"\0")
+    states = list(
+        seen(
+            name,
+            layout.LIMITERS_OFFSET,
+            size,
+            lambda segment: segment.limiter_number(limiter, layout.ALGORITHM_TOKEN_BUCKET),
+        )
+    )
     for state in states:
-        name_hash, length, named = layout.LIMITER_ENTRY.unpack(state)
-        assert not length or (name_hash and named == limiter.ljust(layout.LIMITER_NAME_BYTES, b"\0")), state.hex(" ", 8)
+        identity, length, algorithm, named = layout.LIMITER_ENTRY.unpack(state)
+        is_whole = identity and named == padded and algorithm == layout.ALGORITHM_TOKEN_BUCKET
+        assert not length or is_whole, state.hex(" ", 8)
     assert length == len(limiter)
     assert len(set(states)) > 3
     record("a limiter's entry, looked at after each of", f"{len(states):,} instructions, {len(set(states))} states")

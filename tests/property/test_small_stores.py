@@ -21,6 +21,9 @@ CELLS = 1024
 REGULARS = ["regular:1", "regular:2", "regular:3"]
 
 
+COUNTS = ("allowed", "denied", "inserted", "evicted", "full", "cas_retries")
+
+
 class SmallStore(RuleBasedStateMachine):
     """The rules of every `on_full`. `audit` compares every key that was ever allowed."""
 
@@ -46,7 +49,7 @@ class SmallStore(RuleBasedStateMachine):
     def since(self) -> LimiterStats:
         """The counters' growth since the last call."""
         now = self.store.stats().limiters["small"]
-        delta = LimiterStats(*(getattr(now, name) - getattr(self.before, name) for name in LimiterStats.__slots__))
+        delta = LimiterStats(*(getattr(now, name) - getattr(self.before, name) for name in COUNTS))
         self.before = now
         return delta
 

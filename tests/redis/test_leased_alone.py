@@ -47,6 +47,7 @@ def test_they_ask_at_the_same_time(hosts: Hosts, kind: Callable[..., Any], share
     assert denied.retry_ns > 0
     stats = limiter.store.host_store.stats().limiters["l"]
     assert (stats.allowed, stats.denied) == (100 // cost, 1)
+    assert stats.algorithm == f"leased {kind.__name__}"
 
 
 @every_kind

@@ -16,8 +16,12 @@ from typing import Any
 import pytest
 
 from forebay import (
+    Concurrency,
+    FixedWindow,
     InvalidLimiter,
+    LeakyBucket,
     LimiterStats,
+    MinInterval,
     SegmentError,
     SegmentRemovedWarning,
     SegmentSizeWarning,
@@ -30,6 +34,7 @@ from forebay import (
 )
 from forebay.segment import layout
 from forebay.testing import ManualClock
+from forebay.verification import verify
 
 LIMITERS = 256
 
@@ -127,7 +132,7 @@ def test_two_stores_of_one_name_share_one_segment(store_name: str) -> None:
         assert second.allow("k")
         assert not first.allow("k")
         assert one.stats() == two.stats()
-        assert one.stats().limiters == {"api": LimiterStats(allowed=2, denied=1, inserted=1)}
+        assert one.stats().limiters == {"api": LimiterStats(allowed=2, denied=1, inserted=1, algorithm="TokenBucket")}
         one.close()
         assert not second.allow("k")
         assert two.stats().total.denied == 2
@@ -138,7 +143,7 @@ def test_segment_outlives_its_stores(store_name: str, clock: ManualClock) -> Non
         TokenBucket(store, "api", "1/hour").allow("k")
     with Store(store_name, keys=10, clock=clock) as store:
         assert not TokenBucket(store, "api", "1/hour").allow("k")
-        assert store.stats().limiters["api"] == LimiterStats(allowed=1, denied=1, inserted=1)
+        assert store.stats().limiters["api"] == LimiterStats(allowed=1, denied=1, inserted=1, algorithm="TokenBucket")
 
 
 def test_attached_store_keeps_an_unlinked_segment(store_name: str) -> None:
@@ -287,7 +292,7 @@ def test_store_has_room_for_256_limiters(store: Store) -> None:
     assert not again.allow("k")
     stats = store.stats()
     assert list(stats.limiters) == [f"limiter {n}" for n in range(LIMITERS)]
-    assert stats.limiters["limiter 255"] == LimiterStats(allowed=1, denied=1, inserted=1)
+    assert stats.limiters["limiter 255"] == LimiterStats(allowed=1, denied=1, inserted=1, algorithm="TokenBucket")
     assert stats.total == LimiterStats(allowed=LIMITERS, denied=1, inserted=LIMITERS)
     assert stats.live_keys == LIMITERS
 
@@ -306,7 +311,10 @@ def test_statistics_count_per_limiter_and_in_total(store: Store, clock: ManualCl
     assert store.stats() == StoreStats(keys=1, live_keys=0, bytes=store.stats().bytes, limiters={})
     assert store.stats().total == LimiterStats()
     api, login = TokenBucket(store, "api", "2/second"), TokenBucket(store, "login", "1/second")
-    assert store.stats().limiters == {"api": LimiterStats(), "login": LimiterStats()}
+    assert store.stats().limiters == {
+        "api": LimiterStats(algorithm="TokenBucket"),
+        "login": LimiterStats(algorithm="TokenBucket"),
+    }
     for _ in range(3):
         api.allow("k")
     api.hit("k", 0)
@@ -318,8 +326,8 @@ def test_statistics_count_per_limiter_and_in_total(store: Store, clock: ManualCl
     login.hit("k")
     stats = store.stats()
     assert stats.limiters == {
-        "api": LimiterStats(allowed=2 + 1 + 1 + 3 + 1, denied=1 + 1 + 1 + 1, inserted=5),
-        "login": LimiterStats(allowed=1, inserted=1),
+        "api": LimiterStats(allowed=2 + 1 + 1 + 3 + 1, denied=1 + 1 + 1 + 1, inserted=5, algorithm="TokenBucket"),
+        "login": LimiterStats(allowed=1, inserted=1, algorithm="TokenBucket"),
     }
     assert stats.total == LimiterStats(allowed=9, denied=4, inserted=6)
     assert stats.live_keys == 6
@@ -330,7 +338,7 @@ def test_statistics_count_per_limiter_and_in_total(store: Store, clock: ManualCl
     assert store.stats().total == stats.total
     # An expired key that still has its cell is not inserted again.
     api.allow("k")
-    assert store.stats().limiters["api"] == LimiterStats(allowed=9, denied=4, inserted=5)
+    assert store.stats().limiters["api"] == LimiterStats(allowed=9, denied=4, inserted=5, algorithm="TokenBucket")
 
 
 def test_refused_calls_are_not_counted(store: Store) -> None:
@@ -359,10 +367,53 @@ def test_refunds_and_resets_are_not_counted_and_free_the_key(store: Store) -> No
     assert store.stats().total.denied == 0
 
 
+def test_limiters_of_one_name_and_several_algorithms_are_counted_apart(store_name: str) -> None:
+    with Store(store_name, keys=100) as store, Store(store_name, keys=100) as other:
+        bucket = TokenBucket(store, "api", "2/second")
+        assert bucket.allow("k")
+        assert store.stats().limiters == {"api": LimiterStats(allowed=1, inserted=1, algorithm="TokenBucket")}
+        # They share a bucket's state, but no counts.
+        assert LeakyBucket(other, "api", "2/second", 2).allow("k")
+        assert not MinInterval(store, "api", "1 second").allow("k")
+        assert FixedWindow(other, "api", "1/second").allow("k")
+        assert SlidingLog(other, "api", "1/hour", keys=1).allow("k")
+        assert Concurrency(store, "api", 1, lease="1 hour", keys=1).acquire("k")
+        FixedWindow(store, "login", "1/second")
+        expected = {
+            "api (TokenBucket)": LimiterStats(allowed=1, inserted=1, algorithm="TokenBucket"),
+            "api (LeakyBucket)": LimiterStats(allowed=1, algorithm="LeakyBucket"),
+            "api (MinInterval)": LimiterStats(denied=1, algorithm="MinInterval"),
+            "api (FixedWindow)": LimiterStats(allowed=1, inserted=1, algorithm="FixedWindow"),
+            "api (SlidingLog)": LimiterStats(allowed=1, inserted=1, algorithm="SlidingLog"),
+            "api (Concurrency)": LimiterStats(allowed=1, inserted=1, algorithm="Concurrency"),
+            "login": LimiterStats(algorithm="FixedWindow"),
+        }
+        assert store.stats().limiters == other.stats().limiters == expected
+        assert list(store.stats().limiters) == list(expected)
+        assert store.stats().total == LimiterStats(allowed=5, denied=1, inserted=4)
+        assert verify(store_name).limiters == tuple(expected)
+        assert verify(store_name).findings == ()
+
+
+def test_a_name_that_reads_like_a_limiter_of_another_name(store: Store) -> None:
+    for name in ("api", "api (FixedWindow)", "api (TokenBucket) (TokenBucket)"):
+        assert TokenBucket(store, name, "1/hour").allow("k")
+    assert list(store.stats().limiters) == ["api", "api (FixedWindow)", "api (TokenBucket) (TokenBucket)"]
+    FixedWindow(store, "api", "1/hour")
+    FixedWindow(store, "api (TokenBucket)", "1/hour")
+    assert {label: counts.allowed for label, counts in store.stats().limiters.items()} == {
+        "api (TokenBucket)": 1,
+        "api (FixedWindow) (TokenBucket)": 1,
+        "api (TokenBucket) (TokenBucket)": 1,
+        "api (FixedWindow)": 0,
+        "api (TokenBucket) (FixedWindow)": 0,
+    }
+
+
 def test_two_limiters_of_one_name_share_counters(store: Store) -> None:
     one, two = TokenBucket(store, "api", "2/second"), TokenBucket(store, "api", "2/second")
     assert [limiter.allow("k") for limiter in (one, two, one, two)] == [True, True, False, False]
-    assert store.stats().limiters == {"api": LimiterStats(allowed=2, denied=2, inserted=1)}
+    assert store.stats().limiters == {"api": LimiterStats(allowed=2, denied=2, inserted=1, algorithm="TokenBucket")}
 
 
 def test_decisions_of_a_forked_child_are_counted(store: Store, in_child: Callable[[Callable[[], Any]], Any]) -> None:
@@ -370,7 +421,7 @@ def test_decisions_of_a_forked_child_are_counted(store: Store, in_child: Callabl
     assert limiter.allow("k")
     for _ in range(3):
         in_child(lambda: limiter.allow("k"))
-    assert store.stats().limiters == {"api": LimiterStats(allowed=3, denied=1, inserted=1)}
+    assert store.stats().limiters == {"api": LimiterStats(allowed=3, denied=1, inserted=1, algorithm="TokenBucket")}
     assert not limiter.allow("k")
     assert store.stats() == in_child(store.stats)
 

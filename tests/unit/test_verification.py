@@ -148,6 +148,17 @@ def damage_name_length(vandal: Vandal) -> None:
     vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME_BYTES, 49)
 
 
+def damage_algorithm(vandal: Vandal) -> None:
+    length = vandal.read(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME_BYTES) % 2**32
+    vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME_BYTES, length + (99 << 32))
+
+
+def exchange_algorithm(vandal: Vandal) -> None:
+    length = vandal.read(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME_BYTES) % 2**32
+    algorithm = layout.ALGORITHM_SLIDING_WINDOW
+    vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME_BYTES, length + (algorithm << 32))
+
+
 def free_a_limiter(vandal: Vandal) -> None:
     vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY.size, *[0] * 8)
 
@@ -316,8 +327,10 @@ DAMAGES: list[tuple[Callable[[Vandal], None], str]] = [
     (damage_header, "header: found bytes behind the fields"),
     (damage_time, "header: found a"),
     (damage_name, "limiter 0: found 6 bytes"),
-    (damage_name_hash, "limiter 0: found a hash"),
+    (damage_name_hash, "limiter 0: found an identity"),
     (damage_name_length, "limiter 0: found 49 bytes"),
+    (damage_algorithm, "limiter 0: found algorithm 99 of limiter b'bucket'"),
+    (exchange_algorithm, "limiter 0: found an identity that is not that of SlidingWindow b'bucket'"),
     (free_a_limiter, "limiter 2: found a free entry before it"),
     (count_for_nobody, "counter line 500: found counts of limiter 199"),
     (count_in_a_free_line, "counter line 500: found counts in a line that was never used"),
@@ -386,6 +399,17 @@ def test_damage_is_found(used: str, damage: Callable[[Vandal], None], expected: 
     report = verify(used)
     assert not report.sound
     assert any(expected in str(finding) for finding in report.damage), report.damage
+
+
+def test_an_extent_of_another_algorithm_is_damage(name: str) -> None:
+    with Store(name, keys=100) as store:
+        SlidingLog(store, "log", "5/hour", keys=3)
+        TokenBucket(store, "log", "5/hour")
+        assert verify(name).findings == ()
+        offset = layout.EXTENTS_OFFSET + layout.EXTENT_ENTRY_LIMITER
+        Vandal(name).write(offset, 1 + (layout.ALGORITHM_SLIDING_LOG << 32))
+        expected = f"extent 0: found algorithm {layout.ALGORITHM_SLIDING_LOG} for limiter 1"
+        assert any(expected in str(finding) for finding in verify(name).damage)
 
 
 def test_verify_changes_nothing_and_needs_no_write_permission(used: str) -> None:

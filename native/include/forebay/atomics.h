@@ -12,6 +12,11 @@
 #include "layout.h"
 #include "platform.h"
 
+/* Of the lists that limiters are found in, which the explorer doesn't look at. */
+static inline uint32_t forebay_load_acquire32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+
+static inline void forebay_store_release32(uint32_t *p, uint32_t value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+
 #ifdef FOREBAY_EXPLORE
 #include "explored_atomics.h" /* of native/interleave, which runs every interleaving of these */
 #else

@@ -22,13 +22,22 @@
 #define FOREBAY_KIND_TAT 2 /* the state is a time in ns of segment time, most often a theoretical arrival time; expired when that has come */
 #define FOREBAY_KIND_COUNT 3 /* the state's high bits are a time in quarters of a ns, rounded up, its low bits counts: how many of each is the limiter's affair; expired when that time has come */
 #define FOREBAY_KIND_BLOCKED 7 /* a cell that is never used: the table has room for fewer keys than cells */
-#define FOREBAY_ALGORITHM_SLIDING_LOG 1 /* of an extent: its words are rings of entries */
-#define FOREBAY_ALGORITHM_BUCKETED_WINDOW 2 /* of an extent: its words are marks of buckets */
-#define FOREBAY_ALGORITHM_CONCURRENCY 3 /* of an extent: its words are hints and slots */
-#define FOREBAY_ALGORITHM_SYNCED_WINDOW 4 /* of an extent: its words are a key's name and what other hosts have counted */
-#define FOREBAY_ALGORITHM_SYNCED_BUCKET 5 /* of an extent: its words are a key's name and what this host has charged */
+#define FOREBAY_ALGORITHM_SLIDING_LOG 1 /* of a limiter; its extent's words are rings of entries */
+#define FOREBAY_ALGORITHM_BUCKETED_WINDOW 2 /* of a limiter; its extent's words are marks of buckets */
+#define FOREBAY_ALGORITHM_CONCURRENCY 3 /* of a limiter; its extent's words are hints and slots */
+#define FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW 4 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and what other hosts have counted */
+#define FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW 5 /* the same, of a window that slides */
+#define FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET 6 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and what this host has charged */
+#define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as all below it */
+#define FOREBAY_ALGORITHM_LEAKY_BUCKET 8 /* of a limiter */
+#define FOREBAY_ALGORITHM_MIN_INTERVAL 9 /* of a limiter */
+#define FOREBAY_ALGORITHM_FIXED_WINDOW 10 /* of a limiter */
+#define FOREBAY_ALGORITHM_SLIDING_WINDOW 11 /* of a limiter */
+#define FOREBAY_ALGORITHM_LEASED_TOKEN_BUCKET 12 /* of a limiter over a `LeasedStore` */
+#define FOREBAY_ALGORITHM_LEASED_FIXED_WINDOW 13 /* of a limiter over a `LeasedStore` */
+#define FOREBAY_ALGORITHM_LEASED_SLIDING_WINDOW 14 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_OWNED_COUNTER_LINES 768 /* counter lines that one process each can own */
-#define FOREBAY_LIMITER_CAPACITY 256 /* limiters that a segment can hold */
+#define FOREBAY_LIMITER_CAPACITY 256 /* limiters that a segment can hold: pairs of a name and an algorithm */
 #define FOREBAY_EXTENT_CAPACITY 256 /* extents that a segment can have */
 #define FOREBAY_EXTENT_ALIGNMENT 65536 /* an extent begins at a multiple of this, and so of any page size */
 #define FOREBAY_LIMITER_NAME_BYTES 48 /* longest limiter name, in UTF-8 bytes */
@@ -72,15 +81,17 @@ _Static_assert(offsetof(ForebayHeader, manual_ns) == 128, "offset of Header.manu
 _Static_assert(offsetof(ForebayHeader, extents_maker) == 136, "offset of Header.extents_maker");
 _Static_assert(offsetof(ForebayHeader, pad1) == 144, "offset of Header.pad1");
 
-/* One limiter; an entry's position is the limiter's number. Claimed by a CAS of `name_hash` from 0; whoever finds `name_bytes` 0 fills in the name, everybody with the same bytes. */
+/* One limiter: a name and an algorithm. An entry's position is the limiter's number. A process claims an entry by a CAS of `identity` from 0. Each process that finds `name_bytes` 0 fills in the rest, with the same bytes, and stores `name_bytes` last. */
 typedef struct ForebayLimiterEntry {
-    uint64_t name_hash; /* keyed hash of the name; 0 in a free entry */
-    uint64_t name_bytes; /* length of `name`; 0 until that is in place */
+    uint64_t identity; /* keyed hash of the name, a zero byte and `algorithm`; 0 in a free entry */
+    uint32_t name_bytes; /* length of `name`; 0 until that and `algorithm` are in place */
+    uint32_t algorithm; /* one of `ALGORITHM_SLIDING_LOG` and those below it */
     uint8_t name[48]; /* UTF-8, not terminated */
 } __attribute__((aligned(64))) ForebayLimiterEntry;
 _Static_assert(sizeof(ForebayLimiterEntry) == 64, "size of LimiterEntry");
-_Static_assert(offsetof(ForebayLimiterEntry, name_hash) == 0, "offset of LimiterEntry.name_hash");
+_Static_assert(offsetof(ForebayLimiterEntry, identity) == 0, "offset of LimiterEntry.identity");
 _Static_assert(offsetof(ForebayLimiterEntry, name_bytes) == 8, "offset of LimiterEntry.name_bytes");
+_Static_assert(offsetof(ForebayLimiterEntry, algorithm) == 12, "offset of LimiterEntry.algorithm");
 _Static_assert(offsetof(ForebayLimiterEntry, name) == 16, "offset of LimiterEntry.name");
 
 /* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then so many words for each of its cells. Written once, by who has its mark in the header's `extents_maker`, `identity` last; everything from `algorithm` on says what it is for. */
@@ -90,10 +101,10 @@ typedef struct ForebayExtentEntry {
     uint64_t bytes; /* its length */
     uint64_t keys; /* live keys that it was made for */
     uint32_t limiter; /* number of the limiter whose it is */
-    uint32_t algorithm; /* one of `ALGORITHM_SLIDING_LOG` and those below it */
+    uint32_t algorithm; /* the limiter's */
     uint32_t words_per_cell; /* words of each of its cells; of a log, one per permit; of a bucketed window, one per bucket */
     uint32_t low_bits; /* bits of a state below its time, and but for a synced window kept bits of a cell; 0 for a concurrency limit and a synced bucket */
-    uint64_t limit; /* permits of a log or a concurrency limit; of a synced window 1 if it is fixed, 2 if it slides; 0 for others: those of any limit share it */
+    uint64_t limit; /* permits of a log or a concurrency limit; 0 for others: those of any limit share it */
     uint64_t period_ns; /* of a log or a synced window its window, of a bucketed window the length of a bucket; 0 for others */
 } __attribute__((aligned(64))) ForebayExtentEntry;
 _Static_assert(sizeof(ForebayExtentEntry) == 64, "size of ExtentEntry");

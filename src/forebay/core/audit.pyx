@@ -14,10 +14,11 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from forebay.core.algorithms.counts cimport FRACTION_BITS, count_time, low_mask, low_of, time_of
 from forebay.core.table.native cimport (
-    FOREBAY_ALGORITHM_BUCKETED_WINDOW, FOREBAY_ALGORITHM_CONCURRENCY, FOREBAY_ALGORITHM_SYNCED_BUCKET,
-    FOREBAY_ALGORITHM_SYNCED_WINDOW, FOREBAY_CELLS_PER_LINE, FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS,
-    FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM, FOREBAY_KIND_COUNT, FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT,
-    FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayHashKey, load_acquire, multiply_high, prefetch, siphash13,
+    FOREBAY_ALGORITHM_BUCKETED_WINDOW, FOREBAY_ALGORITHM_CONCURRENCY, FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW,
+    FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW, FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET, FOREBAY_CELLS_PER_LINE,
+    FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS, FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM, FOREBAY_KIND_COUNT,
+    FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayHashKey, load_acquire,
+    multiply_high, prefetch, siphash13,
 )
 from forebay.core.table.table cimport TIME_BITS
 
@@ -397,7 +398,7 @@ cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) 
     return Found(FINE, 0, 0, False)
 
 
-cdef Found check_synced(const Words* words, bint is_window, const uint64_t* own) noexcept nogil:
+cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* own) noexcept nogil:
     """A synced limiter's, see synced/limiter.pyx. Each word by itself, as they change while a cell stays what it is."""
     cdef uint64_t seal = load_acquire(&own[SEAL])
     cdef uint64_t birth = load_acquire(&own[BIRTH])
@@ -407,12 +408,13 @@ cdef Found check_synced(const Words* words, bint is_window, const uint64_t* own)
         return Found(BAD_SEAL, SEAL, seal, False)
     if claim_stripe(birth, 0) >= CLAIM_STRIPES:
         return Found(BAD_BIRTH, BIRTH, birth, False)
-    if not is_window:
+    if algorithm == FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET:
         return Found(BAD_UNTIL if last > words.now_ns else FINE, TOLD_UNTIL, last, False)
     told = low_of(last >> 32, UNANSWERED_BIT)
     before = low_of(last, UNANSWERED_BIT)
     # A state has one count, or two if the window slides.
-    if max(told, before) > low_mask(words.low_bits // <int>words.limit):
+    if max(told, before) > low_mask(
+            words.low_bits // 2 if algorithm == FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW else words.low_bits):
         return Found(BAD_TOLD, TOLD_COUNTS, last, False)
     return Found(FINE, 0, 0, False)
 
@@ -428,7 +430,9 @@ def look_at_words(
     cdef uint64_t begin = offset + group_count * <uint64_t>layout.GROUP_BYTES
     cdef uint64_t index, held = 0
     cdef uint64_t needed = limit
-    cdef bint is_synced = algorithm in (FOREBAY_ALGORITHM_SYNCED_WINDOW, FOREBAY_ALGORITHM_SYNCED_BUCKET)
+    cdef bint is_synced = algorithm in (
+        FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW, FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW,
+        FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET)
     cdef const uint64_t* own
     cdef ForebayCell seen, again
     cdef Found found
@@ -439,8 +443,6 @@ def look_at_words(
         needed = (limit + 127) // 128 * 2 + 2 * limit
     elif is_synced:
         needed = SYNCED_WORDS
-        if algorithm == FOREBAY_ALGORITHM_SYNCED_WINDOW and not 1 <= limit <= 2:
-            raise ValueError("these are no words of a limiter")
     if word_count < max(needed, <uint64_t>1) or period_ns == 0 or not 0 <= low_bits <= TIME_BITS:
         raise ValueError("these are no words of a limiter")
     words.first = <const uint64_t*>&memory[begin]
@@ -454,7 +456,7 @@ def look_at_words(
                 elif algorithm == FOREBAY_ALGORITHM_BUCKETED_WINDOW:
                     found = check_marks(&words, seen, own)
                 elif is_synced:
-                    found = check_synced(&words, algorithm == FOREBAY_ALGORITHM_SYNCED_WINDOW, own)
+                    found = check_synced(&words, algorithm, own)
                 else:
                     found = check_ring(&words, seen, own)
                 again = read_pair(&cells.cells[index])

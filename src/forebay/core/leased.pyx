@@ -336,7 +336,8 @@ cdef class Permits(Limiter):
         self.reset_ns = terms.reset_ns
         # Other hosts have leases of their own length.
         self.longest_closed_ns = 2 * (self.unit.longest_ns + self.reset_ns) + <uint64_t>120_000_000_000
-        self.enroll(b"leased %d %d %b" % (self.unit.low_bits, self.stamp_shift, terms.encoding))
+        self.enroll(
+            terms.host_algorithm, b"leased %d %d %b" % (self.unit.low_bits, self.stamp_shift, terms.encoding))
 
     @cython.binding(False)
     def __init__(self, store, name, terms):

@@ -1,6 +1,6 @@
 """What every limiter holds, and what a request is to the core."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from forebay.core.decision cimport Decision
 from forebay.core.table.native cimport (
@@ -75,7 +75,7 @@ cdef class Limiter:
     cdef readonly str name
     cdef int number                          # position in the segment's list of limiters
 
-    cdef int enroll(self, bytes encoding) except -1
+    cdef int enroll(self, uint32_t algorithm, bytes encoding) except -1
     cdef int bind(self) except -1
     cdef int bind_shared(self) except -1
     cdef void count_events(self, const Events* events) noexcept

@@ -112,15 +112,16 @@ cdef class Limiter:
         self.table = self.segment.table
         self.generation = self.segment.generation
 
-    cdef int enroll(self, bytes encoding) except -1:
+    cdef int enroll(self, uint32_t algorithm, bytes encoding) except -1:
         """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up.
 
+        `algorithm` is one of `ALGORITHM_SLIDING_LOG` and those below it: counts are kept by name and algorithm.
         `encoding` says how states are to be read. It goes into the keys' hash: a limiter of the same name that reads
         them in another way starts afresh instead of misreading them.
         """
         name = self.store._limiter_name(self.name)
         self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)
-        self.number = self.store._limiter_number(self.name)
+        self.number = self.store._limiter_number(self.name, algorithm)
         return 0
 
     cdef int bind(self) except -1:

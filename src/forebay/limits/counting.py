@@ -38,6 +38,7 @@ from forebay.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters,
 from forebay.limits.options import StorageOptions
 from forebay.rate import NS, Rate
 from forebay.segment import layout
+from forebay.segment.limiter_list import LIST_BYTES
 from forebay.testing import reset_store
 
 __all__ = ["NOT_COUNTED", "Counting"]
@@ -184,7 +185,10 @@ class Counting:
             while True:
                 # A process with other moving_window_keys may want the other one. The first that was made has the lower
                 # number, which whoever makes the second sees at the latest afterwards.
-                number, other = self._number(log), self._number(parts)
+                number, other = (
+                    self._number(log, layout.ALGORITHM_SLIDING_LOG),
+                    self._number(parts, layout.ALGORITHM_BUCKETED_WINDOW),
+                )
                 name = log if number < other or (number == other and self._logs(expiry, limit)) else parts
                 if window is not None and window.name == name:
                     return self._moving_windows.setdefault((expiry, limit), window)
@@ -213,10 +217,10 @@ class Counting:
         rate = Rate.per_ns(limit, period_ns)
         return BucketedWindow(self.store, name, rate, PARTS + 1, keys=self._moving_window_keys)
 
-    def _number(self, name: str) -> int:
+    def _number(self, name: str, algorithm: int) -> int:
         """Under which the store knows a limiter, or would know it."""
         try:
-            return self.store._limiter_number(name, add=False)
+            return self.store._limiter_number(name, algorithm, add=False)
         except TooManyLimiters:
             return layout.LIMITER_CAPACITY
 
@@ -365,10 +369,10 @@ class Counting:
 
     def _learn(self) -> bool:
         """Make the limiters that other processes have made meanwhile. Whether there may be any."""
-        names = self.store._segment.read(layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY * layout.LIMITER_ENTRY.size)
+        names = self.store._segment.read(layout.LIMITERS_OFFSET, LIST_BYTES)
         if names == self._names:
             return False
-        for name in self.store._limiter_names().values():
+        for name, _ in self.store._limiters().values():
             match name.split(" "):
                 case ["limits", "fixed-window", expiry, *digits]:
                     self._fixed_window(_seconds(expiry), int(digits[0]) if digits else LEAST_DIGITS)

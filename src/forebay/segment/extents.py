@@ -161,7 +161,7 @@ def open_extent(store: Store, limiter: str, purpose: Purpose, keys: int) -> Exte
     taken.
     """
     segment = store._segment
-    identity = segment.extent_identity(purpose.identity_text(store._limiter_name(limiter)))
+    identity = segment.identity_of(purpose.identity_text(store._limiter_name(limiter)))
     with store._lock():
         fd = store._own_file(forks())
         if fd is None:
@@ -181,7 +181,8 @@ def open_extent(store: Store, limiter: str, purpose: Purpose, keys: int) -> Exte
         if raw is None:
             raw = _append(store, fd, limiter, ExtentEntry(identity, 0, 0, keys, 0, purpose))
         entry = ExtentEntry.unpack(raw)
-        _check(store, entry, store._limiter_number(limiter, add=False), purpose, os.fstat(fd).st_size)
+        number = store._limiter_number(limiter, purpose.algorithm, add=False)
+        _check(store, entry, number, purpose, os.fstat(fd).st_size)
         if keys != entry.keys:
             warnings.warn(
                 f"the memory of limiter {limiter!r} was made for {entry.keys} keys and is used as it is, not for the "
@@ -220,7 +221,7 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         raw = segment.extent_entry(wanted.identity)
         if raw is not None:
             return raw
-        store._limiter_number(limiter, add=False)  # or it is refused
+        store._limiter_number(limiter, wanted.purpose.algorithm, add=False)  # or it is refused
         raw = segment.read(layout.EXTENTS_OFFSET, LIST_BYTES)
         free = [number for number, entry in enumerate(layout.EXTENT_ENTRY.iter_unpack(raw)) if entry[0] == 0]
         if not free:
@@ -239,7 +240,7 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         extent = _map(store, fd, offset, shape)
         _take_space(store, fd, limiter, offset, shape)
         extent.block_cells(shape.used_cells)
-        number = store._limiter_number(limiter)
+        number = store._limiter_number(limiter, wanted.purpose.algorithm)
         made = replace(wanted, offset=offset, size=shape.bytes, limiter=number).pack()
         segment.publish_extent(free[0], made)
         return made

@@ -17,7 +17,7 @@ from forebay.segment.file import CLOCK_NAMES
 from forebay.verification.cells import CellChecks
 from forebay.verification.extent_list import Extents
 from forebay.verification.findings import Finding, Findings
-from forebay.verification.lists import counter_findings, header_findings, limiter_findings, limiter_names
+from forebay.verification.lists import counter_findings, header_findings, limiter_findings, limiter_labels
 from forebay.verification.mapped_segment import MappedSegment
 from forebay.verification.report import Part, Report
 
@@ -45,7 +45,7 @@ def verify(name_or_path: str | os.PathLike[str], *, progress: Callable[[int, int
             bytes=len(segment.memory),
             keys=segment.header.advertised_keys,
             clock=CLOCK_NAMES[segment.header.clock_kind],
-            limiters=tuple(name.decode(errors="replace") for name in limiter_names(segment).values()),
+            limiters=limiter_labels(segment),
             parts=parts,
             findings=findings.all(),
         )

@@ -11,6 +11,7 @@ from forebay.core.audit import LATEST_NS, Counts, look_at_cells, look_at_words
 from forebay.rate import MAX_PERIOD_NS
 from forebay.segment import layout
 from forebay.segment.extents import CELLS_PER_GROUP, Purpose
+from forebay.segment.limiter_list import ALGORITHM_NAMES
 from forebay.verification.extent_list import KnownExtent
 from forebay.verification.findings import LOOKS, PAUSE_S, Findings
 from forebay.verification.mapped_segment import MEANWHILE_NS, MappedSegment
@@ -28,13 +29,6 @@ KIND_NAMES: Final = {
     layout.KIND_BLOCKED: "blocked",
 }
 MEMBERS: Final = (layout.KIND_TAT, layout.KIND_COUNT)
-ALGORITHM_NAMES: Final = {
-    layout.ALGORITHM_SLIDING_LOG: "SlidingLog",
-    layout.ALGORITHM_BUCKETED_WINDOW: "BucketedWindow",
-    layout.ALGORITHM_CONCURRENCY: "Concurrency",
-    layout.ALGORITHM_SYNCED_WINDOW: "synced window",
-    layout.ALGORITHM_SYNCED_BUCKET: "synced TokenBucket",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +62,9 @@ def _cells_of(extent: KnownExtent) -> _Cells:
     at = (name, extent.where, extent.entry.offset, shape.group_count, shape.used_cells)
     if purpose is None:
         return _Cells(*at, kept_bits=-1)
-    if purpose.algorithm in (layout.ALGORITHM_CONCURRENCY, layout.ALGORITHM_SYNCED_BUCKET):
+    if purpose.algorithm in (layout.ALGORITHM_CONCURRENCY, layout.ALGORITHM_SYNCED_TOKEN_BUCKET):
         return _Cells(*at, (layout.KIND_TAT,), 0, purpose)
-    if purpose.algorithm == layout.ALGORITHM_SYNCED_WINDOW:
+    if purpose.algorithm in (layout.ALGORITHM_SYNCED_FIXED_WINDOW, layout.ALGORITHM_SYNCED_SLIDING_WINDOW):
         return _Cells(*at, (layout.KIND_COUNT,), 0, purpose)
     return _Cells(*at, (layout.KIND_COUNT,), purpose.low_bits, purpose)
 

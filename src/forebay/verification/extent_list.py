@@ -12,8 +12,9 @@ from forebay.core.audit import keyed_hash, look_at_unused
 from forebay.rate import MAX_PERIOD_NS
 from forebay.segment import layout
 from forebay.segment.extents import ExtentEntry, Purpose
+from forebay.segment.limiter_list import ListedLimiter
 from forebay.verification.findings import Finding, damage, note
-from forebay.verification.lists import limiter_names
+from forebay.verification.lists import limiters_in_place
 from forebay.verification.mapped_segment import MappedSegment
 
 __all__ = ["Extents", "KnownExtent"]
@@ -59,7 +60,7 @@ class Extents:
         entries = list(segment.records(layout.EXTENT_ENTRY.size, layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY))
         # After the list: whatever is in it is in the file, and its limiter has a name.
         segment.map_what_was_added()
-        names = limiter_names(segment)
+        limiters = limiters_in_place(segment)
         self.sound, found = [], []
         identities = set()
         used = 0
@@ -75,7 +76,7 @@ class Extents:
             if entry.identity in identities:
                 found.append(damage(where, f"identity {entry.identity:#x} for the second time", "one of its own"))
             identities.add(entry.identity)
-            found += self._add(number, entry, names.get(entry.limiter))
+            found += self._add(number, entry, limiters.get(entry.limiter))
         self.sound.sort(key=lambda extent: extent.entry.offset)
         for before, after in itertools.pairwise(self.sound):
             if before.end > after.entry.offset:
@@ -83,7 +84,7 @@ class Extents:
         # If there is something wrong with the list, bytes may seem to be nobody's.
         return found or list(self._unused())
 
-    def _add(self, number: int, entry: ExtentEntry, name: bytes | None) -> Iterator[Finding]:
+    def _add(self, number: int, entry: ExtentEntry, limiter: ListedLimiter | None) -> Iterator[Finding]:
         where, segment, purpose = f"extent {number}", self._segment, entry.purpose
         if not entry.is_whole:
             yield damage(
@@ -103,16 +104,23 @@ class Extents:
         known = KnownExtent(number, entry)
         if not _is_possible(purpose):
             yield damage(where, str(purpose), "numbers that fit each other: its words were not checked")
-        elif name is None:
+        elif limiter is None:
             yield damage(where, f"an extent of limiter {entry.limiter}", "one that is in the list of limiters")
-        elif keyed_hash(segment.header.hash_key, purpose.identity_text(name)) != entry.identity:
+        elif keyed_hash(segment.header.hash_key, purpose.identity_text(limiter.name)) != entry.identity:
+            name = limiter.name.decode(errors="replace")
             yield damage(
                 where,
                 f"identity {entry.identity:#x}",
-                f"that of limiter {name.decode(errors='replace')!r} and {purpose}: its words were not checked",
+                f"that of limiter {name!r} and {purpose}: its words were not checked",
             )
         else:
-            known = KnownExtent(number, entry, name.decode(errors="replace"), purpose)
+            if limiter.algorithm != purpose.algorithm:
+                yield damage(
+                    where,
+                    f"algorithm {purpose.algorithm} for limiter {entry.limiter}",
+                    f"that of the limiter, {limiter.algorithm}",
+                )
+            known = KnownExtent(number, entry, limiter.name.decode(errors="replace"), purpose)
         self.sound.append(known)
 
     def _unused(self) -> Iterator[Finding]:
@@ -161,14 +169,14 @@ def _is_possible(purpose: Purpose) -> bool:
             )
         case layout.ALGORITHM_CONCURRENCY:
             return 1 <= limit <= MAX_CONCURRENCY and words == words_for(limit) and period_ns == purpose.low_bits == 0
-        case layout.ALGORITHM_SYNCED_WINDOW:
+        case layout.ALGORITHM_SYNCED_FIXED_WINDOW | layout.ALGORITHM_SYNCED_SLIDING_WINDOW:
             return (
-                1 <= limit <= 2
+                limit == 0
                 and words == SYNCED_WORDS
                 and 1 <= period_ns <= MAX_PERIOD_NS
                 and 1 <= purpose.low_bits <= period_ns.bit_length()
             )
-        case layout.ALGORITHM_SYNCED_BUCKET:
+        case layout.ALGORITHM_SYNCED_TOKEN_BUCKET:
             return words == SYNCED_WORDS and limit == period_ns == purpose.low_bits == 0
         case _:
             return False

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from forebay.core.audit import LATEST_NS, keyed_hash
 from forebay.segment import layout
 from forebay.segment.file import BYTES_PER_KEY
+from forebay.segment.limiter_list import ALGORITHM_NAMES, LIST_BYTES, ListedLimiter, labels_of, listed_limiters
 from forebay.verification.findings import Finding, damage, note
 from forebay.verification.mapped_segment import MappedSegment
 
-__all__ = ["counter_findings", "header_findings", "limiter_findings", "limiter_names"]
+__all__ = ["counter_findings", "header_findings", "limiter_findings", "limiter_labels", "limiters_in_place"]
 
 
 def header_findings(segment: MappedSegment) -> list[Finding]:
@@ -36,14 +37,17 @@ def header_findings(segment: MappedSegment) -> list[Finding]:
     return found
 
 
-def limiter_names(segment: MappedSegment) -> dict[int, bytes]:
-    """By number, the limiters whose names are in place."""
-    names = {}
-    for number, raw in segment.records(layout.LIMITER_ENTRY.size, layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY):
-        name_hash, length, name = layout.LIMITER_ENTRY.unpack(raw)
-        if name_hash and 1 <= length <= layout.LIMITER_NAME_BYTES:
-            names[number] = name[:length]
-    return names
+def limiters_in_place(segment: MappedSegment) -> dict[int, ListedLimiter]:
+    """The limiters whose names are in place, by number."""
+    return dict(listed_limiters(segment.memory[layout.LIMITERS_OFFSET : layout.LIMITERS_OFFSET + LIST_BYTES]))
+
+
+def limiter_labels(segment: MappedSegment) -> tuple[str, ...]:
+    """One text for each limiter, as in ``Store.stats()``."""
+    limiters = limiters_in_place(segment).values()
+    return tuple(
+        labels_of((limiter.name.decode(errors="replace"), limiter.algorithm_name) for limiter in limiters).values()
+    )
 
 
 def limiter_findings(segment: MappedSegment) -> list[Finding]:
@@ -51,9 +55,10 @@ def limiter_findings(segment: MappedSegment) -> list[Finding]:
     entries = dict(segment.records(layout.LIMITER_ENTRY.size, layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY))
     for number, raw in entries.items():
         where = f"limiter {number}"
-        name_hash, length, padded = layout.LIMITER_ENTRY.unpack(raw)
-        name = padded[:length]
-        if not name_hash:
+        identity, length, algorithm, padded = layout.LIMITER_ENTRY.unpack(raw)
+        limiter = ListedLimiter(padded[:length], algorithm)
+        name = limiter.name
+        if not identity:
             found.append(damage(where, "a name in a free entry", "zeros"))
         elif number and number - 1 not in entries:
             found.append(damage(where, "a free entry before it", "none: entries are taken in order"))
@@ -61,8 +66,10 @@ def limiter_findings(segment: MappedSegment) -> list[Finding]:
             found.append(note(where, "a name that is not in place", "the next who makes it to finish it"))
         elif length > layout.LIMITER_NAME_BYTES or any(padded[length:]) or b"\0" in name or not _is_utf8(name):
             found.append(damage(where, f"{length} bytes of {padded!r}", f"up to {layout.LIMITER_NAME_BYTES} of UTF-8"))
-        elif keyed_hash(segment.header.hash_key, name) != name_hash:
-            found.append(damage(where, f"a hash that is not that of its name {name!r}", "that"))
+        elif algorithm not in ALGORITHM_NAMES:
+            found.append(damage(where, f"algorithm {algorithm} of limiter {name!r}", "one that there is"))
+        elif keyed_hash(segment.header.hash_key, limiter.identity_text) != identity:
+            found.append(damage(where, f"an identity that is not that of {limiter.algorithm_name} {name!r}", "that"))
     return found
 
 
@@ -77,7 +84,7 @@ def _is_utf8(name: bytes) -> bool:
 def counter_findings(segment: MappedSegment) -> Iterator[Finding]:
     count = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
     lines = list(segment.records(layout.COUNTER_LINE.size, layout.COUNTERS_OFFSET, count))
-    names = limiter_names(segment)  # after the counts: who counts has a name
+    names = limiters_in_place(segment)  # after the counts: who counts has a name
     for line, raw in lines:
         where = f"counter line {line}"
         limiter, pad, *counts = layout.COUNTER_LINE.unpack(raw)

@@ -32,6 +32,7 @@ class Report:
     keys: int
     clock: str
     limiters: tuple[str, ...]
+    """As in ``StoreStats.limiters``."""
     parts: tuple[Part, ...]
     """The table, then the extents."""
     findings: tuple[Finding, ...]

@@ -312,7 +312,7 @@ cdef class BucketedWindow(CellLimiter):
         self.shape.words = self.extent.words
         self.shape.last_cell = self.extent.used_cells - 1
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(encoding)
+        self.enroll(layout.ALGORITHM_BUCKETED_WINDOW, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, buckets=60, *, keys=None):

@@ -201,7 +201,7 @@ cdef class Concurrency(Limiter):
         self.last_cell = self.extent.used_cells - 1
         self.loose = {}
         self.my_forks = ~<uint64_t>0
-        self.enroll(encoding)
+        self.enroll(layout.ALGORITHM_CONCURRENCY, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, limit, lease="30s", *, keys=None):

@@ -9,6 +9,7 @@ from forebay.core.limiter cimport Draw, let_stores_make
 from forebay.core.table.table cimport Verdict
 
 from forebay.rate import as_rate
+from forebay.segment import layout
 
 
 @cython.final
@@ -37,7 +38,7 @@ cdef class LeakyBucket(GcraLimiter):
         self.shape.due_ns = 0
         self.capacity = self.shape.limit
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(b"")
+        self.enroll(layout.ALGORITHM_LEAKY_BUCKET, b"")
 
     @cython.binding(False)
     def __init__(self, store, name, rate, capacity):

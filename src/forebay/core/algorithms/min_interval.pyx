@@ -7,6 +7,7 @@ from forebay.core.cell_limiter cimport allow_by
 from forebay.core.limiter cimport let_stores_make
 
 from forebay.rate import Rate, as_period_ns
+from forebay.segment import layout
 
 
 @cython.final
@@ -28,7 +29,7 @@ cdef class MinInterval(GcraLimiter):
         self.rate = Rate.per_ns(1, self.interval_ns)
         self.gcra_shape(self.rate, 1, "burst", &self.shape)
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(b"")
+        self.enroll(layout.ALGORITHM_MIN_INTERVAL, b"")
 
     @cython.binding(False)
     def __init__(self, store, name, interval):

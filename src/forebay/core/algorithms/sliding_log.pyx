@@ -408,7 +408,7 @@ cdef class SlidingLog(CellLimiter):
         self.shape.last_cell = self.extent.used_cells - 1
         self.shape.table = &self.table
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(encoding)
+        self.enroll(layout.ALGORITHM_SLIDING_LOG, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, *, keys):

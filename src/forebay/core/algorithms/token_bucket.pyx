@@ -23,6 +23,7 @@ from forebay.core.table.table cimport Next, Verdict
 
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import as_rate
+from forebay.segment import layout
 
 
 cdef inline uint64_t deficit_of(const Shape* shape, uint64_t state, uint64_t end_ns) noexcept nogil:
@@ -129,7 +130,7 @@ cdef class TokenBucket(GcraLimiter):
             raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {shown(refill)}")
         self.refill = refill
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(encoding)
+        self.enroll(layout.ALGORITHM_TOKEN_BUCKET, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, burst=None, refill="continuous"):

@@ -38,6 +38,7 @@ from forebay.core.table.table cimport Next, Verdict
 
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import as_rate
+from forebay.segment import layout
 
 
 cdef enum:
@@ -219,7 +220,7 @@ cdef class FixedWindow(WindowLimiter):
             self.shape.steps = steps_for(self.shape.period_ns, self.shape.low_bits)
             encoding += b" %d" % self.shape.steps
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(encoding)
+        self.enroll(layout.ALGORITHM_FIXED_WINDOW, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, align="clock"):
@@ -301,7 +302,7 @@ cdef class SlidingWindow(WindowLimiter):
         encoding = b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits)
         if shift:
             encoding += b" %d" % shift
-        self.enroll(encoding)
+        self.enroll(layout.ALGORITHM_SLIDING_WINDOW, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, *, rounding=None):

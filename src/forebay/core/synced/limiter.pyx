@@ -141,7 +141,7 @@ cdef class SyncedLimiter(CellLimiter):
         self.extent = open_extent(self.store, self.name, purpose, keys)
         self.synced_store, self.name_of, self.names = synced_store, name_of, {}
         self.draw(1, &self.shape, &self.unit)
-        self.enroll(encoding)
+        self.enroll(purpose.algorithm, encoding)
         self.table = self.extent.table
         # A state and its tag that don't belong together do no harm: nothing is written for them.
         self.table.has_words = False

@@ -130,7 +130,8 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         self.give_back = gcra_give_back
         self.record = bucket_record
         purpose = Purpose(
-            algorithm=layout.ALGORITHM_SYNCED_BUCKET, words_per_cell=WORDS_PER_CELL, low_bits=0, limit=0, period_ns=0)
+            algorithm=layout.ALGORITHM_SYNCED_TOKEN_BUCKET, words_per_cell=WORDS_PER_CELL, low_bits=0, limit=0,
+            period_ns=0)
         self.begin(purpose, keys, synced_store, name_of, b"synced", bucket_clear)
 
     @cython.binding(False)

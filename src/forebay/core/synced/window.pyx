@@ -205,8 +205,8 @@ cdef class SyncedWindow(SyncedLimiter):
                 f"{self.rate} is too much for a window that is synced: take a longer period, or a token bucket")
         encoding = b"synced %d %d %d" % (2 if slides else 1, self.shape.period_ns, self.shape.low_bits)
         purpose = Purpose(
-            algorithm=layout.ALGORITHM_SYNCED_WINDOW, words_per_cell=WORDS_PER_CELL, low_bits=self.shape.low_bits,
-            limit=2 if slides else 1, period_ns=self.shape.period_ns)
+            algorithm=layout.ALGORITHM_SYNCED_SLIDING_WINDOW if slides else layout.ALGORITHM_SYNCED_FIXED_WINDOW,
+            words_per_cell=WORDS_PER_CELL, low_bits=self.shape.low_bits, limit=0, period_ns=self.shape.period_ns)
         self.begin(purpose, keys, synced_store, name_of, encoding, window_clear)
 
     @cython.binding(False)

@@ -18,16 +18,18 @@ cdef extern from "forebay/layout.h" nogil:
     const uint64_t FOREBAY_KIND_BLOCKED
     const uint64_t FOREBAY_ALGORITHM_BUCKETED_WINDOW
     const uint64_t FOREBAY_ALGORITHM_CONCURRENCY
-    const uint64_t FOREBAY_ALGORITHM_SYNCED_WINDOW
-    const uint64_t FOREBAY_ALGORITHM_SYNCED_BUCKET
+    const uint64_t FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW
+    const uint64_t FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW
+    const uint64_t FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET
 
     ctypedef struct ForebayHeader:
         uint64_t manual_ns
         uint64_t extents_maker
 
     ctypedef struct ForebayLimiterEntry:
-        uint64_t name_hash
-        uint64_t name_bytes
+        uint64_t identity
+        uint32_t name_bytes
+        uint32_t algorithm
         uint8_t* name
 
     ctypedef struct ForebayExtentEntry:
@@ -51,9 +53,11 @@ cdef extern from "forebay/layout.h" nogil:
 cdef extern from "forebay/atomics.h" nogil:
     uint64_t load_relaxed "forebay_load_relaxed"(const uint64_t* p) noexcept
     uint64_t load_acquire "forebay_load_acquire"(const uint64_t* p) noexcept
+    uint32_t load_acquire32 "forebay_load_acquire32"(const uint32_t* p) noexcept
     uint64_t load_seq_cst "forebay_load_seq_cst"(const uint64_t* p) noexcept
     void store_relaxed "forebay_store_relaxed"(uint64_t* p, uint64_t value) noexcept
     void store_release "forebay_store_release"(uint64_t* p, uint64_t value) noexcept
+    void store_release32 "forebay_store_release32"(uint32_t* p, uint32_t value) noexcept
     void set_bits_acq_rel "forebay_set_bits_acq_rel"(uint64_t* p, uint64_t bits) noexcept
     void clear_bits_acq_rel "forebay_clear_bits_acq_rel"(uint64_t* p, uint64_t bits) noexcept
     bint cas_acq_rel "forebay_cas_acq_rel"(uint64_t* p, uint64_t expected, uint64_t desired) noexcept

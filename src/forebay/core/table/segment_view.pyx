@@ -10,8 +10,8 @@ from forebay.core.table.keys cimport derive_key
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_CLOCK_MONOTONIC, FOREBAY_CLOCK_PYTHON, FOREBAY_KIND_BLOCKED,
     FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayCounterLine, ForebayExtentEntry, ForebayHeader,
-    ForebayLimiterEntry, cas_acq_rel, load_acquire, next_generation as native_next_generation, forebay_forks,
-    forebay_generation, siphash13, store_release, watch_forks,
+    ForebayLimiterEntry, cas_acq_rel, forebay_forks, forebay_generation, load_acquire, load_acquire32,
+    next_generation as native_next_generation, siphash13, store_release, store_release32, watch_forks,
 )
 from forebay.core.table.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
 
@@ -216,30 +216,32 @@ cdef class Segment:
     cdef ForebayCounterLine* shared_counter_line(self, size_t limiter) except NULL:
         return self.counter_line(<size_t>layout.OWNED_COUNTER_LINES + limiter)
 
-    def limiter_number(self, bytes name, *, bint add=True):
-        """The number of the limiter of that name, which is added if it is new; -1 if there is no room for it.
+    def limiter_number(self, bytes name, uint32_t algorithm, *, bint add=True):
+        """The number of the limiter of that name and algorithm; -1 if the list has no room for it.
 
-        Without `add` nothing is written: for a new name, the number that it would get now.
+        A new limiter is added. Without `add` nothing is written: the result is the number that a new limiter would get
+        now.
 
-        Lock-free: the name's hash claims an entry by one CAS. Two names with one 64-bit keyed hash would be one
-        limiter, at odds of one in 10**14 for a full list.
+        Lock-free: the limiter's identity claims an entry by one CAS. Two limiters with one 64-bit keyed hash would be
+        one, at odds of one in 10**14 for a full list.
         """
-        cdef uint64_t name_hash = siphash13(
-            self.hash_key, <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
+        cdef uint64_t identity = self.identity_of(name + b"\0" + algorithm.to_bytes(4, "little"))
         cdef ForebayLimiterEntry* entries = <ForebayLimiterEntry*>(self.base + <size_t>layout.LIMITERS_OFFSET)
         cdef ForebayLimiterEntry* entry
         cdef int number
         for number in range(layout.LIMITER_CAPACITY):
             entry = &entries[number]
-            if load_acquire(&entry.name_hash) == 0:
+            if load_acquire(&entry.identity) == 0:
                 if not add:
                     return number
-                cas_acq_rel(&entry.name_hash, 0, name_hash)
-            if load_acquire(&entry.name_hash) == name_hash:
-                # SYNC name -> length: who reads a length reads the whole name. A killed writer leaves 0.
-                if add and load_acquire(&entry.name_bytes) == 0:
+                cas_acq_rel(&entry.identity, 0, identity)
+            if load_acquire(&entry.identity) == identity:
+                # SYNC name -> length: a process that reads a length reads the algorithm and the whole name. A killed
+                # writer leaves 0.
+                if add and load_acquire32(&entry.name_bytes) == 0:
+                    entry.algorithm = algorithm
                     memcpy(entry.name, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
-                    store_release(&entry.name_bytes, PyBytes_GET_SIZE(name))
+                    store_release32(&entry.name_bytes, <uint32_t>PyBytes_GET_SIZE(name))
                 return number
         return -1
 
@@ -248,10 +250,10 @@ cdef class Segment:
         cdef ForebayHashKey key = derive_key(self.hash_key, b"secret " + purpose)
         return key.k0.to_bytes(8) + key.k1.to_bytes(8)
 
-    def extent_identity(self, bytes name):
-        """The identity of the extent of that name."""
+    def identity_of(self, bytes text):
+        """The keyed hash by which a limiter or an extent of that text is found in its list."""
         return siphash13(
-            self.hash_key, <const uint8_t*>PyBytes_AS_STRING(name), <size_t>PyBytes_GET_SIZE(name)) | 1
+            self.hash_key, <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)) | 1
 
     def extent_entry(self, uint64_t identity):
         """The bytes of the entry of the extent of that identity; None if there is none."""

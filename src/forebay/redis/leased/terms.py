@@ -17,6 +17,7 @@ from forebay.redis.algorithms import Algorithm, Charge, Gcra, Seen, Window
 from forebay.redis.commands import Command, CommandFlow, LimiterCommands, _nothing, encode_args
 from forebay.redis.keys import digest
 from forebay.redis.scripts import script
+from forebay.segment import layout
 from forebay.store import Store
 
 __all__ = ["OVERTAKEN", "BucketTerms", "Granted", "Place", "Terms", "WindowTerms", "checked_options", "terms_of"]
@@ -73,6 +74,8 @@ def checked_options(lease: Any, share: Any) -> Options:
 class Terms(ABC):
     """The terms on which a host borrows permits of one limit."""
 
+    host_algorithm: int
+    """What the host's list of limiters says, see native/layout.toml."""
     longest_ns: int
     """No lease is longer."""
     same_ns: int
@@ -144,6 +147,8 @@ class Terms(ABC):
 
 class BucketTerms(Terms):
     """Of a token bucket: a state of its own, which knows what is on loan."""
+
+    host_algorithm = layout.ALGORITHM_LEASED_TOKEN_BUCKET
 
     def __init__(
         self, strict: LimiterCommands, algorithm: Gcra, store: Store, options: Options, deadline_ns: int
@@ -218,10 +223,12 @@ class WindowTerms(Terms):
     ) -> None:
         super().__init__(strict, algorithm, store, options, deadline_ns)
         self.algorithm = algorithm
+        slides = algorithm.script == "sliding"
+        self.host_algorithm = layout.ALGORITHM_LEASED_SLIDING_WINDOW if slides else layout.ALGORITHM_LEASED_FIXED_WINDOW
         period_ns = 1000 * algorithm.period_us
         self.longest_ns = max(period_ns, self.deadline_ns)
         self.same_ns = period_ns // 2
-        self.reset_ns = period_ns if algorithm.script == "sliding" else 0
+        self.reset_ns = period_ns if slides else 0
         self.early_ns = min(self.lease_ns, period_ns) // 2
         self.pause_ns = min(self.lease_ns, period_ns) // 8
         self._set_most(64)
