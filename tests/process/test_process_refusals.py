@@ -570,6 +570,10 @@ def test_a_directory_where_others_may_make_files_is_not_ones_own(
     assert f"uid {owner}, gid {SHARED_GROUP}, mode {mode:04o}" in message
     assert "RuntimeDirectory" in message
     if mode in (0o770, 0o720):
+        # Without mode=0o660 no group is trusted, not even the process's own.
+        os.chown(own_directory, owner, user)
+        crew.start(as_user, user, user, [], _refused_in, own_directory, {}).result()
+        os.chown(own_directory, owner, SHARED_GROUP)
         options = {"mode": 0o660, "group": SHARED_GROUP + 1}
         crew.start(as_user, user, user, [SHARED_GROUP + 1], _refused_in, own_directory, options).result()
         own_directory.chmod(0o770)

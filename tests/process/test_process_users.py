@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -183,6 +185,17 @@ def test_who_is_stopped_while_attaching_holds_nobody_up(crew: Crew, name: str) -
     assert other.result() == 0
 
 
+def test_a_process_attaches_to_the_segment_that_took_a_removed_ones_place(crew: Crew, name: str) -> None:
+    """It has opened the file that was removed before it became a user: there it would admit a second limit."""
+    Store(name, keys=1000).close()
+    stopped = crew.start(_stop_before_joining, name, 0)
+    stopped.wait_for_stop()
+    Store.unlink(name)
+    assert crew.start(_admitted, name).result() == LIMIT
+    stopped.resume()
+    assert stopped.result() == 0
+
+
 def test_who_attaches_waits_for_who_moves_the_clock(crew: Crew, name: str) -> None:
     """Between the two readings of the header nobody moves it; who does is waited for, and for a while only."""
     assert crew.start(_admitted, name).result() == LIMIT
@@ -198,7 +211,7 @@ def test_who_attaches_waits_for_who_moves_the_clock(crew: Crew, name: str) -> No
     assert stopped.result() == 0
 
 
-def _stop_while_rebasing(name: str) -> int:
+def _stop_while_rebasing(name: str, attached: SharedNumbers | None = None) -> int:
     rebase = segment_file._rebase
 
     def stop_first(*arguments: object) -> bool:
@@ -206,7 +219,7 @@ def _stop_while_rebasing(name: str) -> int:
         return rebase(*arguments)  # type: ignore[arg-type]
 
     segment_file._rebase = stop_first
-    return _admitted(name, OTHER)
+    return _admitted(name, OTHER, attached)
 
 
 def _busy(name: str) -> str:
@@ -214,6 +227,31 @@ def _busy(name: str) -> str:
     with pytest.raises(SegmentBusy) as caught:
         Store(name, keys=1000)
     return str(caught.value)
+
+
+def test_a_process_that_waited_to_move_the_clock_finds_it_moved(crew: Crew, name: str) -> None:
+    """The process that moved it uses the segment by then: nobody can move the clock any more."""
+    assert crew.start(_admitted, name).result() == LIMIT
+    attached, begun = SharedNumbers(1), SharedNumbers(1)
+    rebasing = crew.start(_stop_while_rebasing, name, attached)
+    rebasing.wait_for_stop()
+    waiting = crew.start(_tell_before_rebasing, name, begun)
+    wait_until(lambda: begun[0], "the waiting")
+    rebasing.resume()
+    assert waiting.result() == 0
+    attached[0] = 2
+    assert rebasing.result() == 0
+
+
+def _tell_before_rebasing(name: str, begun: SharedNumbers) -> int:
+    make_usable = segment_file._make_usable
+
+    def tell_first(*arguments: object) -> bool:
+        begun[0] = 1
+        return make_usable(*arguments)  # type: ignore[arg-type]
+
+    segment_file._make_usable = tell_first
+    return _admitted(name, OTHER)
 
 
 def test_a_killed_rebaser_leaves_the_clock_to_the_next(crew: Crew, name: str) -> None:
@@ -277,8 +315,9 @@ def test_a_reader_keeps_nobody_from_attaching(
     read_lock: Worker, crew: Crew, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor from making a limiter with memory of its own, nor from counting."""
-    monkeypatch.setattr(segment_file, "LOCK_TIMEOUT", 0.05)
-    monkeypatch.setattr(extents, "LOCK_TIMEOUT", 0.05)
+    # The three processes may wait for each other, but not for the reader.
+    monkeypatch.setattr(segment_file, "LOCK_TIMEOUT", 5.0)
+    monkeypatch.setattr(extents, "LOCK_TIMEOUT", 5.0)
     assert crew.run(3, _admitted_by_a_log, name) in ([LIMIT, 0, 0], [0, LIMIT, 0], [0, 0, LIMIT])
     with Store(name, keys=1000) as store:
         log = SlidingLog(store, "log", "10/hour", keys=5)
@@ -352,14 +391,14 @@ def test_a_process_that_ends_tells_that_its_segment_was_removed(name: str) -> No
     program = (
         "import os, sys, forebay\n"
         "store = forebay.Store(sys.argv[1], keys=1000)\n"
-        "closed = forebay.Store(sys.argv[1], keys=1000)\n"
-        "closed.close()\n"
-        "if sys.argv[2] == 'removed':\n"
+        "if sys.argv[2] == 'closed':\n"
+        "    store.close()\n"
+        "if sys.argv[2] in ('removed', 'closed'):\n"
         "    os.unlink(store.path)\n"
         "if sys.argv[2] == 'unlinked':\n"
         "    forebay.Store.unlink(sys.argv[1])\n"
     )
-    for what, times in (("there", 0), ("unlinked", 0), ("removed", 1)):
+    for what, times in (("there", 0), ("unlinked", 0), ("removed", 1), ("closed", 0)):
         ended = subprocess.run([sys.executable, "-c", program, name, what], check=True, capture_output=True, text=True)
         assert ended.stderr.count("was removed while processes use it") == times, ended.stderr
 
@@ -400,6 +439,44 @@ def test_another_store_or_place_is_no_removed_segment(name: str, tmp_path: Path)
         Store("a", keys=1000, path=tmp_path / "b").close()
         with Store.private(keys=1000) as private:
             private.stats()
+
+
+def test_a_store_whose_directory_is_gone_warns_of_nothing(tmp_path: Path) -> None:
+    """Nobody can make another segment there."""
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    with Store("a", keys=1000, path=directory / "store") as store:
+        shutil.rmtree(directory)
+        store.stats()
+        directory.touch()
+        with pytest.warns(SegmentRemovedWarning):
+            store.stats()
+
+
+def test_a_process_that_may_no_longer_read_the_directory_warns_of_nothing(
+    as_root: None, crew: Crew, tmp_path: Path
+) -> None:
+    """It can't see whether its segment was removed."""
+    tmp_path.chmod(0o700)
+    crew.start(_count_after_giving_up_root, tmp_path / "store").result()
+
+
+def _count_after_giving_up_root(path: Path) -> None:
+    with Store("a", keys=1000, path=path) as store:
+        assert as_user(FREE_USER, FREE_USER, [], store.stats).keys == 1000
+
+
+def test_a_store_on_another_file_system_is_no_removed_segment(as_root: None, tmp_path: Path) -> None:
+    """The directories have one inode number, as the roots of two tmpfs do, so the stores' marks have one place."""
+    with contextlib.ExitStack() as stack:
+        places = [tmp_path / "one", tmp_path / "two"]
+        for place in places:
+            place.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", place], check=True)
+            stack.callback(subprocess.run, ["umount", "--lazy", place], check=True)
+        assert len({place.stat().st_ino for place in places}) == 1
+        for place in places:
+            stack.enter_context(Store("a", keys=1000, path=place / "store"))
 
 
 def test_a_segment_under_another_stores_name_is_refused(name: str) -> None:
