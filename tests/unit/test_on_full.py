@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay import AllOf, BucketedWindow, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
+from forebay import AllOf, BucketedWindow, Concurrency, FixedWindow, LimiterStats, SlidingLog, Store, TokenBucket
 from forebay.testing import ManualClock
 
 CELLS = 1024
@@ -79,14 +79,24 @@ def test_denial_for_lack_of_room_has_a_retry_after(clock: ManualClock) -> None:
         assert not any(decision.full for decision in (limiter.hit(known), limiter.peek(newcomer)))
         [decision] = AllOf(limiter).hit_each(newcomer)
         assert (decision.allowed, decision.full) == (False, True)
-        reservation = limiter.reserve(newcomer)
-        assert (reservation.allowed, reservation.full, reservation.delay) == (False, True, 50.0)
+        for reservation in (limiter.reserve(newcomer), AllOf(limiter).reserve(newcomer)):
+            assert (reservation.allowed, reservation.full, reservation.delay) == (False, True, 50.0)
         assert not limiter.reserve(known, max_delay=0).full
         clock.advance(49.999)
         assert not limiter.allow(newcomer)
         clock.advance(0.001)
         assert limiter.allow(newcomer)
         assert all(limiter.allow_many(range(-500, 0)))
+
+
+@pytest.mark.parametrize("on_full", ["deny", "allow"])
+def test_concurrency_limit_flags_every_answer_of_a_full_store(clock: ManualClock, on_full: Any) -> None:
+    with Store.private(keys=1, on_full=on_full, clock=clock) as store:
+        limiter = Concurrency(store, "slots", 1, keys=1)
+        newcomer = next(key for key in CROWD if limiter.acquire(key).full)
+        for answer in (limiter.acquire(newcomer), limiter.hit(newcomer), limiter.reserve(newcomer)):
+            assert (bool(answer), answer.full) == (on_full == "allow", True)
+        assert not any(answer.full for answer in (limiter.acquire(0), limiter.hit(0), limiter.reserve(0)))
 
 
 def test_allow_lets_new_keys_in_uncharged_and_counts_them(clock: ManualClock) -> None:
