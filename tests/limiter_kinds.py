@@ -100,12 +100,12 @@ KINDS: Final = {
         windows=lambda limit, period_ns: [(period_ns, 1, limit)],
     ),
     "bucketed window": Kind(
-        lambda store, name, limit, ms: BucketedWindow(store, name, f"{limit} per {ms} ms", BUCKETS, keys=64),
+        lambda store, name, limit, ms: BucketedWindow(store, name, f"{limit} per {ms} ms", BUCKETS, keys=128),
         lambda limit, period_ns: BucketedRule(limit, period_ns, BUCKETS),
         windows=lambda limit, period_ns: [(period_ns // BUCKETS, BUCKETS, limit)],
     ),
     "sliding log": Kind(
-        lambda store, name, limit, ms: SlidingLog(store, name, f"{limit} per {ms} ms", keys=64),
+        lambda store, name, limit, ms: SlidingLog(store, name, f"{limit} per {ms} ms", keys=128),
         Log,
         spans=lambda limit, period_ns: [(period_ns, limit)],
     ),

@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
-from oracle import Bucket, Oracle, Rule
+from limiter_kinds import BUCKETS, KINDS, Kind
+from oracle import Oracle, Rule
 from oracle_counts import BucketedWindow as BucketedRule
-from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
-from oracle_counts import SlidingWindow as SlidingRule
+from oracle_counts import ClockWindow, Log
 from process_helpers import (
     DEADLINE_S,
     Crew,
@@ -44,14 +44,10 @@ from process_helpers import (
 
 from forebay import (
     AllOf,
-    BucketedWindow,
     Concurrency,
     FixedWindow,
-    LeakyBucket,
     LimiterStats,
-    MinInterval,
     SlidingLog,
-    SlidingWindow,
     Store,
     TokenBucket,
 )
@@ -67,9 +63,9 @@ KEYS: Final = 64
 REPEATED: Final = 48
 """How often a batch asks for each key: more than 1024 requests, so that it lets go of the GIL."""
 LIMIT: Final = 5000
-BUCKETS: Final = 8
 DRAINS_PER_ERA: Final = 40
 PERIOD_MS: Final = 1000
+PERIOD_NS: Final = PERIOD_MS * MS
 REAL_LIMIT: Final = 500
 REAL_PERIOD_MS: Final = 10
 DECISIONS_PER_REAL_ERA: Final = 1_000_000
@@ -79,119 +75,79 @@ FULL_DECISIONS: Final = 300_000_000
 COSTS: Final = (1, 1, 2, 3, 17, 400)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A limiter to try, of a limit and a period in ms, and what is known of it."""
-
-    name: str
-    make: Callable[[Store, int, int], Any]
-    rule: Callable[[int, int], Rule[Any]]
-    """The same for the oracle, with the period in ns."""
-    most_in: Callable[[int, int, int], int]
-    """What a key may be given in a span, from limit, period and span in ns."""
-    limit: int = LIMIT
-    whole_periods: bool = False
-    """What there is after a part of a period, the rule doesn't say to the permit."""
-    share: int = 1
-    """Slower than others: asked so many times less often."""
-
-    def decisions(self, full: bool) -> int:
-        """For each of the two clocks."""
-        return (FULL_DECISIONS if full else QUICK_DECISIONS) // self.share
-
-
-def _windows(of_limit: int, period_ns: int, span_ns: int) -> int:
+def _windows(limit: int, period_ns: int, span_ns: int) -> int:
     """Of any that don't overlap and are a period long, a span touches at most so many."""
-    return of_limit * (span_ns // period_ns + 2)
+    return limit * (span_ns // period_ns + 2)
 
 
 def _bucket(limit: int, period_ns: int, span_ns: int) -> int:
-    return most_admitted(f"{limit} per {period_ns // MS} ms", limit, span_ns)
+    return most_admitted(_rate(limit, period_ns // MS), limit, span_ns)
+
+
+def _log(limit: int, period_ns: int, span_ns: int) -> int:
+    return limit * (span_ns // period_ns + 1)
 
 
 def _rate(limit: int, ms: int) -> str:
     return f"{limit} per {ms} ms"
 
 
-KINDS: Final = (
-    Kind(
-        "token bucket",
-        lambda store, limit, ms: TokenBucket(store, "counted", _rate(limit, ms), limit),
-        lambda limit, period_ns: Bucket(limit, period_ns, limit),
-        _bucket,
+ALL_OF_TWO: Final = Kind(
+    lambda store, name, limit, ms: AllOf(
+        TokenBucket(store, name, _rate(limit, ms), limit),
+        FixedWindow(store, "also counted", _rate(2 * limit, 2 * ms)),
     ),
-    Kind(
-        "token bucket, intervals",
-        lambda store, limit, ms: TokenBucket(store, "counted", _rate(limit, ms), limit, refill="interval"),
-        lambda limit, period_ns: IntervalBucket(limit, period_ns, limit),
-        _windows,
-    ),
-    Kind(
-        "leaky bucket",
-        lambda store, limit, ms: LeakyBucket(store, "counted", _rate(limit, ms), limit),
-        lambda limit, period_ns: Bucket(limit, period_ns, limit),
-        _bucket,
-    ),
-    Kind(
-        "fixed window",
-        lambda store, limit, ms: FixedWindow(store, "counted", _rate(limit, ms)),
-        ClockWindow,
-        _windows,
-    ),
-    Kind(
-        "fixed window, first",
-        lambda store, limit, ms: FixedWindow(store, "counted", _rate(limit, ms), align="first"),
-        first_window_in_memory,
-        _windows,
-        whole_periods=True,
-    ),
-    Kind(
-        "fixed window, stagger",
-        lambda store, limit, ms: FixedWindow(store, "counted", _rate(limit, ms), align="stagger"),
-        ClockWindow,
-        _windows,
-        whole_periods=True,
-    ),
-    Kind(
-        "sliding window",
-        lambda store, limit, ms: SlidingWindow(store, "counted", _rate(limit, ms)),
-        SlidingRule,
-        _windows,
-    ),
-    Kind(
-        "bucketed window",
-        lambda store, limit, ms: BucketedWindow(store, "counted", _rate(limit, ms), BUCKETS, keys=2 * KEYS),
-        lambda limit, period_ns: BucketedRule(limit, period_ns, BUCKETS),
-        _windows,
-    ),
-    Kind(
-        "sliding log",
-        lambda store, limit, ms: SlidingLog(store, "counted", _rate(limit, ms), keys=2 * KEYS),
-        Log,
-        lambda limit, period_ns, span_ns: limit * (span_ns // period_ns + 1),
-    ),
-    Kind(
-        "minimum interval",
-        lambda store, limit, ms: MinInterval(store, "counted", f"{ms} ms"),
-        lambda limit, period_ns: Bucket(limit, period_ns, limit),
-        _bucket,
-        limit=1,
-    ),
-    Kind(
-        "all of two",
-        lambda store, limit, ms: AllOf(
-            TokenBucket(store, "counted", _rate(limit, ms), limit),
-            FixedWindow(store, "also counted", _rate(2 * limit, 2 * ms)),
-        ),
-        # After whole periods both give what the first one does.
-        lambda limit, period_ns: Bucket(limit, period_ns, limit),
-        _bucket,
-        whole_periods=True,
-        share=5,
-    ),
+    # After whole periods both give what the first one does.
+    KINDS["token bucket"].rule,
 )
 
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+@dataclass(frozen=True)
+class Subject:
+    """A limiter to try, and how."""
+
+    name: str
+    most_in: Callable[[int, int, int], int] = _windows
+    """What a key may be given in a span, from limit, period and span in ns."""
+    whole_periods: bool = False
+    """The oracle's rule doesn't say to the permit how much there is after a part of a period."""
+    share: int = 1
+    """Slower than others: asked so many times less often."""
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS.get(self.name, ALL_OF_TWO)
+
+    @property
+    def limit(self) -> int:
+        return LIMIT if self.kind.limit > 1 else 1
+
+    def make(self, store: Store, limit: int, ms: int) -> Any:
+        return self.kind.make(store, "counted", limit, ms)
+
+    def rule(self) -> Rule[Any]:
+        return (self.kind.rule or ClockWindow)(self.limit, PERIOD_NS)
+
+    def decisions(self, full: bool) -> int:
+        """For each of the two clocks."""
+        return (FULL_DECISIONS if full else QUICK_DECISIONS) // self.share
+
+
+SUBJECTS: Final = (
+    Subject("token bucket", _bucket),
+    Subject("interval bucket"),
+    Subject("leaky bucket", _bucket),
+    Subject("fixed window"),
+    Subject("fixed window, first", whole_periods=True),
+    Subject("fixed window, stagger", whole_periods=True),
+    Subject("sliding window"),
+    Subject("bucketed window"),
+    Subject("sliding log", _log),
+    Subject("minimum interval", _bucket),
+    Subject("all of two", _bucket, whole_periods=True, share=5),
+)
+
+every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 
 
 class Board:
@@ -240,11 +196,11 @@ def _names(era: int) -> list[str]:
     return [f"{era}:{number}" for number in range(KEYS)]
 
 
-def _work(me: int, name: str, kind: Kind, limit: int, ms: int, clock: Any, board: Board) -> None:
+def _work(me: int, name: str, subject: Subject, limit: int, ms: int, clock: Any, board: Board) -> None:
     draws = random.Random(me)
     newcomer = me
     with Store(name, keys=1, clock=clock) as store:
-        limiter = kind.make(store, limit, ms)
+        limiter = subject.make(store, limit, ms)
         # Each is gone a nanosecond later; with a clock that stands still, when it moves.
         crowd = TokenBucket(store, "crowd", "1_000_000_000/second", 1)
         costs = [cost for cost in COSTS if cost <= limit]
@@ -302,22 +258,21 @@ def _evicted_of_crowd(store: Store) -> int:
     return crowd.evicted if crowd else 0
 
 
-@every_kind
+@every_subject
 def test_the_total_is_exact_while_a_driver_moves_the_clock(
-    crew: Crew, name: str, kind: Kind, full: bool, record: Record
+    crew: Crew, name: str, subject: Subject, full: bool, record: Record
 ) -> None:
-    period_ns = PERIOD_MS * MS
-    rule = kind.rule(kind.limit, period_ns)
+    rule = subject.rule()
     draws = random.Random(4)
     clock = ManualClock(1000.0)
     board = Board()
     expected = drained = era = 0
     with Store(name, keys=1, clock=clock) as store:
-        limiter = kind.make(store, kind.limit, PERIOD_MS)
+        limiter = subject.make(store, subject.limit, PERIOD_MS)
         workers = [
-            crew.start(_work, i, name, kind, kind.limit, PERIOD_MS, ManualClock(), board) for i in range(WORKERS)
+            crew.start(_work, i, name, subject, subject.limit, PERIOD_MS, ManualClock(), board) for i in range(WORKERS)
         ]
-        while _goes_on(board, kind.decisions(full), store):
+        while _goes_on(board, subject.decisions(full), store):
             era += 1
             names = _names(era)
             oracle: Oracle[Any] = Oracle()
@@ -328,11 +283,11 @@ def test_the_total_is_exact_while_a_driver_moves_the_clock(
             for _ in range(DRAINS_PER_ERA):
                 drained += _drain(limiter, names)
                 expected += KEYS * _owed(oracle, rule, round(clock.now() * 1e9))
-                if kind.whole_periods:
+                if subject.whole_periods:
                     clock.advance(2 * PERIOD_MS / 1000)
                 else:
                     # Nobody's state is about to expire: only from what comes once are cells taken.
-                    step_ns = draws.choice((draws.randrange(period_ns // 50, period_ns // 3), 3 * period_ns))
+                    step_ns = draws.choice((draws.randrange(PERIOD_NS // 50, PERIOD_NS // 3), 3 * PERIOD_NS))
                     clock.advance(step_ns / 1e9)
             drained += _drain(limiter, names)
             expected += KEYS * _owed(oracle, rule, round(clock.now() * 1e9))
@@ -347,20 +302,22 @@ def test_the_total_is_exact_while_a_driver_moves_the_clock(
         assert stats["counted"].inserted >= KEYS * era
         assert stats["crowd"].evicted > 0
         assert stats["crowd"].inserted - stats["crowd"].evicted > 2 * CELLS, "no expired cell was used again"
-    _record_run(record, kind.name, f"{expected:,} permits, all that there were", stats)
+    _record_run(record, subject.name, f"{expected:,} permits, all that there were", stats)
 
 
-@every_kind
+@every_subject
 def test_the_total_is_within_the_bound_of_the_real_clock(
-    crew: Crew, name: str, kind: Kind, full: bool, record: Record
+    crew: Crew, name: str, subject: Subject, full: bool, record: Record
 ) -> None:
-    limit = min(kind.limit, REAL_LIMIT)
+    limit = min(subject.limit, REAL_LIMIT)
     board = Board()
     admitted = most = era = 0
     with Store(name, keys=1) as store:
-        limiter = kind.make(store, limit, REAL_PERIOD_MS)
-        workers = [crew.start(_work, i, name, kind, limit, REAL_PERIOD_MS, "monotonic", board) for i in range(WORKERS)]
-        while _goes_on(board, kind.decisions(full), store):
+        limiter = subject.make(store, limit, REAL_PERIOD_MS)
+        workers = [
+            crew.start(_work, i, name, subject, limit, REAL_PERIOD_MS, "monotonic", board) for i in range(WORKERS)
+        ]
+        while _goes_on(board, subject.decisions(full), store):
             era += 1
             batch = _names(era) * REPEATED
             drained, before, until = 0, board.admitted, board.decisions + DECISIONS_PER_REAL_ERA
@@ -370,7 +327,7 @@ def test_the_total_is_within_the_bound_of_the_real_clock(
             while board.decisions < until:
                 drained += limiter.allow_many(batch).count(True)
             board.end(era)
-            bound = KEYS * kind.most_in(limit, REAL_PERIOD_MS * MS, nanoseconds() - begun_ns)
+            bound = KEYS * subject.most_in(limit, REAL_PERIOD_MS * MS, nanoseconds() - begun_ns)
             # At the worst it was counted keys that had to go.
             bound += limit * (store.stats().total.evicted - evicted)
             assert 0 < drained + board.admitted - before <= bound, f"in era {era}"
@@ -380,7 +337,9 @@ def test_the_total_is_within_the_bound_of_the_real_clock(
         crew.results(workers)
         stats = store.stats().limiters
     assert stats["crowd"].inserted > 2 * CELLS, "no expired cell was used again"
-    _record_run(record, f"{kind.name}, real clock", f"{admitted:,} permits, {admitted / most:.0%} of the bound", stats)
+    _record_run(
+        record, f"{subject.name}, real clock", f"{admitted:,} permits, {admitted / most:.0%} of the bound", stats
+    )
 
 
 def _goes_on(board: Board, decisions: int, store: Store) -> bool:
