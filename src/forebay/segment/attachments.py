@@ -26,7 +26,7 @@ from typing import Final
 
 from forebay.segment import ofd_locks
 
-__all__ = ["exclude", "is_alive", "join", "leave", "opened_to_map", "place_of", "place_of_mark", "use_removed"]
+__all__ = ["exclude", "is_alive", "join", "opened_to_map", "place_of", "place_of_mark", "use_removed"]
 
 FIRST_MARK: Final = 2**62  # where no file has bytes
 PLACE_BITS: Final = 31
@@ -65,10 +65,6 @@ def join(fd: int, place: int) -> int | None:
     """Become a user of the segment that `fd` has open. The mark, or None while somebody excludes all users."""
     mark = FIRST_MARK + (place << NUMBER_BITS) + secrets.randbelow(2**NUMBER_BITS)
     return mark if ofd_locks.try_lock(fd, mark, 1, shared=True) else None
-
-
-def leave(fd: int, mark: int) -> None:
-    ofd_locks.unlock(fd, mark, 1)
 
 
 def exclude(fd: int) -> bool:

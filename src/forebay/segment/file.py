@@ -250,8 +250,7 @@ def _attach(wanted: Wanted, fd: int) -> SegmentFile | None:
             return None
         elif _usable_header(wanted, fd) == header:
             return SegmentFile.of(wanted, fd, header, mark)
-        else:
-            attachments.leave(fd, mark)
+        # Another process has changed the header since. A mark that isn't used ends with the file, too.
 
 
 def _busy(wanted: Wanted) -> SegmentError:
