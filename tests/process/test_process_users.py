@@ -475,6 +475,8 @@ def test_a_store_on_another_file_system_is_no_removed_segment(as_root: None, tmp
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", place], check=True)
             stack.callback(subprocess.run, ["umount", "--lazy", place], check=True)
         assert len({place.stat().st_ino for place in places}) == 1
+        # So that the files have other numbers.
+        (places[1] / "first").touch()
         for place in places:
             stack.enter_context(Store("a", keys=1000, path=place / "store"))
 
