@@ -1,4 +1,4 @@
-"""The pages: their links lead somewhere, and what their snippets import is there."""
+"""The pages: links and paths lead to files, and snippets import names that exist."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ PAGES = sorted(path for folder in ("", "docs", "examples", "benchmarks") for pat
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`((?:benchmarks|ci|docs|examples|native|src|tests)/[^`\s]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
 
 
 def headings(page: Path) -> set[str]:
-    """As anchors."""
+    """The page's headings, as anchors."""
     found = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 @every_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page: Path) -> None:
     for file, anchor in LINK.findall(BLOCK.sub("", page.read_text())):
         target = page.parent / file if file else page
         assert target.exists(), file
@@ -32,7 +33,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @every_page
-def test_snippets_import_what_there_is(page: Path) -> None:
+def test_files_exist(page: Path) -> None:
+    for pattern in FILE.findall(BLOCK.sub("", page.read_text())):
+        assert list(ROOT.glob(pattern)), pattern
+
+
+@every_page
+def test_snippets_import_existing_names(page: Path) -> None:
     for language, text in BLOCK.findall(page.read_text()):
         if language != "python":
             continue
