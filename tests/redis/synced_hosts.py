@@ -38,7 +38,7 @@ class Host:
     @property
     def field(self) -> bytes:
         """What the host is called in the hashes at Redis."""
-        return self.synced._exchanges[0].host
+        return self.synced._exchanger.exchanges[0].host
 
     def close(self) -> None:
         self.redis_store.close()
@@ -70,7 +70,7 @@ def two_of_one_host(store: Store, url: str, make: Callable[[Any], Any]) -> Itera
 @contextlib.contextmanager
 def before_the_answer(host: Host, act: Callable[[], object]) -> Iterator[None]:
     """`act` between the next answer of Redis and its learning."""
-    (exchange,) = host.synced._exchanges
+    (exchange,) = host.synced._exchanger.exchanges
     send = exchange.send
 
     def acting(messages: list[Command[None]]) -> Sequence[Any]:

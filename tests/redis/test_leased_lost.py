@@ -144,15 +144,15 @@ def test_a_server_that_comes_back_empty_takes_over_nothing(hosts: Hosts, client:
 def test_of_a_loan_that_shrank_what_is_missing_is_dropped(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     tag = limiter.tag(KEY)
-    ticket, now_ns, *_ = limiter.begin(tag)
-    assert limiter.deposit(tag, ticket, 10, now_ns + 10**9, 1) == (True, True)
-    ticket = limiter.begin(tag)[0]
+    generation, now_ns, *_ = limiter.begin(tag)
+    assert limiter.deposit(tag, generation, 10, now_ns + 10**9, 1) == (True, True)
+    generation = limiter.begin(tag)[0]
     assert limiter.take(tag, 2)
     # Of the nine that were reported only five count: two are spent since, so three are left.
-    limiter.abort(tag, ticket, 4)
+    limiter.abort(tag, generation, 4)
     assert limiter.left(tag)[::2] == (3, False)
-    ticket, now_ns, *_ = limiter.begin(tag)
-    assert limiter.deposit(tag, ticket, 5, now_ns + 10**9, 0, 8) == (True, True)
+    generation, now_ns, *_ = limiter.begin(tag)
+    assert limiter.deposit(tag, generation, 5, now_ns + 10**9, 0, 8) == (True, True)
     assert left(limiter) == 5
 
 
@@ -160,11 +160,11 @@ def test_others_may_spend_what_was_left_meanwhile(hosts: Hosts) -> None:
     """Then what was granted doesn't serve the request, if it was only what it lacked, and stays in the lease."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     tag = limiter.tag(KEY)
-    ticket, now_ns, *_ = limiter.begin(tag)
-    assert limiter.deposit(tag, ticket, 5, now_ns + 10**9, 1) == (True, True)
-    ticket, now_ns, *_ = limiter.begin(tag)
+    generation, now_ns, *_ = limiter.begin(tag)
+    assert limiter.deposit(tag, generation, 5, now_ns + 10**9, 1) == (True, True)
+    generation, now_ns, *_ = limiter.begin(tag)
     assert limiter.take(tag, 3)
-    assert limiter.deposit(tag, ticket, 2, now_ns + 10**9, 6) == (True, False)
+    assert limiter.deposit(tag, generation, 2, now_ns + 10**9, 6) == (True, False)
     assert left(limiter) == 3
 
 
@@ -233,13 +233,13 @@ def test_a_late_answer_is_not_taken_for_another_ones(hosts: Hosts) -> None:
 def test_nor_is_it_if_both_have_one_generation(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(lease=60), "l", "100/hour", burst=100)
 
-    def ticket_of(steps: Any) -> int:
-        return int(steps.gi_yieldfrom.gi_frame.f_locals["ticket"])
+    def generation_of(steps: Any) -> int:
+        return int(steps.gi_yieldfrom.gi_frame.f_locals["generation"])
 
     late, asked = begun(limiter, 1)
     granted = hosts.redis_store._do(asked)
     others = [(late, asked)]
-    while len(others) == 1 or ticket_of(others[-1][0]) != ticket_of(late):
+    while len(others) == 1 or generation_of(others[-1][0]) != generation_of(late):
         limiter.forget(limiter.tag(KEY))
         others.append(begun(limiter, 1))
     assert isinstance(late.send(granted), float)
@@ -251,11 +251,11 @@ def test_nor_is_it_if_both_have_one_generation(hosts: Hosts) -> None:
 def test_a_cell_that_is_anew_has_a_generation_of_its_own(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(lease=60), "l", "100/hour")
     tag = limiter.tag(KEY)
-    tickets = set()
+    generations = set()
     for _ in range(100):
-        tickets.add(limiter.begin(tag)[0])
+        generations.add(limiter.begin(tag)[0])
         limiter.forget(tag)
-    assert len(tickets) > 10
+    assert len(generations) > 10
 
 
 @pytest.fixture

@@ -92,10 +92,10 @@ def test_a_report_keeps_what_is_left_on_loan_for_longer(hosts: Hosts) -> None:
     terms, tag = limiter.terms, limiter.tag(KEY)
     place = terms.place(KEY)
     hosts.advance(2)
-    ticket, now_ns, asked_us, reported, unspent, _ = limiter.begin(tag)
+    generation, now_ns, asked_us, reported, unspent, _ = limiter.begin(tag)
     assert (reported, unspent) == (left(limiter), 0)
     granted = hosts.redis_store._do(terms.borrow(place, asked_us, reported, 0, 1, 1))
-    assert limiter.deposit(tag, ticket, granted.permits, now_ns + granted.left_ns, 0) == (True, True)
+    assert limiter.deposit(tag, generation, granted.permits, now_ns + granted.left_ns, 0) == (True, True)
     hosts.advance(2.5)
     assert left(limiter) == reported + 1
     assert free(limiter) + left(limiter) <= 100
@@ -124,17 +124,17 @@ def test_permits_of_two_windows_are_not_added_up(hosts: Hosts, later_s: float, b
     tag = limiter.tag(KEY)
     end_ns = limiter.now_ns() + 900_000_000
     for permits, seconds in ((5, 0.0), (3, later_s)):
-        ticket = limiter.begin(tag)[0]
-        assert limiter.deposit(tag, ticket, permits, end_ns + round(seconds * 1e9), 0)[0]
+        generation = limiter.begin(tag)[0]
+        assert limiter.deposit(tag, generation, permits, end_ns + round(seconds * 1e9), 0)[0]
     assert left(limiter) == both
 
 
 def test_nothing_is_withdrawn_while_a_fetch_is_pending(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     tag = limiter.tag(KEY)
-    ticket = limiter.begin(tag)[0]
+    generation = limiter.begin(tag)[0]
     assert limiter.withdraw(tag) is None
-    limiter.abort(tag, ticket)
+    limiter.abort(tag, generation)
     _, permits = limiter.withdraw(tag)
     assert permits >= 20
     assert left(limiter) == 0
@@ -146,30 +146,30 @@ def test_only_the_last_one_that_began_deposits(hosts: Hosts) -> None:
     limiter = bucket(hosts.new())
     tag = limiter.tag(KEY)
     assert limiter.allow(KEY)
-    tickets = [limiter.begin(tag)[0] for _ in range(100)]
+    generations = [limiter.begin(tag)[0] for _ in range(100)]
     end_ns = limiter.now_ns() + 1_000_000_000
-    assert len(set(tickets)) == 100
-    for ticket in tickets[:-1]:
-        limiter.abort(tag, ticket)
-        assert limiter.deposit(tag, ticket, 5, end_ns, 1) == (False, False)
-    assert limiter.deposit(tag, tickets[-1], 5, end_ns, 1) == (True, True)
-    assert limiter.deposit(tag, tickets[-1], 5, end_ns, 1) == (False, False)
+    assert len(set(generations)) == 100
+    for generation in generations[:-1]:
+        limiter.abort(tag, generation)
+        assert limiter.deposit(tag, generation, 5, end_ns, 1) == (False, False)
+    assert limiter.deposit(tag, generations[-1], 5, end_ns, 1) == (True, True)
+    assert limiter.deposit(tag, generations[-1], 5, end_ns, 1) == (False, False)
     assert left(limiter) == 4
 
 
 def test_a_deposit_after_its_lease(hosts: Hosts) -> None:
     limiter = bucket(hosts.new())
     tag = limiter.tag(KEY)
-    ticket, now_ns, *_ = limiter.begin(tag)
+    generation, now_ns, *_ = limiter.begin(tag)
     hosts.advance(1)
-    assert limiter.deposit(tag, ticket, 5, now_ns + 1_000_000_000, 1) == (False, False)
+    assert limiter.deposit(tag, generation, 5, now_ns + 1_000_000_000, 1) == (False, False)
 
 
 def test_steps_are_stamped_in_their_order(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     tag = limiter.tag(KEY)
-    ticket, _, first_us, *_ = limiter.begin(tag)
-    limiter.abort(tag, ticket)
+    generation, _, first_us, *_ = limiter.begin(tag)
+    limiter.abort(tag, generation)
     second_us, _ = limiter.withdraw(tag)
     assert first_us <= second_us <= limiter.begin(tag)[2]
 
@@ -185,9 +185,9 @@ def test_what_was_overtaken_on_its_way_changes_nothing(hosts: Hosts, late: str) 
     else:
         asked_us, permits = limiter.withdraw(tag)
         delayed = terms.give_back(place, asked_us, permits, 0)
-    ticket, now_ns, asked_us, reported, *_ = limiter.begin(tag)
+    generation, now_ns, asked_us, reported, *_ = limiter.begin(tag)
     granted = hosts.redis_store._do(terms.borrow(place, asked_us, reported, 0, 1, 30))
-    assert limiter.deposit(tag, ticket, granted.permits, now_ns + granted.left_ns, 0)[0]
+    assert limiter.deposit(tag, generation, granted.permits, now_ns + granted.left_ns, 0)[0]
     before = free(limiter)
     hosts.redis_store._do(delayed)
     assert free(limiter) == before

@@ -169,7 +169,7 @@ def test_while_others_are_answered_redis_is_not_away(
     if is_answered:
         assert ended(late)[:3] == (False, 0, FETCH_SLOT_QUANTUM_NS)
     else:
-        with pytest.raises(StoreUnavailable, match="brought nothing"):
+        with pytest.raises(StoreUnavailable, match="no fetch"):
             late.send(None)
 
 
@@ -389,7 +389,7 @@ def test_tasks_that_wait_too_long(
                 assert outcome.degraded  # type: ignore[union-attr]
             else:
                 assert isinstance(outcome, StoreUnavailable)
-                assert "brought nothing" in str(outcome)
+                assert "no fetch" in str(outcome)
         await asyncio.gather(*tasks[:2], return_exceptions=True)
 
     with_late(server, work, policy)

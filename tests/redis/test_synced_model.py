@@ -40,7 +40,7 @@ class Line:
     """Between a host and Redis: what becomes of its messages."""
 
     def __init__(self, host: Host) -> None:
-        (self.exchange,) = host.synced._exchanges
+        (self.exchange,) = host.synced._exchanger.exchanges
         self.send_now = self.exchange.send
         self.exchange.send = self.send  # type: ignore[method-assign]
         self.fate = "answered"
@@ -77,7 +77,7 @@ class Scene:
         if fate in ("answered", "repeated"):
             self.hosts[host].exchange()
         else:
-            failed = self.hosts[host].synced._exchange(-1, elected=False)
+            failed = self.hosts[host].synced._exchanger.exchange(-1, elected=False)
             assert failed is None or isinstance(failed, StoreUnavailable)
 
     def settle(self) -> None:
@@ -258,7 +258,7 @@ def test_what_was_given_back_before_the_answer_is_not_forgotten(
         host.limiter.refund("k", 5)
         assert host.synced.status().pending_keys == 1
         scene.lines[0].fate = "answered"
-        assert host.synced._exchange(-2, elected=False) is None
+        assert host.synced._exchanger.exchange(-2, elected=False) is None
         entries = [client.hget(key, host.field) or b"0:0:0:0" for key in sums(client)]
         assert [int(entry.split(b":")[2]) for entry in entries] == [0]
 

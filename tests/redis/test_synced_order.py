@@ -17,8 +17,8 @@ from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.testing import ManualClock
 
 START = 1_000_000_020
-UNTOLD_ONLY = -2
-ALL_TURNS = -1
+UNREPORTED_ONLY = -2
+ALL_KEYS = -1
 READ_US = 2
 """Among a message's arguments."""
 
@@ -85,7 +85,7 @@ def test_a_late_answer_does_not_hide_what_was_given_back(
             stopped.exchange()
         assert known_of(client, going_on.field) == 9
         assert going_on.synced.status().pending_keys == 1
-        assert going_on.synced._exchange(UNTOLD_ONLY, elected=False) is None
+        assert going_on.synced._exchanger.exchange(UNREPORTED_ONLY, elected=False) is None
         assert known_of(client, going_on.field) == 5
 
 
@@ -96,7 +96,7 @@ def test_messages_and_answers_in_any_order(
 ) -> None:
     """Of three readings, of which the last one says as much as the first; one may not be sent, and answers be lost."""
     with hosts(1, server.url, KINDS[kind], clock=clock) as (host,):
-        (exchange,) = host.synced._exchanges
+        (exchange,) = host.synced._exchanger.exchanges
         learned = [order for count in range(len(sent) + 1) for order in itertools.permutations(sent, count)]
         for number, answered in enumerate(learned):
             key = f"user:{number}"
@@ -106,13 +106,13 @@ def test_messages_and_answers_in_any_order(
                     assert host.limiter.hit(key, change)
                 else:
                     host.limiter.refund(key, -change)
-                messages += list(exchange.messages(UNTOLD_ONLY))
+                messages += list(exchange.messages(UNREPORTED_ONLY))
             assert len(messages) == 3
             replies = {which: exchange.send([messages[which]])[0] for which in sent}
             for which in answered:
                 messages[which].answer(replies[which])
             # Whatever Redis doesn't know is pending.
-            assert exchange.run(UNTOLD_ONLY) is None
+            assert exchange.run(UNREPORTED_ONLY) is None
             assert host.synced.status().pending_keys == 0
             assert known_of(client, host.field) == 5
             client.delete(*sums(client))
@@ -123,17 +123,17 @@ def test_of_two_messages_of_one_microsecond_none_is_forgotten(
     server: RedisServer, client: redis.Redis, clock: ManualClock, kind: str
 ) -> None:
     with hosts(1, server.url, KINDS[kind], clock=clock) as (host,):
-        (exchange,) = host.synced._exchanges
+        (exchange,) = host.synced._exchanger.exchanges
         for key, order in (("one", (0, 1)), ("two", (1, 0))):
             messages = []
             for _ in range(2):
                 assert host.limiter.hit(key, 5)
-                messages += list(exchange.messages(UNTOLD_ONLY))
+                messages += list(exchange.messages(UNREPORTED_ONLY))
             messages[0].arguments[READ_US] = messages[1].arguments[READ_US]
             replies = {which: exchange.send([messages[which]])[0] for which in order}
             for which in range(2):
                 messages[which].answer(replies[which])
-            assert exchange.run(UNTOLD_ONLY) is None
+            assert exchange.run(UNREPORTED_ONLY) is None
             assert known_of(client, host.field) == 10
             client.delete(*sums(client))
 
@@ -148,7 +148,7 @@ def test_who_reads_later_is_believed(
 
     def time_and_more() -> float:
         monkeypatch.setattr(time, "time", lambda: now)
-        late.extend(exchange.messages(ALL_TURNS))
+        late.extend(exchange.messages(ALL_KEYS))
         assert host.limiter.hit("k", 4)
         return now
 
@@ -158,7 +158,7 @@ def test_who_reads_later_is_believed(
 
     monkeypatch.setattr(time, "time", lambda: now)
     with Store.private(keys=100, clock="time") as store, hosts(1, server.url, WINDOWS[kind], store=store) as (host,):
-        (exchange,) = host.synced._exchanges
+        (exchange,) = host.synced._exchanger.exchanges
         assert host.limiter.hit("k", 5)
         monkeypatch.setattr(time, "time", time_and_more)
         with before_the_answer(host, send_late):
@@ -216,7 +216,7 @@ def test_a_bucket_whose_ticket_has_come_back_stays_pending(
                 clock.advance(0.001)
             going_on.limiter.refund("k", 30)
             # A question that isn't sent.
-            going_on.limiter.reports(0, 100, UNTOLD_ONLY)
+            going_on.limiter.reports(0, 100, UNREPORTED_ONLY)
 
         with before_the_answer(stopped, meanwhile):
             stopped.exchange()

@@ -180,7 +180,7 @@ def test_hosts_that_hammer_stay_within_the_bound(
 def test_while_redis_is_away_hosts_go_on_and_tell_it_later(client: redis.Redis, server: RedisServer) -> None:
     with hosts(2, server.url, lambda store: FixedWindow(store, "api", "100/year")) as (one, other):
         impatient = RedisStore(server.url, timeout=0.05)
-        one.synced._exchanges[0].store = impatient
+        one.synced._exchanger.exchanges[0].store = impatient
         assert admitted(one.limiter, 10) == 10
         with server.stopped():
             with pytest.raises(StoreUnavailable):
@@ -216,7 +216,7 @@ def test_a_server_that_begins_anew_gets_everything_back() -> None:
 def test_two_that_exchange_at_once(name: str, crew: Crew, server: RedisServer, client: redis.Redis) -> None:
     """One is stopped in the middle of its exchange, and goes on when others have exchanged later counts."""
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS["fixed"], store=store) as (host,):
-        (exchange,) = host.synced._exchanges
+        (exchange,) = host.synced._exchanger.exchanges
         assert admitted(host.limiter, 5) == 5
         stale = list(exchange.messages(-1))
         assert admitted(host.limiter, 5) == 5

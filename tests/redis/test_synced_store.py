@@ -302,7 +302,7 @@ def test_a_child_has_a_thread_of_its_own(name: str, crew: Crew, server: RedisSer
         wait_until(lambda: sum_of_all(client_of_child) == 3, "an exchange by the child")
 
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS["fixed"], store=store, interval="20 ms") as (host,):
-        host.synced._stop.set()  # the parent's ends
+        host.synced._exchanger._stop.set()  # the parent's ends
         with server.client() as client_of_child:
             crew.start(count).result()
     assert sum_of_all(client) == 3
@@ -367,7 +367,7 @@ def test_words_that_no_limiter_has_written(
 def test_what_may_be_told_is_sound(name: str, server: RedisServer, kind: str) -> None:
     """As many as there may be, not answered, refunded, in several lives of a cell."""
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS[kind], store=store, keys=1) as (host,):
-        (exchange,) = host.synced._exchanges
+        (exchange,) = host.synced._exchanger.exchanges
         for key in ("one", "two"):
             assert host.limiter.hit(key, 10)
             for act in (lambda: list(exchange.messages(-1)), host.exchange):

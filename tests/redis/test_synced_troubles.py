@@ -20,12 +20,12 @@ from synced_hosts import NEVER, admitted, before_the_answer, hosts, sum_of_all, 
 from forebay import AllOf, FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBucket
 from forebay.redis import RedisStore, SyncedStore
 from forebay.redis.keys import fingerprint
-from forebay.redis.synced import store as synced_store
+from forebay.redis.synced import exchanger
 from forebay.testing import ManualClock
 
 START = 1_000_000_020
 MINUTE_US = 60_000_000
-ONE_TURN = 0
+ONE_ROUND = 0
 
 WINDOWS: dict[str, Callable[[Any], Any]] = {
     "fixed": lambda store: FixedWindow(store, "api", "100/year"),
@@ -61,7 +61,7 @@ def test_one_process_of_a_host_exchanges_in_an_interval(server: RedisServer, cli
     with Store.private(keys=100) as store, two_of_one_host(store, server.url, WINDOWS["fixed"]) as (one, other):
         for host, told in ((one, 1), (other, 1), (one, 1)):
             assert host.limiter.allow("k")
-            assert host.synced._exchange(ONE_TURN, elected=True) is None
+            assert host.synced._exchanger.exchange(ONE_ROUND, elected=True) is None
             assert sum_of_all(client) == told
         assert other.synced.status().exchanged_ago is not None
 
@@ -76,11 +76,11 @@ def test_processes_with_other_intervals_exchange_at_their_own(server: RedisServe
     ):
         of_slow, of_fast = (FixedWindow(synced, "api", "100/year") for synced in (slow, fast))
         assert of_slow.allow("k")
-        assert slow._exchange(ONE_TURN, elected=True) is None
+        assert slow._exchanger.exchange(ONE_ROUND, elected=True) is None
         for told in (2, 3):
             assert of_fast.allow("k")
             wait_until(lambda told=told: sum_of_all(client) == told, "an exchange by the one with the shorter interval")
-        assert slow._exchange(ONE_TURN, elected=True) is None
+        assert slow._exchanger.exchange(ONE_ROUND, elected=True) is None
 
 
 def test_who_cannot_exchange_leaves_it_to_another(server: RedisServer, client: redis.Redis) -> None:
@@ -88,13 +88,13 @@ def test_who_cannot_exchange_leaves_it_to_another(server: RedisServer, client: r
         Store.private(keys=100) as store,
         two_of_one_host(store, server.url, WINDOWS["fixed"]) as (one, other),
     ):
-        one.synced._exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
+        one.synced._exchanger.exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
         assert other.limiter.allow("k")
-        assert isinstance(one.synced._exchange(ONE_TURN, elected=True), StoreUnavailable)
-        assert other.synced._exchange(ONE_TURN, elected=True) is None
+        assert isinstance(one.synced._exchanger.exchange(ONE_ROUND, elected=True), StoreUnavailable)
+        assert other.synced._exchanger.exchange(ONE_ROUND, elected=True) is None
         assert sum_of_all(client) == 1
         # It is the other one's turn now: that puts nothing right here.
-        assert one.synced._exchange(ONE_TURN, elected=True) is None
+        assert one.synced._exchanger.exchange(ONE_ROUND, elected=True) is None
         assert "Connection" in (one.synced.status().error or "")
         away.close()
 
@@ -110,7 +110,7 @@ def test_a_full_host_store_does_not_keep_from_exchanging(
         with hosts(1, server.url, WINDOWS["fixed"], store=store) as (host,):
             for told in (1, 2, 3):
                 assert host.limiter.allow("k")
-                host.synced._exchange(ONE_TURN, elected=True)
+                host.synced._exchanger.exchange(ONE_ROUND, elected=True)
                 if on_full == "deny":
                     assert sum_of_all(client) == told
             assert sum_of_all(client) > 0
@@ -121,13 +121,13 @@ def test_a_time_that_has_just_been_is_not_negative(server: RedisServer) -> None:
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         for _ in range(100):
             host.exchange()
-            host.synced._exchanges[0].done_ns = None
+            host.synced._exchanger.exchanges[0].done_ns = None
             assert (host.synced.status().exchanged_ago or 0.0) >= 0.0
 
 
 def test_an_unexpected_error_does_not_end_the_thread(server: RedisServer, client: redis.Redis) -> None:
     with hosts(1, server.url, WINDOWS["fixed"], interval="10 ms") as (host,):
-        (exchange,) = host.synced._exchanges
+        (exchange,) = host.synced._exchanger.exchanges
         run = exchange.run
 
         def fail(turn: int) -> None:
@@ -144,10 +144,11 @@ def test_one_error_hinders_only_its_own_key(server: RedisServer, client: redis.R
     """Another key, and another limiter, are exchanged all the same."""
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         other = FixedWindow(host.synced, "other", "100/year")
+        exchange, _ = host.synced._exchanger.exchanges
         send = host.redis_store._send
 
         def refused(messages: list[Any]) -> list[Any]:
-            is_first = messages[0].script is host.synced._exchanges[0].script and b":api:" in messages[0].keys[0]
+            is_first = messages[0].script is exchange.script and b":api:" in messages[0].keys[0]
             return [ResponseError("NOPERM of this key"), *send(messages[1:])] if is_first else send(messages)
 
         assert host.limiter.allow_many(["one", "two"]) == [True, True]
@@ -168,7 +169,7 @@ def test_one_error_hinders_only_its_own_key(server: RedisServer, client: redis.R
 
 def test_a_server_that_is_away_is_not_waited_for_by_each_exchange(server: RedisServer) -> None:
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
-        host.synced._exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
+        host.synced._exchanger.exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
         assert host.limiter.allow("k")
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="ConnectionError"):
@@ -258,12 +259,13 @@ def test_a_redis_that_has_forgotten_while_it_was_away(server: RedisServer, clien
         assert (admitted(one.limiter, 60), admitted(other.limiter, 30)) == (60, 30)
         for host in (one, other, one):
             host.exchange()
-        redis_store, one.synced._exchanges[0].store = one.synced._exchanges[0].store, RedisStore("redis://127.0.0.1:1")
+        (exchange,) = one.synced._exchanger.exchanges
+        redis_store, exchange.store = exchange.store, RedisStore("redis://127.0.0.1:1")
         assert admitted(one.limiter, 5) == 5
         with pytest.raises(StoreUnavailable):
             one.exchange()
-        one.synced._exchanges[0].store.close()
-        one.synced._exchanges[0].store = redis_store
+        exchange.store.close()
+        exchange.store = redis_store
         client.flushall()
         assert new.limiter.allow("k")
         new.exchange()
@@ -317,7 +319,7 @@ def test_nothing_is_taken_away_for_a_key_that_redis_does_not_know(
         assert other.limiter.hit("k", 50)
         other.exchange()
         assert host.limiter.hit("k", 3)
-        (exchange,) = host.synced._exchanges
+        (exchange,) = host.synced._exchanger.exchanges
         ((*usage, _told_us, read_ns, until_ns),), _ = exchange.limiter.reports(0, exchange.limiter.cell_count, -1)
         message = exchange.message((*usage, 40 * MINUTE_US, read_ns, until_ns))
         (reply,) = exchange.send([message])
@@ -340,7 +342,7 @@ def test_a_window_of_a_key_that_comes_back_to_its_cell(server: RedisServer, clie
         with before_the_answer(host, come_back):
             host.exchange()
         assert host.synced.status().pending_keys == 1
-        host.synced._exchange(ONE_TURN, elected=False)
+        host.synced._exchanger.exchange(ONE_ROUND, elected=False)
         assert sum_of_all(client) == 6
         assert host.limiter.peek("k").remaining == 94
 
@@ -474,8 +476,8 @@ def test_a_key_that_is_only_denied_is_asked_for_in_the_new_window(
         # It comes by itself at its turn.
         assert admitted(one.limiter, 5) == 5
         one.exchange()
-        for turn in range(8):
-            other.synced._exchange(turn, elected=False)
+        for round_number in range(8):
+            other.synced._exchanger.exchange(round_number, elected=False)
         assert other.limiter.peek("k").remaining == (5 if kind is FixedWindow else 3)
 
 
@@ -498,8 +500,8 @@ def test_every_key_is_asked_for_however_long_exchanges_take(
                 self.rounds += 1
                 return self.rounds > 9
 
-        monkeypatch.setattr(synced_store, "time", SimpleNamespace(monotonic_ns=lambda: round(clock.now() * 1e9)))
-        synced_store._run(weakref.ref(other.synced), cast(Any, Stop()), interval_s)
+        monkeypatch.setattr(exchanger, "time", SimpleNamespace(monotonic_ns=lambda: round(clock.now() * 1e9)))
+        exchanger.run(weakref.ref(other.synced._exchanger), cast(Any, Stop()), interval_s)
         assert other.synced.status().error is None
         assert [other.limiter.peek(key).remaining for key in keys] == [98] * 16
 

@@ -1,6 +1,7 @@
-"""Borrowing for one request, and giving back what nobody uses: which steps there are, whoever takes them, and however.
+"""Fetching a lease for one request, and giving back what is unused: sans-I/O steps, which both executors drive.
 
-What is safe about them is argued at the top of core/leased.pyx.
+A fetch is a single flight: of all threads, tasks and processes of a host that lack permits of one key, the holder of
+the key's fetch slot borrows for all. The top of core/leased.pyx has the proof.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-# Calls to Redis, whose answers are sent back, and seconds to sleep.
+# A generator that yields commands, whose results are sent back to it, and seconds to sleep.
 Steps = Generator[Command[Any] | float, Any, T]
 
 FIRST_PAUSE_S: Final = 0.000_05
 LAST_PAUSE_S: Final = 0.001
-# Who has waited for longer, while others were let in, is next.
+# A request that has waited for longer while others fetched takes the next turn.
 LONG_S: Final = 0.02
-# Of a lease: so often it is looked at what isn't used.
+# How often within one lease the unused leases are checked.
 LOOKS: Final = 4
 
 
@@ -70,29 +71,29 @@ class Holding:
     end_ns: int
     window_us: int
     seen: int = -1
-    """The permits that were left when it was looked at."""
+    """The permits that were left at the last check."""
 
 
 class Holdings:
-    """The leases that this process has fetched and that may have something left."""
+    """The leases that this process has fetched and that may have permits left."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.leases: dict[tuple[int, int], Holding] = {}
         self.closed = False
-        """Whether their store gives back no more: what is fetched from then on, whoever has fetched it does."""
+        """Whether their store is closed: a fetch that ends later gives back its lease itself."""
 
     def add(self, holding: Holding) -> None:
         if self.pid != os.getpid():
-            # The others are the parent's.
+            # A forked child: the other leases are the parent's.
             self.pid, self.leases = os.getpid(), {}
         self.leases[id(holding.permits), holding.tag] = holding
 
     def unused(self, *, everything: bool = False) -> Iterator[Command[Any]]:
-        """What gives back leases of which nothing was used since the last look, or that end soon; all, at the end.
+        """Commands that give back the leases that are unused since the last check or end soon; all with `everything`.
 
-        First a question, if there is anything: nothing is taken out of a lease before Redis has answered it. What can't
-        be given back then would be lost, and the host's to spend while Redis is away.
+        The first command, if there is one, is a query. The generator takes permits out of a lease only after Redis has
+        answered it: while Redis is unavailable, permits taken out would be lost, and the host could have spent them.
         """
         if self.pid != os.getpid():
             return
@@ -101,7 +102,7 @@ class Holdings:
             permits, terms = holding.permits, holding.permits.terms
             left, end_ns, is_pending = permits.left(holding.tag)
             now_ns = permits.now_ns()
-            # What another process has fetched meanwhile is that one's to give back.
+            # If another process has fetched since, its holdings have the lease.
             if left == 0 or end_ns != holding.end_ns:
                 if not is_pending or now_ns >= holding.end_ns:
                     self._drop(at, holding)
@@ -110,7 +111,7 @@ class Holdings:
                 if not has_asked:
                     yield terms.peek(holding.place, 1)
                     has_asked = True
-                    # What was seen is as old as the question: by now another lease may be there.
+                    # The state was read before the query: by now another lease may be there.
                     if permits.left(holding.tag)[1] != holding.end_ns:
                         continue
                 withdrawn = permits.withdraw(holding.tag)
@@ -121,7 +122,7 @@ class Holdings:
             holding.seen = left
 
     def _drop(self, at: tuple[int, int], holding: Holding) -> None:
-        """But not one that another thread has fetched since."""
+        """Forget `holding`, unless another thread has replaced it by a newer one."""
         if self.leases.get(at) is holding:
             self.leases.pop(at, None)
 
@@ -144,20 +145,23 @@ def shared(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[D
 
 
 def answered(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
-    """Decide a request for which the lease doesn't suffice."""
+    """Decide a request that exceeds the lease."""
     answer = (yield from charged(permits, key, cost)) if is_alone(permits, cost) else None
     return answer or (yield from borrowed(permits, holdings, key, cost))
 
 
 def is_alone(permits: Permits, cost: int) -> bool:
-    """Whether a request would borrow for itself only, so that it needn't wait for others, nor they for it."""
+    """Whether a request needs at least as much as the host may have on loan, so that no other request can share it."""
     terms: Terms = permits.terms
     return bool(cost >= terms.most_on_loan)
 
 
 def charged(permits: Permits, key: Key, cost: int) -> Steps[Answer | None]:
-    """Charge a request at Redis, beside all who borrow. None if the answer came too late to be used, or if it was a
-    denial and what this host has on loan may suffice besides."""
+    """Charge a request at Redis, without borrowing.
+
+    None if the reply came too late to be used, or if Redis denied it and this host has permits on loan, which may
+    suffice together with what Redis has.
+    """
     terms: Terms = permits.terms
     asked_ns = permits.now_ns()
     granted = yield terms.charge(terms.place(key), cost)
@@ -180,8 +184,7 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Answer | None]:
 
 
 def patience_s(terms: Terms) -> float:
-    """How long to wait for others. Who finds somebody at the gate waits until that one must have ended, and then until
-    the next one must have, who may be served first."""
+    """How long a request waits for other fetches: until two of them, one after the other, must have ended."""
     return 2 * (terms.deadline_ns + 2 * FETCH_SLOT_QUANTUM_NS) / 1e9
 
 
@@ -193,19 +196,19 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
     pause_s = FIRST_PAUSE_S
     busy_until_ns = 0
     were_others_let_in = False
-    # Whether an answer of Redis came meanwhile, to anybody.
+    # Whether Redis has answered a fetch of any process meanwhile.
     has_brought = False
     while True:
         has_waited = were_others_let_in and time.monotonic() - since_s > LONG_S
-        gate, until_ns, seen, size = permits.enter(tag, cost, has_waited)
-        if gate == CLOSED:
+        slot, until_ns, seen, size = permits.enter(tag, cost, has_waited)
+        if slot == CLOSED:
             if until_ns == 0:
                 return Answer(True)
             retry_ns = until_ns - permits.now_ns()
             if retry_ns > 0:
                 return denied(permits, tag, retry_ns)
             continue
-        if gate == BUSY:
+        if slot == BUSY:
             busy_until_ns = busy_until_ns or until_ns
             if until_ns != busy_until_ns:
                 were_others_let_in = True
@@ -223,25 +226,25 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
         if permits.take(tag, cost):
             return allowed(permits, tag)
         if time.monotonic() - since_s > patience_s(terms):
-            return late(permits, tag, has_brought)
+            return timed_out(permits, tag, has_brought)
 
 
 def given_back(holdings: Holdings) -> Steps[None]:
-    """By a fetch whose answer came after its store was closed: nobody else will."""
+    """Give back the leases that a fetch has brought after its store was closed: the store gives back no more."""
     with contextlib.suppress(ForebayError):
         for command in holdings.unused(everything=True):
             with contextlib.suppress(ForeignState):
                 yield command
 
 
-def late(permits: Permits, tag: int, has_brought: bool) -> Answer:
-    """Of a request that has waited for others for as long as it may."""
+def timed_out(permits: Permits, tag: int, has_brought: bool) -> Answer:
+    """The outcome of a request that has waited for other fetches for ``patience_s``."""
     if has_brought:
-        # Redis is well, and others were faster.
+        # Redis works; other requests were faster.
         return denied(permits, tag, FETCH_SLOT_QUANTUM_NS)
     raise StoreUnavailable(
-        f"{permits!r} has not decided: within {patience_s(permits.terms):.3g} s other workers of this host, which were "
-        "asking Redis, have brought nothing"
+        f"{permits!r} has not decided: within {patience_s(permits.terms):.3g} s no fetch by another worker of this "
+        "host has had an answer from Redis"
     )
 
 
@@ -253,20 +256,20 @@ def fetched(
     None if the reply could not be used; INSUFFICIENT if it could, but other requests have spent it.
     """
     terms: Terms = permits.terms
-    ticket, closed_until_ns, closed_for, dropped = None, 0, 0, 0
+    generation, closed_until_ns, closed_for, dropped = None, 0, 0, 0
     try:
         if permits.take(tag, cost):
             return allowed(permits, tag)
         begun = permits.begin(tag)
         if begun is None:
             return Answer(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
-        ticket, now_ns, asked_us, left, unspent, was_end_ns = begun
+        generation, now_ns, asked_us, left, unspent, was_end_ns = begun
         asked_size = 0 if size == LOST else next_size(terms, size, left, unspent, was_end_ns - now_ns)
-        # As much as serves the request alone, as others spend what is left; if there isn't so much, what is missing.
+        # The want covers the request alone, as other requests spend what is left; the need is only what is missing.
         need = max(cost - max(left, 0), 1)
         want = max(cost, min(1 << asked_size, terms.most_on_loan) - max(left, 0))
         place = terms.place(key)
-        # What is granted now is lost with its answer; so ask for no more than is needed until one comes.
+        # If this reply is lost, its grant is lost. So until a reply comes, no fetch borrows more than it needs.
         size = LOST
         granted = yield terms.borrow(place, asked_us, left, unspent, need, want)
         dropped = granted.dropped
@@ -281,31 +284,31 @@ def fetched(
             closed_until_ns, closed_for = closing_ns(permits.now_ns() + max(granted.retry_ns, terms.pause_ns)), 1
         end_ns = now_ns + granted.left_ns
         if not permits.holds(tag, seen):
-            # Somebody else's turn: what is pending may be that one's.
-            ticket = None
+            # Another fetch holds the slot, and the pending state may be its own.
+            generation = None
             return None
-        deposited, served = permits.deposit(tag, ticket, granted.permits, end_ns, cost, dropped)
+        deposited, served = permits.deposit(tag, generation, granted.permits, end_ns, cost, dropped)
         if not deposited:
             return None
-        ticket, size = None, asked_size
+        generation, size = None, asked_size
         left, end_ns, _ = permits.left(tag)
         if left:
             holdings.add(Holding(permits, tag, place, end_ns, granted.window_us))
         return allowed(permits, tag) if served else INSUFFICIENT
     finally:
         with contextlib.suppress(StoreClosed):
-            if ticket is not None:
-                permits.abort(tag, ticket, dropped)
+            if generation is not None:
+                permits.abort(tag, generation, dropped)
             permits.leave(tag, seen, size, closed_until_ns, closed_for)
 
 
 def closing_ns(until_ns: int) -> int:
-    """Rounded up, as a gate knows it."""
+    """Round up to the resolution of a fetch slot."""
     return (until_ns // FETCH_SLOT_QUANTUM_NS + 1) * FETCH_SLOT_QUANTUM_NS
 
 
 def next_size(terms: Terms, size: int, left: int, unspent: int, rest_ns: int) -> int:
-    """Of what is borrowed at a time, as a power of two: more if it was used up early, less if it wasn't used."""
+    """The size of the next loan, as a power of two: larger if the last was used up early, smaller if it was unused."""
     if left < 0:
         return size
     if rest_ns > terms.early_ns:
@@ -324,7 +327,7 @@ def denied(permits: Permits, tag: int, retry_ns: int) -> Answer:
 
 
 def looked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
-    """What a request would be told. What Redis has besides the lease is asked only if the lease doesn't suffice."""
+    """The decision that a request would get. Queries Redis only if the lease doesn't suffice."""
     cost = permits.checked(cost)
     left, end_ns, _ = permits.left(permits.tag(key))
     if left >= cost > 0:
@@ -335,7 +338,7 @@ def looked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
 
 
 def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
-    """In Redis, as what is back in the lease would be more than Redis knows to be on loan."""
+    """Refund in Redis: permits added to the lease would exceed the loan that Redis has recorded."""
     cost = min(whole_cost(cost), permits.terms.limit)
     if isinstance(permits.terms, WindowTerms):
         yield from permits.terms.refund(key, cost)
@@ -345,27 +348,27 @@ def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
 
 
 def reported(permits: Permits, key: Key, undone: int) -> Steps[None]:
-    """Give back what was spent. Redis is told how many permits are left, as it takes the rest for spent."""
+    """Refund permits of a token bucket. Reports how many are left, as Redis counts the rest of the loan as spent."""
     terms: BucketTerms = permits.terms
     tag = permits.tag(key)
     since_s = time.monotonic()
-    gate, until_ns, seen, size = permits.enter(tag, 0)
+    slot, until_ns, seen, size = permits.enter(tag, 0)
     busy_until_ns = until_ns
-    # In turn, as who borrows; whoever has outlasted two that ask goes on beside them.
-    while gate == BUSY and (waited_s := time.monotonic() - since_s) < patience_s(terms):
+    # In turn, like a fetch. A refund that has waited for two fetches goes on without the slot.
+    while slot == BUSY and (waited_s := time.monotonic() - since_s) < patience_s(terms):
         yield LAST_PAUSE_S
         were_others_let_in = until_ns != busy_until_ns
-        gate, until_ns, seen, size = permits.enter(tag, 0, were_others_let_in and waited_s > LONG_S)
-    ticket, dropped = None, 0
+        slot, until_ns, seen, size = permits.enter(tag, 0, were_others_let_in and waited_s > LONG_S)
+    generation, dropped = None, 0
     try:
         begun = permits.begin(tag)
-        ticket, _, asked_us, left, unspent, _ = begun or (None, 0, 0, -1, 0, 0)
+        generation, _, asked_us, left, unspent, _ = begun or (None, 0, 0, -1, 0, 0)
         granted = yield terms.refund(terms.place(key), asked_us, left, unspent, undone)
         dropped = granted.dropped
     finally:
         with contextlib.suppress(StoreClosed):
-            if ticket is not None:
-                permits.abort(tag, ticket, dropped)
+            if generation is not None:
+                permits.abort(tag, generation, dropped)
             if seen:
                 permits.leave(tag, seen, size)
 
@@ -376,7 +379,7 @@ def reset(permits: Permits, key: Key) -> Steps[None]:
 
 
 def forgive(permits: Permits, key: Key) -> None:
-    """Forget a denial."""
+    """Forget a denial that the fetch slot remembers."""
     tag = permits.tag(key)
     _, _, seen, size = permits.enter(tag, 0)
     if seen:

@@ -1,4 +1,4 @@
-"""What of a limit can be borrowed, how much and for how long, and what calls of its scripts look like."""
+"""The terms on which a host borrows permits: which limits, how much, how long, and the commands for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_LEASE_NS: Final = 60_000 * MS
 GENERATION_BITS: Final = 9
 MOST_PERMIT_BITS: Final = 30
 OVERTAKEN: Final = 2
-# Of what the words of leases and gates mean.
+# The version of the meaning of the words of leases and fetch slots.
 CELLS_VERSION: Final = 2
 
 
@@ -41,25 +41,25 @@ class Options(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a key's state is in Redis."""
+    """The Redis key of a state, and the first arguments of its scripts."""
 
     redis_key: bytes
     arguments: Sequence[int | bytes]
 
 
 class Granted(NamedTuple):
-    """What became of a borrow."""
+    """The reply to a borrow."""
 
     status: int
     permits: int
     left_ns: int
-    """So long after it was granted, the lease ends."""
+    """From the grant to the end of the lease."""
     retry_ns: int
-    """So long after that, there may be what was needed; or, after less than was wanted, anything."""
+    """From the grant until the need may be met; after a partial grant, until any permit may be free."""
     window_us: int = 0
-    """The end of the window for which it was granted."""
+    """The end of the window in which the permits were charged; 0 for a token bucket."""
     dropped: int = 0
-    """Of the permits that were reported, so many don't count any more."""
+    """How many of the reported permits have no loan any more: the host drops them."""
 
 
 def checked_options(lease: Any, share: Any) -> Options:
@@ -77,15 +77,15 @@ class Terms(ABC):
     host_algorithm: int
     """What the host's list of limiters says, see native/layout.toml."""
     longest_ns: int
-    """No lease is longer."""
+    """The length of the longest lease."""
     same_ns: int
-    """Ends of leases that differ by so much are of different windows; 0 if a grant lets all permits last longer."""
+    """Leases whose ends differ by so much are of different windows; 0 if a grant extends the lease of all permits."""
     reset_ns: int
-    """So long after the end of a lease, a key is as good as fresh."""
+    """So long after the end of a lease, a key's state is as good as fresh."""
     early_ns: int
-    """More is borrowed if all was used so long before the end."""
+    """If all permits are used so long before the lease's end, the next fetch borrows more."""
     pause_ns: int
-    """After a grant of less than was wanted, so long nobody of the host asks again, if there isn't more only later."""
+    """After a partial grant, the host sends no fetch for at least so long."""
 
     def __init__(
         self, strict: LimiterCommands, algorithm: Algorithm, store: Store, options: Options, deadline_ns: int
@@ -94,13 +94,13 @@ class Terms(ABC):
         self.parameters = strict._parameters
         self.lease_ns = options.lease_ns
         self.timeout_ns = deadline_ns
-        # Overtaken fetches are told apart by less than a 64th of a lease, see core/leased.pyx.
+        # Overtaking fetches must differ in their generation, which lasts about a 64th of a lease: see core/leased.pyx.
         self.deadline_ns = max(deadline_ns, self.lease_ns // 64)
         self.longest_fetch_ns = 2 * self.lease_ns + self.deadline_ns
         self.share = options.share
         self.on_full = store.on_full
         where = strict._store.server_identity
-        # Whoever reads cells in another way, or has borrowed elsewhere, is another host.
+        # A process that reads cells differently, or borrows elsewhere, is another host.
         what = repr(
             (
                 CELLS_VERSION,
@@ -117,7 +117,7 @@ class Terms(ABC):
         self.host = store._segment.secret(b"lease " + self.encoding).hex()[:16]
 
     def _set_most(self, finest: int) -> None:
-        """The most permits that a host has: its share, and no more than leave room for a time that is fine enough."""
+        """Set the most permits that a host may have on loan: its share, and what a lease's state has bits for."""
         quantum_bits = (self.longest_ns // finest).bit_length() + 1
         bits = min(quantum_bits - GENERATION_BITS, MOST_PERMIT_BITS)
         self.most_on_loan = max(min(int(self.limit * self.share), 2**bits - 1), 1)
@@ -132,21 +132,21 @@ class Terms(ABC):
 
     @abstractmethod
     def charge(self, place: Place, permits: int) -> Command[Granted]:
-        """Spend so many at once, of which none are on loan meanwhile, as a call that is made until `left_ns` later."""
+        """Spend permits at once, without a loan. The request may use them until the reply's `left_ns`."""
 
     @abstractmethod
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]: ...
 
     @abstractmethod
     def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
-        """The permits that there are, and after how many ns there would be so many."""
+        """The permits that Redis could grant, and after how many ns it could grant `permits`."""
 
     @abstractmethod
     def reset(self, key: Key) -> CommandFlow[None]: ...
 
 
 class BucketTerms(Terms):
-    """Of a token bucket: a state of its own, which knows what is on loan."""
+    """The terms of a token bucket. Its state in Redis records the loans; strict limiters have another."""
 
     host_algorithm = layout.ALGORITHM_LEASED_TOKEN_BUCKET
 
@@ -154,7 +154,7 @@ class BucketTerms(Terms):
         self, strict: LimiterCommands, algorithm: Gcra, store: Store, options: Options, deadline_ns: int
     ) -> None:
         super().__init__(strict, algorithm, store, options, deadline_ns)
-        # However the rate is written, its bucket is the same.
+        # Equal rates share a bucket, however they are written.
         divisor = math.gcd(algorithm.period_us, algorithm.rate.limit)
         period_us, per = algorithm.period_us // divisor, algorithm.rate.limit // divisor
         self.longest_ns = max(self.lease_ns, self.deadline_ns)
@@ -191,7 +191,7 @@ class BucketTerms(Terms):
         return Command(command.script, command.keys, command.arguments, command.size, read)
 
     def refund(self, place: Place, asked_us: int, left: int, unspent: int, permits: int) -> Command[Granted]:
-        """A report, so that what was spent can be given back: what is on loan can't."""
+        """Report what is left, and refund spent permits: Redis refunds only what isn't on loan."""
         return self._report(place, asked_us, left, unspent, 0, 0, permits)
 
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
@@ -216,7 +216,7 @@ def _of_bucket(reply: list[int]) -> Granted:
 
 
 class WindowTerms(Terms):
-    """Of a window: what is borrowed is charged in the state that strict limiters use, until the window's end."""
+    """The terms of a window. A borrow is charged until the window's end, in the state that strict limiters share."""
 
     def __init__(
         self, strict: LimiterCommands, algorithm: Window, store: Store, options: Options, deadline_ns: int
@@ -254,11 +254,11 @@ class WindowTerms(Terms):
         return self._asked(place, b"borrow", need, want, read)
 
     def charge(self, place: Place, permits: int) -> Command[Granted]:
-        """As who borrows, who then spends it outside of the host's table."""
+        """As a borrow, whose permits the request spends without the host's table."""
         return self.borrow(place, 0, 0, 0, permits, permits)
 
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
-        """As a cancellation, which counts only in its window."""
+        """As a cancellation: it counts only in its own window."""
         arguments = encode_args((b"cancel", 0, self.algorithm.script, permits, window_us, *place.arguments[2:]))
         return Command(script("decide", self.algorithm.script), [place.redis_key], arguments, 2, _nothing)
 
@@ -276,7 +276,7 @@ class WindowTerms(Terms):
 
 
 def terms_of(kind: type, strict: LimiterCommands, store: Store, options: Options, deadline_ns: int) -> Terms:
-    """Raises ``InvalidLimiter`` for what can't be borrowed."""
+    """The terms of a limiter. Raises ``InvalidLimiter`` if its permits can't be lent."""
     algorithm = strict._algorithm
     if kind is TokenBucket and isinstance(algorithm, Gcra):
         return BucketTerms(strict, algorithm, store, options, deadline_ns)

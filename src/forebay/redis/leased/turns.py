@@ -1,11 +1,12 @@
-"""Tasks of one event loop that lack permits of one key: one of them asks Redis, and decides the others' requests by
-what it has brought.
+"""Single flight for the tasks of one event loop: of all tasks that lack permits of one key, one fetches for all.
 
-So of any number that wait, each is woken once, when it is decided or is the next one to ask, in the order in which they
-came. A task that was not decided in time is told so by the one that asks, at the end of its turn. Each outlasts two
-turns, as at the gate, however long they took: a loop that begins a hundred thousand tasks may do nothing else for
-seconds, and then the first turn ends by its deadline. A turn that was given up, as its task was cancelled, says nothing
-of Redis, and is none of the two.
+The fetching task decides the waiting tasks' requests by what it has brought, in the order in which they came. So each
+waiting task wakes once: when its request is decided, or when it fetches next.
+
+The fetching task also ends the requests that have waited too long, at the end of its flight. Each request outlasts two
+flights, as at the fetch slot, however long they took: a loop that starts a hundred thousand tasks may do nothing else
+for seconds, and then the first flight ends by its deadline. A flight whose task was cancelled shows nothing about
+Redis, and counts as none of the two.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from forebay.core.decision import Decision
 from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError
-from forebay.redis.leased.fetch import late, patience_s
+from forebay.redis.leased.fetch import patience_s, timed_out
 
 __all__ = ["Turns"]
 
@@ -104,7 +105,7 @@ class Turns:
                 is_late = now_s - waiter.since_s > patience_s(waiter.permits.terms)
                 has_outlasted = line.turn - waiter.since_turn >= LEAST_TURNS
                 if decision is None and is_late and has_outlasted:
-                    answer = late(waiter.permits, tag, line.brought_s > waiter.since_s)
+                    answer = timed_out(waiter.permits, tag, line.brought_s > waiter.since_s)
                     decision = answer.decision(waiter.permits)
             except ForebayError as error:
                 waiter.outcome.set_exception(error)

@@ -1,4 +1,4 @@
-"""One limiter's exchange with Redis: what this host tells of its keys, and what it learns."""
+"""One limiter's exchange with Redis: this host's reports of its keys, and what it merges from the replies."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ from forebay.redis.keys import digest, fingerprint
 from forebay.redis.scripts import script
 from forebay.redis.store import RedisStore
 
-__all__ = ["ALL_TURNS", "UNTOLD_ONLY", "BucketExchange", "Exchange", "WindowExchange", "name_of"]
+__all__ = ["ALL_KEYS", "UNREPORTED_ONLY", "BucketExchange", "Exchange", "WindowExchange", "name_of"]
 
-# In place of a turn: all keys that count, or only those of which Redis doesn't know all.
-ALL_TURNS: Final = -1
-UNTOLD_ONLY: Final = -2
+# In place of a round's number: all keys that count; only keys with unreported counts; those, without reporting them.
+ALL_KEYS: Final = -1
+UNREPORTED_ONLY: Final = -2
 LOOK_ONLY: Final = -3
-# Other threads wait while so many are looked at: some tenths of a millisecond.
+# Cells read at once, while other threads wait: some tenths of a millisecond.
 CELLS_AT_ONCE: Final = 512
-# In the place of a report.
-BIRTH: Final = 2
+# The index of the key's incarnation in a report's place.
+INCARNATION: Final = 2
 
 
 def name_of(key: Key) -> bytes:
-    """The 16 bytes by which the host's store knows what Redis calls a key."""
+    """The 16 bytes that name a key in Redis. The host's store keeps them behind the key's cell."""
     return bytes.fromhex(fingerprint(key).decode())
 
 
 class Exchange(ABC):
-    """Whatever is exchanged may be so again, later, or by several at once: see ``forebay.core.synced.limiter``."""
+    """The exchange of one limiter.
+
+    Reports may be repeated, delayed, or sent by several processes at once: see ``forebay.core.synced.limiter``.
+    """
 
     main: ClassVar[str]
-    """Of its script."""
+    """The main part of its script."""
     limiter: SyncedTokenBucket | SyncedWindow
 
     def __init__(self, store: RedisStore, name: str, suffix: bytes, host: bytes) -> None:
@@ -46,21 +49,21 @@ class Exchange(ABC):
         self.script = script(self.main, "sync")
         self.head, self.tail = store._key_affixes(name, suffix)
         self.id = self.head + self.tail + host
-        """Of all processes of the host the same."""
+        """The same in all processes of the host."""
         self.done_ns: int | None = None
-        """When this process has last exchanged all, in the time of ``time.monotonic_ns``."""
+        """When this process last exchanged everything, by ``time.monotonic_ns``. None: never."""
 
     @abstractmethod
     def message(self, report: tuple[Any, ...]) -> Command[None]:
-        """What is told of one key; read, its answer is learned."""
+        """The command that sends one key's report. Decoding its reply merges the reply into the key's cell."""
 
-    def run(self, turn: int) -> ForebayError | None:
-        """Tell what is to be told at this turn. The first key's error, if any: all others have been exchanged.
+    def run(self, round_number: int) -> ForebayError | None:
+        """Exchange this round's keys. Return the first key's error, if any; the other keys have been exchanged.
 
-        Raises ``StoreUnavailable`` if Redis can't be asked.
+        Raises ``StoreUnavailable`` if Redis can't be reached.
         """
         failed: ForebayError | None = None
-        messages = self.messages(turn)
+        messages = self.messages(round_number)
         while batch := list(islice(messages, CHUNK)):
             for message, reply in zip(batch, self.send(batch), strict=True):
                 try:
@@ -71,9 +74,9 @@ class Exchange(ABC):
                     failed = failed or error
         return failed
 
-    def messages(self, turn: int) -> Iterator[Command[None]]:
+    def messages(self, round_number: int) -> Iterator[Command[None]]:
         for first in range(0, self.limiter.cell_count, CELLS_AT_ONCE):
-            reports, _ = self.limiter.reports(first, first + CELLS_AT_ONCE, turn)
+            reports, _ = self.limiter.reports(first, first + CELLS_AT_ONCE, round_number)
             yield from map(self.message, reports)
 
     def send(self, messages: list[Command[None]]) -> Sequence[Any]:
@@ -93,7 +96,7 @@ class Exchange(ABC):
         return replies
 
     def pending(self) -> tuple[int, int]:
-        """How many keys there are of which Redis doesn't know all; and how many without a name."""
+        """The number of keys with unreported counts, and of keys without a name."""
         pending = unnamed = 0
         for first in range(0, self.limiter.cell_count, CELLS_AT_ONCE):
             reports, without_name = self.limiter.reports(first, first + CELLS_AT_ONCE, LOOK_ONLY)
@@ -104,12 +107,12 @@ class Exchange(ABC):
         return self.head + name.hex().encode() + self.tail + suffix
 
 
-# How a window's answer is to be taken: see sync_window.lua.
+# The kinds of a window's reply: see sync_window.lua.
 OVER: Final = 1
 LOST: Final = 2
 FULL: Final = 3
 FAR: Final = 4
-# Whose clock is wrong, as the host sees it.
+# The error for each reply that shows a wrong clock.
 CLOCKS: Final = {
     OVER: "has long been over: this host's clock is late, or Redis's is fast",
     FAR: "is still far off: this host's clock is fast, or Redis's is late",
@@ -124,7 +127,7 @@ class WindowExchange(Exchange):
         self.limiter = limiter
         self.windows = 2 if limiter.slides else 1
         self.period_ns = limiter.rate.period_ns
-        # Limits that don't share their cells have each counted something else.
+        # Limits with different cells count separately: each is a host of its own.
         host = b"%s-%d" % (host, limiter.low_bits)
         super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
 
@@ -133,13 +136,13 @@ class WindowExchange(Exchange):
         number = end_ns // self.period_ns
         counts = rest[::3][: self.windows]
         period_us = self.period_ns // 1000
-        keys, arguments = [], [self.host, b"%x" % place[BIRTH], read_us, period_us]
+        keys, arguments = [], [self.host, b"%x" % place[INCARNATION], read_us, period_us]
         for ago, count in enumerate(counts):
             keys.append(self.redis_key(name, b"-%d" % (number - ago)))
-            told, others = rest[3 * ago + 1 : 3 * ago + 3]
-            arguments += [count, told, others, (number - ago) * period_us]
+            reported, others = rest[3 * ago + 1 : 3 * ago + 3]
+            arguments += [count, reported, others, (number - ago) * period_us]
 
-        def learn(reply: list[int]) -> None:
+        def merge(reply: list[int]) -> None:
             answers = [
                 None if how in CLOCKS else (known, max(sum_of_all - known, 0), how == LOST)
                 for sum_of_all, known, how in zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
@@ -151,11 +154,11 @@ class WindowExchange(Exchange):
                 )
             if FULL in reply[4::3]:
                 raise StoreUnavailable(
-                    f"1000 hosts have told Redis of a key of {self.limiter!r} in one window, so it has no room for "
-                    "what this one has counted: take fewer hosts, or a RedisStore, where each decision is Redis's"
+                    f"1000 hosts have reported a key of {self.limiter!r} to Redis in one window, so it has no room for "
+                    "this host's count: take fewer hosts, or a RedisStore, where each decision is Redis's"
                 )
 
-        return Command(self.script, keys, encode_args(arguments), 2 + 3 * self.windows, learn)
+        return Command(self.script, keys, encode_args(arguments), 2 + 3 * self.windows, merge)
 
 
 class BucketExchange(Exchange):
@@ -167,13 +170,13 @@ class BucketExchange(Exchange):
         super().__init__(store, limiter.name, b"synced-tat", host)
 
     def message(self, report: tuple[Any, ...]) -> Command[None]:
-        place, name, read_us, charged, told_us, read_ns, told_until_ns = report
-        silence_us = -((told_until_ns - read_ns) // 1000)
-        arguments = [self.host, b"%x" % place[BIRTH], read_us, charged // 1000, told_us, silence_us]
+        place, name, read_us, charged, reported_us, read_ns, reported_until_ns = report
+        silence_us = -((reported_until_ns - read_ns) // 1000)
+        arguments = [self.host, b"%x" % place[INCARNATION], read_us, charged // 1000, reported_us, silence_us]
 
-        def learn(reply: list[int]) -> None:
+        def merge(reply: list[int]) -> None:
             _, _, ahead_us, known_us = reply
-            # Less one: what was told was rounded down, so what was told since the time before may have been rounded up.
+            # Less one: the reported total was rounded down, so the latest difference may have been rounded up.
             self.limiter.merge(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
-        return Command(self.script, [self.redis_key(name)], encode_args(arguments), 4, learn)
+        return Command(self.script, [self.redis_key(name)], encode_args(arguments), 4, merge)

@@ -1,0 +1,226 @@
+"""Runs the exchanges of a synced store's limiters: elects one process of the host, and owns the thread."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from forebay.core.algorithms.min_interval import MinInterval
+from forebay.core.algorithms.window import FixedWindow
+from forebay.errors import ForebayError, StoreUnavailable
+from forebay.rate import Rate
+from forebay.redis.store import RedisStore
+from forebay.redis.synced.exchange import UNREPORTED_ONLY, Exchange
+from forebay.store import Store
+
+__all__ = ["Exchanger", "SyncStatus"]
+
+NS: Final = 1_000_000_000
+ELECTION: Final = "forebay.sync"
+"""The limiter in a host's store that elects the process that exchanges."""
+LAST: Final = "forebay.synced"
+"""The limiter that records when the last exchange was."""
+LAST_INTERVAL: Final = timedelta(days=365)
+ROUNDS: Final = "forebay.turns"
+"""The limiter that counts the rounds. Each round queries some of the idle keys, by its number. A number derived from a
+clock would skip the same keys again and again if an exchange takes as long as an interval."""
+MOST_ROUNDS: Final = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStatus:
+    """The state of a ``SyncedStore``'s exchanges."""
+
+    exchanged_ago: float | None
+    """Seconds since a process of this host last exchanged everything; None if none did within a year."""
+    pending_keys: int
+    """Keys with counts of this host that Redis doesn't know."""
+    unnamed_keys: int
+    """Keys without a name, which can't be exchanged until they have another cell: see docs/redis-synced.md."""
+    error: str | None
+    """The error of this process's last exchange; None if it succeeded."""
+
+
+class Exchanger:
+    """Exchanges the limiters of one ``SyncedStore``, in all processes of a host once per interval.
+
+    State: three limiters in the host's store. *election* admits one process per interval, *rounds* counts the rounds,
+    *last* records when the last complete exchange was. Every step on them is one CAS.
+
+    Crash and stall: a process that is killed after its election has used up one interval; the next election is free. A
+    process that is stopped during an exchange and goes on later changes nothing: see ``core/synced/limiter.pyx``.
+
+    *Threads*: safe. *Fork*: the child starts a thread of its own if the parent had one.
+    """
+
+    def __init__(self, redis_store: RedisStore, host_store: Store, interval_ns: int) -> None:
+        self._redis_store, self._host_store, self._interval_ns = redis_store, host_store, interval_ns
+        # A little shorter than the interval, so that a thread that has waited for an interval finds it over.
+        self._election = MinInterval(host_store, ELECTION, timedelta(microseconds=interval_ns // 1000 * 9 // 10))
+        self._last = MinInterval(host_store, LAST, LAST_INTERVAL)
+        self._rounds = FixedWindow(host_store, ROUNDS, Rate(MOST_ROUNDS, LAST_INTERVAL), "first")
+        self.exchanges: list[Exchange] = []
+        self.error: str | None = None
+        """The error of this process's last exchange."""
+        self.closed = False
+        self._begin()
+        _exchangers.add(self)
+
+    def _begin(self) -> None:
+        """Set up the state that belongs to one process."""
+        # Reentrant: a signal handler may close the store while the interrupted thread makes a limiter. No exchange
+        # holds the lock, so a thread that makes a limiter or closes the store doesn't wait for Redis.
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin_in_child(self) -> None:
+        """Go on in a forked child. A fork copies locks in their state, and no threads."""
+        had_thread = self._thread is not None
+        self._begin()
+        if had_thread:
+            self._start()
+
+    def add(self, exchange: Exchange) -> None:
+        """Exchange a limiter from now on, once for all limiters with the same cells."""
+        with self._lock:
+            if all(exchange.id != other.id for other in self.exchanges):
+                self.exchanges.append(exchange)
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None and not self.closed:
+            thread = threading.Thread(
+                target=run,
+                args=(weakref.ref(self), self._stop, self._interval_ns / NS),
+                name="forebay-sync",
+                daemon=True,
+            )
+            thread.start()
+            self._thread = thread
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether both stores are open."""
+        return not self._redis_store.closed and not self._host_store.closed
+
+    def exchange_if_elected(self) -> None:
+        """For the thread. No error ends it: the next exchange still reports what is pending."""
+        try:
+            self.exchange(None, elected=True)
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+
+    def exchange(self, round_number: int | None, *, elected: bool) -> ForebayError | None:
+        """Exchange all limiters, or those for which this process is `elected`. Return the first error, if any.
+
+        `round_number` applies to all of them; with None, each limiter takes its next round.
+        """
+        failed: ForebayError | None = None
+        has_tried = False
+        for exchange in list(self.exchanges):
+            try:
+                if elected and not self._is_elected(exchange):
+                    continue
+                has_tried = True
+                error = exchange.run(self._next_round(exchange) if round_number is None else round_number)
+                if round_number is None:
+                    self._rounds.hit(self._election_key(exchange))
+                if error is None:
+                    exchange.done_ns = time.monotonic_ns()
+                    self._last.reset(exchange.id)
+                    self._last.allow(exchange.id)
+            except StoreUnavailable as unavailable:
+                if elected:
+                    # Another process may be able to exchange.
+                    self._election.reset(self._election_key(exchange))
+                # The other limiters would fail, too, each after a deadline.
+                failed = failed or unavailable
+                break
+            except ForebayError as closed:
+                failed = failed or closed
+                break
+            failed = failed or error
+        if has_tried:
+            self.error = None if failed is None else str(failed)
+        return failed
+
+    def _election_key(self, exchange: Exchange) -> bytes:
+        """The key of the election. It has the interval, as a new deployment may change that."""
+        return exchange.id + b":%d" % self._interval_ns
+
+    def _is_elected(self, exchange: Exchange) -> bool:
+        # Denied though the permit is free: the host's store has no room. Then every process exchanges: only more work.
+        key = self._election_key(exchange)
+        return self._election.allow(key) or self._election.peek(key).allowed
+
+    def _next_round(self, exchange: Exchange) -> int:
+        """The number of the next round; from the clock if the host's store has no room for the counter."""
+        counted = MOST_ROUNDS - self._rounds.peek(self._election_key(exchange)).remaining
+        return counted or time.monotonic_ns() // self._interval_ns
+
+    def status(self) -> SyncStatus:
+        pending = unnamed = 0
+        ages: list[float | None] = []
+        for exchange in list(self.exchanges):
+            found = exchange.pending()
+            pending, unnamed = pending + found[0], unnamed + found[1]
+            ages.append(self._exchanged_ago(exchange))
+        known = [age for age in ages if age is not None]
+        return SyncStatus(max(known) if known and len(known) == len(ages) else None, pending, unnamed, self.error)
+
+    def _exchanged_ago(self, exchange: Exchange) -> float | None:
+        """Seconds since the last exchange by any process of the host. A full host store may forget the others'."""
+        ago: list[float] = []
+        if exchange.done_ns is not None:
+            ago.append((time.monotonic_ns() - exchange.done_ns) / NS)
+        if left_ns := self._last.peek(exchange.id).reset_after_ns:
+            ago.append(max(LAST_INTERVAL // timedelta(microseconds=1) * 1000 - left_ns, 0) / NS)
+        return min(ago, default=None)
+
+    def close(self) -> None:
+        """End the thread, and exchange once more."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            self._stop.set()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self.exchange(UNREPORTED_ONLY, elected=False)
+
+
+_exchangers: weakref.WeakSet[Exchanger] = weakref.WeakSet()
+
+
+def run(ref: weakref.ref[Exchanger], stop: threading.Event, interval_s: float) -> None:
+    """The thread's loop. It doesn't keep the store alive."""
+    while not stop.wait(interval_s):
+        exchanger = ref()
+        if exchanger is None or not exchanger.is_usable:
+            return
+        exchanger.exchange_if_elected()
+        del exchanger
+
+
+def _begin_in_child() -> None:
+    for exchanger in list(_exchangers):
+        exchanger.begin_in_child()
+
+
+def _close_all() -> None:
+    for exchanger in list(_exchangers):
+        with contextlib.suppress(Exception):
+            exchanger.close()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+atexit.register(_close_all)
