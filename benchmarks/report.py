@@ -234,8 +234,8 @@ def document(lines: list[list[str]], results: dict[str, Any], command: str) -> s
 
 Command: `{command}`, {results["datetime"][:10]}. What each figure means, and where we lose: `benchmarks/README.md`.
 
-The clock is `{CLOCK}`, timed before and after every round of every benchmark; a ratio is the median over the rounds of
-a round's own ratio. Costs include the loop around them.
+The clock is `{CLOCK}`, timed before and after every round of every benchmark. A ratio
+is the median of the rounds' ratios. Costs include the loop around the operation.
 
 | machine | |
 | --- | --- |

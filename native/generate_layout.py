@@ -10,6 +10,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "native" / "layout.toml"
@@ -162,7 +163,7 @@ def document(constants: dict, structs: list[Struct], sections: list[dict]) -> st
     out = ["", "### Sections, in file order", "", "| section | record | count |", "| --- | --- | --- |"]
     out += [f"| {s['name']} | `{s['struct']}` | `{s['count']}` |" for s in sections]
     for s in structs:
-        out += ["", f"### `{s.name}`, {s.size} bytes", "", s.doc, "", *ruler(s), ""]
+        out += ["", f"### `{s.name}`, {s.size} bytes", "", *wrap(s.doc, 100), "", *ruler(s), ""]
         out += ["| offset | field | type | meaning |", "| --- | --- | --- | --- |"]
         out += [f"| {f.offset} | `{f.name}` | {f.type_shown} | {f.doc} |" for f in s.fields]
     out += ["", "### Constants", "", "| name | value | meaning |", "| --- | --- | --- |"]
