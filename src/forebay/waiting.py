@@ -281,9 +281,9 @@ _lock = threading.RLock()
 
 
 def _line_id(limiter: WaitedFor, key: object) -> object:
-    if line_of := getattr(limiter, "_line_of", None):
+    if queue_key := getattr(limiter, "queue_key", None):
         # Over Redis, those of one name and kind have each its own state if they have different windows.
-        return id(limiter.store), line_of(key)
+        return id(limiter.store), queue_key(key)
     # A limiter over several others may have a list of keys, one for each.
     return id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key
 

@@ -45,7 +45,7 @@ class SeveralAndOracles(RuleBasedStateMachine):
         self.opening: AbstractContextManager[Place] = opened(self.place_kind, self.server, start_ns)
         self.place = self.opening.__enter__()
         if self.has_slots:
-            self.place.store._has_slots = True
+            self.place.store.executor.has_slots = True
         self.limiters = [case.make(self.place.store, name) for name, case in self.cases.items()]
         self.all: Any = AllOf(*self.limiters)
         self.oracle = AllOfOracle({name: case.rule for name, case in self.cases.items()})

@@ -14,7 +14,7 @@ from forebay.testing import ManualClock
 
 class Hosts:
     def __init__(self, redis_store: RedisStore, server_clock: ServerClock) -> None:
-        self.redis_store, self.server_clock = redis_store, server_clock
+        self.redis_store, self.executor, self.server_clock = redis_store, redis_store.executor, server_clock
         self.clocks: list[ManualClock] = []
         self.stores: list[LeasedStore] = []
 
@@ -32,7 +32,7 @@ class Hosts:
             clock.advance(seconds)
 
     def calls(self) -> int:
-        stats: Any = self.redis_store._client._client.info("commandstats")
+        stats: Any = self.redis_store.executor.client._client.info("commandstats")
         return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
     def give_back(self, *, everything: bool = False) -> None:

@@ -40,9 +40,9 @@ def ended(steps: Steps[Answer], answer: Any) -> Answer:
 def test_they_ask_at_the_same_time(hosts: Hosts, kind: Callable[..., Any], share: float, cost: int) -> None:
     limiter = kind(hosts.new(share=share), "l", "100/hour")
     fetches = [begun(limiter, cost) for _ in range(100 // cost)]
-    assert all(ended(steps, hosts.redis_store._do(asked)).allowed for steps, asked in fetches)
+    assert all(ended(steps, hosts.executor.run_command(asked)).allowed for steps, asked in fetches)
     steps, asked = begun(limiter, cost)
-    denied = ended(steps, hosts.redis_store._do(asked))
+    denied = ended(steps, hosts.executor.run_command(asked))
     assert not denied.allowed
     assert denied.retry_ns > 0
     stats = limiter.store.host_store.stats().limiters["l"]
@@ -80,7 +80,7 @@ def test_a_denial_that_is_over_before_it_is_told(hosts: Hosts, monkeypatch: pyte
     """Of a high rate: whoever decided was stopped for longer than it holds."""
     limiter = TokenBucket(hosts.new(), "l", "1000000/second", burst=100)
     steps, asked = begun(limiter, 100)
-    denial = hosts.redis_store._do(asked)._replace(permits=0, retry_ns=1000)
+    denial = hosts.executor.run_command(asked)._replace(permits=0, retry_ns=1000)
 
     def late(until_ns: int) -> int:
         hosts.advance(0.005)
@@ -96,7 +96,7 @@ def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
     """As its permits come back while it is late."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     (in_time, first), (late, second) = begun(limiter, 30), begun(limiter, 30)
-    answers = [hosts.redis_store._do(asked) for asked in (first, second)]
+    answers = [hosts.executor.run_command(asked) for asked in (first, second)]
     hosts.advance(59.9)
     assert ended(in_time, answers[0]).allowed
     hosts.advance(0.2)
@@ -109,7 +109,7 @@ def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_cl
         hosts = Hosts(redis_store, server_clock)
         with hosts.new(lease=60) as store, store.host_store:
             late, asked = begun(TokenBucket(store, "l", "100/hour"), 30)
-            answer = redis_store._do(asked)
+            answer = redis_store.executor.run_command(asked)
             hosts.advance(0.92)
             assert isinstance(late.send(answer), Command)
 
@@ -118,7 +118,7 @@ def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_cl
 def test_a_charge_of_a_window_is_used_in_it(hosts: Hosts, kind: Callable[..., Any]) -> None:
     limiter = kind(hosts.new(), "l", "100/second")
     late, asked = begun(limiter, 30)
-    answer = hosts.redis_store._do(asked)
+    answer = hosts.executor.run_command(asked)
     hosts.advance(1)
     assert isinstance(late.send(answer), Command)
 

@@ -28,7 +28,7 @@ def left(limiter: Any) -> int:
 
 def free(limiter: Any) -> int:
     """What Redis would lend."""
-    return int(limiter.terms.strict.store._do(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
+    return int(limiter.terms.strict.store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
 def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Command[Any]]:
@@ -65,7 +65,7 @@ def test_a_report_after_the_end_revives_nothing(hosts: Hosts) -> None:
     other.reset("nothing of this key")
     admitted += 100 * other.hit(KEY, 100).allowed
     hosts.advance(0.05)
-    answer = hosts.redis_store._do(asked)
+    answer = hosts.executor.run_command(asked)
     assert (answer.dropped, answer.permits >= had + 1) == (had, True)
     outcome = ended(steps, answer)
     assert outcome.allowed
@@ -81,7 +81,7 @@ def test_a_report_after_the_end_that_is_denied_drops_what_was_left(hosts: Hosts)
     steps, asked = begun(late, left(late) + 1)
     hosts.server_clock.advance(1)
     assert drained(other) >= 70
-    outcome = ended(steps, hosts.redis_store._do(asked))
+    outcome = ended(steps, hosts.executor.run_command(asked))
     assert not outcome.allowed
     assert left(late) == 0
 
@@ -95,7 +95,7 @@ def test_what_does_not_count_any_more_is_needed_again(hosts: Hosts) -> None:
     steps, asked = begun(late, had + 1)
     hosts.server_clock.advance(1)
     assert other.hit(KEY, free(late) - 5)
-    answer = hosts.redis_store._do(asked)
+    answer = hosts.executor.run_command(asked)
     assert (answer.dropped, answer.permits) == (had, 0)
     outcome = ended(steps, answer)
     assert not outcome.allowed
@@ -109,7 +109,7 @@ def test_a_refund_after_the_end_drops_what_was_left(hosts: Hosts) -> None:
     steps = reported(limiter, KEY, 1)
     asked: Any = next(steps)
     hosts.server_clock.advance(5)
-    answer = hosts.redis_store._do(asked)
+    answer = hosts.executor.run_command(asked)
     assert answer.dropped == left(limiter) >= 20
     with pytest.raises(StopIteration):
         steps.send(answer)
@@ -120,11 +120,11 @@ def test_of_two_steps_of_one_microsecond_the_first_to_arrive_counts(hosts: Hosts
     """As nobody knows which of them was the later one."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     terms, place = limiter.terms, limiter.terms.place(KEY)
-    assert hosts.redis_store._do(terms.borrow(place, 1000, -1, 0, 1, 10)).permits == 10
+    assert hosts.executor.run_command(terms.borrow(place, 1000, -1, 0, 1, 10)).permits == 10
     for left, unspent in ((0, 0), (0, 10), (10, 0)):
-        assert hosts.redis_store._do(terms.borrow(place, 1000, left, unspent, 1, 1)).status == OVERTAKEN
+        assert hosts.executor.run_command(terms.borrow(place, 1000, left, unspent, 1, 1)).status == OVERTAKEN
     assert free(limiter) == 90
-    assert hosts.redis_store._do(terms.borrow(place, 1001, 0, 10, 0, 0)).permits == 0
+    assert hosts.executor.run_command(terms.borrow(place, 1001, 0, 10, 0, 0)).permits == 0
     assert free(limiter) == 100
 
 
@@ -206,7 +206,7 @@ def test_who_never_left_the_gate_costs_one_batch(hosts: Hosts) -> None:
     dead = []
     for _ in range(12):
         steps, asked = begun(limiter, 1)
-        hosts.redis_store._do(asked)
+        hosts.executor.run_command(asked)
         dead.append(steps)
         hosts.advance(61)
     assert limiter.peek(KEY).remaining >= 10_000 - admitted - 1000 - 12
@@ -217,7 +217,7 @@ def test_a_late_answer_is_not_taken_for_another_ones(hosts: Hosts) -> None:
     for number in range(40):
         limiter = TokenBucket(hosts.new(lease=60), f"l{number}", "100/hour", burst=100)
         late, asked = begun(limiter, 1)
-        granted = hosts.redis_store._do(asked)
+        granted = hosts.executor.run_command(asked)
         limiter.forget(limiter.tag(KEY))
         assert limiter.allow(KEY)
         while limiter.allow_now(KEY):
@@ -225,7 +225,7 @@ def test_a_late_answer_is_not_taken_for_another_ones(hosts: Hosts) -> None:
         third, third_asked = begun(limiter, 1)
         with contextlib.suppress(StopIteration):
             late.send(granted)
-        answer = hosts.redis_store._do(third_asked)
+        answer = hosts.executor.run_command(third_asked)
         assert ended(third, answer).allowed
         assert left(limiter) == answer.permits - 1
 
@@ -237,7 +237,7 @@ def test_nor_is_it_if_both_have_one_generation(hosts: Hosts) -> None:
         return int(steps.gi_yieldfrom.gi_frame.f_locals["generation"])
 
     late, asked = begun(limiter, 1)
-    granted = hosts.redis_store._do(asked)
+    granted = hosts.executor.run_command(asked)
     others = [(late, asked)]
     while len(others) == 1 or generation_of(others[-1][0]) != generation_of(late):
         limiter.forget(limiter.tag(KEY))
@@ -245,7 +245,7 @@ def test_nor_is_it_if_both_have_one_generation(hosts: Hosts) -> None:
     assert isinstance(late.send(granted), float)
     assert left(limiter) == 0
     steps, asked = others[-1]
-    assert ended(steps, hosts.redis_store._do(asked)).allowed
+    assert ended(steps, hosts.executor.run_command(asked)).allowed
 
 
 def test_a_cell_that_is_anew_has_a_generation_of_its_own(hosts: Hosts) -> None:
@@ -293,13 +293,13 @@ def test_of_those_that_wait_all_outlast_two_that_are_killed(hosts: Hosts, patien
             outcome = end.value
         else:
             assert isinstance(asked, Command)
-            outcome = ended(steps, hosts.redis_store._do(asked))
+            outcome = ended(steps, hosts.executor.run_command(asked))
         assert outcome.allowed
 
 
 def test_who_brings_what_cannot_serve_it_is_denied_at_last(hosts: Hosts, patience: Callable[[float], None]) -> None:
     """Redis is well: that is no reason to say that it isn't."""
-    hosts.redis_store._timeout_s = 1
+    hosts.executor.timeout_s = 1
     limiter = TokenBucket(hosts.new(share=1.0, lease=60), "l", "10/hour", burst=10)
     other = TokenBucket(hosts.new(), "l", "10/hour", burst=10)
     with_permits(limiter, 2)
@@ -308,7 +308,7 @@ def test_who_brings_what_cannot_serve_it_is_denied_at_last(hosts: Hosts, patienc
     steps, asked = begun(limiter, had + 2)
     # What was left is spent, and what is granted alone doesn't suffice.
     assert limiter.take(limiter.tag(KEY), had)
-    answer = hosts.redis_store._do(asked)
+    answer = hosts.executor.run_command(asked)
     assert answer.permits == 2
     patience(2.1)
     outcome = ended(steps, answer)
@@ -326,7 +326,7 @@ def test_several_permits_beside_a_flood_of_single_ones(hosts: Hosts) -> None:
     for _ in range(had):
         assert limiter.allow_now(KEY)
     assert not limiter.allow_now(KEY)
-    assert ended(steps, hosts.redis_store._do(asked)).allowed
+    assert ended(steps, hosts.executor.run_command(asked)).allowed
 
 
 def test_what_is_asked_for_need_not_be_there_at_once(hosts: Hosts) -> None:
@@ -361,7 +361,7 @@ def test_retry_after_knows_what_is_on_loan(hosts: Hosts, seed: int) -> None:
     rate, burst = chance.choice([("7/second", 10), ("10/hour", 100), ("1000/minute", 20), ("3/second", 3)])
     limiter = TokenBucket(hosts.new(lease=chance.choice([0.1, 1, 60])), "l", rate, burst=burst)
     terms, place = limiter.terms, limiter.terms.place(KEY)
-    ask, clock = hosts.redis_store._do, hosts.server_clock
+    ask, clock = hosts.executor.run_command, hosts.server_clock
     unit_us = terms.strict._algorithm.period_us // terms.strict._algorithm.rate.limit
     loans: dict[bytes, tuple[int, int]] = {}
     for step in range(1, 60):
@@ -421,7 +421,9 @@ def test_the_bucket_and_its_loans_grow_by_time_only(hosts: Hosts, client: redis.
         left, unspent = chance.choice([(chance.randint(0, burst), 0), (0, chance.randint(0, burst)), (-1, 0)])
         need = chance.randint(1, burst)
         asked = chance.choice([step, step, step - 2])
-        granted = hosts.redis_store._do(terms.borrow(place, asked, left, unspent, need, chance.choice([need, burst])))
+        granted = hosts.executor.run_command(
+            terms.borrow(place, asked, left, unspent, need, chance.choice([need, burst]))
+        )
         late += granted.dropped > 0
         tat_us, *loans = (client.get(place.redis_key) or b"l0").decode()[1:].split(";")  # type: ignore[union-attr]
         on_loan = sum(int(loan.split(":")[1]) for loan in loans)

@@ -102,7 +102,7 @@ class World:
     def execute(self, fetch: Fetch) -> None:
         if not fetch.was_executed:
             fetch.was_executed = True
-            fetch.answer = self.redis_store._do(fetch.asked)
+            fetch.answer = self.redis_store.executor.run_command(fetch.asked)
             self.calls += 1
             self.overtaken += getattr(fetch.answer, "status", 0) == 2
             if fetch.is_charge and fetch.answer.permits:
@@ -231,7 +231,7 @@ def world_of(
         hosts = []
         sizes.seed(seed)
         # For the limiters only: they keep a gate closed for so long. The sockets of this client have their own timeout.
-        fast._timeout_s = 0.05
+        fast.executor.timeout_s = 0.05
         for _ in range(2):
             clock = ManualClock(1000.0)
             host_store = Store.private(keys=100, clock=clock)
@@ -253,7 +253,7 @@ def run(world: World, used_at: Callable[[int], Fraction], most: Fraction) -> Non
         world.act()
         limiters = [host.limiter for host in world.hosts]
         terms = limiters[0].terms
-        free, _ = world.redis_store._do(terms.peek(terms.place(KEY), 1))
+        free, _ = world.redis_store.executor.run_command(terms.peek(terms.place(KEY), 1))
         left = sum(limiter.left(limiter.tag(KEY))[0] for limiter in limiters)
         used = used_at(world.server_clock.now_us)
         assert free + left + used <= most, f"{free} free, {left} left, {float(used):.3f} used, of {float(most):.3f}"

@@ -214,13 +214,13 @@ def die(where: str, host: Host, how: int) -> bool:
         if (number := next(times, None)) is not None:
             os.kill(os.getpid(), number)
 
-    do, send = store._ask, store.redis_store._do_many
+    do, send = store._ask, store.redis_store.executor.run_many
     deposit = limiter.deposit
     if where == "before it asks":
         store._ask = lambda asked: (end(), do(asked))[1]  # type: ignore[method-assign, func-returns-value]
     elif where == "after it has asked":
         # What is sent is executed, and nobody reads the answer.
-        kind: Any = store.redis_store._client.connection_pool.connection_class
+        kind: Any = store.redis_store.executor.client.connection_pool.connection_class
         read = kind.read_response
         limiter.peek(KEY)
         kind.read_response = lambda *a, **k: (end(), read(*a, **k))[1]
@@ -231,7 +231,7 @@ def die(where: str, host: Host, how: int) -> bool:
     else:
         while limiter.left(limiter.tag(KEY))[0] < 3:
             limiter.allow(KEY)
-        store.redis_store._do_many = lambda *a: (end(), send(*a))[1]  # type: ignore[method-assign, func-returns-value]
+        store.redis_store.executor.run_many = lambda *a: (end(), send(*a))[1]  # type: ignore[method-assign, func-returns-value]
         store._give_back(store._keeper().holdings.unused(everything=True))
     return bool(limiter.allow(KEY))
 
@@ -269,7 +269,7 @@ def test_who_is_stopped_on_the_way(
             # Its own deadline has passed meanwhile.
             assert "StoreUnavailable" in str(error)  # noqa: PT017
         place = limiter.terms.place(KEY)
-        free, _ = redis_store._do(limiter.terms.peek(place, 1))
+        free, _ = redis_store.executor.run_command(limiter.terms.peek(place, 1))
         assert free + limiter.left(limiter.tag(KEY))[0] + admitted <= 101
         while patiently(lambda: limiter.allow(KEY)):
             admitted += 1

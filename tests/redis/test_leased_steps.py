@@ -32,7 +32,7 @@ def left(limiter: Any) -> int:
 
 def free(limiter: Any) -> int:
     """What Redis would lend."""
-    return int(limiter.terms.strict.store._do(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
+    return int(limiter.terms.strict.store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
 def test_permits_of_a_window_that_began_since_are_not_given_back_to_the_one_before(hosts: Hosts) -> None:
@@ -94,7 +94,7 @@ def test_a_report_keeps_what_is_left_on_loan_for_longer(hosts: Hosts) -> None:
     hosts.advance(2)
     generation, now_ns, asked_us, reported, unspent, _ = limiter.begin(tag)
     assert (reported, unspent) == (left(limiter), 0)
-    granted = hosts.redis_store._do(terms.borrow(place, asked_us, reported, 0, 1, 1))
+    granted = hosts.executor.run_command(terms.borrow(place, asked_us, reported, 0, 1, 1))
     assert limiter.deposit(tag, generation, granted.permits, now_ns + granted.left_ns, 0) == (True, True)
     hosts.advance(2.5)
     assert left(limiter) == reported + 1
@@ -109,7 +109,7 @@ def test_permits_of_a_window_are_not_spent_in_the_next(hosts: Hosts) -> None:
     hosts.advance(0.95)
     asked: Any = next(steps)
     hosts.advance(0.1)
-    granted = hosts.redis_store._do(asked)
+    granted = hosts.executor.run_command(asked)
     with pytest.raises(StopIteration) as end:
         steps.send(granted)
     assert end.value.value.allowed
@@ -186,10 +186,10 @@ def test_what_was_overtaken_on_its_way_changes_nothing(hosts: Hosts, late: str) 
         asked_us, permits = limiter.withdraw(tag)
         delayed = terms.give_back(place, asked_us, permits, 0)
     generation, now_ns, asked_us, reported, *_ = limiter.begin(tag)
-    granted = hosts.redis_store._do(terms.borrow(place, asked_us, reported, 0, 1, 30))
+    granted = hosts.executor.run_command(terms.borrow(place, asked_us, reported, 0, 1, 30))
     assert limiter.deposit(tag, generation, granted.permits, now_ns + granted.left_ns, 0)[0]
     before = free(limiter)
-    hosts.redis_store._do(delayed)
+    hosts.executor.run_command(delayed)
     assert free(limiter) == before
     hosts.advance(2)
     assert free(limiter) + left(limiter) <= 100

@@ -180,7 +180,7 @@ def test_what_is_fetched_while_it_is_closed_comes_back(
     used = sum(limiter.allow(KEY) for _ in range(40))
     while limiter.left(limiter.tag(KEY))[0]:
         used += limiter.allow(KEY)
-    call = hosts.redis_store._call
+    call = hosts.executor._call
 
     def closing(*asked: Any) -> Any:
         answer = call(*asked)
@@ -188,7 +188,7 @@ def test_what_is_fetched_while_it_is_closed_comes_back(
         return answer
 
     with monkeypatch.context() as patch:
-        patch.setattr(hosts.redis_store, "_call", closing)
+        patch.setattr(hosts.executor, "_call", closing)
         assert limiter.allow(KEY)
     assert store.closed
     assert drained(make(hosts.new(), "1000/hour")) == 1000 - used - 1
@@ -207,8 +207,8 @@ def test_while_redis_is_away_permits_stay_on_the_host(
     used = sum(limiter.allow(KEY) for _ in range(40))
     left = limiter.left(limiter.tag(KEY))[0]
     with monkeypatch.context() as patch:
-        for name in ("_call", "_do_many"):
-            patch.setattr(hosts.redis_store, name, away)
+        for name in ("_call", "run_many"):
+            patch.setattr(hosts.executor, name, away)
         with pytest.raises(StoreUnavailable):
             hosts.give_back(everything=True)
     assert limiter.left(limiter.tag(KEY))[0] == left > 0
@@ -621,7 +621,7 @@ def test_asyncio(server: RedisServer) -> None:
             with Store.private(keys=100) as first, Store.private(keys=100) as second:
                 stores = [AsyncLeasedStore(redis_store, host_store) for host_store in (first, second)]
                 limiters: list[Any] = [TokenBucket(store, "l", "1000/hour") for store in stores]
-                redis_store._client.connection_pool.max_connections = 100
+                redis_store.executor.client.connection_pool.max_connections = 100
                 answers = await asyncio.gather(*[limiters[i % 2].allow(KEY) for i in range(600)])
                 admitted = sum(answers)
                 assert await limiters[0].peek(KEY)
@@ -667,7 +667,7 @@ def test_what_a_task_fetches_while_it_is_closed_comes_back(
                     used += await limiter.allow(KEY)
                 while permits.allow_now(KEY):
                     used += 1
-                call = redis_store._call
+                call = redis_store.executor._call
 
                 async def closing(*asked: Any) -> Any:
                     answer = await call(*asked)
@@ -675,7 +675,7 @@ def test_what_a_task_fetches_while_it_is_closed_comes_back(
                     return answer
 
                 with monkeypatch.context() as patch:
-                    patch.setattr(redis_store, "_call", closing)
+                    patch.setattr(redis_store.executor, "_call", closing)
                     assert await limiter.allow(KEY)
                 assert stores[0].closed
                 assert (await other.peek(KEY)).remaining == 1000 - used
@@ -698,8 +698,8 @@ def test_while_redis_is_away_a_closed_asyncio_store_leaves_permits_on_the_host(
                     await cast(Any, FixedWindow(store, "l", "1000/year")).allow(KEY)
                 left = permits.left(permits.tag(KEY))[0]
                 with monkeypatch.context() as patch:
-                    for name in ("_call", "_do_many"):
-                        patch.setattr(redis_store, name, away)
+                    for name in ("_call", "run_many"):
+                        patch.setattr(redis_store.executor, name, away)
                     await store.close()
                 assert permits.left(permits.tag(KEY))[0] == left
 

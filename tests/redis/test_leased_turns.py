@@ -79,7 +79,7 @@ def passed_over(
     fetch, asked = asking(limiter)
     long = waiting(limiter, cost)
     passing(0.002)
-    assert ended(fetch, hosts.redis_store._do(asked)).allowed
+    assert ended(fetch, hosts.executor.run_command(asked)).allowed
     spend_all(limiter)
     fetch, asked = asking(limiter)
     assert isinstance(long.send(None), float)
@@ -92,12 +92,12 @@ def test_who_has_waited_for_long_is_next(hosts: Hosts, passing: Callable[[float]
     """Though others come to the gate before it looks again."""
     limiter = bucket(hosts)
     long, fetch, asked = passed_over(hosts, limiter, passing, 60)
-    assert ended(fetch, hosts.redis_store._do(asked)).allowed
+    assert ended(fetch, hosts.executor.run_command(asked)).allowed
     spend_all(limiter)
     others = [waiting(limiter, 1) for _ in range(3)]
     asked = long.send(None)
     assert isinstance(asked, Command)
-    assert ended(long, hosts.redis_store._do(asked)).allowed
+    assert ended(long, hosts.executor.run_command(asked)).allowed
     assert isinstance(others[0].send(None), Command)
 
 
@@ -111,7 +111,7 @@ def test_who_was_not_passed_over_leaves_the_gate_to_whoever_comes(
     waiter = waiting(limiter, 60)
     passing(seconds)
     assert isinstance(waiter.send(None), float)
-    assert ended(fetch, hosts.redis_store._do(asked)).allowed
+    assert ended(fetch, hosts.executor.run_command(asked)).allowed
     spend_all(limiter)
     asking(limiter)
 
@@ -126,7 +126,7 @@ def test_a_turn_that_nobody_takes_passes(hosts: Hosts, passing: Callable[[float]
     spend_all(limiter)
     long, fetch, asked = passed_over(hosts, limiter, passing, 1000, fetch_s)
     long.close()
-    assert ended(fetch, hosts.redis_store._do(asked)).allowed
+    assert ended(fetch, hosts.executor.run_command(asked)).allowed
     gate, until_ns, _, size = limiter.enter(tag, 1)
     assert gate == BUSY
     assert size != LOST
@@ -158,7 +158,7 @@ def test_while_others_are_answered_redis_is_not_away(
     for _ in range(3):
         passing(0.002)
         if is_answered:
-            assert ended(fetch, hosts.redis_store._do(asked)).allowed
+            assert ended(fetch, hosts.executor.run_command(asked)).allowed
             spend_all(limiter)
         else:
             with pytest.raises(StoreUnavailable):
@@ -250,20 +250,20 @@ def test_a_refund_waits_in_turn(hosts: Hosts, passing: Callable[[float], None]) 
     refund = reported(limiter, KEY, 1)
     assert isinstance(next(refund), float)
     passing(0.002)
-    assert ended(fetch, hosts.redis_store._do(asked)).allowed
+    assert ended(fetch, hosts.executor.run_command(asked)).allowed
     spend_all(limiter)
     fetch, asked = asking(limiter)
     assert isinstance(refund.send(None), float)
     passing(0.03)
     for _ in range(2):
         assert isinstance(refund.send(None), float)
-    assert ended(fetch, hosts.redis_store._do(asked)).allowed
+    assert ended(fetch, hosts.executor.run_command(asked)).allowed
     spend_all(limiter)
     others = [waiting(limiter, 1) for _ in range(3)]
     asked = refund.send(None)
     assert isinstance(asked, Command)
     with pytest.raises(StopIteration):
-        refund.send(hosts.redis_store._do(asked))
+        refund.send(hosts.executor.run_command(asked))
     assert isinstance(others[0].send(None), Command)
 
 
@@ -441,7 +441,7 @@ def test_nobody_waits_for_a_loop_that_has_ended(server: RedisServer, is_collecte
 
         loop = asyncio.new_event_loop()
         tasks = loop.run_until_complete(begin())
-        loop.run_until_complete(redis_store._client.aclose())
+        loop.run_until_complete(redis_store.executor.client.aclose())
         loop.close()
         store._looking._log_destroy_pending = False  # type: ignore[union-attr]
         if is_collected:

@@ -273,9 +273,9 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
 def refresh_at_once(store: Any) -> None:
     """After the thread of a sync store that looks, if there is one, is over; it closes what it has asked."""
     if isinstance(store, RedisStore):
-        refresher = store._client._own().refresher
+        refresher = store.executor.client._own().refresher
         until(lambda: not (refresher and refresher.is_alive()), "the slots are refreshed")
-        store._client._own().next_refresh_s = 0.0
+        store.executor.client._own().next_refresh_s = 0.0
 
 
 class CountedRefreshes:
@@ -302,7 +302,7 @@ def test_no_call_waits_for_a_refresh_of_the_slots(cluster: RedisCluster, monkeyp
         refreshes = CountedRefreshes(monkeypatch)
 
         def is_refreshed() -> bool:
-            refresher = store._client._own().refresher
+            refresher = store.executor.client._own().refresher
             return refresher is None or not refresher.is_alive()
 
         with cluster.nodes[1].stopped():
@@ -321,7 +321,7 @@ def test_no_call_waits_for_a_refresh_of_the_slots(cluster: RedisCluster, monkeyp
         assert refreshes.count == 1
         assert bucket.allow(KEYS[1])
         # The next second has come.
-        store._client._own().next_refresh_s = 0.0
+        store.executor.client._own().next_refresh_s = 0.0
         with cluster.nodes[1].stopped(), pytest.raises(StoreUnavailable):
             bucket.allow(KEYS[1])
         until(is_refreshed, "the refresh has ended")
@@ -351,18 +351,18 @@ def test_a_store_that_is_closed_leaves_no_connections(
         refresher = None
         if not is_async:
             # One that asks the nodes, and makes connections, after that.
-            nodes, is_closed = store._client._cluster().nodes_manager, threading.Event()
+            nodes, is_closed = store.executor.client._cluster().nodes_manager, threading.Event()
             initialize = nodes.initialize
 
             def late() -> None:
                 assert is_closed.wait(PATIENCE_S)
                 initialize()
                 for key in KEYS:
-                    store._client._pool_of(store._client._node_of(fingerprint(key))).get_connection()
+                    store.executor.client._pool_of(store.executor.client._node_of(fingerprint(key))).get_connection()
 
             monkeypatch.setattr(nodes, "initialize", late)
-            store._client._refresh_slots()
-            refresher = store._client._own().refresher
+            store.executor.client._refresh_slots()
+            refresher = store.executor.client._own().refresher
         await done(store.close())
         until(lambda: count() <= before, "the connections have ended")
         if refresher is not None:
@@ -376,7 +376,7 @@ def test_a_store_that_is_closed_leaves_no_connections(
 def test_every_answer_of_a_node_has_its_deadline(cluster: RedisCluster) -> None:
     with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
         assert TokenBucket(store, "api", "9/hour").allow(KEYS[0])
-        pool = store._client._pool_of(store._client._node_of(fingerprint(KEYS[0])))
+        pool = store.executor.client._pool_of(store.executor.client._node_of(fingerprint(KEYS[0])))
         connection = pool.get_connection()
         try:
             assert isinstance(connection._sock, TimedSocket)
@@ -391,7 +391,7 @@ def test_a_child_begins_with_a_client_of_its_own(
     with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "9/hour")
         assert bucket.allow(KEYS[0])
-        manager = store._client._cluster().nodes_manager
+        manager = store.executor.client._cluster().nodes_manager
         held, over = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -402,14 +402,14 @@ def test_a_child_begins_with_a_client_of_its_own(
         thread = threading.Thread(target=hold)
         thread.start()
         held.wait(PATIENCE_S)
-        store._client._own().refresher, store._client._own().next_refresh_s = thread, math.inf
+        store.executor.client._own().refresher, store.executor.client._own().next_refresh_s = thread, math.inf
         try:
 
             def ask() -> tuple[int, object, float]:
                 return (
                     bucket.hit(KEYS[0]).remaining,
-                    store._client._own().refresher,
-                    store._client._own().next_refresh_s,
+                    store.executor.client._own().refresher,
+                    store.executor.client._own().next_refresh_s,
                 )
 
             assert in_child(ask) == (7, None, -math.inf)

@@ -103,7 +103,9 @@ def test_a_client_that_repeats_does_not_do_so_here(
 
     async def body(store: Any) -> None:
         # Afterwards, as a store takes none that has retries.
-        store._client._client.set_retry((redis.asyncio.retry.Retry if is_async else redis.retry.Retry)(NoBackoff(), 5))
+        store.executor.client._client.set_retry(
+            (redis.asyncio.retry.Retry if is_async else redis.retry.Retry)(NoBackoff(), 5)
+        )
         bucket = TokenBucket(store, "api", "9/hour")
         assert await done(bucket.allow("ada"))
         # Connections that others have left would be ended by the collector meanwhile.
@@ -127,7 +129,7 @@ def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(
     """redis-py's pool has one, which whoever asks first in a child wants to have."""
     bucket = TokenBucket(redis_store, "api", "9/hour")
     assert bucket.allow("ada")
-    lock = redis_store._client.connection_pool._lock
+    lock = redis_store.executor.client.connection_pool._lock
     held, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -153,7 +155,7 @@ def test_connections_that_the_server_has_closed_are_replaced(server: RedisServer
         assert await done(bucket.allow("ada"))
         with server.client() as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal")
-        (connection,) = store._client.connection_pool._available_connections
+        (connection,) = store.executor.client.connection_pool._available_connections
         while is_async and not connection._reader.at_eof():
             await asyncio.sleep(0.001)  # the loop has to hear of it
         assert await done(bucket.allow("ada"))
@@ -179,10 +181,10 @@ def test_a_store_that_is_closed_while_it_is_used(server: RedisServer, is_async: 
         bucket = TokenBucket(store, "api", "9/hour")
 
         def broken(*call: Any) -> Any:
-            store.closed = True
+            store.executor.closed = True
             raise Broken
 
-        store._execute = broken
+        store.executor.execute_command = broken
         with pytest.raises(StoreClosed):
             await done(bucket.allow("ada"))
 
@@ -268,7 +270,7 @@ def test_after_an_answer_that_is_none_the_connection_is_not_used_again(
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "api", "9/hour")
         assert await done(bucket.allow("ada"))
-        (connection,) = store._client.connection_pool._available_connections
+        (connection,) = store.executor.client.connection_pool._available_connections
         reads = kind.read_response
 
         @functools.wraps(reads)
@@ -296,7 +298,7 @@ def test_connections_that_nobody_gives_back_are_not_missed(server: RedisServer, 
 
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "api", "9/hour")
-        lost = [await done(store._client.connection_pool.get_connection()) for _ in range(120)]
+        lost = [await done(store.executor.client.connection_pool.get_connection()) for _ in range(120)]
         assert await done(bucket.allow("ada"))
         assert len(lost) == 120
 

@@ -55,7 +55,7 @@ class Late:
 
     def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.under_way, self.may_come = asyncio.Event(), asyncio.Event()
-        for owner, name in ((store, "_execute"), (store._client, "execute_many")):
+        for owner, name in ((store.executor, "execute_command"), (store.executor.client, "execute_many")):
             monkeypatch.setattr(owner, name, self.late(getattr(owner, name)))
 
     def late(self, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -112,11 +112,11 @@ def test_what_a_cancelled_task_has_taken_comes_back(
 
 
 def test_of_a_batch_of_several_parts_all_comes_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.redis.aio.CHUNK", 1)
+    monkeypatch.setattr("forebay.redis.executor.CHUNK", 1)
 
     async def body(store: Any) -> None:
         held, sent = held_of(store), itertools.count()
-        execute_many = store._client.execute_many
+        execute_many = store.executor.client.execute_many
         waits, may_come = asyncio.Event(), asyncio.Event()
 
         async def late(*calls: Any) -> Any:
@@ -129,7 +129,7 @@ def test_of_a_batch_of_several_parts_all_comes_back(server: RedisServer, monkeyp
         await held.allow_many(["ada"])
         await held.refund("ada")
         with monkeypatch.context() as patch:
-            patch.setattr(store._client, "execute_many", late)
+            patch.setattr(store.executor.client, "execute_many", late)
             task = asyncio.ensure_future(held.allow_many(["ada", "bob", "ada", "bob"]))
             await waits.wait()
             await cancelled(task)
@@ -141,7 +141,7 @@ def test_of_a_batch_of_several_parts_all_comes_back(server: RedisServer, monkeyp
 
 def failing_in_between(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call of a batch of three isn't done: the server's memory was full at that moment."""
-    execute_many = store._client.execute_many
+    execute_many = store.executor.client.execute_many
 
     def without(calls: Any) -> Any:
         return calls if len(calls) != 3 else [calls[0], calls[2]]
@@ -156,7 +156,7 @@ def failing_in_between(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return failed(execute_many(without(calls)), calls)
 
     is_async = isinstance(store, AsyncRedisStore)
-    monkeypatch.setattr(store._client, "execute_many", answers if is_async else answers_at_once)
+    monkeypatch.setattr(store.executor.client, "execute_many", answers if is_async else answers_at_once)
 
 
 def test_of_a_batch_that_fails_in_part_the_rest_is_as_redis_says(
@@ -211,18 +211,18 @@ def test_a_batch_comes_back_as_one(how: str, server: RedisServer, monkeypatch: p
             await late.under_way.wait()
             await cancelled(task)
             batches: list[int] = []
-            execute_many = store._client.execute_many
+            execute_many = store.executor.client.execute_many
 
             async def counted(calls: Any) -> Any:
                 batches.append(len(calls))
                 return await execute_many(calls)
 
-            patch.setattr(store._client, "execute_many", counted)
+            patch.setattr(store.executor.client, "execute_many", counted)
             # Not one by one.
-            patch.setattr(store, "_execute", None)
+            patch.setattr(store.executor, "execute_command", None)
             late.may_come.set()
-            while store._going_on:
-                await asyncio.wait(store._going_on)
+            while store.executor.going_on:
+                await asyncio.wait(store.executor.going_on)
             # Each script that Redis doesn't know yet is sent once more.
             assert 100 <= sum(batches) <= 1000
             assert len(batches) < 10
@@ -273,18 +273,18 @@ def test_a_release_goes_on_when_its_task_is_cancelled(server: RedisServer, monke
         held = held_of(store)
         lease = await held.acquire("ada", 2)
         with monkeypatch.context() as patch:
-            send, may_go = store._execute, asyncio.Event()
+            send, may_go = store.executor.execute_command, asyncio.Event()
 
             async def later(*call: Any) -> Any:
                 await may_go.wait()
                 return await send(*call)
 
-            patch.setattr(store, "_execute", later)
+            patch.setattr(store.executor, "execute_command", later)
             task = asyncio.ensure_future(lease.release())
             await asyncio.sleep(0)
             await cancelled(task)
             may_go.set()
-            await asyncio.wait(store._going_on)
+            await asyncio.wait(store.executor.going_on)
         assert (await held.peek("ada")).remaining == LIMIT
 
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
@@ -306,8 +306,8 @@ def test_what_gives_back_in_several_calls_goes_on(
             await late.under_way.wait()
             await cancelled(task)
             late.may_come.set()
-            while store._going_on:
-                await asyncio.wait(store._going_on)
+            while store.executor.going_on:
+                await asyncio.wait(store.executor.going_on)
         assert (await held.peek("ada")).remaining == LIMIT
 
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
@@ -321,7 +321,7 @@ def test_a_request_of_several_slots_that_is_cancelled_holds_nothing(
     the last one has denied."""
 
     async def body(store: Any) -> None:
-        monkeypatch.setattr(store, "_has_slots", True)
+        monkeypatch.setattr(store.executor, "has_slots", True)
         held = held_of(store)
         three = AllOf(TokenBucket(store, "b", "100/hour"), held, TokenBucket(store, "c", "1/hour"))
         keys = ["eve", "ada", "bob"]
@@ -343,7 +343,7 @@ def test_a_request_of_several_slots_that_is_cancelled_holds_nothing(
 
                 return execute
 
-            for owner, name in ((store, "_execute"), (store._client, "execute_many")):
+            for owner, name in ((store.executor, "execute_command"), (store.executor.client, "execute_many")):
                 patch.setattr(owner, name, later(getattr(owner, name)))
             task = asyncio.ensure_future(three.allow(keys))
             for count in cancelled_at:
@@ -354,8 +354,8 @@ def test_a_request_of_several_slots_that_is_cancelled_holds_nothing(
             may_go.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            while store._going_on:
-                await asyncio.wait(store._going_on)
+            while store.executor.going_on:
+                await asyncio.wait(store.executor.going_on)
         assert (await held.peek("ada")).remaining == LIMIT
         assert (await three.limiters[0].peek("eve")).remaining == 100
 
@@ -369,20 +369,20 @@ def test_what_a_refund_gives_back_that_goes_on_is_no_other_ones(
         held = held_of(store)
         assert await held.allow_many(["ada", "ada"]) == [True, True]
         with monkeypatch.context() as patch:
-            send, may_go = store._execute, asyncio.Event()
+            send, may_go = store.executor.execute_command, asyncio.Event()
 
             async def later(*call: Any) -> Any:
                 await may_go.wait()
                 return await send(*call)
 
-            patch.setattr(store, "_execute", later)
+            patch.setattr(store.executor, "execute_command", later)
             task = asyncio.ensure_future(held.refund("ada"))
-            while not store._going_on:
+            while not store.executor.going_on:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             await cancelled(task)
-            going_on = set(store._going_on)
-            patch.setattr(store, "_execute", send)
+            going_on = set(store.executor.going_on)
+            patch.setattr(store.executor, "execute_command", send)
             await held.refund("ada")
             may_go.set()
             await asyncio.wait(going_on)
@@ -399,7 +399,7 @@ def test_a_store_that_is_closed_gives_back_before(server: RedisServer, monkeypat
             await late.under_way.wait()
             await cancelled(task)
             late.may_come.set()
-        assert not store._going_on
+        assert not store.executor.going_on
 
     asyncio.run(main())
     with RedisStore(server.url, timeout=PATIENCE_S) as store:
@@ -477,11 +477,12 @@ def test_a_close_that_is_cancelled_closes(server: RedisServer, monkeypatch: pyte
             await cancelled(closing)
             late.may_come.set()
         assert store.closed
-        assert not any(one.is_connected for one in store._client.connection_pool._available_connections)
+        assert not any(one.is_connected for one in store.executor.client.connection_pool._available_connections)
         for asked in (held.allow("ada"), TokenBucket(store, "b", "1/hour").refund("ada")):
             with pytest.raises(StoreClosed):
                 await asked
-        await asyncio.wait(store._going_on)
+        while store.executor.going_on:
+            await asyncio.wait(store.executor.going_on)
         await store.close()
 
     asyncio.run(main())
@@ -502,7 +503,7 @@ def test_calls_under_way_when_a_store_is_closed(what: str, server: RedisServer, 
             def ask() -> Any:
                 return bucket.allow("ada") if what == "allow" else bucket.allow_many(["ada", "bob"])
 
-            pool = store._client.connection_pool
+            pool = store.executor.client.connection_pool
             in_use = set(pool._in_use_connections)
             task = asyncio.ensure_future(ask() if is_async else asyncio.to_thread(ask))
             while not set(pool._in_use_connections) - in_use:
@@ -538,10 +539,10 @@ def test_what_cannot_be_given_back_is_no_error(server: RedisServer, monkeypatch:
                             through.server_port = 1
                             through.cut()
                         else:
-                            store._execute = None  # the answer comes, and nothing else can be sent
+                            store.executor.execute_command = None  # the answer comes, and nothing else can be sent
                         late.may_come.set()
-                        while store._going_on and away:
-                            await asyncio.wait(store._going_on)
+                        while store.executor.going_on and away:
+                            await asyncio.wait(store.executor.going_on)
 
     asyncio.run(main())
     # Of the one that is broken may be told, when it is collected; of Redis away is not.

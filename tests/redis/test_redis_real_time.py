@@ -54,14 +54,14 @@ class Overheard:
 
     def __init__(self, store: Any) -> None:
         self.now_us = 0
-        call = store._call
+        call = store.executor._call
 
         def overhear(*arguments: Any) -> Any:
             reply = call(*arguments)
             self.now_us = reply[1]
             return reply
 
-        store._call = overhear
+        store.executor._call = overhear
 
 
 @pytest.mark.parametrize("kind", KINDS)

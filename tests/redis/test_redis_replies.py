@@ -38,7 +38,7 @@ HOSTILE = {
 def use_python_parser(store: Any, is_async: bool) -> None:
     parsers: Any = redis._parsers
     parser = parsers._AsyncRESP2Parser if is_async else parsers._RESP2Parser
-    store._client.connection_pool.connection_kwargs["parser_class"] = parser
+    store.executor.client.connection_pool.connection_kwargs["parser_class"] = parser
 
 
 @pytest.mark.parametrize("parser", ["hiredis", "python"])
@@ -71,10 +71,10 @@ def test_the_nodes_of_a_cluster(is_async: bool, cluster: RedisCluster, monkeypat
         store = kind(cluster.url, timeout=60)
         assert await done(TokenBucket(store, "api", "100/hour").allow("key"))
         if is_async:
-            nodes = store._client._cluster.get_nodes()
+            nodes = store.executor.client._cluster.get_nodes()
             checked.extend(type(one._reader) for node in nodes for one in node._connections)
         else:
-            pools = [node.redis_connection.connection_pool for node in store._client._cluster().get_nodes()]
+            pools = [node.redis_connection.connection_pool for node in store.executor.client._cluster().get_nodes()]
             checked.extend(type(one._sock) for pool in pools for one in pool._available_connections)
         await done(store.close())
 

@@ -50,7 +50,7 @@ from forebay.redis import (
     RedisStore,
     SyncedStore,
 )
-from forebay.redis.base import LOG_EVERY_S
+from forebay.redis.executor import LOG_EVERY_S
 from forebay.redis.held import Remembered
 from forebay.redis.keys import fingerprint, plain
 from forebay.testing import ManualClock
@@ -412,14 +412,14 @@ def test_scripts_that_are_flushed_again_and_again_within_a_batch(
 ) -> None:
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "b", "9/hour")
-        send, sizes = store._client.execute_many, []
+        send, sizes = store.executor.client.execute_many, []
 
         def forgotten(calls: Any) -> Any:
             client.script_flush()
             sizes.append(len(calls))
             return send(calls)
 
-        monkeypatch.setattr(store._client, "execute_many", forgotten)
+        monkeypatch.setattr(store.executor.client, "execute_many", forgotten)
         assert await done(bucket.allow_many(["ada"] * 12)) == [True] * 9 + [False] * 3
         assert sizes == [12, 12]
 
@@ -430,7 +430,7 @@ def test_scripts_that_are_flushed_again_and_again_within_a_batch(
             return unknown(calls)
 
         # By a server that doesn't take it at all.
-        monkeypatch.setattr(store._client, "execute_many", unknown_later if is_async else unknown)
+        monkeypatch.setattr(store.executor.client, "execute_many", unknown_later if is_async else unknown)
         with pytest.raises(StoreUnavailable, match="never known"):
             await done(bucket.allow_many(["ada"] * 3))
 
@@ -630,7 +630,7 @@ def test_a_reply_that_no_script_of_ours_makes(
     reply: Any, redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = TokenBucket(redis_store, "b", "5/minute")
-    monkeypatch.setattr(redis_store, "_execute", lambda *_: reply)
+    monkeypatch.setattr(redis_store.executor, "execute_command", lambda *_: reply)
     with pytest.raises(StoreUnavailable, match="answered"):
         bucket.hit("ada")
 
@@ -664,7 +664,7 @@ def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
             make(server.url, timeout=timeout)
     for timeout in ("2s", "2000 ms", 2, timedelta(seconds=2)):
         with RedisStore(server.url, timeout=timeout) as store:
-            options = store._client.connection_pool.connection_kwargs
+            options = store.executor.client.connection_pool.connection_kwargs
             assert options["socket_timeout"] == options["socket_connect_timeout"] == 2.0
     with pytest.raises(ValueError, match="socket_timeout is a number"):
         make(redis.Redis(port=server.port, socket_timeout="1"))  # type: ignore[arg-type]
@@ -700,7 +700,7 @@ def test_a_password_that_breaks_the_url_is_told_how_to_be_written_and_not_shown(
                 make(url)
             assert not any(part in f"{refused.value!r}{refused.value.__cause__!r}" for part in ("SEC", "RET"))
             quoted = url.replace(password, urllib.parse.quote(password, safe=""))
-            assert make(quoted)._client.connection_pool.connection_kwargs["password"] == password
+            assert make(quoted).executor.client.connection_pool.connection_kwargs["password"] == password
 
 
 def test_a_limiter_over_redis_says_what_it_is(server: RedisServer, is_async: bool) -> None:
@@ -713,7 +713,7 @@ def test_a_limiter_over_redis_says_what_it_is(server: RedisServer, is_async: boo
 
 def test_every_operation_has_a_deadline_and_none_is_repeated(server: RedisServer) -> None:
     for store in (RedisStore(server.url), AsyncRedisStore(server.url)):
-        options = store._client.connection_pool.connection_kwargs
+        options = store.executor.client.connection_pool.connection_kwargs
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (0.5, 0.5)
         assert options["retry"].get_retries() == 0 if hasattr(options["retry"], "get_retries") else True
 
@@ -729,7 +729,7 @@ def test_why_redis_has_not_decided_is_logged_once_a_minute(
             assert await done(bucket.allow("ada"))
         assert all(await done(bucket.allow_many(["ada"] * 3)))
         assert len(caplog.messages) == 1
-        store._logged_s -= LOG_EVERY_S
+        store.executor._logged_s -= LOG_EVERY_S
         assert await done(bucket.hit("ada"))
 
     # Not a failure: the breaker stays closed, and each is asked.
@@ -754,7 +754,7 @@ def test_a_store_is_for_one_event_loop(server: RedisServer) -> None:
 
         async def used(ask: Any = ask, bucket: Any = bucket, store: Any = store) -> None:
             assert await ask(bucket)
-            await store._client.aclose()
+            await store.executor.client.aclose()
 
         asyncio.run(used())
         with pytest.raises(RuntimeError, match=r"another event loop before.*for each event loop"):
@@ -825,7 +825,7 @@ def test_threads_that_come_at_once_after_a_fork_end_nobody_elses_connections(
     """As under gunicorn's threads with preloading. The end of a client ends its connections, so there is one."""
     bucket = TokenBucket(redis_store, "b", "5/minute")
     assert bucket.allow("ada")
-    server: Any = redis_store._client
+    server: Any = redis_store.executor.client
 
     def child() -> tuple[int, int]:
         make, together = server._make, threading.Barrier(2, timeout=PATIENCE_S)

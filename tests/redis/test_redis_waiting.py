@@ -28,7 +28,7 @@ from forebay import (
     TokenBucket,
     waiting,
 )
-from forebay.redis import AsyncRedisStore, RedisStore, aio_waiting
+from forebay.redis import AsyncRedisStore, RedisStore, wait_queues
 
 make_log: Any = SlidingLog
 WAITED_FOR: dict[str, Callable[[Any], Any]] = {
@@ -86,11 +86,11 @@ def test_jitter_spreads_tasks_that_wait_for_one_moment(monkeypatch: pytest.Monke
         for reserve in (booked, denied_once):
             sleeps.clear()
             for _ in range(100):
-                assert await aio_waiting.wait(reserve, asyncio.Lock(), False, "1 minute", 0.1)
+                assert await wait_queues.wait(reserve, asyncio.Lock(), False, "1 minute", 0.1)
             assert len(set(sleeps)) == 100
             assert 1.0 <= min(sleeps) < 1.02 < 1.08 < max(sleeps) <= 1.1 + 1e-6
 
-    monkeypatch.setattr(aio_waiting, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(wait_queues, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(asyncio, "sleep", sleep)
     run(waited())
 

@@ -86,7 +86,7 @@ async def at_once(calls: Any) -> None:
 
 def held_up(store: Any, patch: pytest.MonkeyPatch, *, before: Hook = at_once, after: Hook = at_once) -> None:
     """Around each of a store's round trips: one call, or a batch of them."""
-    execute, execute_many = store._execute, store._client.execute_many
+    execute, execute_many = store.executor.execute_command, store.executor.client.execute_many
 
     async def one(*call: Any) -> Any:
         await before([call])
@@ -100,8 +100,8 @@ def held_up(store: Any, patch: pytest.MonkeyPatch, *, before: Hook = at_once, af
         await after(calls)
         return answers
 
-    patch.setattr(store, "_execute", one)
-    patch.setattr(store._client, "execute_many", many)
+    patch.setattr(store.executor, "execute_command", one)
+    patch.setattr(store.executor.client, "execute_many", many)
 
 
 @pytest.fixture(params=["wsgi", "asgi"])
@@ -944,7 +944,7 @@ def test_a_request_is_one_round_trip_and_its_end_another(
 
     store, site, _, ask = asking(server.url, rules)
     sent: list[list[bytes]] = []
-    for owner, name in ((store, "_execute"), (store._client, "execute_many")):
+    for owner, name in ((store.executor, "execute_command"), (store.executor.client, "execute_many")):
         send = getattr(owner, name)
 
         def counted(*calls: Any, send: Any = send, name: str = name) -> Any:
@@ -992,7 +992,7 @@ def test_what_no_time_is_left_for_is_sent(server: RedisServer, redis_store: Redi
     leases, patience = [held.acquire("everyone") for _ in range(3)], redis_store._patience()
     patience.left_s = 0.0
     with server.stopped():
-        redis_store._give_back_taken(leases, patience)
+        redis_store.executor.give_back(leases, patience)
         assert redis_store.status().failures == 1
     for _ in range(3000):
         if held.peek("everyone").remaining == 3:
@@ -1022,7 +1022,7 @@ def test_a_client_of_somebody_else_has_one_deadline_for_a_request(server: RedisS
             through.delay_s = 0
             async with asyncio.timeout(PATIENT_S):
                 # What was taken after that has come back.
-                while store._going_on or (await held.peek("everyone")).remaining < 1:
+                while store.executor.going_on or (await held.peek("everyone")).remaining < 1:
                     await asyncio.sleep(0.005)
         await client.aclose()
 

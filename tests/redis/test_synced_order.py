@@ -110,7 +110,7 @@ def test_messages_and_answers_in_any_order(
             assert len(messages) == 3
             replies = {which: exchange.send([messages[which]])[0] for which in sent}
             for which in answered:
-                messages[which].answer(replies[which])
+                messages[which].result(replies[which])
             # Whatever Redis doesn't know is pending.
             assert exchange.run(UNREPORTED_ONLY) is None
             assert host.synced.status().pending_keys == 0
@@ -132,7 +132,7 @@ def test_of_two_messages_of_one_microsecond_none_is_forgotten(
             messages[0].arguments[READ_US] = messages[1].arguments[READ_US]
             replies = {which: exchange.send([messages[which]])[0] for which in order}
             for which in range(2):
-                messages[which].answer(replies[which])
+                messages[which].result(replies[which])
             assert exchange.run(UNREPORTED_ONLY) is None
             assert known_of(client, host.field) == 10
             client.delete(*sums(client))
@@ -154,7 +154,7 @@ def test_who_reads_later_is_believed(
 
     def send_late() -> None:
         for message, reply in zip(late, exchange.send(late), strict=True):
-            message.answer(reply)
+            message.result(reply)
 
     monkeypatch.setattr(time, "time", lambda: now)
     with Store.private(keys=100, clock="time") as store, hosts(1, server.url, WINDOWS[kind], store=store) as (host,):

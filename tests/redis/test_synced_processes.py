@@ -224,6 +224,6 @@ def test_two_that_exchange_at_once(name: str, crew: Crew, server: RedisServer, c
         host.exchange()
         assert sum_of_all(client) == 7
         for message, reply in zip(stale, exchange.send(stale), strict=True):
-            message.answer(reply)
+            message.result(reply)
         assert sum_of_all(client) == 7
         assert host.limiter.peek("k").remaining == 1_000_000 - 7

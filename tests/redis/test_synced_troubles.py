@@ -145,7 +145,7 @@ def test_one_error_hinders_only_its_own_key(server: RedisServer, client: redis.R
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         other = FixedWindow(host.synced, "other", "100/year")
         exchange, _ = host.synced._exchanger.exchanges
-        send = host.redis_store._send
+        send = host.redis_store.executor.send
 
         def refused(messages: list[Any]) -> list[Any]:
             is_first = messages[0].script is exchange.script and b":api:" in messages[0].keys[0]
@@ -157,12 +157,12 @@ def test_one_error_hinders_only_its_own_key(server: RedisServer, client: redis.R
         assert sum_of_all(client) == 3
         assert host.limiter.allow_many(["one", "two"]) == [True, True]
         assert other.allow("k")
-        host.redis_store._send = refused  # type: ignore[method-assign]
+        host.redis_store.executor.send = refused  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable, match="NOPERM of this key"):
             host.exchange()
         assert sum_of_all(client) == 5
         assert host.synced.status().pending_keys == 1
-        host.redis_store._send = send  # type: ignore[method-assign]
+        host.redis_store.executor.send = send  # type: ignore[method-assign]
         host.exchange()
         assert sum_of_all(client) == 6
 
@@ -323,7 +323,7 @@ def test_nothing_is_taken_away_for_a_key_that_redis_does_not_know(
         ((*usage, _told_us, read_ns, until_ns),), _ = exchange.limiter.reports(0, exchange.limiter.cell_count, -1)
         message = exchange.message((*usage, 40 * MINUTE_US, read_ns, until_ns))
         (reply,) = exchange.send([message])
-        message.answer(reply)
+        message.result(reply)
         assert ahead(client) == 50
         assert host.limiter.hit("k", 3)
         host.exchange()

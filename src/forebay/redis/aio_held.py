@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return,union-attr"
 """Permits that are held for a while, over an ``AsyncRedisStore``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return,union-attr"
 """Limiters over an ``AsyncRedisStore``."""
 
 from __future__ import annotations
@@ -8,13 +9,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import StoreUnavailable
 from forebay.rate import Duration, Rate
-from forebay.redis.aio_waiting import wait
 from forebay.redis.all_of import Admitted, AllOfCommands, Costs, Keys
 from forebay.redis.awaiting import awaited
 from forebay.redis.base import checked_limiters
-from forebay.redis.commands import ONE, Booked, BookingView, LimiterCommands, StaggeredCommands, costs_of, keys_of
+from forebay.redis.commands import (
+    ONE,
+    Booked,
+    BookingView,
+    CommandFlow,
+    LimiterCommands,
+    StaggeredCommands,
+    costs_of,
+    keys_of,
+    was_allowed,
+)
 from forebay.redis.held import HeldView, Taken
 
 if TYPE_CHECKING:
@@ -64,11 +73,9 @@ class AsyncRedisLimiter(LimiterCommands):
     async def allow(self, key: Key, /) -> bool:
         if self._usual is None:
             return await self._store._do(self._ask_allow(key), lambda fallback: fallback.allow(key), self._fallback)
-        try:
-            return (await self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
-        except StoreUnavailable as error:
-            allowed: bool = self._store._fall_back(error, lambda fallback: fallback.allow(key), self._fallback)
-            return allowed
+        return await self._store.executor.decide(
+            self._script, (self._key(key),), self._usual, self._size, was_allowed, lambda: self._fallback.allow(key)
+        )
 
     @awaited
     async def hit(
@@ -82,12 +89,14 @@ class AsyncRedisLimiter(LimiterCommands):
         request_ttl: Duration | None = None,
     ) -> Decision:
         if self._usual and cost is ONE and rate is None and burst is None and request_id is request_ttl is None:
-            try:
-                reply = await self._store._call(self._script, (self._key(key),), self._usual, self._size)
-            except StoreUnavailable as error:
-                decision: Decision = self._store._fall_back(error, lambda fallback: fallback.hit(key), self._fallback)
-                return decision
-            return self._usual_decision(self._name, reply)
+            return await self._store.executor.decide(
+                self._script,
+                (self._key(key),),
+                self._usual,
+                self._size,
+                lambda reply: self._usual_decision(self._name, reply),
+                lambda: self._fallback.hit(key),
+            )
         command = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
         more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
         return await self._store._do(command, lambda fallback: fallback.hit(key, cost, **more), self._fallback)
@@ -137,8 +146,7 @@ class AsyncRedisLimiter(LimiterCommands):
 
     @awaited
     async def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
-        line = self._store._lines[self._line_of(key)]
-        return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
+        return await self._store.executor.wait(self, key, cost, timeout, jitter)
 
     wait_async = wait
 
@@ -192,7 +200,7 @@ class AsyncRedisAllOf(AllOfCommands):
     async def _hit_each_for(self, patience: Patience, key: Keys, cost: Costs) -> list[Decision]:
         """For the web."""
         flow = self._hit_each(key, cost)
-        return await self._store._run_for(patience, flow, lambda fallback: fallback.hit_each(key, cost), self._fallback)
+        return await self._store.executor.run_within(patience, flow, lambda: self._fallback.hit_each(key, cost))
 
     async def _admit(
         self, key: list[Key], cost: list[int], patience: Patience
@@ -207,12 +215,12 @@ class AsyncRedisAllOf(AllOfCommands):
                 for limiter, its_key, its in zip(self._limiters, key, taken, strict=False)
             ]
 
-        async def give_back(admitted: Admitted) -> None:
-            await self._store._give_back_all([view._giving_back() for view in views(admitted[1])])
+        def give_back(admitted: Admitted) -> list[CommandFlow[None]]:
+            return [view.give_back_flow() for view in views(admitted[1])]
 
         flow = self._admit_all(key, cost)
-        decisions, taken = await self._store._run_for(
-            patience, flow, lambda fallback: fallback.admit(key, cost), self._fallback, give_back
+        decisions, taken = await self._store.executor.run_within(
+            patience, flow, lambda: self._fallback.admit(key, cost), give_back
         )
         return decisions, views(taken)
 
@@ -244,7 +252,6 @@ class AsyncRedisAllOf(AllOfCommands):
 
     @awaited
     async def wait(self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
-        line = self._store._lines[self._line_of(key)]
-        return await wait(functools.partial(self.reserve, key, cost), line, self.may_free_early, timeout, jitter)
+        return await self._store.executor.wait(self, key, cost, timeout, jitter)
 
     wait_async = wait

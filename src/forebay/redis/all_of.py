@@ -106,7 +106,7 @@ class AllOfCommands:
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
 
-    def _line_of(self, key: Keys) -> object:
+    def queue_key(self, key: Keys) -> object:
         """What those who wait for it have in common."""
         return tuple(limiter._key(its_key) for limiter, its_key, _ in self._each(key, 1))
 
@@ -117,7 +117,7 @@ class AllOfCommands:
 
     def _groups(self, parts: list[Part]) -> list[list[Part]]:
         """Those of one slot together, as a script can have them."""
-        if not self._store._has_slots:
+        if not self._store.executor.has_slots:
             return [parts]
         groups: dict[int, list[Part]] = {}
         for part in parts:

@@ -3,58 +3,34 @@
 from __future__ import annotations
 
 import functools
-import logging
-import math
 import re
-import time
-from asyncio import CancelledError
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from redis.connection import parse_url
-from redis.exceptions import (
-    AuthenticationError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    RedisClusterException,
-    RedisError,
-)
 
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
 from forebay.core.limiter import bound_arguments
 from forebay.errors import (
-    ForebayError,
-    ForeignState,
     InvalidLimiter,
     InvalidRate,
-    StoreClosed,
-    StoreUnavailable,
     shown,
 )
 from forebay.rate import Duration, as_period_ns
-from forebay.redis.commands import Command, CommandFlow, LimiterCommands
+from forebay.redis.commands import LimiterCommands
 from forebay.redis.factory import spec_for
 from forebay.redis.fallback import checked_policy
 from forebay.redis.keys import fingerprint, plain
-from forebay.redis.transport.breaker import Breaker, RedisStatus, is_failure
+from forebay.redis.transport.breaker import Breaker, RedisStatus
 from forebay.redis.transport.cluster import cluster_url
 from forebay.redis.transport.deadline import Patience
-from forebay.redis.transport.servers import Call
 from forebay.store import Store
 
 __all__ = [
-    "CHUNK",
     "DEFAULT_TIMEOUT_S",
-    "LOG_EVERY_S",
-    "UNAVAILABLE_ERRORS",
     "RedisStoreBase",
-    "Step",
-    "begun",
-    "calls_with_text",
     "check_options",
     "checked_client",
     "checked_limiters",
@@ -62,40 +38,25 @@ __all__ = [
     "client_options",
     "none_held",
     "noop",
-    "raise_if_server_failed",
-    "replaced",
     "server_of",
-    "unknown",
 ]
 
 T = TypeVar("T")
-# A talk, and the call that it waits for.
-Step: TypeAlias = tuple[CommandFlow[Any], Command[Any]]
-Batches: TypeAlias = Generator[list[Command[Any]], Sequence[Any], None]
 
 DEFAULT_TIMEOUT_S: Final = 0.5
-# Of a batch, so many calls are sent before their answers are read.
-CHUNK: Final = 500
 MOST_LIMITERS: Final = 16
-# What clients raise about the server. Those of clusters have a base of their own.
-UNAVAILABLE_ERRORS: Final = (RedisError, RedisClusterException, TimeoutError)
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
 _SCHEMES: Final = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"}
 # Of a URL. What they would set, `timeout` sets, or is not done.
 _OWN_OPTIONS: Final = {"socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error"}
-# What doesn't pass by itself, and what to do about it.
-_REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (AuthenticationError, "check the user and the password of the URL"),
-    (NoPermissionError, "docs/redis.md lists what the user must be allowed to do"),
-    (MovedError, "the server is a node of a cluster, whose URL begins with redis+cluster:// or rediss+cluster://"),
-)
 _UNREADABLE: Final = (
     "the host and the port can't be read from the Redis URL: a port is a number, and in a user or password all but "
     "letters and digits is written as by urllib.parse.quote(password, safe='')"
 )
-_NO_CLUSTER: Final = "Cluster mode is not enabled"
-LOG_EVERY_S: Final = 60
-_log = logging.getLogger("forebay.redis")
+
+
+def noop(fallback: object) -> None:
+    """What is to be given back to Redis while it is away is not given back."""
 
 
 class RedisStoreBase:
@@ -107,7 +68,7 @@ class RedisStoreBase:
     _staggered: ClassVar[type[LimiterCommands]]
     _concurrency: ClassVar[type[LimiterCommands]]
 
-    _breaker: Breaker
+    executor: Any
     _server: str
 
     def __init__(
@@ -120,18 +81,30 @@ class RedisStoreBase:
         if not isinstance(plain_keys, bool):
             raise ValueError(f"plain_keys is True or False, not {shown(plain_keys)}: keys may be people's addresses")
         self.namespace = namespace
-        self.closed = False
-        self._has_slots = False
         self._encode_key = plain if plain_keys else fingerprint
-        self._logged_s = -math.inf
         self._policy = checked_policy(when_unavailable, namespace, host, hosts)
 
-    def _attach_breaker(self, server: Any, timeout: Duration | None, host: Store | None) -> None:
+    @property
+    def closed(self) -> bool:
+        return bool(self.executor.closed)
+
+    def _make_executor(
+        self, kind: type[T], client: Any, server: Any, timeout: Duration | None, host: Store | None
+    ) -> T:
         """Once it is known that there can be a client of that server."""
-        self._timeout_s = timeout_s_of(server, timeout)
+        timeout_s = timeout_s_of(server, timeout)
         self._server = server_of(server)
-        self._breaker = Breaker(host, self._server, self._timeout_s)
         self.server_identity = server_identity_of(server)
+        make: Any = kind
+        executor: T = make(
+            client,
+            repr(self),
+            Breaker(host, self._server, timeout_s),
+            timeout_s,
+            owns_client=isinstance(server, str),
+            raises_when_unavailable=self._policy.raises,
+        )
+        return executor
 
     def status(self) -> RedisStatus:
         """What this host knows of the server, for metrics. Asks nobody.
@@ -139,9 +112,8 @@ class RedisStoreBase:
         Of all processes that share the `host` store; without one, of this process and those that it has forked. All
         stores of one server count together. Raises ``StoreClosed``.
         """
-        if self.closed:
-            raise self._was_closed()
-        return self._breaker.status()
+        status: RedisStatus = self.executor.status()
+        return status
 
     def _key_affixes(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
         """What stands before and behind a key's stand-in.
@@ -160,82 +132,26 @@ class RedisStoreBase:
         limiter._fallback = self._policy.fallback_of(limiter, kwargs.get("keys"))
         return limiter
 
-    def _was_closed(self) -> StoreClosed:
-        return StoreClosed(f"{self!r} was used after it was closed")
+    # Aliases until the limiters use the executor themselves.
+    @property
+    def _timeout_s(self) -> float:
+        return float(self.executor.timeout_s)
 
-    def _ends(self) -> StoreUnavailable:
-        """Whatever clients raise then: modules can't be imported any more, for one."""
-        return StoreUnavailable(
-            f"{self!r} has not decided: the interpreter is ending, when nothing can be asked of Redis any more; what "
-            "is registered with atexit still can"
-        )
+    def _do(self, command: Any, fall_back: Any = None, fallback: Any = None) -> Any:
+        return self.executor.run_command(command, fall_back and functools.partial(fall_back, fallback))
 
-    def _unavailable(self, error: Exception) -> StoreUnavailable:
-        if isinstance(error, StoreUnavailable):
-            return error
-        unavailable = StoreUnavailable(f"{self!r} has not decided: {type(error).__name__}: {_told(error)}")
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= LOG_EVERY_S:
-            # Neither a policy nor a 503 tells the reason to anybody.
-            self._logged_s = now_s
-            _log.warning("%s", unavailable)
-        return unavailable
+    def _run(self, flow: Any, fall_back: Any = None, fallback: Any = None) -> Any:
+        return self.executor.run(flow, fall_back and functools.partial(fall_back, fallback))
 
-    def _fall_back(self, error: StoreUnavailable, fall_back: Callable[[Any], T] | None, fallback: Any) -> T:
-        """What the policy answers; `fall_back` asks the limiter's fallback. Without it there is nothing to answer."""
-        self._breaker.decided()
-        if fall_back is None or self._policy.raises:
-            raise error
-        return fall_back(fallback)
+    def _run_to_its_end(self, flow: Any, fall_back: Any = noop, fallback: Any = None) -> Any:
+        return self.executor.run_to_end(flow, functools.partial(fall_back, fallback))
 
-    def _answers(
-        self, command: list[Command[T]], replies: list[Any], fall_back: Callable[[int, Any], T] | None, fallback: Any
-    ) -> list[T]:
-        """Of a batch. For each request, by its number, that has an error instead of a reply, the policy answers.
-
-        All of them are read, though one is an error: what was taken is then remembered.
-        """
-        answers: list[T] = []
-        errors = []
-        for number, (one, reply) in enumerate(zip(command, replies, strict=True)):
-            try:
-                if isinstance(reply, Exception):
-                    error = self._unavailable(reply)
-                    if error is not reply:
-                        error.__cause__ = reply
-                    instead = None if fall_back is None else functools.partial(fall_back, number)
-                    answers.append(self._fall_back(error, instead, fallback))
-                else:
-                    answers.append(one.answer(reply))
-            except ForebayError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return answers
-
-    def _in_batches(self, steps: list[Step]) -> Batches:
-        """A batch of each one's next call, until all talks have come to their ends: nobody waits for their answers."""
-        while steps:
-            chunk, steps = steps[:CHUNK], steps[CHUNK:]
-            replies = yield [command for _, command in chunk]
-            for (flow, command), reply in zip(chunk, replies, strict=True):
-                with suppress(StopIteration, ForebayError, CancelledError):
-                    steps.append((flow, self._next(flow, command, reply)))
-
-    def _next(self, flow: CommandFlow[Any], command: Command[Any], reply: Any) -> Command[Any]:
-        try:
-            if isinstance(reply, Exception):
-                raise self._unavailable(reply)
-            answer = command.answer(reply)
-        except ForebayError as error:
-            if isinstance(error, ForeignState):
-                _log.warning("nothing was given back: %s", error)
-            return flow.throw(error)
-        return flow.send(answer)
+    def _do_many(self, commands: Any, fall_back: Any = None, fallback: Any = None) -> Any:
+        return self.executor.run_many(commands, fall_back and (lambda number: fall_back(number, fallback)))
 
     def _patience(self) -> Patience:
         """For the web: of one request, for all that it asks of this store and gives back to it."""
-        return Patience(self._timeout_s)
+        return Patience(self.executor.timeout_s)
 
     def _together(self, limiters: Sequence[LimiterCommands]) -> Any:
         """For the web: limiters of this store as one, however many."""
@@ -246,49 +162,6 @@ class RedisStoreBase:
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self!r} can't be pickled: make it again from the same URL")
-
-
-def _told(error: Exception) -> str:
-    """Its message, with a remedy if it is one that doesn't pass by itself."""
-    if not str(error) and isinstance(error, TimeoutError):
-        return "no answer in time"
-    if _NO_CLUSTER in str(error):
-        return f"{error}; the server is no node of a cluster: its URL begins with redis:// or rediss://"
-    remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)
-    return f"{str(error).rstrip('.')}; {remedy}" if remedy else str(error)
-
-
-def begun(flows: Iterable[CommandFlow[Any]]) -> list[Step]:
-    """With each one's first call; some have nothing to ask for."""
-    return [(flow, command) for flow in flows if (command := next(flow, None)) is not None]
-
-
-def unknown(command: list[Command[T]], replies: list[Any]) -> list[Command[T]]:
-    """Those whose script Redis didn't know, so that nothing was done."""
-    return [one for one, reply in zip(command, replies, strict=True) if isinstance(reply, NoScriptError)]
-
-
-def replaced(replies: list[Any], again: list[Any]) -> list[Any]:
-    """All replies, where those that were not known have been asked again."""
-    better = iter(again)
-    return [next(better) if isinstance(reply, NoScriptError) else reply for reply in replies]
-
-
-def calls_with_text(command: list[Command[T]]) -> list[Call]:
-    """To be sent again: the first brings the script along, and is answered whatever Redis forgets meanwhile."""
-    first, *others = [one.call for one in command]
-    return [("EVAL", command[0].script.text, *first[2:]), *others]
-
-
-def raise_if_server_failed(replies: list[Any]) -> None:
-    """Raises what a server says among other replies that can't do its work."""
-    for reply in replies:
-        if isinstance(reply, Exception) and is_failure(reply):
-            raise reply
-
-
-def noop(fallback: object) -> None:
-    """What is to be given back to Redis while it is away is not given back."""
 
 
 def none_held(fallback: object) -> int:

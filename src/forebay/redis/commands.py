@@ -40,10 +40,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-HIT: Final = b"hit"
-PEEK: Final = b"peek"
+HIT: Final[bytes] = b"hit"
+PEEK: Final[bytes] = b"peek"
 # What a store that is being closed still does.
-GIVING_BACK: Final = {b"cancel", b"refund", b"release"}
+GIVING_BACK: Final[set[bytes]] = {b"cancel", b"refund", b"release"}
 DEFAULT_REQUEST_TTL: Final = "5 minutes"
 ONLY_WHOLE_NUMBERS: Final = {int}
 # The integer as Python has it, once: most costs are this very object.
@@ -67,7 +67,7 @@ class Command(Generic[T]):
     def call(self) -> Call:
         return ("EVALSHA", self.script.sha, b"%d" % len(self.keys), *self.keys, *self.arguments)
 
-    def answer(self, reply: Any) -> T:
+    def result(self, reply: Any) -> T:
         """What a reply means."""
         return self.read(checked(reply, self.size, self.keys))
 
@@ -194,7 +194,7 @@ class BookingView:
         """In seconds; never less than ``delay_ns``."""
         return seconds_up(self._booked.delay_ns)
 
-    def _giving_back(self) -> CommandFlow[None]:
+    def give_back_flow(self) -> CommandFlow[None]:
         return self._booked.cancel()
 
     def __bool__(self) -> bool:
@@ -268,7 +268,7 @@ class LimiterCommands:
         """What stands for a key in Redis."""
         return self._head + self._encode_key(key) + self._tail
 
-    def _line_of(self, key: Key) -> object:
+    def queue_key(self, key: Key) -> object:
         """What those who wait for it have in common."""
         return self._key(key)
 
@@ -299,7 +299,7 @@ class LimiterCommands:
         )
 
     def _ask_allow(self, key: Key, cost: Any = 1) -> Command[bool]:
-        return self._asked(HIT, self._key(key), self._charge_for(key, cost), self._size, _was_allowed)
+        return self._asked(HIT, self._key(key), self._charge_for(key, cost), self._size, was_allowed)
 
     def _ask_hit(
         self,
@@ -407,7 +407,7 @@ class StaggeredCommands(LimiterCommands):
         return self._algorithm.staggered(super()._charge_for(key, cost, algorithm), fingerprint(key))
 
 
-def _was_allowed(reply: list[int]) -> bool:
+def was_allowed(reply: list[int]) -> bool:
     return reply[0] != 0
 
 

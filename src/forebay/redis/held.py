@@ -99,7 +99,7 @@ class HeldView:
     def allowed(self) -> bool:
         return self._taken.allowed
 
-    def _giving_back(self) -> CommandFlow[None]:
+    def give_back_flow(self) -> CommandFlow[None]:
         """As ``release`` does, whatever was still held."""
         self._released = True
         if self._taken.local is not None:

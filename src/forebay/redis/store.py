@@ -1,34 +1,28 @@
+# mypy: disable-error-code="no-any-return,union-attr"
 """A store in Redis, and its limiters."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NoReturn, Self, TypeVar, cast
 
 import redis
 import redis.cluster
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from forebay import holding, waiting
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import LimitExceeded, StoreUnavailable
+from forebay.errors import LimitExceeded
 from forebay.rate import Duration, Rate
 from forebay.redis.all_of import AllOfCommands, Costs, Keys
 from forebay.redis.base import (
-    CHUNK,
-    UNAVAILABLE_ERRORS,
     RedisStoreBase,
-    begun,
-    calls_with_text,
     check_options,
     checked_client,
     checked_limiters,
@@ -36,27 +30,22 @@ from forebay.redis.base import (
     client_options,
     none_held,
     noop,
-    raise_if_server_failed,
-    replaced,
-    unknown,
 )
 from forebay.redis.commands import (
     ONE,
     BookingView,
-    Command,
     CommandFlow,
     LimiterCommands,
     StaggeredCommands,
-    checked,
     costs_of,
     keys_of,
+    was_allowed,
 )
+from forebay.redis.executor import Executor
 from forebay.redis.held import ConcurrencyCommands, HeldView, Taken, unimportant_after
-from forebay.redis.scripts import Script
 from forebay.redis.transport.cluster import Cluster, TimedPool, cluster_url
 from forebay.redis.transport.deadline import Patience, keep_deadlines
 from forebay.redis.transport.servers import Server
-from forebay.redis.transport.timed_socket import UNTIL_S
 from forebay.store import Store
 
 __all__ = ["RedisAllOf", "RedisConcurrency", "RedisLease", "RedisLimiter", "RedisReservation", "RedisStore"]
@@ -102,11 +91,9 @@ class RedisLimiter(LimiterCommands):
     def allow(self, key: Key, /) -> bool:
         if self._usual is None:
             return self._store._do(self._ask_allow(key), lambda fallback: fallback.allow(key), self._fallback)
-        try:
-            return (self._store._call(self._script, (self._key(key),), self._usual, self._size))[0] != 0
-        except StoreUnavailable as error:
-            allowed: bool = self._store._fall_back(error, lambda fallback: fallback.allow(key), self._fallback)
-            return allowed
+        return self._store.executor.decide(
+            self._script, (self._key(key),), self._usual, self._size, was_allowed, lambda: self._fallback.allow(key)
+        )
 
     def hit(
         self,
@@ -119,12 +106,14 @@ class RedisLimiter(LimiterCommands):
         request_ttl: Duration | None = None,
     ) -> Decision:
         if self._usual and cost is ONE and rate is None and burst is None and request_id is request_ttl is None:
-            try:
-                reply = self._store._call(self._script, (self._key(key),), self._usual, self._size)
-            except StoreUnavailable as error:
-                decision: Decision = self._store._fall_back(error, lambda fallback: fallback.hit(key), self._fallback)
-                return decision
-            return self._usual_decision(self._name, reply)
+            return self._store.executor.decide(
+                self._script,
+                (self._key(key),),
+                self._usual,
+                self._size,
+                lambda reply: self._usual_decision(self._name, reply),
+                lambda: self._fallback.hit(key),
+            )
         command = self._ask_hit(key, cost, rate, burst, request_id, request_ttl)
         more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
         return self._store._do(command, lambda fallback: fallback.hit(key, cost, **more), self._fallback)
@@ -222,8 +211,8 @@ class RedisLease(HeldView):
         command = self._limiter._ask_renew(self._taken.key, permits)
         return self._limiter._store._do(command, none_held) == len(permits)
 
-    def _giving_back(self) -> CommandFlow[None]:
-        yield from super()._giving_back()
+    def give_back_flow(self) -> CommandFlow[None]:
+        yield from super().give_back_flow()
         waiting.released(self._limiter, self._key)
 
     def __enter__(self) -> Self:
@@ -322,14 +311,14 @@ class RedisAllOf(AllOfCommands):
     def _hit_each_for(self, patience: Patience, key: Keys, cost: Costs) -> list[Decision]:
         """For the web."""
         flow = self._hit_each(key, cost)
-        return self._store._run(flow, lambda fallback: fallback.hit_each(key, cost), self._fallback, patience)
+        return self._store.executor.run_within(patience, flow, lambda: self._fallback.hit_each(key, cost))
 
     def _admit(
         self, key: list[Key], cost: list[int], patience: Patience
     ) -> tuple[list[Decision], list[RedisReservation | RedisLease]]:
         """For the web: what ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
         flow = self._admit_all(key, cost)
-        decisions, taken = self._store._run(flow, lambda fallback: fallback.admit(key, cost), self._fallback, patience)
+        decisions, taken = self._store.executor.run_within(patience, flow, lambda: self._fallback.admit(key, cost))
         return decisions, [
             cast(RedisConcurrency, limiter)._lease_of(its_key, its)
             if isinstance(its, Taken)
@@ -407,38 +396,32 @@ class RedisStore(RedisStoreBase):
         hosts: int | None = None,
     ) -> None:
         super().__init__(namespace, plain_keys, when_unavailable, host, hosts)
-        self._owns_client = isinstance(server, str)
-        self._client: Any
+        client: Any
         if isinstance(server, str):
             checked_url(server)
             options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
             if nodes_url := cluster_url(server):
                 options["connection_pool_class"] = TimedPool
-                self._client = Cluster(functools.partial(redis.cluster.RedisCluster.from_url, nodes_url, **options))
+                client = Cluster(functools.partial(redis.cluster.RedisCluster.from_url, nodes_url, **options))
             else:
 
                 def make() -> redis.Redis:
-                    client = redis.Redis.from_url(server, **options)
-                    keep_deadlines(client.connection_pool, options["socket_timeout"])
-                    return client
+                    made = redis.Redis.from_url(server, **options)
+                    keep_deadlines(made.connection_pool, options["socket_timeout"])
+                    return made
 
                 own = make()
                 check_options(own.connection_pool)
-                self._client = Server(own, make)
+                client = Server(own, make)
         else:
-            client = checked_client(server, (redis.Redis, redis.cluster.RedisCluster), "RedisStore", timeout)
-            is_cluster = isinstance(client, redis.cluster.RedisCluster)
-            self._client = Cluster(lambda: client) if is_cluster else Server(client)
-        self._has_slots = isinstance(self._client, Cluster)
-        self._attach_breaker(server, timeout, host)
-        self._execute: Any = self._client.execute_command
+            given = checked_client(server, (redis.Redis, redis.cluster.RedisCluster), "RedisStore", timeout)
+            is_cluster = isinstance(given, redis.cluster.RedisCluster)
+            client = Cluster(lambda: given) if is_cluster else Server(given)
+        self.executor: Executor = self._make_executor(Executor, client, server, timeout, host)
 
     def close(self) -> None:
         """End the connections, if the store has made them. Its limiters can't be used any more."""
-        self.closed = True
-        if self._owns_client:
-            self._client.close()
-        self._breaker.close()
+        self.executor.close()
 
     def __enter__(self) -> Self:
         return self
@@ -452,143 +435,6 @@ class RedisStore(RedisStoreBase):
     def now_ns() -> int:
         """For waiters: the time of reservations."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-    def _call(
-        self,
-        script: Script,
-        keys: Sequence[bytes],
-        arguments: Sequence[Any],
-        size: int,
-        patience: Patience | None = None,
-    ) -> list[int]:
-        if self.closed:
-            raise self._was_closed()
-        passage = self._breaker.enter()
-        since_s = self._set_deadline(patience)
-        try:
-            if passage is None:
-                reply = self._ask(script, keys, arguments)
-            else:
-                with passage:
-                    reply = self._ask(script, keys, arguments)
-        except Exception as error:
-            if self.closed:
-                # Whoever was under way when the connections were ended.
-                raise self._was_closed() from error
-            if isinstance(error, UNAVAILABLE_ERRORS):
-                if passage is None:
-                    self._breaker.failed(error)
-                raise self._unavailable(error) from error
-            if sys.is_finalizing():
-                raise self._ends() from error
-            raise
-        finally:
-            UNTIL_S.set(math.inf)
-            if patience is not None:
-                patience.left_s -= time.monotonic() - since_s
-        return checked(reply, size, keys)
-
-    def _set_deadline(self, patience: Patience | None) -> float:
-        """Of the call that begins now, and when that is. Each sets its own, as an interrupt may leave one behind."""
-        now_s = time.monotonic()
-        UNTIL_S.set(now_s + (self._timeout_s if patience is None else patience.left_s))
-        return now_s
-
-    def _ask(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
-        try:
-            return self._execute("EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments)
-        except NoScriptError:
-            return self._execute("EVAL", script.text, b"%d" % len(keys), *keys, *arguments)
-
-    def _do(self, command: Command[T], fall_back: Callable[[Any], T] | None = None, fallback: Any = None) -> T:
-        """The answer; if Redis is away, the policy's: `fall_back` asks the limiter's fallback, if it has one."""
-        try:
-            return command.read(self._call(command.script, command.keys, command.arguments, command.size))
-        except StoreUnavailable as error:
-            return self._fall_back(error, fall_back, fallback)
-
-    def _run(
-        self,
-        flow: CommandFlow[T],
-        fall_back: Callable[[Any], T] | None = None,
-        fallback: Any = None,
-        patience: Patience | None = None,
-    ) -> T:
-        try:
-            command = next(flow)
-            while True:
-                try:
-                    reply = self._call(command.script, command.keys, command.arguments, command.size, patience)
-                    answer = command.read(reply)
-                except BaseException as error:
-                    command = flow.throw(error)
-                else:
-                    command = flow.send(answer)
-        except StopIteration as end:
-            return cast(T, end.value)
-        except StoreUnavailable as error:
-            return self._fall_back(error, fall_back, fallback)
-
-    def _do_many(
-        self, command: list[Command[T]], fall_back: Callable[[int, Any], T] | None = None, fallback: Any = None
-    ) -> list[T]:
-        """In order, but not as one: others' requests may come between. What Redis failed to answer, and all that would
-        have been sent after it, the policy does."""
-        if self.closed:
-            raise self._was_closed()
-        replies: list[Any] = []
-        error: Exception | None = None
-        for start in range(0, len(command), CHUNK):
-            chunk = command[start : start + CHUNK]
-            sent: list[Any] = []
-            if error is None:
-                sent, error = self._exchange(chunk)
-            replies += sent or [error] * len(chunk)
-        return self._answers(command, replies, fall_back, fallback)
-
-    def _exchange(
-        self, chunk: list[Command[Any]], patience: Patience | None = None
-    ) -> tuple[list[Any], Exception | None]:
-        """The replies, of which some may be errors; and what says that Redis can't do its work, if anything does."""
-        sent: list[Any] = []
-        since_s = self._set_deadline(patience)
-        try:
-            with self._breaker.passage():
-                try:
-                    sent, missing = self._send(chunk), len(chunk) + 1
-                    while (unsent := unknown(chunk, sent)) and len(unsent) < missing:
-                        missing = len(unsent)
-                        sent = replaced(sent, self._client.execute_many(calls_with_text(unsent)))
-                except Exception as caught:
-                    if self.closed:
-                        raise self._was_closed() from caught
-                    raise
-                raise_if_server_failed(sent)
-        except (*UNAVAILABLE_ERRORS, StoreUnavailable) as error:
-            return sent, error
-        except Exception:
-            if not sys.is_finalizing():
-                raise
-            return sent, self._ends()
-        finally:
-            UNTIL_S.set(math.inf)
-            if patience is not None:
-                patience.left_s -= time.monotonic() - since_s
-        return sent, None
-
-    def _give_back_taken(self, taken: Sequence[RedisReservation | RedisLease], patience: Patience) -> None:
-        """For the web, of one request: a batch, and one more for what only the answers tell. Redis may be away."""
-        if self.closed:
-            raise self._was_closed()
-        batches = self._in_batches(begun([one._giving_back() for one in taken]))
-        with contextlib.suppress(StopIteration):
-            command = next(batches)
-            while True:
-                replies, error = self._exchange(command, patience)
-                command = batches.send(replies or [error] * len(command))
-
-    def _send(self, command: list[Command[T]]) -> list[Any]:
-        return cast(list[Any], self._client.execute_many([one.call for one in command]))
 
     _limiter = RedisLimiter
     _all_of = RedisAllOf

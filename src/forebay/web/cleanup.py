@@ -228,7 +228,7 @@ class RequestCleanup:
         finally:
             batch, self._remote_batch = self._remote_batch, None
             for store in dict.fromkeys(taken.store for taken in batch):
-                self._call(store._give_back_taken, [taken for taken in batch if taken.store is store], self.patience)
+                self._call(store.executor.give_back, [taken for taken in batch if taken.store is store], self.patience)
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(StoreUnavailable):

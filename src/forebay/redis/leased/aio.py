@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,15 +16,15 @@ from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidLimiter, StoreUnavailable
 from forebay.rate import Duration, Rate
-from forebay.redis.aio import AsyncRedisStore, nothing_more
+from forebay.redis.aio import AsyncRedisStore
 from forebay.redis.aio_limiters import AsyncRedisReservation
-from forebay.redis.aio_waiting import Lines, wait
 from forebay.redis.awaiting import awaited
 from forebay.redis.commands import Command, costs_of, keys_of
 from forebay.redis.leased.fetch import LOOKS, Holdings, Steps, alone, is_alone, looked, refunded, reset, shared
-from forebay.redis.leased.store import LeasedStoreBase, _nothing
+from forebay.redis.leased.store import LeasedStoreBase, nothing
 from forebay.redis.leased.terms import Terms
 from forebay.redis.leased.turns import Turns
+from forebay.redis.wait_queues import WaitQueues, wait
 from forebay.store import Store
 
 __all__ = ["AsyncLeasedLimiter", "AsyncLeasedStore"]
@@ -109,11 +110,11 @@ class AsyncLeasedLimiter:
             if decision is not None:
                 return decision
         # Nobody waits for a task of a loop that has ended.
-        store.redis_store._check_use()
+        store.redis_store.executor.check_use()
         try:
             decision = await turns.wait(permits, key, cost)
         except StoreUnavailable as error:
-            return store.redis_store._fall_back(error, fall_back, fallback)
+            return store.redis_store.executor.fall_back(error, lambda: fall_back(fallback))
         if decision is not None:
             return decision
         has_brought = None
@@ -204,7 +205,7 @@ class AsyncLeasedStore(LeasedStoreBase):
     ) -> None:
         super().__init__(redis_store, host_store, lease, share)
         self._holdings = Holdings()
-        self._lines, self._turns = Lines(), Turns()
+        self._lines, self._turns = WaitQueues(), Turns()
         self._looking: asyncio.Task[None] | None = None
 
     @awaited
@@ -255,10 +256,10 @@ class AsyncLeasedStore(LeasedStoreBase):
         except StopIteration as end:
             return cast(T, end.value)
         except StoreUnavailable as error:
-            return self.redis_store._fall_back(error, fall_back, fallback)
+            return self.redis_store.executor.fall_back(error, fall_back and functools.partial(fall_back, fallback))
 
     async def _ask(self, command: Command[T]) -> T:
-        return command.read(await self.redis_store._call(command.script, command.keys, command.arguments, command.size))
+        return await self.redis_store.executor.execute(command)
 
     async def _give_back(self, command: Iterator[Command[Any]]) -> None:
         """As ``LeasedStore``'s."""
@@ -268,8 +269,8 @@ class AsyncLeasedStore(LeasedStoreBase):
         with contextlib.suppress(ForeignState):
             await self._ask(question)
         # To its end: what was taken out of a lease, nobody else gives back.
-        store = self.redis_store
-        await store._to_its_end(store._do_many(list(command), _nothing, None), nothing_more)
+        executor = self.redis_store.executor
+        await executor.to_end(executor.run_many(list(command), nothing))
 
 
 async def look(store_of: weakref.ref[AsyncLeasedStore], every_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -65,7 +66,7 @@ class LeasedStoreBase:
         else:
             kwargs = {**kwargs, "store": self.redis_store}
         strict: LimiterCommands = self.redis_store._make_limiter(kind, args, kwargs)
-        terms = terms_of(kind, strict, self.host_store, self._options, round(self.redis_store._timeout_s * NS))
+        terms = terms_of(kind, strict, self.host_store, self._options, round(self.redis_store.executor.timeout_s * NS))
         return strict.name, terms
 
     def _was_closed(self) -> StoreClosed:
@@ -315,10 +316,10 @@ class LeasedStore(LeasedStoreBase):
         except StopIteration as end:
             return cast(T, end.value)
         except StoreUnavailable as error:
-            return self.redis_store._fall_back(error, fall_back, fallback)
+            return self.redis_store.executor.fall_back(error, fall_back and functools.partial(fall_back, fallback))
 
     def _ask(self, command: Command[T]) -> T:
-        return command.read(self.redis_store._call(command.script, command.keys, command.arguments, command.size))
+        return self.redis_store.executor.execute(command)
 
     def _give_back(self, command: Iterator[Command[Any]]) -> None:
         """A question first, to which Redis must answer, and then all others together."""
@@ -327,7 +328,7 @@ class LeasedStore(LeasedStoreBase):
             return
         with contextlib.suppress(ForeignState):
             self._ask(question)
-        self.redis_store._do_many(list(command), _nothing, None)
+        self.redis_store.executor.run_many(list(command), nothing)
 
     def _keeper(self) -> _Keeper:
         """This process's; not one that was inherited. Without a lock: a signal's handler may come here meanwhile."""
@@ -354,5 +355,5 @@ def _finish() -> None:
 atexit.register(_finish)
 
 
-def _nothing(number: int, fallback: object) -> None:
+def nothing(number: int) -> None:
     """What is to be given back to Redis while it is away is not given back."""

@@ -11,8 +11,8 @@ from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, StoreClosed, StoreUnavailable
-from forebay.redis.base import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
 from forebay.redis.commands import Command, encode_args
+from forebay.redis.executor import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
 from forebay.redis.keys import digest, fingerprint
 from forebay.redis.scripts import script
 from forebay.redis.store import RedisStore
@@ -68,8 +68,8 @@ class Exchange(ABC):
             for message, reply in zip(batch, self.send(batch), strict=True):
                 try:
                     if isinstance(reply, Exception):
-                        raise self.store._unavailable(reply) from reply
-                    message.answer(reply)
+                        raise self.store.executor.unavailable(reply) from reply
+                    message.result(reply)
                 except ForebayError as error:
                     failed = failed or error
         return failed
@@ -84,15 +84,15 @@ class Exchange(ABC):
         if store.closed:
             raise StoreClosed(f"{store!r} was closed, so nothing can be exchanged")
         try:
-            with store._breaker.passage():
-                replies = store._send(messages)
+            with store.executor.breaker.passage():
+                replies = store.executor.send(messages)
                 if unsent := unknown(messages, replies):
-                    store._client.script_load(self.script.text)
-                    replies = replaced(replies, store._send(unsent))
+                    store.executor.client.script_load(self.script.text)
+                    replies = replaced(replies, store.executor.send(unsent))
                 if all(isinstance(reply, Exception) for reply in replies):
                     raise_if_server_failed(replies)
         except UNAVAILABLE_ERRORS as error:
-            raise store._unavailable(error) from error
+            raise store.executor.unavailable(error) from error
         return replies
 
     def pending(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Waiting for permits in Redis with asyncio: of an event loop, one task for each key asks."""
+"""Waiting for permits in Redis with asyncio: in an event loop, one task for each key sends requests."""
 
 from __future__ import annotations
 
@@ -7,24 +7,35 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from forebay.errors import ForebayError
 from forebay.rate import Duration
 from forebay.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses, jittered
 
-if TYPE_CHECKING:
-    from forebay.redis.aio_limiters import AsyncRedisReservation
-
-__all__ = ["Lines", "wait"]
+__all__ = ["WaitQueues", "wait"]
 
 # Some hundred years. What is longer may be too large for the arithmetic of floats.
 LONGEST_TIMEOUT_NS: Final = 10**19
 
 
-class Lines:
-    """Of each key of each limiter a lock, which lets those who wait in this event loop in as they came."""
+class AwaitedBooking(Protocol):
+    """What ``reserve`` of a limiter over an ``AsyncRedisStore`` returns."""
+
+    @property
+    def allowed(self) -> bool: ...
+    @property
+    def delay(self) -> float: ...
+    @property
+    def delay_ns(self) -> int: ...
+    @property
+    def due_ns(self) -> int: ...
+    def cancel(self) -> Awaitable[None]: ...
+
+
+class WaitQueues:
+    """For each key of each limiter a lock, which tasks of this event loop acquire in the order in which they came."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
@@ -37,13 +48,13 @@ class Lines:
 
 
 async def wait(
-    reserve: Callable[[float | None], Awaitable[AsyncRedisReservation]],
-    line: asyncio.Lock,
+    reserve: Callable[[float | None], Awaitable[AwaitedBooking]],
+    queue: asyncio.Lock,
     may_free_early: bool,
     timeout: Duration | None,
     jitter: float,
 ) -> bool:
-    """What ``wait`` of every limiter does. Only the first of the line asks."""
+    """What ``wait`` of every limiter does. Only the first task of the queue sends requests."""
     timeout_ns = check_pauses(timeout, jitter)
     timeout_s = None if timeout_ns is None or timeout_ns > LONGEST_TIMEOUT_NS else timeout_ns / 1e9
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -52,13 +63,13 @@ async def wait(
     cancelled_before = task.cancelling()
     try:
         async with asyncio.timeout(timeout_s):
-            await line.acquire()
+            await queue.acquire()
     except TimeoutError:
         return False
     try:
         booked = await _ask_until(reserve, may_free_early, deadline_s, jitter)
     finally:
-        line.release()
+        queue.release()
     if booked is None:
         return False
     due_s = booked.due_ns / 1e9
@@ -77,11 +88,11 @@ async def wait(
 
 
 async def _ask_until(
-    reserve: Callable[[float | None], Awaitable[AsyncRedisReservation]],
+    reserve: Callable[[float | None], Awaitable[AwaitedBooking]],
     may_free_early: bool,
     deadline_s: float,
     jitter: float,
-) -> AsyncRedisReservation | None:
+) -> AwaitedBooking | None:
     backoff_ns = FIRST_BACKOFF_NS
     while True:
         left_s = max(deadline_s - time.monotonic(), 0.0)
