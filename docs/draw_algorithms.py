@@ -36,7 +36,7 @@ ARRIVALS = [
     *range(35_300, END, 800),
 ]
 
-# Told apart by colour-blind people too (after Okabe and Ito), and besides by where they are.
+# Colours that colour-blind readers can distinguish (after Okabe and Ito); the places differ, too.
 BLUE, PALE_BLUE, VERMILION, PURPLE = "#0072b2", "#8cbcd9", "#d55e00", "#cc79a7"
 GREY, INK, PAPER = "#d0d0d0", "#222222", "#ffffff"
 WIDTH = 880
@@ -44,10 +44,10 @@ WIDTH = 880
 
 @dataclass(frozen=True)
 class Traffic:
-    """What became of the arrivals."""
+    """The results of one limiter for the arrivals."""
 
     allowed: list[bool]
-    # When those that were allowed may go, and how many of them count, from each time at which that changes.
+    # When allowed arrivals depart, and (time, number that counts) at each change.
     went: list[int]
     counts: list[tuple[int, int]]
 
@@ -60,7 +60,7 @@ class Traffic:
 
 
 def counts_of(times: list[int], span: int) -> list[tuple[int, int]]:
-    """How many of `times` lie in the last `span`, from each time at which that changes."""
+    """(time, number of `times` in the last `span`) at each change."""
     count = 0
     counts = {0: 0}
     for time, change in sorted([(time, 1) for time in times] + [(time + span, -1) for time in times]):
@@ -106,7 +106,7 @@ def held(limiter: Any, clock: ManualClock) -> Traffic:
 
 @dataclass(frozen=True)
 class Subject:
-    """One limiter: its code is shown and run."""
+    """One limiter; its code is shown and run."""
 
     title: str
     code: str
@@ -139,7 +139,7 @@ SUBJECTS = [
 
 
 class Drawing:
-    """An SVG under way. It brings its own background, so that it reads the same on a light and on a dark page."""
+    """An SVG being built. It has its own background, so it looks the same on light and dark pages."""
 
     def __init__(self, height: int, left: int, title: str, by: str = "draw_algorithms.py") -> None:
         self.left = left
@@ -162,7 +162,7 @@ class Drawing:
         )
 
     def label(self, y: float, text: str, colour: str = INK) -> None:
-        """What a line is, left of it."""
+        """The label to the left of a line."""
         self.text(self.left - 10, y, text, anchor="end", colour=colour)
 
     def ticks(self, times: list[int], top: float, bottom: float, colour: str) -> None:
@@ -173,7 +173,7 @@ class Drawing:
         self.parts.append(f'<path d="M{self.left} {y:g}H{self.right}" stroke="{INK}"{more and " " + more}/>')
 
     def blocks(self, blocks: list[tuple[int, int, float, float]], colour: str) -> None:
-        """Each from a time to a time, from a height to a height."""
+        """Each rectangle spans from a time to a time and from a height to a height."""
         path = "".join(
             f"M{self.at(start):g} {low:g}V{high:g}H{self.at(end):g}V{low:g}z" for start, end, low, high in blocks
         )
@@ -181,7 +181,7 @@ class Drawing:
             self.parts.append(f'<path d="{path}" fill="{colour}" shape-rendering="crispEdges"/>')
 
     def axis(self, top: float, bottom: float) -> None:
-        """Time, with the edges of the windows."""
+        """The axis of time, with the edges of the windows."""
         for time in range(0, END + 1, PERIOD):
             self.parts.append(f'<path d="M{self.at(time):g} {top:g}V{bottom:g}" stroke="{GREY}"/>')
             self.text(self.at(time), bottom + 16, f"{time // 1000} s", anchor="middle")
@@ -191,7 +191,7 @@ class Drawing:
 
 
 def picture(subject: Subject, traffic: Traffic) -> str:
-    """The arrivals as ticks, the allowed ones above a line and the denied ones below; under them, how many count."""
+    """The arrivals as ticks, allowed ones above a line and denied ones below; under them the number that counts."""
     floor = 290 if subject.queues else 250
     unit = 120 / subject.axis[-1]
     drawing = Drawing(floor + 28, 92, f"{subject.title}: what it allows of the same arrivals")
@@ -214,13 +214,13 @@ def picture(subject: Subject, traffic: Traffic) -> str:
         drawing.label(floor - unit * value + 5, str(value))
     drawing.line(floor)
     drawing.line(floor - unit * limit, 'stroke-dasharray="5 4"')
-    # Nothing reaches so high before the first burst.
+    # No count is this high before the first burst.
     drawing.text(drawing.left + 8, floor - 109, f"{subject.counted}: at most {traffic.most}")
     return drawing.finish()
 
 
 def overview(drawn: list[tuple[Subject, Traffic]]) -> str:
-    """What each lets go, a line for each."""
+    """The departures of each limiter, a line for each."""
     step, top = 34, 70
     floor = top + step * len(drawn) + 22
     drawing = Drawing(floor + 28, 340, "What each algorithm lets go of the same arrivals")
@@ -243,7 +243,7 @@ def overview(drawn: list[tuple[Subject, Traffic]]) -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Each picture's text by its file's name."""
+    """Each picture's text, by file name."""
     drawn = []
     for subject in SUBJECTS:
         clock = ManualClock()
@@ -257,7 +257,7 @@ def pictures() -> dict[str, str]:
 
 
 class Fences(doctest.DocTestParser):
-    """Takes the end of a block of code for the end of what an example gives."""
+    """Ends an example's expected output at the end of the code block."""
 
     def parse(self, string: str, name: str = "<string>") -> list[str | doctest.Example]:
         return super().parse(string.replace("```", ""), name)

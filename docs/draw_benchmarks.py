@@ -22,7 +22,7 @@ MARKS = {10: "10 ns", 100: "100 ns", 1_000: "1 µs", 10_000: "10 µs", 100_000: 
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of the table: its section, and its first column up to what stands in parentheses at its end."""
+    """A line of the table: its section, and its first column without the parentheses at its end."""
 
     label: str
     section: str
@@ -66,7 +66,7 @@ class Chart(Drawing):
 
 
 def costs_of(table: str) -> dict[tuple[str, str], str]:
-    """The median costs in the table, as they are written, by section and row. Of equal rows the last one's."""
+    """The median costs of the table as text, by section and row; of equal rows the last."""
     costs, section = {}, ""
     for line in table.splitlines():
         if heading := re.match(r"\| \*\*(.+?)\*\* \|", line):

@@ -27,12 +27,13 @@ from scripts_clock import ServerClock, moved_by_tests
 
 PICTURE = PICTURES / "redis" / "three-hosts.svg"
 
-# Times are in ms.
+# All times are in ms.
 LIMIT = 100
 INTERVAL = 1_000
 LOOK = 250
 START_S = 1_000_000_000
-# One host is asked all the time, one for all there is now and then, one until it is stopped and started again.
+# One host gets requests all the time, one takes all available permits now and then, one until it
+# stops, and after it has started again.
 REQUESTS = [
     [*range(100, END, 200)],
     [*range(4_000, 5_000, 100), *range(11_000, 14_000, 60), *range(23_010, 26_000, 30), *range(37_000, 38_500, 50)],
@@ -43,7 +44,7 @@ SIZE = sum(map(len, REQUESTS))
 
 @dataclass(frozen=True)
 class Traffic:
-    """What became of the requests: when, of which host, and whether it was allowed; and how often Redis was asked."""
+    """One kind of store's results: (time, host, allowed) of each request, and the number of calls to Redis."""
 
     outcomes: list[tuple[int, int, bool]]
     asked: int
@@ -52,7 +53,7 @@ class Traffic:
         return [time for time, its_host, outcome in self.outcomes if its_host == host and outcome == allowed]
 
     def counts(self) -> list[tuple[int, int]]:
-        """How many were allowed in the window so far, from each time at which that changes."""
+        """(time, number allowed in the window so far) at each change."""
         counts = dict.fromkeys(range(0, END + 1, PERIOD), 0)
         went = [time for time, _, allowed in self.outcomes if allowed]
         for _, window in itertools.groupby(went, lambda time: time // PERIOD):
@@ -65,7 +66,7 @@ class Host:
     store: Any
     limiter: Any
     regularly: Callable[[], None]
-    """What its thread does."""
+    """The work of its thread."""
 
 
 @contextmanager
@@ -96,7 +97,7 @@ class Kind:
     title: str
     made: Callable[[RedisStore, Store], Any]
     regularly: int
-    """How often a host's thread does what it does, in ms."""
+    """How often a host's thread works, in ms."""
     said: str
 
 
@@ -111,7 +112,7 @@ def traffic(kind: Kind, url: str, client: Any) -> Traffic:
     client.flushall()
     server_clock = ServerClock(client)
     events = [(time, 1, host) for host, times in enumerate(REQUESTS) for time in times]
-    # The hosts' threads aren't in step.
+    # The hosts' threads don't run in step.
     events += [
         (time + 80 * host, 0, host)
         for host in range(len(REQUESTS))
@@ -134,7 +135,7 @@ def traffic(kind: Kind, url: str, client: Any) -> Traffic:
                 hosts[number].regularly()
         stats = client.info("commandstats")
     called = [stats[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats]
-    # Those that failed are of scripts that the server had yet to be told.
+    # Failed calls are EVALSHAs of scripts that the server didn't know yet.
     return Traffic(outcomes, sum(calls["calls"] - calls["failed_calls"] for calls in called))
 
 
@@ -163,7 +164,8 @@ def panel(drawing: Drawing, top: float, kind: Kind, seen: Traffic) -> None:
 
 
 def picture(drawn: list[tuple[Kind, Traffic]]) -> str:
-    """For each kind the hosts' requests as ticks, allowed above a line and denied below, and the count of all hosts."""
+    """For each kind: the hosts' requests as ticks, allowed above a line and denied below, and the count of all
+    hosts."""
     step, top = 256, 58
     floor = top + step * (len(drawn) - 1) + 210
     drawing = Drawing(

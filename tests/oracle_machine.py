@@ -169,8 +169,9 @@ class LimiterAndOracle(RuleBasedStateMachine):
     @rule(key=keys)
     def reset(self, key: Any) -> None:
         if self.place_kind in IN_MEMORY and isinstance(self.case.rule, Held):
-            # Of permits that end at one instant, memory can't tell which ones a reset has taken away: a cancellation
-            # gives back none of them (`test_cancellation_at_the_instant_of_a_reset_gives_back_nothing` in tests/unit).
+            # Memory can't distinguish permits that end at one instant, so after a reset a cancellation gives back none
+            # of
+            # them (`test_cancellation_at_the_instant_of_a_reset_gives_back_nothing` in tests/unit).
             if self.now == self.measure.latest:
                 return
             self.limiter.reset(key)

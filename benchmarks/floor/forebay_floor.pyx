@@ -1,4 +1,4 @@
-"""What nothing can go below: a call that does nothing, and one atomic operation that misses the cache."""
+"""The floors of every figure: a call that does nothing, and one atomic operation that misses the cache."""
 
 cimport cython
 from libc.stdint cimport uint64_t
@@ -32,7 +32,7 @@ cdef extern from *:
 
 @cython.final
 cdef class Empty:
-    """The same kind of class as a limiter, and the same kind of method as `allow`."""
+    """A class and a method of the same kind as a limiter's `allow`."""
 
     @cython.binding(False)
     def method(self, key, /):
@@ -56,7 +56,7 @@ cdef enum:
 
 
 cdef class Region:
-    """A file's bytes, mapped where huge pages of it, if it has any, can be used as such."""
+    """A file's bytes, mapped so that its huge pages, if it has any, are used as such."""
 
     cdef void* reserved
     cdef ForebayCell* cells
@@ -79,10 +79,10 @@ cdef class Region:
             munmap(self.reserved, self.size + HUGE_PAGE)
 
     def cas_at_random(self, uint64_t seed, Py_ssize_t count, str order):
-        """Read and CAS `count` random 16-byte cells; how many CASes succeeded.
+        """Read and CAS `count` random 16-byte cells; return how many CASes succeeded.
 
-        `order` is "dependent" (where the next cell is depends on what the CAS before found), "independent" (it doesn't;
-        how far the processor overlaps them is its own affair), or "prefetched" (independent, and asked for in advance).
+        `order` is "dependent" (the next cell's place depends on the value that the previous CAS found), "independent"
+        (it doesn't, so the processor may overlap them), or "prefetched" (independent, and prefetched).
         """
         cdef ForebayCell* cells = self.cells
         cdef ForebayCell* cell
@@ -104,6 +104,6 @@ cdef class Region:
                 wanted.state = seen.state + 1
                 swapped = cas128_acq_rel(cell, seen, wanted)
                 successes += <uint64_t>swapped
-                # One process alone: `swapped` is always 1, which the processor can't know before the CAS is through.
+                # One process alone: `swapped` is always 1, which the processor can't know before the CAS has completed.
                 position += <uint64_t>swapped if dependent else 1
         return successes

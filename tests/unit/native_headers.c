@@ -1,4 +1,4 @@
-/* What test_native_headers.py asks of the headers in native/include: one question per run, answers on stdout. */
+/* Runs the headers of native/include for test_native_headers.py: one question per run, the answer on stdout. */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <pthread.h>
@@ -20,8 +20,8 @@
         }                                                                                                              \
     } while (0)
 
-/* The hash of the bytes 0, 1, 2, ... of every length up to `most`, each message once right before a page that can't be
- * read and once right after one: a byte read outside of the message ends the process. */
+/* Hashes the bytes 0, 1, 2, ... at every length up to `most`. Each message lies once directly before an unreadable page
+ * and once directly behind one, so a read outside of the message ends the process. */
 static void hash(ForebayHashKey key, size_t most) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     uint8_t *pages = mmap(NULL, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -39,7 +39,7 @@ static void hash(ForebayHashKey key, size_t most) {
     }
 }
 
-/* From each line "a b divisor" the products and quotients. */
+/* Computes the products and quotients of each line "a b divisor". */
 static void arithmetic(void) {
     uint64_t a, b, divisor;
     while (scanf("%" SCNu64 " %" SCNu64 " %" SCNu64, &a, &b, &divisor) == 3)
@@ -53,7 +53,7 @@ static void semantics(void) {
     CHECK((uintptr_t)cell % 16 == 0);
     ForebayCell seen = forebay_load128_acquire(cell);
     CHECK(seen.tag == 3 && seen.state == 4);
-    /* One half right is not enough, and a failure changes nothing. */
+    /* One matching half is not enough, and a failed CAS changes nothing. */
     CHECK(!forebay_cas128_acq_rel(cell, (ForebayCell){3, 5}, (ForebayCell){7, 8}));
     CHECK(!forebay_cas128_acq_rel(cell, (ForebayCell){4, 4}, (ForebayCell){7, 8}));
     CHECK(!forebay_cas128_acq_rel(cell, (ForebayCell){4, 3}, (ForebayCell){7, 8}));
@@ -103,7 +103,7 @@ static void *write_cell(void *unused) {
 static void race(void) {
     uint64_t rounds = 0;
     shared = (ForebayCell){0, ~UINT64_C(0)};
-    /* Until it has been seen that the writers met. */
+    /* Repeat until a CAS has failed: then the writers raced. */
     while (forebay_load_relaxed(&failures) == 0 && rounds < 1000) {
         pthread_t threads[WRITERS];
         uint64_t last = 0;
@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
     } else if (question == 'a') {
         arithmetic();
     } else {
-        /* "narrow": as on a processor whose 16-byte loads are not atomic. */
+        /* "narrow": use the code for processors whose 16-byte loads are not atomic. */
         if (argc == 3) forebay_wide_loads_are_atomic = false;
         if (question == 's')
             semantics();
