@@ -1,4 +1,4 @@
-"""Requests of as much as a host may have on loan: they are charged at Redis, beside those that borrow."""
+"""Requests of at least as much as a host may have on loan: Redis charges them without a loan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ended(steps: Steps[Answer], answer: Any) -> Answer:
 
 @every_kind
 @pytest.mark.parametrize(("share", "cost"), [(1e-9, 1), (0.1, 10), (0.1, 12)])
-def test_they_ask_at_the_same_time(hosts: Hosts, kind: Callable[..., Any], share: float, cost: int) -> None:
+def test_large_requests_are_sent_concurrently(hosts: Hosts, kind: Callable[..., Any], share: float, cost: int) -> None:
     limiter = kind(hosts.new(share=share), "l", "100/hour")
     fetches = [begun(limiter, cost) for _ in range(100 // cost)]
     assert all(ended(steps, hosts.executor.run_command(asked)).allowed for steps, asked in fetches)
@@ -51,7 +51,7 @@ def test_they_ask_at_the_same_time(hosts: Hosts, kind: Callable[..., Any], share
 
 
 @every_kind
-def test_their_denials_are_remembered(hosts: Hosts, kind: Callable[..., Any]) -> None:
+def test_the_host_remembers_denials_of_large_requests(hosts: Hosts, kind: Callable[..., Any]) -> None:
     limiter = kind(hosts.new(), "l", "100/hour")
     for _ in range(9):
         assert limiter.hit(KEY, 11)
@@ -64,7 +64,7 @@ def test_their_denials_are_remembered(hosts: Hosts, kind: Callable[..., Any]) ->
 
 
 @every_kind
-def test_what_the_host_has_on_loan_counts_besides(hosts: Hosts, kind: Callable[..., Any]) -> None:
+def test_permits_on_loan_count_beside_those_in_redis(hosts: Hosts, kind: Callable[..., Any]) -> None:
     limiter = kind(hosts.new(), "l", "100/hour")
     tag = limiter.tag(KEY)
     while limiter.left(tag)[0] < 3:
@@ -76,8 +76,8 @@ def test_what_the_host_has_on_loan_counts_besides(hosts: Hosts, kind: Callable[.
     assert not limiter.allow(KEY)
 
 
-def test_a_denial_that_is_over_before_it_is_told(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a high rate: whoever decided was stopped for longer than it holds."""
+def test_a_denial_that_ends_before_the_host_stores_it(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate is high: the deciding process is stopped for longer than the denial holds."""
     limiter = TokenBucket(hosts.new(), "l", "1000000/second", burst=100)
     steps, asked = begun(limiter, 100)
     denial = hosts.executor.run_command(asked)._replace(permits=0, retry_ns=1000)
@@ -93,7 +93,7 @@ def test_a_denial_that_is_over_before_it_is_told(hosts: Hosts, monkeypatch: pyte
 
 
 def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
-    """As its permits come back while it is late."""
+    """A late charge is discarded: its permits have been refilled meanwhile."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     (in_time, first), (late, second) = begun(limiter, 30), begun(limiter, 30)
     answers = [hosts.executor.run_command(asked) for asked in (first, second)]
@@ -103,8 +103,8 @@ def test_a_charge_of_a_bucket_is_used_within_the_deadline(hosts: Hosts) -> None:
     assert isinstance(late.send(answers[1]), Command)
 
 
-def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_clock: ServerClock) -> None:
-    """Though nobody comes to the gate in a 64th of a lease."""
+def test_a_long_lease_does_not_extend_the_time_to_use_a_charge(server: RedisServer, server_clock: ServerClock) -> None:
+    """The fetch slot is held for a 64th of the lease, which is longer than the deadline."""
     with RedisStore(server.url, timeout=0.9) as redis_store:
         hosts = Hosts(redis_store, server_clock)
         with hosts.new(lease=60) as store, store.host_store:
@@ -115,7 +115,7 @@ def test_a_long_lease_gives_a_charge_no_more_time(server: RedisServer, server_cl
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
-def test_a_charge_of_a_window_is_used_in_it(hosts: Hosts, kind: Callable[..., Any]) -> None:
+def test_a_charge_of_a_window_is_used_in_that_window(hosts: Hosts, kind: Callable[..., Any]) -> None:
     limiter = kind(hosts.new(), "l", "100/second")
     late, asked = begun(limiter, 30)
     answer = hosts.executor.run_command(asked)
@@ -123,7 +123,7 @@ def test_a_charge_of_a_window_is_used_in_it(hosts: Hosts, kind: Callable[..., An
     assert isinstance(late.send(answer), Command)
 
 
-def test_they_change_no_loan(hosts: Hosts) -> None:
+def test_large_requests_change_no_loan(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     tag = limiter.tag(KEY)
     while limiter.left(tag)[0] < 3:
@@ -136,7 +136,7 @@ def test_they_change_no_loan(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("share", [1e-9, 0.1])
-def test_tasks_do_not_wait_in_line(server: RedisServer, share: float) -> None:
+def test_large_requests_of_tasks_do_not_queue(server: RedisServer, share: float) -> None:
     cost = 1 if share < 0.1 else 10
 
     async def work() -> None:

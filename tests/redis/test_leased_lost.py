@@ -1,4 +1,4 @@
-"""What comes late, or not at all: reports after a loan's end, answers that are lost, cells that are lost."""
+"""Late and lost messages of leases: reports after a loan ended, lost replies, lost cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def left(limiter: Any) -> int:
 
 
 def free(limiter: Any) -> int:
-    """What Redis would lend."""
+    """The permits that Redis would lend."""
     return int(limiter.terms.strict.store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
@@ -52,8 +52,8 @@ def with_permits(limiter: Any, least: int) -> int:
     return used
 
 
-def test_a_report_after_the_end_revives_nothing(hosts: Hosts) -> None:
-    """What counted as spent at its lease's end has been refilled since, and is admitted to others."""
+def test_a_report_after_the_lease_ended_revives_no_permits(hosts: Hosts) -> None:
+    """The permits counted as spent at the lease's end. Redis has refilled them since and lent them to other hosts."""
     late, other = (TokenBucket(hosts.new(share=1.0, lease=0.3), "l", "1000/second", burst=100) for _ in range(2))
     with_permits(late, 20)
     had = left(late)
@@ -74,7 +74,7 @@ def test_a_report_after_the_end_revives_nothing(hosts: Hosts) -> None:
     assert left(late) + had + 1 + drained(other) <= 100
 
 
-def test_a_report_after_the_end_that_is_denied_drops_what_was_left(hosts: Hosts) -> None:
+def test_a_late_report_that_is_denied_drops_the_reported_permits(hosts: Hosts) -> None:
     late, other = (TokenBucket(hosts.new(share=1.0, lease=3), "l", "10/second", burst=100) for _ in range(2))
     with_permits(late, 20)
     hosts.advance(2.999)
@@ -86,8 +86,8 @@ def test_a_report_after_the_end_that_is_denied_drops_what_was_left(hosts: Hosts)
     assert left(late) == 0
 
 
-def test_what_does_not_count_any_more_is_needed_again(hosts: Hosts) -> None:
-    """A request that has counted on permits which are dropped isn't granted the rest of what it needs alone."""
+def test_a_request_needs_dropped_permits_again(hosts: Hosts) -> None:
+    """A request that relied on dropped permits is not granted just the rest."""
     late, other = (TokenBucket(hosts.new(share=1.0, lease=3), "l", "10/hour", burst=100) for _ in range(2))
     with_permits(late, 20)
     had = left(late)
@@ -102,7 +102,7 @@ def test_what_does_not_count_any_more_is_needed_again(hosts: Hosts) -> None:
     assert free(late) == 5
 
 
-def test_a_refund_after_the_end_drops_what_was_left(hosts: Hosts) -> None:
+def test_a_late_refund_drops_the_reported_permits(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(share=1.0, lease=3), "l", "10/second", burst=100)
     with_permits(limiter, 20)
     hosts.advance(2.999)
@@ -116,8 +116,8 @@ def test_a_refund_after_the_end_drops_what_was_left(hosts: Hosts) -> None:
     assert left(limiter) == 0
 
 
-def test_of_two_steps_of_one_microsecond_the_first_to_arrive_counts(hosts: Hosts) -> None:
-    """As nobody knows which of them was the later one."""
+def test_redis_takes_the_first_of_two_requests_of_one_microsecond(hosts: Hosts) -> None:
+    """Their stamps don't show which is later."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     terms, place = limiter.terms, limiter.terms.place(KEY)
     assert hosts.executor.run_command(terms.borrow(place, 1000, -1, 0, 1, 10)).permits == 10
@@ -128,8 +128,8 @@ def test_of_two_steps_of_one_microsecond_the_first_to_arrive_counts(hosts: Hosts
     assert free(limiter) == 100
 
 
-def test_a_server_that_comes_back_empty_takes_over_nothing(hosts: Hosts, client: redis.Redis) -> None:
-    """What a host has left then was never charged there: it drops it when it hears of it."""
+def test_an_empty_server_takes_over_no_loan(hosts: Hosts, client: redis.Redis) -> None:
+    """The permits that a host has left were never charged there: the host drops them after the next reply."""
     limiter = TokenBucket(hosts.new(share=1.0, lease=30), "l", "100/hour", burst=100)
     with_permits(limiter, 20)
     client.delete(limiter.terms.place(KEY).redis_key)
@@ -141,7 +141,7 @@ def test_a_server_that_comes_back_empty_takes_over_nothing(hosts: Hosts, client:
     assert decision.remaining < 100 - (had + 1)
 
 
-def test_of_a_loan_that_shrank_what_is_missing_is_dropped(hosts: Hosts) -> None:
+def test_an_abort_drops_permits_without_a_loan(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     tag = limiter.tag(KEY)
     generation, now_ns, *_ = limiter.begin(tag)
@@ -156,8 +156,8 @@ def test_of_a_loan_that_shrank_what_is_missing_is_dropped(hosts: Hosts) -> None:
     assert left(limiter) == 5
 
 
-def test_others_may_spend_what_was_left_meanwhile(hosts: Hosts) -> None:
-    """Then what was granted doesn't serve the request, if it was only what it lacked, and stays in the lease."""
+def test_other_requests_may_spend_the_lease_during_a_fetch(hosts: Hosts) -> None:
+    """Then a grant of only what the request lacked doesn't suffice. It stays in the lease."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     tag = limiter.tag(KEY)
     generation, now_ns, *_ = limiter.begin(tag)
@@ -169,8 +169,8 @@ def test_others_may_spend_what_was_left_meanwhile(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("kind", [TokenBucket, FixedWindow, SlidingWindow])
-def test_lost_answers_lose_no_batches(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    """Of each only what a request over Redis would lose."""
+def test_lost_replies_lose_no_batches(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """Each loses only as much as a lost reply of a strict limiter."""
     store = hosts.new()
     limiter, other = kind(store, "l", "10000/day"), kind(hosts.new(share=1.0), "l", "10000/day")
     admitted = sum(limiter.allow(KEY) for _ in range(1500))
@@ -197,8 +197,8 @@ def test_lost_answers_lose_no_batches(hosts: Hosts, monkeypatch: pytest.MonkeyPa
     assert 10_000 - 1000 - 12 <= admitted <= 10_000
 
 
-def test_who_never_left_the_gate_costs_one_batch(hosts: Hosts) -> None:
-    """Each of these is killed after it has asked."""
+def test_fetches_killed_one_after_the_other_lose_one_batch(hosts: Hosts) -> None:
+    """Each fetch is killed after it has sent its request."""
     limiter = FixedWindow(hosts.new(), "l", "10000/day")
     admitted = sum(limiter.allow(KEY) for _ in range(1500))
     while limiter.allow_now(KEY):
@@ -212,8 +212,8 @@ def test_who_never_left_the_gate_costs_one_batch(hosts: Hosts) -> None:
     assert limiter.peek(KEY).remaining >= 10_000 - admitted - 1000 - 12
 
 
-def test_a_late_answer_is_not_taken_for_another_ones(hosts: Hosts) -> None:
-    """Though cells are lost, and others begin in the same moment."""
+def test_a_late_reply_is_not_deposited_for_another_fetch(hosts: Hosts) -> None:
+    """Cells are lost, and other fetches begin in the same moment."""
     for number in range(40):
         limiter = TokenBucket(hosts.new(lease=60), f"l{number}", "100/hour", burst=100)
         late, asked = begun(limiter, 1)
@@ -230,7 +230,7 @@ def test_a_late_answer_is_not_taken_for_another_ones(hosts: Hosts) -> None:
         assert left(limiter) == answer.permits - 1
 
 
-def test_nor_is_it_if_both_have_one_generation(hosts: Hosts) -> None:
+def test_a_late_reply_is_not_deposited_in_a_new_cell_of_its_generation(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(lease=60), "l", "100/hour", burst=100)
 
     def generation_of(steps: Any) -> int:
@@ -248,7 +248,7 @@ def test_nor_is_it_if_both_have_one_generation(hosts: Hosts) -> None:
     assert ended(steps, hosts.executor.run_command(asked)).allowed
 
 
-def test_a_cell_that_is_anew_has_a_generation_of_its_own(hosts: Hosts) -> None:
+def test_a_new_cell_begins_with_a_random_generation(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(lease=60), "l", "100/hour")
     tag = limiter.tag(KEY)
     generations = set()
@@ -260,7 +260,7 @@ def test_a_cell_that_is_anew_has_a_generation_of_its_own(hosts: Hosts) -> None:
 
 @pytest.fixture
 def patience(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves also the time by which who waits gives up."""
+    """Moves the clocks, and the time that bounds how long a request waits."""
     passed_s = 0.0
 
     def advance(seconds: float) -> None:
@@ -272,8 +272,8 @@ def patience(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[float],
     return advance
 
 
-def test_of_those_that_wait_all_outlast_two_that_are_killed(hosts: Hosts, patience: Callable[[float], None]) -> None:
-    """One is at the gate as they come, and then the first of them is killed too."""
+def test_every_waiting_request_outlasts_two_killed_fetches(hosts: Hosts, patience: Callable[[float], None]) -> None:
+    """One fetch holds the slot when they come; the first of them fetches next and is killed, too."""
     limiter = TokenBucket(hosts.new(), "l", "1000/hour")
     deadline_s = limiter.terms.deadline_ns / 1e9 + 0.002
     dead = [begun(limiter, 1)]
@@ -297,8 +297,8 @@ def test_of_those_that_wait_all_outlast_two_that_are_killed(hosts: Hosts, patien
         assert outcome.allowed
 
 
-def test_who_brings_what_cannot_serve_it_is_denied_at_last(hosts: Hosts, patience: Callable[[float], None]) -> None:
-    """Redis is well: that is no reason to say that it isn't."""
+def test_a_request_whose_fetches_never_suffice_is_denied(hosts: Hosts, patience: Callable[[float], None]) -> None:
+    """Redis answers, so the request must not fail as unavailable."""
     hosts.executor.timeout_s = 1
     limiter = TokenBucket(hosts.new(share=1.0, lease=60), "l", "10/hour", burst=10)
     other = TokenBucket(hosts.new(), "l", "10/hour", burst=10)
@@ -316,8 +316,8 @@ def test_who_brings_what_cannot_serve_it_is_denied_at_last(hosts: Hosts, patienc
     assert left(limiter) == 2
 
 
-def test_several_permits_beside_a_flood_of_single_ones(hosts: Hosts) -> None:
-    """Whoever asks for several is served by what it brings, whatever others spend meanwhile."""
+def test_a_request_of_several_permits_beside_a_flood_of_single_ones(hosts: Hosts) -> None:
+    """Its own fetch serves it, however much other requests spend meanwhile."""
     limiter = TokenBucket(hosts.new(share=0.05), "l", "1000000/second", burst=1000)
     for _ in range(50):
         assert limiter.allow(KEY)
@@ -329,8 +329,8 @@ def test_several_permits_beside_a_flood_of_single_ones(hosts: Hosts) -> None:
     assert ended(steps, hosts.executor.run_command(asked)).allowed
 
 
-def test_what_is_asked_for_need_not_be_there_at_once(hosts: Hosts) -> None:
-    """If there isn't so much any more, what is left counts too."""
+def test_a_fetch_adds_to_what_is_left(hosts: Hosts) -> None:
+    """If Redis has less than the request needs, the permits left on the host count, too."""
     limiter = TokenBucket(hosts.new(share=1.0), "l", "10/hour", burst=10)
     tag = limiter.tag(KEY)
     while left(limiter) < 2:
@@ -355,8 +355,8 @@ def test_a_refund_is_worth_what_was_charged(hosts: Hosts, cost: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_retry_after_knows_what_is_on_loan(hosts: Hosts, seed: int) -> None:
-    """To the microsecond: what is denied can't be had before, and can be had then, if nobody comes before."""
+def test_retry_after_considers_loans(hosts: Hosts, seed: int) -> None:
+    """To the microsecond: the permits can't be had before, and can be had then if no other request comes first."""
     chance = random.Random(seed)
     rate, burst = chance.choice([("7/second", 10), ("10/hour", 100), ("1000/minute", 20), ("3/second", 3)])
     limiter = TokenBucket(hosts.new(lease=chance.choice([0.1, 1, 60])), "l", rate, burst=burst)
@@ -388,8 +388,8 @@ def test_retry_after_knows_what_is_on_loan(hosts: Hosts, seed: int) -> None:
         assert ask(terms.peek(place, 1))[0] + on_loan <= burst
 
 
-def test_a_lease_that_begins_keeps_its_cell(hosts: Hosts) -> None:
-    """While its fetch is on the way, the cell is not one that others may take for theirs."""
+def test_a_pending_lease_keeps_its_cell(hosts: Hosts) -> None:
+    """During the fetch no other key may evict the cell."""
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     crowd = FixedWindow(hosts.stores[0].host_store, "crowd", "1/day")
     tags = [limiter.tag(number) for number in range(60)]
@@ -405,8 +405,8 @@ def test_a_lease_that_begins_keeps_its_cell(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_bucket_and_its_loans_grow_by_time_only(hosts: Hosts, client: redis.Redis, seed: int) -> None:
-    """Whatever is reported, and however late: the level and what is on loan together rise by the time at most."""
+def test_level_and_loans_grow_only_by_time(hosts: Hosts, client: redis.Redis, seed: int) -> None:
+    """For any reports, however late, the level and the loans together rise by no more than the refill."""
     chance = random.Random(seed)
     rate, burst = chance.choice([("7/second", 10), ("1000/second", 100), ("1000/minute", 20), ("3/second", 3)])
     limiter = TokenBucket(hosts.new(lease=chance.choice([0.1, 1, 10])), "l", rate, burst=burst)

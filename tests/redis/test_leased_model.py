@@ -33,7 +33,7 @@ RATES = [("10/second", 10), ("7/second", 25), ("1000/minute", 60), ("3 per 7 sec
 
 @dataclass
 class Fetch:
-    """A worker that is on its way to Redis and back."""
+    """A worker's fetch between its request and the reply."""
 
     steps: Steps[Answer] | None
     cost: int
@@ -248,7 +248,7 @@ def world_of(
 
 
 def run(world: World, used_at: Callable[[int], Fraction], most: Fraction) -> None:
-    """After every step: what Redis would still lend, what hosts have left and what was used is within the limit."""
+    """After every step, the limit covers what Redis would lend, what hosts have left and what was used."""
     for _ in range(STEPS):
         world.act()
         limiters = [host.limiter for host in world.hosts]

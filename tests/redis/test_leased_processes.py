@@ -1,4 +1,4 @@
-"""Leases of real hosts: several processes each, killed and stopped wherever they are."""
+"""Leases of several hosts with several processes each, which are killed and stopped at any point."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def crew() -> Iterator[Crew]:
 
 @dataclass
 class Host:
-    """Memory that its processes share; each makes its own connections."""
+    """Shared memory of several processes. Each process makes its own connections."""
 
     url: str
     memory: Store
@@ -67,7 +67,7 @@ def most(limiter: Any, elapsed_us: int) -> int:
 
 
 def patiently(ask: Callable[[], Any]) -> bool:
-    """On a machine that is busy with something else, a deadline may pass."""
+    """Retry a request that misses its deadline on a busy machine."""
     answers: list[bool] = []
 
     def answered() -> bool:
@@ -85,7 +85,7 @@ def calls(client: redis.Redis) -> int:
 
 
 def spend(number: int, host: Host, make: Callable[[Any], Any], counts: SharedNumbers, stop: SharedNumbers) -> int:
-    """Ask until told to stop; how many requests were not decided."""
+    """Send requests until `stop` is set. Return how many were not decided."""
     undecided = 0
     with host.open() as store:
         allow = make(store).allow
@@ -146,8 +146,8 @@ def test_fixed_windows_of_several_processes(
     assert sum(counts) == 3000
 
 
-def test_a_flood_of_denied_requests(crew: Crew, host_of: Callable[..., Host], client: redis.Redis) -> None:
-    """On a whole host no more than one call for each `retry_after`."""
+def test_denied_floods_send_few_calls(crew: Crew, host_of: Callable[..., Host], client: redis.Redis) -> None:
+    """A whole host sends at most one call per `retry_after`."""
     host = host_of(timeout=10)
     with host.open() as store:
         limiter = TokenBucket(store, "d", "10/minute")
@@ -167,14 +167,14 @@ def test_a_flood_of_denied_requests(crew: Crew, host_of: Callable[..., Host], cl
     assert calls(client) <= 2 * (2 + elapsed_us // 6_000_000)
 
 
-def test_workers_that_are_killed(
+def test_killed_workers_lose_little(
     crew: Crew,
     host_of: Callable[..., Host],
     client: redis.Redis,
     record: Callable[[str, object], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each request is a fetch, so that is where most of them die; the next one fetches."""
+    """Each request is a fetch, so most workers die in one. The next request fetches again."""
     kills = 40
     monkeypatch.setattr(leased_fetch, "next_size", lambda *_: 0)
     host = host_of(timeout=0.05)
@@ -203,7 +203,7 @@ WHERE = ["before it asks", "after it has asked", "with the answer", "after the d
 
 
 def die(where: str, host: Host, how: int) -> bool:
-    """Borrow, and be killed or stopped on the way."""
+    """Borrow; the process is killed or stopped during the fetch."""
     store = host.open()
     limiter: Any = TokenBucket(store, "k", "100/hour", burst=100)
     store._keeper().end()
@@ -237,7 +237,7 @@ def die(where: str, host: Host, how: int) -> bool:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_who_is_killed_on_the_way(crew: Crew, host_of: Callable[..., Host], where: str) -> None:
+def test_a_process_killed_during_a_fetch(crew: Crew, host_of: Callable[..., Host], where: str) -> None:
     host = host_of(timeout=1, share=0.5)
     crew.start(die, where, host, signal.SIGKILL)._reap()
     with host.open() as store:
@@ -251,10 +251,10 @@ def test_who_is_killed_on_the_way(crew: Crew, host_of: Callable[..., Host], wher
 
 
 @pytest.mark.parametrize("where", WHERE[:4])
-def test_who_is_stopped_on_the_way(
+def test_a_process_stopped_during_a_fetch(
     crew: Crew, host_of: Callable[..., Host], redis_store: RedisStore, where: str
 ) -> None:
-    """Another one overtakes it; when it goes on, nothing of what it was granted is spent that Redis takes for spent."""
+    """Another process overtakes it. When it goes on, it spends no granted permit that Redis counts as spent."""
     host = host_of(timeout=1, share=0.5, lease=30)
     stopped = crew.start(die, where, host, signal.SIGSTOP)
     stopped.wait_for_stop()

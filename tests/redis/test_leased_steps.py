@@ -1,4 +1,4 @@
-"""Single steps of leases, in the orders in which one of them would do harm if it were taken."""
+"""Single steps of leases, in orders in which a wrong step would do harm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bucket(store: LeasedStore) -> Any:
 
 
 def hoarding(hosts: Hosts, make: Any = bucket, least: int = 20) -> Any:
-    """A host with permits that it hasn't used."""
+    """A limiter whose host has unused permits."""
     limiter = make(hosts.new(share=0.5, lease=3))
     while left(limiter) < least:
         assert limiter.allow(KEY)
@@ -31,12 +31,12 @@ def left(limiter: Any) -> int:
 
 
 def free(limiter: Any) -> int:
-    """What Redis would lend."""
+    """The permits that Redis would lend."""
     return int(limiter.terms.strict.store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
-def test_permits_of_a_window_that_began_since_are_not_given_back_to_the_one_before(hosts: Hosts) -> None:
-    """While Redis answers the question that comes before anything is given back."""
+def test_permits_of_a_new_window_are_not_given_back_to_the_old_one(hosts: Hosts) -> None:
+    """The new window begins while Redis answers the query before the permits are given back."""
     limiter = hoarding(hosts, lambda store: FixedWindow(store, "l", "100/minute"))
     holdings = limiter._leased_store._keeper().holdings
     given_back = holdings.unused(everything=True)
@@ -52,14 +52,14 @@ def test_permits_of_a_window_that_began_since_are_not_given_back_to_the_one_befo
     assert free(limiter) == 99
 
 
-def test_what_is_on_loan_is_not_refilled(hosts: Hosts) -> None:
+def test_permits_on_loan_are_not_refilled(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     hosts.advance(2)
     assert free(limiter) + left(limiter) <= 100
     assert free(limiter) >= 50
 
 
-def test_what_is_spent_as_its_lease_ends_is_missing_after_that(hosts: Hosts) -> None:
+def test_permits_count_as_spent_when_their_lease_ends(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     hosts.advance(2.4)
     spent = drained_locally(limiter)
@@ -76,7 +76,7 @@ def drained_locally(limiter: Any) -> int:
     return spent
 
 
-def test_what_was_left_when_its_lease_ended_is_not_given_back_after_it_was_refilled(hosts: Hosts) -> None:
+def test_permits_left_at_the_lease_end_are_not_given_back_after_a_refill(hosts: Hosts) -> None:
     limiter = hoarding(hosts)
     other = bucket(hosts.new(share=1))
     hosts.advance(3.6)
@@ -86,8 +86,8 @@ def test_what_was_left_when_its_lease_ended_is_not_given_back_after_it_was_refil
     assert drained(other) == 0
 
 
-def test_a_report_keeps_what_is_left_on_loan_for_longer(hosts: Hosts) -> None:
-    """Of a host that reports permits and is lent more, all are on loan until the new end."""
+def test_a_new_grant_extends_the_lease_of_reported_permits(hosts: Hosts) -> None:
+    """If a host reports permits and borrows more, all of them are on loan until the new end."""
     limiter = hoarding(hosts)
     terms, tag = limiter.terms, limiter.tag(KEY)
     place = terms.place(KEY)
@@ -119,7 +119,7 @@ def test_permits_of_a_window_are_not_spent_in_the_next(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize(("later_s", "both"), [(-0.01, 8), (0.4, 8), (0.6, 3), (1.0, 3)])
 def test_permits_of_two_windows_are_not_added_up(hosts: Hosts, later_s: float, both: int) -> None:
-    """Though by the host's clock the earlier window isn't over: the server's may have been set."""
+    """By the host's clock the earlier window isn't over: the server's clock may have been set."""
     limiter: Any = FixedWindow(hosts.new(), "w", "100/second")
     tag = limiter.tag(KEY)
     end_ns = limiter.now_ns() + 900_000_000
@@ -141,8 +141,8 @@ def test_nothing_is_withdrawn_while_a_fetch_is_pending(hosts: Hosts) -> None:
     assert limiter.withdraw(tag) is None
 
 
-def test_only_the_last_one_that_began_deposits(hosts: Hosts) -> None:
-    """Also if all began at once."""
+def test_only_the_fetch_that_began_last_deposits(hosts: Hosts) -> None:
+    """Also if all fetches began at once."""
     limiter = bucket(hosts.new())
     tag = limiter.tag(KEY)
     assert limiter.allow(KEY)
@@ -157,7 +157,7 @@ def test_only_the_last_one_that_began_deposits(hosts: Hosts) -> None:
     assert left(limiter) == 4
 
 
-def test_a_deposit_after_its_lease(hosts: Hosts) -> None:
+def test_a_deposit_after_the_lease_ended_is_refused(hosts: Hosts) -> None:
     limiter = bucket(hosts.new())
     tag = limiter.tag(KEY)
     generation, now_ns, *_ = limiter.begin(tag)
@@ -175,7 +175,7 @@ def test_steps_are_stamped_in_their_order(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("late", ["report", "return"])
-def test_what_was_overtaken_on_its_way_changes_nothing(hosts: Hosts, late: str) -> None:
+def test_an_overtaken_request_changes_nothing(hosts: Hosts, late: str) -> None:
     limiter = hoarding(hosts)
     terms, tag = limiter.terms, limiter.tag(KEY)
     place = terms.place(KEY)

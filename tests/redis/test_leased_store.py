@@ -1,4 +1,4 @@
-"""Leased limits: what is borrowed, spent, given back, remembered and refused."""
+"""Leased limits: what a host borrows, spends, gives back, remembers and refuses."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_the_store_can_be_named(hosts: Hosts) -> None:
 
 
 @every_kind
-def test_what_is_borrowed_grows_with_demand(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_loans_grow_with_demand(hosts: Hosts, make: Callable[..., Any]) -> None:
     limiter = make(hosts.new(), "100000/hour")
     assert all(limiter.allow(KEY) for _ in range(5000))
     assert hosts.calls() <= 15
     assert limiter.left(limiter.tag(KEY))[0] <= limiter.terms.most_on_loan == 10_000
 
 
-def test_no_more_is_borrowed_than_the_share(hosts: Hosts) -> None:
+def test_a_loan_does_not_exceed_the_share(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(share=0.01), "l", "100000/hour")
     for _ in range(10_000):
         assert limiter.allow(KEY)
@@ -95,7 +95,7 @@ def test_workers_of_a_host_share_a_lease(hosts: Hosts, make: Callable[..., Any])
 
 
 @every_kind
-def test_a_denied_flood_asks_once_per_retry_after(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_a_denied_flood_sends_one_call_per_retry_after(hosts: Hosts, make: Callable[..., Any]) -> None:
     limiter = make(hosts.new(), "20/hour")
     assert drained(limiter) == 20
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_a_denied_flood_asks_once_per_retry_after(hosts: Hosts, make: Callable[.
         drained(limiter)
 
 
-def test_a_denial_is_for_as_much_or_more(hosts: Hosts) -> None:
+def test_a_denial_applies_to_requests_of_at_least_its_cost(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "10/hour")
     assert limiter.hit(KEY, 8)
     assert not limiter.hit(KEY, 5)
@@ -125,8 +125,8 @@ def test_a_denial_is_for_as_much_or_more(hosts: Hosts) -> None:
     assert limiter.hit(KEY, 2)
 
 
-def test_a_denial_of_more_than_a_gate_can_say_is_not_remembered(hosts: Hosts) -> None:
-    """Nor taken for one of less."""
+def test_a_denial_of_a_cost_above_the_slots_bits_is_not_remembered(hosts: Hosts) -> None:
+    """Nor is it taken for a denial of a smaller cost."""
     limiter = TokenBucket(hosts.new(), "l", "100000/hour")
     assert limiter.hit(KEY, 30_001)
     assert not limiter.hit(KEY, 70_000)
@@ -140,13 +140,13 @@ def test_a_denial_of_more_than_a_gate_can_say_is_not_remembered(hosts: Hosts) ->
     assert hosts.calls() == before
 
 
-def test_a_denial_of_one_key_is_not_anothers(hosts: Hosts) -> None:
+def test_a_denial_applies_to_its_key_only(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "1/hour")
     assert [limiter.allow(key) for key in ("a", "a", "b", "b")] == [True, False, True, False]
 
 
 @every_kind
-def test_what_is_unused_comes_back(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_unused_permits_are_given_back(hosts: Hosts, make: Callable[..., Any]) -> None:
     idle, busy = make(hosts.new(), "1000/hour"), make(hosts.new(), "1000/hour")
     used = 0
     while idle.left(idle.tag(KEY))[0] < 50:
@@ -160,7 +160,7 @@ def test_what_is_unused_comes_back(hosts: Hosts, make: Callable[..., Any]) -> No
 
 
 @every_kind
-def test_close_gives_back_what_is_left(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_close_gives_back_the_permits_left(hosts: Hosts, make: Callable[..., Any]) -> None:
     store = hosts.new()
     limiter = make(store, "1000/hour")
     used = sum(limiter.allow(KEY) for _ in range(40))
@@ -171,10 +171,10 @@ def test_close_gives_back_what_is_left(hosts: Hosts, make: Callable[..., Any]) -
 
 
 @every_kind
-def test_what_is_fetched_while_it_is_closed_comes_back(
+def test_a_fetch_that_ends_after_close_gives_its_permits_back(
     hosts: Hosts, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By who has fetched it, who is served nevertheless."""
+    """The fetching thread gives them back. Its own request is served."""
     store = hosts.new()
     limiter = make(store, "1000/hour")
     used = sum(limiter.allow(KEY) for _ in range(40))
@@ -199,10 +199,10 @@ def away(*asked: Any) -> Any:
 
 
 @every_kind
-def test_while_redis_is_away_permits_stay_on_the_host(
+def test_permits_stay_on_the_host_while_redis_is_unavailable(
     hosts: Hosts, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is taken out of a lease, and can't be given back, would be lost."""
+    """Permits taken out of a lease that can't be given back would be lost."""
     limiter, other = (make(hosts.new(), "1000/hour") for _ in range(2))
     used = sum(limiter.allow(KEY) for _ in range(40))
     left = limiter.left(limiter.tag(KEY))[0]
@@ -217,7 +217,7 @@ def test_while_redis_is_away_permits_stay_on_the_host(
     assert drained(other) == 1000 - used
 
 
-def test_a_foreign_state_hinders_nobody_from_giving_back(hosts: Hosts, client: redis.Redis) -> None:
+def test_a_foreign_state_does_not_prevent_giving_back_other_keys(hosts: Hosts, client: redis.Redis) -> None:
     limiter, other = (FixedWindow(hosts.new(), "l", "1000/hour") for _ in range(2))
     for key in ("foreign", KEY):
         while limiter.left(limiter.tag(key))[0] < 10:
@@ -230,7 +230,7 @@ def test_a_foreign_state_hinders_nobody_from_giving_back(hosts: Hosts, client: r
     assert other.peek(KEY).remaining == before + left
 
 
-def test_what_a_dead_host_had_counts_as_spent(hosts: Hosts) -> None:
+def test_permits_of_a_dead_host_count_as_spent(hosts: Hosts) -> None:
     dead, other = (TokenBucket(hosts.new(share=0.5), "l", "100/100 s", burst=100) for _ in range(2))
     while dead.left(dead.tag(KEY))[0] < 25:
         dead.allow(KEY)
@@ -242,7 +242,7 @@ def test_what_a_dead_host_had_counts_as_spent(hosts: Hosts) -> None:
     assert before + 28 <= other.peek(KEY).remaining <= before + 31
 
 
-def test_permits_of_a_lease_that_is_over_are_not_spent(hosts: Hosts) -> None:
+def test_permits_are_not_spent_after_their_lease_ended(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "1000/hour")
     while limiter.left(limiter.tag(KEY))[0] < 25:
         limiter.allow(KEY)
@@ -253,7 +253,7 @@ def test_permits_of_a_lease_that_is_over_are_not_spent(hosts: Hosts) -> None:
     assert hosts.calls() == before + 1
 
 
-def test_less_is_borrowed_when_it_is_not_used(hosts: Hosts) -> None:
+def test_loans_shrink_when_they_are_unused(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "1000/hour")
     for _ in range(200):
         limiter.allow(KEY)
@@ -283,7 +283,7 @@ def test_decisions_say_what_the_host_knows(hosts: Hosts) -> None:
 
 
 @every_kind
-def test_peek_and_nothing_charge_nothing(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_peek_and_a_cost_of_zero_charge_nothing(hosts: Hosts, make: Callable[..., Any]) -> None:
     limiter = make(hosts.new(), "10/hour")
     assert limiter.peek(KEY)
     assert limiter.hit(KEY, 0)
@@ -296,7 +296,7 @@ def test_peek_and_nothing_charge_nothing(hosts: Hosts, make: Callable[..., Any])
 
 
 @every_kind
-def test_a_refund_can_be_used_again(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_refunded_permits_can_be_used_again(hosts: Hosts, make: Callable[..., Any]) -> None:
     limiter, other = make(hosts.new(), "20/hour"), make(hosts.new(), "20/hour")
     assert drained(limiter) == 20
     limiter.refund(KEY, 3)
@@ -320,7 +320,7 @@ def test_reset_forgets_a_key(hosts: Hosts, make: Callable[..., Any]) -> None:
 
 
 @every_kind
-def test_batches(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_allow_many_decides_in_order(hosts: Hosts, make: Callable[..., Any]) -> None:
     limiter = make(hosts.new(), "20/hour")
     assert limiter.allow_many(["a", "b", "a"], [15, 20, 6]) == [True, True, False]
     assert limiter.allow_many(["a"] * 7) == [True] * 5 + [False] * 2
@@ -336,7 +336,7 @@ def test_batches(hosts: Hosts, make: Callable[..., Any]) -> None:
     assert drained(limiter, "c") == 20
 
 
-def test_limiters_of_other_terms_have_leases_of_their_own(hosts: Hosts) -> None:
+def test_limiters_with_other_terms_have_other_leases(hosts: Hosts) -> None:
     first = hosts.new()
     with LeasedStore(hosts.redis_store, first.host_store, share=0.3) as second:
         limiters = [TokenBucket(store, "l", "1000/hour", burst=100) for store in (first, second)]
@@ -344,12 +344,12 @@ def test_limiters_of_other_terms_have_leases_of_their_own(hosts: Hosts) -> None:
         assert sum(map(drained, limiters)) <= 10
 
 
-def test_a_rate_that_is_written_otherwise_is_the_same(hosts: Hosts) -> None:
+def test_equal_rates_share_a_bucket(hosts: Hosts) -> None:
     one, other = (TokenBucket(hosts.new(share=1.0), "n", rate, burst=60) for rate in ("60/hour", "1440/day"))
     assert drained(one) + drained(other) == 60
 
 
-def test_windows_share_their_limit_with_strict_ones(hosts: Hosts, redis_store: RedisStore) -> None:
+def test_leased_and_strict_windows_share_their_limit(hosts: Hosts, redis_store: RedisStore) -> None:
     leased, strict = (FixedWindow(store, "l", "100/hour") for store in (hosts.new(), redis_store))
     assert all(leased.allow(KEY) for _ in range(30))
     hosts.give_back(everything=True)
@@ -366,7 +366,7 @@ def test_a_window_begins_anew(hosts: Hosts, seconds: float) -> None:
     assert drained(limiter) == (100 if seconds >= 1 else 0)
 
 
-def test_a_host_that_has_lost_its_cells_asks_again(hosts: Hosts) -> None:
+def test_a_host_that_lost_its_cells_fetches_again(hosts: Hosts) -> None:
     limiter, other = (TokenBucket(hosts.new(share=0.5), "l", "100/hour") for _ in range(2))
     used = 0
     while limiter.left(limiter.tag(KEY))[0] < 25:
@@ -378,7 +378,7 @@ def test_a_host_that_has_lost_its_cells_asks_again(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("on_full", ["deny", "allow"])
-def test_a_full_table(redis_store: RedisStore, on_full: Any) -> None:
+def test_a_full_table_does_what_its_store_says(redis_store: RedisStore, on_full: Any) -> None:
     host_store = Store.private(keys=1, on_full=on_full)
     with host_store, LeasedStore(redis_store, host_store) as store:
         crowd = TokenBucket(host_store, "crowd", "1/hour")
@@ -431,7 +431,7 @@ def test_a_foreign_value_is_an_error(hosts: Hosts, client: redis.Redis, value: b
     assert limiter.allow(KEY)
 
 
-def test_states_vanish(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_states_expire(redis_store: RedisStore, client: redis.Redis) -> None:
     with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=0.05) as store:
         limiter = TokenBucket(store, "l", "1000/second", burst=50)
         assert limiter.allow(KEY)
@@ -449,12 +449,12 @@ def test_states_vanish(redis_store: RedisStore, client: redis.Redis) -> None:
         lambda store: Concurrency(store, "l", 5),
     ],
 )
-def test_what_cannot_be_leased_says_what_to_use(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_errors_name_what_to_use_instead_of_a_lease(hosts: Hosts, make: Callable[..., Any]) -> None:
     with pytest.raises(InvalidLimiter, match=r"nothing can be lent.* over the RedisStore itself"):
         make(hosts.new())
 
 
-def test_what_one_limit_for_all_calls_refuses(hosts: Hosts) -> None:
+def test_a_leased_limiter_refuses_limits_per_call(hosts: Hosts) -> None:
     store = hosts.new()
     limiter: Any = TokenBucket(store, "l", "5/minute")
     for options in ({"rate": "6/minute"}, {"burst": 3}, {"request_id": "r"}):
@@ -487,7 +487,7 @@ def test_what_one_limit_for_all_calls_refuses(hosts: Hosts) -> None:
             pickle.dumps(one)
 
 
-def test_what_a_leased_store_is_made_of(redis_store: RedisStore) -> None:
+def test_the_arguments_of_a_leased_store_are_checked(redis_store: RedisStore) -> None:
     make: Any = LeasedStore
     make_async: Any = AsyncLeasedStore
     with Store.private(keys=10) as host_store:
@@ -504,7 +504,7 @@ def test_what_a_leased_store_is_made_of(redis_store: RedisStore) -> None:
                 make(redis_store, host_store, share=share)
 
 
-def test_a_server_that_is_gone(client: redis.Redis) -> None:
+def test_a_host_spends_its_lease_after_the_server_is_gone(client: redis.Redis) -> None:
     with redis_server() as own, Store.private(keys=100) as host_store:
         redis_store = RedisStore(own.url, timeout=10)
         with redis_store, LeasedStore(redis_store, host_store, share=1) as store:
@@ -522,7 +522,7 @@ def test_a_server_that_is_gone(client: redis.Redis) -> None:
                     limiter.hit("another", 1)
 
 
-def test_a_server_that_does_not_answer(server: RedisServer) -> None:
+def test_threads_outlast_a_server_that_does_not_answer(server: RedisServer) -> None:
     with (
         Store.private(keys=100) as host_store,
         RedisStore(server.url, timeout=0.2) as redis_store,
@@ -554,7 +554,7 @@ def _answers(limiter: Any) -> bool:
         return False
 
 
-def test_threads_that_lack_permits_wait_for_the_one_that_fetches(hosts: Hosts) -> None:
+def test_threads_wait_for_the_one_that_fetches(hosts: Hosts) -> None:
     store = hosts.new()
     limiter = TokenBucket(store, "l", "100000/hour")
     admitted = []
@@ -571,7 +571,7 @@ def test_threads_that_lack_permits_wait_for_the_one_that_fetches(hosts: Hosts) -
     assert hosts.calls() <= 40
 
 
-def test_wait(redis_store: RedisStore) -> None:
+def test_wait_sleeps_until_a_permit_is_free(redis_store: RedisStore) -> None:
     with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store) as store:
         limiter = TokenBucket(store, "l", "50/second", burst=5)
         assert all(limiter.wait(KEY) for _ in range(20))
@@ -580,7 +580,7 @@ def test_wait(redis_store: RedisStore) -> None:
         assert not slow.wait(KEY, timeout=0.01)
 
 
-def test_the_thread_gives_back_what_nobody_uses(redis_store: RedisStore) -> None:
+def test_the_thread_gives_back_unused_permits(redis_store: RedisStore) -> None:
     with Store.private(keys=100) as first, Store.private(keys=100) as second:
         stores = [LeasedStore(redis_store, host_store, lease=0.05) for host_store in (first, second)]
         idle, busy = (FixedWindow(store, "l", "1000/day") for store in stores)
@@ -593,7 +593,7 @@ def test_the_thread_gives_back_what_nobody_uses(redis_store: RedisStore) -> None
             store.close()
 
 
-def test_a_child_gives_back_its_own_only(redis_store: RedisStore, server: RedisServer) -> None:
+def test_a_child_gives_back_only_its_own_leases(redis_store: RedisStore, server: RedisServer) -> None:
     crew = Crew()
     with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=30) as store:
         limiter = TokenBucket(store, "l", "1000/hour")
@@ -615,7 +615,7 @@ def test_a_child_gives_back_its_own_only(redis_store: RedisStore, server: RedisS
         assert limiter.allow("parent")
 
 
-def test_asyncio(server: RedisServer) -> None:
+def test_asyncio_limiters_together_have_the_limit(server: RedisServer) -> None:
     async def work() -> None:
         async with AsyncRedisStore(server.url, timeout=10) as redis_store:
             with Store.private(keys=100) as first, Store.private(keys=100) as second:
@@ -653,7 +653,7 @@ def test_asyncio(server: RedisServer) -> None:
     asyncio.run(work())
 
 
-def test_what_a_task_fetches_while_it_is_closed_comes_back(
+def test_a_task_that_fetches_after_close_gives_its_permits_back(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -684,10 +684,10 @@ def test_what_a_task_fetches_while_it_is_closed_comes_back(
     asyncio.run(work())
 
 
-def test_while_redis_is_away_a_closed_asyncio_store_leaves_permits_on_the_host(
+def test_a_closed_asyncio_store_leaves_permits_while_redis_is_unavailable(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the other workers."""
+    """The other workers of the host can spend them."""
 
     async def work() -> None:
         async with AsyncRedisStore(server.url, timeout=10) as redis_store:
@@ -706,7 +706,7 @@ def test_while_redis_is_away_a_closed_asyncio_store_leaves_permits_on_the_host(
     asyncio.run(work())
 
 
-def test_a_task_that_is_cancelled_lets_the_next_one_fetch(server: RedisServer) -> None:
+def test_a_cancelled_task_lets_the_next_one_fetch(server: RedisServer) -> None:
     async def work() -> None:
         async with AsyncRedisStore(server.url, timeout=10) as redis_store:
             with Store.private(keys=100) as host_store:
@@ -723,7 +723,7 @@ def test_a_task_that_is_cancelled_lets_the_next_one_fetch(server: RedisServer) -
     asyncio.run(work())
 
 
-def test_names_in_redis_tell_nothing_of_the_segment(hosts: Hosts, client: redis.Redis) -> None:
+def test_names_in_redis_reveal_nothing_of_the_segment(hosts: Hosts, client: redis.Redis) -> None:
     limiter = TokenBucket(hosts.new(), "l", "100/hour")
     assert limiter.allow(KEY)
     assert len(limiter.terms.host) == 16
