@@ -1,4 +1,4 @@
-"""What header fields promise is kept: by every limiter, at any time, whatever was asked before."""
+"""The promises of ``RateLimit`` and ``Retry-After`` come true: for every limiter, at any time, after any requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ steps = st.lists(st.tuples(st.sampled_from([0, 0, 0.001, 0.3, 0.999, 1, 2.5, 20]
 
 
 @given(st.sampled_from(sorted(MAKERS)), rates, st.integers(1, 12), steps, st.booleans(), st.floats(0, 1e6))
-def test_what_is_told_is_kept(
+def test_header_fields_come_true(
     kind: str, rate: Rate, burst: int, steps: list[tuple[float, int]], is_booked: bool, start: float
 ) -> None:
     clock = ManualClock(start)
@@ -57,27 +57,27 @@ def test_what_is_told_is_kept(
             clock.advance(wait_s)
             answer = site.ask()
             if "ratelimit" not in answer:
-                # It costs more than there ever is.
+                # The cost exceeds the limit.
                 assert answer.status == 429
                 assert "retry-after" not in answer
                 continue
             found: Any = http_sf.parse(answer["ratelimit"].encode(), tltype="list")
-            ((name, told),) = found
+            ((name, fields),) = found
             assert name == "x"
-            remaining, now = told["r"], clock.now()
+            remaining, now = fields["r"], clock.now()
             assert remaining == limiter.peek(CLIENT, 0).remaining
             assert limiter.peek(CLIENT, remaining).allowed
             if answer.status == 429:
                 clock.advance(int(answer["retry-after"]))
                 assert limiter.peek(CLIENT, cost).allowed, "after Retry-After"
-                assert int(answer["retry-after"]) == told.get("t", 1)
-            elif "t" in told:
-                clock.advance(told["t"])
+                assert int(answer["retry-after"]) == fields.get("t", 1)
+            elif "t" in fields:
+                clock.advance(fields["t"])
                 assert limiter.peek(CLIENT, 0).remaining > remaining, "after t"
             else:
                 assert cost == 0 or kind == "leaky bucket" or remaining == limiter.peek(CLIENT, 0).limit
             clock.set(now)
-        # That many pass at once, one by one.
+        # `left` requests pass at once, one by one.
         cost = 1
         left = limiter.peek(CLIENT, 0).remaining
         assert [site.ask().status for _ in range(left + 1)] == [200] * left + [429]

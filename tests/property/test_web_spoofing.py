@@ -1,4 +1,4 @@
-"""No client that sends whatever it likes through a proxy that is trusted changes whom it is taken for."""
+"""A client behind a trusted proxy can't change its key by any fields that it sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROXY = "10.0.0.1"
 clients = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).filter(
     lambda address: address not in ip_network("10.0.0.0/8") and getattr(address, "ipv4_mapped", None) is None
 )
-# Text of the parts that such a field is made of, and any other that a field may have.
+# Text made of such a field's parts, and any other text that a field may have.
 pieces = st.sampled_from(
     [
         "for=",
@@ -51,10 +51,10 @@ texts = st.one_of(
     st.sampled_from(["X-Forwarded-For", "Forwarded"]),
     st.booleans(),
 )
-def test_what_a_client_sends_does_not_change_its_key(
+def test_fields_of_a_client_do_not_change_its_key(
     client: Any, sent: list[str], as_one_line: bool, name: str, with_port: bool
 ) -> None:
-    """The proxy appends whom it has seen, to the last line or as a line of its own."""
+    """The proxy appends the client's address, to the last line or as a further line."""
     address = f"[{client}]" if client.version == 6 and (name == "Forwarded" or with_port) else str(client)
     address += ":4711" * with_port
     seen = (
@@ -73,14 +73,14 @@ def test_what_a_client_sends_does_not_change_its_key(
 
 
 @given(st.lists(texts, max_size=3), st.sampled_from(["X-Forwarded-For", "Forwarded", "X-Real-IP"]))
-def test_a_stranger_is_only_what_it_is(sent: list[str], name: str) -> None:
+def test_client_that_is_no_proxy_is_identified_by_its_connection(sent: list[str], name: str) -> None:
     key = ClientAddress(trusted_proxies=["10.0.0.0/8"], header=name)
     fields = [(name, line) for line in sent]
     assert key(WSGIRequest(wsgi_environ(client="203.0.113.7", fields=fields))) == "203.0.113.7"
 
 
 @given(st.lists(texts, max_size=3), st.sampled_from(["X-Forwarded-For", "Forwarded", "X-Real-IP"]))
-def test_whatever_a_proxy_sends_is_an_address(sent: list[str], name: str) -> None:
+def test_any_field_of_a_proxy_gives_an_address(sent: list[str], name: str) -> None:
     key = ClientAddress(trusted_proxies=["10.0.0.0/8"], header=name)
     found = key(WSGIRequest(wsgi_environ(client=PROXY, fields=[(name, line) for line in sent])))
     assert ip_address(found.partition("/")[0])
