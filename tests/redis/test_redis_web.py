@@ -1001,6 +1001,25 @@ def test_what_no_time_is_left_for_is_sent(server: RedisServer, redis_store: Redi
     assert held.peek("everyone").remaining == 3
 
 
+def test_permit_is_released_by_a_redis_too_slow_for_the_refund_before(server: RedisServer) -> None:
+    """A refund that times out closes its connection: the release after it has no time left to open another one."""
+    with proxy(server.port) as through, RedisStore(through.url, timeout=1.0) as store:
+        held = Concurrency(store, "held", 1, lease="1 hour")
+        guesses = TokenBucket(store, "guesses", "100/hour")
+        site = Site("wsgi", [Rule(guesses, key=everyone, charge_on={401}), Rule(held, key=everyone)])
+        # The server then knows the scripts.
+        assert site.ask("/").status == 200
+        through.delay_s = 0.6
+        assert site.ask("/").status == 200
+        through.delay_s = 0
+        for _ in range(500):
+            if held.peek("everyone").remaining == 1:
+                break
+            time.sleep(0.01)
+        assert held.peek("everyone").remaining == 1
+        assert guesses.peek("everyone").remaining == 100
+
+
 def test_a_client_of_somebody_else_has_one_deadline_for_a_request(server: RedisServer) -> None:
     """Though each of its calls has its own."""
 

@@ -94,6 +94,7 @@ class RequestCleanup:
         "_remote_batch",
         "background",
         "ended_status",
+        "full_patience_s",
         "has_remote_lease",
         "leases",
         "patience",
@@ -105,6 +106,7 @@ class RequestCleanup:
     def __init__(self, patience: Patience | None = None, background: BackgroundRelease | None = None) -> None:
         self.patience = patience
         """How long the request still waits for Redis, in all its calls."""
+        self.full_patience_s = 0.0 if patience is None else patience.left_s
         self.background = background
         """Awaits the releases, where they have to be awaited."""
         self.leases: list[Lease] = []
@@ -128,6 +130,7 @@ class RequestCleanup:
             other.end(self.ended_status)
         self.background = self.background or other.background
         self.patience = self.patience or other.patience
+        self.full_patience_s = max(self.full_patience_s, other.full_patience_s)
         if self.patience is not None and other.patience is not None:
             self.patience.left_s = min(self.patience.left_s, other.patience.left_s)
         self.reserved += other.reserved
@@ -154,7 +157,12 @@ class RequestCleanup:
             self.renew_at_s = time.monotonic() + self.renew_after_s
 
     def begin(self, status: int) -> None:
-        """The response starts: refund what is not charged however it ends, before the client can ask again."""
+        """The response starts: refund what is not charged however it ends, before the client can ask again.
+
+        If Redis is slow, `end` refunds together with its release of the leases.
+        """
+        if self._is_redis_slow():
+            return
         with self._one_round_trip():
             for pair in list(self.reserved):
                 rule, reservation = pair
@@ -196,6 +204,17 @@ class RequestCleanup:
         """Wait until the event loop has released what was given to it, or the patience is used up."""
         if self.background is not None:
             await self.background.wait()
+
+    def _is_redis_slow(self) -> bool:
+        """Whether a refund now could prevent the release of the leases.
+
+        It times out if it takes as long as the admission did, and a call that times out closes its connection. The
+        release would have no time left to open another one, so the permits would be held until the leases expire. Where
+        a release runs in the background it has its own time.
+        """
+        if not self.leases or self.background is not None or self.patience is None:
+            return False
+        return self.patience.left_s < self.full_patience_s / 2
 
     def _settle(self, rule: Rule, reservation: Reservation, status: int) -> None:
         if rule.awaits_charge_on:
