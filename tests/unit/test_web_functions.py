@@ -397,7 +397,7 @@ class TestNoAddress:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("forebay.web.client._logged_s", float("-inf"))
+        monkeypatch.setattr("forebay.web.denials._logged_s", {})
         site = Site(kind, [Rule(limit, **options)])
         ask = ask_wsgi if kind == "wsgi" else ask_asgi
         with caplog.at_level(logging.ERROR, "forebay.web"):

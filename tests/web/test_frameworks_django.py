@@ -451,6 +451,24 @@ def test_a_throttle_whose_store_has_no_room_says_so(rest: ModuleType, clock: Man
         assert 1 <= raised.value.wait <= 60
 
 
+def test_throttle_without_memory_for_its_log_is_unavailable(
+    rest: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.web.denials._logged_s", {})
+
+    def log(store: Any, name: str, rate: Rate) -> Any:
+        return SlidingLog(store, name, rate, keys=4_000_000_000)
+
+    throttle = keyed(rest.SimpleRateThrottle, rate="50/min", limiter_class=staticmethod(log))
+    for _ in range(2):
+        with pytest.raises(rest.LimitsUnavailable, match="no room to count another client") as raised:
+            throttled(throttle, 1)
+        assert (raised.value.status_code, raised.value.wait) == (503, 1)
+    [message] = [record.message for record in caplog.records if record.name == "forebay.web"]
+    assert message.startswith("requests are answered by 503: ")
+    assert "4000000000 keys" in message
+
+
 def test_a_throttle_by_no_key_is_an_error(rest: ModuleType) -> None:
     async def client(request: Any) -> str:
         return "ada"

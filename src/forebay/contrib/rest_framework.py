@@ -23,12 +23,12 @@ from forebay.contrib.django import VISIT, DjangoRequest, setting
 from forebay.contrib.views import Visit
 from forebay.core.algorithms.sliding_log import SlidingLog
 from forebay.core.algorithms.window import SlidingWindow
-from forebay.errors import InvalidKey, InvalidRate, StoreUnavailable, shown
+from forebay.errors import InvalidKey, InvalidRate, SegmentSpaceError, StoreUnavailable, shown
 from forebay.rate import NS, Rate, as_rate
 from forebay.store import Store
 from forebay.web import ClientAddress, Passage
 from forebay.web.answers import AWAY, FULL, again
-from forebay.web.denials import STORE_WAIT_S, seconds_up
+from forebay.web.denials import STORE_WAIT_S, log_for_operator, seconds_up
 from forebay.web.functions import described, is_key
 from forebay.web.header_fields import Policy, Writer, checked_styles, header_writer
 from forebay.web.rules import is_redis
@@ -124,13 +124,16 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             return True
         if self.num_requests < 1:
             return self.throttle_failure()
-        limiter, fields_of = _limiter(
-            type(self).limiter_class, self.scope or type(self).__name__, self.num_requests, self.duration
-        )
+        scope = self.scope or type(self).__name__
         try:
+            limiter, fields_of = _limiter(type(self).limiter_class, scope, self.num_requests, self.duration)
             self.decision = decision = limiter.hit(self.key)
         except StoreUnavailable as error:
             raise LimitsUnavailable from error
+        except SegmentSpaceError as error:
+            # The limiter is made by the first request of a scope and rate.
+            log_for_operator(LimitsUnavailable.status_code, error)
+            raise LimitsUnavailable(FULL) from error
         if decision.full and not decision.allowed:
             raise LimitsUnavailable(FULL, max(1, seconds_up(decision.retry_after_ns)))
         visit: Visit | None = getattr(request._request, VISIT, None)

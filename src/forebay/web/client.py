@@ -7,10 +7,7 @@ the client may have made up.
 
 from __future__ import annotations
 
-import logging
-import math
 import re
-import time
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
@@ -28,22 +25,10 @@ UNIX_REMEDY: Final = (
     'say which field the proxy sets, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give '
     "the rules another key"
 )
-LOG_EVERY_S: Final = 60
-_log: Final = logging.getLogger("forebay.web")
-_logged_s = -math.inf
 
 
 class UnknownPeer(InvalidLimiter):
     """A ``ClientAddress`` was asked about a request whose server tells no address of its peer."""
-
-
-def log_unknown_peer(error: UnknownPeer) -> None:
-    """Log the remedy at most once a minute: the error occurs for every request."""
-    global _logged_s
-    now_s = time.monotonic()
-    if now_s - _logged_s >= LOG_EVERY_S:
-        _logged_s = now_s
-        _log.error("requests are answered by 500: %s", error)
 
 
 # An element of `Forwarded` (RFC 7239): pairs of a token and a token or quoted text, separated by semicolons.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable
 from forebay.web.answers import AWAY, FULL, UNKNOWN
-from forebay.web.client import UnknownPeer, log_unknown_peer
+from forebay.web.client import UnknownPeer
 from forebay.web.header_fields import Policy, Writer, header_writer
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Rule
 
-__all__ = ["DENYING_ERRORS", "HOLDER_WAIT_S", "STORE_WAIT_S", "Denials", "seconds_up"]
+__all__ = ["DENYING_ERRORS", "HOLDER_WAIT_S", "STORE_WAIT_S", "Denials", "log_for_operator", "seconds_up"]
 
 NS: Final = 1_000_000_000
 HOLDER_WAIT_S: Final = 1
@@ -24,6 +27,18 @@ STORE_WAIT_S: Final = 1
 
 DENYING_ERRORS: Final = (CostExceedsLimit, StoreUnavailable, UnknownPeer)
 """The errors for which a request is denied (`Denials.for_error`), instead of failing."""
+
+LOG_EVERY_S: Final = 60
+_log: Final = logging.getLogger("forebay.web")
+_logged_s: dict[int, float] = {}
+
+
+def log_for_operator(status: int, error: Exception) -> None:
+    """Log the remedy of an error that every request would repeat: once a minute for each status."""
+    now_s = time.monotonic()
+    if now_s - _logged_s.get(status, -math.inf) >= LOG_EVERY_S:
+        _logged_s[status] = now_s
+        _log.error("requests are answered by %d: %s", status, error)
 
 
 def seconds_up(duration_ns: int) -> int:
@@ -72,7 +87,7 @@ class Denials:
         if isinstance(error, StoreUnavailable):
             return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), AWAY)
         assert isinstance(error, UnknownPeer)
-        log_unknown_peer(error)
+        log_for_operator(self._unknown_rule.denial_status, error)
         return Denial(self._unknown_rule, (), None, None, (), UNKNOWN)
 
     def full(self, wait_ns: int) -> Denial:
