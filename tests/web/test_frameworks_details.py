@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,31 @@ def ask_aiohttp(app: web.Application, count: int, path: str = "/", **options: An
             return answers
 
     return asyncio.run(ask())
+
+
+def test_aiohttp_limits_only_async_handlers(its: Its) -> None:
+    """aiohttp takes a plain function with a warning, but a decorator that awaits it can't."""
+    decorate = forebay.contrib.aiohttp.limited(its.two, key=everyone)
+
+    def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    class View(web.View):
+        async def get(self) -> web.StreamResponse:
+            return web.Response()
+
+    for plain in (handler, lambda view: handler(view.request), partial(handler)):
+        with pytest.raises(InvalidLimiter, match=r"limited\(\.\.\.\) is for async handlers.* write async def"):
+            decorate(plain)  # type: ignore[arg-type]
+
+    async def async_handler(prefix: str, request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+    for handled in (partial(async_handler, ""), View):
+        app = web.Application()
+        forebay.contrib.aiohttp.setup(app)
+        app.router.add_get("/", decorate(handled))
+        assert ask_aiohttp(app, 1)[0][0] == 200
 
 
 def test_aiohttp_needs_the_middleware(its: Its) -> None:

@@ -17,6 +17,7 @@ from forebay.extras import Needs
 
 with Needs("aiohttp", __name__):
     from aiohttp import web
+    from aiohttp.abc import AbstractView
 
 from forebay.contrib.views import (
     Asker,
@@ -31,7 +32,9 @@ from forebay.contrib.views import (
     without_body_limits,
 )
 from forebay.core.limiter import Limiter
+from forebay.errors import InvalidLimiter, shown
 from forebay.web import DISCONNECTED, BodyLimit, Gate, Rule
+from forebay.web.functions import has_to_be_awaited
 from forebay.web.native_requests import methods, readings
 from forebay.web.request import KeyFunction
 from forebay.web.rules import check_event_loop, outcome
@@ -178,6 +181,9 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     check_event_loop(rules, in_loop=True)
 
     def decorate(handler: AnyHandler) -> AnyHandler:
+        is_view = isinstance(handler, type) and issubclass(handler, AbstractView)
+        if not is_view and not has_to_be_awaited(handler):
+            raise InvalidLimiter(f"limited(...) is for async handlers, and {shown(handler)} isn't one: write async def")
         inner, all_rules = stacked(handler, rules)
 
         @wraps(inner)
