@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 from starlette.applications import Starlette
 
 import forebay.contrib.aiohttp
@@ -110,7 +111,7 @@ def test_no_rules_no_warning(started: Any) -> None:
         lambda limiter: ASGIMiddleware(lambda scope, receive, send: None, [Rule(limiter)]),  # type: ignore[arg-type, return-value]
         lambda limiter: forebay.contrib.flask.Limits(rules=[Rule(limiter)]),
         lambda limiter: forebay.contrib.flask.Limits().limit(limiter)(lambda: ""),
-        lambda limiter: forebay.contrib.aiohttp.limited(limiter)(lambda request: None),  # type: ignore[type-var]
+        lambda limiter: forebay.contrib.aiohttp.limited(limiter)(web.View),
         lambda limiter: forebay.contrib.fastapi.limited(limiter),
         lambda limiter: forebay.contrib.fastapi.setup(Starlette(), [Rule(limiter)]),
     ],
