@@ -70,7 +70,7 @@ def main(check: bool) -> int:
         if not check:
             path.write_text("\n".join(lines), encoding="utf-8")
     if check and differing:
-        print(f"not what the code says of itself: {', '.join(differing)}; run {sys.argv[0]}")
+        print(f"differs from the compiled docstrings: {', '.join(differing)}; run {sys.argv[0]}")
     return int(check and bool(differing))
 
 

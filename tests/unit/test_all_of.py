@@ -65,7 +65,7 @@ class Clearing:
         return 1
 
 
-ASK: dict[str, Callable[[AllOf, Any, Any], object]] = {
+METHODS: dict[str, Callable[[AllOf, Any, Any], object]] = {
     "hit": AllOf.hit,
     "peek": AllOf.peek,
     "refund": AllOf.refund,
@@ -74,18 +74,18 @@ ASK: dict[str, Callable[[AllOf, Any, Any], object]] = {
 
 
 @pytest.mark.parametrize("emptied", ["keys", "costs"])
-@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize("method", METHODS)
 def test_all_of_refuses_lists_that_shrink_while_it_reads_them(
-    both: AllOf, in_child: Any, ask: str, emptied: str
+    both: AllOf, in_child: Any, method: str, emptied: str
 ) -> None:
     keys: list[Any] = ["k", "k"]
     costs: list[Any] = [1, 1]
     costs[0] = Clearing(keys if emptied == "keys" else costs)
     assert both.hit("k", 2)
     # A refund reads all costs before it counts the keys.
-    refused = (InvalidCost, InvalidKey) if ask == "refund" else RuntimeError
+    refused = (InvalidCost, InvalidKey) if method == "refund" else RuntimeError
     with pytest.raises(refused, match=r"need one|shortened"):
-        in_child(lambda: ASK[ask](both, keys, costs))
+        in_child(lambda: METHODS[method](both, keys, costs))
     assert [limiter.peek("k").remaining for limiter in both.limiters] == [8, 3]
 
 

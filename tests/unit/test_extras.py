@@ -23,13 +23,13 @@ PROGRAM = """
 import importlib, json, sys
 
 sys.modules.update(dict.fromkeys(json.loads(sys.argv[2])))
-said = {}
+raised = {}
 for module in json.loads(sys.argv[1]):
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         raised[module] = [error.name, str(error)]
-print(json.dumps(said))
+print(json.dumps(raised))
 """
 
 

@@ -232,9 +232,9 @@ def test_costs_at_powers_of_two_are_charged_exactly(make: Make, now_ns: int) -> 
                 assert not limiter.allow(key)
             else:
                 limiter.refund(key, cost)
-                for ask in (limiter.hit, limiter.peek, limiter.reserve):
+                for method in (limiter.hit, limiter.peek, limiter.reserve):
                     with pytest.raises(CostExceedsLimit) as caught:
-                        ask(key, cost)
+                        method(key, cost)
                     assert (caught.value.cost, caught.value.limit) == (cost, most)
                 with pytest.raises(CostExceedsLimit):
                     limiter.allow_many([key], [cost])
@@ -542,15 +542,15 @@ def test_products_quotients_and_the_lowest_bit_are_exact(tmp_path: Path, optimiz
         check=True,
     )
     ends = [0, 1, 2, 3, 2**32 - 1, 2**32, 2**53 + 1, 2**61 - 1, 2**62, 2**63 - 1, 2**63, MASK - 1, MASK]
-    asked = list(itertools.product(ends, repeat=4))
+    questions = list(itertools.product(ends, repeat=4))
     answers = subprocess.run(
         [program],
-        input="".join(f"{a} {b} {c} {d}\n" for a, b, c, d in asked),
+        input="".join(f"{a} {b} {c} {d}\n" for a, b, c, d in questions),
         text=True,
         capture_output=True,
         check=True,
     ).stdout.splitlines()
-    for (a, b, c, d), answer in zip(asked, answers, strict=True):
+    for (a, b, c, d), answer in zip(questions, answers, strict=True):
         below, up, down, lowest = map(int, answer.split())
         assert below == (a * b < c * d)
         assert lowest == (a & -a).bit_length() - 1

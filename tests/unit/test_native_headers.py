@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[2]
 MASK = 2**64 - 1
 LONGEST = 80
 
-Ask = Callable[..., str]
+RunNative = Callable[..., str]
 
 
 @pytest.fixture(scope="module", params=["-O0", "-O3"])
-def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ask:
+def run_native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunNative:
     """Runs native_headers.c with the given arguments and standard input; returns its output."""
     program = tmp_path_factory.mktemp("native") / "native_headers"
     subprocess.run(
@@ -98,24 +98,24 @@ def test_reference_agrees_with_the_paper_and_with_cpython() -> None:
     ],
     ids=["zero", "paper", "ones", "ends", "mixed"],
 )
-def test_siphash13_agrees_with_the_reference_at_every_length(ask: Ask, key: tuple[int, int]) -> None:
-    hashes = [int(line, 16) for line in ask("hash", f"{key[0]:x}", f"{key[1]:x}", str(LONGEST)).split()]
+def test_siphash13_agrees_with_the_reference_at_every_length(run_native: RunNative, key: tuple[int, int]) -> None:
+    hashes = [int(line, 16) for line in run_native("hash", f"{key[0]:x}", f"{key[1]:x}", str(LONGEST)).split()]
     assert hashes == [siphash(key, bytes(range(size)), 1, 3) for size in range(LONGEST + 1)]
 
 
-def test_siphash13_agrees_with_the_reference_around_256_bytes(ask: Ask) -> None:
+def test_siphash13_agrees_with_the_reference_around_256_bytes(run_native: RunNative) -> None:
     """The hash takes the length modulo 256."""
-    hashes = ask("hash", "1", "2", "520").split()
+    hashes = run_native("hash", "1", "2", "520").split()
     for size in (255, 256, 257, 511, 512, 513, 520):
         assert int(hashes[size], 16) == siphash((1, 2), bytes(i % 256 for i in range(size)), 1, 3)
 
 
-def test_128_bit_products_and_quotients_are_exact(ask: Ask) -> None:
+def test_128_bit_products_and_quotients_are_exact(run_native: RunNative) -> None:
     chance = random.Random(1)
     edges = [0, 1, 2, 3, 2**32 - 1, 2**32, 2**61, 2**63 - 1, 2**63, MASK - 1, MASK]
     triples = [(a, b, divisor) for a in edges for b in edges for divisor in edges[1:]]
     triples += [tuple(chance.getrandbits(chance.randint(1, 64)) or 1 for _ in range(3)) for _ in range(5000)]  # type: ignore[misc]
-    answers = ask("arithmetic", text="".join(f"{a} {b} {divisor}\n" for a, b, divisor in triples)).splitlines()
+    answers = run_native("arithmetic", text="".join(f"{a} {b} {divisor}\n" for a, b, divisor in triples)).splitlines()
     assert len(answers) == len(triples)
     for (a, b, divisor), answer in zip(triples, answers, strict=True):
         high, up, down = map(int, answer.split())
@@ -126,11 +126,11 @@ def test_128_bit_products_and_quotients_are_exact(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("loads", [[], ["narrow"]], ids=["wide loads", "without wide loads"])
-def test_atomic_operations_do_what_their_names_say(ask: Ask, loads: list[str]) -> None:
-    ask("semantics", *loads)
+def test_atomic_operations_do_what_their_names_say(run_native: RunNative, loads: list[str]) -> None:
+    run_native("semantics", *loads)
 
 
 @pytest.mark.parametrize("loads", [[], ["narrow"]], ids=["wide loads", "without wide loads"])
-def test_cell_is_never_torn_and_no_write_is_lost(ask: Ask, loads: list[str]) -> None:
-    failures = int(ask("race", *loads))
+def test_cell_is_never_torn_and_no_write_is_lost(run_native: RunNative, loads: list[str]) -> None:
+    failures = int(run_native("race", *loads))
     assert failures > 0, "no CAS failed: the writers never raced"

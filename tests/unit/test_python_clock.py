@@ -90,7 +90,7 @@ MAKERS: dict[str, Callable[[Store], Any]] = {
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_limiter_and_every_method_follows_time_time(time_store: Store, move: Mover, kind: str) -> None:
     limiter = MAKERS[kind](time_store)
-    for ask in (
+    for method in (
         limiter.allow,
         limiter.hit,
         lambda key: limiter.allow_many([key])[0],
@@ -99,7 +99,7 @@ def test_every_limiter_and_every_method_follows_time_time(time_store: Store, mov
         lambda key: limiter.wait(key, 1, 0),
     ):
         assert limiter.peek("k")
-        assert ask("k")
+        assert method("k")
         # No gap between permits is longer than two periods.
         assert not limiter.peek("k")
         move(2 * 3600)
@@ -212,9 +212,9 @@ def test_times_outside_a_segments_range_are_refused(
     assert limiter.allow("k")
     now_ns = time_store._segment.now_ns()
     monkeypatch.setattr(time, "time", lambda: seconds)
-    for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.refund, limiter.reset):
+    for method in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.refund, limiter.reset):
         with pytest.raises(ValueError, match=r"time\.time"):
-            ask("k")
+            method("k")
     with pytest.raises(ValueError, match=r"time\.time"):
         limiter.allow_many(["k"])
     monkeypatch.undo()
@@ -251,9 +251,9 @@ def test_error_of_the_clock_reaches_the_caller_and_charges_nothing(
         raise LookupError("no time")
 
     monkeypatch.setattr(time, "time", broken)
-    for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.refund, limiter.reset, limiter.reserve):
+    for method in (limiter.allow, limiter.hit, limiter.peek, limiter.refund, limiter.reset, limiter.reserve):
         with pytest.raises(LookupError):
-            ask("k")
+            method("k")
     monkeypatch.undo()
     assert limiter.peek("k").remaining == 2
 
@@ -282,9 +282,9 @@ def test_clock_that_closes_the_store_or_calls_the_limiter_does_no_harm(
 
     monkeypatch.setattr(time, "time", closing)
     limiter.allow("k")
-    for ask in (limiter.allow, limiter.hit, limiter.peek, lambda key: limiter.allow_many([key] * 10)):
+    for method in (limiter.allow, limiter.hit, limiter.peek, lambda key: limiter.allow_many([key] * 10)):
         with pytest.raises(StoreClosed):
-            ask("k")
+            method("k")
 
 
 def test_threads_share_one_moving_time(time_store: Store) -> None:

@@ -34,9 +34,9 @@ def test_refunds_that_race_with_hits_lose_and_duplicate_no_permit(crew: Crew, ki
         with Store.private(keys=1, clock=ManualClock(100) if kind == TWO_BUCKETS else "monotonic") as store:
             limiter = MAKERS[kind](store)
             assert limiter.hit("k", HELD)
-            asked = crew.run(WORKERS, _take_and_give_back, limiter, Meeting(WORKERS))
+            results = crew.run(WORKERS, _take_and_give_back, limiter, Meeting(WORKERS))
             crew.workers.clear()
-            assert asked == [(PAIRS, 0)] * WORKERS
+            assert results == [(PAIRS, 0)] * WORKERS
             assert limiter.peek("k").remaining == LIMIT - HELD
 
 

@@ -208,9 +208,9 @@ def test_closed_store_refuses_every_use(store: Store) -> None:
     store.close()
     assert store.closed is True
     for limiter in (used, unused):
-        for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.refund, limiter.reset):
+        for method in (limiter.allow, limiter.hit, limiter.peek, limiter.refund, limiter.reset):
             with pytest.raises(StoreClosed, match=limiter.name):
-                ask("k")
+                method("k")
         for batch in ([], ["k"]):
             with pytest.raises(StoreClosed):
                 limiter.allow_many(batch)

@@ -127,10 +127,10 @@ def test_uninitialised_limiter_does_no_harm(in_child: Any) -> None:
                 limiter = TokenBucket.__new__(TokenBucket, store, "api")
             except TypeError:
                 return True
-            for ask in (limiter.hit, limiter.peek, limiter.refund):
+            for method in (limiter.hit, limiter.peek, limiter.refund):
                 for cost in (0, 1):
                     try:
-                        ask("k", cost)
+                        method("k", cost)
                     except (ForebayError, TypeError):
                         continue
             limiter.allow("k")
