@@ -1,4 +1,4 @@
-"""What pip gets: an sdist that builds everywhere it should, and a wheel that needs nothing."""
+"""The sdist builds on every supported platform, and the wheel needs no other package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import forebay
 
 ROOT = Path(__file__).resolve().parents[2]
-# ci/environment leaves here what it built and installed.
+# ci/environment puts the built and installed files there.
 DIST = Path(sys.prefix) / "dist"
 
 
@@ -34,22 +34,22 @@ def wheel_names() -> list[str]:
 
 
 def sources(*patterns: str) -> set[str]:
-    """Of the package; what builds it in other ways for its proofs is not in a distribution."""
+    """The package's sources. A distribution omits sources of special builds for proofs."""
     found = (path for folder in ("src", "native") for pattern in patterns for path in (ROOT / folder).rglob(pattern))
     names = {str(path.relative_to(ROOT)) for path in found}
     return {name for name in names if not name.startswith(("native/interleave/", "native/sanitize/"))}
 
 
-def test_the_installed_package_is_the_one_under_test() -> None:
+def test_installed_package_is_the_one_under_test() -> None:
     assert Path(forebay.__file__).is_relative_to(sys.prefix)
 
 
-def test_the_sdist_has_every_source_and_nothing_generated(sdist_names: list[str]) -> None:
+def test_sdist_has_every_source_and_no_generated_file(sdist_names: list[str]) -> None:
     assert sources("*.py", "*.pyx", "*.pxd", "*.pyi", "*.lua", "*.h", "*.toml") <= set(sdist_names)
     assert not [name for name in sdist_names if name.endswith((".c", ".so", ".o"))]
 
 
-def test_the_wheel_has_stubs_and_modules_and_no_sources_but_python(wheel_names: list[str]) -> None:
+def test_wheel_has_stubs_modules_and_only_python_sources(wheel_names: list[str]) -> None:
     modules = {str(Path(name).relative_to("src").with_suffix("")) for name in sources("*.pyx")}
     assert {name.split(".")[0] for name in wheel_names if name.endswith(".so")} == modules
     stubs = {str(Path(name).relative_to("src").with_suffix(".pyi")) for name in sources("*.pyx")}
@@ -61,7 +61,7 @@ def test_the_wheel_has_stubs_and_modules_and_no_sources_but_python(wheel_names: 
     assert not [name for name in wheel_names if name.endswith(".c")]
 
 
-def test_the_base_install_has_no_dependencies() -> None:
+def test_base_install_has_no_dependencies() -> None:
     assert not [need for need in metadata.requires("forebay") or [] if "extra ==" not in need]
 
 
@@ -74,8 +74,8 @@ def test_the_base_install_has_no_dependencies() -> None:
         ("sys.implementation.name = 'pypy'", "supports CPython, not pypy"),
     ],
 )
-def test_an_unsupported_platform_fails_with_one_clear_line(change: str, expected: str) -> None:
-    # Not every environment has setuptools; the refusal comes before it is used.
+def test_unsupported_platform_fails_with_one_clear_line(change: str, expected: str) -> None:
+    # Some environments lack setuptools; the error comes before its use.
     stand_in = "sys.modules['setuptools'] = types.SimpleNamespace(Extension=None, setup=None)"
     program = f"import platform, runpy, sys, types; {stand_in}; {change}; runpy.run_path('setup.py')"
     result = subprocess.run(
@@ -86,7 +86,7 @@ def test_an_unsupported_platform_fails_with_one_clear_line(change: str, expected
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_the_header_refuses_an_unsupported_platform(tmp_path: Path) -> None:
+def test_header_refuses_an_unsupported_platform(tmp_path: Path) -> None:
     source = tmp_path / "elsewhere.c"
     source.write_text('#include "forebay/platform.h"\n')
     command = ["cc", "-fsyntax-only", f"-I{ROOT / 'native' / 'include'}", str(source)]

@@ -43,7 +43,7 @@ def test_snippets_import_existing_names(page: Path) -> None:
     for language, text in BLOCK.findall(page.read_text()):
         if language != "python":
             continue
-        # A decorator may stand alone.
+        # A snippet may end with a decorator.
         for node in ast.walk(ast.parse(f"{text}\ndef anything(): ...")):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "forebay":
                 module = importlib.import_module(node.module or "")
