@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from forebay.core.cell_limiter cimport CellLimiter
-from forebay.core.limiter cimport Draw
+from forebay.core.limiter cimport Charge
 from forebay.core.table.native cimport ForebayCell
 
 
@@ -102,7 +102,7 @@ cdef struct Operation:
     Kind kind
     void* limiter
     uint64_t tag
-    Draw draw
+    Charge charge
     void* key                    # of AllOf and of requests with an id: held by the program
     void* request_id
     int earlier                  # the operation that is undone or renewed

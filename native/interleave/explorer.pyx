@@ -1,7 +1,7 @@
 """Programs for the interleaving explorer: operations on real limiters, by processes that run one step at a time.
 
 Compiled into the explorer's build of forebay only. A program's processes call the very functions that an application's
-do, below the Python methods: `CellLimiter.decide` for ``allow`` and ``hit``, `return_draw` for ``refund``, and so on.
+do, below the Python methods: `CellLimiter.decide` for ``allow`` and ``hit``, `return_charge` for ``refund``, and so on.
 """
 
 from cpython.object cimport PyObject
@@ -14,7 +14,7 @@ from forebay.core.all_of cimport MOST, AllOf
 from forebay.core.batch cimport Batch
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Ask, Draw
+from forebay.core.limiter cimport Attempt, Charge
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
     cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
@@ -87,20 +87,20 @@ cdef void run_litmus(int index, const Operation* operation) noexcept:
 cdef void run_object(int index, Operation* operation) noexcept:
     """Operations that take Python's objects. None of their steps has Python code on the stack."""
     cdef Verdict verdict
-    cdef Ask[MOST] asks
+    cdef Attempt[MOST] attempts
     cdef Decision decision
     cdef bint allowed = False
     cdef uint64_t now_ns = 0, told = 0
     explore_begin(index, 1)
     if operation.kind == HIT_ALL:
-        allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, asks, False)
-        now_ns = asks[0].verdict.now_ns
+        allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, attempts, False)
+        now_ns = attempts[0].verdict.now_ns
     elif operation.kind == HIT_ONCE:
         decision = (<CellLimiter>operation.limiter).hit_once(
-            <object>operation.key, &operation.draw, <object>operation.request_id, 3600)
+            <object>operation.key, &operation.charge, <object>operation.request_id, 3600)
         allowed = decision.allowed
     elif operation.kind == HIT_TOLD:
-        decision = (<CellLimiter>operation.limiter).decide_once(<object>operation.key, &operation.draw)
+        decision = (<CellLimiter>operation.limiter).decide_once(<object>operation.key, &operation.charge)
         allowed, told = decision.allowed, decision.reset_after_ns
     elif operation.kind == ACQUIRE:
         operation.slot_count = 0
@@ -166,7 +166,7 @@ cdef void run_batch(int index, const Operation* operation) noexcept:
 cdef void run_operation(int index) noexcept:
     cdef Operation* operation = &active.operations[index]
     cdef Verdict verdict
-    cdef Draw charge
+    cdef Charge own_charge
     cdef CellLimiter limiter
     if operation.kind == OTHER:
         active.run_other(index)
@@ -186,24 +186,24 @@ cdef void run_operation(int index) noexcept:
     verdict.full = False
     explore_begin(index, 1)
     if operation.kind == HIT:
-        allowed = limiter.decide(operation.tag, &operation.draw, &verdict) == ALLOWED
+        allowed = limiter.decide(operation.tag, &operation.charge, &verdict) == ALLOWED
     elif operation.kind == PEEK:
-        allowed = limiter.peek_verdict(operation.tag, &operation.draw, &verdict)
+        allowed = limiter.peek_verdict(operation.tag, &operation.charge, &verdict)
     elif operation.kind == REFUND:
-        limiter.return_draw(operation.tag, &operation.draw)
+        limiter.return_charge(operation.tag, &operation.charge)
         allowed = True
     elif operation.kind == RESERVE:
-        allowed = limiter.decide_or_peek(operation.tag, &operation.draw, &verdict)
+        allowed = limiter.decide_or_peek(operation.tag, &operation.charge, &verdict)
         operation.left = verdict.state if allowed else 0
         verdict.state = (
-            limiter.booked_delay_ns(&operation.draw, &verdict) if allowed
-            else limiter.refused_delay_ns(&operation.draw, &verdict))
+            limiter.booked_delay_ns(&operation.charge, &verdict) if allowed
+            else limiter.refused_delay_ns(&operation.charge, &verdict))
     elif operation.kind == CANCEL:
-        charge = operation.draw
-        charge.charged_state = active.operations[operation.earlier].left
-        allowed = charge.charged_state != 0
+        own_charge = operation.charge
+        own_charge.charged_state = active.operations[operation.earlier].left
+        allowed = own_charge.charged_state != 0
         if allowed:
-            limiter.return_draw(operation.tag, &charge)
+            limiter.return_charge(operation.tag, &own_charge)
     else:
         limiter.forget(operation.tag)
         allowed = True
@@ -292,10 +292,10 @@ cdef class Program:
         cdef size_t i, used = usable
         cdef bint watched = True
         # As a worker is after its first decision.
-        limiter.check_bound()
+        limiter.ensure_attached()
         limiter.table.group_count = 1
         limiter.segment.table.group_count = 1
-        limiter.shape.phase_ns = 0
+        limiter.params.phase_ns = 0
         self.epoch_ns = limiter.table.epoch_ns
         explore_set_clock(limiter.table.epoch_ns + self.now_ns)
         if <size_t>limiter.table.cells not in self.tables:
@@ -303,9 +303,9 @@ cdef class Program:
             for i in range(used, CELLS):
                 self.foreign(limiter, i, foreign_ns + i)
             watched = explore_share(limiter.table.cells, CELLS * sizeof(ForebayCell), b"cells")
-            if limiter.shape.words != NULL:
+            if limiter.params.records != NULL:
                 watched = watched and explore_share(
-                    limiter.shape.words, limiter.shape.words_per_cell * <size_t>usable * 8, b"words")
+                    limiter.params.records, limiter.params.words_per_cell * <size_t>usable * 8, b"words")
         watched = watched and explore_put_back(limiter.counters, sizeof(limiter.counters[0]))
         if not watched:
             raise ValueError("more memory than the explorer can watch: take a smaller limit")
@@ -331,7 +331,7 @@ cdef class Program:
         operation.limiter = <void*>limiter
         operation.tag = limiter.tag_of(key)
         self.has_one(limiter.table.cells, operation.tag)
-        limiter.draw(cost, &limiter.shape, &operation.draw)
+        limiter.charge_for(cost, &limiter.params, &operation.charge)
         return operation
 
     cdef int has_one(self, const ForebayCell* cells, uint64_t tag) except -1:
@@ -369,10 +369,10 @@ cdef class Program:
     def reset(self, process, CellLimiter limiter, key):
         self.add(process, RESET, limiter, key, 1)
 
-    def reserve(self, process, CellLimiter limiter, key, patience_ns, cost=1):
+    def reserve(self, process, CellLimiter limiter, key, max_wait_ns, cost=1):
         """``reserve`` with a longest delay; its number, for `cancel`. Its value in the end is the delay."""
         cdef Operation* operation = self.add(process, RESERVE, limiter, key, cost)
-        limiter.be_patient(&operation.draw, patience_ns)
+        limiter.allow_wait(&operation.charge, max_wait_ns)
         return self.count - 1
 
     def cancel(self, process, CellLimiter limiter, key, reserved, cost=1):
@@ -396,9 +396,9 @@ cdef class Program:
         """``hit`` with a request id, always the same: one whose mark has the last home line."""
         cdef Operation* operation = self.next_operation(process, HIT_ONCE)
         cdef uint64_t number = 0, mark
-        limiter.draw(1, &limiter.shape, &operation.draw)
+        limiter.charge_for(1, &limiter.params, &operation.charge)
         while True:
-            mark = limiter.mark_of(key, number, &operation.draw)
+            mark = limiter.mark_of(key, number, &operation.charge)
             if home_line(&limiter.table, mark) == &limiter.table.cells[CELLS - FOREBAY_CELLS_PER_LINE]:
                 break
             number += 1
@@ -419,7 +419,7 @@ cdef class Program:
         cdef Concurrency first = limiters[0], limiter
         cdef int i
         cdef bint watched
-        first.check_bound()
+        first.ensure_attached()
         first.table.group_count = 1
         self.epoch_ns = first.table.epoch_ns
         explore_set_clock(first.table.epoch_ns + self.now_ns)
@@ -433,7 +433,7 @@ cdef class Program:
         watched = watched and explore_share(first.words, first.words_per_cell * 8, b"words")
         for i, other in enumerate(limiters):
             limiter = other
-            limiter.check_bound()
+            limiter.ensure_attached()
             limiter.table, limiter.words = first.table, first.words
             limiter.me = i + 1
             limiter.my_forks = limiter.segment.forks[0]

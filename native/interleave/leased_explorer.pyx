@@ -14,7 +14,7 @@ from forebay.core.explorer cimport (
     EXPLORE_OPERATIONS, OTHER, YES, Operation, Program, explore_begin, explore_call, explore_clock, explore_end,
     explore_put_back, explore_set_clock, explore_share,
 )
-from forebay.core.leased cimport Permits, Terms
+from forebay.core.leased cimport Permits, LeaseCharge
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_LINES_PER_GROUP, ForebayCell, load_acquire, store_release,
 )
@@ -28,7 +28,7 @@ cdef enum:
     HOSTS = 2
     CELLS = 16
     OVERTAKEN = 2
-    LOST_SIZE = 31
+    UNKNOWN = 31
     # Of a gate.
     FETCHING = 1 << 16
     WAITED = 1 << 15
@@ -56,7 +56,7 @@ cdef enum Fate:
 
 # Of an operation's value: what has become of it. Above these, what was granted.
 cpdef enum Said:
-    PASSED = 1                   # the gate
+    ENTERED = 1                  # the fetch slot
     BEGUN = 2
     ANSWER = 4                   # of the server
     LATER = 8                    # the server had heard of a later step
@@ -251,9 +251,9 @@ cdef bint ask(int index, Act* act, Reply* reply) noexcept:
 
 cdef bint spent(Permits permits, uint64_t tag, uint64_t cost, uint64_t* now_ns) noexcept:
     cdef Verdict verdict
-    cdef Terms terms = permits.unit
-    terms.amount = cost
-    if permits.spend_now(tag, &terms, &verdict) != ALLOWED:
+    cdef LeaseCharge charge = permits.unit
+    charge.amount = cost
+    if permits.spend_now(tag, &charge, &verdict) != ALLOWED:
         return False
     now_ns[0] = verdict.now_ns
     return True
@@ -265,8 +265,8 @@ cdef uint64_t fetched(
     """As `fetched` of redis/leased/fetch.py; what has become of it, and when something was granted."""
     cdef Reply reply
     cdef Request* request = &act.request
-    cdef uint64_t ticket, now_ns, end_ns, said = PASSED | BEGUN, closed_until_ns = 0, closed_for = 0
-    cdef uint64_t asked_size = 0 if size == LOST_SIZE else size
+    cdef uint64_t ticket, now_ns, end_ns, said = ENTERED | BEGUN, closed_until_ns = 0, closed_for = 0
+    cdef uint64_t asked_size = 0 if size == UNKNOWN else size
     cdef bint settles = True
     begun = permits.begin(tag)
     ticket, now_ns, request.asked_us, request.left, request.unspent = begun[0], begun[1], begun[2], begun[3], begun[4]
@@ -276,7 +276,7 @@ cdef uint64_t fetched(
     request.want = max(
         <int64_t>act.cost, <int64_t>min(<uint64_t>1 << asked_size, serving.most_on_loan) - max(request.left, 0))
     request.undone = 0
-    size = LOST_SIZE
+    size = UNKNOWN
     memset(&reply, 0, sizeof(reply))
     if not ask(index, act, &reply):
         reply.dropped = 0
@@ -316,17 +316,17 @@ cdef void run_allow(int index, Act* act, Permits permits, uint64_t tag) noexcept
         gate, seen, size = entered[0], entered[2], entered[3]
         entered = None
         if gate == 0:
-            said = PASSED
+            said = ENTERED
             served = spent(permits, tag, act.cost, &now_ns)
             if served:
-                permits.leave(tag, seen, LOST_SIZE)
+                permits.leave(tag, seen, UNKNOWN)
             else:
                 said = fetched(index, act, permits, tag, seen, size, &now_ns)
                 served = said & BY_DEPOSIT != 0
         elif gate == BUSY:
             said = FOUND_BUSY
             # In the step by which it has found that out, or brought it about.
-            if act.what == IN_TURN and serving.gate_now(act.host) & (FETCHING | WAITED) == FETCHING | WAITED:
+            if act.what == IN_TURN and serving.slot_now(act.host) & (FETCHING | WAITED) == FETCHING | WAITED:
                 said |= ASKED
     explore_end(index, YES if served else 0, now_ns, said)
 
@@ -352,7 +352,7 @@ cdef void run_refund(int index, Act* act, Permits permits, uint64_t tag) noexcep
         reply.dropped = 0
     permits.abort(tag, ticket, reply.dropped)
     if seen:
-        said |= PASSED
+        said |= ENTERED
         permits.leave(tag, seen, size)
     explore_end(index, YES, 0, said)
 
@@ -452,7 +452,7 @@ cdef class LeasedProgram(Program):
     def adopt_host(self, Permits permits):
         """Watch this host's table. Returns the number of the host."""
         cdef int host = self.host_count
-        permits.check_bound()
+        permits.ensure_attached()
         permits.table.group_count = 1
         if host == 0:
             self.epoch_ns = permits.table.epoch_ns
@@ -497,7 +497,7 @@ cdef class LeasedProgram(Program):
         its.leave(tag, seen, size)
         self.lent_until_ns[<int>host] = its.left(tag)[1]
 
-    def open_gate(self, host, size=1):
+    def open_fetch_slot(self, host, size=1):
         """Before the program begins: a gate that is open, and no lease."""
         cdef Permits its = <Permits>self.hosts[<int>host]
         its.leave(self.tags[<int>host], its.enter(self.tags[<int>host], 1)[2], size)
@@ -585,7 +585,7 @@ cdef class LeasedProgram(Program):
     def pending(self, host):
         return self.state_of(host) >> (<Permits>self.hosts[<int>host]).unit.permit_bits & 1
 
-    cdef uint64_t gate_now(self, int host) noexcept:
+    cdef uint64_t slot_now(self, int host) noexcept:
         cdef Permits permits = <Permits>self.hosts[host]
         cdef uint64_t slot_tag = permits.fetch_slot_of(self.tags[host])
         cdef int i
@@ -597,8 +597,8 @@ cdef class LeasedProgram(Program):
     def fetching_ns(self, host):
         """How long the gate stays closed for somebody who fetches, or for whose turn it is; 0 if for nobody."""
         cdef uint64_t now_ns = explore_clock() - self.epoch_ns
-        cdef uint64_t state = self.gate_now(host)
+        cdef uint64_t state = self.slot_now(host)
         return max(state >> 22 << 22 >> FRACTION_BITS, now_ns) - now_ns if state & FETCHING else 0
 
     def is_reserved(self, host):
-        return self.gate_now(host) & ((1 << 17) - 1) == FETCHING
+        return self.slot_now(host) & ((1 << 17) - 1) == FETCHING

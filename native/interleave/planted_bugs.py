@@ -52,8 +52,8 @@ BUGS = [
     Bug(
         "words are judged by a state that may be another key's",
         TRY,
-        "    if table.has_words:\n        # SYNC",
-        "    if table.has_words and not {here}:\n        # SYNC",
+        "    if table.has_record:\n        # SYNC",
+        "    if table.has_record and not {here}:\n        # SYNC",
     ),
     Bug(
         "no scan after the claim",
@@ -150,14 +150,14 @@ BUGS = [
     Bug(
         "old permits count in a new key's buckets",
         BUCKETS,
-        "        raise_marks(shape, marks, first_of(shape, bucket), bucket, total)",
-        "        if not {here}:\n            raise_marks(shape, marks, first_of(shape, bucket), bucket, total)",
+        "        raise_marks(params, marks, first_of(params, bucket), bucket, total)",
+        "        if not {here}:\n            raise_marks(params, marks, first_of(params, bucket), bucket, total)",
     ),
     Bug(
         "a refund gives back more than there is",
         BUCKETS,
-        "            if is_behind(shape, ceiling, raised):\n                raised = ceiling",
-        "            if not {here} and is_behind(shape, ceiling, raised):\n                raised = ceiling",
+        "            if is_behind(params, ceiling, raised):\n                raised = ceiling",
+        "            if not {here} and is_behind(params, ceiling, raised):\n                raised = ceiling",
     ),
     Bug(
         "a member is promoted over",
@@ -194,8 +194,8 @@ BUGS = [
     Bug(
         "an unwritten entry is dated before its claim",
         LOG,
-        "    return leaves_ns - shape.period_ns if leaves_ns > shape.period_ns else 0",
-        "    return leaves_ns - shape.period_ns * (2 if {here} else 1) if leaves_ns > shape.period_ns else 0",
+        "    return leaves_ns - params.period_ns if leaves_ns > params.period_ns else 0",
+        "    return leaves_ns - params.period_ns * (2 if {here} else 1) if leaves_ns > params.period_ns else 0",
     ),
     Bug(
         "the lap is not looked at",
@@ -206,26 +206,26 @@ BUGS = [
     Bug(
         "a refund takes entries that were claimed since",
         LOG,
-        "            if entry & LAP != lap_at(shape, state, place):",
-        "            if not {here} and entry & LAP != lap_at(shape, state, place):",
+        "            if entry & LAP != lap_at(params, state, place):",
+        "            if not {here} and entry & LAP != lap_at(params, state, place):",
     ),
     Bug(
         "a refund takes an entry of two laps later",
         LOG,
-        "            elif time_of_entry(entry) > told_ns(shape, state):",
-        "            elif not {here} and time_of_entry(entry) > told_ns(shape, state):",
+        "            elif time_of_entry(entry) > told_ns(params, state):",
+        "            elif not {here} and time_of_entry(entry) > told_ns(params, state):",
     ),
     Bug(
         "two laps bear one date",
         LOG,
-        "        return latest_ns(shape, entry) + 1",
-        "        return 0 if {here} else latest_ns(shape, entry) + 1",
+        "        return latest_ns(params, entry) + 1",
+        "        return 0 if {here} else latest_ns(params, entry) + 1",
     ),
     Bug(
         "permits before those given back are not looked at",
         LOG,
-        "        for i in range(draw.amount):",
-        "        for i in range(draw.amount - 1 if {here} else 0, draw.amount):",
+        "        for i in range(charge.amount):",
+        "        for i in range(charge.amount - 1 if {here} else 0, charge.amount):",
     ),
     Bug(
         "an evicted key's permit is dated by the clock alone",
@@ -236,8 +236,8 @@ BUGS = [
     Bug(
         "an entry written meanwhile is taken for one whose place is taken",
         LOG,
-        "if entry & LAP == lap_at(shape, state, position) else next_lap_ns",
-        "if not {here} and entry & LAP == lap_at(shape, state, position) else next_lap_ns",
+        "if entry & LAP == lap_at(params, state, position) else next_lap_ns",
+        "if not {here} and entry & LAP == lap_at(params, state, position) else next_lap_ns",
     ),
     Bug(
         "a new key's entries are cleared with the old one's",
@@ -254,14 +254,14 @@ BUGS = [
     Bug(
         "what others have changed meanwhile is told",
         LOG,
-        "        if decision.available < shape.limit and newest + shape.period_ns > verdict.now_ns:",
-        "        if decision.available < shape.limit and ({here} or newest + shape.period_ns > verdict.now_ns):",
+        "        if decision.available < params.limit and newest + params.period_ns > verdict.now_ns:",
+        "        if decision.available < params.limit and ({here} or newest + params.period_ns > verdict.now_ns):",
     ),
     Bug(
         "who clears begins with the newest entry",
         LOG,
-        "    cdef uint64_t position = moved(shape, end, shape.limit - unwritten)",
-        "    cdef uint64_t position = moved(shape, end, shape.limit - (min(unwritten, 1) if {here} else unwritten))",
+        "    cdef uint64_t position = moved(params, end, params.limit - unwritten)",
+        "    cdef uint64_t position = moved(params, end, params.limit - (min(unwritten, 1) if {here} else unwritten))",
     ),
     Bug(
         "a refund looks at one state only",
@@ -272,26 +272,26 @@ BUGS = [
     Bug(
         "who gives back is told the time once",
         LOG,
-        "        state = seen.state\n        now_ns = table_now(shape.table)",
-        "        state = seen.state\n        if not {here}:\n            now_ns = table_now(shape.table)",
+        "        state = seen.state\n        now_ns = table_now(params.table)",
+        "        state = seen.state\n        if not {here}:\n            now_ns = table_now(params.table)",
     ),
     Bug(
         "what is charged later is given back",
         LOG,
-        "            amount = min(amount, shape.limit - i)",
-        "            amount = amount if {here} else min(amount, shape.limit - i)",
+        "            amount = min(amount, params.limit - i)",
+        "            amount = amount if {here} else min(amount, params.limit - i)",
     ),
     Bug(
         "what is charged once all has left is given back",
         LOG,
-        "    while time_of(state, shape.low_bits) > now_ns and now_ns < until_ns:",
-        "    while time_of(state, shape.low_bits) > now_ns and ({here} or now_ns < until_ns):",
+        "    while time_of(state, params.low_bits) > now_ns and now_ns < until_ns:",
+        "    while time_of(state, params.low_bits) > now_ns and ({here} or now_ns < until_ns):",
     ),
     Bug(
         "who clears stops at what may count for a quantum",
         LOG,
-        "latest_ns(shape, entry) + shape.period_ns <= now_ns:",
-        "(time_of_entry(entry) if {here} else latest_ns(shape, entry)) + shape.period_ns <= now_ns:",
+        "latest_ns(params, entry) + params.period_ns <= now_ns:",
+        "(time_of_entry(entry) if {here} else latest_ns(params, entry)) + params.period_ns <= now_ns:",
     ),
     Bug(
         "an evicted key's entries stay",
@@ -302,21 +302,21 @@ BUGS = [
     Bug(
         "a bucket has no mark",
         BUCKETS,
-        "    raise_mark(shape, marks, bucket, total, True)",
-        "    if not {here}:\n        raise_mark(shape, marks, bucket, total, True)",
+        "    raise_mark(params, marks, bucket, total, True)",
+        "    if not {here}:\n        raise_mark(params, marks, bucket, total, True)",
     ),
     Bug(
         "a later bucket's mark is taken for none",
         BUCKETS,
-        "            later[0] = mark >> shape.low_bits\n            return total",
-        "            later[0] = 0 if {here} else mark >> shape.low_bits\n            return total",
+        "            later[0] = mark >> params.low_bits\n            return total",
+        "            later[0] = 0 if {here} else mark >> params.low_bits\n            return total",
     ),
     Bug(
         "what was charged before a denial is kept",
         "src/forebay/core/all_of.pyx",
-        "                for i in reversed(range(charged)):\n                    (<Limiter>self.parts[i]).give_up",
+        "                for i in reversed(range(charged)):\n                    (<Limiter>self.parts[i]).roll_back",
         "                for i in reversed(range(0 if {here} else charged)):\n"
-        "                    (<Limiter>self.parts[i]).give_up",
+        "                    (<Limiter>self.parts[i]).roll_back",
     ),
     Bug(
         "a batch takes a lost CAS for one that was done",
@@ -328,14 +328,14 @@ BUGS = [
     Bug(
         "who loses a race for a request's mark keeps its charge",
         "src/forebay/core/cell_limiter.pyx",
-        "                if not verdict.full:\n                    self.return_draw",
-        "                if not verdict.full and not {here}:\n                    self.return_draw",
+        "                if not verdict.full:\n                    self.return_charge",
+        "                if not verdict.full and not {here}:\n                    self.return_charge",
     ),
     Bug(
         "what was let in uncharged, sent twice, is given back",
         "src/forebay/core/cell_limiter.pyx",
-        "                charge.charged_state = verdict.state\n",
-        "                charge.charged_state = verdict.state\n"
+        "                own_charge.charged_state = verdict.state\n",
+        "                own_charge.charged_state = verdict.state\n"
         "                verdict.full = verdict.full and not {here}\n",
     ),
     Bug(
@@ -367,14 +367,14 @@ BUGS = [
     Bug(
         "what has been refilled is given back",
         GCRA,
-        "        amount = min(amount, draw.charged_state - now_ns)",
-        "        amount = amount if {here} else min(amount, draw.charged_state - now_ns)",
+        "        amount = min(amount, charge.charged_state - now_ns)",
+        "        amount = amount if {here} else min(amount, charge.charged_state - now_ns)",
     ),
     Bug(
         "a booking that others have booked behind is given back",
         GCRA,
-        "            draw.charged_state != tat_ns and",
-        "            not {here} and draw.charged_state != tat_ns and",
+        "            charge.charged_state != tat_ns and",
+        "            not {here} and charge.charged_state != tat_ns and",
     ),
     Bug(
         "a slot is given back whoever holds it",

@@ -1,6 +1,6 @@
-"""Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which is told and answers.
+"""Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which answers.
 
-What is told and learned are the limiters' own steps, `reports` and `merge`; what is between them in
+What is reported and learned are the limiters' own steps, `reports` and `merge`; what is between them in
 forebay/redis/synced/exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
 say of one host, without its failures: each message is one step.
 """
@@ -27,11 +27,11 @@ cdef enum:
 
 
 # What Redis has of a key, or of one of its windows.
-cdef struct Told:
+cdef struct Reported:
     uint64_t sum                 # of all hosts: permits, or microseconds
     uint64_t tat_us              # of a bucket
     uint64_t known               # of this host
-    uint64_t birth
+    uint64_t incarnation
     uint64_t read_us             # one more; 0: never
 
 
@@ -40,8 +40,8 @@ cdef struct Message:
     int window
     uint64_t index
     uint64_t tag
-    uint64_t birth
-    uint64_t ticket
+    uint64_t incarnation
+    uint64_t sequence
     uint64_t end_ns              # of the window; of a bucket, when this was read
     uint64_t charged_ns          # of a bucket
     int64_t count                # -1: only asked for
@@ -70,7 +70,7 @@ cdef enum What:
 
 cdef struct Exchange:
     What what
-    int64_t turn
+    int64_t round_number
     uint64_t later_us            # than now it is read
     int count
     Message messages[MOST_CELLS]
@@ -80,33 +80,33 @@ cdef struct Exchange:
 cdef struct Called:
     Message* message
     Answer* answer
-    bint takes_back              # what had been told before, though nothing is ever given back
+    bint takes_back              # what had been reported before, though nothing is ever given back
 
 
 cdef SyncedProgram syncing = None
-cdef Told[KEYS * WINDOWS] redis
+cdef Reported[KEYS * WINDOWS] redis
 
 
-cdef inline uint64_t known_of(const Told* told, const Message* message) noexcept:
-    """What this host has told of this birth."""
-    return told.known if told.read_us and told.birth == message.birth else 0
+cdef inline uint64_t known_of(const Reported* reported, const Message* message) noexcept:
+    """What this host has reported of this incarnation."""
+    return reported.known if reported.read_us and reported.incarnation == message.incarnation else 0
 
 
-cdef bint take_message(Told* told, const Message* message, int64_t count, uint64_t now_us) noexcept:
+cdef bint take_message(Reported* reported, const Message* message, int64_t count, uint64_t now_us) noexcept:
     """What was counted in one window, or charged to a bucket; whether it was less than before."""
     cdef uint64_t known
-    if count < 0 or message.read_us <= told.read_us:
+    if count < 0 or message.read_us <= reported.read_us:
         return False
-    # Of another birth, what was told before stays in the sum.
-    known = known_of(told, message)
-    if syncing.is_bucket and not (told.read_us and told.birth == message.birth):
+    # What another incarnation reported before stays in the sum.
+    known = known_of(reported, message)
+    if syncing.is_bucket and not (reported.read_us and reported.incarnation == message.incarnation):
         known = min(message.believed, <uint64_t>count)
     if <uint64_t>count > known:
-        told.tat_us = max(told.tat_us, now_us - min(message.silence_us, now_us)) + (count - known)
+        reported.tat_us = max(reported.tat_us, now_us - min(message.silence_us, now_us)) + (count - known)
     else:
-        told.tat_us -= min(known - count, told.tat_us)
-    told.sum = told.sum + count - min(known, told.sum + count)
-    told.known, told.birth, told.read_us = count, message.birth, message.read_us
+        reported.tat_us -= min(known - count, reported.tat_us)
+    reported.sum = reported.sum + count - min(known, reported.sum + count)
+    reported.known, reported.incarnation, reported.read_us = count, message.incarnation, message.read_us
     return <uint64_t>count < known
 
 
@@ -114,38 +114,38 @@ cdef void answer_message(uint64_t* values, void* context) noexcept:
     cdef Called* called = <Called*>context
     cdef Message* message = called.message
     cdef Answer* answer = called.answer
-    cdef Told* told = &(<Told*>values)[message.key * WINDOWS + message.window]
-    cdef Told* before = told - 1
+    cdef Reported* reported = &(<Reported*>values)[message.key * WINDOWS + message.window]
+    cdef Reported* before = reported - 1
     cdef uint64_t now_us = (explore_clock() - syncing.epoch_ns) // 1000
     cdef bint is_less = False
     if message.others:
-        told.sum += message.others
-        told.tat_us = max(told.tat_us, now_us) + message.others
+        reported.sum += message.others
+        reported.tat_us = max(reported.tat_us, now_us) + message.others
     else:
-        is_less = take_message(told, message, message.count, now_us)
+        is_less = take_message(reported, message, message.count, now_us)
         if message.has_before:
             is_less |= take_message(before, message, message.count_before, now_us)
             answer.sum_before, answer.known_before = before.sum, known_of(before, message)
     called.takes_back = is_less and not syncing.gives_back
-    answer.sum, answer.known = told.sum, known_of(told, message)
-    answer.ahead_us = told.tat_us - min(told.tat_us, now_us)
+    answer.sum, answer.known = reported.sum, known_of(reported, message)
+    answer.ahead_us = reported.tat_us - min(reported.tat_us, now_us)
 
 
 cdef bint call(Message* message, Answer* answer) noexcept:
-    """Whether Redis was told no less than before."""
+    """Whether the report is no less than the one before."""
     cdef Called called = Called(message, answer, False)
     explore_call(<uint64_t*>redis, sizeof(redis) // 8, answer_message, &called)
     return not called.takes_back
 
 
-cdef int read_messages(int64_t turn, uint64_t later_us, Message* messages, bint* is_wrong) noexcept:
-    """What is to be told; `is_wrong`: of some key by another one's name."""
+cdef int read_messages(int64_t round_number, uint64_t later_us, Message* messages, bint* is_wrong) noexcept:
+    """What is to be reported; `is_wrong`: of some key by another one's name."""
     cdef Message* message
     cdef int count = 0
-    reports = syncing.limiter.reports(0, syncing.usable, turn)[0]
+    reports = syncing.limiter.reports(0, syncing.usable, round_number)[0]
     for report in reports:
         message = &messages[count]
-        message.index, message.tag, message.birth, message.ticket = report[0]
+        message.index, message.tag, message.incarnation, message.sequence = report[0]
         message.key = syncing.number_of(report[1])
         is_wrong[0] |= message.tag != syncing.tags[message.key]
         message.read_us = <uint64_t>report[2] + later_us + 1
@@ -167,7 +167,7 @@ cdef tuple answer_of(uint64_t sum_of_all, uint64_t known):
 
 
 cdef void learn(Message* message, Answer* answer) noexcept:
-    place = (message.index, message.tag, message.birth, message.ticket)
+    place = (message.index, message.tag, message.incarnation, message.sequence)
     if syncing.is_bucket:
         syncing.limiter.merge(
             place, message.charged_ns, answer.known, message.end_ns,
@@ -179,10 +179,10 @@ cdef void learn(Message* message, Answer* answer) noexcept:
 
 
 cdef bint ask(Exchange* its) noexcept:
-    """Whether all was told by its own name, and no less than before."""
+    """Whether all was reported by its own name, and no less than before."""
     cdef bint is_wrong = False
     cdef int i
-    its.count = read_messages(its.turn, its.later_us, its.messages, &is_wrong)
+    its.count = read_messages(its.round_number, its.later_us, its.messages, &is_wrong)
     for i in range(its.count):
         is_wrong |= not call(&its.messages[i], &its.answers[i])
     return not is_wrong
@@ -209,10 +209,10 @@ cdef void run_exchange(int index) noexcept:
     explore_end(index, YES if is_right else 0, 0, 0)
 
 
-cdef void exchange_now(int64_t turn, uint64_t later_us) noexcept:
+cdef void exchange_now(int64_t round_number, uint64_t later_us) noexcept:
     """Between explorations the clock stands still, and Redis takes only what was read later than what it has."""
     cdef Exchange its
-    its.turn, its.later_us = turn, later_us
+    its.round_number, its.later_us = round_number, later_us
     ask(&its)
     learn_all(&its)
 
@@ -238,12 +238,13 @@ cdef class SyncedProgram(Program):
         if usable > MOST_CELLS:
             raise ValueError("too many cells")
         self.adopt(limiter, usable)
-        if not explore_share(limiter.shape.words, WORDS_PER_CELL * <size_t>usable * 8, b"behind") or not explore_share(
+        if not explore_share(
+                limiter.params.records, WORDS_PER_CELL * <size_t>usable * 8, b"behind") or not explore_share(
             redis, sizeof(redis), b"redis"
         ):
             raise ValueError("more memory than the explorer can watch")
         self.limiter, self.usable, self.is_bucket, self.slides = limiter, usable, is_bucket, slides
-        self.period_ns = limiter.shape.period_ns
+        self.period_ns = limiter.params.period_ns
         self.first_end_ns = (
             self.now_ns + self.period_ns - self.now_ns % self.period_ns + limiter.segment.wall_epoch_ns)
         self.names = []
@@ -254,7 +255,7 @@ cdef class SyncedProgram(Program):
         return keys
 
     cdef int number_of(self, bytes name) noexcept:
-        """Which key is called so; 0 if none is, as of words that are nobody's."""
+        """Which key is called so; 0 if none is, as for a record of no key."""
         return self.names.index(name) if name in self.names else 0
 
     def begin_afresh(self, names, int nameless):
@@ -264,7 +265,7 @@ cdef class SyncedProgram(Program):
         if nameless >= 0:
             limiter.names.pop(self.tags[nameless])
         memset(limiter.table.cells, 0, self.usable * sizeof(ForebayCell))
-        memset(limiter.shape.words, 0, self.usable * WORDS_PER_CELL * 8)
+        memset(limiter.params.records, 0, self.usable * WORDS_PER_CELL * 8)
         memset(redis, 0, sizeof(redis))
 
     def exchanges_now(self):
@@ -275,28 +276,28 @@ cdef class SyncedProgram(Program):
         cdef Exchange* its = &self.exchanges[self.count]
         self.next_operation(process, OTHER)
         memset(its, 0, sizeof(its[0]))
-        its.what, its.turn = what, TELL
+        its.what, its.round_number = what, TELL
         return its
 
     def exchange(self, process):
-        """What isn't told yet is told, and the answer learned."""
+        """What isn't reported yet is reported, and the answer learned."""
         self.add_exchange(process, TELL_AND_LEARN)
 
     def ask(self, process):
-        """All is told and asked for, and what is answered is lost, unless this process's next operation learns it."""
-        self.add_exchange(process, ASK).turn = ASK_ALL
+        """Report and request all. The answer is lost unless this process's next operation learns it."""
+        self.add_exchange(process, ASK).round_number = ASK_ALL
 
     def learn_answer(self, process):
         self.add_exchange(process, LEARN)
 
     def others_now(self, key, count):
         """Between explorations, as `others_count`."""
-        cdef Told* told = &redis[<int>key * WINDOWS + 1]
-        told.sum += count
-        told.tat_us = max(told.tat_us, self.now_ns // 1000) + count
+        cdef Reported* reported = &redis[<int>key * WINDOWS + 1]
+        reported.sum += count
+        reported.tat_us = max(reported.tat_us, self.now_ns // 1000) + count
 
     def others_count(self, process, key, count, window=0):
-        """Another host has told so much of a key."""
+        """Another host has reported so much of a key."""
         cdef Exchange* its = self.add_exchange(process, OTHERS)
         its.messages[0].key, its.messages[0].window, its.messages[0].others = key, 1 + <int>window, count
 
@@ -304,7 +305,7 @@ cdef class SyncedProgram(Program):
         run_exchange(index)
 
     def tell(self):
-        """At the end, what is to be told. Returns of how many keys nothing can be, for want of a name."""
+        """At the end, what is to be reported. Returns of how many keys nothing can be, for want of a name."""
         exchange_now(TELL, 1)
         return self.limiter.reports(0, self.usable, LOOK_ONLY)[1]
 

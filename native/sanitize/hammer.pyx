@@ -9,7 +9,7 @@ from libc.string cimport memset
 
 from forebay.core.algorithms.slots cimport Slots, free_slot, lease_of, take_any_slot, take_lapsed_slot
 from forebay.core.cell_limiter cimport CellLimiter
-from forebay.core.limiter cimport Draw
+from forebay.core.limiter cimport Charge
 from forebay.core.table.native cimport ForebayCell, fetch_add_relaxed, load128_acquire, load_relaxed
 from forebay.core.table.table cimport (
     ALLOWED, LOST, Events, Outcome, Verdict, table_amend, table_count_live, table_decide, table_find, table_now,
@@ -35,7 +35,7 @@ cdef inline uint64_t next_random(uint64_t* seed) noexcept nogil:
 
 
 cdef void decide(
-    CellLimiter limiter, uint64_t tag, const Draw* draw, uint64_t stripe, uint64_t* sequence, Events* events
+    CellLimiter limiter, uint64_t tag, const Charge* charge, uint64_t stripe, uint64_t* sequence, Events* events
 ) noexcept nogil:
     """As in `decide_by`, without the counting, for which a process has its GIL."""
     cdef Verdict verdict
@@ -43,12 +43,12 @@ cdef void decide(
     verdict.now_ns = table_now(&limiter.table)
     verdict.full = False
     verdict.tag = tag
-    outcome = table_try(&limiter.table, tag, verdict.now_ns, limiter.take, draw, &verdict)
+    outcome = table_try(&limiter.table, tag, verdict.now_ns, limiter.take, charge, &verdict)
     if outcome > ALLOWED:
         events.cas_retries += outcome == LOST
-        table_decide(&limiter.table, tag, stripe, sequence, limiter.take, draw, &verdict, events)
-    if verdict.outcome == ALLOWED and limiter.record != NULL:
-        limiter.record(draw, &verdict)
+        table_decide(&limiter.table, tag, stripe, sequence, limiter.take, charge, &verdict, events)
+    if verdict.outcome == ALLOWED and limiter.after_charge != NULL:
+        limiter.after_charge(charge, &verdict)
 
 
 def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
@@ -57,15 +57,15 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
     cdef uint64_t count = <uint64_t>len(keys)
     cdef uint64_t i, chance, tag, state, stripe
     cdef uint64_t* sequence
-    cdef bint removes = not limiter.table.has_words      # with words, a reset is a refund of all
-    cdef Draw draw = limiter.unit
+    cdef bint removes = not limiter.table.has_record      # with words, a reset is a refund of all
+    cdef Charge charge = limiter.unit
     cdef Verdict verdict
     cdef Events events
     if not 1 <= count <= MOST_TAGS:
         raise ValueError(f"1 to {MOST_TAGS} keys")
     for i in range(count):
         tags[i] = limiter.tag_of(keys[i])
-    limiter.check_bound()
+    limiter.ensure_attached()
     stripe = limiter.claim_stripe
     sequence = &limiter.counters.claims
     events.inserted = events.evicted = events.full = events.cas_retries = 0
@@ -75,11 +75,11 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
             tag = tags[(chance >> 8) % count]
             chance %= 64
             if chance < 48:
-                decide(limiter, tag, &draw, stripe, sequence, &events)
+                decide(limiter, tag, &charge, stripe, sequence, &events)
             elif chance < 54:
-                table_amend(&limiter.table, tag, limiter.give_back, &draw, &events)
+                table_amend(&limiter.table, tag, limiter.give_back, &charge, &events)
             elif chance < 58:
-                table_peek(&limiter.table, tag, table_now(&limiter.table), limiter.take, &draw, &verdict)
+                table_peek(&limiter.table, tag, table_now(&limiter.table), limiter.take, &charge, &verdict)
             elif chance < 60:
                 table_find(&limiter.table, tag, &state)
             elif chance < 63:

@@ -51,7 +51,7 @@ class Hold:
 
     def _held(self) -> Lease:
         key, cost, _ = self._arguments
-        lease = self._limiter._take_loose(key, cost)
+        lease = self._limiter._take_unleased(key, cost)
         self._leases.append(lease)
         return lease
 

@@ -93,7 +93,7 @@ class LeasedScene:
 
     def opened(self, *, host: int = 0, size: int = 1) -> LeasedScene:
         """Before the program begins, the gate has its cell."""
-        self.program.open_gate(host, size)
+        self.program.open_fetch_slot(host, size)
         return self
 
     def used_up(self, permits: int) -> LeasedScene:
@@ -179,7 +179,7 @@ class LeasedScene:
                 if its.what in ALLOWS | {"refund"} and other.begun and its.host == act.host
                 if not other.done
                 or other.last_ns - other.first_ns >= DEADLINE_NS
-                or (its.what == "refund" and not other.value & Said.PASSED)
+                or (its.what == "refund" and not other.value & Said.ENTERED)
             ]
             if not late:
                 return "a fetch was overtaken while its gate was closed"
@@ -211,14 +211,14 @@ class LeasedScene:
         for i in waiting:
             again = next((j for j in waiting if j > i and self.acts[j].process == self.acts[i].process), None)
             others_came = any(
-                self.done[j].begun and (not self.done[j].done or self.done[j].value & Said.PASSED)
+                self.done[j].begun and (not self.done[j].done or self.done[j].value & Said.ENTERED)
                 for j in waiting
                 if self.acts[j].process != self.acts[i].process
             )
             if others_came or not self.done[i].done or not self.done[i].value & Said.ASKED:
                 continue
             for k, (act, d) in enumerate(zip(self.acts, self.done, strict=True)):
-                passed = act.what == "allow" and d.done and d.value & Said.PASSED and i in d.before
+                passed = act.what == "allow" and d.done and d.value & Said.ENTERED and i in d.before
                 if passed and (again is None or not self.done[again].begun or k in self.done[again].before):
                     return "somebody else's turn was taken"
         return ""

@@ -29,7 +29,7 @@ class Operation:
     cost: int
     number: int  # among all of the program
     earlier: int = -1  # which one a cancellation takes back, or comes before this one in its batch
-    patience_ns: int = 0  # of a reservation
+    max_wait_ns: int = 0  # of a reservation
 
 
 class Scene:
@@ -95,10 +95,10 @@ class Scene:
             self.program.look_at(self.limiter, operation.key)
         return self
 
-    def reserves(self, process: int, patience_ns: int, *, cancels: bool = False) -> Scene:
+    def reserves(self, process: int, max_wait_ns: int, *, cancels: bool = False) -> Scene:
         """Book one permit ahead, and perhaps cancel that."""
-        number = self.program.reserve(process, self.limiter, self.key, patience_ns)
-        self.added(Operation(process, "reserve", self.key, 1, number, patience_ns=patience_ns))
+        number = self.program.reserve(process, self.limiter, self.key, max_wait_ns)
+        self.added(Operation(process, "reserve", self.key, 1, number, max_wait_ns=max_wait_ns))
         if cancels:
             self.program.cancel(process, self.limiter, self.key, number)
             self.added(Operation(process, "cancel", self.key, 1, number + 1, number))
@@ -239,7 +239,7 @@ class Scene:
         state = states.get(operation.key, self.rule.fresh)
         for now_ns in own:
             delay_ns = self.rule.delay_ns(state, now_ns, operation.cost)
-            booked = delay_ns <= operation.patience_ns
+            booked = delay_ns <= operation.max_wait_ns
             if not isinstance(self.rule, (Bucket, IntervalBucket)):
                 # Only what is allowed now.
                 booked, delay_ns = self.rule.allows(state, now_ns, operation.cost), done.value

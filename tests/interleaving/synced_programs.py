@@ -1,4 +1,4 @@
-"""Programs of synced limiters, and what may come of them: nothing lost and nothing counted twice, once all is told.
+"""Programs of synced limiters, and what may come of them: nothing lost and nothing counted twice, once all is reported.
 
 See native/interleave/synced_explorer.pyx.
 """
@@ -30,9 +30,9 @@ class Act:
 class SyncedScene:
     """A limiter of one host, of 3 permits per second, and two keys of it.
 
-    In the end what isn't known to be told is told, and what others have is learned. Then Redis has of a key what was
-    charged, neither more nor less, and the host knows what others have. `evicts`: the keys have one cell, so what
-    wasn't told yet when a key goes is lost. `nameless`: this key has lost its name on its way to its cell.
+    In the end the host reports what is pending and learns what others have. Then Redis has of a key what was charged,
+    neither more nor less, and the host knows what others have. `evicts`: the keys have one cell, so what
+    wasn't reported yet when a key goes is lost. `nameless`: this key has lost its name on its way to its cell.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SyncedScene:
         complaint = (
             self.wrongly_told(done)
             or self.wrongly_counted([sums[0] + later, sums[1]], later, done, final_ns)
-            or ("" if self.evicts or self.nameless >= 0 or not unnamed else "nothing can be told")
+            or ("" if self.evicts or self.nameless >= 0 or not unnamed else "nothing can be reported")
             or self.wrongly_denied(done)
             or self.wrongly_known(early, left, sums[0], done, final_ns)
             or self.wrongly_forgotten(early, done, final_ns)
@@ -124,29 +124,29 @@ class SyncedScene:
         )
 
     def wrongly_told(self, done: Sequence[Done]) -> str:
-        told = [d for act, d in zip(self.acts, done, strict=True) if act.what in {"exchange", "ask"}]
-        wrong = "a key was told by another one's name, or less than before"
-        return wrong if any(d.done and not d.allowed for d in told) else ""
+        reported = [d for act, d in zip(self.acts, done, strict=True) if act.what in {"exchange", "ask"}]
+        wrong = "a key was reported by another one's name, or less than before"
+        return wrong if any(d.done and not d.allowed for d in reported) else ""
 
     def wrongly_counted(self, sums: Sequence[int], later: int, done: Sequence[Done], final_ns: int) -> str:
-        """A bucket that loses its cell may have a late charge told as the next one's: it counts once all the same."""
+        """A late charge of a bucket that lost its cell may be reported as the next one's, and counts once."""
         charged = [self.charged(key, done) for key in range(len(sums))]
         if self.bucket and self.evicts:
             sums, charged = [sum(sums)], [(0, sum(most for _, most in charged))]
-        for key, (told, (least, most)) in enumerate(zip(sums, charged, strict=True)):
+        for key, (reported, (least, most)) in enumerate(zip(sums, charged, strict=True)):
             if self.bucket:
                 # In whole microseconds, a fraction of one less for each message.
                 least, most = least * SECOND_US // 3 - len(self.acts), most * SECOND_US // 3 + 1
             if final_ns >= self.window_end_ns and not self.slides:
-                # Of a fixed window that is over, nothing more is told; of the next one, what was charged by its time.
+                # A fixed window that is over is not reported any more; the next one is, up to its time.
                 least = 0
-            if told > most or (told < least and not self.is_lost(key)):
-                return f"between {least} and {most} of key {key} were charged, and {told} told"
+            if reported > most or (reported < least and not self.is_lost(key)):
+                return f"between {least} and {most} of key {key} were charged, and {reported} reported"
         counted = sum(d.allowed and d.now_ns >= self.window_end_ns for d in done if d.done)
-        return f"{counted} were charged in the next window, and {later} told" if later < counted else ""
+        return f"{counted} were charged in the next window, and {later} reported" if later < counted else ""
 
     def is_lost(self, key: int) -> bool:
-        """Whether a key may be gone, or be without a name, when it is to be told."""
+        """Whether a key may be gone, or be without a name, when it is to be reported."""
         return key == self.nameless or (self.evicts and any(act.key != key for act in self.acts))
 
     def wrongly_denied(self, done: Sequence[Done]) -> str:
@@ -159,11 +159,11 @@ class SyncedScene:
                 return f"key {key} was denied"
         return ""
 
-    def wrongly_known(self, early: int, left: int, told: int, done: Sequence[Done], final_ns: int) -> str:
+    def wrongly_known(self, early: int, left: int, reported: int, done: Sequence[Done], final_ns: int) -> str:
         """What others had counted before the only one who asks has asked is known; and all, in the end."""
         if self.evicts or final_ns >= self.window_end_ns:
             return ""
-        if not self.bucket and left != max(3 - told, 0):
+        if not self.bucket and left != max(3 - reported, 0):
             return "in the end the host knows of others what isn't so"
         for number, (act, d) in enumerate(zip(self.acts, done, strict=True)):
             if act.what == "learn" and d.done and self.is_all_known_to(number, done):

@@ -15,7 +15,7 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "preemptions": 2, "crashes": 1},
         {"preemptions": 3},
     ),
-    "synced bucket: told while it counts": Explorable(
+    "synced bucket: reported while it counts": Explorable(
         lambda: SyncedScene(bucket=True).before().does(0, "hit", "refund").does(1, "exchange").does(2, "exchange"),
         {**TICK, "preemptions": 3, "crashes": 1},
         {"preemptions": 4},
@@ -40,7 +40,7 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "preemptions": 2, "crashes": 1},
         {"preemptions": 3},
     ),
-    "synced window: told while it counts": Explorable(
+    "synced window: reported while it counts": Explorable(
         lambda: SyncedScene().before().does(0, "hit", "refund").does(1, "exchange").does(2, "others", "exchange"),
         {**TICK, "preemptions": 3, "crashes": 1},
         {"preemptions": 4},
@@ -122,7 +122,7 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "preemptions": 2},
         {"preemptions": 3},
     ),
-    "synced sliding window: told over its end": Explorable(
+    "synced sliding window: reported over its end": Explorable(
         lambda: SyncedScene(slides=True).before().does(0, "hit", "hit").does(1, "exchange").does(2, "ask", "learn"),
         {**WINDOW_LATER, "preemptions": 2, "crashes": 1},
         {"preemptions": 3},
@@ -132,38 +132,38 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "preemptions": 3},
         {"preemptions": 4, "crashes": 1},
     ),
-    "synced window: told on weaker memory": Explorable(
+    "synced window: reported on weaker memory": Explorable(
         lambda: SyncedScene().does(0, "hit").does(1, "hit").does(2, "exchange"),
         {**TICK, "preemptions": 2, "stale_reads": 1},
         {"preemptions": 3},
     ),
-    "synced window: told over its end": Explorable(
+    "synced window: reported over its end": Explorable(
         lambda: SyncedScene().before().does(0, "hit", "hit").does(1, "exchange").does(2, "exchange"),
         {**WINDOW_LATER, "preemptions": 2, "crashes": 1},
         {"preemptions": 3},
     ),
 }
 SYNCED_FOUND_BY = {
-    "a claim's words are written whether it stands or not": "synced window: insertion",
+    "a claim's record is written whether it stands or not": "synced window: insertion",
     "what was charged before is noted whether the claim stands or not": "synced bucket: insertion",
-    "words are believed that were not sealed for their key": "synced window: a key without a name",
-    "what a cell's keys were charged before is told": "synced bucket: eviction",
-    "a bucket that is told isn't marked as unanswered": "synced bucket: an answer that is lost",
+    "a record is believed whose checksum is of another key": "synced window: a key without a name",
+    "what a cell's keys were charged before is reported": "synced bucket: eviction",
+    "a bucket that is reported isn't marked as unanswered": "synced bucket: an answer that is lost",
     "what is charged while an answer is under way is forgotten": "synced bucket: learned while it counts",
-    "a bucket's tickets are all the same": "synced bucket: two questions, one answer",
-    "a bucket's question takes the next ticket, whatever was asked meanwhile": "synced bucket: two questions",
+    "a bucket's sequences are all the same": "synced bucket: two questions, one answer",
+    "a bucket's question takes the next sequence, whatever was asked meanwhile": "synced bucket: two questions",
     "a bucket learns of any question what Redis knows": "synced bucket: two questions",
-    "a reading of a bucket is dated before its ticket was read": "synced bucket: two questions",
-    "a window that is told isn't marked as unanswered": "synced window: an answer that is lost",
+    "a reading of a bucket is dated before its sequence was read": "synced bucket: two questions",
+    "a window that is reported isn't marked as unanswered": "synced window: an answer that is lost",
     "what others have counted of a cell's former key stays": "synced window: a clean start after an eviction",
     "what Redis knew of a cell's former key stays": "synced window: a clean start after an eviction",
-    "a window's tickets are all the same": "synced window: an answer that is late",
-    "a window's question takes the next ticket, whatever was asked meanwhile": "synced window: two questions",
-    "a window is read before its ticket": "synced window: two answers",
+    "a window's sequences are all the same": "synced window: an answer that is late",
+    "a window's question takes the next sequence, whatever was asked meanwhile": "synced window: two questions",
+    "a window is read before its sequence": "synced window: two answers",
     "a question is about the window that was when the look began": "synced window: a question over its end",
-    "a reading of a window is dated before its ticket was read": "synced window: two questions",
+    "a reading of a window is dated before its sequence was read": "synced window: two questions",
     "an answer is learned though a later one was": "synced window: an answer that is late",
     "a window learns of any question what Redis knows": "synced window: two questions",
     "what others have counted of a former key is learned": "synced window: an answer of another life",
-    "what a sliding window hasn't told when it is over is never told": "synced sliding window: told over its end",
+    "a sliding window never reports what was pending at its end": "synced sliding window: reported over its end",
 }

@@ -18,7 +18,7 @@ from proxy import proxy
 from redis_server import RedisServer
 
 from forebay import Store, StoreUnavailable, TokenBucket
-from forebay.core.leased import BUSY, LOST, PASSED, Permits
+from forebay.core.leased import BUSY, ENTERED, UNKNOWN_SIZE, Permits
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
 from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
@@ -129,12 +129,12 @@ def test_a_turn_that_nobody_takes_passes(hosts: Hosts, passing: Callable[[float]
     assert ended(fetch, hosts.executor.run_command(asked)).allowed
     gate, until_ns, _, size = limiter.enter(tag, 1)
     assert gate == BUSY
-    assert size != LOST
+    assert size != UNKNOWN_SIZE
     assert until_ns - limiter.now_ns() <= min(0.018, 60 - fetch_s + 0.002) * 1e9
     passing((until_ns - limiter.now_ns()) / 1e9)
     gate, _, _, size = limiter.enter(tag, 1)
-    assert gate == PASSED
-    assert size != LOST
+    assert gate == ENTERED
+    assert size != UNKNOWN_SIZE
 
 
 def test_a_fetch_that_is_lost_is_noticed_by_who_has_waited(hosts: Hosts, passing: Callable[[float], None]) -> None:
@@ -143,7 +143,7 @@ def test_a_fetch_that_is_lost_is_noticed_by_who_has_waited(hosts: Hosts, passing
     long, fetch, _ = passed_over(hosts, limiter, passing, 60)
     with pytest.raises(StoreUnavailable):
         fetch.throw(StoreUnavailable("away"))
-    assert limiter.enter(limiter.tag(KEY), 1)[::3] == (BUSY, LOST)
+    assert limiter.enter(limiter.tag(KEY), 1)[::3] == (BUSY, UNKNOWN_SIZE)
     assert isinstance(long.send(None), Command)
 
 

@@ -335,17 +335,17 @@ def test_a_segment_with_synced_limiters_is_sound(name: str, server: RedisServer)
         store.close()
 
 
-WORDS = {"seal": 3, "birth": 2, "told": 7, "until": 7}
+WORDS = {"checksum": 3, "incarnation": 2, "reported": 7, "until": 7}
 
 
 @pytest.mark.parametrize(
     ("kind", "what", "value", "told"),
     [
-        *((kind, "seal", 1234, "found seal 0x4d2 of a name, expected 0 or an odd number") for kind in KINDS),
-        *((kind, "birth", 4095 << 28, "by a claim of a counter line that there isn't") for kind in KINDS),
-        ("fixed", "told", 16 << 32, "found told counts 0x1000000000, expected no more bits"),
-        ("sliding", "told", 16, "found told counts 0x10, expected no more bits"),
-        ("sliding", "told", 2**31 + 16, "found told counts 0x80000010, expected no more bits"),
+        *((kind, "checksum", 1234, "found checksum 0x4d2 of a name, expected 0 or an odd number") for kind in KINDS),
+        *((kind, "incarnation", 4095 << 28, "by a claim of a counter line that there isn't") for kind in KINDS),
+        ("fixed", "reported", 16 << 32, "found told counts 0x1000000000, expected no more bits"),
+        ("sliding", "reported", 16, "found told counts 0x10, expected no more bits"),
+        ("sliding", "reported", 2**31 + 16, "found told counts 0x80000010, expected no more bits"),
         ("bucket", "until", 2**62, "found that Redis was told until 4611686018427387904 ns"),
     ],
 )

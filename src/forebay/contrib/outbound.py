@@ -264,7 +264,7 @@ class OutboundRequest:
         parts = limiter.limiters if isinstance(limiter, AllOf) else (limiter,)
         keys = self.keys if isinstance(limiter, AllOf) else [self.key]
         return [
-            part._take_loose(key, self.cost)
+            part._take_unleased(key, self.cost)
             for part, key in zip(parts, keys, strict=True)
             if isinstance(part, Concurrency)
         ]

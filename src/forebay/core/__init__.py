@@ -8,7 +8,7 @@ the CAS; only an uncommon case calls a function.
 | entry: each limiter's own, with its decision function as a constant | ``allow`` | ``algorithms/token_bucket.pyx`` |
 | hash the key and add the kind: the tag | ``tag_of`` | ``cell_limiter.pxd`` |
 | | ``hash_key_of`` | ``table/keys.pxd`` |
-| after a fork or a close: attach the limiter to this process | ``check_bound`` | ``limiter.pxd`` |
+| after a fork or a close: attach the limiter to this process | ``ensure_attached`` | ``limiter.pxd`` |
 | fetch the key's home line, read the clock | ``home_line``, ``table_now`` | ``table/table.pxd`` |
 | find the tag in the home line | ``table_try`` | ``table/table.pxd`` |
 | decide: from state, time and request to the next state | ``gcra_take`` | ``algorithms/gcra.pxd`` |

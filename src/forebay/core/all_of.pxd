@@ -3,7 +3,7 @@
 cimport cython
 
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Ask
+from forebay.core.limiter cimport Attempt
 from forebay.core.reservation cimport Reservation
 
 
@@ -20,12 +20,12 @@ cdef class AllOf:
     cdef void* parts[MOST]               # the limiters once more, held by the tuple
     cdef int count
 
-    cdef int ask_all(self, object key, object cost, Ask* asks) except -1
+    cdef int begin_attempts(self, object key, object cost, Attempt* attempts) except -1
     cdef int check_key(self, object key) except -1
-    cdef bint look_at_all(self, Ask* asks, bint at_each) except -1
-    cdef int commit_seen(self, Ask* asks, int first) except -1
-    cdef bint commit_rest(self, Ask* asks, int charged) except -1
-    cdef bint decide(self, object key, object cost, Ask* asks, bint at_each) except -1
-    cdef Decision binding(self, Ask* asks, bint allowed)
-    cdef list decisions(self, Ask* asks)
-    cdef Reservation reserve_all(self, object key, object cost, Ask* asks)
+    cdef bint check_all(self, Attempt* attempts, bint at_each) except -1
+    cdef int try_commit(self, Attempt* attempts, int first) except -1
+    cdef bint commit_rest(self, Attempt* attempts, int charged) except -1
+    cdef bint decide(self, object key, object cost, Attempt* attempts, bint at_each) except -1
+    cdef Decision binding(self, Attempt* attempts, bint allowed)
+    cdef list decisions(self, Attempt* attempts)
+    cdef Reservation reserve_all(self, object key, object cost, Attempt* attempts)

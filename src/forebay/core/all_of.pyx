@@ -15,7 +15,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.cell_limiter cimport read_once, whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
-from forebay.core.limiter cimport Ask, Limiter, let_stores_make
+from forebay.core.limiter cimport Attempt, Limiter, let_stores_make
 from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from forebay.core.table.table cimport table_now
 
@@ -77,7 +77,7 @@ cdef class AllOf:
     def __reduce__(self):
         raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
 
-    cdef int ask_all(self, object key, object cost, Ask* asks) except -1:
+    cdef int begin_attempts(self, object key, object cost, Attempt* attempts) except -1:
         cdef int i
         cdef list keys = key if type(key) is list else None
         cdef list costs = cost if type(cost) is list else None
@@ -90,11 +90,11 @@ cdef class AllOf:
             # A cost may run Python code, which may have shortened a list.
             if (keys is not None and i >= len(keys)) or (costs is not None and i >= len(costs)):
                 raise RuntimeError("a list of keys or costs was shortened while it was read")
-            (<Limiter>self.parts[i]).ask(
-                key if keys is None else keys[i], cost if costs is None else costs[i], &asks[i])
+            (<Limiter>self.parts[i]).attempt_for(
+                key if keys is None else keys[i], cost if costs is None else costs[i], &attempts[i])
         for i in range(self.count):
             # Last: what was asked before may have run Python code.
-            (<Limiter>self.parts[i]).check_bound()
+            (<Limiter>self.parts[i]).ensure_attached()
         return 0
 
     cdef int check_key(self, object key) except -1:
@@ -103,64 +103,64 @@ cdef class AllOf:
             raise ambiguous_key(key, self.count)
         return 0
 
-    cdef bint look_at_all(self, Ask* asks, bint at_each) except -1:
+    cdef bint check_all(self, Attempt* attempts, bint at_each) except -1:
         """Whether all would allow. With `at_each`, all are asked even if one denies."""
         cdef int i
         cdef bint allowed = True
         cdef uint64_t now_ns = table_now(&(<Limiter>self.parts[0]).table)
         for i in range(self.count):
-            if not (<Limiter>self.parts[i]).look(&asks[i], now_ns):
+            if not (<Limiter>self.parts[i]).check(&attempts[i], now_ns):
                 allowed = False
                 if not at_each:
                     break
         return allowed
 
-    cdef int commit_seen(self, Ask* asks, int first) except -1:
+    cdef int try_commit(self, Attempt* attempts, int first) except -1:
         """Charge from the first on for as long as nothing has changed since they were looked at; up to which."""
         cdef int i
         for i in range(first, self.count):
-            if not (<Limiter>self.parts[i]).commit_seen(&asks[i]):
+            if not (<Limiter>self.parts[i]).try_commit(&attempts[i]):
                 return i
         return self.count
 
-    cdef bint commit_rest(self, Ask* asks, int charged) except -1:
+    cdef bint commit_rest(self, Attempt* attempts, int charged) except -1:
         """Charge the others as well, whatever has changed; or none, the first `charged` included."""
         cdef int i
         cdef bint allowed = False
         try:
             while charged < self.count:
-                if not (<Limiter>self.parts[charged]).commit(&asks[charged]):
+                if not (<Limiter>self.parts[charged]).commit(&attempts[charged]):
                     return False
-                charged = self.commit_seen(asks, charged + 1)
+                charged = self.try_commit(attempts, charged + 1)
             allowed = True
         finally:
             if not allowed:
                 # The last one first: several may be charged in one cell.
                 for i in reversed(range(charged)):
-                    (<Limiter>self.parts[i]).give_up(&asks[i])
+                    (<Limiter>self.parts[i]).roll_back(&attempts[i])
         return True
 
-    cdef bint decide(self, object key, object cost, Ask* asks, bint at_each) except -1:
+    cdef bint decide(self, object key, object cost, Attempt* attempts, bint at_each) except -1:
         cdef int i, charged
         cdef Limiter limiter
         cdef bint allowed
-        self.ask_all(key, cost, asks)
-        allowed = self.look_at_all(asks, at_each)
+        self.begin_attempts(key, cost, attempts)
+        allowed = self.check_all(attempts, at_each)
         if allowed:
-            charged = self.commit_seen(asks, 0)
+            charged = self.try_commit(attempts, 0)
             if charged < self.count:
-                allowed = self.commit_rest(asks, charged)
+                allowed = self.commit_rest(attempts, charged)
         for i in range(self.count):
             limiter = <Limiter>self.parts[i]
             if allowed:
                 limiter.count(&limiter.counters.allowed, 1)
-            elif asks[i].verdict.outcome == 0:
+            elif attempts[i].verdict.outcome == 0:
                 limiter.count(&limiter.counters.denied, 1)
                 if not at_each:
                     break
         return allowed
 
-    cdef Decision binding(self, Ask* asks, bint allowed):
+    cdef Decision binding(self, Attempt* attempts, bint allowed):
         """The decision of the limit that bound the request, with what all of them have left together."""
         cdef Decision decision, binding = None
         cdef uint64_t remaining, least = ~<uint64_t>0
@@ -168,7 +168,7 @@ cdef class AllOf:
         cdef bint binds
         cdef int i
         for i in range(self.count):
-            decision = (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0)
+            decision = (<Limiter>self.parts[i]).decision_of(&attempts[i], attempts[i].verdict.outcome != 0)
             remaining = remaining_of(decision)
             if allowed:
                 binds = remaining < least
@@ -184,16 +184,18 @@ cdef class AllOf:
         binding.reset_after_ns = reset_after_ns
         return binding
 
-    cdef list decisions(self, Ask* asks):
+    cdef list decisions(self, Attempt* attempts):
         cdef int i
         return [
-            (<Limiter>self.parts[i]).decision_of(&asks[i], asks[i].verdict.outcome != 0) for i in range(self.count)]
+            (<Limiter>self.parts[i]).decision_of(&attempts[i], attempts[i].verdict.outcome != 0)
+            for i in range(self.count)
+        ]
 
     @cython.binding(False)
     def allow(self, key, /):
         """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
-        cdef Ask[MOST] asks
-        return self.decide(key, 1, asks, False)
+        cdef Attempt[MOST] attempts
+        return self.decide(key, 1, attempts, False)
 
     @cython.binding(False)
     def hit(self, key, cost=1):
@@ -201,24 +203,24 @@ cdef class AllOf:
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
         """
-        cdef Ask[MOST] asks
-        cdef bint allowed = self.decide(key, cost, asks, True)
-        return self.binding(asks, allowed)
+        cdef Attempt[MOST] attempts
+        cdef bint allowed = self.decide(key, cost, attempts, True)
+        return self.binding(attempts, allowed)
 
     def hit_each(self, key, cost=1):
         """``hit``, with the ``Decision`` of each limiter, in their order, instead of the one that binds.
 
         The request is allowed if all of them are; else nothing was charged, whatever the others say is left.
         """
-        cdef Ask[MOST] asks
-        self.decide(key, cost, asks, True)
-        return self.decisions(asks)
+        cdef Attempt[MOST] attempts
+        self.decide(key, cost, attempts, True)
+        return self.decisions(attempts)
 
     def peek(self, key, cost=1):
         """What ``hit`` would decide now, without charging or counting anything."""
-        cdef Ask[MOST] asks
-        self.ask_all(key, cost, asks)
-        return self.binding(asks, self.look_at_all(asks, True))
+        cdef Attempt[MOST] attempts
+        self.begin_attempts(key, cost, attempts)
+        return self.binding(attempts, self.check_all(attempts, True))
 
     def allow_many(self, keys, costs=None):
         """Decide a batch in order: a list of bools, one per key; of keys and costs as for ``hit``.
@@ -226,7 +228,7 @@ cdef class AllOf:
         Not atomic: other processes' requests may come between. A key or cost that can't be used raises an exception,
         with everything before it charged.
         """
-        cdef Ask[MOST] asks
+        cdef Attempt[MOST] attempts
         if isinstance(keys, (str, bytes)):
             raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
         keys = list(keys)
@@ -235,25 +237,25 @@ cdef class AllOf:
         costs = [1] * len(keys) if costs is None else list(costs)
         if len(costs) != len(keys):
             raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
-        return [self.decide(key, cost, asks, False) for key, cost in zip(keys, costs, strict=True)]
+        return [self.decide(key, cost, attempts, False) for key, cost in zip(keys, costs, strict=True)]
 
-    cdef Reservation reserve_all(self, object key, object cost, Ask* asks):
+    cdef Reservation reserve_all(self, object key, object cost, Attempt* attempts):
         cdef list charges = []
         cdef int i
         self.check_key(key)
         keys = key[:] if type(key) is list else [key] * self.count
         costs = cost[:] if type(cost) is list else [cost] * self.count
         costs = [read_once(its_cost) for its_cost in costs]
-        cdef bint allowed = self.decide(keys, costs, asks, True)
+        cdef bint allowed = self.decide(keys, costs, attempts, True)
         for i in range(self.count if allowed else 0):
             # What was allowed because the table was full has left nothing in it.
-            if asks[i].draw.amount != 0 and not asks[i].verdict.full:
-                charges.append((self.limiters[i]._cancel, keys[i], costs[i], asks[i].verdict.state))
+            if attempts[i].charge.amount != 0 and not attempts[i].verdict.full:
+                charges.append((self.limiters[i]._cancel, keys[i], costs[i], attempts[i].verdict.state))
         # The last one first: several may be charged in one cell.
         charges.reverse()
-        cdef Decision binding = self.binding(asks, allowed)
+        cdef Decision binding = self.binding(attempts, allowed)
         return new_reservation(
-            self, (<Limiter>self.parts[0]).segment, None, charges, allowed, allowed, asks[0].verdict.now_ns,
+            self, (<Limiter>self.parts[0]).segment, None, charges, allowed, allowed, attempts[0].verdict.now_ns,
             binding.retry_after_ns, 0, binding.flags & NO_ROOM != 0)
 
     def reserve(self, key, cost=1, max_delay=None):
@@ -261,15 +263,15 @@ cdef class AllOf:
 
         Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
         """
-        cdef Ask[MOST] asks
+        cdef Attempt[MOST] attempts
         delay_ns_of(max_delay)
-        return self.reserve_all(key, cost, asks)
+        return self.reserve_all(key, cost, attempts)
 
     def _reserve_each(self, key, cost):
         """``reserve``, and what ``hit_each`` says."""
-        cdef Ask[MOST] asks
-        cdef Reservation reservation = self.reserve_all(key, cost, asks)
-        return reservation, self.decisions(asks)
+        cdef Attempt[MOST] attempts
+        cdef Reservation reservation = self.reserve_all(key, cost, attempts)
+        return reservation, self.decisions(attempts)
 
     def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
         """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""
@@ -281,10 +283,10 @@ cdef class AllOf:
 
     def refund(self, key, cost=1):
         """Give back to every limiter what an allowed ``hit`` with the same arguments charged: see its ``refund``."""
-        cdef Ask[MOST] asks
+        cdef Attempt[MOST] attempts
         # Whatever is wrong with the arguments is found before anything is given back.
         costs = [whole_cost(each) for each in (cost if type(cost) is list else [cost] * self.count)]
-        self.ask_all(key, [0] * len(costs), asks)
+        self.begin_attempts(key, [0] * len(costs), attempts)
         keys = key if type(key) is list else [key] * self.count
         do_each([
             (limiter.refund, its_key, its_cost)
@@ -296,8 +298,8 @@ cdef class AllOf:
 
     def reset(self, key):
         """Forget `key` in every limiter."""
-        cdef Ask[MOST] asks
-        self.ask_all(key, 1, asks)
+        cdef Attempt[MOST] attempts
+        self.begin_attempts(key, 1, attempts)
         keys = key if type(key) is list else [key] * self.count
         do_each([(limiter.reset, its_key) for limiter, its_key in zip(self.limiters, keys, strict=True)])
 

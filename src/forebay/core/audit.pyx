@@ -36,9 +36,9 @@ cdef enum:
     LAP_BIT = 62
     GIVEN_BACK_BIT = 63
     # Of a synced limiter's words, see docs/segment-format.md.
-    BIRTH = 2
-    SEAL = 3
-    TOLD_COUNTS = 7
+    INCARNATION = 2
+    CHECKSUM = 3
+    REPORTED_COUNTS = 7
     TOLD_UNTIL = 7
     SYNCED_WORDS = 8
     UNANSWERED_BIT = 31
@@ -71,15 +71,15 @@ cdef enum Problem:
     BAD_SLOT
     BAD_LEASE
     BAD_REST
-    BAD_SEAL
-    BAD_BIRTH
-    BAD_TOLD
+    BAD_CHECKSUM
+    BAD_INCARNATION
+    BAD_REPORTED
     BAD_UNTIL
 
 
 PROBLEMS = (
     "", "kind", "empty", "state", "claim", "blocked", "place", "twice", "position", "lap", "order", "time", "bucket",
-    "mark place", "total", "hint", "slot", "lease", "rest", "seal", "birth", "told", "until",
+    "mark place", "total", "hint", "slot", "lease", "rest", "checksum", "incarnation", "reported", "until",
 )
 
 
@@ -192,7 +192,7 @@ cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) no
     return FINE if is_among(index // CELLS_PER_GROUP, groups) else BAD_PLACE
 
 
-# A claim's id, as docs/segment-format.md draws it.
+# A claim's id, as docs/segment-format.md charges it.
 cdef inline int claim_sequence_bits(int kept_bits) noexcept nogil:
     return 28 if kept_bits <= 16 else 20 if kept_bits <= 24 else 16
 
@@ -400,14 +400,14 @@ cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) 
 
 cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* own) noexcept nogil:
     """A synced limiter's, see synced/limiter.pyx. Each word by itself, as they change while a cell stays what it is."""
-    cdef uint64_t seal = load_acquire(&own[SEAL])
-    cdef uint64_t birth = load_acquire(&own[BIRTH])
+    cdef uint64_t checksum = load_acquire(&own[CHECKSUM])
+    cdef uint64_t incarnation = load_acquire(&own[INCARNATION])
     cdef uint64_t last = load_acquire(&own[TOLD_UNTIL])
     cdef uint64_t told, before
-    if seal != 0 and seal & 1 == 0:
-        return Found(BAD_SEAL, SEAL, seal, False)
-    if claim_stripe(birth, 0) >= CLAIM_STRIPES:
-        return Found(BAD_BIRTH, BIRTH, birth, False)
+    if checksum != 0 and checksum & 1 == 0:
+        return Found(BAD_CHECKSUM, CHECKSUM, checksum, False)
+    if claim_stripe(incarnation, 0) >= CLAIM_STRIPES:
+        return Found(BAD_INCARNATION, INCARNATION, incarnation, False)
     if algorithm == FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET:
         return Found(BAD_UNTIL if last > words.now_ns else FINE, TOLD_UNTIL, last, False)
     told = low_of(last >> 32, UNANSWERED_BIT)
@@ -415,7 +415,7 @@ cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* 
     # A state has one count, or two if the window slides.
     if max(told, before) > low_mask(
             words.low_bits // 2 if algorithm == FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW else words.low_bits):
-        return Found(BAD_TOLD, TOLD_COUNTS, last, False)
+        return Found(BAD_REPORTED, REPORTED_COUNTS, last, False)
     return Found(FINE, 0, 0, False)
 
 

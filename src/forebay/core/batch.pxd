@@ -7,7 +7,7 @@ its home line; half way to the decision, find its cell there, or fetch the other
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
-from forebay.core.limiter cimport Draw, Record
+from forebay.core.limiter cimport Charge, AfterCharge
 from forebay.core.table.keys cimport hash_ascii_text
 from forebay.core.table.native cimport ForebayCell, ForebayHashKey, prefetch
 from forebay.core.table.table cimport (
@@ -26,8 +26,8 @@ cdef struct Batch:
     Py_ssize_t size
     PyObject** keys              # held by the caller; NULL if every tag is there already
     uint64_t* tags               # each replaced by its key's result
-    Draw* draws                  # NULL: every request is `unit`
-    const Draw* unit
+    Charge* charges                  # NULL: every request is `unit`
+    const Charge* unit
     const Table* table
     ForebayHashKey hash_key
     uint64_t kind
@@ -63,7 +63,7 @@ cdef inline ForebayCell* find_home(const Table* table, const Batch* batch, Py_ss
 
 
 cdef inline uint64_t decide_batch_by(
-    const Batch* given, Events* events, Decide take, Record record
+    const Batch* given, Events* events, Decide take, AfterCharge after_charge
 ) noexcept nogil:
     """Decide the batch without counting; how many were allowed. Inlined with functions that are given as constants."""
     # Copies of which no call learns the address stay in registers.
@@ -71,7 +71,7 @@ cdef inline uint64_t decide_batch_by(
     cdef Table table = batch.table[0]
     cdef ForebayCell* cells[CELLS_AHEAD]        # of the keys between the second stage and the third, in a ring
     cdef uint64_t* tags = batch.tags
-    cdef const Draw* draw = batch.unit
+    cdef const Charge* charge = batch.unit
     cdef uint64_t now_ns = 0
     cdef uint64_t allowed = 0
     cdef Verdict verdict
@@ -90,25 +90,25 @@ cdef inline uint64_t decide_batch_by(
             cells[(i + CELLS_AHEAD // 2) % CELLS_AHEAD] = find_home(&table, &batch, i + CELLS_AHEAD // 2)
         if i % KEYS_PER_READING == 0:
             now_ns = table_now(&table)
-        if batch.draws != NULL:
-            draw = &batch.draws[i]
-        if draw.amount == 0:
-            outcome = ALLOWED if table_peek(batch.table, tags[i], now_ns, take, draw, &verdict) else DENIED
+        if batch.charges != NULL:
+            charge = &batch.charges[i]
+        if charge.amount == 0:
+            outcome = ALLOWED if table_peek(batch.table, tags[i], now_ns, take, charge, &verdict) else DENIED
         else:
             cell = cells[i % CELLS_AHEAD]
             outcome = UNDECIDED
             if cell != NULL:
-                outcome = table_try_cell(&table, cell, tags[i], now_ns, take, draw, &verdict)
+                outcome = table_try_cell(&table, cell, tags[i], now_ns, take, charge, &verdict)
             verdict.now_ns = now_ns
             if outcome > ALLOWED:
                 events.cas_retries += outcome == LOST
                 table_decide(
-                    batch.table, tags[i], batch.claim_stripe, batch.claim_sequence, take, draw, &verdict, events)
+                    batch.table, tags[i], batch.claim_stripe, batch.claim_sequence, take, charge, &verdict, events)
                 # An insertion has read the clock again; the key's next request must not be judged by an older one.
                 now_ns = max(now_ns, verdict.now_ns)
                 outcome = verdict.outcome
-            if record != NULL and outcome == ALLOWED:
-                record(draw, &verdict)
+            if after_charge != NULL and outcome == ALLOWED:
+                after_charge(charge, &verdict)
         tags[i] = <uint64_t>(batch.yes if outcome == ALLOWED else batch.no)
         allowed += outcome == ALLOWED
     return allowed

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.batch cimport Batch
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Limiter, Record, Shape
+from forebay.core.limiter cimport Charge, Limiter, AfterCharge, LimitParams
 from forebay.core.table.keys cimport hash_key_of
 from forebay.core.table.native cimport prefetch
 from forebay.core.table.table cimport (
@@ -19,28 +19,28 @@ cdef object read_once(object cost)
 
 
 cdef class CellLimiter(Limiter):
-    cdef Shape shape
-    cdef Draw unit                           # a cost of 1
+    cdef LimitParams params
+    cdef Charge unit                         # a cost of 1
     cdef Decide take                         # the algorithm's decision function
     cdef Decide give_back                    # and what undoes it
-    cdef Record record                       # NULL: the cell is all there is
+    cdef AfterCharge after_charge            # NULL: the cell is all there is
     cdef uint64_t kind                       # of its cells
 
-    cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1
-    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1
-    cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1
-    cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept
-    cdef uint64_t refused_delay_ns(self, const Draw* draw, const Verdict* verdict) except? 0
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1
-    cdef Decision new_decision(self, const Draw* draw, const Verdict* verdict, bint allowed)
-    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED
-    cdef bint peek_verdict(self, uint64_t tag, const Draw* draw, Verdict* verdict) except -1
-    cdef bint decide_or_peek(self, uint64_t tag, const Draw* draw, Verdict* verdict) except -1
-    cdef Decision decide_once(self, object key, const Draw* draw)
-    cdef Decision hit_once(self, object key, const Draw* draw, object request_id, object request_ttl)
-    cdef uint64_t mark_of(self, object key, object request_id, const Draw* draw) except 0
+    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1
+    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1
+    cdef Decision new_decision(self, const Charge* charge, const Verdict* verdict, bint allowed)
+    cdef Outcome decide(self, uint64_t tag, const Charge* charge, Verdict* verdict) except UNDECIDED
+    cdef bint peek_verdict(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1
+    cdef bint decide_or_peek(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1
+    cdef Decision decide_once(self, object key, const Charge* charge)
+    cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl)
+    cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0
     cdef bint remembers(self, uint64_t mark_tag) except -1
-    cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1
+    cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1
     cdef int forget(self, uint64_t tag) except -1
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil
 
@@ -49,34 +49,34 @@ cdef class CellLimiter(Limiter):
 
 
 cdef inline Outcome decide_by(
-    CellLimiter limiter, uint64_t tag, const Draw* draw, Verdict* verdict, Decide take, Record record
+    CellLimiter limiter, uint64_t tag, const Charge* charge, Verdict* verdict, Decide take, AfterCharge after_charge
 ) except UNDECIDED:
     """One decision and its counting. Inlined with the decision function that is given as a constant."""
     cdef Events events
     cdef Outcome outcome
-    limiter.check_bound()
+    limiter.ensure_attached()
     # The cell is on its way while the clock is read: that takes as long as half a cache miss.
     prefetch(home_line(&limiter.table, tag))
     verdict.now_ns = table_now(&limiter.table)
     verdict.full = False
     verdict.tag = tag
-    outcome = table_try(&limiter.table, tag, verdict.now_ns, take, draw, verdict)
+    outcome = table_try(&limiter.table, tag, verdict.now_ns, take, charge, verdict)
     if outcome > ALLOWED:
         events.inserted = events.evicted = events.full = 0
         events.cas_retries = outcome == LOST
         table_decide(
-            &limiter.table, tag, limiter.claim_stripe, &limiter.counters.claims, take, draw, verdict, &events)
+            &limiter.table, tag, limiter.claim_stripe, &limiter.counters.claims, take, charge, verdict, &events)
         limiter.count_events(&events)
     if verdict.outcome == ALLOWED:
-        if record != NULL:
-            record(draw, verdict)
+        if after_charge != NULL:
+            after_charge(charge, verdict)
         limiter.count(&limiter.counters.allowed, 1)
     else:
         limiter.count(&limiter.counters.denied, 1)
     return verdict.outcome
 
 
-cdef inline bint allow_by(CellLimiter limiter, object key, Decide take, Record record) except -1:
+cdef inline bint allow_by(CellLimiter limiter, object key, Decide take, AfterCharge after_charge) except -1:
     """The fast path, for each limiter's `allow`."""
     cdef Verdict verdict
-    return decide_by(limiter, limiter.tag_of(key), &limiter.unit, &verdict, take, record) == ALLOWED
+    return decide_by(limiter, limiter.tag_of(key), &limiter.unit, &verdict, take, after_charge) == ALLOWED

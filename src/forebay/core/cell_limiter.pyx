@@ -14,7 +14,7 @@ from libc.string cimport memset
 
 from forebay.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
 from forebay.core.decision cimport NO_ROOM, Decision
-from forebay.core.limiter cimport Ask, Draw, Limiter, Shape
+from forebay.core.limiter cimport Attempt, Charge, Limiter, LimitParams
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport (
@@ -84,44 +84,44 @@ cdef bint unmark(
 cdef class CellLimiter(Limiter):
     """Base class of the limiters that decide by one CAS; not used by itself."""
 
-    cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1:
-        """What a request of `cost` asks of a limit of this shape."""
-        draw.amount = <uint64_t>whole_cost(cost)
-        if draw.amount > shape.limit:
-            raise CostExceedsLimit(cost, shape.limit, self.name)
-        draw.room = shape.limit - draw.amount
-        draw.patience_ns = 0
-        draw.charged_state = 0
-        draw.shape = shape
+    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
+        """The charge of a request of `cost` under a limit with these params."""
+        charge.amount = <uint64_t>whole_cost(cost)
+        if charge.amount > params.limit:
+            raise CostExceedsLimit(cost, params.limit, self.name)
+        charge.room = params.limit - charge.amount
+        charge.max_wait_ns = 0
+        charge.charged_state = 0
+        charge.params = params
         return 0
 
-    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
-        """The limiter's own shape, or the one that a call brings along."""
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
+        """The limiter's own params, or those that a call brings along."""
         if rate is not None or burst is not None:
             raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
-        shape[0] = self.shape
+        params[0] = self.params
         return 0
 
-    cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
+    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
         """Let the request book ahead by so much, if this limiter can."""
         return 0
 
-    cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
         """How long after now a booked request may go."""
         return 0
 
-    cdef uint64_t refused_delay_ns(self, const Draw* draw, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
         """How long after now a request might have gone that wasn't booked."""
-        return self.new_decision(draw, verdict, False).retry_after_ns
+        return self.new_decision(charge, verdict, False).retry_after_ns
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
         """Fill in everything of a decision but `allowed` and `limit`."""
         return 0
 
-    cdef Decision new_decision(self, const Draw* draw, const Verdict* verdict, bint allowed):
+    cdef Decision new_decision(self, const Charge* charge, const Verdict* verdict, bint allowed):
         cdef Decision decision = Decision.__new__(Decision)
         decision.allowed = allowed
-        decision.limit = draw.shape.limit
+        decision.limit = charge.params.limit
         decision.limiter = self.name
         if verdict.full:
             decision.flags = NO_ROOM
@@ -129,32 +129,32 @@ cdef class CellLimiter(Limiter):
             # Nothing is known of the key; the state is the time at which a cell of its neighbourhood is free.
             decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
         else:
-            self.describe(draw, verdict, decision)
+            self.describe(charge, verdict, decision)
         return decision
 
-    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED:
+    cdef Outcome decide(self, uint64_t tag, const Charge* charge, Verdict* verdict) except UNDECIDED:
         """One decision and its counting."""
-        return decide_by(self, tag, draw, verdict, self.take, self.record)
+        return decide_by(self, tag, charge, verdict, self.take, self.after_charge)
 
-    cdef bint peek_verdict(self, uint64_t tag, const Draw* draw, Verdict* verdict) except -1:
+    cdef bint peek_verdict(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1:
         """Whether the request would be allowed now; `verdict` is left with the state as it is."""
-        self.check_bound()
+        self.ensure_attached()
         verdict.full = False
         verdict.tag = tag
         verdict.now_ns = table_now(&self.table)
-        return table_peek(&self.table, tag, verdict.now_ns, self.take, draw, verdict)
+        return table_peek(&self.table, tag, verdict.now_ns, self.take, charge, verdict)
 
-    cdef Decision decide_once(self, object key, const Draw* draw):
+    cdef Decision decide_once(self, object key, const Charge* charge):
         cdef Verdict verdict
-        cdef bint allowed = self.decide_or_peek(self.tag_of(key), draw, &verdict)
-        return self.new_decision(draw, &verdict, allowed)
+        cdef bint allowed = self.decide_or_peek(self.tag_of(key), charge, &verdict)
+        return self.new_decision(charge, &verdict, allowed)
 
-    cdef bint decide_or_peek(self, uint64_t tag, const Draw* draw, Verdict* verdict) except -1:
+    cdef bint decide_or_peek(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1:
         """A request that costs nothing changes nothing, but it is counted."""
         cdef bint allowed
-        if draw.amount != 0:
-            return self.decide(tag, draw, verdict) == ALLOWED
-        allowed = self.peek_verdict(tag, draw, verdict)
+        if charge.amount != 0:
+            return self.decide(tag, charge, verdict) == ALLOWED
+        allowed = self.peek_verdict(tag, charge, verdict)
         self.count(&self.counters.allowed if allowed else &self.counters.denied, 1)
         return allowed
 
@@ -178,25 +178,25 @@ cdef class CellLimiter(Limiter):
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidRate``, ``InvalidLimiter``, ``InvalidKey``,
         ``StoreClosed``.
         """
-        cdef Shape shape
-        cdef Draw draw
+        cdef LimitParams params
+        cdef Charge charge
         if rate is None and burst is None:
             if cost is ONE:
-                draw = self.unit
+                charge = self.unit
             else:
-                self.draw(cost, &self.shape, &draw)
+                self.charge_for(cost, &self.params, &charge)
         else:
-            self.shape_for_call(rate, burst, &shape)
-            self.draw(cost, &shape, &draw)
+            self.params_for_call(rate, burst, &params)
+            self.charge_for(cost, &params, &charge)
         if request_id is not None:
-            if draw.amount != 0:
-                return self.hit_once(key, &draw, request_id, "5 minutes" if request_ttl is None else request_ttl)
+            if charge.amount != 0:
+                return self.hit_once(key, &charge, request_id, "5 minutes" if request_ttl is None else request_ttl)
         elif request_ttl is not None:
             raise InvalidKey(
                 f"a request_ttl of {shown(request_ttl)} says how long a request_id is remembered, and none is given")
-        return self.decide_once(key, &draw)
+        return self.decide_once(key, &charge)
 
-    cdef uint64_t mark_of(self, object key, object request_id, const Draw* draw) except 0:
+    cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0:
         """The tag of the mark that a request leaves. Marks stand in the store's table, whatever table the limiter has.
 
         The amount is part of it: a request of another cost is another request.
@@ -207,11 +207,11 @@ cdef class CellLimiter(Limiter):
         except InvalidKey:
             raise InvalidKey(
                 f"a request_id is str, bytes, int or a tuple of them, not {shown(request_id)}") from None
-        id_hash = hash_pair(id_hash, draw.amount, self.hash_key, MARK)
+        id_hash = hash_pair(id_hash, charge.amount, self.hash_key, MARK)
         return fingerprint_of(
             hash_pair(hash_key_of(key, self.hash_key), id_hash, self.hash_key, MARK)) | FOREBAY_KIND_TAT
 
-    cdef Decision hit_once(self, object key, const Draw* draw, object request_id, object request_ttl):
+    cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl):
         """Charge, then leave a mark. Whoever finds that another has left it meanwhile gives its own charge back.
 
         A crash between the two steps leaves a charge without a mark, so the retried request is charged twice: the safe
@@ -220,14 +220,14 @@ cdef class CellLimiter(Limiter):
         cdef Marking marking
         cdef Verdict verdict, marked
         cdef Events events
-        cdef Draw charge = draw[0]
+        cdef Charge own_charge = charge[0]
         cdef bint allowed
         cdef uint64_t tag = self.tag_of(key)
-        cdef uint64_t mark_tag = self.mark_of(key, request_id, draw)
+        cdef uint64_t mark_tag = self.mark_of(key, request_id, charge)
         marking.ttl_ns = as_period_ns(request_ttl)
-        self.check_bound()
+        self.ensure_attached()
         if not self.remembers(mark_tag):
-            allowed = self.decide(tag, draw, &verdict) == ALLOWED
+            allowed = self.decide(tag, charge, &verdict) == ALLOWED
             if allowed:
                 events.inserted = events.evicted = events.full = events.cas_retries = 0
                 marked.now_ns = table_now(&self.segment.table)
@@ -236,19 +236,19 @@ cdef class CellLimiter(Limiter):
                     &events)
                 self.count_events(&events)
                 if marked.outcome == ALLOWED or marked.full:
-                    return self.new_decision(draw, &verdict, True)
-                charge.charged_state = verdict.state
+                    return self.new_decision(charge, &verdict, True)
+                own_charge.charged_state = verdict.state
                 if not verdict.full:
-                    self.return_draw(tag, &charge)
+                    self.return_charge(tag, &own_charge)
             elif not self.remembers(mark_tag):
-                return self.new_decision(draw, &verdict, False)
+                return self.new_decision(charge, &verdict, False)
         else:
             self.count(&self.counters.allowed, 1)
         # Charged before: the answer is what a request that costs nothing would be told, but it is allowed.
-        charge.amount = 0
-        charge.room = draw.room + draw.amount
-        self.peek_verdict(tag, &charge, &verdict)
-        return self.new_decision(&charge, &verdict, True)
+        own_charge.amount = 0
+        own_charge.room = charge.room + charge.amount
+        self.peek_verdict(tag, &own_charge, &verdict)
+        return self.new_decision(&own_charge, &verdict, True)
 
     cdef bint remembers(self, uint64_t mark_tag) except -1:
         cdef uint64_t until_ns
@@ -261,14 +261,14 @@ cdef class CellLimiter(Limiter):
         ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is.
         Only ``hit`` finds out that a new key has no room, so here ``on_full`` doesn't come in.
         """
-        cdef Draw draw
-        cdef Shape shape
+        cdef Charge charge
+        cdef LimitParams params
         cdef Verdict verdict
         cdef bint allowed
-        self.shape_for_call(rate, burst, &shape)
-        self.draw(cost, &shape, &draw)
-        allowed = self.peek_verdict(self.tag_of(key), &draw, &verdict)
-        return self.new_decision(&draw, &verdict, allowed)
+        self.params_for_call(rate, burst, &params)
+        self.charge_for(cost, &params, &charge)
+        allowed = self.peek_verdict(self.tag_of(key), &charge, &verdict)
+        return self.new_decision(&charge, &verdict, allowed)
 
     def reserve(self, key, cost=1, max_delay=None):
         """Book `cost` permits of `key` and say after how many seconds they may be used: a ``Reservation``.
@@ -279,38 +279,38 @@ cdef class CellLimiter(Limiter):
 
         Raises what ``hit`` raises, and ``ValueError`` for a `max_delay` that is none.
         """
-        cdef Draw draw
+        cdef Charge charge
         cdef Verdict verdict
         cdef bint allowed
         cdef uint64_t delay_ns
         cdef uint64_t tag = self.tag_of(key)
         cost = read_once(cost)
-        self.draw(cost, &self.shape, &draw)
-        self.be_patient(&draw, delay_ns_of(max_delay))
-        allowed = self.decide_or_peek(tag, &draw, &verdict)
+        self.charge_for(cost, &self.params, &charge)
+        self.allow_wait(&charge, delay_ns_of(max_delay))
+        allowed = self.decide_or_peek(tag, &charge, &verdict)
         if allowed:
-            delay_ns = self.booked_delay_ns(&draw, &verdict)
+            delay_ns = self.booked_delay_ns(&charge, &verdict)
         else:
-            delay_ns = verdict.state - verdict.now_ns if verdict.full else self.refused_delay_ns(&draw, &verdict)
+            delay_ns = verdict.state - verdict.now_ns if verdict.full else self.refused_delay_ns(&charge, &verdict)
         # What a full table has let in was not charged, so there is nothing to cancel.
         return new_reservation(
             self, self.segment, key, cost, allowed, allowed and not verdict.full, verdict.now_ns, delay_ns,
             verdict.state, verdict.full)
 
-    cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1:
+    cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
         cdef Events events
-        self.check_bound()
+        self.ensure_attached()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        table_amend(&self.table, tag, self.give_back, draw, &events)
+        table_amend(&self.table, tag, self.give_back, charge, &events)
         self.count_events(&events)
         return 0
 
     def _cancel(self, key, cost, uint64_t charged_state):
         """For ``Reservation``: give back a charge of which it is known what state it left, if it still counts."""
-        cdef Draw draw
-        self.draw(cost, &self.shape, &draw)
-        draw.charged_state = charged_state
-        self.return_draw(self.tag_of(key), &draw)
+        cdef Charge charge
+        self.charge_for(cost, &self.params, &charge)
+        charge.charged_state = charged_state
+        self.return_charge(self.tag_of(key), &charge)
 
     def refund(self, key, cost=1, *, rate=None, burst=None, request_id=None):
         """Give back what an allowed ``hit`` with the same arguments charged; never more than a fresh key has.
@@ -318,26 +318,26 @@ cdef class CellLimiter(Limiter):
         A cost above the limit, which several requests may have charged, gives back as much as the limit. With the
         `request_id` of a ``hit``, once, and only as long as it is remembered.
         """
-        cdef Draw draw
-        cdef Shape shape
+        cdef Charge charge
+        cdef LimitParams params
         cdef Events events
         cdef bint remembered
         cdef uint64_t tag = self.tag_of(key)
         cdef uint64_t permits = whole_cost(cost)
-        self.shape_for_call(rate, burst, &shape)
-        self.draw(min(permits, shape.limit), &shape, &draw)
+        self.params_for_call(rate, burst, &params)
+        self.charge_for(min(permits, params.limit), &params, &charge)
         if request_id is not None:
-            if permits > shape.limit:
+            if permits > params.limit:
                 # Nothing that was charged once.
                 return
             events.inserted = events.evicted = events.full = events.cas_retries = 0
-            self.check_bound()
+            self.ensure_attached()
             remembered = table_amend(
-                &self.segment.table, self.mark_of(key, request_id, &draw), unmark, NULL, &events)
+                &self.segment.table, self.mark_of(key, request_id, &charge), unmark, NULL, &events)
             self.count_events(&events)
             if not remembered:
                 return
-        self.return_draw(tag, &draw)
+        self.return_charge(tag, &charge)
 
     def reset(self, key):
         """Forget `key`: its next request meets a fresh one.
@@ -345,7 +345,7 @@ cdef class CellLimiter(Limiter):
         O(1); of a sliding log O(limit), of a bucketed window O(buckets).
         """
         cdef uint64_t tag = self.tag_of(key)
-        self.check_bound()
+        self.ensure_attached()
         self.forget(tag)
 
     cdef int forget(self, uint64_t tag) except -1:
@@ -355,80 +355,80 @@ cdef class CellLimiter(Limiter):
         self.count_events(&events)
         return 0
 
-    cdef int ask(self, object key, object cost, Ask* ask) except -1:
-        ask.tag = self.tag_of(key)
+    cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
+        attempt.tag = self.tag_of(key)
         if cost is ONE:
-            ask.draw = &self.unit
+            attempt.charge = &self.unit
         else:
-            self.draw(cost, &self.shape, &ask.own_draw)
-            ask.draw = &ask.own_draw
-        prefetch(home_line(&self.table, ask.tag))
+            self.charge_for(cost, &self.params, &attempt.own_charge)
+            attempt.charge = &attempt.own_charge
+        prefetch(home_line(&self.table, attempt.tag))
         return 0
 
-    cdef int look(self, Ask* ask, uint64_t now_ns) except -1:
-        cdef ForebayCell* cell = find_in_line(home_line(&self.table, ask.tag), ask.tag)
+    cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1:
+        cdef ForebayCell* cell = find_in_line(home_line(&self.table, attempt.tag), attempt.tag)
         cdef Next next
         cdef bint allowed
         if cell != NULL:
-            ask.seen = load128_acquire(cell)
-            if ask.seen.tag != ask.tag:
+            attempt.seen = load128_acquire(cell)
+            if attempt.seen.tag != attempt.tag:
                 cell = NULL
         if cell == NULL:
-            cell = table_find(&self.table, ask.tag, &ask.seen.state)
-            ask.seen.tag = ask.tag
-        ask.verdict.cell = cell
-        ask.verdict.full = False
-        ask.verdict.tag = ask.tag
-        ask.verdict.now_ns = now_ns
-        ask.verdict.state = ask.seen.state
-        ask.wanted.tag = ask.tag
-        allowed = self.take(cell, ask.tag, ask.seen.state, now_ns, ask.draw, &next)
-        ask.wanted.state = next.state
-        ask.verdict.decided_ns = next.decided_ns
-        ask.verdict.outcome = ALLOWED if allowed else DENIED
+            cell = table_find(&self.table, attempt.tag, &attempt.seen.state)
+            attempt.seen.tag = attempt.tag
+        attempt.verdict.cell = cell
+        attempt.verdict.full = False
+        attempt.verdict.tag = attempt.tag
+        attempt.verdict.now_ns = now_ns
+        attempt.verdict.state = attempt.seen.state
+        attempt.wanted.tag = attempt.tag
+        allowed = self.take(cell, attempt.tag, attempt.seen.state, now_ns, attempt.charge, &next)
+        attempt.wanted.state = next.state
+        attempt.verdict.decided_ns = next.decided_ns
+        attempt.verdict.outcome = ALLOWED if allowed else DENIED
         return allowed
 
-    cdef int commit_seen(self, Ask* ask) except -1:
+    cdef int try_commit(self, Attempt* attempt) except -1:
         cdef Next next
-        if ask.draw.amount == 0:
+        if attempt.charge.amount == 0:
             return True
-        if ask.verdict.cell == NULL:
+        if attempt.verdict.cell == NULL:
             return False
         if self.table.prepare != NULL:
-            next.state = ask.wanted.state
-            next.decided_ns = ask.verdict.decided_ns
-            self.table.prepare(ask.verdict.cell, ask.seen.state, &next, ask.draw)
-        if not cas128_acq_rel(ask.verdict.cell, ask.seen, ask.wanted):
+            next.state = attempt.wanted.state
+            next.decided_ns = attempt.verdict.decided_ns
+            self.table.prepare(attempt.verdict.cell, attempt.seen.state, &next, attempt.charge)
+        if not cas128_acq_rel(attempt.verdict.cell, attempt.seen, attempt.wanted):
             self.count(&self.counters.cas_retries, 1)
             return False
-        ask.verdict.state = ask.wanted.state
-        if self.record != NULL:
-            self.record(ask.draw, &ask.verdict)
+        attempt.verdict.state = attempt.wanted.state
+        if self.after_charge != NULL:
+            self.after_charge(attempt.charge, &attempt.verdict)
         return True
 
-    cdef int commit(self, Ask* ask) except -1:
+    cdef int commit(self, Attempt* attempt) except -1:
         cdef Events events
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        ask.verdict.full = False
-        ask.verdict.now_ns = table_now(&self.table)
+        attempt.verdict.full = False
+        attempt.verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, ask.tag, self.claim_stripe, &self.counters.claims, self.take, ask.draw, &ask.verdict,
-            &events)
+            &self.table, attempt.tag, self.claim_stripe, &self.counters.claims, self.take, attempt.charge,
+            &attempt.verdict, &events)
         self.count_events(&events)
-        if ask.verdict.outcome == ALLOWED and self.record != NULL:
-            self.record(ask.draw, &ask.verdict)
-        return ask.verdict.outcome == ALLOWED
+        if attempt.verdict.outcome == ALLOWED and self.after_charge != NULL:
+            self.after_charge(attempt.charge, &attempt.verdict)
+        return attempt.verdict.outcome == ALLOWED
 
-    cdef int give_up(self, Ask* ask) except -1:
-        cdef Draw charge = ask.draw[0]
+    cdef int roll_back(self, Attempt* attempt) except -1:
+        cdef Charge own_charge = attempt.charge[0]
         # What was allowed because the table was full has left nothing in it.
-        if charge.amount != 0 and not ask.verdict.full:
-            charge.charged_state = ask.verdict.state
-            self.return_draw(ask.tag, &charge)
+        if own_charge.amount != 0 and not attempt.verdict.full:
+            own_charge.charged_state = attempt.verdict.state
+            self.return_charge(attempt.tag, &own_charge)
         return 0
 
-    cdef Decision decision_of(self, const Ask* ask, bint allowed):
-        return self.new_decision(ask.draw, &ask.verdict, allowed)
+    cdef Decision decision_of(self, const Attempt* attempt, bint allowed):
+        return self.new_decision(attempt.charge, &attempt.verdict, allowed)
 
     def allow_many(self, keys, costs=None):
         """Decide a batch in order: a list of bools, one per key.
@@ -449,7 +449,7 @@ cdef class CellLimiter(Limiter):
         cdef bint decided = False
         batch.size = PyList_GET_SIZE(key_list)
         batch.keys = NULL
-        batch.draws = NULL
+        batch.charges = NULL
         batch.unit = &self.unit
         batch.table = &self.table
         batch.hash_key = self.hash_key
@@ -467,20 +467,20 @@ cdef class CellLimiter(Limiter):
         batch.tags = <uint64_t*>list_items(results)
         try:
             if costs:
-                batch.draws = <Draw*>PyMem_Malloc(batch.size * sizeof(Draw))
-                if batch.draws == NULL:
+                batch.charges = <Charge*>PyMem_Malloc(batch.size * sizeof(Charge))
+                if batch.charges == NULL:
                     raise MemoryError
-            if batch.draws != NULL:
+            if batch.charges != NULL:
                 for i, cost in enumerate(costs):
-                    self.draw(cost, &self.shape, &batch.draws[i])
-            # check_bound may run Python code, which may change the list: none may run between looking at keys that
+                    self.charge_for(cost, &self.params, &batch.charges[i])
+            # ensure_attached may run Python code, which may change the list: none may run between looking at keys that
             # are to be hashed later, and that.
-            self.check_bound()
+            self.ensure_attached()
             if with_gil and all_ascii_text(key_list, batch.size):
                 batch.keys = list_items(key_list)
             else:
                 hash_batch(key_list, &batch)
-                self.check_bound()
+                self.ensure_attached()
             generation = self.generation[0]
             batch.claim_stripe = self.claim_stripe
             batch.claim_sequence = &self.counters.claims
@@ -495,7 +495,7 @@ cdef class CellLimiter(Limiter):
             decided = True
             if generation != self.generation[0]:
                 # Another thread closed a store meanwhile. If it was this one, its line may be another process's now.
-                self.bind_shared()
+                self.attach_shared_line()
             self.count(&self.counters.allowed, allowed)
             self.count(&self.counters.denied, batch.size - allowed)
             self.count_events(&events)
@@ -504,7 +504,7 @@ cdef class CellLimiter(Limiter):
             if not decided and batch.size != 0:
                 # Tags are no objects: the list must not give them up as such.
                 memset(batch.tags, 0, batch.size * sizeof(uint64_t))
-            PyMem_Free(batch.draws)
+            PyMem_Free(batch.charges)
 
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
-        return decide_batch_by(batch, events, self.take, self.record)
+        return decide_batch_by(batch, events, self.take, self.after_charge)

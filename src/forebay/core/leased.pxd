@@ -7,7 +7,7 @@ from forebay.core.table.table cimport UNDECIDED, Decide, Next, Outcome, Verdict
 
 
 # What a cell of permits means, and how long.
-cdef struct Terms:
+cdef struct LeaseCharge:
     uint64_t amount              # of the request
     int permit_bits              # the lowest bits of a state
     int low_bits                 # all below its time
@@ -17,12 +17,12 @@ cdef struct Terms:
 # A step of a fetch, and what it met. The outcome is written by the decision function, whose last call is the one that
 # was swapped in.
 cdef struct Step:
-    const Terms* terms
+    const LeaseCharge* charge
     uint64_t epoch_ns            # of the segment
     uint64_t amount              # of the request that fetches
     uint64_t stamp               # of the clock, in the units of generations
     uint64_t keep_ns             # a cell without permits is kept for so long
-    uint64_t ticket              # the generation that must still be there
+    uint64_t generation              # the generation that must still be there
     uint64_t granted
     uint64_t dropped             # so many of those that were reported don't count any more
     uint64_t end_ns              # of the lease
@@ -37,7 +37,7 @@ cdef struct Step:
 
 
 # What is asked of a gate.
-cdef struct Passing:
+cdef struct SlotRequest:
     uint64_t cost
     uint64_t until_ns            # from now on when entering
     uint64_t mark                # of who enters
@@ -54,7 +54,7 @@ cdef bint spend(
 
 cdef class Permits(Limiter):
     cdef readonly object terms               # a forebay.redis.leased.terms.Terms
-    cdef Terms unit                          # a cost of 1
+    cdef LeaseCharge unit                    # a cost of 1
     cdef int stamp_shift
     cdef uint64_t keep_ns                    # of a gate while somebody fetches
     cdef uint64_t cell_keep_ns               # of a lease without permits
@@ -63,7 +63,7 @@ cdef class Permits(Limiter):
     cdef uint64_t limit_permits
     cdef uint64_t reset_ns                   # after the lease's end, the key is as good as fresh
 
-    cdef Outcome spend_now(self, uint64_t tag, const Terms* terms, Verdict* verdict) except UNDECIDED
+    cdef Outcome spend_now(self, uint64_t tag, const LeaseCharge* charge, Verdict* verdict) except UNDECIDED
     cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept
     cdef object allowed_now(self, object key)
     cdef object decided_now(self, object key, uint64_t cost)

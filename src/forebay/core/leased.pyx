@@ -121,36 +121,36 @@ cdef uint64_t MOST_MARK = (1 << 15) - 1
 cdef uint64_t RESERVED_NS = 1 << 24
 
 # A size that is none: nobody has brought an answer since.
-LOST = 31
-cdef uint64_t LOST_SIZE = LOST
+UNKNOWN_SIZE = 31
+cdef uint64_t UNKNOWN = UNKNOWN_SIZE
 # A generation begins ahead of the clock by less.
 cdef uint64_t MOST_AHEAD = 63
 
 # What `enter` says of a gate.
-PASSED, BUSY, CLOSED = 0, 1, 2
+ENTERED, BUSY, CLOSED = 0, 1, 2
 # How exactly a gate knows its time.
 FETCH_SLOT_QUANTUM_NS = 1 << 20
 
 
-cdef inline bint runs(const Terms* terms, uint64_t state, uint64_t now_ns) noexcept nogil:
+cdef inline bint runs(const LeaseCharge* charge, uint64_t state, uint64_t now_ns) noexcept nogil:
     # An end that no limiter can have written is none.
-    return time_of(state, terms.low_bits) - now_ns - 1 < terms.longest_ns
+    return time_of(state, charge.low_bits) - now_ns - 1 < charge.longest_ns
 
 
 cdef bint spend(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Terms* terms = <const Terms*>parameters
-    next.state = state - terms.amount
-    return low_of(state, terms.permit_bits) >= terms.amount and runs(terms, state, now_ns)
+    cdef const LeaseCharge* charge = <const LeaseCharge*>parameters
+    next.state = state - charge.amount
+    return low_of(state, charge.permit_bits) >= charge.amount and runs(charge, state, now_ns)
 
 
-cdef inline uint64_t generation_of(const Terms* terms, uint64_t state) noexcept nogil:
-    return low_of(state, terms.low_bits) >> (terms.permit_bits + 1)
+cdef inline uint64_t generation_of(const LeaseCharge* charge, uint64_t state) noexcept nogil:
+    return low_of(state, charge.low_bits) >> (charge.permit_bits + 1)
 
 
-cdef inline bint is_pending(const Terms* terms, uint64_t state) noexcept nogil:
-    return state >> terms.permit_bits & 1
+cdef inline bint is_pending(const LeaseCharge* charge, uint64_t state) noexcept nogil:
+    return state >> charge.permit_bits & 1
 
 
 cdef inline uint64_t stamp_us(const Step* step) noexcept nogil:
@@ -159,49 +159,49 @@ cdef inline uint64_t stamp_us(const Step* step) noexcept nogil:
 
 
 cdef inline bint is_own(const Step* step, uint64_t state) noexcept nogil:
-    """Whether the fetch that has this ticket is the last one that began."""
-    return is_pending(step.terms, state) and generation_of(step.terms, state) == step.ticket
+    """Whether the fetch that has this generation is the last one that began."""
+    return is_pending(step.charge, state) and generation_of(step.charge, state) == step.generation
 
 
 cdef inline uint64_t next_generation(const Step* step, uint64_t state) noexcept nogil:
     cdef uint64_t mask = low_mask(GENERATION_BITS)
     cdef uint64_t stamp = step.stamp & mask
-    cdef uint64_t generation = generation_of(step.terms, state)
+    cdef uint64_t generation = generation_of(step.charge, state)
     if state == 0:
         # Not the one of a fetch that began in a cell which is lost.
         return (stamp + (step.asked_us & MOST_AHEAD)) & mask
     if (generation - stamp) & mask > mask // 2:
         return stamp
-    return (generation + is_pending(step.terms, state)) & mask
+    return (generation + is_pending(step.charge, state)) & mask
 
 
 cdef inline uint64_t pending_state(
     Step* step, uint64_t state, uint64_t time, uint64_t permits
 ) noexcept nogil:
-    step.ticket = next_generation(step, state)
-    return time | (step.ticket << 1 | 1) << step.terms.permit_bits | permits
+    step.generation = next_generation(step, state)
+    return time | (step.generation << 1 | 1) << step.charge.permit_bits | permits
 
 
 cdef bint begin_fetch(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef Step* step = <Step*>parameters
-    cdef const Terms* terms = step.terms
-    cdef uint64_t end_ns = time_of(state, terms.low_bits)
-    cdef uint64_t time = state & ~low_mask(terms.low_bits)
-    cdef uint64_t permits = low_of(state, terms.permit_bits)
+    cdef const LeaseCharge* charge = step.charge
+    cdef uint64_t end_ns = time_of(state, charge.low_bits)
+    cdef uint64_t time = state & ~low_mask(charge.low_bits)
+    cdef uint64_t permits = low_of(state, charge.permit_bits)
     step.now_ns = now_ns
     step.asked_us = stamp_us(step)
     step.was_end_ns = end_ns
     step.left = step.unspent = 0
-    step.was_known = state != 0 and (end_ns <= now_ns or runs(terms, state, now_ns))
+    step.was_known = state != 0 and (end_ns <= now_ns or runs(charge, state, now_ns))
     if step.was_known and end_ns > now_ns:
         step.left = permits
     elif step.was_known:
         step.unspent = permits
     if step.left == 0:
         # The time means nothing but how long the cell is kept.
-        time = max(time if runs(terms, state, now_ns) else 0, count_time(now_ns + step.keep_ns, terms.low_bits))
+        time = max(time if runs(charge, state, now_ns) else 0, count_time(now_ns + step.keep_ns, charge.low_bits))
     next.state = pending_state(step, state, time, step.left)
     return True
 
@@ -210,25 +210,25 @@ cdef bint deposit_permits(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef Step* step = <Step*>parameters
-    cdef const Terms* terms = step.terms
-    cdef uint64_t permits = low_of(state, terms.permit_bits)
-    cdef uint64_t end_ns = time_of(state, terms.low_bits)
-    cdef uint64_t time = step.end_ns << FRACTION_BITS & ~low_mask(terms.low_bits)
+    cdef const LeaseCharge* charge = step.charge
+    cdef uint64_t permits = low_of(state, charge.permit_bits)
+    cdef uint64_t end_ns = time_of(state, charge.low_bits)
+    cdef uint64_t time = step.end_ns << FRACTION_BITS & ~low_mask(charge.low_bits)
     step.was_served = False
     if not is_own(step, state) or step.end_ns <= now_ns:
         return False
     if permits != 0 and step.same_ns != 0:
         # The end of a window is told a little earlier each time, by what the answer took.
-        if end_ns + step.same_ns <= step.end_ns or not runs(terms, state, now_ns):
+        if end_ns + step.same_ns <= step.end_ns or not runs(charge, state, now_ns):
             permits = 0
         else:
-            time = max(time, state & ~low_mask(terms.low_bits))
+            time = max(time, state & ~low_mask(charge.low_bits))
     permits = permits - min(permits, step.dropped) + step.granted
     if permits >= step.amount:
         step.was_served = True
         permits -= step.amount
-    next.state = time | generation_of(terms, state) << (terms.permit_bits + 1) | min(
-        permits, low_mask(terms.permit_bits))
+    next.state = time | generation_of(charge, state) << (charge.permit_bits + 1) | min(
+        permits, low_mask(charge.permit_bits))
     return True
 
 
@@ -236,8 +236,8 @@ cdef bint abort_fetch(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef Step* step = <Step*>parameters
-    cdef uint64_t permits = low_of(state, step.terms.permit_bits)
-    next.state = (state & ~low_mask(step.terms.permit_bits + 1)) | (permits - min(permits, step.dropped))
+    cdef uint64_t permits = low_of(state, step.charge.permit_bits)
+    next.state = (state & ~low_mask(step.charge.permit_bits + 1)) | (permits - min(permits, step.dropped))
     return is_own(step, state)
 
 
@@ -246,12 +246,12 @@ cdef bint withdraw_permits(
 ) noexcept nogil:
     cdef Step* step = <Step*>parameters
     step.asked_us = stamp_us(step)
-    step.unspent = low_of(state, step.terms.permit_bits)
-    if is_pending(step.terms, state) or step.unspent == 0 or not runs(step.terms, state, now_ns):
+    step.unspent = low_of(state, step.charge.permit_bits)
+    if is_pending(step.charge, state) or step.unspent == 0 or not runs(step.charge, state, now_ns):
         return False
     # It ends now, so that the next fetch doesn't take it for one that was used up early.
-    next.state = now_ns << FRACTION_BITS & ~low_mask(step.terms.low_bits) | (
-        generation_of(step.terms, state) << (step.terms.permit_bits + 1))
+    next.state = now_ns << FRACTION_BITS & ~low_mask(step.charge.low_bits) | (
+        generation_of(step.charge, state) << (step.charge.permit_bits + 1))
     return True
 
 
@@ -263,29 +263,29 @@ cdef inline uint64_t fetch_slot_state(uint64_t until_ns, uint64_t size, uint64_t
     return count_state(until_ns, FETCH_SLOT_LOW_BITS, size << FETCH_SLOT_SIZE_SHIFT | low)
 
 
-cdef inline uint64_t size_of(uint64_t gate) noexcept nogil:
-    return low_of(gate, FETCH_SLOT_LOW_BITS) >> FETCH_SLOT_SIZE_SHIFT
+cdef inline uint64_t size_of(uint64_t slot) noexcept nogil:
+    return low_of(slot, FETCH_SLOT_LOW_BITS) >> FETCH_SLOT_SIZE_SHIFT
 
 
-cdef inline bint is_reserved(uint64_t gate) noexcept nogil:
-    return low_of(gate, FETCH_SLOT_SIZE_SHIFT) == FETCHING
+cdef inline bint is_reserved(uint64_t slot) noexcept nogil:
+    return low_of(slot, FETCH_SLOT_SIZE_SHIFT) == FETCHING
 
 
 cdef bint enter_fetch_slot(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Passing* passing = <const Passing*>parameters
+    cdef const SlotRequest* request = <const SlotRequest*>parameters
     # Who was there before and hasn't left it will hardly bring an answer.
-    cdef uint64_t size = LOST_SIZE if state & FETCHING and not is_reserved(state) else size_of(state)
-    next.state = fetch_slot_state(now_ns + passing.until_ns, size, FETCHING | passing.mark)
-    if not is_closed(state, now_ns, passing.longest_ns):
+    cdef uint64_t size = UNKNOWN if state & FETCHING and not is_reserved(state) else size_of(state)
+    next.state = fetch_slot_state(now_ns + request.until_ns, size, FETCHING | request.mark)
+    if not is_closed(state, now_ns, request.longest_ns):
         return True
     if state & FETCHING:
-        return passing.has_waited and is_reserved(state)
-    return passing.cost < low_of(state, FETCH_SLOT_COST_BITS)
+        return request.has_waited and is_reserved(state)
+    return request.cost < low_of(state, FETCH_SLOT_COST_BITS)
 
 
-cdef bint ask_for_turn(
+cdef bint mark_waited(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     next.state = state | WAITED
@@ -295,23 +295,23 @@ cdef bint ask_for_turn(
 cdef bint leave_fetch_slot(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Passing* passing = <const Passing*>parameters
-    if passing.until_ns == 0 and state & WAITED:
+    cdef const SlotRequest* request = <const SlotRequest*>parameters
+    if request.until_ns == 0 and state & WAITED:
         next.state = fetch_slot_state(
-            min(now_ns + RESERVED_NS, time_of(state, FETCH_SLOT_LOW_BITS)), passing.size, FETCHING)
-    elif passing.until_ns == 0:
+            min(now_ns + RESERVED_NS, time_of(state, FETCH_SLOT_LOW_BITS)), request.size, FETCHING)
+    elif request.until_ns == 0:
         # Rounded down, and so open.
-        next.state = now_ns << FRACTION_BITS & ~low_mask(FETCH_SLOT_LOW_BITS) | passing.size << FETCH_SLOT_SIZE_SHIFT
+        next.state = now_ns << FRACTION_BITS & ~low_mask(FETCH_SLOT_LOW_BITS) | request.size << FETCH_SLOT_SIZE_SHIFT
     else:
-        next.state = fetch_slot_state(passing.until_ns, passing.size, passing.cost)
-    return state & ~WAITED == passing.seen
+        next.state = fetch_slot_state(request.until_ns, request.size, request.cost)
+    return state & ~WAITED == request.seen
 
 
 cdef bint lower_size(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     next.state = state - (<uint64_t>1 << FETCH_SLOT_SIZE_SHIFT)
-    return state & FETCHING == 0 and 0 < size_of(state) < LOST_SIZE
+    return state & FETCHING == 0 and 0 < size_of(state) < UNKNOWN
 
 
 cdef class Permits(Limiter):
@@ -336,7 +336,7 @@ cdef class Permits(Limiter):
         self.reset_ns = terms.reset_ns
         # Other hosts have leases of their own length.
         self.longest_closed_ns = 2 * (self.unit.longest_ns + self.reset_ns) + <uint64_t>120_000_000_000
-        self.enroll(
+        self.register(
             terms.host_algorithm, b"leased %d %d %b" % (self.unit.low_bits, self.stamp_shift, terms.encoding))
 
     @cython.binding(False)
@@ -349,17 +349,17 @@ cdef class Permits(Limiter):
     cdef uint64_t fetch_slot_of(self, uint64_t tag) noexcept:
         return fingerprint_of(hash_pair(tag, 0, self.hash_key, MARK)) | FOREBAY_KIND_COUNT
 
-    cdef Outcome spend_now(self, uint64_t tag, const Terms* terms, Verdict* verdict) except UNDECIDED:
+    cdef Outcome spend_now(self, uint64_t tag, const LeaseCharge* charge, Verdict* verdict) except UNDECIDED:
         """Take permits that are there. Never inserts anything."""
         cdef Events events
         cdef Outcome outcome
-        self.check_bound()
+        self.ensure_attached()
         prefetch(home_line(&self.table, tag))
         verdict.now_ns = table_now(&self.table)
-        outcome = table_try(&self.table, tag, verdict.now_ns, spend, terms, verdict)
+        outcome = table_try(&self.table, tag, verdict.now_ns, spend, charge, verdict)
         if outcome > ALLOWED:
             events.inserted = events.evicted = events.full = events.cas_retries = 0
-            outcome = ALLOWED if table_amend(&self.table, tag, spend, terms, &events) else DENIED
+            outcome = ALLOWED if table_amend(&self.table, tag, spend, charge, &events) else DENIED
             table_find(&self.table, tag, &verdict.state)
             self.count_events(&events)
         if outcome == ALLOWED:
@@ -368,20 +368,20 @@ cdef class Permits(Limiter):
 
     cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept:
         """How long a denial of so much is still remembered. Loads only."""
-        cdef uint64_t gate, slot_tag = self.fetch_slot_of(tag)
+        cdef uint64_t slot, slot_tag = self.fetch_slot_of(tag)
         cdef ForebayCell seen
         cdef ForebayCell* cell = find_in_line(home_line(&self.table, slot_tag), slot_tag)
         seen.tag = 0
         if cell != NULL:
             seen = load128_acquire(cell)
-            gate = seen.state
+            slot = seen.state
         if seen.tag != slot_tag:
-            table_find(&self.table, slot_tag, &gate)
-        if gate & FETCHING or not is_closed(gate, now_ns, self.longest_closed_ns):
+            table_find(&self.table, slot_tag, &slot)
+        if slot & FETCHING or not is_closed(slot, now_ns, self.longest_closed_ns):
             return 0
-        if min(cost, MOST_SLOT_COST) < low_of(gate, FETCH_SLOT_COST_BITS):
+        if min(cost, MOST_SLOT_COST) < low_of(slot, FETCH_SLOT_COST_BITS):
             return 0
-        return time_of(gate, FETCH_SLOT_LOW_BITS) - now_ns
+        return time_of(slot, FETCH_SLOT_LOW_BITS) - now_ns
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -434,16 +434,16 @@ cdef class Permits(Limiter):
 
     cdef object decided_now(self, object key, uint64_t cost):
         cdef Verdict verdict
-        cdef Terms terms = self.unit
+        cdef LeaseCharge charge = self.unit
         cdef uint64_t tag = fingerprint_of(hash_key_of(key, self.hash_key)) | FOREBAY_KIND_COUNT
         cdef uint64_t retry_ns, end_ns
-        terms.amount = cost
+        charge.amount = cost
         if cost == 0:
             return None
-        if cost <= low_mask(terms.permit_bits) and self.spend_now(tag, &terms, &verdict) == ALLOWED:
-            end_ns = time_of(verdict.state, terms.low_bits)
+        if cost <= low_mask(charge.permit_bits) and self.spend_now(tag, &charge, &verdict) == ALLOWED:
+            end_ns = time_of(verdict.state, charge.low_bits)
             return self.new_decision(
-                True, low_of(verdict.state, terms.permit_bits), 0, end_ns - min(verdict.now_ns, end_ns))
+                True, low_of(verdict.state, charge.permit_bits), 0, end_ns - min(verdict.now_ns, end_ns))
         retry_ns = self.denied_ns(tag, cost, table_now(&self.table))
         if retry_ns == 0:
             return None
@@ -480,20 +480,20 @@ cdef class Permits(Limiter):
 
     def now_ns(self):
         """The time of leases."""
-        self.check_bound()
+        self.ensure_attached()
         return table_now(&self.table)
 
     def take(self, uint64_t tag, uint64_t cost):
         """Whether so many permits were there, and have been taken."""
         cdef Verdict verdict
-        cdef Terms terms = self.unit
-        terms.amount = cost
-        return cost <= low_mask(terms.permit_bits) and self.spend_now(tag, &terms, &verdict) == ALLOWED
+        cdef LeaseCharge charge = self.unit
+        charge.amount = cost
+        return cost <= low_mask(charge.permit_bits) and self.spend_now(tag, &charge, &verdict) == ALLOWED
 
     def left(self, uint64_t tag):
         """The permits that are left, when the lease ends, and whether a fetch is pending."""
         cdef uint64_t state
-        self.check_bound()
+        self.ensure_attached()
         table_find(&self.table, tag, &state)
         if not runs(&self.unit, state, table_now(&self.table)):
             return 0, 0, is_pending(&self.unit, state)
@@ -501,44 +501,44 @@ cdef class Permits(Limiter):
             low_of(state, self.unit.permit_bits), time_of(state, self.unit.low_bits), is_pending(&self.unit, state))
 
     def enter(self, uint64_t tag, uint64_t cost, bint has_waited=False):
-        """Ask to fetch: what the gate says, until when, the state that it has when it was passed, and the size of what
-        is borrowed. Who has waited for long is let in before others.
+        """Try to take the fetch slot: the outcome, until when it is closed, its state if it was taken, and the size of
+        the loans. A caller that `has_waited` for long goes before others.
 
         When there is no room for a gate: what the store's `on_full` says, and when there may be.
         """
-        cdef Passing passing
+        cdef SlotRequest request
         cdef Verdict verdict
         cdef Events events
-        self.check_bound()
+        self.ensure_attached()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        passing.cost = min(cost, MOST_SLOT_COST)
-        passing.until_ns = self.keep_ns
-        passing.mark = 1 + monotonic_ns() % MOST_MARK
-        passing.has_waited = has_waited
-        passing.longest_ns = self.longest_closed_ns
+        request.cost = min(cost, MOST_SLOT_COST)
+        request.until_ns = self.keep_ns
+        request.mark = 1 + monotonic_ns() % MOST_MARK
+        request.has_waited = has_waited
+        request.longest_ns = self.longest_closed_ns
         verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, self.fetch_slot_of(tag), self.claim_stripe, &self.counters.claims, enter_fetch_slot, &passing,
+            &self.table, self.fetch_slot_of(tag), self.claim_stripe, &self.counters.claims, enter_fetch_slot, &request,
             &verdict, &events)
         self.count_events(&events)
         if verdict.full:
             return CLOSED, verdict.state if verdict.outcome == DENIED else 0, 0, 0
         if verdict.outcome == ALLOWED:
-            return PASSED, 0, verdict.state, size_of(verdict.state)
+            return ENTERED, 0, verdict.state, size_of(verdict.state)
         if verdict.state & FETCHING == 0:
             return CLOSED, time_of(verdict.state, FETCH_SLOT_LOW_BITS), 0, 0
         if has_waited:
-            self.amend(self.fetch_slot_of(tag), ask_for_turn, NULL)
+            self.amend(self.fetch_slot_of(tag), mark_waited, NULL)
         return BUSY, time_of(verdict.state, FETCH_SLOT_LOW_BITS), 0, size_of(verdict.state)
 
     def leave(self, uint64_t tag, uint64_t seen, uint64_t size, uint64_t until_ns=0, uint64_t cost=0):
         """Open the gate, or leave it closed until then for who asks as much, unless that is more than it can say."""
-        cdef Passing passing
-        passing.cost = cost
-        passing.until_ns = until_ns if cost <= MOST_SLOT_COST else 0
-        passing.size = min(size, LOST_SIZE)
-        passing.seen = seen
-        self.amend(self.fetch_slot_of(tag), leave_fetch_slot, &passing)
+        cdef SlotRequest request
+        request.cost = cost
+        request.until_ns = until_ns if cost <= MOST_SLOT_COST else 0
+        request.size = min(size, UNKNOWN)
+        request.seen = seen
+        self.amend(self.fetch_slot_of(tag), leave_fetch_slot, &request)
 
     def shrink(self, uint64_t tag):
         """What was borrowed hasn't been needed."""
@@ -547,15 +547,15 @@ cdef class Permits(Limiter):
     def begin(self, uint64_t tag):
         """The begin of a fetch. None if there is no room for a lease.
 
-        A ticket; the time; the step's stamp; the permits left, or -1 if that isn't known; those that a lease which is
-        over had left; and its end.
+        The generation; the time; the step's stamp; the permits left, or -1 if that isn't known; the permits that an
+        expired lease had left; and that lease's end.
         """
         cdef Step step
         cdef Verdict verdict
         cdef Events events
-        self.check_bound()
+        self.ensure_attached()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        step.terms = &self.unit
+        step.charge = &self.unit
         step.epoch_ns = self.table.epoch_ns
         step.keep_ns = self.cell_keep_ns
         verdict.now_ns = table_now(&self.table)
@@ -567,18 +567,18 @@ cdef class Permits(Limiter):
             return None
         # Lease ends count from here, so it must not be later than the call.
         return (
-            step.ticket, step.now_ns, step.asked_us, step.left if step.was_known else -1, step.unspent,
+            step.generation, step.now_ns, step.asked_us, step.left if step.was_known else -1, step.unspent,
             step.was_end_ns)
 
     def holds(self, uint64_t tag, uint64_t seen):
         """Whether the gate is as entering has left it."""
-        cdef uint64_t gate
-        self.check_bound()
-        table_find(&self.table, self.fetch_slot_of(tag), &gate)
-        return gate & ~WAITED == seen
+        cdef uint64_t slot
+        self.ensure_attached()
+        table_find(&self.table, self.fetch_slot_of(tag), &slot)
+        return slot & ~WAITED == seen
 
     def deposit(
-        self, uint64_t tag, uint64_t ticket, uint64_t granted, uint64_t end_ns, uint64_t cost, uint64_t dropped=0
+        self, uint64_t tag, uint64_t generation, uint64_t granted, uint64_t end_ns, uint64_t cost, uint64_t dropped=0
     ):
         """Add what was granted, and drop so many of the permits that were reported.
 
@@ -586,8 +586,8 @@ cdef class Permits(Limiter):
         """
         cdef Step step
         step.dropped = dropped
-        step.terms = &self.unit
-        step.ticket = ticket
+        step.charge = &self.unit
+        step.generation = generation
         step.granted = granted
         step.end_ns = end_ns
         step.amount = cost
@@ -599,25 +599,25 @@ cdef class Permits(Limiter):
             self.count(&self.counters.allowed, 1)
         return deposited, served
 
-    def abort(self, uint64_t tag, uint64_t ticket, uint64_t dropped=0):
+    def abort(self, uint64_t tag, uint64_t generation, uint64_t dropped=0):
         """The end of a fetch that has brought nothing. Drop so many of the permits that were reported."""
         cdef Step step
         step.dropped = dropped
-        step.terms = &self.unit
-        step.ticket = ticket
+        step.charge = &self.unit
+        step.generation = generation
         self.amend(tag, abort_fetch, &step)
 
     def withdraw(self, uint64_t tag):
         """Take out what is left, to give it back: the step's stamp, and how much. None if that can't be."""
         cdef Step step
-        step.terms = &self.unit
+        step.charge = &self.unit
         step.epoch_ns = self.table.epoch_ns
         return (step.asked_us, step.unspent) if self.amend(tag, withdraw_permits, &step) else None
 
     cdef bint amend(self, uint64_t tag, Decide decide, const void* parameters) except -1:
         cdef Events events
         cdef bint amended
-        self.check_bound()
+        self.ensure_attached()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         amended = table_amend(&self.table, tag, decide, parameters, &events)
         self.count_events(&events)
@@ -632,7 +632,7 @@ cdef class Permits(Limiter):
     def forget(self, uint64_t tag):
         """Neither lease nor denial."""
         cdef Events events
-        self.check_bound()
+        self.ensure_attached()
         events.inserted = events.evicted = events.full = events.cas_retries = 0
         table_remove(&self.table, tag, &events)
         table_remove(&self.table, self.fetch_slot_of(tag), &events)

@@ -15,7 +15,7 @@ cdef int let_stores_make(type kind) except -1
 
 
 # A limit in the units of its decision. Which fields mean something is the algorithm's affair.
-cdef struct Shape:
+cdef struct LimitParams:
     uint64_t limit               # the most permits that can be allowed at once
     uint64_t rate_limit          # the rate: so many permits
     uint64_t period_ns           # per this time, which is the window of a window
@@ -31,7 +31,7 @@ cdef struct Shape:
     int buckets                  # of a bucketed window
     int window_shift             # of a synced window: 2 to the power of this is at most its period
     const ForebayCell* cells    # of an extent: its table, and the words behind it
-    uint64_t* words
+    uint64_t* records
     uint64_t words_per_cell
     uint64_t last_cell           # that has words
     uint64_t end_ns              # of some window: a cache
@@ -39,23 +39,23 @@ cdef struct Shape:
 
 
 # What one request asks of a limit.
-cdef struct Draw:
+cdef struct Charge:
     uint64_t amount              # what it adds to the state: permits or ns
     uint64_t room                # what there may be before, in the same unit
-    uint64_t patience_ns         # for limits that can be booked ahead: how far
+    uint64_t max_wait_ns         # for limits that can be booked ahead: how far
     uint64_t charged_state       # to take a charge back: the state that it left; 0 for a refund of some earlier one
-    const Shape* shape
+    const LimitParams* params
 
 
 # What is left to do after a request was allowed, outside of the cell.
-ctypedef void (*Record)(const Draw* draw, const Verdict* verdict) noexcept nogil
+ctypedef void (*AfterCharge)(const Charge* charge, const Verdict* verdict) noexcept nogil
 
 
 # A request of several limits on its way to being decided.
-cdef struct Ask:
+cdef struct Attempt:
     uint64_t tag
-    const Draw* draw             # the limiter's for a cost of 1, or this one:
-    Draw own_draw
+    const Charge* charge             # the limiter's for a cost of 1, or this one:
+    Charge own_charge
     Verdict verdict
     ForebayCell seen
     ForebayCell wanted
@@ -67,7 +67,7 @@ cdef class Limiter:
     cdef ForebayCounterLine* counters       # this process's line, or the limiter's shared one
     cdef bint counters_are_shared
     cdef uint64_t line_generation            # the generation in which `counters` was taken; 0: not yet
-    cdef uint64_t bound_generation           # the same; but 0 if something has to be done before every decision
+    cdef uint64_t attached_generation        # the same; but 0 if something has to be done before every decision
     cdef const uint64_t* generation
     cdef uint64_t claim_stripe               # the counter line's number, part of claim ids
     cdef Segment segment                     # keeps the mapping alive
@@ -75,24 +75,24 @@ cdef class Limiter:
     cdef readonly str name
     cdef int number                          # position in the segment's list of limiters
 
-    cdef int enroll(self, uint32_t algorithm, bytes encoding) except -1
-    cdef int bind(self) except -1
-    cdef int bind_shared(self) except -1
+    cdef int register(self, uint32_t algorithm, bytes encoding) except -1
+    cdef int attach_process(self) except -1
+    cdef int attach_shared_line(self) except -1
     cdef void count_events(self, const Events* events) noexcept
 
     # For AllOf. What a request is; whether it would be allowed now; to charge it if nothing has changed since; to
     # charge it whatever has; to give it back; to say what came of it.
-    cdef int ask(self, object key, object cost, Ask* ask) except -1
-    cdef int look(self, Ask* ask, uint64_t now_ns) except -1
-    cdef int commit_seen(self, Ask* ask) except -1
-    cdef int commit(self, Ask* ask) except -1
-    cdef int give_up(self, Ask* ask) except -1
-    cdef Decision decision_of(self, const Ask* ask, bint allowed)
+    cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1
+    cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1
+    cdef int try_commit(self, Attempt* attempt) except -1
+    cdef int commit(self, Attempt* attempt) except -1
+    cdef int roll_back(self, Attempt* attempt) except -1
+    cdef Decision decision_of(self, const Attempt* attempt, bint allowed)
 
-    cdef inline int check_bound(self) except -1:
+    cdef inline int ensure_attached(self) except -1:
         """Before every decision: after a fork or a close, see what still belongs to this process."""
-        if self.bound_generation != self.generation[0]:
-            return self.bind()
+        if self.attached_generation != self.generation[0]:
+            return self.attach_process()
         return 0
 
     cdef inline void count(self, uint64_t* counter, uint64_t n) noexcept:

@@ -112,7 +112,7 @@ cdef class Limiter:
         self.table = self.segment.table
         self.generation = self.segment.generation
 
-    cdef int enroll(self, uint32_t algorithm, bytes encoding) except -1:
+    cdef int register(self, uint32_t algorithm, bytes encoding) except -1:
         """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up.
 
         `algorithm` is one of `ALGORITHM_SLIDING_LOG` and those below it: counts are kept by name and algorithm.
@@ -124,7 +124,7 @@ cdef class Limiter:
         self.number = self.store._limiter_number(self.name, algorithm)
         return 0
 
-    cdef int bind(self) except -1:
+    cdef int attach_process(self) except -1:
         cdef uint64_t generation = self.generation[0]
         if self.line_generation != generation:
             if self.store.closed:
@@ -137,11 +137,11 @@ cdef class Limiter:
         if self.segment.follows_python:
             self.segment.follow_python()
         else:
-            self.bound_generation = generation
+            self.attached_generation = generation
         return 0
 
-    cdef int bind_shared(self) except -1:
-        """Until the next `bind`, count in the line that all processes may use at any time."""
+    cdef int attach_shared_line(self) except -1:
+        """Until the next `attach_process`, count in the line that all processes may use at any time."""
         self.counters = self.segment.shared_counter_line(self.number)
         self.counters_are_shared = True
         self.claim_stripe = layout.OWNED_COUNTER_LINES + self.number
@@ -153,22 +153,22 @@ cdef class Limiter:
         self.count(&self.counters.full, events.full)
         self.count(&self.counters.cas_retries, events.cas_retries)
 
-    cdef int ask(self, object key, object cost, Ask* ask) except -1:
+    cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
         raise TypeError(f"{self!r} can't be one of several limits")
 
-    cdef int look(self, Ask* ask, uint64_t now_ns) except -1:
+    cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1:
         return 0
 
-    cdef int commit_seen(self, Ask* ask) except -1:
+    cdef int try_commit(self, Attempt* attempt) except -1:
         return 0
 
-    cdef int commit(self, Ask* ask) except -1:
+    cdef int commit(self, Attempt* attempt) except -1:
         return 0
 
-    cdef int give_up(self, Ask* ask) except -1:
+    cdef int roll_back(self, Attempt* attempt) except -1:
         return 0
 
-    cdef Decision decision_of(self, const Ask* ask, bint allowed):
+    cdef Decision decision_of(self, const Attempt* attempt, bint allowed):
         return None
 
     def wait(self, key, cost=1, timeout=None, *, jitter=0.0):

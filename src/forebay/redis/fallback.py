@@ -236,7 +236,7 @@ class HostShareFallback:
 
     def take_unleased(self, key: Any, cost: int) -> tuple[Any, int]:
         count = self.unleased.take(key, cost) if self.unleased is not None else 0
-        return self.native._take_loose(key, count) if count else None, count
+        return self.native._take_unleased(key, count) if count else None, count
 
     def give_back_unleased(self, key: Any, cost: int) -> int:
         count = self.unleased.take(key, cost) if self.unleased is not None else 0

@@ -264,7 +264,7 @@ class RedisConcurrency(ConcurrencyCommands, RedisLimiter):
         self._store._run(self._refund(key, cost, rate, burst, request_id), noop)
         waiting.released(self, key)
 
-    def _take_loose(self, key: Key, cost: int) -> RedisLease:
+    def _take_unleased(self, key: Key, cost: int) -> RedisLease:
         """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
         return self._lease_of(key, self._take_unleased_permits(key, cost))
 

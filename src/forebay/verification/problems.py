@@ -33,9 +33,9 @@ def told(problem: tuple[str, int, int, int, int, int], table: str, kinds: tuple[
         "slot": (f"{there:#x} in slot {other}", "an owner and the end of its lease, or zeros"),
         "lease": (f"a lease until {there} ns in slot {other}", "one that a limiter can have given"),
         "rest": (f"{there:#x} behind the slots", "0"),
-        "seal": (f"seal {there:#x} of a name", "0 or an odd number"),
-        "birth": (f"birth {there:#x}, by a claim of a counter line that there isn't", "one of those"),
-        "told": (f"told counts {there:#x}", "no more bits than a count of this limiter has"),
+        "checksum": (f"checksum {there:#x} of a name", "0 or an odd number"),
+        "incarnation": (f"incarnation {there:#x}, by a claim of a counter line that there isn't", "one of those"),
+        "reported": (f"told counts {there:#x}", "no more bits than a count of this limiter has"),
         "until": (f"that Redis was told until {there} ns", "a time that has been"),
     }[what]
     return damage(f"cell {cell} of {table}", found, expected)

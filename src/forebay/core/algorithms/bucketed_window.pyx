@@ -44,7 +44,7 @@ from libc.stdint cimport uint64_t
 from forebay.core.algorithms.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Shape, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport TIME_BITS, Next, Verdict, table_find, table_now
@@ -72,113 +72,113 @@ cdef struct Summed:
     uint64_t sum                 # of the window
 
 
-cdef inline uint64_t* marks_of(const Shape* shape, const ForebayCell* cell) noexcept nogil:
+cdef inline uint64_t* marks_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
     # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
-    return shape.words + min(<uint64_t>(cell - shape.cells), shape.last_cell) * shape.words_per_cell
+    return params.records + min(<uint64_t>(cell - params.cells), params.last_cell) * params.words_per_cell
 
 
-cdef inline uint64_t begin_ns(const Shape* shape, uint64_t bucket) noexcept nogil:
-    return bucket * shape.period_ns - shape.phase_ns
+cdef inline uint64_t begin_ns(const LimitParams* params, uint64_t bucket) noexcept nogil:
+    return bucket * params.period_ns - params.phase_ns
 
 
-cdef inline uint64_t bucket_of(const Shape* shape, uint64_t state) noexcept nogil:
+cdef inline uint64_t bucket_of(const LimitParams* params, uint64_t state) noexcept nogil:
     """In which the last request of a state was allowed. Rounding up, by less than half a bucket, doesn't change it."""
-    return (time_of(state, shape.low_bits) + shape.phase_ns) // shape.period_ns - shape.buckets
+    return (time_of(state, params.low_bits) + params.phase_ns) // params.period_ns - params.buckets
 
 
-cdef inline uint64_t first_of(const Shape* shape, uint64_t bucket) noexcept nogil:
+cdef inline uint64_t first_of(const LimitParams* params, uint64_t bucket) noexcept nogil:
     """The oldest bucket of the window that ends with this one."""
-    return bucket + 1 - shape.buckets if bucket + 1 > <uint64_t>shape.buckets else 0
+    return bucket + 1 - params.buckets if bucket + 1 > <uint64_t>params.buckets else 0
 
 
 cdef inline uint64_t base_of(
-    const Shape* shape, uint64_t* marks, uint64_t first, uint64_t last, uint64_t total, uint64_t* later
+    const LimitParams* params, uint64_t* marks, uint64_t first, uint64_t last, uint64_t total, uint64_t* later
 ) noexcept nogil:
     """The running total before bucket `first`; `total` if nothing was allowed from it to `last`.
 
     If a bucket has lost its place to a later one, that is left in `later`, else 0.
     """
     cdef uint64_t bucket, mark
-    cdef uint64_t slot = first % shape.buckets
+    cdef uint64_t slot = first % params.buckets
     later[0] = 0
     for bucket in range(first, last + 1):
         # SYNC mark -> state
         mark = load_acquire(&marks[slot])
-        if mark >> shape.low_bits == bucket:
-            return low_of(mark, shape.low_bits)
+        if mark >> params.low_bits == bucket:
+            return low_of(mark, params.low_bits)
         # One within the window but in a place that isn't its own is damage, like one at the end of time.
-        if first + shape.buckets <= mark >> shape.low_bits <= (<uint64_t>1 << TIME_BITS) // shape.period_ns:
-            later[0] = mark >> shape.low_bits
+        if first + params.buckets <= mark >> params.low_bits <= (<uint64_t>1 << TIME_BITS) // params.period_ns:
+            later[0] = mark >> params.low_bits
             return total
-        slot = slot + 1 if slot + 1 < <uint64_t>shape.buckets else 0
+        slot = slot + 1 if slot + 1 < <uint64_t>params.buckets else 0
     return total
 
 
 cdef inline Summed summed(
-    const Shape* shape, const ForebayCell* cell, uint64_t state, uint64_t now_ns
+    const LimitParams* params, const ForebayCell* cell, uint64_t state, uint64_t now_ns
 ) noexcept nogil:
     cdef Summed summed
-    cdef uint64_t leaves_ns = time_of(state, shape.low_bits)
+    cdef uint64_t leaves_ns = time_of(state, params.low_bits)
     cdef uint64_t later
-    summed.bucket = (now_ns + shape.phase_ns) // shape.period_ns
-    summed.total = low_of(state, shape.low_bits)
+    summed.bucket = (now_ns + params.phase_ns) // params.period_ns
+    summed.total = low_of(state, params.low_bits)
     summed.fresh = cell == NULL or leaves_ns <= now_ns
     summed.sum = 0
     summed.newest = 0
     if not summed.fresh:
-        summed.newest = bucket_of(shape, state)
+        summed.newest = bucket_of(params, state)
         summed.bucket = max(summed.bucket, summed.newest)
         while True:
             summed.sum = low_of(summed.total - base_of(
-                shape, marks_of(shape, cell), first_of(shape, summed.bucket), summed.newest, summed.total, &later,
-            ), shape.low_bits)
+                params, marks_of(params, cell), first_of(params, summed.bucket), summed.newest, summed.total, &later,
+            ), params.low_bits)
             if later == 0:
                 break
             summed.bucket = later
-        summed.fresh = summed.bucket >= summed.newest + shape.buckets
+        summed.fresh = summed.bucket >= summed.newest + params.buckets
     return summed
 
 
-cdef inline bint is_behind(const Shape* shape, uint64_t mark, uint64_t total) noexcept nogil:
+cdef inline bint is_behind(const LimitParams* params, uint64_t mark, uint64_t total) noexcept nogil:
     """Whether a mark's total is less than this one. Totals that meet differ by less than half of what low_bits hold:
     more than are allowed while a process is stopped."""
-    cdef uint64_t ahead = low_of(total - mark, shape.low_bits)
-    return ahead != 0 and ahead <= low_mask(shape.low_bits) >> 1
+    cdef uint64_t ahead = low_of(total - mark, params.low_bits)
+    return ahead != 0 and ahead <= low_mask(params.low_bits) >> 1
 
 
 cdef inline void raise_mark(
-    const Shape* shape, uint64_t* marks, uint64_t bucket, uint64_t total, bint new
+    const LimitParams* params, uint64_t* marks, uint64_t bucket, uint64_t total, bint new
 ) noexcept nogil:
     """See to it that the bucket's mark is at least `total`; if there is none, only if it may be `new`."""
-    cdef uint64_t* place = &marks[bucket % shape.buckets]
+    cdef uint64_t* place = &marks[bucket % params.buckets]
     cdef uint64_t seen = load_acquire(place)
     while (
-        is_behind(shape, seen, total) if seen >> shape.low_bits == bucket
-        else new and seen >> shape.low_bits < bucket
-    ) and not cas_acq_rel(place, seen, bucket << shape.low_bits | total):
+        is_behind(params, seen, total) if seen >> params.low_bits == bucket
+        else new and seen >> params.low_bits < bucket
+    ) and not cas_acq_rel(place, seen, bucket << params.low_bits | total):
         seen = load_acquire(place)
 
 
 cdef void raise_marks(
-    const Shape* shape, uint64_t* marks, uint64_t first, uint64_t last, uint64_t total
+    const LimitParams* params, uint64_t* marks, uint64_t first, uint64_t last, uint64_t total
 ) noexcept nogil:
     """To `total`, those of the buckets from `last` down to `first`."""
     cdef uint64_t bucket = last + 1
     while bucket > first:
         bucket -= 1
-        raise_mark(shape, marks, bucket, total, False)
+        raise_mark(params, marks, bucket, total, False)
 
 
 cdef bint bucketed_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef const Shape* shape = draw.shape
-    cdef Summed now = summed(shape, cell, state, now_ns)
-    if now.sum > draw.room:
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef const LimitParams* params = charge.params
+    cdef Summed now = summed(params, cell, state, now_ns)
+    if now.sum > charge.room:
         return False
-    next.state = count_time(begin_ns(shape, now.bucket + shape.buckets), shape.low_bits) | low_of(
-        now.total + draw.amount, shape.low_bits)
+    next.state = count_time(begin_ns(params, now.bucket + params.buckets), params.low_bits) | low_of(
+        now.total + charge.amount, params.low_bits)
     return True
 
 
@@ -186,26 +186,26 @@ cdef void bucketed_prepare(
     ForebayCell* cell, uint64_t state, const Next* next, const void* parameters
 ) noexcept nogil:
     """The mark of a bucket that the next state is the first in."""
-    cdef const Shape* shape = (<const Draw*>parameters).shape
-    cdef uint64_t* marks = marks_of(shape, cell)
-    cdef uint64_t total = low_of(state, shape.low_bits)
-    cdef uint64_t bucket = bucket_of(shape, next.state)
-    if (state ^ next.state) & ~low_mask(shape.low_bits) == 0:
+    cdef const LimitParams* params = (<const Charge*>parameters).params
+    cdef uint64_t* marks = marks_of(params, cell)
+    cdef uint64_t total = low_of(state, params.low_bits)
+    cdef uint64_t bucket = bucket_of(params, next.state)
+    if (state ^ next.state) & ~low_mask(params.low_bits) == 0:
         return
-    if time_of(state, shape.low_bits) == 0 or bucket >= bucket_of(shape, state) + shape.buckets:
-        raise_marks(shape, marks, first_of(shape, bucket), bucket, total)
+    if time_of(state, params.low_bits) == 0 or bucket >= bucket_of(params, state) + params.buckets:
+        raise_marks(params, marks, first_of(params, bucket), bucket, total)
     # SYNC mark -> state
-    raise_mark(shape, marks, bucket, total, True)
+    raise_mark(params, marks, bucket, total, True)
 
 
 cdef bint bucketed_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     """At most what the newest bucket holds; the state stays as it is."""
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef const Shape* shape = draw.shape
-    cdef Summed now = summed(shape, cell, state, now_ns)
-    cdef uint64_t* marks = marks_of(shape, cell)
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef const LimitParams* params = charge.params
+    cdef Summed now = summed(params, cell, state, now_ns)
+    cdef uint64_t* marks = marks_of(params, cell)
     cdef uint64_t bucket, first, mark, raised, raised_newer, amount
     cdef uint64_t ceiling = now.total            # of the mark
     cdef uint64_t newer_bucket = 0
@@ -214,39 +214,39 @@ cdef bint bucketed_give_back(
     cdef ForebayCell seen
     if now.fresh:
         return False
-    if draw.charged_state != 0 and (draw.charged_state ^ state) & ~low_mask(shape.low_bits) != 0:
+    if charge.charged_state != 0 and (charge.charged_state ^ state) & ~low_mask(params.low_bits) != 0:
         return False
-    first = first_of(shape, now.bucket)
+    first = first_of(params, now.bucket)
     bucket = now.newest + 1
-    amount = draw.amount
+    amount = charge.amount
     while bucket > first and amount != 0:
         bucket -= 1
-        place = &marks[bucket % shape.buckets]
+        place = &marks[bucket % params.buckets]
         mark = load_acquire(place)
-        while mark >> shape.low_bits == bucket:
-            raised = low_of(mark + amount, shape.low_bits)
+        while mark >> params.low_bits == bucket:
+            raised = low_of(mark + amount, params.low_bits)
             if bucket == now.newest:
                 # Read after the mark: others may have charged, and given back, since the first reading.
                 seen = load128_acquire(cell)
-                if seen.tag == tag and (seen.state ^ state) & ~low_mask(shape.low_bits) == 0:
-                    ceiling = low_of(seen.state, shape.low_bits)
+                if seen.tag == tag and (seen.state ^ state) & ~low_mask(params.low_bits) == 0:
+                    ceiling = low_of(seen.state, params.low_bits)
             elif newer != NULL:
                 # The marks never fall from one bucket to the next; and others may have raised the newer one further.
                 raised_newer = load_acquire(newer)
-                if raised_newer >> shape.low_bits == newer_bucket:
-                    ceiling = low_of(raised_newer, shape.low_bits)
-            if is_behind(shape, ceiling, raised):
+                if raised_newer >> params.low_bits == newer_bucket:
+                    ceiling = low_of(raised_newer, params.low_bits)
+            if is_behind(params, ceiling, raised):
                 raised = ceiling
             if bucket == now.newest:
-                amount = low_of(raised - mark, shape.low_bits)
-            if not is_behind(shape, mark, raised) or cas_acq_rel(place, mark, bucket << shape.low_bits | raised):
+                amount = low_of(raised - mark, params.low_bits)
+            if not is_behind(params, mark, raised) or cas_acq_rel(place, mark, bucket << params.low_bits | raised):
                 ceiling = raised
                 newer = place
                 newer_bucket = bucket
                 break
             mark = load_acquire(place)
             if bucket == now.newest:
-                amount = draw.amount
+                amount = charge.amount
     return False
 
 
@@ -285,34 +285,34 @@ cdef class BucketedWindow(CellLimiter):
                 MAX_BUCKETS, self.rate.period_ns):
             raise InvalidLimiter(f"the buckets of limiter {name!r} are a whole number from 1 to 2**16, and none is "
                                  f"shorter than 1 ns; not {shown(buckets)}")
-        shape = ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, name)
+        extent_shape = ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, name)
         self.kind = FOREBAY_KIND_COUNT
         self.take = bucketed_take
         self.give_back = bucketed_give_back
-        self.buckets = self.shape.buckets = buckets
-        self.shape.words_per_cell = buckets
-        self.shape.limit = self.shape.rate_limit = self.rate.limit
-        self.shape.period_ns = -(-self.rate.period_ns // buckets)
-        self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
+        self.buckets = self.params.buckets = buckets
+        self.params.words_per_cell = buckets
+        self.params.limit = self.params.rate_limit = self.rate.limit
+        self.params.period_ns = -(-self.rate.period_ns // buckets)
+        self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
         # As many as there can be: a process that was stopped tells an old total from a new one unless half of what
         # these bits hold was allowed meanwhile. A quantum, 2**(low_bits - 2) ns, is at most half a bucket.
-        self.shape.low_bits = min(count_bits_for(self.shape.period_ns), <int>MAX_KEPT_BITS)
-        if count_bits_for(self.shape.limit) + 2 > self.shape.low_bits:
+        self.params.low_bits = min(count_bits_for(self.params.period_ns), <int>MAX_KEPT_BITS)
+        if count_bits_for(self.params.limit) + 2 > self.params.low_bits:
             raise InvalidLimiter(
-                f"{self.rate} in {buckets} buckets: with buckets of {self.shape.period_ns} ns a limit can be at most "
-                f"{low_mask(max(self.shape.low_bits - 2, 0))}; take fewer buckets, or a token bucket")
-        encoding = b"bucketed %d %d %d" % (self.shape.period_ns, buckets, self.shape.low_bits)
+                f"{self.rate} in {buckets} buckets: with buckets of {self.params.period_ns} ns a limit can be at most "
+                f"{low_mask(max(self.params.low_bits - 2, 0))}; take fewer buckets, or a token bucket")
+        encoding = b"bucketed %d %d %d" % (self.params.period_ns, buckets, self.params.low_bits)
         self.extent = open_extent(store, name, Purpose(
-            algorithm=layout.ALGORITHM_BUCKETED_WINDOW, words_per_cell=buckets, low_bits=self.shape.low_bits, limit=0,
-            period_ns=self.shape.period_ns), shape.keys)
+            algorithm=layout.ALGORITHM_BUCKETED_WINDOW, words_per_cell=buckets, low_bits=self.params.low_bits, limit=0,
+            period_ns=self.params.period_ns), extent_shape.keys)
         self.table = self.extent.table
         self.table.prepare = bucketed_prepare
-        self.table.kept_bits = self.shape.low_bits
-        self.shape.cells = self.table.cells
-        self.shape.words = self.extent.words
-        self.shape.last_cell = self.extent.used_cells - 1
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(layout.ALGORITHM_BUCKETED_WINDOW, encoding)
+        self.table.kept_bits = self.params.low_bits
+        self.params.cells = self.table.cells
+        self.params.records = self.extent.records
+        self.params.last_cell = self.extent.used_cells - 1
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(layout.ALGORITHM_BUCKETED_WINDOW, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, buckets=60, *, keys=None):
@@ -343,42 +343,43 @@ cdef class BucketedWindow(CellLimiter):
         cdef uint64_t state
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
         if cell != NULL:
-            now = summed(&self.shape, cell, state, table_now(&self.table))
+            now = summed(&self.params, cell, state, table_now(&self.table))
             if not now.fresh:
                 raise_marks(
-                    &self.shape, marks_of(&self.shape, cell), first_of(&self.shape, now.bucket), now.newest, now.total)
+                    &self.params, marks_of(&self.params, cell), first_of(&self.params, now.bucket), now.newest,
+                    now.total)
         return 0
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
-        cdef const Shape* shape = draw.shape
-        cdef Summed now = summed(shape, verdict.cell, verdict.state, verdict.now_ns)
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
+        cdef const LimitParams* params = charge.params
+        cdef Summed now = summed(params, verdict.cell, verdict.state, verdict.now_ns)
         if verdict.full:
             # Allowed though the table is full: as if it had been counted.
-            now.sum = draw.amount
+            now.sum = charge.amount
             now.newest = now.bucket
-        decision.available = shape.limit - now.sum if now.sum < shape.limit else 0
+        decision.available = params.limit - now.sum if now.sum < params.limit else 0
         if not decision.allowed:
-            decision.retry_after_ns = until_sum(shape, verdict, &now, draw.room)
+            decision.retry_after_ns = until_sum(params, verdict, &now, charge.room)
         if now.sum != 0:
-            decision.reset_after_ns = until_sum(shape, verdict, &now, 0)
+            decision.reset_after_ns = until_sum(params, verdict, &now, 0)
         return 0
 
 
-cdef uint64_t until_sum(const Shape* shape, const Verdict* verdict, const Summed* now, uint64_t most) noexcept:
+cdef uint64_t until_sum(const LimitParams* params, const Verdict* verdict, const Summed* now, uint64_t most) noexcept:
     """How long until the window's sum is at most `most`, if nothing else is allowed.
 
     That is when the last bucket leaves at whose beginning the total was further behind than that.
     """
     cdef uint64_t bucket = now.newest + 1
-    cdef uint64_t first = first_of(shape, now.bucket)
+    cdef uint64_t first = first_of(params, now.bucket)
     cdef uint64_t mark
     if verdict.cell == NULL:
-        return begin_ns(shape, now.newest + shape.buckets) - verdict.now_ns
+        return begin_ns(params, now.newest + params.buckets) - verdict.now_ns
     while bucket > first:
         bucket -= 1
-        mark = load_acquire(&marks_of(shape, verdict.cell)[bucket % shape.buckets])
-        if mark >> shape.low_bits == bucket and low_of(now.total - mark, shape.low_bits) > most:
-            return begin_ns(shape, bucket + shape.buckets) - verdict.now_ns
+        mark = load_acquire(&marks_of(params, verdict.cell)[bucket % params.buckets])
+        if mark >> params.low_bits == bucket and low_of(now.total - mark, params.low_bits) > most:
+            return begin_ns(params, bucket + params.buckets) - verdict.now_ns
     return 0
 
 

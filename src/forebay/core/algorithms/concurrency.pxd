@@ -36,8 +36,8 @@ cdef class Concurrency(Limiter):
     cdef ForebayCell* scanned           # the cell whose slots were all found held, and until when at the least
     cdef uint64_t scan_again_ns          # when they may be looked at again
     cdef uint64_t first_end_ns
-    cdef dict loose                      # by tag, what was taken without a lease object: lists of (slot, end)
-    cdef Py_ssize_t loose_swept          # how many tags there may be before lapsed ones are swept out
+    cdef dict unleased                       # by tag, what was taken without a lease object: lists of (slot, end)
+    cdef Py_ssize_t unleased_swept           # how many tags there may be before lapsed ones are swept out
     cdef uint64_t[HINTS] hints           # by cell, a slot that was free a while ago
 
     cdef Slots slots_of(self, const ForebayCell* cell) noexcept
@@ -49,13 +49,13 @@ cdef class Concurrency(Limiter):
     cdef object take(self, uint64_t tag, int64_t cost, Verdict* verdict, ForebayCell* lease)
     cdef int free_slots(self, const Slots* slots, list taken, ForebayCell lease) except -1
     cdef int64_t checked_cost(self, object cost) except -1
-    cdef bint take_loose(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1
+    cdef bint take_unleased(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1
     cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1
-    cdef int add_loose(self, uint64_t tag, list taken, uint64_t now_ns) except -1
+    cdef int add_unleased(self, uint64_t tag, list taken, uint64_t now_ns) except -1
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, ForebayCell held)
     cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed)
     cdef Decision decision(self, const ForebayCell* cell, uint64_t now_ns, int64_t cost, object allowed)
-    cdef int64_t free_loose(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1
+    cdef int64_t free_unleased(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1
     cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1
 
     cdef inline uint64_t tag_of(self, object key) except 0:

@@ -127,7 +127,7 @@ class Concurrency(Limiter):
 
         `key` is a key, or a callable that makes one of the call's arguments.
         """
-    def _take_loose(self, key: Key, cost: int) -> Lease: ...
+    def _take_unleased(self, key: Key, cost: int) -> Lease: ...
     def exceeded(self, key: Key) -> LimitExceeded:
         """The exception that says that there was no permit of `key` in time."""
     def allow(self, key: Key, /) -> bool:

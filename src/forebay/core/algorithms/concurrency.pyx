@@ -18,7 +18,7 @@ from forebay.core.algorithms.slots cimport (
 )
 from forebay.core.cell_limiter cimport whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision
-from forebay.core.limiter cimport Ask, Limiter, let_stores_make
+from forebay.core.limiter cimport Attempt, Limiter, let_stores_make
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
     ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
@@ -191,17 +191,17 @@ cdef class Concurrency(Limiter):
         self.lease = self.lease_ns
         self.bit_words = (self.limit + 127) // 128 * 2
         self.words_per_cell = words_for(limit)
-        shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, self.words_per_cell, name)
+        extent_shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, self.words_per_cell, name)
         encoding = b"concurrency %d" % self.limit
         self.extent = open_extent(store, name, Purpose(
             algorithm=layout.ALGORITHM_CONCURRENCY, words_per_cell=self.words_per_cell, low_bits=0, limit=limit,
-            period_ns=0), shape.keys)
+            period_ns=0), extent_shape.keys)
         self.table = self.extent.table
-        self.words = self.extent.words
+        self.words = self.extent.records
         self.last_cell = self.extent.used_cells - 1
-        self.loose = {}
+        self.unleased = {}
         self.my_forks = ~<uint64_t>0
-        self.enroll(layout.ALGORITHM_CONCURRENCY, encoding)
+        self.register(layout.ALGORITHM_CONCURRENCY, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, limit, lease="30s", *, keys=None):
@@ -230,7 +230,7 @@ cdef class Concurrency(Limiter):
     cdef int check_process(self) except -1:
         """Before a slot is taken: after a fork, this is another owner, and holds nothing."""
         cdef int i
-        self.check_bound()
+        self.ensure_attached()
         if self.my_forks != self.segment.forks[0]:
             owners = Owners()
             # That ran Python code: another thread may have been faster, and have taken permits since.
@@ -238,8 +238,8 @@ cdef class Concurrency(Limiter):
                 return 0
             self.owners = owners
             self.me = owners.me
-            self.loose = {}
-            self.loose_swept = SWEEP_AT_LEAST
+            self.unleased = {}
+            self.unleased_swept = SWEEP_AT_LEAST
             for i in range(HINTS):
                 # Each process begins elsewhere, so that they don't fight for the same slots.
                 self.hints[i] = multiply_high((self.me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit)
@@ -358,7 +358,7 @@ cdef class Concurrency(Limiter):
             raise CostExceedsLimit(cost, self.limit, self.name)
         return slots
 
-    cdef bint take_loose(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
+    cdef bint take_unleased(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
         """Take permits that no lease object stands for, and count the decision."""
         cdef bint allowed = self.take_uncounted(tag, cost, verdict)
         self.count(&self.counters.allowed if allowed else &self.counters.denied, 1)
@@ -370,23 +370,23 @@ cdef class Concurrency(Limiter):
         taken = self.take(tag, cost, verdict, &lease)
         if taken is None:
             return False
-        self.add_loose(tag, taken if isinstance(taken, list) else [(taken, lease.state)], verdict.now_ns)
+        self.add_unleased(tag, taken if isinstance(taken, list) else [(taken, lease.state)], verdict.now_ns)
         verdict.state = lease.state
         return True
 
-    cdef int add_loose(self, uint64_t tag, list taken, uint64_t now_ns) except -1:
+    cdef int add_unleased(self, uint64_t tag, list taken, uint64_t now_ns) except -1:
         """Remember what was taken, and forget what has ended since: that needs no giving back."""
         cdef list held
         if taken:
-            held = self.loose.setdefault(tag, [])
+            held = self.unleased.setdefault(tag, [])
             trim(held, now_ns)
             held.extend(taken)
-            if len(self.loose) > self.loose_swept:
-                for other, held in list(self.loose.items()):
+            if len(self.unleased) > self.unleased_swept:
+                for other, held in list(self.unleased.items()):
                     trim(held, now_ns)
                     if not held:
-                        del self.loose[other]
-                self.loose_swept = max(SWEEP_AT_LEAST, 2 * len(self.loose))
+                        del self.unleased[other]
+                self.unleased_swept = max(SWEEP_AT_LEAST, 2 * len(self.unleased))
         return 0
 
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, ForebayCell held):
@@ -435,15 +435,15 @@ cdef class Concurrency(Limiter):
         """
         return holding.limited(self, key, cost, timeout)
 
-    def _take_loose(self, key, cost):
+    def _take_unleased(self, key, cost):
         """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
         cdef Verdict verdict
         cdef uint64_t tag = self.tag_of(key)
         cdef uint64_t state
-        held = self.loose.get(tag, [])
+        held = self.unleased.get(tag, [])
         taken = [held.pop() for _ in range(min(self.checked_cost(cost), len(held)))]
         if not held:
-            self.loose.pop(tag, None)
+            self.unleased.pop(tag, None)
         verdict.full = False
         verdict.cell = table_find(&self.table, tag, &state)
         return self.new_lease(key, taken, &verdict, lease_of(self.me, 0))
@@ -456,7 +456,7 @@ cdef class Concurrency(Limiter):
     def allow(self, key, /):
         """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
         cdef Verdict verdict
-        return self.take_loose(self.tag_of(key), 1, &verdict)
+        return self.take_unleased(self.tag_of(key), 1, &verdict)
 
     def hit(self, key, cost=1):
         """Take `cost` permits of `key` if they are free, and return the ``Decision``.
@@ -469,7 +469,7 @@ cdef class Concurrency(Limiter):
         cdef bint allowed
         if slots == 0:
             return self.peek(key, 0)
-        allowed = self.take_loose(tag, slots, &verdict)
+        allowed = self.take_unleased(tag, slots, &verdict)
         return self.verdict_decision(&verdict, slots, allowed)
 
     cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed):
@@ -530,7 +530,7 @@ cdef class Concurrency(Limiter):
         if len(cost_list) != len(tags):
             raise InvalidCost(f"{len(tags)} keys need {len(tags)} costs, not {len(cost_list)}")
         return [
-            bool(self.take_loose(tag, cost, &verdict)) if cost else True
+            bool(self.take_unleased(tag, cost, &verdict)) if cost else True
             for tag, cost in zip(tags, cost_list, strict=True)
         ]
 
@@ -547,7 +547,7 @@ cdef class Concurrency(Limiter):
         delay_ns_of(max_delay)
         if slots == 0:
             return new_reservation(self, self.segment, key, 0, True, False, self.store.now_ns(), 0, 0, False)
-        if self.take_loose(tag, slots, &verdict):
+        if self.take_unleased(tag, slots, &verdict):
             return new_reservation(
                 self, self.segment, key, slots, True, not verdict.full, verdict.now_ns, 0, verdict.state,
                 verdict.full)
@@ -576,21 +576,21 @@ cdef class Concurrency(Limiter):
         """Of what no lease object stands for: what was taken until then, or if that is 0, any."""
         cdef uint64_t state, now_ns
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
-        cdef list held = self.loose.get(tag)
+        cdef list held = self.unleased.get(tag)
         if held is None:
             return 0
         now_ns = table_now(&self.table)
         trim(held, now_ns)
         if until_ns != 0:
-            cost = self.free_loose(cell, held, cost, until_ns)
+            cost = self.free_unleased(cell, held, cost, until_ns)
         if until_ns == 0 or until_ns > now_ns:
             # A refund knows no permits, and may have freed one of these instead of its own: then that one goes.
-            self.free_loose(cell, held, cost, 0)
+            self.free_unleased(cell, held, cost, 0)
         if not held:
-            self.loose.pop(tag, None)
+            self.unleased.pop(tag, None)
         return 0
 
-    cdef int64_t free_loose(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1:
+    cdef int64_t free_unleased(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1:
         """How many of them there were too few."""
         cdef Slots slots
         cdef Py_ssize_t i = 0
@@ -625,56 +625,56 @@ cdef class Concurrency(Limiter):
                 free_slot(&slots, i, load128_acquire(&slots.slots[i]))
         waiting.released(self, key)
 
-    cdef int ask(self, object key, object cost, Ask* ask) except -1:
-        ask.tag = self.tag_of(key)
-        ask.own_draw.amount = self.checked_cost(cost)
-        ask.draw = &ask.own_draw
+    cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
+        attempt.tag = self.tag_of(key)
+        attempt.own_charge.amount = self.checked_cost(cost)
+        attempt.charge = &attempt.own_charge
         return 0
 
-    cdef int look(self, Ask* ask, uint64_t now_ns) except -1:
+    cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1:
         """Whether enough slots are free, or would be."""
         cdef Slots slots
         cdef uint64_t i, state, free = 0
         self.check_process()
-        ask.verdict.full = False
-        ask.verdict.now_ns = now_ns
-        ask.verdict.outcome = ALLOWED
-        ask.verdict.cell = table_find(&self.table, ask.tag, &state)
-        if ask.verdict.cell == NULL:
+        attempt.verdict.full = False
+        attempt.verdict.now_ns = now_ns
+        attempt.verdict.outcome = ALLOWED
+        attempt.verdict.cell = table_find(&self.table, attempt.tag, &state)
+        if attempt.verdict.cell == NULL:
             return True
-        slots = self.slots_of(ask.verdict.cell)
+        slots = self.slots_of(attempt.verdict.cell)
         # A hint is enough here: it is the commit that takes them.
         for i in range((slots.count + 63) // 64):
             free += free_bits(&slots, i) != 0
-        if free >= ask.draw.amount:
+        if free >= attempt.charge.amount:
             return True
         for _ in range(2):
             free = 0
             for i in range(slots.count):
                 free += is_free(load128_acquire(&slots.slots[i]), now_ns)
-                if free >= ask.draw.amount:
+                if free >= attempt.charge.amount:
                     return True
             if not self.free_ended(&slots):
                 break
-        ask.verdict.outcome = DENIED
+        attempt.verdict.outcome = DENIED
         return False
 
-    cdef int commit_seen(self, Ask* ask) except -1:
-        return ask.draw.amount == 0
+    cdef int try_commit(self, Attempt* attempt) except -1:
+        return attempt.charge.amount == 0
 
-    cdef int commit(self, Ask* ask) except -1:
-        cdef bint allowed = self.take_uncounted(ask.tag, ask.draw.amount, &ask.verdict)
-        ask.verdict.outcome = ALLOWED if allowed else DENIED
+    cdef int commit(self, Attempt* attempt) except -1:
+        cdef bint allowed = self.take_uncounted(attempt.tag, attempt.charge.amount, &attempt.verdict)
+        attempt.verdict.outcome = ALLOWED if allowed else DENIED
         return allowed
 
-    cdef int give_up(self, Ask* ask) except -1:
+    cdef int roll_back(self, Attempt* attempt) except -1:
         # What was allowed because the table was full has left nothing in it.
-        if not ask.verdict.full:
-            self.give_back(ask.tag, ask.draw.amount, ask.verdict.state)
+        if not attempt.verdict.full:
+            self.give_back(attempt.tag, attempt.charge.amount, attempt.verdict.state)
         return 0
 
-    cdef Decision decision_of(self, const Ask* ask, bint allowed):
-        return self.verdict_decision(&ask.verdict, ask.draw.amount, allowed)
+    cdef Decision decision_of(self, const Attempt* attempt, bint allowed):
+        return self.verdict_decision(&attempt.verdict, attempt.charge.amount, allowed)
 
 
 def words_for(limit):

@@ -13,7 +13,7 @@ because a quantum is at most half a window, windows can be told apart by it.
 
 from libc.stdint cimport uint64_t
 
-from forebay.core.limiter cimport Shape
+from forebay.core.limiter cimport LimitParams
 from forebay.core.table.native cimport (
     load_relaxed, multiply_divide_down, multiply_divide_up, multiply_high, store_relaxed,
 )
@@ -51,34 +51,34 @@ cdef inline uint64_t most_rounded_ns(int low_bits) noexcept nogil:
     return low_mask(low_bits) >> FRACTION_BITS
 
 
-cdef inline uint64_t phase_of(const Shape* shape, uint64_t tag) noexcept nogil:
+cdef inline uint64_t phase_of(const LimitParams* params, uint64_t tag) noexcept nogil:
     """By how much the windows of a key are early."""
     # The home line is chosen by the same bits, so they are mixed again (the golden ratio's multiplier).
-    return shape.phase_ns + (
-        multiply_high(tag * <uint64_t>0x9E3779B97F4A7C15, shape.period_ns) if shape.staggered else 0)
+    return params.phase_ns + (
+        multiply_high(tag * <uint64_t>0x9E3779B97F4A7C15, params.period_ns) if params.staggered else 0)
 
 
-cdef inline uint64_t window_end_ns(const Shape* shape, uint64_t tag, uint64_t now_ns) noexcept nogil:
+cdef inline uint64_t window_end_ns(const LimitParams* params, uint64_t tag, uint64_t now_ns) noexcept nogil:
     """When the aligned window ends that now is in.
 
     A division takes as long as the rest of a decision, so the last answer is tried first: most often it is the same.
     """
-    cdef uint64_t end_ns = load_relaxed(&shape.end_ns)
-    if end_ns - now_ns - 1 < shape.period_ns and not shape.staggered:
+    cdef uint64_t end_ns = load_relaxed(&params.end_ns)
+    if end_ns - now_ns - 1 < params.period_ns and not params.staggered:
         return end_ns
-    end_ns = now_ns + shape.period_ns - (now_ns + phase_of(shape, tag)) % shape.period_ns
-    store_relaxed(<uint64_t*>&shape.end_ns, end_ns)
+    end_ns = now_ns + params.period_ns - (now_ns + phase_of(params, tag)) % params.period_ns
+    store_relaxed(<uint64_t*>&params.end_ns, end_ns)
     return end_ns
 
 
-cdef inline uint64_t last_step_ns(const Shape* shape, uint64_t time_ns) noexcept nogil:
+cdef inline uint64_t last_step_ns(const LimitParams* params, uint64_t time_ns) noexcept nogil:
     """The last moment up to then at which a window may begin, or end, that begins with a request.
 
     There are `steps` of them in each period, as even as whole nanoseconds are: the first is a multiple of the period.
     """
-    cdef uint64_t into_ns = time_ns % shape.period_ns
-    cdef uint64_t step = multiply_divide_down(into_ns, shape.steps, shape.period_ns)
-    return time_ns - into_ns + multiply_divide_up(step, shape.period_ns, shape.steps)
+    cdef uint64_t into_ns = time_ns % params.period_ns
+    cdef uint64_t step = multiply_divide_down(into_ns, params.steps, params.period_ns)
+    return time_ns - into_ns + multiply_divide_up(step, params.period_ns, params.steps)
 
 
 # How many bits hold numbers up to this one.

@@ -13,7 +13,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Shape
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport ForebayCell
 from forebay.core.table.table cimport TIME_BITS, Next, Verdict
 
@@ -22,15 +22,15 @@ cdef inline bint gcra_take(
     ForebayCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     """The decision function: GCRA's virtual scheduling."""
-    cdef const Draw* draw = <const Draw*>parameters
+    cdef const Charge* charge = <const Charge*>parameters
     cdef uint64_t start_ns = tat_ns if tat_ns > now_ns else now_ns
-    next.state = start_ns + draw.amount
-    if start_ns - now_ns <= draw.room:
+    next.state = start_ns + charge.amount
+    if start_ns - now_ns <= charge.room:
         return True
     if tat_ns >> TIME_BITS == 0:
         return False
     # A state that no limiter can have written: the key starts afresh.
-    next.state = now_ns + draw.amount
+    next.state = now_ns + charge.amount
     return True
 
 
@@ -38,18 +38,18 @@ cdef inline bint gcra_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     """Undo `gcra_take`, but never beyond a full bucket."""
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef uint64_t amount = draw.amount
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef uint64_t amount = charge.amount
     if tat_ns <= now_ns or tat_ns >> TIME_BITS != 0:
         return False
-    if draw.charged_state != 0:
-        if draw.charged_state <= now_ns or (
+    if charge.charged_state != 0:
+        if charge.charged_state <= now_ns or (
             # Others have booked behind it, and keep their times: its own can't be given to anybody.
-            draw.charged_state != tat_ns and tat_ns - now_ns > draw.shape.due_ns
+            charge.charged_state != tat_ns and tat_ns - now_ns > charge.params.due_ns
         ):
             return False
         # The rest has been refilled.
-        amount = min(amount, draw.charged_state - now_ns)
+        amount = min(amount, charge.charged_state - now_ns)
     next.state = tat_ns - amount if tat_ns - now_ns > amount else now_ns
     return True
 
@@ -63,16 +63,17 @@ cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
 # What its limiters do, for those too that derive from another class. Of now, no state is further ahead than this; what
 # a rate and a burst are; what a request is; how long after now it may go; and what is told of it.
 cdef uint64_t most_ahead_of(CellLimiter limiter) noexcept
-cdef int gcra_shape_of(
-    CellLimiter limiter, object rate, object burst, str burst_name, uint64_t most_ahead_ns, Shape* shape) except -1
-cdef int gcra_draw(CellLimiter limiter, object cost, const Shape* shape, Draw* draw) except -1
-cdef uint64_t gcra_booked_delay_ns(const Draw* draw, const Verdict* verdict) noexcept
-cdef uint64_t gcra_refused_delay_ns(const Draw* draw, const Verdict* verdict) noexcept
-cdef int gcra_describe(const Draw* draw, const Verdict* verdict, Decision decision) except -1
+cdef int gcra_params_of(
+    CellLimiter limiter, object rate, object burst, str burst_name, uint64_t most_ahead_ns, LimitParams* params
+) except -1
+cdef int gcra_charge_for(CellLimiter limiter, object cost, const LimitParams* params, Charge* charge) except -1
+cdef uint64_t gcra_booked_delay_ns(const Charge* charge, const Verdict* verdict) noexcept
+cdef uint64_t gcra_refused_delay_ns(const Charge* charge, const Verdict* verdict) noexcept
+cdef int gcra_describe(const Charge* charge, const Verdict* verdict, Decision decision) except -1
 
 
 cdef class GcraLimiter(CellLimiter):
     cdef readonly object rate
     cdef uint64_t most_ahead_ns              # of now: no state is later, so none reaches TIME_BITS
 
-    cdef int gcra_shape(self, object rate, object burst, str burst_name, Shape* shape) except -1
+    cdef int gcra_params(self, object rate, object burst, str burst_name, LimitParams* params) except -1

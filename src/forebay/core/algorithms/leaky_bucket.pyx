@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.gcra cimport GcraLimiter, ahead_of, gcra_take
 from forebay.core.cell_limiter cimport allow_by
-from forebay.core.limiter cimport Draw, let_stores_make
+from forebay.core.limiter cimport Charge, let_stores_make
 from forebay.core.table.table cimport Verdict
 
 from forebay.rate import as_rate
@@ -33,12 +33,12 @@ cdef class LeakyBucket(GcraLimiter):
 
     def __cinit__(self, store, name, rate, capacity):
         self.rate = as_rate(rate)
-        self.gcra_shape(self.rate, capacity, "capacity", &self.shape)
+        self.gcra_params(self.rate, capacity, "capacity", &self.params)
         # Every place in the queue is a booking.
-        self.shape.due_ns = 0
-        self.capacity = self.shape.limit
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(layout.ALGORITHM_LEAKY_BUCKET, b"")
+        self.params.due_ns = 0
+        self.capacity = self.params.limit
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(layout.ALGORITHM_LEAKY_BUCKET, b"")
 
     @cython.binding(False)
     def __init__(self, store, name, rate, capacity):
@@ -55,21 +55,21 @@ cdef class LeakyBucket(GcraLimiter):
         """
         return allow_by(self, key, gcra_take, NULL)
 
-    cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
+    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
         """The queue has its capacity and no more; less, if the request would have to wait for too long."""
-        draw.patience_ns = patience_ns
-        draw.room = min(draw.room, patience_ns)
+        charge.max_wait_ns = max_wait_ns
+        charge.room = min(charge.room, max_wait_ns)
         return 0
 
-    cdef uint64_t refused_delay_ns(self, const Draw* draw, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
         """Its departure, if that would have been too late; else until there is room."""
         cdef uint64_t ahead_ns = verdict.state - verdict.now_ns
-        return ahead_ns if ahead_ns > draw.patience_ns else ahead_ns + draw.amount - draw.shape.tolerance_ns
+        return ahead_ns if ahead_ns > charge.max_wait_ns else ahead_ns + charge.amount - charge.params.tolerance_ns
 
-    cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
         """Until those are gone who came before."""
         cdef uint64_t ahead_ns = ahead_of(verdict)
-        return ahead_ns - draw.amount if ahead_ns > draw.amount else 0
+        return ahead_ns - charge.amount if ahead_ns > charge.amount else 0
 
 
 let_stores_make(LeakyBucket)

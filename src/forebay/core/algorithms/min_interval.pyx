@@ -27,9 +27,9 @@ cdef class MinInterval(GcraLimiter):
     def __cinit__(self, store, name, interval):
         self.interval_ns = as_period_ns(interval)
         self.rate = Rate.per_ns(1, self.interval_ns)
-        self.gcra_shape(self.rate, 1, "burst", &self.shape)
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(layout.ALGORITHM_MIN_INTERVAL, b"")
+        self.gcra_params(self.rate, 1, "burst", &self.params)
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(layout.ALGORITHM_MIN_INTERVAL, b"")
 
     @cython.binding(False)
     def __init__(self, store, name, interval):

@@ -62,7 +62,7 @@ from libc.stdint cimport uint64_t
 from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Shape, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport Next, Verdict, table_find, table_now
@@ -82,34 +82,34 @@ cdef enum:
     MAX_LIMIT = 1 << 23
 
 
-cdef inline uint64_t* ring_of(const Shape* shape, const ForebayCell* cell) noexcept nogil:
+cdef inline uint64_t* ring_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
     # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
-    return shape.words + min(<uint64_t>(cell - shape.cells), shape.last_cell) * shape.words_per_cell
+    return params.records + min(<uint64_t>(cell - params.cells), params.last_cell) * params.words_per_cell
 
 
-cdef inline uint64_t position_of(const Shape* shape, uint64_t state) noexcept nogil:
+cdef inline uint64_t position_of(const LimitParams* params, uint64_t state) noexcept nogil:
     # Nor out of the ring.
-    return min(low_of(state, shape.low_bits) >> 1, shape.limit - 1)
+    return min(low_of(state, params.low_bits) >> 1, params.limit - 1)
 
 
-cdef inline uint64_t lap_at(const Shape* shape, uint64_t state, uint64_t position) noexcept nogil:
+cdef inline uint64_t lap_at(const LimitParams* params, uint64_t state, uint64_t position) noexcept nogil:
     """The lap in which the entry at `position` was last claimed."""
     # In the first lap, with the lap's bit of the state clear, entries are written with it set: they were clear before.
-    return LAP if (state & 1 != 0) != (position < position_of(shape, state)) else 0
+    return LAP if (state & 1 != 0) != (position < position_of(params, state)) else 0
 
 
-cdef inline uint64_t moved(const Shape* shape, uint64_t position, uint64_t by) noexcept nogil:
+cdef inline uint64_t moved(const LimitParams* params, uint64_t position, uint64_t by) noexcept nogil:
     """`by` at most the limit."""
-    return position + by if by < shape.limit - position else position + by - shape.limit
+    return position + by if by < params.limit - position else position + by - params.limit
 
 
 cdef inline uint64_t time_of_entry(uint64_t entry) noexcept nogil:
     return (entry & ~(GIVEN_BACK | LAP)) - 1
 
 
-cdef inline bint left_window(const Shape* shape, uint64_t entry, uint64_t now_ns) noexcept nogil:
+cdef inline bint left_window(const LimitParams* params, uint64_t entry, uint64_t now_ns) noexcept nogil:
     """Whether an entry doesn't count any more."""
-    return entry & ~LAP == 0 or entry & GIVEN_BACK != 0 or time_of_entry(entry) + shape.period_ns <= now_ns
+    return entry & ~LAP == 0 or entry & GIVEN_BACK != 0 or time_of_entry(entry) + params.period_ns <= now_ns
 
 
 cdef inline bint is_of_lap_before(uint64_t entry, uint64_t lap, uint64_t time_ns) noexcept nogil:
@@ -118,121 +118,121 @@ cdef inline bint is_of_lap_before(uint64_t entry, uint64_t lap, uint64_t time_ns
 
 
 cdef void write_entries(
-    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t count, uint64_t time_ns
+    const LimitParams* params, uint64_t* ring, uint64_t state, uint64_t count, uint64_t time_ns
 ) noexcept nogil:
     """The newest `count` of a state, oldest first: when the newest is written, all are."""
-    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - count)
+    cdef uint64_t position = moved(params, position_of(params, state), params.limit - count)
     cdef uint64_t _, lap, seen
     for _ in range(count):
-        lap = lap_at(shape, state, position)
+        lap = lap_at(params, state, position)
         seen = load_acquire(&ring[position])
         while is_of_lap_before(seen, lap, time_ns) and not cas_acq_rel(&ring[position], seen, lap | (time_ns + 1)):
             seen = load_acquire(&ring[position])
-        position = moved(shape, position, 1)
+        position = moved(params, position, 1)
 
 
-cdef inline uint64_t told_ns(const Shape* shape, uint64_t state) noexcept nogil:
+cdef inline uint64_t told_ns(const LimitParams* params, uint64_t state) noexcept nogil:
     """When the last request was decided: less than a quantum later than the truth."""
-    cdef uint64_t leaves_ns = time_of(state, shape.low_bits)
-    return leaves_ns - shape.period_ns if leaves_ns > shape.period_ns else 0
+    cdef uint64_t leaves_ns = time_of(state, params.low_bits)
+    return leaves_ns - params.period_ns if leaves_ns > params.period_ns else 0
 
 
-cdef inline uint64_t latest_ns(const Shape* shape, uint64_t entry) noexcept nogil:
+cdef inline uint64_t latest_ns(const LimitParams* params, uint64_t entry) noexcept nogil:
     """The latest time that any writer brings for the permit of this entry."""
-    return told_ns(shape, count_state(time_of_entry(entry) + shape.period_ns, shape.low_bits, 0))
+    return told_ns(params, count_state(time_of_entry(entry) + params.period_ns, params.low_bits, 0))
 
 
-cdef inline uint64_t next_lap_ns(const Shape* shape, uint64_t entry) noexcept nogil:
+cdef inline uint64_t next_lap_ns(const LimitParams* params, uint64_t entry) noexcept nogil:
     """The earliest date of who takes this entry's place: behind all that its writers bring."""
     if entry & GIVEN_BACK:
-        return latest_ns(shape, entry) + 1
-    return time_of_entry(entry) + shape.period_ns if entry & ~LAP else 0
+        return latest_ns(params, entry) + 1
+    return time_of_entry(entry) + params.period_ns if entry & ~LAP else 0
 
 
 cdef inline uint64_t count_unwritten(
-    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t newest
+    const LimitParams* params, uint64_t* ring, uint64_t state, uint64_t newest
 ) noexcept nogil:
     """Of the last claim, whose last entry is `newest`."""
     cdef uint64_t position = newest
     cdef uint64_t unwritten = 0
-    while unwritten < shape.limit and load_acquire(&ring[position]) & LAP != lap_at(shape, state, position):
+    while unwritten < params.limit and load_acquire(&ring[position]) & LAP != lap_at(params, state, position):
         unwritten += 1
-        position = moved(shape, position, shape.limit - 1)
+        position = moved(params, position, params.limit - 1)
     return unwritten
 
 
-cdef inline uint64_t newest_ns(const Shape* shape, ForebayCell* cell, uint64_t state) noexcept nogil:
+cdef inline uint64_t newest_ns(const LimitParams* params, ForebayCell* cell, uint64_t state) noexcept nogil:
     """The time of the newest permit of a state, which is written first if need be."""
-    cdef uint64_t* ring = ring_of(shape, cell)
-    cdef uint64_t newest = moved(shape, position_of(shape, state), shape.limit - 1)
+    cdef uint64_t* ring = ring_of(params, cell)
+    cdef uint64_t newest = moved(params, position_of(params, state), params.limit - 1)
     cdef uint64_t entry = load_acquire(&ring[newest])
     cdef uint64_t unwritten
-    if entry & LAP == lap_at(shape, state, newest):
+    if entry & LAP == lap_at(params, state, newest):
         return time_of_entry(entry) if entry & ~(GIVEN_BACK | LAP) else 0
-    if time_of(state, shape.low_bits) == 0:
+    if time_of(state, params.low_bits) == 0:
         # A claim's, and others have promoted it since its entries were seen to.
         return 0
-    unwritten = count_unwritten(shape, ring, state, newest)
+    unwritten = count_unwritten(params, ring, state, newest)
     # If the state has gone meanwhile, others' may have been taken for them, of a lap further on.
     if load_acquire(&cell.state) == state:
-        write_entries(shape, ring, state, unwritten, told_ns(shape, state))
+        write_entries(params, ring, state, unwritten, told_ns(params, state))
     return time_of_entry(load_acquire(&ring[newest]))
 
 
-cdef inline uint64_t past_ns(const Shape* shape, uint64_t newest_ns, uint64_t now_ns) noexcept nogil:
+cdef inline uint64_t past_ns(const LimitParams* params, uint64_t newest_ns, uint64_t now_ns) noexcept nogil:
     """By which time what has left the window is judged: our reading, or that of who came before us.
 
     But the newest permit's date may be ahead of any reading: the clock says by how much.
     """
-    return now_ns if newest_ns <= now_ns else max(now_ns, min(newest_ns, table_now(shape.table)))
+    return now_ns if newest_ns <= now_ns else max(now_ns, min(newest_ns, table_now(params.table)))
 
 
 cdef bint log_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef const Shape* shape = draw.shape
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef const LimitParams* params = charge.params
     cdef uint64_t* ring
     cdef uint64_t position, last, entry, newest, date_ns, i
     if cell == NULL:
         next.state = 0
         return True
-    ring = ring_of(shape, cell)
-    position = position_of(shape, state)
-    newest = newest_ns(shape, cell, state)
+    ring = ring_of(params, cell)
+    position = position_of(params, state)
+    newest = newest_ns(params, cell, state)
     date_ns = max(now_ns, newest)
-    if draw.amount != 0:
-        last = moved(shape, position, draw.amount - 1)
-        if not left_window(shape, load_acquire(&ring[last]), past_ns(shape, newest, now_ns)):
+    if charge.amount != 0:
+        last = moved(params, position, charge.amount - 1)
+        if not left_window(params, load_acquire(&ring[last]), past_ns(params, newest, now_ns)):
             return False
-        for i in range(draw.amount):
-            entry = load_acquire(&ring[moved(shape, position, i)])
-            date_ns = max(date_ns, next_lap_ns(shape, entry))
-        last = moved(shape, last, 1)
+        for i in range(charge.amount):
+            entry = load_acquire(&ring[moved(params, position, i)])
+            date_ns = max(date_ns, next_lap_ns(params, entry))
+        last = moved(params, last, 1)
         # Come round?
         if last <= position:
             state ^= 1
         position = last
-    next.state = count_state(date_ns + shape.period_ns, shape.low_bits, position << 1 | (state & 1))
+    next.state = count_state(date_ns + params.period_ns, params.low_bits, position << 1 | (state & 1))
     next.decided_ns = date_ns
     return True
 
 
-cdef void log_record(const Draw* draw, const Verdict* verdict) noexcept nogil:
+cdef void log_after_charge(const Charge* charge, const Verdict* verdict) noexcept nogil:
     """Write the entries that the verdict's state has claimed."""
     if verdict.cell != NULL:
         write_entries(
-            draw.shape, ring_of(draw.shape, verdict.cell), verdict.state, draw.amount, verdict.decided_ns)
+            charge.params, ring_of(charge.params, verdict.cell), verdict.state, charge.amount, verdict.decided_ns)
 
 
-cdef uint64_t count_left(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept nogil:
+cdef uint64_t count_left(const LimitParams* params, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept nogil:
     """How many of the oldest entries don't count any more: bisection, as they come before those that do."""
     cdef uint64_t low = 0
-    cdef uint64_t high = shape.limit
+    cdef uint64_t high = params.limit
     cdef uint64_t middle
     while low < high:
         middle = (low + high) // 2
-        if left_window(shape, load_acquire(&ring[moved(shape, position, middle)]), now_ns):
+        if left_window(params, load_acquire(&ring[moved(params, position, middle)]), now_ns):
             low = middle + 1
         else:
             high = middle
@@ -254,33 +254,33 @@ cdef bint log_give_back(
     left: who refunds more than there is, or resets the key, has no right to what is charged later. Whoever refunds what
     he was given has one to as much, also if others' refunds have taken the oldest entries, and so his.
     """
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef const Shape* shape = draw.shape
-    cdef uint64_t* ring = ring_of(shape, cell)
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef const LimitParams* params = charge.params
+    cdef uint64_t* ring = ring_of(params, cell)
     cdef ForebayCell seen
     cdef uint64_t entry, place, i, gone_ns
-    cdef uint64_t amount = draw.amount
+    cdef uint64_t amount = charge.amount
     cdef uint64_t until_ns = ~<uint64_t>0
     cdef bint limited = False
-    while time_of(state, shape.low_bits) > now_ns and now_ns < until_ns:
-        if draw.charged_state != 0 and time_of(draw.charged_state, shape.low_bits) <= now_ns + (
-                <uint64_t>1 << shape.low_bits >> FRACTION_BITS):
+    while time_of(state, params.low_bits) > now_ns and now_ns < until_ns:
+        if charge.charged_state != 0 and time_of(charge.charged_state, params.low_bits) <= now_ns + (
+                <uint64_t>1 << params.low_bits >> FRACTION_BITS):
             return False
-        gone_ns = past_ns(shape, newest_ns(shape, cell, state), now_ns)
-        i = count_left(shape, ring, position_of(shape, state), gone_ns)
+        gone_ns = past_ns(params, newest_ns(params, cell, state), now_ns)
+        i = count_left(params, ring, position_of(params, state), gone_ns)
         seen = load128_acquire(cell)
         if not limited and seen.tag == tag and seen.state == state:
-            amount = min(amount, shape.limit - i)
-            until_ns = time_of(state, shape.low_bits)
+            amount = min(amount, params.limit - i)
+            until_ns = time_of(state, params.low_bits)
             limited = True
-        while limited and amount != 0 and i < shape.limit:
-            place = moved(shape, position_of(shape, state), i)
+        while limited and amount != 0 and i < params.limit:
+            place = moved(params, position_of(params, state), i)
             entry = load_acquire(&ring[place])
-            if entry & LAP != lap_at(shape, state, place):
+            if entry & LAP != lap_at(params, state, place):
                 break
-            if left_window(shape, entry, gone_ns):
+            if left_window(params, entry, gone_ns):
                 i += 1
-            elif time_of_entry(entry) > told_ns(shape, state):
+            elif time_of_entry(entry) > told_ns(params, state):
                 break
             elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
                 amount -= 1
@@ -292,7 +292,7 @@ cdef bint log_give_back(
         if seen.tag != tag or seen.state == state:
             return False
         state = seen.state
-        now_ns = table_now(shape.table)
+        now_ns = table_now(params.table)
     return False
 
 
@@ -302,7 +302,7 @@ cdef inline bint stands(const ForebayCell* cell, ForebayCell claim) noexcept nog
 
 
 cdef uint64_t date_behind(
-    const Shape* shape, uint64_t* ring, uint64_t state, uint64_t unwritten, uint64_t now_ns
+    const LimitParams* params, uint64_t* ring, uint64_t state, uint64_t unwritten, uint64_t now_ns
 ) noexcept nogil:
     """A date that is not before the last claim's, of which the newest `unwritten` entries are missing.
 
@@ -310,15 +310,15 @@ cdef uint64_t date_behind(
     reading before ours, the permit before, and what stands in the entries; or has been written meanwhile, with that
     date or a later one. The place of such an entry is nobody's yet, so it says nothing of when its time is over.
     """
-    cdef uint64_t position = moved(shape, position_of(shape, state), shape.limit - unwritten)
-    cdef uint64_t before = load_acquire(&ring[moved(shape, position, shape.limit - 1)])
+    cdef uint64_t position = moved(params, position_of(params, state), params.limit - unwritten)
+    cdef uint64_t before = load_acquire(&ring[moved(params, position, params.limit - 1)])
     cdef uint64_t date_ns = max(now_ns, time_of_entry(before) if before & ~LAP else 0)
     cdef uint64_t entry, _
     for _ in range(unwritten):
         entry = load_acquire(&ring[position])
         date_ns = max(date_ns, (
-            time_of_entry(entry) if entry & LAP == lap_at(shape, state, position) else next_lap_ns(shape, entry)))
-        position = moved(shape, position, 1)
+            time_of_entry(entry) if entry & LAP == lap_at(params, state, position) else next_lap_ns(params, entry)))
+        position = moved(params, position, 1)
     return date_ns
 
 
@@ -330,31 +330,31 @@ cdef void log_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const
     changed by a CAS from what it was before the claim was seen to stand: so it isn't the new key's, which claims
     entries only once it is a member.
     """
-    cdef const Shape* shape = (<const Draw*>parameters).shape
-    cdef uint64_t* ring = ring_of(shape, cell)
-    cdef uint64_t end = position_of(shape, claim.state)
-    cdef uint64_t unwritten = count_unwritten(shape, ring, claim.state, moved(shape, end, shape.limit - 1))
-    cdef uint64_t position = moved(shape, end, shape.limit - unwritten)
-    cdef uint64_t date_ns = date_behind(shape, ring, claim.state, unwritten, now_ns)
+    cdef const LimitParams* params = (<const Charge*>parameters).params
+    cdef uint64_t* ring = ring_of(params, cell)
+    cdef uint64_t end = position_of(params, claim.state)
+    cdef uint64_t unwritten = count_unwritten(params, ring, claim.state, moved(params, end, params.limit - 1))
+    cdef uint64_t position = moved(params, end, params.limit - unwritten)
+    cdef uint64_t date_ns = date_behind(params, ring, claim.state, unwritten, now_ns)
     cdef uint64_t entry, lap, _
     for _ in range(unwritten):
-        lap = lap_at(shape, claim.state, position)
+        lap = lap_at(params, claim.state, position)
         while True:
             entry = load_acquire(&ring[position])
             if not stands(cell, claim):
                 return
             if entry & LAP == lap or cas_acq_rel(&ring[position], entry, lap | GIVEN_BACK | (date_ns + 1)):
                 break
-        position = moved(shape, position, 1)
+        position = moved(params, position, 1)
     position = end
-    for _ in range(shape.limit):
-        position = moved(shape, position, shape.limit - 1)
+    for _ in range(params.limit):
+        position = moved(params, position, params.limit - 1)
         while True:
             entry = load_acquire(&ring[position])
             if not stands(cell, claim):
                 return
             # Whether it was given back or not: those behind it may be dated as late as the end of its quantum.
-            if entry & ~LAP == 0 or latest_ns(shape, entry) + shape.period_ns <= now_ns:
+            if entry & ~LAP == 0 or latest_ns(params, entry) + params.period_ns <= now_ns:
                 return
             if entry & GIVEN_BACK or cas_acq_rel(&ring[position], entry, entry | GIVEN_BACK):
                 break
@@ -389,26 +389,26 @@ cdef class SlidingLog(CellLimiter):
         self.kind = FOREBAY_KIND_COUNT
         self.take = log_take
         self.give_back = log_give_back
-        self.record = log_record
-        self.shape.limit = self.shape.rate_limit = self.shape.words_per_cell = self.rate.limit
-        self.shape.period_ns = self.rate.period_ns
-        self.shape.low_bits = 1 + count_bits_for(self.shape.limit - 1)
+        self.after_charge = log_after_charge
+        self.params.limit = self.params.rate_limit = self.params.words_per_cell = self.rate.limit
+        self.params.period_ns = self.rate.period_ns
+        self.params.low_bits = 1 + count_bits_for(self.params.limit - 1)
         # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        if self.shape.low_bits > count_bits_for(self.shape.period_ns):
+        if self.params.low_bits > count_bits_for(self.params.period_ns):
             raise InvalidLimiter(f"{self.rate} is too fast for a sliding log: take a token bucket")
-        encoding = b"log %d %d" % (self.shape.limit, self.shape.period_ns)
+        encoding = b"log %d %d" % (self.params.limit, self.params.period_ns)
         self.extent = open_extent(store, name, Purpose(
-            algorithm=layout.ALGORITHM_SLIDING_LOG, words_per_cell=self.shape.words_per_cell,
-            low_bits=self.shape.low_bits, limit=self.shape.limit, period_ns=self.shape.period_ns), keys)
+            algorithm=layout.ALGORITHM_SLIDING_LOG, words_per_cell=self.params.words_per_cell,
+            low_bits=self.params.low_bits, limit=self.params.limit, period_ns=self.params.period_ns), keys)
         self.table = self.extent.table
         self.table.clear = log_clear
-        self.table.kept_bits = self.shape.low_bits
-        self.shape.cells = self.table.cells
-        self.shape.words = self.extent.words
-        self.shape.last_cell = self.extent.used_cells - 1
-        self.shape.table = &self.table
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(layout.ALGORITHM_SLIDING_LOG, encoding)
+        self.table.kept_bits = self.params.low_bits
+        self.params.cells = self.table.cells
+        self.params.records = self.extent.records
+        self.params.last_cell = self.extent.used_cells - 1
+        self.params.table = &self.table
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(layout.ALGORITHM_SLIDING_LOG, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, *, keys):
@@ -434,7 +434,7 @@ cdef class SlidingLog(CellLimiter):
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
-        return allow_by(self, key, log_take, log_record)
+        return allow_by(self, key, log_take, log_after_charge)
 
     @property
     def keys(self):
@@ -444,39 +444,40 @@ cdef class SlidingLog(CellLimiter):
         cdef uint64_t state
         cdef Next unchanged
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
-        cdef Draw everything = self.unit
-        everything.amount = self.shape.limit
+        cdef Charge everything = self.unit
+        everything.amount = self.params.limit
         if cell != NULL:
             log_give_back(cell, tag, state, table_now(&self.table), &everything, &unchanged)
         return 0
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
-        cdef const Shape* shape = draw.shape
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
+        cdef const LimitParams* params = charge.params
         cdef uint64_t* ring
         cdef uint64_t position, newest
         if verdict.cell == NULL:
-            decision.available = shape.limit
+            decision.available = params.limit
             if verdict.full:
                 # Allowed though the table is full: as if it had been written.
-                decision.available -= draw.amount
-                decision.reset_after_ns = shape.period_ns if draw.amount else 0
+                decision.available -= charge.amount
+                decision.reset_after_ns = params.period_ns if charge.amount else 0
             return 0
-        ring = ring_of(shape, verdict.cell)
-        newest = newest_ns(shape, verdict.cell, verdict.state)
-        position = position_of(shape, verdict.state)
-        decision.available = count_left(shape, ring, position, past_ns(shape, newest, verdict.now_ns))
+        ring = ring_of(params, verdict.cell)
+        newest = newest_ns(params, verdict.cell, verdict.state)
+        position = position_of(params, verdict.state)
+        decision.available = count_left(params, ring, position, past_ns(params, newest, verdict.now_ns))
         if not decision.allowed:
-            decision.retry_after_ns = until_left(shape, ring, moved(shape, position, draw.amount - 1), verdict.now_ns)
+            decision.retry_after_ns = until_left(
+                params, ring, moved(params, position, charge.amount - 1), verdict.now_ns)
         # Others may have come since, and find that all had left.
-        if decision.available < shape.limit and newest + shape.period_ns > verdict.now_ns:
-            decision.reset_after_ns = newest + shape.period_ns - verdict.now_ns
+        if decision.available < params.limit and newest + params.period_ns > verdict.now_ns:
+            decision.reset_after_ns = newest + params.period_ns - verdict.now_ns
         return 0
 
 
-cdef uint64_t until_left(const Shape* shape, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept:
+cdef uint64_t until_left(const LimitParams* params, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept:
     """How long until the entry at `position` has left the window."""
     cdef uint64_t entry = load_acquire(&ring[position])
-    return 0 if left_window(shape, entry, now_ns) else time_of_entry(entry) + shape.period_ns - now_ns
+    return 0 if left_window(params, entry, now_ns) else time_of_entry(entry) + params.period_ns - now_ns
 
 
 let_stores_make(SlidingLog)

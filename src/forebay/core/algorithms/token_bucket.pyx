@@ -17,7 +17,7 @@ from forebay.core.algorithms.counts cimport count_bits_for, count_state, low_of,
 from forebay.core.algorithms.gcra cimport GcraLimiter, gcra_take
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Shape, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell
 from forebay.core.table.table cimport Next, Verdict
 
@@ -26,66 +26,67 @@ from forebay.rate import as_rate
 from forebay.segment import layout
 
 
-cdef inline uint64_t deficit_of(const Shape* shape, uint64_t state, uint64_t end_ns) noexcept nogil:
+cdef inline uint64_t deficit_of(const LimitParams* params, uint64_t state, uint64_t end_ns) noexcept nogil:
     """The permits missing in the period that ends at `end_ns`."""
-    cdef uint64_t full_ns = time_of(state, shape.low_bits)
+    cdef uint64_t full_ns = time_of(state, params.low_bits)
     cdef uint64_t boundaries
     if full_ns < end_ns:
         return 0
     # Rounded up by less than half a period, so rounding down finds it.
-    boundaries = (full_ns - end_ns) // shape.period_ns + 1
-    return (boundaries - 1) * shape.rate_limit + low_of(state, shape.low_bits) + 1
+    boundaries = (full_ns - end_ns) // params.period_ns + 1
+    return (boundaries - 1) * params.rate_limit + low_of(state, params.low_bits) + 1
 
 
-cdef inline uint64_t boundaries_for(const Shape* shape, uint64_t permits) noexcept nogil:
+cdef inline uint64_t boundaries_for(const LimitParams* params, uint64_t permits) noexcept nogil:
     """How many refills bring so many permits."""
-    return (permits + shape.rate_limit - 1) // shape.rate_limit
+    return (permits + params.rate_limit - 1) // params.rate_limit
 
 
-cdef inline uint64_t state_of_deficit(const Shape* shape, uint64_t deficit, uint64_t end_ns) noexcept nogil:
-    cdef uint64_t boundaries = boundaries_for(shape, deficit)
+cdef inline uint64_t state_of_deficit(const LimitParams* params, uint64_t deficit, uint64_t end_ns) noexcept nogil:
+    cdef uint64_t boundaries = boundaries_for(params, deficit)
     if deficit == 0:
         return 0
     return count_state(
-        end_ns + (boundaries - 1) * shape.period_ns, shape.low_bits, deficit - (boundaries - 1) * shape.rate_limit - 1)
+        end_ns + (boundaries - 1) * params.period_ns, params.low_bits,
+        deficit - (boundaries - 1) * params.rate_limit - 1)
 
 
 cdef inline uint64_t delay_of(
-    const Shape* shape, uint64_t deficit, uint64_t now_ns, uint64_t end_ns
+    const LimitParams* params, uint64_t deficit, uint64_t now_ns, uint64_t end_ns
 ) noexcept nogil:
     """Until a bucket that lacks `deficit` permits, perhaps more than it can hold, holds at least none too few."""
-    if deficit <= shape.limit:
+    if deficit <= params.limit:
         return 0
-    return end_ns - now_ns + (boundaries_for(shape, deficit - shape.limit) - 1) * shape.period_ns
+    return end_ns - now_ns + (boundaries_for(params, deficit - params.limit) - 1) * params.period_ns
 
 
 cdef bint interval_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef uint64_t end_ns = window_end_ns(draw.shape, tag, now_ns)
-    cdef uint64_t deficit = deficit_of(draw.shape, state, end_ns) + draw.amount
-    if deficit > draw.shape.limit and delay_of(draw.shape, deficit, now_ns, end_ns) > draw.patience_ns:
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef uint64_t end_ns = window_end_ns(charge.params, tag, now_ns)
+    cdef uint64_t deficit = deficit_of(charge.params, state, end_ns) + charge.amount
+    if deficit > charge.params.limit and delay_of(charge.params, deficit, now_ns, end_ns) > charge.max_wait_ns:
         return False
-    next.state = state_of_deficit(draw.shape, deficit, end_ns)
+    next.state = state_of_deficit(charge.params, deficit, end_ns)
     return True
 
 
 cdef bint interval_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef uint64_t end_ns = window_end_ns(draw.shape, tag, now_ns)
-    cdef uint64_t deficit = deficit_of(draw.shape, state, end_ns)
-    cdef uint64_t amount = draw.amount
-    if draw.charged_state != 0:
-        if draw.charged_state != state and deficit > draw.shape.limit:
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef uint64_t end_ns = window_end_ns(charge.params, tag, now_ns)
+    cdef uint64_t deficit = deficit_of(charge.params, state, end_ns)
+    cdef uint64_t amount = charge.amount
+    if charge.charged_state != 0:
+        if charge.charged_state != state and deficit > charge.params.limit:
             # Others have booked behind it, and keep their times: its own can't be given to anybody.
             return False
         # The rest has been refilled.
-        amount = min(amount, deficit_of(draw.shape, draw.charged_state, end_ns))
+        amount = min(amount, deficit_of(charge.params, charge.charged_state, end_ns))
     amount = min(amount, deficit)
-    next.state = state_of_deficit(draw.shape, deficit - amount, end_ns)
+    next.state = state_of_deficit(charge.params, deficit - amount, end_ns)
     return amount != 0
 
 
@@ -111,26 +112,26 @@ cdef class TokenBucket(GcraLimiter):
 
     def __cinit__(self, store, name, rate, burst=None, refill="continuous"):
         self.rate = as_rate(rate)
-        self.gcra_shape(self.rate, self.rate.limit if burst is None else burst, "burst", &self.shape)
-        self.burst = self.shape.limit
+        self.gcra_params(self.rate, self.rate.limit if burst is None else burst, "burst", &self.params)
+        self.burst = self.params.limit
         if refill == "interval":
             self.kind = FOREBAY_KIND_COUNT
             self.take = interval_take
             self.give_back = interval_give_back
-            self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
-            self.shape.low_bits = count_bits_for(self.shape.rate_limit - 1)
+            self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
+            self.params.low_bits = count_bits_for(self.params.rate_limit - 1)
             if self.full_ns() > self.most_ahead_ns:
                 raise InvalidLimiter(
                     f"limiter {self.name!r} would take too long to refill a burst of {shown(burst)} at {self.rate}: "
                     "lower the burst or raise the rate")
-            encoding = b"intervals %d %d %d" % (self.shape.rate_limit, self.shape.period_ns, self.shape.low_bits)
+            encoding = b"intervals %d %d %d" % (self.params.rate_limit, self.params.period_ns, self.params.low_bits)
         elif refill == "continuous":
             encoding = b""
         else:
             raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {shown(refill)}")
         self.refill = refill
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(layout.ALGORITHM_TOKEN_BUCKET, encoding)
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(layout.ALGORITHM_TOKEN_BUCKET, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, burst=None, refill="continuous"):
@@ -152,11 +153,11 @@ cdef class TokenBucket(GcraLimiter):
 
     cdef object full_ns(self):
         """After so long at the latest, an empty bucket refilled in intervals is full, with a quantum to spare."""
-        return (int(boundaries_for(&self.shape, self.shape.limit)) + 1) * self.shape.period_ns
+        return (int(boundaries_for(&self.params, self.params.limit)) + 1) * self.params.period_ns
 
-    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
         if rate is None and burst is None:
-            shape[0] = self.shape
+            params[0] = self.params
             return 0
         if self.take == interval_take:
             raise InvalidLimiter(
@@ -164,47 +165,47 @@ cdef class TokenBucket(GcraLimiter):
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
         rate = as_rate(rate)
-        return self.gcra_shape(rate, rate.limit if burst is None else burst, "burst", shape)
+        return self.gcra_params(rate, rate.limit if burst is None else burst, "burst", params)
 
-    cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1:
+    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
         if self.take == interval_take:
-            return CellLimiter.draw(self, cost, shape, draw)
-        return GcraLimiter.draw(self, cost, shape, draw)
+            return CellLimiter.charge_for(self, cost, params, charge)
+        return GcraLimiter.charge_for(self, cost, params, charge)
 
-    cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
+    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
         if self.take != interval_take:
-            return GcraLimiter.be_patient(self, draw, patience_ns)
-        draw.patience_ns = min(patience_ns, self.most_ahead_ns - <uint64_t>self.full_ns())
+            return GcraLimiter.allow_wait(self, charge, max_wait_ns)
+        charge.max_wait_ns = min(max_wait_ns, self.most_ahead_ns - <uint64_t>self.full_ns())
         return 0
 
-    cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
         cdef uint64_t end_ns
         if self.take != interval_take:
-            return GcraLimiter.booked_delay_ns(self, draw, verdict)
-        end_ns = window_end_ns(draw.shape, 0, verdict.now_ns)
-        return delay_of(draw.shape, deficit_of(draw.shape, verdict.state, end_ns), verdict.now_ns, end_ns)
+            return GcraLimiter.booked_delay_ns(self, charge, verdict)
+        end_ns = window_end_ns(charge.params, 0, verdict.now_ns)
+        return delay_of(charge.params, deficit_of(charge.params, verdict.state, end_ns), verdict.now_ns, end_ns)
 
-    cdef uint64_t refused_delay_ns(self, const Draw* draw, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
         cdef uint64_t end_ns
         if self.take != interval_take:
-            return GcraLimiter.refused_delay_ns(self, draw, verdict)
-        end_ns = window_end_ns(draw.shape, 0, verdict.now_ns)
+            return GcraLimiter.refused_delay_ns(self, charge, verdict)
+        end_ns = window_end_ns(charge.params, 0, verdict.now_ns)
         return delay_of(
-            draw.shape, deficit_of(draw.shape, verdict.state, end_ns) + draw.amount, verdict.now_ns, end_ns)
+            charge.params, deficit_of(charge.params, verdict.state, end_ns) + charge.amount, verdict.now_ns, end_ns)
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
-        cdef const Shape* shape = draw.shape
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
+        cdef const LimitParams* params = charge.params
         cdef uint64_t end_ns, deficit
         if self.take != interval_take:
-            return GcraLimiter.describe(self, draw, verdict, decision)
-        end_ns = window_end_ns(shape, 0, verdict.now_ns)
-        deficit = deficit_of(shape, verdict.state, end_ns)
-        decision.available = shape.limit - deficit if deficit < shape.limit else 0
+            return GcraLimiter.describe(self, charge, verdict, decision)
+        end_ns = window_end_ns(params, 0, verdict.now_ns)
+        deficit = deficit_of(params, verdict.state, end_ns)
+        decision.available = params.limit - deficit if deficit < params.limit else 0
         decision.retry_after_ns = 0 if decision.allowed else delay_of(
-            shape, deficit + draw.amount, verdict.now_ns, end_ns)
+            params, deficit + charge.amount, verdict.now_ns, end_ns)
         if deficit != 0:
             decision.reset_after_ns = (
-                end_ns - verdict.now_ns + (boundaries_for(shape, deficit) - 1) * shape.period_ns)
+                end_ns - verdict.now_ns + (boundaries_for(params, deficit) - 1) * params.period_ns)
         return 0
 
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.counts cimport count_time, low_mask, low_of, time_of, window_end_ns
-from forebay.core.limiter cimport Draw, Shape
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport multiply_divide_down, multiply_divide_up, product_below
 
 
@@ -17,44 +17,44 @@ cdef struct Counted:
 
 
 cdef inline Counted fixed_counted(
-    const Shape* shape, uint64_t tag, uint64_t state, uint64_t now_ns
+    const LimitParams* params, uint64_t tag, uint64_t state, uint64_t now_ns
 ) noexcept nogil:
     cdef Counted counted
-    cdef uint64_t time = state & ~low_mask(shape.low_bits)
-    counted.end_ns = window_end_ns(shape, tag, now_ns)
-    counted.time = count_time(counted.end_ns, shape.low_bits)
+    cdef uint64_t time = state & ~low_mask(params.low_bits)
+    counted.end_ns = window_end_ns(params, tag, now_ns)
+    counted.time = count_time(counted.end_ns, params.low_bits)
     counted.previous = 0
     counted.count = 0
     if time >= counted.time:
-        counted.count = low_of(state, shape.low_bits)
+        counted.count = low_of(state, params.low_bits)
         if time > counted.time:
             # A later window than ours. It begins a whole number of periods after our own ends.
             counted.time = time
-            counted.end_ns += (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns * shape.period_ns
+            counted.end_ns += (time_of(state, params.low_bits) - counted.end_ns) // params.period_ns * params.period_ns
     counted.left_ns = counted.end_ns - now_ns
     return counted
 
 
-cdef inline bint was_charged_before(const Draw* draw, uint64_t state) noexcept nogil:
+cdef inline bint was_charged_before(const Charge* charge, uint64_t state) noexcept nogil:
     """Whether the charge that is to be taken back was in another window than the state is."""
-    return draw.charged_state != 0 and (draw.charged_state ^ state) & ~low_mask(draw.shape.low_bits) != 0
+    return charge.charged_state != 0 and (charge.charged_state ^ state) & ~low_mask(charge.params.low_bits) != 0
 
 
-cdef inline Counted sliding_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
+cdef inline Counted sliding_counted(const LimitParams* params, uint64_t state, uint64_t now_ns) noexcept nogil:
     cdef Counted counted
-    cdef uint64_t time = state & ~low_mask(shape.low_bits)
-    cdef int count_bits = shape.low_bits - shape.previous_bits
+    cdef uint64_t time = state & ~low_mask(params.low_bits)
+    cdef int count_bits = params.low_bits - params.previous_bits
     cdef uint64_t count = low_of(state, count_bits)
-    cdef uint64_t previous = low_of(state, shape.low_bits) >> count_bits
-    counted.end_ns = window_end_ns(shape, 0, now_ns)
+    cdef uint64_t previous = low_of(state, params.low_bits) >> count_bits
+    counted.end_ns = window_end_ns(params, 0, now_ns)
     counted.left_ns = counted.end_ns - now_ns
-    counted.time = count_time(counted.end_ns + shape.period_ns, shape.low_bits)
+    counted.time = count_time(counted.end_ns + params.period_ns, params.low_bits)
     counted.count = 0
     counted.previous = 0
     if time < counted.time:
-        if time == count_time(counted.end_ns, shape.low_bits):
+        if time == count_time(counted.end_ns, params.low_bits):
             # The state is of the window before ours.
-            counted.previous = (count + low_mask(shape.previous_shift)) >> shape.previous_shift
+            counted.previous = (count + low_mask(params.previous_shift)) >> params.previous_shift
     else:
         counted.count = count
         counted.previous = previous
@@ -62,33 +62,33 @@ cdef inline Counted sliding_counted(const Shape* shape, uint64_t state, uint64_t
             # A later window than ours, of which nothing is over: now is its beginning.
             counted.time = time
             counted.end_ns += (
-                (time_of(state, shape.low_bits) - counted.end_ns) // shape.period_ns - 1) * shape.period_ns
-            counted.left_ns = shape.period_ns
+                (time_of(state, params.low_bits) - counted.end_ns) // params.period_ns - 1) * params.period_ns
+            counted.left_ns = params.period_ns
     return counted
 
 
-cdef inline uint64_t weighted(const Shape* shape, uint64_t previous, uint64_t left_ns) noexcept nogil:
+cdef inline uint64_t weighted(const LimitParams* params, uint64_t previous, uint64_t left_ns) noexcept nogil:
     """What the previous count still counts for."""
-    if shape.rounds_up:
-        return multiply_divide_up(previous << shape.previous_shift, left_ns, shape.period_ns)
-    return multiply_divide_down(previous << shape.previous_shift, left_ns, shape.period_ns)
+    if params.rounds_up:
+        return multiply_divide_up(previous << params.previous_shift, left_ns, params.period_ns)
+    return multiply_divide_down(previous << params.previous_shift, left_ns, params.period_ns)
 
 
-cdef inline bint has_room(const Shape* shape, const Counted* counted, uint64_t room) noexcept nogil:
+cdef inline bint has_room(const LimitParams* params, const Counted* counted, uint64_t room) noexcept nogil:
     """Whether the estimate is at most `room`, without the division."""
-    cdef uint64_t whole = counted.previous << shape.previous_shift
+    cdef uint64_t whole = counted.previous << params.previous_shift
     if counted.count > room:
         return False
-    if shape.rounds_up:
-        return not product_below(room - counted.count, shape.period_ns, whole, counted.left_ns)
-    return product_below(whole, counted.left_ns, room - counted.count + 1, shape.period_ns)
+    if params.rounds_up:
+        return not product_below(room - counted.count, params.period_ns, whole, counted.left_ns)
+    return product_below(whole, counted.left_ns, room - counted.count + 1, params.period_ns)
 
 
-cdef inline uint64_t sliding_state(const Shape* shape, const Counted* counted) noexcept nogil:
-    return counted.time | counted.previous << (shape.low_bits - shape.previous_bits) | counted.count
+cdef inline uint64_t sliding_state(const LimitParams* params, const Counted* counted) noexcept nogil:
+    return counted.time | counted.previous << (params.low_bits - params.previous_bits) | counted.count
 
 
 # How long until the estimate is at most `most`, if nothing else is counted; `to_end_ns` from now is the window's end.
 cdef uint64_t until_estimate(
-    const Shape* shape, const Counted* counted, uint64_t to_end_ns, uint64_t most
+    const LimitParams* params, const Counted* counted, uint64_t to_end_ns, uint64_t most
 ) noexcept

@@ -30,7 +30,7 @@ from forebay.core.algorithms.counts cimport (
 )
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Shape, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up,
 )
@@ -61,38 +61,38 @@ def rounds_up(rounding, limit):
 cdef bint fixed_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
-    next.state = counted.time | (counted.count + draw.amount)
-    return counted.count <= draw.room
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = fixed_counted(charge.params, tag, state, now_ns)
+    next.state = counted.time | (counted.count + charge.amount)
+    return counted.count <= charge.room
 
 
 cdef bint fixed_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
-    if was_charged_before(draw, state):
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = fixed_counted(charge.params, tag, state, now_ns)
+    if was_charged_before(charge, state):
         return False
-    next.state = counted.time | (counted.count - draw.amount) if counted.count > draw.amount else 0
+    next.state = counted.time | (counted.count - charge.amount) if counted.count > charge.amount else 0
     return counted.count != 0
 
 
-cdef inline Counted first_counted(const Shape* shape, uint64_t state, uint64_t now_ns) noexcept nogil:
+cdef inline Counted first_counted(const LimitParams* params, uint64_t state, uint64_t now_ns) noexcept nogil:
     """Of a window that began with the key's first request."""
     cdef Counted counted
-    cdef uint64_t rounded_ns = time_of(state, shape.low_bits)
+    cdef uint64_t rounded_ns = time_of(state, params.low_bits)
     counted.previous = 0
     # The time in the state is later than the window's end by less than a quantum: before that no division is needed.
     if rounded_ns > now_ns and (
-        rounded_ns - now_ns > most_rounded_ns(shape.low_bits) or last_step_ns(shape, rounded_ns) > now_ns
+        rounded_ns - now_ns > most_rounded_ns(params.low_bits) or last_step_ns(params, rounded_ns) > now_ns
     ):
-        counted.time = state & ~low_mask(shape.low_bits)
-        counted.end_ns = last_step_ns(shape, rounded_ns)
-        counted.count = low_of(state, shape.low_bits)
+        counted.time = state & ~low_mask(params.low_bits)
+        counted.end_ns = last_step_ns(params, rounded_ns)
+        counted.count = low_of(state, params.low_bits)
     else:
-        counted.end_ns = last_step_ns(shape, now_ns) + shape.period_ns
-        counted.time = count_time(counted.end_ns, shape.low_bits)
+        counted.end_ns = last_step_ns(params, now_ns) + params.period_ns
+        counted.time = count_time(counted.end_ns, params.low_bits)
         counted.count = 0
     counted.left_ns = counted.end_ns - now_ns
     return counted
@@ -101,34 +101,34 @@ cdef inline Counted first_counted(const Shape* shape, uint64_t state, uint64_t n
 cdef bint first_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = first_counted(draw.shape, state, now_ns)
-    next.state = counted.time | (counted.count + draw.amount)
-    return counted.count <= draw.room
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = first_counted(charge.params, state, now_ns)
+    next.state = counted.time | (counted.count + charge.amount)
+    return counted.count <= charge.room
 
 
 cdef bint first_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = first_counted(draw.shape, state, now_ns)
-    if was_charged_before(draw, state):
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = first_counted(charge.params, state, now_ns)
+    if was_charged_before(charge, state):
         return False
     # The window stays what it is, though nothing is counted in it any more: its end was told to whoever asked.
-    next.state = counted.time | (counted.count - min(counted.count, draw.amount))
+    next.state = counted.time | (counted.count - min(counted.count, charge.amount))
     return counted.count != 0
 
 
 cdef bint sliding_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef const Shape* shape = draw.shape
-    cdef Counted counted = sliding_counted(shape, state, now_ns)
-    if not has_room(shape, &counted, draw.room):
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef const LimitParams* params = charge.params
+    cdef Counted counted = sliding_counted(params, state, now_ns)
+    if not has_room(params, &counted, charge.room):
         return False
-    counted.count += draw.amount
-    next.state = sliding_state(shape, &counted)
+    counted.count += charge.amount
+    next.state = sliding_state(params, &counted)
     return True
 
 
@@ -136,15 +136,15 @@ cdef bint sliding_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     """From the current count first, then from the previous one."""
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = sliding_counted(draw.shape, state, now_ns)
-    cdef uint64_t from_count = min(counted.count, draw.amount)
-    cdef uint64_t from_previous = min(counted.previous, (draw.amount - from_count) >> draw.shape.previous_shift)
-    if was_charged_before(draw, state) or (from_count == 0 and from_previous == 0):
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = sliding_counted(charge.params, state, now_ns)
+    cdef uint64_t from_count = min(counted.count, charge.amount)
+    cdef uint64_t from_previous = min(counted.previous, (charge.amount - from_count) >> charge.params.previous_shift)
+    if was_charged_before(charge, state) or (from_count == 0 and from_previous == 0):
         return False
     counted.count -= from_count
     counted.previous -= from_previous
-    next.state = sliding_state(draw.shape, &counted)
+    next.state = sliding_state(charge.params, &counted)
     return True
 
 
@@ -156,18 +156,18 @@ cdef class WindowLimiter(CellLimiter):
     def __cinit__(self, store, name, rate, *args, **kwargs):
         self.rate = as_rate(rate)
         self.kind = FOREBAY_KIND_COUNT
-        self.shape.limit = self.shape.rate_limit = self.rate.limit
-        self.shape.period_ns = self.rate.period_ns
-        self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
+        self.params.limit = self.params.rate_limit = self.rate.limit
+        self.params.period_ns = self.rate.period_ns
+        self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
 
-    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
-        shape[0] = self.shape
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
+        params[0] = self.params
         if burst is not None:
             raise InvalidLimiter(f"{self!r} has no burst")
         if rate is None:
             return 0
         rate = as_rate(rate)
-        if rate.period_ns != self.shape.period_ns:
+        if rate.period_ns != self.params.period_ns:
             raise InvalidLimiter(
                 f"{self!r} counts in windows of its own period, so the rate for one call must have the same, which "
                 f"{rate} has not")
@@ -175,7 +175,7 @@ cdef class WindowLimiter(CellLimiter):
         if rate.limit > most:
             raise InvalidLimiter(
                 f"{self!r} can count up to {most}, not to {rate.limit}: make it with the largest of its rates")
-        shape.limit = shape.rate_limit = rate.limit
+        params.limit = params.rate_limit = rate.limit
         return 0
 
     cdef uint64_t most(self) noexcept:
@@ -203,24 +203,24 @@ cdef class FixedWindow(WindowLimiter):
 
     def __cinit__(self, store, name, rate, align="clock"):
         cdef bytes encoding
-        cdef int window_bits = count_bits_for(self.shape.period_ns)
+        cdef int window_bits = count_bits_for(self.params.period_ns)
         self.take = first_take if align == "first" else fixed_take
         self.give_back = first_give_back if align == "first" else fixed_give_back
         if align == "stagger":
-            self.shape.staggered = True
+            self.params.staggered = True
         elif align != "clock" and align != "first":
             raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {shown(align)}")
         self.align = align
-        self.shape.low_bits = count_bits_for(self.shape.limit)
+        self.params.low_bits = count_bits_for(self.params.limit)
         if align != "first":
-            self.shape.low_bits = max(
-                self.shape.low_bits, min(self.shape.low_bits + TIER_BITS, window_bits - FINE_BITS))
-        encoding = b"fixed %s %d %d" % (align.encode(), self.shape.period_ns, self.shape.low_bits)
+            self.params.low_bits = max(
+                self.params.low_bits, min(self.params.low_bits + TIER_BITS, window_bits - FINE_BITS))
+        encoding = b"fixed %s %d %d" % (align.encode(), self.params.period_ns, self.params.low_bits)
         if align == "first":
-            self.shape.steps = steps_for(self.shape.period_ns, self.shape.low_bits)
-            encoding += b" %d" % self.shape.steps
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(layout.ALGORITHM_FIXED_WINDOW, encoding)
+            self.params.steps = steps_for(self.params.period_ns, self.params.low_bits)
+            encoding += b" %d" % self.params.steps
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(layout.ALGORITHM_FIXED_WINDOW, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, align="clock"):
@@ -241,15 +241,15 @@ cdef class FixedWindow(WindowLimiter):
         return allow_by(self, key, fixed_take, NULL)
 
     cdef uint64_t most(self) noexcept:
-        return low_mask(self.shape.low_bits)
+        return low_mask(self.params.low_bits)
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
         cdef Counted counted
         if self.take == first_take:
-            counted = first_counted(draw.shape, verdict.state, verdict.now_ns)
+            counted = first_counted(charge.params, verdict.state, verdict.now_ns)
         else:
-            counted = fixed_counted(draw.shape, verdict.tag, verdict.state, verdict.now_ns)
-        decision.available = draw.shape.limit - counted.count if counted.count < draw.shape.limit else 0
+            counted = fixed_counted(charge.params, verdict.tag, verdict.state, verdict.now_ns)
+        decision.available = charge.params.limit - counted.count if counted.count < charge.params.limit else 0
         decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
         decision.reset_after_ns = counted.left_ns if counted.count else 0
         return 0
@@ -279,13 +279,13 @@ cdef class SlidingWindow(WindowLimiter):
 
     def __cinit__(self, store, name, rate, *, rounding=None):
         cdef bytes encoding
-        cdef int count_bits = count_bits_for(self.shape.limit)
+        cdef int count_bits = count_bits_for(self.params.limit)
         # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        cdef int room = count_bits_for(self.shape.period_ns)
+        cdef int room = count_bits_for(self.params.period_ns)
         cdef int previous_bits, shift = 0
         self.take = sliding_take
         self.give_back = sliding_give_back
-        self.shape.rounds_up = rounds_up(rounding, self.shape.limit)
+        self.params.rounds_up = rounds_up(rounding, self.params.limit)
         count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
         previous_bits = min(count_bits, room - count_bits)
         if previous_bits < min(count_bits, <int>LEAST_PREVIOUS_BITS):
@@ -293,16 +293,16 @@ cdef class SlidingWindow(WindowLimiter):
                 f"{self.rate} is too much for a sliding window to count in one cell: take a longer period, or a token "
                 f"bucket")
         if previous_bits < count_bits:
-            while (self.shape.limit + low_mask(shift)) >> shift > low_mask(previous_bits):
+            while (self.params.limit + low_mask(shift)) >> shift > low_mask(previous_bits):
                 shift += 1
-        self.shape.low_bits = count_bits + previous_bits
-        self.shape.previous_bits = previous_bits
-        self.shape.previous_shift = shift
-        self.draw(1, &self.shape, &self.unit)
-        encoding = b"sliding %d %d %d" % (self.shape.period_ns, self.shape.low_bits, previous_bits)
+        self.params.low_bits = count_bits + previous_bits
+        self.params.previous_bits = previous_bits
+        self.params.previous_shift = shift
+        self.charge_for(1, &self.params, &self.unit)
+        encoding = b"sliding %d %d %d" % (self.params.period_ns, self.params.low_bits, previous_bits)
         if shift:
             encoding += b" %d" % shift
-        self.enroll(layout.ALGORITHM_SLIDING_WINDOW, encoding)
+        self.register(layout.ALGORITHM_SLIDING_WINDOW, encoding)
 
     @cython.binding(False)
     def __init__(self, store, name, rate, *, rounding=None):
@@ -310,10 +310,10 @@ cdef class SlidingWindow(WindowLimiter):
 
     @property
     def rounding(self):
-        return "up" if self.shape.rounds_up else "down"
+        return "up" if self.params.rounds_up else "down"
 
     def __repr__(self):
-        rounding = "" if self.shape.rounds_up == rounds_up(None, self.shape.limit) else f" rounding={self.rounding!r}"
+        rounding = "" if self.params.rounds_up == rounds_up(None, self.params.limit) else f" rounding={self.rounding!r}"
         return f"<SlidingWindow {self.name!r} {self.rate}{rounding}>"
 
     @cython.binding(False)
@@ -325,44 +325,44 @@ cdef class SlidingWindow(WindowLimiter):
         return allow_by(self, key, sliding_take, NULL)
 
     cdef uint64_t most(self) noexcept:
-        cdef int count_bits = self.shape.low_bits - self.shape.previous_bits
+        cdef int count_bits = self.params.low_bits - self.params.previous_bits
         # With a rounded previous count, rounding up must not carry out of its bits.
-        return low_mask(count_bits) if self.shape.previous_shift == 0 else self.shape.limit
+        return low_mask(count_bits) if self.params.previous_shift == 0 else self.params.limit
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
-        cdef const Shape* shape = draw.shape
-        cdef Counted counted = sliding_counted(shape, verdict.state, verdict.now_ns)
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
+        cdef const LimitParams* params = charge.params
+        cdef Counted counted = sliding_counted(params, verdict.state, verdict.now_ns)
         # Of a window that is later than ours, the part of it that we haven't come to counts for waiting.
         cdef uint64_t to_end_ns = counted.end_ns - verdict.now_ns
-        cdef uint64_t estimate = counted.count + weighted(shape, counted.previous, counted.left_ns)
-        decision.available = shape.limit - estimate if estimate < shape.limit else 0
+        cdef uint64_t estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
+        decision.available = params.limit - estimate if estimate < params.limit else 0
         decision.retry_after_ns = 0 if decision.allowed else until_estimate(
-            shape, &counted, to_end_ns, draw.room)
-        decision.reset_after_ns = 0 if estimate == 0 else until_estimate(shape, &counted, to_end_ns, 0)
+            params, &counted, to_end_ns, charge.room)
+        decision.reset_after_ns = 0 if estimate == 0 else until_estimate(params, &counted, to_end_ns, 0)
         return 0
 
 
 cdef uint64_t until_estimate(
-    const Shape* shape, const Counted* counted, uint64_t to_end_ns, uint64_t most
+    const LimitParams* params, const Counted* counted, uint64_t to_end_ns, uint64_t most
 ) noexcept:
     cdef uint64_t left_ns, shifted
     if counted.count <= most:
-        left_ns = left_for(shape, counted.previous, most - counted.count)
+        left_ns = left_for(params, counted.previous, most - counted.count)
         if left_ns != 0:
             return to_end_ns - min(left_ns, to_end_ns)
         # Not before the window's end; and then its own count is the previous one, which may be rounded above `most`.
-    shifted = (counted.count + low_mask(shape.previous_shift)) >> shape.previous_shift
-    return to_end_ns + shape.period_ns - left_for(shape, shifted, most)
+    shifted = (counted.count + low_mask(params.previous_shift)) >> params.previous_shift
+    return to_end_ns + params.period_ns - left_for(params, shifted, most)
 
 
-cdef uint64_t left_for(const Shape* shape, uint64_t previous, uint64_t most) noexcept:
+cdef uint64_t left_for(const LimitParams* params, uint64_t previous, uint64_t most) noexcept:
     """How much of a window may be left, at most, for the previous count to be worth no more than `most`."""
-    cdef uint64_t whole = previous << shape.previous_shift
+    cdef uint64_t whole = previous << params.previous_shift
     if whole <= most:
-        return shape.period_ns
-    if shape.rounds_up:
-        return multiply_divide_down(most, shape.period_ns, whole)
-    return multiply_divide_up(most + 1, shape.period_ns, whole) - 1
+        return params.period_ns
+    if params.rounds_up:
+        return multiply_divide_down(most, params.period_ns, whole)
+    return multiply_divide_up(most + 1, params.period_ns, whole) - 1
 
 
 let_stores_make(FixedWindow)

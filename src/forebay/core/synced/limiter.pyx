@@ -85,7 +85,7 @@ from libc.string cimport memcpy
 
 from forebay.core.cell_limiter cimport CellLimiter, whole_cost
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Ask, Draw
+from forebay.core.limiter cimport Attempt, Charge
 from forebay.core.table.keys cimport derive_key
 from forebay.core.table.native cimport (
     ForebayCell, ForebayHashKey, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
@@ -103,10 +103,10 @@ cdef enum:
     MOST_NAMES = 1024
 
 
-cdef uint64_t seal_of(const uint64_t* words, uint64_t tag, ForebayHashKey key) noexcept nogil:
+cdef uint64_t checksum_of(const uint64_t* record, uint64_t tag, ForebayHashKey key) noexcept nogil:
     # In docs/segment-format.md, too.
-    cdef uint64_t[4] sealed = [words[NAME], words[NAME + 1], words[BIRTH], fingerprint_of(tag)]
-    return siphash13(key, <const uint8_t*>sealed, sizeof(sealed)) | 1
+    cdef uint64_t[4] covered = [record[NAME], record[NAME + 1], record[INCARNATION], fingerprint_of(tag)]
+    return siphash13(key, <const uint8_t*>covered, sizeof(covered)) | 1
 
 
 cdef void begin_pair(
@@ -119,12 +119,12 @@ cdef void begin_pair(
         seen = load128_acquire(pair)
 
 
-cdef void begin_words(ForebayCell* cell, ForebayCell claim, const NamedDraw* named) noexcept nogil:
-    cdef uint64_t* words = words_of(named.draw.shape, cell)
+cdef void begin_record(ForebayCell* cell, ForebayCell claim, const NamedCharge* named) noexcept nogil:
+    cdef uint64_t* record = record_of(named.charge.params, cell)
     cdef uint64_t[4] wanted = [named.name[0], named.name[1], claim.state, 0]
-    wanted[SEAL] = seal_of(wanted, claim.tag, named.seal_key) if named.is_named else 0
-    begin_pair(cell, claim, pair_at(words, NAME), wanted[NAME], wanted[NAME + 1])
-    begin_pair(cell, claim, pair_at(words, BIRTH), wanted[BIRTH], wanted[SEAL])
+    wanted[CHECKSUM] = checksum_of(wanted, claim.tag, named.checksum_key) if named.is_named else 0
+    begin_pair(cell, claim, pair_at(record, NAME), wanted[NAME], wanted[NAME + 1])
+    begin_pair(cell, claim, pair_at(record, INCARNATION), wanted[INCARNATION], wanted[CHECKSUM])
 
 
 cdef class SyncedLimiter(CellLimiter):
@@ -136,20 +136,20 @@ cdef class SyncedLimiter(CellLimiter):
     cdef int begin(
         self, object purpose, object keys, object synced_store, object name_of, bytes encoding, Clear clear
     ) except -1:
-        """Open the extent, and enroll: when the shape is known."""
+        """Open the extent, and register, once the params are known."""
         ExtentShape.checked(keys, WORDS_PER_CELL, self.name)
         self.extent = open_extent(self.store, self.name, purpose, keys)
         self.synced_store, self.name_of, self.names = synced_store, name_of, {}
-        self.draw(1, &self.shape, &self.unit)
-        self.enroll(purpose.algorithm, encoding)
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(purpose.algorithm, encoding)
         self.table = self.extent.table
         # A state and its tag that don't belong together do no harm: nothing is written for them.
-        self.table.has_words = False
+        self.table.has_record = False
         self.table.clear = clear
-        self.shape.cells = self.table.cells
-        self.shape.words = self.extent.words
-        self.shape.last_cell = self.extent.used_cells - 1
-        self.seal_key = derive_key(self.hash_key, b"seal")
+        self.params.cells = self.table.cells
+        self.params.records = self.extent.records
+        self.params.last_cell = self.extent.used_cells - 1
+        self.checksum_key = derive_key(self.hash_key, b"checksum")
         return 0
 
     @property
@@ -167,7 +167,7 @@ cdef class SyncedLimiter(CellLimiter):
     @cython.binding(False)
     def allow_many(self, keys, costs=None):
         """Decide a batch in order: a list of bools, one per key. As so many calls of ``hit``, after all are checked."""
-        cdef Draw draw
+        cdef Charge charge
         if isinstance(keys, (str, bytes)):
             raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
         if isinstance(costs, int):
@@ -178,45 +178,45 @@ cdef class SyncedLimiter(CellLimiter):
             raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
         for key, cost in zip(keys, costs, strict=True):
             self.tag_of(key)
-            self.draw(cost, &self.shape, &draw)
+            self.charge_for(cost, &self.params, &charge)
         return [self.hit(key, cost).allowed for key, cost in zip(keys, costs, strict=True)]
 
-    cdef Outcome decide(self, uint64_t tag, const Draw* draw, Verdict* verdict) except UNDECIDED:
-        return decide_named(self, None, tag, draw, verdict, self.take, self.record)
+    cdef Outcome decide(self, uint64_t tag, const Charge* charge, Verdict* verdict) except UNDECIDED:
+        return decide_named(self, None, tag, charge, verdict, self.take, self.after_charge)
 
-    cdef Decision decide_once(self, object key, const Draw* draw):
+    cdef Decision decide_once(self, object key, const Charge* charge):
         cdef Verdict verdict
         cdef uint64_t tag = self.tag_of(key)
         cdef bint allowed
-        if draw.amount == 0:
-            allowed = self.decide_or_peek(tag, draw, &verdict)
+        if charge.amount == 0:
+            allowed = self.decide_or_peek(tag, charge, &verdict)
         else:
-            allowed = decide_named(self, key, tag, draw, &verdict, self.take, self.record) == ALLOWED
-        return self.new_decision(draw, &verdict, allowed)
+            allowed = decide_named(self, key, tag, charge, &verdict, self.take, self.after_charge) == ALLOWED
+        return self.new_decision(charge, &verdict, allowed)
 
-    cdef Decision hit_once(self, object key, const Draw* draw, object request_id, object request_ttl):
+    cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl):
         self.note(key, self.tag_of(key))
-        return CellLimiter.hit_once(self, key, draw, request_id, request_ttl)
+        return CellLimiter.hit_once(self, key, charge, request_id, request_ttl)
 
-    cdef int ask(self, object key, object cost, Ask* ask) except -1:
-        CellLimiter.ask(self, key, cost, ask)
-        self.note(key, ask.tag)
+    cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
+        CellLimiter.attempt_for(self, key, cost, attempt)
+        self.note(key, attempt.tag)
         return 0
 
-    cdef int commit(self, Ask* ask) except -1:
+    cdef int commit(self, Attempt* attempt) except -1:
         cdef Events events
-        cdef NamedDraw named
-        self.name_draw(ask.tag, ask.draw, &named)
+        cdef NamedCharge named
+        self.name_charge(attempt.tag, attempt.charge, &named)
         events.inserted = events.evicted = events.full = events.cas_retries = 0
-        ask.verdict.full = False
-        ask.verdict.now_ns = table_now(&self.table)
+        attempt.verdict.full = False
+        attempt.verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, ask.tag, self.claim_stripe, &self.counters.claims, self.take, &named.draw, &ask.verdict,
-            &events)
+            &self.table, attempt.tag, self.claim_stripe, &self.counters.claims, self.take, &named.charge,
+            &attempt.verdict, &events)
         self.count_events(&events)
-        if ask.verdict.outcome == ALLOWED and self.record != NULL:
-            self.record(ask.draw, &ask.verdict)
-        return ask.verdict.outcome == ALLOWED
+        if attempt.verdict.outcome == ALLOWED and self.after_charge != NULL:
+            self.after_charge(attempt.charge, &attempt.verdict)
+        return attempt.verdict.outcome == ALLOWED
 
     cdef int note(self, object key, uint64_t tag) except -1:
         """What a key is called, if it may have to be inserted: that takes a microsecond."""
@@ -227,31 +227,30 @@ cdef class SyncedLimiter(CellLimiter):
             self.names[tag] = self.name_of(key)
         return 0
 
-    cdef int name_draw(self, uint64_t tag, const Draw* draw, NamedDraw* named) except -1:
+    cdef int name_charge(self, uint64_t tag, const Charge* charge, NamedCharge* named) except -1:
         cdef bytes name = self.names.get(tag)
-        named.draw = draw[0]
+        named.charge = charge[0]
         named.is_named = name is not None and PyBytes_GET_SIZE(name) == sizeof(named.name)
         named.name[0] = named.name[1] = 0
-        named.seal_key = self.seal_key
+        named.checksum_key = self.checksum_key
         if named.is_named:
             memcpy(named.name, PyBytes_AS_STRING(name), sizeof(named.name))
         return 0
 
-    cdef bint is_sealed(self, const uint64_t* words, uint64_t tag, uint64_t* seen) noexcept:
-        """Whether the words of a name and a birth belong to the key with this tag; `seen` is left with them."""
+    cdef bint is_intact(self, const uint64_t* record, uint64_t tag, uint64_t* seen) noexcept:
+        """Whether a name and an incarnation belong to the key with this tag; `seen` is left with a copy of them."""
         cdef int i
-        for i in range(NAME, SEAL + 1):
-            seen[i] = load_acquire(&words[i])
-        return seen[SEAL] != 0 and seen[SEAL] == seal_of(seen, tag, self.seal_key)
+        for i in range(NAME, CHECKSUM + 1):
+            seen[i] = load_acquire(&record[i])
+        return seen[CHECKSUM] != 0 and seen[CHECKSUM] == checksum_of(seen, tag, self.checksum_key)
 
-    def reports(self, uint64_t first, uint64_t last, int64_t turn):
-        """For the exchange: what is to be told of the keys in the cells from `first` to before `last`, a tuple for
-        each: its place, for `merge`; its name; when it was read, in microseconds of the host; and what `report_of`
-        tells of it.
+    def reports(self, uint64_t first, uint64_t last, int64_t round_number):
+        """For the exchange: what is to be reported of the keys in the cells from `first` to before `last`, a tuple for
+        each: its place, for `merge`; its name; when it was read, in microseconds of the host; and its `report_of`.
 
-        All that Redis doesn't know yet, and of the others those whose turn it is: every `IDLE_TURNS`-th; with a turn
-        of -1 all that count, with -2 none, nor with -3, which only looks. Also, how many are left out for want of a
-        name.
+        It has all keys of which Redis lacks something, and every `IDLE_ROUNDS`-th of the others by `round_number`. With
+        -1 it has all that count; with -2 none of the others, nor with -3, which only reads. The second result is the
+        number of keys that are left out because they have no name.
         """
         cdef uint64_t index
         cdef uint64_t unnamed = 0
@@ -259,13 +258,13 @@ cdef class SyncedLimiter(CellLimiter):
         # Where it follows Python's time, it stands still from here on.
         cdef uint64_t now_ns = self.segment.now_ns()
         for index in range(first, min(last, self.extent.used_cells)):
-            report = self.report_of(index, now_ns, turn, &unnamed)
+            report = self.report_of(index, now_ns, round_number, &unnamed)
             if report is not None:
                 reports.append(report)
         return reports, unnamed
 
-    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
-        """What is told of one key; None if it is nothing. Each kind's own."""
+    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
+        """The report of one key, or None if there is nothing to report. Each kind has its own."""
         return None
 
     @property

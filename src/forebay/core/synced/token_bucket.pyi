@@ -25,7 +25,7 @@ class SyncedTokenBucket(SyncedLimiter):
     @property
     def burst(self) -> int: ...
     def reports(
-        self, first: int, last: int, turn: int
+        self, first: int, last: int, round_number: int
     ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int]], int]: ...
     def merge(
         self, place: tuple[int, int, int, int], charged: int, known_us: int, read_ns: int, ahead_ns: int

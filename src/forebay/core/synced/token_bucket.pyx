@@ -37,14 +37,14 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.algorithms.counts cimport low_mask
 from forebay.core.algorithms.gcra cimport (
-    gcra_booked_delay_ns, gcra_describe, gcra_draw, gcra_give_back, gcra_refused_delay_ns, gcra_shape_of, gcra_take,
-    most_ahead_of,
+    gcra_booked_delay_ns, gcra_charge_for, gcra_describe, gcra_give_back, gcra_params_of, gcra_refused_delay_ns,
+    gcra_take, most_ahead_of,
 )
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Shape
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.synced.limiter cimport (
-    BIRTH, CHARGED, CHARGED_BEFORE, CHARGED_TOLD, LOOK_ONLY, WORDS_PER_CELL, NamedDraw, SyncedLimiter, begin_pair,
-    begin_words, decide_named, is_turn, pair_at, stands, words_of,
+    CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, WORDS_PER_CELL, NamedCharge, SyncedLimiter,
+    begin_pair, begin_record, decide_named, is_due, pair_at, record_of, stands,
 )
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,
@@ -59,52 +59,52 @@ from forebay.segment.extents import Purpose
 
 
 cdef enum:
-    # Of CHARGED_TOLD. A ticket that has come back, as a process was stopped meanwhile, is told apart by TOLD_UNTIL.
-    TICKET_BITS = 10
+    # Of CHARGED_REPORTED. If a sequence repeats because a process was stopped meanwhile, REPORTED_UNTIL differs.
+    SEQUENCE_BITS = 10
     US_BITS = 53
 
 
-# What CHARGED_TOLD says: what Redis knows, or something that it has been told since.
-cdef struct Told:
+# What CHARGED_REPORTED holds: what Redis knows, or, unanswered, something that was reported since.
+cdef struct Reported:
     uint64_t us
-    uint64_t ticket
+    uint64_t sequence
     bint is_unanswered
 
 
-cdef inline Told told_in(uint64_t word) noexcept nogil:
-    return Told(word >> (TICKET_BITS + 1), word >> 1 & low_mask(TICKET_BITS), word & 1)
+cdef inline Reported reported_in(uint64_t word) noexcept nogil:
+    return Reported(word >> (SEQUENCE_BITS + 1), word >> 1 & low_mask(SEQUENCE_BITS), word & 1)
 
 
-cdef inline uint64_t told_word(Told told) noexcept nogil:
+cdef inline uint64_t reported_word(Reported reported) noexcept nogil:
     return (
-        min(told.us, low_mask(US_BITS)) << (TICKET_BITS + 1) | (told.ticket & low_mask(TICKET_BITS)) << 1
-        | told.is_unanswered)
+        min(reported.us, low_mask(US_BITS)) << (SEQUENCE_BITS + 1) | (reported.sequence & low_mask(SEQUENCE_BITS)) << 1
+        | reported.is_unanswered)
 
 
-cdef void bucket_record(const Draw* draw, const Verdict* verdict) noexcept nogil:
+cdef void bucket_after_charge(const Charge* charge, const Verdict* verdict) noexcept nogil:
     if verdict.cell != NULL:
-        fetch_add_relaxed(&words_of(draw.shape, verdict.cell)[CHARGED], draw.amount)
+        fetch_add_relaxed(&record_of(charge.params, verdict.cell)[CHARGED], charge.amount)
 
 
-cdef inline uint64_t charged_since_birth(const uint64_t* words) noexcept nogil:
+cdef inline uint64_t charged_by_incarnation(const uint64_t* record) noexcept nogil:
     """What a process that was late to charge the key before may have given back doesn't make it negative."""
-    cdef uint64_t charged = load_acquire(&words[CHARGED]) - load_acquire(&words[CHARGED_BEFORE])
+    cdef uint64_t charged = load_acquire(&record[CHARGED]) - load_acquire(&record[CHARGED_BEFORE])
     return charged if charged >> 63 == 0 else 0
 
 
 cdef void bucket_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
-    cdef const NamedDraw* named = <const NamedDraw*>parameters
-    cdef uint64_t* words = words_of(named.draw.shape, cell)
+    cdef const NamedCharge* named = <const NamedCharge*>parameters
+    cdef uint64_t* record = record_of(named.charge.params, cell)
     cdef ForebayCell seen, wanted
-    begin_words(cell, claim, named)
+    begin_record(cell, claim, named)
     # SYNC pair -> claim
-    seen = load128_acquire(pair_at(words, CHARGED))
+    seen = load128_acquire(pair_at(record, CHARGED))
     while stands(cell, claim):
         wanted.tag = wanted.state = seen.tag
-        if cas128_acq_rel(pair_at(words, CHARGED), seen, wanted):
+        if cas128_acq_rel(pair_at(record, CHARGED), seen, wanted):
             break
-        seen = load128_acquire(pair_at(words, CHARGED))
-    begin_pair(cell, claim, pair_at(words, CHARGED_TOLD), told_word(Told(0, claim.state, False)), now_ns)
+        seen = load128_acquire(pair_at(record, CHARGED))
+    begin_pair(cell, claim, pair_at(record, CHARGED_REPORTED), reported_word(Reported(0, claim.state, False)), now_ns)
 
 
 @cython.final
@@ -123,12 +123,12 @@ cdef class SyncedTokenBucket(SyncedLimiter):
     def __cinit__(self, store, name, rate, burst, synced_store, keys, name_of):
         self.rate = as_rate(rate)
         self.most_ahead_ns = most_ahead_of(self)
-        self.shape_of(self.rate, burst, &self.shape)
-        self.burst = self.shape.limit
+        self.params_of(self.rate, burst, &self.params)
+        self.burst = self.params.limit
         self.kind = FOREBAY_KIND_TAT
         self.take = gcra_take
         self.give_back = gcra_give_back
-        self.record = bucket_record
+        self.after_charge = bucket_after_charge
         purpose = Purpose(
             algorithm=layout.ALGORITHM_SYNCED_TOKEN_BUCKET, words_per_cell=WORDS_PER_CELL, low_bits=0, limit=0,
             period_ns=0)
@@ -149,61 +149,61 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         """
         cdef Verdict verdict
         return decide_named(
-            self, key, self.tag_of(key), &self.unit, &verdict, gcra_take, bucket_record) == ALLOWED
+            self, key, self.tag_of(key), &self.unit, &verdict, gcra_take, bucket_after_charge) == ALLOWED
 
-    cdef int shape_of(self, object rate, object burst, Shape* shape) except -1:
-        return gcra_shape_of(
-            self, rate, rate.limit if burst is None else burst, "burst", self.most_ahead_ns, shape)
+    cdef int params_of(self, object rate, object burst, LimitParams* params) except -1:
+        return gcra_params_of(
+            self, rate, rate.limit if burst is None else burst, "burst", self.most_ahead_ns, params)
 
-    cdef int shape_for_call(self, object rate, object burst, Shape* shape) except -1:
-        # With where the words are.
-        shape[0] = self.shape
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
+        # With the place of the records.
+        params[0] = self.params
         if rate is None and burst is None:
             return 0
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
-        return self.shape_of(as_rate(rate), burst, shape)
+        return self.params_of(as_rate(rate), burst, params)
 
-    cdef int draw(self, object cost, const Shape* shape, Draw* draw) except -1:
-        return gcra_draw(self, cost, shape, draw)
+    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
+        return gcra_charge_for(self, cost, params, charge)
 
-    cdef int be_patient(self, Draw* draw, uint64_t patience_ns) except -1:
-        draw.room += min(patience_ns, self.most_ahead_ns - draw.shape.tolerance_ns)
+    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
+        charge.room += min(max_wait_ns, self.most_ahead_ns - charge.params.tolerance_ns)
         return 0
 
-    cdef uint64_t booked_delay_ns(self, const Draw* draw, const Verdict* verdict) noexcept:
-        return gcra_booked_delay_ns(draw, verdict)
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
+        return gcra_booked_delay_ns(charge, verdict)
 
-    cdef uint64_t refused_delay_ns(self, const Draw* draw, const Verdict* verdict) except? 0:
-        return gcra_refused_delay_ns(draw, verdict)
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
+        return gcra_refused_delay_ns(charge, verdict)
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
-        return gcra_describe(draw, verdict, decision)
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
+        return gcra_describe(charge, verdict, decision)
 
-    cdef int return_draw(self, uint64_t tag, const Draw* draw) except -1:
-        """Of what this host has charged, and so that the others are told.
+    cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
+        """Of what this host has charged. The other hosts learn it.
 
         A reservation that is cancelled comes back as far as it hasn't been refilled, though what was learned of others
         since lies behind it: that it was charged at all is known to be so.
         """
-        cdef Draw own = draw[0]
+        cdef Charge own = charge[0]
         cdef uint64_t state, now_ns
-        cdef uint64_t* words
+        cdef uint64_t* record
         cdef ForebayCell* cell
         cdef ForebayCell seen, wanted
         cdef Next next
         own.charged_state = 0
-        self.check_bound()
+        self.ensure_attached()
         while True:
             cell = table_find(&self.table, tag, &state)
             if cell == NULL:
                 return 0
-            words = words_of(&self.shape, cell)
+            record = record_of(&self.params, cell)
             seen = load128_acquire(cell)
             now_ns = table_now(&self.table)
-            own.amount = min(draw.amount, charged_since_birth(words))
-            if draw.charged_state != 0:
-                own.amount = min(own.amount, draw.charged_state - min(now_ns, draw.charged_state))
+            own.amount = min(charge.amount, charged_by_incarnation(record))
+            if charge.charged_state != 0:
+                own.amount = min(own.amount, charge.charged_state - min(now_ns, charge.charged_state))
             if seen.tag != tag:
                 continue
             if not gcra_give_back(cell, tag, seen.state, now_ns, &own, &next):
@@ -211,24 +211,24 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             wanted.tag = tag
             wanted.state = next.state
             if cas128_acq_rel(cell, seen, wanted):
-                fetch_add_relaxed(&words[CHARGED], next.state - seen.state)
+                fetch_add_relaxed(&record[CHARGED], next.state - seen.state)
                 return 0
 
     cdef int forget(self, uint64_t tag) except -1:
-        """Full for this host, whoever has used what. Of that the others are told what was its own."""
+        """Full for this host, whichever host has charged it. The other hosts learn what this host had charged."""
         cdef uint64_t state, now_ns, given
-        cdef uint64_t* words
+        cdef uint64_t* record
         cdef ForebayCell* cell
         cdef ForebayCell seen, wanted
-        self.check_bound()
+        self.ensure_attached()
         while True:
             cell = table_find(&self.table, tag, &state)
             if cell == NULL:
                 return 0
-            words = words_of(&self.shape, cell)
+            record = record_of(&self.params, cell)
             seen = load128_acquire(cell)
             now_ns = table_now(&self.table)
-            given = charged_since_birth(words)
+            given = charged_by_incarnation(record)
             if seen.tag != tag:
                 continue
             if seen.state <= now_ns:
@@ -237,89 +237,90 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             wanted.tag = tag
             wanted.state = now_ns
             if cas128_acq_rel(cell, seen, wanted):
-                fetch_add_relaxed(&words[CHARGED], 0 - given)
+                fetch_add_relaxed(&record[CHARGED], 0 - given)
                 return 0
 
-    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
-        """The ns that this host has charged since the key's birth, the microseconds that Redis knew of, the time in ns
+    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
+        """The ns that this host has charged in this incarnation, the microseconds that Redis knew of, the time in ns
         of this reading, and of the one that Redis knew."""
         cdef ForebayCell* cell = self.table.cells + index
-        cdef uint64_t* words = words_of(&self.shape, cell)
+        cdef uint64_t* record = record_of(&self.params, cell)
         cdef uint64_t[4] name
         cdef uint64_t read_us, read_ns, charged
         cdef ForebayCell seen, asked, wanted
-        cdef Told told
-        cdef bint is_told
+        cdef Reported reported
+        cdef bint is_reported
         if load_acquire(&cell.tag) & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_TAT:
             return None
         while True:
-            # SYNC ticket -> reading
-            asked = wanted = load128_acquire(pair_at(words, CHARGED_TOLD))
+            # SYNC sequence -> reading
+            asked = wanted = load128_acquire(pair_at(record, CHARGED_REPORTED))
             seen = load128_acquire(cell)
             if seen.tag & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_TAT:
                 return None
-            told = told_in(asked.tag)
-            is_told = told.us == charged_since_birth(words) // 1000 and not told.is_unanswered
-            if is_told and (seen.state <= now_ns or not is_turn(index, turn)):
+            reported = reported_in(asked.tag)
+            is_reported = reported.us == charged_by_incarnation(record) // 1000 and not reported.is_unanswered
+            if is_reported and (seen.state <= now_ns or not is_due(index, round_number)):
                 # There is nothing to tell of the time until now.
                 wanted.state = max(asked.state, now_ns)
-                cas128_acq_rel(pair_at(words, CHARGED_TOLD), asked, wanted)
+                cas128_acq_rel(pair_at(record, CHARGED_REPORTED), asked, wanted)
                 return None
-            if not self.is_sealed(words, seen.tag, name):
+            if not self.is_intact(record, seen.tag, name):
                 unnamed[0] += load_acquire(&cell.tag) == seen.tag
                 return None
-            # Read between two looks at the cell, and sealed: all of one key.
+            # Read between two looks at the cell, with the right checksum: all of one key.
             if load_acquire(&cell.tag) != seen.tag:
                 return None
             read_ns = table_now(&self.table)
-            charged = charged_since_birth(words)
+            charged = charged_by_incarnation(record)
             read_us = (monotonic_ns() - self.table.epoch_ns) // 1000
-            if turn == LOOK_ONLY:
+            if round_number == LOOK_ONLY:
                 break
-            if is_told:
+            if is_reported:
                 wanted.state = read_ns
-            told.ticket = (told.ticket + 1) & low_mask(TICKET_BITS)
-            told.is_unanswered = True
-            wanted.tag = told_word(told)
-            # SYNC reading -> ticket
-            if cas128_acq_rel(pair_at(words, CHARGED_TOLD), asked, wanted):
+            reported.sequence = (reported.sequence + 1) & low_mask(SEQUENCE_BITS)
+            reported.is_unanswered = True
+            wanted.tag = reported_word(reported)
+            # SYNC reading -> sequence
+            if cas128_acq_rel(pair_at(record, CHARGED_REPORTED), asked, wanted):
                 break
         return (
-            (index, seen.tag, name[BIRTH], told.ticket), PyBytes_FromStringAndSize(<char*>name, 16), read_us,
-            charged, told.us, read_ns, min(wanted.state, read_ns))
+            (index, seen.tag, name[INCARNATION], reported.sequence), PyBytes_FromStringAndSize(<char*>name, 16),
+            read_us,
+            charged, reported.us, read_ns, min(wanted.state, read_ns))
 
     def merge(self, tuple place, uint64_t charged, uint64_t known_us, uint64_t read_ns, uint64_t ahead_ns):
         """For the exchange: what Redis has answered to a message that said `charged` and was read at `read_ns`: what it
         knows of this host, and how far its TAT is ahead of now."""
-        cdef uint64_t index, tag, birth, ticket, now_charged
+        cdef uint64_t index, tag, incarnation, sequence, now_charged
         cdef ForebayCell* cell
         cdef ForebayCell seen, wanted
-        cdef uint64_t* words
-        cdef Told told
-        index, tag, birth, ticket = place
+        cdef uint64_t* record
+        cdef Reported reported
+        index, tag, incarnation, sequence = place
         if index >= self.extent.used_cells:
             raise IndexError(f"there is no cell {index}")
         cell = self.table.cells + index
-        words = words_of(&self.shape, cell)
+        record = record_of(&self.params, cell)
         while True:
             # SYNC pair -> claim
-            seen = wanted = load128_acquire(pair_at(words, CHARGED_TOLD))
-            told = told_in(seen.tag)
-            if load_acquire(&cell.tag) != tag or load_acquire(&words[BIRTH]) != birth:
+            seen = wanted = load128_acquire(pair_at(record, CHARGED_REPORTED))
+            reported = reported_in(seen.tag)
+            if load_acquire(&cell.tag) != tag or load_acquire(&record[INCARNATION]) != incarnation:
                 return
-            if told.ticket != ticket or read_ns < seen.state:
-                # More has been told since then, and it isn't answered yet, or it has been; also if the ticket has come
+            if reported.sequence != sequence or read_ns < seen.state:
+                # A later report followed, whether answered yet or not; also if the sequence has come
                 # back meanwhile.
                 break
-            wanted.tag = told_word(Told(known_us, ticket, False))
+            wanted.tag = reported_word(Reported(known_us, sequence, False))
             if known_us == charged // 1000:
                 wanted.state = read_ns
-            if cas128_acq_rel(pair_at(words, CHARGED_TOLD), seen, wanted):
+            if cas128_acq_rel(pair_at(record, CHARGED_REPORTED), seen, wanted):
                 break
         ahead_ns = min(ahead_ns, self.most_ahead_ns)
         seen = load128_acquire(cell)
-        while seen.tag == tag and load_acquire(&words[BIRTH]) == birth:
-            now_charged = charged_since_birth(words)
+        while seen.tag == tag and load_acquire(&record[INCARNATION]) == incarnation:
+            now_charged = charged_by_incarnation(record)
             wanted.tag = tag
             if now_charged >= charged:
                 wanted.state = read_ns + ahead_ns + min(now_charged - charged, self.most_ahead_ns)

@@ -30,7 +30,7 @@ class SyncedWindow(SyncedLimiter):
     @property
     def low_bits(self) -> int: ...
     def reports(
-        self, first: int, last: int, turn: int
+        self, first: int, last: int, round_number: int
     ) -> tuple[list[tuple[tuple[int, int, int, int], bytes, int, int, int, int, int, int, int, int]], int]: ...
     def merge(
         self,

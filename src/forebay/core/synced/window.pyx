@@ -24,10 +24,10 @@ from forebay.core.algorithms.window cimport (
     Counted, fixed_counted, has_room, sliding_counted, sliding_state, until_estimate, was_charged_before, weighted,
 )
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Draw, Shape
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.synced.limiter cimport (
-    BIRTH, COUNT_BITS, LOOK_ONLY, OTHERS, TOLD, WORDS_PER_CELL, NamedDraw, SyncedLimiter, begin_pair, begin_words,
-    decide_named, is_turn, pair_at, words_of,
+    COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, WORDS_PER_CELL, NamedCharge, SyncedLimiter, begin_pair,
+    begin_record, decide_named, is_due, pair_at, record_of,
 )
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_COUNT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, monotonic_ns,
@@ -42,93 +42,95 @@ from forebay.segment.extents import Purpose
 
 
 cdef uint64_t MOST_OF_OTHERS = low_mask(COUNT_BITS)
-# With a count that Redis knew: it may know another that it has been told since. Above every limit.
+# Beside a count that Redis knew: a later report may have changed it. Above every limit.
 cdef uint64_t UNANSWERED = <uint64_t>1 << (COUNT_BITS - 1)
 
 
-cdef inline uint64_t id_of(const Shape* shape, uint64_t end_ns) noexcept nogil:
-    return end_ns >> shape.window_shift & low_mask(COUNT_BITS)
+cdef inline uint64_t id_of(const LimitParams* params, uint64_t end_ns) noexcept nogil:
+    return end_ns >> params.window_shift & low_mask(COUNT_BITS)
 
 
-# What a pair of words says of a window and of the one before.
+# What a pair of words holds of a window and of the one before.
 cdef struct Both:
     uint64_t count
     uint64_t before
 
 
-cdef inline Both both_in(const Shape* shape, uint64_t head, uint64_t counts, uint64_t end_ns) noexcept nogil:
+cdef inline Both both_in(const LimitParams* params, uint64_t head, uint64_t counts, uint64_t end_ns) noexcept nogil:
     """Of the window that ends then. The pair may be of the window after it, or before."""
     cdef uint64_t window_id = head >> COUNT_BITS
     cdef uint64_t count = counts >> COUNT_BITS
     cdef uint64_t before = counts & low_mask(COUNT_BITS)
-    if window_id == id_of(shape, end_ns):
+    if window_id == id_of(params, end_ns):
         return Both(count, before)
-    if window_id == id_of(shape, end_ns - shape.period_ns):
+    if window_id == id_of(params, end_ns - params.period_ns):
         return Both(0, count)
-    return Both(before if window_id == id_of(shape, end_ns + shape.period_ns) else 0, 0)
+    return Both(before if window_id == id_of(params, end_ns + params.period_ns) else 0, 0)
 
 
-cdef inline ForebayCell pair_of(const Shape* shape, uint64_t end_ns, uint64_t ticket, Both both) noexcept nogil:
+cdef inline ForebayCell pair_of(
+    const LimitParams* params, uint64_t end_ns, uint64_t sequence, Both both
+) noexcept nogil:
     cdef ForebayCell pair
-    pair.tag = id_of(shape, end_ns) << COUNT_BITS | (ticket & low_mask(COUNT_BITS))
+    pair.tag = id_of(params, end_ns) << COUNT_BITS | (sequence & low_mask(COUNT_BITS))
     pair.state = both.count << COUNT_BITS | both.before
     return pair
 
 
-cdef inline uint64_t ticket_of(ForebayCell pair) noexcept nogil:
+cdef inline uint64_t sequence_of(ForebayCell pair) noexcept nogil:
     return pair.tag & low_mask(COUNT_BITS)
 
 
-cdef inline bint is_later(uint64_t ticket, uint64_t other) noexcept nogil:
-    return 0 < ((ticket - other) & low_mask(COUNT_BITS)) < low_mask(COUNT_BITS - 1)
+cdef inline bint is_later(uint64_t sequence, uint64_t other) noexcept nogil:
+    return 0 < ((sequence - other) & low_mask(COUNT_BITS)) < low_mask(COUNT_BITS - 1)
 
 
-cdef inline Both others_in(const Shape* shape, const ForebayCell* cell, uint64_t end_ns) noexcept nogil:
+cdef inline Both others_in(const LimitParams* params, const ForebayCell* cell, uint64_t end_ns) noexcept nogil:
     cdef const uint64_t* pair
     cdef uint64_t head, counts
     if cell == NULL:
         return Both(0, 0)
-    pair = &words_of(shape, cell)[OTHERS]
+    pair = &record_of(params, cell)[OTHERS]
     while True:
         head, counts = load_acquire(&pair[0]), load_acquire(&pair[1])
         if load_acquire(&pair[0]) == head:
-            return both_in(shape, head, counts, end_ns)
+            return both_in(params, head, counts, end_ns)
 
 
-cdef inline int64_t telling(uint64_t count, uint64_t* told) noexcept:
-    """A count that is about to be told; -1 if there is nothing, nor anything that Redis may know."""
-    if count == 0 and told[0] == 0:
+cdef inline int64_t report(uint64_t count, uint64_t* reported) noexcept:
+    """The count to report; -1 if there is none, nor any that Redis may know."""
+    if count == 0 and reported[0] == 0:
         return -1
-    told[0] |= UNANSWERED
+    reported[0] |= UNANSWERED
     return <int64_t>count
 
 
 cdef bint synced_fixed_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
-    next.state = counted.time | (counted.count + draw.amount)
-    return counted.count + others_in(draw.shape, cell, counted.end_ns).count <= draw.room
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = fixed_counted(charge.params, tag, state, now_ns)
+    next.state = counted.time | (counted.count + charge.amount)
+    return counted.count + others_in(charge.params, cell, counted.end_ns).count <= charge.room
 
 
 cdef bint synced_fixed_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    """The window stays, with whatever is left in it: that is to be told to the others."""
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = fixed_counted(draw.shape, tag, state, now_ns)
-    if was_charged_before(draw, state):
+    """The window stays, with whatever is left in it, which the other hosts learn."""
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = fixed_counted(charge.params, tag, state, now_ns)
+    if was_charged_before(charge, state):
         return False
-    next.state = counted.time | (counted.count - min(counted.count, draw.amount))
+    next.state = counted.time | (counted.count - min(counted.count, charge.amount))
     return counted.count != 0
 
 
 cdef inline Counted sliding_counted_of_all(
-    const Shape* shape, const ForebayCell* cell, uint64_t state, uint64_t now_ns
+    const LimitParams* params, const ForebayCell* cell, uint64_t state, uint64_t now_ns
 ) noexcept nogil:
-    cdef Counted counted = sliding_counted(shape, state, now_ns)
-    cdef Both others = others_in(shape, cell, counted.end_ns)
+    cdef Counted counted = sliding_counted(params, state, now_ns)
+    cdef Both others = others_in(params, cell, counted.end_ns)
     counted.count += others.count
     counted.previous += others.before
     return counted
@@ -137,39 +139,39 @@ cdef inline Counted sliding_counted_of_all(
 cdef bint synced_sliding_take(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef const Shape* shape = draw.shape
-    cdef Counted own = sliding_counted(shape, state, now_ns)
-    cdef Counted of_all = sliding_counted_of_all(shape, cell, state, now_ns)
-    own.count += draw.amount
-    next.state = sliding_state(shape, &own)
-    return has_room(shape, &of_all, draw.room)
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef const LimitParams* params = charge.params
+    cdef Counted own = sliding_counted(params, state, now_ns)
+    cdef Counted of_all = sliding_counted_of_all(params, cell, state, now_ns)
+    own.count += charge.amount
+    next.state = sliding_state(params, &own)
+    return has_room(params, &of_all, charge.room)
 
 
 cdef bint synced_sliding_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     """From the current count first, then from the previous one."""
-    cdef const Draw* draw = <const Draw*>parameters
-    cdef Counted counted = sliding_counted(draw.shape, state, now_ns)
-    cdef uint64_t from_count = min(counted.count, draw.amount)
-    cdef uint64_t from_previous = min(counted.previous, draw.amount - from_count)
-    if was_charged_before(draw, state) or (from_count == 0 and from_previous == 0):
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = sliding_counted(charge.params, state, now_ns)
+    cdef uint64_t from_count = min(counted.count, charge.amount)
+    cdef uint64_t from_previous = min(counted.previous, charge.amount - from_count)
+    if was_charged_before(charge, state) or (from_count == 0 and from_previous == 0):
         return False
     counted.count -= from_count
     counted.previous -= from_previous
-    next.state = sliding_state(draw.shape, &counted)
+    next.state = sliding_state(charge.params, &counted)
     return True
 
 
 cdef void window_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
-    cdef const NamedDraw* named = <const NamedDraw*>parameters
-    cdef uint64_t* words = words_of(named.draw.shape, cell)
-    # Each life begins with other tickets: so what is learned late of another key finds the pair changed.
-    cdef uint64_t ticket = claim.state & low_mask(COUNT_BITS)
-    begin_words(cell, claim, named)
-    begin_pair(cell, claim, pair_at(words, OTHERS), ticket, 0)
-    begin_pair(cell, claim, pair_at(words, TOLD), ticket, 0)
+    cdef const NamedCharge* named = <const NamedCharge*>parameters
+    cdef uint64_t* record = record_of(named.charge.params, cell)
+    # Each life begins with other sequences: so what is learned late of another key finds the pair changed.
+    cdef uint64_t sequence = claim.state & low_mask(COUNT_BITS)
+    begin_record(cell, claim, named)
+    begin_pair(cell, claim, pair_at(record, OTHERS), sequence, 0)
+    begin_pair(cell, claim, pair_at(record, REPORTED), sequence, 0)
 
 
 @cython.final
@@ -191,22 +193,22 @@ cdef class SyncedWindow(SyncedLimiter):
         self.kind = FOREBAY_KIND_COUNT
         self.take = synced_sliding_take if slides else synced_fixed_take
         self.give_back = synced_sliding_give_back if slides else synced_fixed_give_back
-        self.shape.limit = self.shape.rate_limit = self.rate.limit
-        self.shape.rounds_up = slides and rounds_up(rounding, self.rate.limit)
-        self.shape.period_ns = self.rate.period_ns
-        self.shape.phase_ns = self.segment.wall_epoch_ns % self.shape.period_ns
-        period_bits = count_bits_for(self.shape.period_ns)
-        self.shape.window_shift = period_bits - 1
-        self.shape.previous_bits = count_bits_for(self.shape.limit) if slides else 0
-        self.shape.low_bits = count_bits_for(self.shape.limit) + self.shape.previous_bits
+        self.params.limit = self.params.rate_limit = self.rate.limit
+        self.params.rounds_up = slides and rounds_up(rounding, self.rate.limit)
+        self.params.period_ns = self.rate.period_ns
+        self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
+        period_bits = count_bits_for(self.params.period_ns)
+        self.params.window_shift = period_bits - 1
+        self.params.previous_bits = count_bits_for(self.params.limit) if slides else 0
+        self.params.low_bits = count_bits_for(self.params.limit) + self.params.previous_bits
         # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        if self.shape.low_bits > period_bits or self.shape.limit >= UNANSWERED:
+        if self.params.low_bits > period_bits or self.params.limit >= UNANSWERED:
             raise InvalidLimiter(
                 f"{self.rate} is too much for a window that is synced: take a longer period, or a token bucket")
-        encoding = b"synced %d %d %d" % (2 if slides else 1, self.shape.period_ns, self.shape.low_bits)
+        encoding = b"synced %d %d %d" % (2 if slides else 1, self.params.period_ns, self.params.low_bits)
         purpose = Purpose(
             algorithm=layout.ALGORITHM_SYNCED_SLIDING_WINDOW if slides else layout.ALGORITHM_SYNCED_FIXED_WINDOW,
-            words_per_cell=WORDS_PER_CELL, low_bits=self.shape.low_bits, limit=0, period_ns=self.shape.period_ns)
+            words_per_cell=WORDS_PER_CELL, low_bits=self.params.low_bits, limit=0, period_ns=self.params.period_ns)
         self.begin(purpose, keys, synced_store, name_of, encoding, window_clear)
 
     @cython.binding(False)
@@ -215,8 +217,8 @@ cdef class SyncedWindow(SyncedLimiter):
 
     def __repr__(self):
         kind = "SlidingWindow" if self.slides else "FixedWindow"
-        rounding = f" rounding={self.rounding!r}" if self.slides and self.shape.rounds_up != rounds_up(
-            None, self.shape.limit) else ""
+        rounding = f" rounding={self.rounding!r}" if self.slides and self.params.rounds_up != rounds_up(
+            None, self.params.limit) else ""
         return f"<{kind} {self.name!r} {self.rate}{rounding}, over {self.synced_store!r}>"
 
     @cython.binding(False)
@@ -234,25 +236,25 @@ cdef class SyncedWindow(SyncedLimiter):
     @property
     def rounding(self):
         """Of a sliding window; None of a fixed one."""
-        return ("up" if self.shape.rounds_up else "down") if self.slides else None
+        return ("up" if self.params.rounds_up else "down") if self.slides else None
 
     @property
     def low_bits(self):
         """Limits of one name and period share their cells if these are the same, too."""
-        return self.shape.low_bits
+        return self.params.low_bits
 
     cdef int forget(self, uint64_t tag) except -1:
         """The cell stays, as there is something to tell: that nothing is counted any more."""
         cdef Events events
-        cdef Draw all_of_it
+        cdef Charge all_of_it
         cdef uint64_t state
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
         cdef ForebayCell seen, wanted
         while cell != NULL:
-            seen = wanted = load128_acquire(pair_at(words_of(&self.shape, cell), OTHERS))
+            seen = wanted = load128_acquire(pair_at(record_of(&self.params, cell), OTHERS))
             wanted.state = 0
             if load_acquire(&cell.tag) != tag or cas128_acq_rel(
-                    pair_at(words_of(&self.shape, cell), OTHERS), seen, wanted):
+                    pair_at(record_of(&self.params, cell), OTHERS), seen, wanted):
                 break
         all_of_it = self.unit
         all_of_it.amount = ~<uint64_t>0
@@ -261,71 +263,72 @@ cdef class SyncedWindow(SyncedLimiter):
         self.count_events(&events)
         return 0
 
-    cdef int describe(self, const Draw* draw, const Verdict* verdict, Decision decision) except -1:
-        cdef const Shape* shape = draw.shape
+    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
+        cdef const LimitParams* params = charge.params
         cdef Counted counted
         cdef uint64_t to_end_ns, estimate
         if self.slides:
-            counted = sliding_counted_of_all(shape, verdict.cell, verdict.state, verdict.now_ns)
+            counted = sliding_counted_of_all(params, verdict.cell, verdict.state, verdict.now_ns)
             # Of a window that is later than ours, the part of it that we haven't come to counts for waiting.
             to_end_ns = counted.end_ns - verdict.now_ns
-            estimate = counted.count + weighted(shape, counted.previous, counted.left_ns)
+            estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
             decision.retry_after_ns = 0 if decision.allowed else until_estimate(
-                shape, &counted, to_end_ns, draw.room)
-            decision.reset_after_ns = 0 if estimate == 0 else until_estimate(shape, &counted, to_end_ns, 0)
+                params, &counted, to_end_ns, charge.room)
+            decision.reset_after_ns = 0 if estimate == 0 else until_estimate(params, &counted, to_end_ns, 0)
         else:
-            counted = fixed_counted(shape, verdict.tag, verdict.state, verdict.now_ns)
-            estimate = counted.count + others_in(shape, verdict.cell, counted.end_ns).count
+            counted = fixed_counted(params, verdict.tag, verdict.state, verdict.now_ns)
+            estimate = counted.count + others_in(params, verdict.cell, counted.end_ns).count
             decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
             decision.reset_after_ns = counted.left_ns if estimate else 0
-        decision.available = shape.limit - estimate if estimate < shape.limit else 0
+        decision.available = params.limit - estimate if estimate < params.limit else 0
         return 0
 
-    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t turn, uint64_t* unnamed):
+    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
         """The end of the window in ns since 1970; and of it and of the one before each what this host has counted (-1
         where there is only something to ask), what of that Redis knew, and what others had counted."""
-        cdef const Shape* shape = &self.shape
+        cdef const LimitParams* params = &self.params
         cdef ForebayCell* cell = self.table.cells + index
-        cdef uint64_t* words = words_of(shape, cell)
+        cdef uint64_t* record = record_of(params, cell)
         cdef uint64_t[4] name
-        cdef uint64_t end_ns, own, previous, ticket, time_ns, read_us
+        cdef uint64_t end_ns, own, previous, sequence, time_ns, read_us
         cdef int64_t count, before
         cdef ForebayCell seen, asked
-        cdef Both told, marked, others
-        cdef bint asks = self.slides and is_turn(index, turn)
+        cdef Both reported, marked, others
+        cdef bint asks = self.slides and is_due(index, round_number)
         if not self.read_counts(cell, load128_acquire(cell), now_ns, asks, &end_ns, &own, &previous):
             return None
         while True:
-            # SYNC ticket -> reading
-            asked = load128_acquire(pair_at(words, TOLD))
+            # SYNC sequence -> reading
+            asked = load128_acquire(pair_at(record, REPORTED))
             # Of the clock, too: else the later question might be about the earlier window.
             time_ns = table_now(&self.table)
             seen = load128_acquire(cell)
             if not self.read_counts(cell, seen, time_ns, asks, &end_ns, &own, &previous):
                 return None
-            told = both_in(shape, asked.tag, asked.state, end_ns)
-            if told.count == own and (not self.slides or told.before == previous) and not is_turn(index, turn):
+            reported = both_in(params, asked.tag, asked.state, end_ns)
+            if reported.count == own and (not self.slides or reported.before == previous) and not is_due(
+                    index, round_number):
                 return None
-            if not self.is_sealed(words, seen.tag, name):
+            if not self.is_intact(record, seen.tag, name):
                 unnamed[0] += load_acquire(&cell.tag) == seen.tag
                 return None
-            # Read between two looks at the cell, and sealed: all of one key.
+            # Read between two looks at the cell, with the right checksum: all of one key.
             if load_acquire(&cell.tag) != seen.tag:
                 return None
             read_us = (monotonic_ns() - self.table.epoch_ns) // 1000
-            ticket = (ticket_of(asked) + 1) & low_mask(COUNT_BITS)
-            marked = told
-            count = telling(own, &marked.count)
-            before = telling(previous, &marked.before) if self.slides else -1
-            # SYNC reading -> ticket
-            if turn == LOOK_ONLY or cas128_acq_rel(
-                    pair_at(words, TOLD), asked, pair_of(shape, end_ns, ticket, marked)):
+            sequence = (sequence_of(asked) + 1) & low_mask(COUNT_BITS)
+            marked = reported
+            count = report(own, &marked.count)
+            before = report(previous, &marked.before) if self.slides else -1
+            # SYNC reading -> sequence
+            if round_number == LOOK_ONLY or cas128_acq_rel(
+                    pair_at(record, REPORTED), asked, pair_of(params, end_ns, sequence, marked)):
                 break
-        others = others_in(shape, cell, end_ns)
+        others = others_in(params, cell, end_ns)
         return (
-            (index, seen.tag, name[BIRTH], ticket), PyBytes_FromStringAndSize(<char*>name, 16), read_us,
+            (index, seen.tag, name[INCARNATION], sequence), PyBytes_FromStringAndSize(<char*>name, 16), read_us,
             end_ns + self.segment.wall_epoch_ns,
-            count, told.count & ~UNANSWERED, others.count, before, told.before & ~UNANSWERED, others.before)
+            count, reported.count & ~UNANSWERED, others.count, before, reported.before & ~UNANSWERED, others.before)
 
     cdef bint read_counts(
         self, const ForebayCell* cell, ForebayCell seen, uint64_t now_ns, bint asks, uint64_t* end_ns, uint64_t* own,
@@ -337,78 +340,78 @@ cdef class SyncedWindow(SyncedLimiter):
         in this one must be asked for all the same. So it must (`asks`) as long as what they have counted in the window
         before may deny it. A state of a later window is taken at its word.
         """
-        cdef const Shape* shape = &self.shape
+        cdef const LimitParams* params = &self.params
         cdef Both others
-        cdef uint64_t state_end_ns = time_of(seen.state, shape.low_bits)
-        cdef int count_bits = shape.low_bits - shape.previous_bits
+        cdef uint64_t state_end_ns = time_of(seen.state, params.low_bits)
+        cdef int count_bits = params.low_bits - params.previous_bits
         cdef uint64_t now_end_ns
         if seen.tag & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_COUNT:
             return False
-        now_end_ns = window_end_ns(shape, 0, now_ns)
+        now_end_ns = window_end_ns(params, 0, now_ns)
         # A quantum is less than a window, so rounding down finds its end.
-        state_end_ns -= (state_end_ns + shape.phase_ns) % shape.period_ns
-        end_ns[0] = state_end_ns - shape.period_ns if self.slides else state_end_ns
+        state_end_ns -= (state_end_ns + params.phase_ns) % params.period_ns
+        end_ns[0] = state_end_ns - params.period_ns if self.slides else state_end_ns
         own[0] = low_of(seen.state, count_bits)
-        previous[0] = low_of(seen.state, shape.low_bits) >> count_bits
+        previous[0] = low_of(seen.state, params.low_bits) >> count_bits
         if end_ns[0] < now_end_ns:
             previous[0] = own[0] if self.slides else 0
             own[0] = 0
-            end_ns[0] += shape.period_ns
+            end_ns[0] += params.period_ns
         if end_ns[0] >= now_end_ns:
             return True
         if not asks:
             return False
         end_ns[0] = now_end_ns
         own[0] = previous[0] = 0
-        others = others_in(shape, cell, now_end_ns)
+        others = others_in(params, cell, now_end_ns)
         return others.count != 0 or others.before != 0
 
     def merge(self, tuple place, uint64_t end_ns, answer, answer_before=None):
-        """For the exchange: what Redis has answered of a cell's key, if that is still of this birth.
+        """For the exchange: what Redis has answered of a cell's key, if that is still of this incarnation.
 
         Of the window, and of the one before if it was asked for: what is known of this host, what of the others, and
         whether that is only the least that they have counted. None where it hasn't answered.
         """
-        cdef const Shape* shape = &self.shape
-        cdef uint64_t index, tag, birth, ticket
+        cdef const LimitParams* params = &self.params
+        cdef uint64_t index, tag, incarnation, sequence
         cdef ForebayCell* cell
         cdef ForebayCell seen
-        cdef uint64_t* words
+        cdef uint64_t* record
         cdef Both both
-        index, tag, birth, ticket = place
+        index, tag, incarnation, sequence = place
         if index >= self.extent.used_cells:
             raise IndexError(f"there is no cell {index}")
         end_ns -= self.segment.wall_epoch_ns
         cell = self.table.cells + index
-        words = words_of(shape, cell)
+        record = record_of(params, cell)
         while True:
             # SYNC pair -> claim
-            seen = load128_acquire(pair_at(words, OTHERS))
-            if load_acquire(&cell.tag) != tag or load_acquire(&words[BIRTH]) != birth:
+            seen = load128_acquire(pair_at(record, OTHERS))
+            if load_acquire(&cell.tag) != tag or load_acquire(&record[INCARNATION]) != incarnation:
                 return
-            if not is_later(ticket, ticket_of(seen)):
+            if not is_later(sequence, sequence_of(seen)):
                 break
-            both = both_in(shape, seen.tag, seen.state, end_ns)
+            both = both_in(params, seen.tag, seen.state, end_ns)
             both.count = others_by(answer, both.count)
             both.before = others_by(answer_before, both.before)
-            if cas128_acq_rel(pair_at(words, OTHERS), seen, pair_of(shape, end_ns, ticket, both)):
+            if cas128_acq_rel(pair_at(record, OTHERS), seen, pair_of(params, end_ns, sequence, both)):
                 break
         while True:
-            seen = load128_acquire(pair_at(words, TOLD))
-            if load_acquire(&cell.tag) != tag or load_acquire(&words[BIRTH]) != birth:
+            seen = load128_acquire(pair_at(record, REPORTED))
+            if load_acquire(&cell.tag) != tag or load_acquire(&record[INCARNATION]) != incarnation:
                 return
-            if ticket_of(seen) != ticket:
-                # More has been told since then, and it isn't answered yet, or it has been.
+            if sequence_of(seen) != sequence:
+                # More has been reported since then, and it isn't answered yet, or it has been.
                 return
-            both = both_in(shape, seen.tag, seen.state, end_ns)
+            both = both_in(params, seen.tag, seen.state, end_ns)
             both.count = self.known_by(answer, both.count)
             both.before = self.known_by(answer_before, both.before)
-            if cas128_acq_rel(pair_at(words, TOLD), seen, pair_of(shape, end_ns, ticket, both)):
+            if cas128_acq_rel(pair_at(record, REPORTED), seen, pair_of(params, end_ns, sequence, both)):
                 return
 
     cdef uint64_t known_by(self, object answer, uint64_t before) except? 0:
         """What Redis knows of this host: never more than a limit that this many bits hold."""
-        cdef int count_bits = self.shape.low_bits - self.shape.previous_bits
+        cdef int count_bits = self.params.low_bits - self.params.previous_bits
         return before if answer is None else min(<uint64_t>answer[0], low_mask(count_bits))
 
 

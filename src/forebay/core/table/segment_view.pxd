@@ -13,7 +13,7 @@ cdef class Extent:
     cdef readonly uint64_t keys          # live keys that it was made for
     cdef readonly uint64_t used_cells    # that they may live in, and that have words
     cdef Table table                     # its own, of the segment's time and policy
-    cdef uint64_t* words                 # behind the table: so many for each of its cells
+    cdef uint64_t* records                # behind the table: so many for each of its cells
 
 cdef class Segment:
     cdef Table table                     # what the decision path needs, validated and constant

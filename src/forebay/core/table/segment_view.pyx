@@ -70,7 +70,7 @@ cdef char* map_aligned(int fd, size_t size) except NULL:
 
 
 def use_huge_pages(int fd, size_t size):
-    """Ask for huge pages for a file of `size` bytes that has no pages yet. Raises OSError if there is no room.
+    """Attempt for huge pages for a file of `size` bytes that has no pages yet. Raises OSError if there is no room.
 
     A stretch becomes one huge page only if it has at least one small one, and fastest if it has no other.
     """
@@ -133,14 +133,14 @@ cdef class Extent:
         self.table = segment.table
         self.table.cells = <ForebayCell*>address
         self.table.group_count = group_count
-        self.table.has_words = word_count != 0
+        self.table.has_record = word_count != 0
         self.table.end = self.table.cells + used_cells
         self.table.line_mask = <uint64_t>(FOREBAY_LINES_PER_GROUP - 1)
         # Where there are lines without a cell to use, they are nobody's home.
         while self.table.line_mask and used_cells <= self.table.line_mask // 2 * FOREBAY_CELLS_PER_LINE + (
                 FOREBAY_CELLS_PER_LINE):
             self.table.line_mask //= 2
-        self.words = <uint64_t*>(self.base + table_bytes)
+        self.records = <uint64_t*>(self.base + table_bytes)
 
     def __dealloc__(self):
         if self.base != NULL:

@@ -55,7 +55,7 @@ cdef struct Table:
     uint64_t epoch_ns
     uint64_t* manual_ns          # NULL: the clock is CLOCK_MONOTONIC
     OnFull on_full
-    bint has_words               # a key has more than its cell
+    bint has_record               # a key has more than its cell
     ForebayCell* end            # NULL, or the first cell that is not to be used
     Prepare prepare              # NULL: nothing
     Clear clear                  # NULL: nothing
@@ -141,7 +141,7 @@ cdef inline Outcome table_try_cell(
     cdef ForebayCell seen
     cdef ForebayCell wanted
     cdef Next next
-    if table.has_words:
+    if table.has_record:
         # SYNC claim -> help, in sliding_log.pyx.
         seen = load128_acquire(cell)
         if seen.tag != tag:

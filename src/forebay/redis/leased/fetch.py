@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from forebay.core.decision import Decision
-from forebay.core.leased import BUSY, CLOSED, FETCH_SLOT_QUANTUM_NS, LOST, Permits
+from forebay.core.leased import BUSY, CLOSED, FETCH_SLOT_QUANTUM_NS, UNKNOWN_SIZE, Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.redis.commands import Command, whole_cost
@@ -212,7 +212,7 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
             busy_until_ns = busy_until_ns or until_ns
             if until_ns != busy_until_ns:
                 were_others_let_in = True
-                has_brought |= size != LOST
+                has_brought |= size != UNKNOWN_SIZE
             yield pause_s
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
         else:
@@ -264,13 +264,13 @@ def fetched(
         if begun is None:
             return Answer(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
         generation, now_ns, asked_us, left, unspent, was_end_ns = begun
-        asked_size = 0 if size == LOST else next_size(terms, size, left, unspent, was_end_ns - now_ns)
+        asked_size = 0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns)
         # The want covers the request alone, as other requests spend what is left; the need is only what is missing.
         need = max(cost - max(left, 0), 1)
         want = max(cost, min(1 << asked_size, terms.most_on_loan) - max(left, 0))
         place = terms.place(key)
         # If this reply is lost, its grant is lost. So until a reply comes, no fetch borrows more than it needs.
-        size = LOST
+        size = UNKNOWN_SIZE
         granted = yield terms.borrow(place, asked_us, left, unspent, need, want)
         dropped = granted.dropped
         if granted.status == OVERTAKEN:
