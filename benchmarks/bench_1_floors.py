@@ -13,7 +13,7 @@ SECTION = "Floors"
 
 
 def bench_empty_loop(measure: Measure) -> None:
-    measure("an empty loop's turn, part of every figure", statement("pass"), section=SECTION)
+    measure("one turn of an empty loop, part of every figure", statement("pass"), section=SECTION)
 
 
 def bench_empty_method(measure: Measure) -> None:

@@ -97,7 +97,7 @@ def pyrate_limiter_token_bucket(_: int) -> Peer:
 @contextlib.contextmanager
 def lock_over_multiprocessing(_: int) -> Peer:
     bucket = LockedBucket(PER_SECOND, BURST)
-    yield "`multiprocessing` lock and value, one key, nobody else", HOST, checked(bucket.allow), 10_000
+    yield "`multiprocessing` lock and value, one key, one process", HOST, checked(bucket.allow), 10_000
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def bench_nothing_to_exchange(measure: Measure, synced: SyncedStore) -> None:
     must(all(limiter.allow_many([f"user:{number}" for number in range(KEYS)])))
     synced.exchange()
     measure(
-        f"a look at the cells of {KEYS:,} keys that have nothing to tell, per key",
+        f"a scan of the cells of {KEYS:,} keys without news, per key",
         statement("f()", f=synced.status),
         calls=1,
         operations_per_call=KEYS,

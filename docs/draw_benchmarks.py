@@ -47,7 +47,7 @@ GROUPS = {
         Bar("forebay, allow", CACHED, "`allow`, one hot key, allowed"),
         Bar("forebay, hit with a Decision", CACHED, "`hit` with a full `Decision`, allowed"),
         Bar("forebay, 10 million live keys", BEYOND, "`allow`, random among 10,000,000 live keys"),
-        Bar("multiprocessing, lock and value", PEERS, "`multiprocessing` lock and value, one key, nobody else"),
+        Bar("multiprocessing, lock and value", PEERS, "`multiprocessing` lock and value, one key, one process"),
         Bar("multiprocessing, manager", PEERS, "`multiprocessing` manager: dict and lock"),
     ],
     "The limit counts for the cluster: all hosts that reach one Redis": [
