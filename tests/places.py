@@ -180,7 +180,7 @@ def _of_one_host(kind: str, url: str, clock: Any) -> Iterator[Any]:
     with RedisStore(url, timeout=60) as over, Store.private(keys=1000, clock=clock) as host:
         if kind == "leased":
             with LeasedStore(over, host, share=1.0) as leased:
-                leased._keeper().end()  # only the test gives permits back
+                leased.executor.keeper.end()  # only the test gives permits back
                 yield leased
         else:
             with SyncedStore(over, host, "1 minute", keys=100) as synced:

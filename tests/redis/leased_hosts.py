@@ -22,7 +22,7 @@ class Hosts:
         self.clocks.append(ManualClock(1000.0))
         # Nobody but the test gives back.
         store = LeasedStore(self.redis_store, Store.private(keys=1000, clock=self.clocks[-1]), **options)
-        store._keeper().end()
+        store.executor.keeper.end()
         self.stores.append(store)
         return store
 
@@ -37,7 +37,7 @@ class Hosts:
 
     def give_back(self, *, everything: bool = False) -> None:
         for store in self.stores:
-            store._give_back(store._keeper().holdings.unused(everything=everything))
+            store.executor.give_back(store.executor.holdings.unused(everything=everything))
 
 
 def drained(limiter: Any, key: str = "user:42") -> int:

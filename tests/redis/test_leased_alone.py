@@ -14,24 +14,24 @@ from scripts_clock import ServerClock
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, RedisStore
 from forebay.redis.commands import Command
-from forebay.redis.leased.fetch import Answer, Holdings, Steps, answered, closing_ns
+from forebay.redis.leased.fetch import Holdings, Outcome, Steps, answered, closing_ns
 
 KEY = "user:42"
 
 every_kind = pytest.mark.parametrize("kind", [TokenBucket, FixedWindow, SlidingWindow])
 
 
-def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Command[Any]]:
+def begun(limiter: Any, cost: int) -> tuple[Steps[Outcome], Command[Any]]:
     steps = answered(limiter, Holdings(), KEY, cost)
     asked = next(steps)
     assert isinstance(asked, Command), "it waits for others"
     return steps, asked
 
 
-def ended(steps: Steps[Answer], answer: Any) -> Answer:
+def ended(steps: Steps[Outcome], answer: Any) -> Outcome:
     with pytest.raises(StopIteration) as end:
         steps.send(answer)
-    outcome: Answer = end.value.value
+    outcome: Outcome = end.value.value
     return outcome
 
 
@@ -144,7 +144,7 @@ def test_large_requests_of_tasks_do_not_queue(server: RedisServer, share: float)
             with Store.private(keys=100) as host_store:
                 async with AsyncLeasedStore(redis_store, host_store, share=share) as store:
                     limiter: Any = TokenBucket(store, "l", "100/hour")
-                    asked, all_ask, ask = 0, asyncio.Event(), store._ask
+                    asked, all_ask, ask = 0, asyncio.Event(), store.executor.redis.execute
 
                     async def ask_together(what: Command[Any]) -> Any:
                         nonlocal asked
@@ -155,8 +155,8 @@ def test_large_requests_of_tasks_do_not_queue(server: RedisServer, share: float)
                             await all_ask.wait()
                         return await ask(what)
 
-                    store._ask = ask_together  # type: ignore[method-assign]
+                    store.executor.redis.execute = ask_together  # type: ignore[method-assign]
                     assert all(await asyncio.gather(*[limiter.hit(KEY, cost) for _ in range(8)]))
-                    assert not store._turns._lines
+                    assert not store.executor.flight.queues
 
     asyncio.run(work())

@@ -16,7 +16,7 @@ from leased_hosts import Hosts, drained
 from forebay import FixedWindow, SlidingWindow, StoreUnavailable, TokenBucket
 from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
-from forebay.redis.leased.fetch import Answer, Holdings, Steps, borrowed, reported
+from forebay.redis.leased.fetch import Holdings, Outcome, Steps, borrowed, reported
 from forebay.redis.leased.terms import OVERTAKEN
 
 KEY = "user:42"
@@ -31,17 +31,17 @@ def free(limiter: Any) -> int:
     return int(limiter.terms.strict.store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
-def begun(limiter: Any, cost: int) -> tuple[Steps[Answer], Command[Any]]:
+def begun(limiter: Any, cost: int) -> tuple[Steps[Outcome], Command[Any]]:
     steps = borrowed(limiter, Holdings(), KEY, cost)
     asked = next(steps)
     assert isinstance(asked, Command)
     return steps, asked
 
 
-def ended(steps: Steps[Answer], answer: Any) -> Answer:
+def ended(steps: Steps[Outcome], answer: Any) -> Outcome:
     with pytest.raises(StopIteration) as end:
         steps.send(answer)
-    outcome: Answer = end.value.value
+    outcome: Outcome = end.value.value
     return outcome
 
 
@@ -174,20 +174,20 @@ def test_lost_replies_lose_no_batches(hosts: Hosts, monkeypatch: pytest.MonkeyPa
     store = hosts.new()
     limiter, other = kind(store, "l", "10000/day"), kind(hosts.new(share=1.0), "l", "10000/day")
     admitted = sum(limiter.allow(KEY) for _ in range(1500))
-    ask = store._ask
+    ask = store.executor.redis.execute
 
     def lost(asked: Command[Any]) -> Any:
         ask(asked)
         raise StoreUnavailable("late")
 
-    monkeypatch.setattr(store, "_ask", lost)
+    monkeypatch.setattr(store.executor.redis, "execute", lost)
     refused = 0
     while refused < 12:
         try:
             admitted += limiter.allow(KEY)
         except StoreUnavailable:
             refused += 1
-    monkeypatch.setattr(store, "_ask", ask)
+    monkeypatch.setattr(store.executor.redis, "execute", ask)
     # And then it goes on as before.
     before = hosts.calls()
     admitted += sum(limiter.allow(KEY) for _ in range(500))

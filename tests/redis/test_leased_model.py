@@ -23,7 +23,7 @@ from forebay import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBu
 from forebay.redis import LeasedStore, RedisStore
 from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
-from forebay.redis.leased.fetch import Answer, Holdings, Steps, answered
+from forebay.redis.leased.fetch import Holdings, Outcome, Steps, answered
 from forebay.testing import ManualClock
 
 KEY = "k"
@@ -35,7 +35,7 @@ RATES = [("10/second", 10), ("7/second", 25), ("1000/minute", 60), ("3 per 7 sec
 class Fetch:
     """A worker's fetch between its request and the reply."""
 
-    steps: Steps[Answer] | None
+    steps: Steps[Outcome] | None
     cost: int
     asked: Command[Any]
     answer: Any = None
@@ -83,7 +83,7 @@ class World:
         elif decision:
             self.admit(cost)
 
-    def proceed(self, host: Host, steps: Steps[Answer], cost: int, answer: Any, was_charge: bool = False) -> None:
+    def proceed(self, host: Host, steps: Steps[Outcome], cost: int, answer: Any, was_charge: bool = False) -> None:
         left = host.limiter.left(host.limiter.tag(KEY))[0]
         try:
             step = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
@@ -236,7 +236,7 @@ def world_of(
             clock = ManualClock(1000.0)
             host_store = Store.private(keys=100, clock=clock)
             store = LeasedStore(fast, host_store, lease=3, share=0.6)
-            opened.extend([store, host_store])
+            opened.extend([store.executor, host_store])
             hosts.append(Host(kind(store, f"m{seed}", **options), clock))
         return World(hosts, fast, server_clock, seed)
 

@@ -206,7 +206,7 @@ def die(where: str, host: Host, how: int) -> bool:
     """Borrow; the process is killed or stopped during the fetch."""
     store = host.open()
     limiter: Any = TokenBucket(store, "k", "100/hour", burst=100)
-    store._keeper().end()
+    store.executor.keeper.end()
 
     times = iter([how])
 
@@ -214,10 +214,10 @@ def die(where: str, host: Host, how: int) -> bool:
         if (number := next(times, None)) is not None:
             os.kill(os.getpid(), number)
 
-    do, send = store._ask, store.redis_store.executor.run_many
+    do, send = store.executor.redis.execute, store.redis_store.executor.run_many
     deposit = limiter.deposit
     if where == "before it asks":
-        store._ask = lambda asked: (end(), do(asked))[1]  # type: ignore[method-assign, func-returns-value]
+        store.executor.redis.execute = lambda asked: (end(), do(asked))[1]  # type: ignore[method-assign, func-returns-value]
     elif where == "after it has asked":
         # What is sent is executed, and nobody reads the answer.
         kind: Any = store.redis_store.executor.client.connection_pool.connection_class
@@ -232,7 +232,7 @@ def die(where: str, host: Host, how: int) -> bool:
         while limiter.left(limiter.tag(KEY))[0] < 3:
             limiter.allow(KEY)
         store.redis_store.executor.run_many = lambda *a: (end(), send(*a))[1]  # type: ignore[method-assign, func-returns-value]
-        store._give_back(store._keeper().holdings.unused(everything=True))
+        store.executor.give_back(store.executor.holdings.unused(everything=True))
     return bool(limiter.allow(KEY))
 
 

@@ -38,7 +38,7 @@ def free(limiter: Any) -> int:
 def test_permits_of_a_new_window_are_not_given_back_to_the_old_one(hosts: Hosts) -> None:
     """The new window begins while Redis answers the query before the permits are given back."""
     limiter = hoarding(hosts, lambda store: FixedWindow(store, "l", "100/minute"))
-    holdings = limiter._leased_store._keeper().holdings
+    holdings = limiter.store.executor.holdings
     given_back = holdings.unused(everything=True)
     next(given_back)
     hosts.advance(60)

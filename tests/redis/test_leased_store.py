@@ -845,7 +845,7 @@ def test_without_a_thread_leases_end_by_themselves(redis_store: RedisStore, monk
 def test_the_thread_survives_every_error(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=0.05) as store:
         limiter = FixedWindow(store, "l", "1000/day")
-        give_back = store._give_back
+        give_back = store.executor.give_back
         calls: list[int] = []
 
         def fails_first(asked: Any) -> None:
@@ -854,7 +854,7 @@ def test_the_thread_survives_every_error(redis_store: RedisStore, monkeypatch: p
                 raise OSError("of somebody else's client")
             give_back(asked)
 
-        monkeypatch.setattr(store, "_give_back", fails_first)
+        monkeypatch.setattr(store.executor, "give_back", fails_first)
         used = 0
         limiter.allow("before")
         wait_until(lambda: len(calls) >= 3, "the errors")

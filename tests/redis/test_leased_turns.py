@@ -22,8 +22,8 @@ from forebay.core.leased import BUSY, ENTERED, UNKNOWN_SIZE, Permits
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
 from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
-from forebay.redis.leased import turns as leased_turns
-from forebay.redis.leased.fetch import FETCH_SLOT_QUANTUM_NS, Answer, Holdings, Steps, borrowed, reported
+from forebay.redis.leased import single_flight
+from forebay.redis.leased.fetch import FETCH_SLOT_QUANTUM_NS, Holdings, Outcome, Steps, borrowed, reported
 
 KEY = "user:42"
 
@@ -38,28 +38,28 @@ def passing(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
         passed_s += seconds
         hosts.advance(seconds)
 
-    for module in (leased_fetch, leased_turns):
+    for module in (leased_fetch, single_flight):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed_s))
     return advance
 
 
-def asking(limiter: Any, cost: int = 1) -> tuple[Steps[Answer], Command[Any]]:
+def asking(limiter: Any, cost: int = 1) -> tuple[Steps[Outcome], Command[Any]]:
     steps = borrowed(limiter, Holdings(), KEY, cost)
     asked = next(steps)
     assert isinstance(asked, Command)
     return steps, asked
 
 
-def waiting(limiter: Any, cost: int) -> Steps[Answer]:
+def waiting(limiter: Any, cost: int) -> Steps[Outcome]:
     steps = borrowed(limiter, Holdings(), KEY, cost)
     assert isinstance(next(steps), float)
     return steps
 
 
-def ended(steps: Steps[Answer], answer: Any = None) -> Answer:
+def ended(steps: Steps[Outcome], answer: Any = None) -> Outcome:
     with pytest.raises(StopIteration) as end:
         steps.send(answer)
-    outcome: Answer = end.value.value
+    outcome: Outcome = end.value.value
     return outcome
 
 
@@ -74,7 +74,7 @@ def bucket(hosts: Hosts) -> Any:
 
 def passed_over(
     hosts: Hosts, limiter: Any, passing: Callable[[float], None], cost: int, seconds: float = 0.03
-) -> tuple[Steps[Answer], Steps[Answer], Command[Any]]:
+) -> tuple[Steps[Outcome], Steps[Outcome], Command[Any]]:
     """One that has waited for long while others were let in, and the one that asks now."""
     fetch, asked = asking(limiter)
     long = waiting(limiter, cost)
@@ -271,8 +271,8 @@ class Late:
     """An AsyncLeasedStore whose answers come when they are let through."""
 
     def __init__(self, store: AsyncLeasedStore) -> None:
-        self._ask = store._ask
-        store._ask = self.ask  # type: ignore[method-assign]
+        self._ask = store.executor.redis.execute
+        store.executor.redis.execute = self.ask  # type: ignore[method-assign]
         self.error: Exception | None = None
         self.asked = 0
         self.gate = asyncio.Semaphore(0)
@@ -306,7 +306,7 @@ def with_late(server: RedisServer, work: Callable[[Any, Late], Any], policy: Any
                 async with AsyncLeasedStore(redis_store, host_store) as store:
                     late = Late(store)
                     await work(TokenBucket(store, "l", "1000000/hour"), late)
-                    assert not store._turns._lines
+                    assert not store.executor.flight.queues
                     late.gate.release()
 
     asyncio.run(run())
@@ -336,16 +336,16 @@ def test_a_task_that_is_cancelled_hands_its_turn_on(server: RedisServer) -> None
         tasks = started(limiter, [1, 2, 3, 4, 5])
         await settle()
         tasks[1].cancel()
-        hand_on = limiter._store._turns.hand_on
+        hand_on = limiter.store.executor.flight.hand_on
 
         def cancelling(*arguments: Any, **options: Any) -> None:
             hand_on(*arguments, **options)
             tasks[2].cancel()
 
-        limiter._store._turns.hand_on = cancelling
+        limiter.store.executor.flight.hand_on = cancelling
         tasks[0].cancel()
         await settle()
-        limiter._store._turns.hand_on = hand_on
+        limiter.store.executor.flight.hand_on = hand_on
         assert [task.cancelled() for task in tasks] == [True, True, True, False, False]
         assert late.asked == 2
         for _ in range(2):
@@ -362,7 +362,7 @@ def test_tasks_that_wait_too_long(
 ) -> None:
     """They are told when the second one that asks has an end; who has come since is not too late."""
     clock = SimpleNamespace(now_s=0.0)
-    for module in (leased_fetch, leased_turns):
+    for module in (leased_fetch, single_flight):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     async def work(limiter: Any, late: Late) -> None:
@@ -401,7 +401,7 @@ def test_turns_that_are_given_up_say_nothing_of_redis(
 ) -> None:
     """However late it is: whoever is next then asks once itself. Turns that Redis ends are counted as ever."""
     clock = SimpleNamespace(now_s=0.0)
-    for module in (leased_fetch, leased_turns):
+    for module in (leased_fetch, single_flight):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     async def work(limiter: Any, late: Late) -> None:
@@ -443,7 +443,7 @@ def test_nobody_waits_for_a_loop_that_has_ended(server: RedisServer, is_collecte
         tasks = loop.run_until_complete(begin())
         loop.run_until_complete(redis_store.executor.client.aclose())
         loop.close()
-        store._looking._log_destroy_pending = False  # type: ignore[union-attr]
+        store.executor.checking._log_destroy_pending = False  # type: ignore[union-attr]
         if is_collected:
             for task in tasks:
                 # What they say of their end is of no interest.
@@ -451,7 +451,7 @@ def test_nobody_waits_for_a_loop_that_has_ended(server: RedisServer, is_collecte
             del tasks, task
             late.gate = asyncio.Semaphore(0)
             gc.collect()
-            assert not store._turns._lines
+            assert not store.executor.flight.queues
 
         async def ask() -> Any:
             async with asyncio.timeout(60):
@@ -477,7 +477,7 @@ def test_who_is_interrupted_leaves_the_turn_to_the_next_one(server: RedisServer)
                     raise InterruptedError("by a signal")
                 return hit_now(limiter._permits, key, cost)
 
-        (line,) = limiter._store._turns._lines.values()
+        (line,) = limiter._store.executor.flight.queues.values()
         for waiter in line.waiters:
             waiter.permits = Spoilt()
         for _ in range(4):
@@ -494,11 +494,11 @@ def test_tasks_that_wait_for_a_store_that_is_closed(server: RedisServer) -> None
     async def work(limiter: Any, late: Late) -> None:
         tasks = started(limiter, [1, 1, 1])
         await settle()
-        limiter._store.closed = True
+        limiter.store.executor.closed = True
         late.gate.release()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert outcomes[0]
         assert [type(outcome).__name__ for outcome in outcomes[1:]] == ["StoreClosed"] * 2
-        limiter._store.closed = False
+        limiter.store.executor.closed = False
 
     with_late(server, work)

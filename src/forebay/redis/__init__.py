@@ -11,8 +11,8 @@ with Needs("redis", __name__):
 from forebay.redis.aio import AsyncRedisStore
 from forebay.redis.aio_held import AsyncRedisConcurrency, AsyncRedisHold, AsyncRedisLease
 from forebay.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter, AsyncRedisReservation
-from forebay.redis.leased.aio import AsyncLeasedLimiter, AsyncLeasedStore
-from forebay.redis.leased.store import LeasedLimiter, LeasedStore
+from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
+from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
 from forebay.redis.store import (
     RedisAllOf,
     RedisConcurrency,

@@ -7,12 +7,14 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from forebay.redis.awaited import Awaited
 
-__all__ = ["awaited"]
+__all__ = ["awaited", "awaited_method"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
@@ -31,3 +33,8 @@ def awaited(method: F) -> F:
         return cast(F, inspect.markcoroutinefunction(call))
     call._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
     return cast(F, call)
+
+
+def awaited_method(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """A sync class's method, for an asyncio class whose executor returns a coroutine of the same result."""
+    return awaited(cast(Callable[P, Coroutine[Any, Any, T]], method))

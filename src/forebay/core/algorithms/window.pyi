@@ -8,8 +8,8 @@ from forebay.core.table.keys import Key
 from forebay.rate import Rate
 from forebay.redis.aio import AsyncRedisStore
 from forebay.redis.aio_limiters import AsyncRedisLimiter
-from forebay.redis.leased.aio import AsyncLeasedLimiter, AsyncLeasedStore
-from forebay.redis.leased.store import LeasedLimiter, LeasedStore
+from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
+from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
 from forebay.redis.store import RedisLimiter, RedisStore
 from forebay.redis.synced.store import SyncedStore
 from forebay.store import Store

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -21,34 +21,33 @@ from forebay.redis.commands import Command, whole_cost
 from forebay.redis.leased.terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
 __all__ = [
-    "Answer",
     "Holdings",
+    "Outcome",
     "Steps",
-    "admitted",
     "alone",
     "answered",
     "borrowed",
-    "decided",
     "is_alone",
-    "looked",
+    "peeked",
     "refunded",
     "reset",
     "shared",
 ]
 
 T = TypeVar("T")
-# A generator that yields commands, whose results are sent back to it, and seconds to sleep.
-Steps = Generator[Command[Any] | float, Any, T]
+# A generator that yields commands, seconds to sleep and, in an event loop only, awaitables. The results of commands and
+# awaitables are sent back to it.
+Steps = Generator[Command[Any] | Awaitable[Any] | float, Any, T]
 
 FIRST_PAUSE_S: Final = 0.000_05
 LAST_PAUSE_S: Final = 0.001
 # A request that has waited for longer while others fetched takes the next turn.
 LONG_S: Final = 0.02
 # How often within one lease the unused leases are checked.
-LOOKS: Final = 4
+CHECKS_PER_LEASE: Final = 4
 
 
-class Answer(NamedTuple):
+class Outcome(NamedTuple):
     allowed: bool
     left: int = 0
     retry_ns: int = 0
@@ -58,7 +57,7 @@ class Answer(NamedTuple):
         return permits.decision(*self)
 
 
-INSUFFICIENT: Final = Answer(False)
+INSUFFICIENT: Final = Outcome(False)
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ class Holdings:
                 if not is_pending or now_ns >= holding.end_ns:
                     self._drop(at, holding)
                 continue
-            if everything or left == holding.seen or end_ns - now_ns < terms.lease_ns // LOOKS:
+            if everything or left == holding.seen or end_ns - now_ns < terms.lease_ns // CHECKS_PER_LEASE:
                 if not has_asked:
                     yield terms.peek(holding.place, 1)
                     has_asked = True
@@ -127,14 +126,6 @@ class Holdings:
             self.leases.pop(at, None)
 
 
-def admitted(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[bool]:
-    return (yield from answered(permits, holdings, key, cost)).allowed
-
-
-def decided(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Decision]:
-    return (yield from answered(permits, holdings, key, cost)).decision(permits)
-
-
 def alone(permits: Permits, key: Key, cost: int) -> Steps[Decision | None]:
     answer = yield from charged(permits, key, cost)
     return answer and answer.decision(permits)
@@ -144,7 +135,7 @@ def shared(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[D
     return (yield from borrowed(permits, holdings, key, cost)).decision(permits)
 
 
-def answered(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
+def answered(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Outcome]:
     """Decide a request that exceeds the lease."""
     answer = (yield from charged(permits, key, cost)) if is_alone(permits, cost) else None
     return answer or (yield from borrowed(permits, holdings, key, cost))
@@ -156,7 +147,7 @@ def is_alone(permits: Permits, cost: int) -> bool:
     return bool(cost >= terms.most_on_loan)
 
 
-def charged(permits: Permits, key: Key, cost: int) -> Steps[Answer | None]:
+def charged(permits: Permits, key: Key, cost: int) -> Steps[Outcome | None]:
     """Charge a request at Redis, without borrowing.
 
     None if the reply came too late to be used, or if Redis denied it and this host has permits on loan, which may
@@ -172,7 +163,7 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Answer | None]:
         if rest_ns <= 0:
             return None
         permits.count_allowed()
-        return Answer(True, left, 0, rest_ns)
+        return Outcome(True, left, 0, rest_ns)
     if left:
         return None
     now_ns = permits.now_ns()
@@ -188,7 +179,7 @@ def patience_s(terms: Terms) -> float:
     return 2 * (terms.deadline_ns + 2 * FETCH_SLOT_QUANTUM_NS) / 1e9
 
 
-def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Answer]:
+def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Outcome]:
     """Decide a request by the lease, and borrow what it lacks."""
     terms: Terms = permits.terms
     tag = permits.tag(key)
@@ -203,7 +194,7 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
         slot, until_ns, seen, size = permits.enter(tag, cost, has_waited)
         if slot == CLOSED:
             if until_ns == 0:
-                return Answer(True)
+                return Outcome(True)
             retry_ns = until_ns - permits.now_ns()
             if retry_ns > 0:
                 return denied(permits, tag, retry_ns)
@@ -237,7 +228,7 @@ def given_back(holdings: Holdings) -> Steps[None]:
                 yield command
 
 
-def timed_out(permits: Permits, tag: int, has_brought: bool) -> Answer:
+def timed_out(permits: Permits, tag: int, has_brought: bool) -> Outcome:
     """The outcome of a request that has waited for other fetches for ``patience_s``."""
     if has_brought:
         # Redis works; other requests were faster.
@@ -250,7 +241,7 @@ def timed_out(permits: Permits, tag: int, has_brought: bool) -> Answer:
 
 def fetched(
     permits: Permits, holdings: Holdings, key: Key, tag: int, cost: int, seen: int, size: int
-) -> Steps[Answer | None]:
+) -> Steps[Outcome | None]:
     """Fetch a lease from Redis; the caller holds the fetch slot.
 
     None if the reply could not be used; INSUFFICIENT if it could, but other requests have spent it.
@@ -262,7 +253,7 @@ def fetched(
             return allowed(permits, tag)
         begun = permits.begin(tag)
         if begun is None:
-            return Answer(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
+            return Outcome(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
         generation, now_ns, asked_us, left, unspent, was_end_ns = begun
         asked_size = 0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns)
         # The want covers the request alone, as other requests spend what is left; the need is only what is missing.
@@ -316,17 +307,17 @@ def next_size(terms: Terms, size: int, left: int, unspent: int, rest_ns: int) ->
     return max(size - 1, 0) if unspent > 1 << size >> 1 else size
 
 
-def allowed(permits: Permits, tag: int) -> Answer:
+def allowed(permits: Permits, tag: int) -> Outcome:
     left, end_ns, _ = permits.left(tag)
-    return Answer(True, left, 0, max(end_ns - permits.now_ns(), 0))
+    return Outcome(True, left, 0, max(end_ns - permits.now_ns(), 0))
 
 
-def denied(permits: Permits, tag: int, retry_ns: int) -> Answer:
+def denied(permits: Permits, tag: int, retry_ns: int) -> Outcome:
     permits.count_denied()
-    return Answer(False, permits.left(tag)[0], retry_ns, retry_ns)
+    return Outcome(False, permits.left(tag)[0], retry_ns, retry_ns)
 
 
-def looked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
+def peeked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
     """The decision that a request would get. Queries Redis only if the lease doesn't suffice."""
     cost = permits.checked(cost)
     left, end_ns, _ = permits.left(permits.tag(key))

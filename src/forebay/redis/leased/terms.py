@@ -92,6 +92,7 @@ class Terms(ABC):
     ) -> None:
         self.strict, self.limit = strict, algorithm.limit
         self.parameters = strict._parameters
+        self.fallback = strict._fallback
         self.lease_ns = options.lease_ns
         self.timeout_ns = deadline_ns
         # Overtaking fetches must differ in their generation, which lasts about a 64th of a lease: see core/leased.pyx.
