@@ -21,10 +21,11 @@ SUFFIXES: Final = (".py", ".pyi", ".pyx", ".pxd")
 # From the bottom to the top. A module belongs to the longest of these names that it begins with. It imports modules of
 # that name and of lower layers only: the names of one layer do not import each other.
 LAYERS: Final = (
-    ("forebay._version", "forebay.errors", "forebay.segment.layout"),
+    ("forebay._version", "forebay.errors"),
     ("forebay.extras", "forebay.rate"),
+    ("forebay.segment",),
     ("forebay.core.table",),
-    ("forebay.clock", "forebay.segment"),
+    ("forebay.clock",),
     ("forebay.holding", "forebay.store", "forebay.waiting"),
     ("forebay.core",),
     ("forebay.redis", "forebay.testing", "forebay.verification"),
@@ -39,7 +40,6 @@ IMPORTS: Final = {
     ("forebay.core.*", "forebay.redis.*"): "the limiters' stubs have an overload for each kind of store",
     ("forebay.core.algorithms.window", "forebay.core.synced.window"): "the same",
     ("forebay.holding", "forebay.core.*"): "a hold is typed by its limiter",
-    ("forebay.segment.extents", "forebay.store"): "an extent is opened for a store",
     ("forebay.redis.aio_limiters", "forebay.redis.aio*"): "the asyncio classes are typed by each other",
     ("forebay.redis.base", "forebay.redis.*"): "limiters are typed by their store, and the store by its limiters",
 }
@@ -51,13 +51,9 @@ REACHES: Final = {
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
     ("forebay/contrib/outbound.py", "_take_*"): "permits that no lease releases",
     ("forebay/core/*", "_cancel"): "a reservation cancels at its limiter",
-    ("forebay/core/limiter.pyx", "*"): "a limiter registers with its store",
     ("forebay/holding.py", "_take_*"): "permits that no lease releases",
-    ("forebay/limits/counting.py", "*"): "a storage reads its store's limiters",
     ("forebay/redis/*", "*"): "there is no executor yet",
-    ("forebay/segment/extents.py", "*"): "an extent is opened for a store",
     ("forebay/store.py", "*"): "class methods that make a store",
-    ("forebay/testing.py", "*"): "a reset clears a store's memory",
     ("forebay/web/*", "*"): "there is no executor yet",
 }
 

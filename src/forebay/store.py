@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import grp
 import os
 import re
 import sys
-import threading
-import warnings
-import weakref
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 from forebay.clock import ManualClock
 from forebay.core.table.segment_view import Segment, forks, next_generation
 from forebay.errors import (
-    DamagedSegment,
-    InvalidLimiter,
     SegmentError,
-    SegmentRemovedWarning,
-    SegmentSpaceError,
     StoreClosed,
-    TooManyLimiters,
     shown,
 )
-from forebay.segment import attachments, layout, ofd_locks
-from forebay.segment.file import SegmentFile, create_anonymous, is_at, open_or_create, removed
-from forebay.segment.limiter_list import LIST_BYTES, labels_of, listed_limiters
+from forebay.segment import layout, removal
+from forebay.segment.attachment import Attachment
+from forebay.segment.file import SegmentFile, create_anonymous, open_or_create
+from forebay.segment.limiter_list import labels_of
 
 __all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
 
@@ -169,25 +158,21 @@ class Store:
         directory: str | os.PathLike[str] | None = None,
         missing_ok: bool = False,
     ) -> None:
-        """Remove the segment of that name, in that directory, or path. Who is attached keeps it; the next one makes a
-        new one.
+        """Remove the segment of that name, in that directory, or at that path.
 
-        Raises ``SegmentError`` if there is none and that is not `missing_ok`, or if it can't be removed.
+        Attached processes keep the removed segment; the next process to attach makes a new one. Raises
+        ``SegmentError`` if it can't be removed, or if there is none and `missing_ok` is false, and ``ForeignSegment``
+        if the file isn't a segment.
         """
         if (name is None) == (path is None):
             raise ValueError("Store.unlink takes a name or a path")
         target = _path_of(name, path, directory)
         try:
-            os.unlink(target)
-            _unlinked.add(target)
+            removal.unlink(target)
         except FileNotFoundError:
             if not missing_ok:
-                remedy = "check the name, or say missing_ok=True where there may be none"
+                remedy = "check the name, or give missing_ok=True if there may be none"
                 raise SegmentError(target, "no such file", "a segment to remove", remedy) from None
-        except OSError as error:
-            remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
-            expected = f"a file that uid {os.geteuid()} may remove"
-            raise SegmentError(target, f"one that can't be removed ({error.strerror})", expected, remedy) from None
 
     def _attach(
         self,
@@ -197,57 +182,39 @@ class Store:
         on_full: str,
         clock: Literal["monotonic", "time"] | ManualClock,
     ) -> None:
+        def map_segment(fd: int) -> Segment:
+            return Segment(
+                fd,
+                size=file.header.segment_size,
+                group_count=file.header.group_count,
+                epoch_ns=file.epoch_ns,
+                wall_epoch_ns=file.header.wall_epoch_ns,
+                clock_kind=file.header.clock_kind,
+                hash_key=file.header.hash_key,
+                on_full=on_full,
+            )
+
         self.name = name
         self.path = path
         self.keys = file.header.advertised_keys
         self.on_full = on_full
-        self._status = os.fstat(file.fd)
-        self.closed = False
-        self._is_removed = False
-        # By number of forks: the file as this process opened it, which carries its locks, and the counter lines locked.
-        # Its mark is that of the newest.
-        self._files = {forks(): file.fd}
-        self._mark = file.mark
-        self._lines: dict[tuple[int, int], int] = {}
-        self._locks: dict[int, threading.RLock] = {}
-        self.manual_clock: ManualClock | None = None
-        try:
-            with attachments.opened_to_map(file.fd) as opened:
-                self._segment = Segment(
-                    opened,
-                    size=file.header.segment_size,
-                    group_count=file.header.group_count,
-                    epoch_ns=file.epoch_ns,
-                    wall_epoch_ns=file.header.wall_epoch_ns,
-                    clock_kind=file.header.clock_kind,
-                    hash_key=file.header.hash_key,
-                    on_full=on_full,
-                )
-        except OSError as error:
-            self.close()
-            raise SegmentSpaceError(
-                path or name,
-                f"no room in this process's address space ({os.strerror(error.errno or 0)})",
-                f"room to map {file.header.segment_size} bytes",
-                "raise the process's limits (ulimit -v) or ask for fewer keys",
-            ) from None
-        if isinstance(clock, ManualClock):
-            self.manual_clock = clock
-            clock.attach(self._segment)
-        _open_stores.add(self)
+        self.manual_clock = clock if isinstance(clock, ManualClock) else None
+        self.attachment = Attachment(path or name, path, file, map_segment, forks)
+        self.segment = cast(Segment, self.attachment.segment)
+        if self.manual_clock is not None:
+            self.manual_clock.attach(self.segment)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.attachment.closed
 
     def close(self) -> None:
-        """Let go of the segment. Its limiters raise ``StoreClosed`` from now on; the segment itself stays."""
-        if getattr(self, "closed", True):
+        """Detach from the segment. Its limiters raise ``StoreClosed`` from now on; the segment itself stays."""
+        if not hasattr(self, "attachment") or self.closed:
             return
-        with self._lock():
-            if not self.closed:
-                self.closed = True
-                for fd in self._open_files():
-                    os.close(fd)
-                self._files.clear()
-        if self.manual_clock is not None:
-            self.manual_clock.detach(self._segment)
+        if self.attachment.close() and self.manual_clock is not None:
+            self.manual_clock.detach(self.segment)
         next_generation()
 
     def __enter__(self) -> Self:
@@ -279,18 +246,19 @@ class Store:
         Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted. Warns once
         with ``SegmentRemovedWarning`` if the segment's file was removed: processes that start make another one.
         """
-        with self._lock():
+        with self.attachment.lock():
             if self.closed:
                 raise StoreClosed(f"{self!r} has no statistics any more")
-            size_bytes = self._look_at_name(stacklevel=3)
+            size_bytes = self.attachment.file_size()
+        self.attachment.name_watch.warn_if_removed(stacklevel=2)
         by_number: dict[int, LimiterStats] = {}
         size = layout.COUNTER_LINE.size
-        raw = self._segment.read(layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size)
+        raw = self.segment.read(layout.COUNTERS_OFFSET, (layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY) * size)
         for line, values in enumerate(layout.COUNTER_LINE.iter_unpack(raw)):
             limiter, _, _, *counts = values
             number = limiter - 1 if line < layout.OWNED_COUNTER_LINES else line - layout.OWNED_COUNTER_LINES
             by_number[number] = by_number.get(number, LimiterStats()) + LimiterStats(*counts)
-        listed = self._limiters()
+        listed = self.attachment.limiters()
         labels = labels_of(listed.values())
         limiters: dict[str, LimiterStats] = {}
         for number, limiter in listed.items():
@@ -298,167 +266,13 @@ class Store:
             label = labels[limiter]
             # Only in a damaged list does a limiter stand twice.
             limiters[label] = limiters[label] + counted if label in limiters else counted
-        return StoreStats(keys=self.keys, live_keys=self._segment.count_live(), bytes=size_bytes, limiters=limiters)
-
-    def _look_at_name(self, stacklevel: int) -> int:
-        """The size of the segment's file. Warns once if the file is no longer where others look for it."""
-        opened = self._open_files()
-        status = os.fstat(opened[0]) if opened else self._status
-        if self.path is not None and not self._is_removed:
-            # Where even the directory is gone, as after ``private_stores``, nobody makes another one.
-            with contextlib.suppress(FileNotFoundError, PermissionError):
-                os.stat(os.path.dirname(self.path))
-                self._is_removed = not is_at(self.path, status)
-                if self._is_removed:
-                    warnings.warn(removed(self.path), SegmentRemovedWarning, stacklevel=stacklevel)
-        return status.st_size
+        return StoreStats(keys=self.keys, live_keys=self.segment.count_live(), bytes=size_bytes, limiters=limiters)
 
     def now_ns(self) -> int:
         """For waiters: the segment's time."""
         if self.closed:
             raise StoreClosed(f"{self!r} has no time any more")
-        return self._segment.now_ns()
-
-    def _limiters(self) -> dict[int, tuple[str, str]]:
-        """The limiters of all processes, by number: a name and an algorithm's name each."""
-        limiters = {}
-        for number, limiter in listed_limiters(self._segment.read(layout.LIMITERS_OFFSET, LIST_BYTES)):
-            try:
-                limiters[number] = limiter.name.decode(), limiter.algorithm_name
-            except UnicodeDecodeError:
-                raise DamagedSegment(
-                    self.path or self.name,
-                    f"{limiter.name!r} as the name of limiter {number}",
-                    "UTF-8",
-                    "stop its users and call Store.unlink to start with an empty one",
-                ) from None
-        return limiters
-
-    def _limiter_name(self, name: str) -> bytes:
-        """For limiters: `name` as the segment holds it. One that is too long, by its beginning and a digest."""
-        try:
-            encoded = name.encode() if isinstance(name, str) else b""
-        except UnicodeEncodeError:
-            encoded = b""
-        if not encoded or b"\0" in encoded:
-            raise InvalidLimiter(f"a limiter's name is text, and not empty; not {shown(name)}")
-        if len(encoded) > layout.LIMITER_NAME_BYTES:
-            ending = b"~" + blake2b(encoded, digest_size=NAME_DIGEST_BYTES).hexdigest().encode()
-            beginning = encoded[: layout.LIMITER_NAME_BYTES - len(ending)].decode(errors="ignore")
-            encoded = beginning.encode() + ending
-        return encoded
-
-    def _limiter_number(self, name: str, algorithm: int, *, add: bool = True) -> int:
-        """For limiters: the number of `name` and `algorithm` in the segment; without `add`, a new one's next number."""
-        if self.closed:
-            raise StoreClosed(f"{self!r} takes no limiters any more")
-        number = self._segment.limiter_number(self._limiter_name(name), algorithm, add=add)
-        if number < 0:
-            raise TooManyLimiters(
-                f"{self!r} has its {layout.LIMITER_CAPACITY} limiters, so {name!r} has no room: use keys instead of "
-                f"limiters to tell users apart, or a second store"
-            )
-        return number
-
-    def _counter_line(self, number: int) -> tuple[int, bool]:
-        """For limiters: the counter line that this process uses for limiter `number`, and whether it is shared.
-
-        A line is owned by whoever holds the file lock on its bytes, so the kernel frees it when its owner ends, and
-        the next owner goes on counting where the last one stopped: nothing is folded, and no sum ever falls.
-        """
-        with self._lock():
-            if self.closed:  # by another thread, meanwhile
-                raise StoreClosed(f"{self!r} was closed")
-            line = self._own_line(number)
-        return (line, False) if line is not None else (layout.OWNED_COUNTER_LINES + number, True)
-
-    def _own_line(self, number: int) -> int | None:
-        """A counter line that this process has locked for limiter `number`; None if it can't have one."""
-        fork = forks()
-        fd = self._own_file(fork)
-        if fd is None:
-            return None
-        size = layout.COUNTER_LINE.size
-        raw = self._segment.read(layout.COUNTERS_OFFSET, layout.OWNED_COUNTER_LINES * size)
-        # The first field of each, without a step of Python for each: this is part of a limiter's first call.
-        limiters = array("I", raw)[layout.COUNTER_LINE_LIMITER // 4 :: size // 4]
-        # First the lines that this limiter has used already, then unused ones.
-        for wanted in (number + 1, 0):
-            for line in _places(limiters, wanted):
-                # The file's lock doesn't tell this process's limiters apart.
-                if self._lines.get((fork, line), number) != number:
-                    continue
-                start = layout.COUNTERS_OFFSET + line * size
-                if ofd_locks.try_lock(fd, start, size):
-                    if self._segment.take_counter_line(line, number):
-                        self._lines[fork, line] = number
-                        return line
-                    ofd_locks.unlock(fd, start, size)
-        return None
-
-    def _open_files(self) -> list[int]:
-        """The segment's descriptors, as far as they still are: programs that become daemons close all, and the next
-        files that they open get the same numbers."""
-        found = []
-        for fd in self._files.values():
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(fd), self._status):
-                    found.append(fd)
-        return found
-
-    def _own_file(self, fork: int) -> int | None:
-        """The segment's file as opened by this process; None if the program closed it, or a child may not open it."""
-        inherited = self._open_files()
-        if not inherited:
-            return None
-        if fork in self._files:
-            return self._files[fork]
-        try:
-            opened = os.open(f"/proc/self/fd/{inherited[-1]}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            # Most often a worker that gave up root: mapping and limits work, only its counters are shared.
-            return None
-        # Before the parent's is closed, so that the segment is in use all the time, and nobody can exclude this one.
-        mark = attachments.join(opened, attachments.place_of_mark(self._mark))
-        assert mark is not None
-        self._mark = mark
-        self._files = {fork: opened}
-        for fd in inherited:
-            os.close(fd)
-        return opened
-
-    def _lock(self) -> threading.RLock:
-        """For what is done with the file, never for a decision. Of this process: a fork may happen while it is held."""
-        return self._locks.setdefault(forks(), threading.RLock())
-
-
-def _look_at_names() -> None:
-    """Look at the end of a process. A worker that ends is often replaced, and its successor makes a new segment.
-
-    It doesn't wait for a thread that is at the file, and may be waiting for a stopped process.
-    """
-    for store in list(_open_stores):
-        if not store._lock().acquire(blocking=False):
-            continue
-        try:
-            if not store.closed and store.path not in _unlinked:
-                store._look_at_name(stacklevel=2)
-        finally:
-            store._lock().release()
-
-
-_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-_unlinked: set[str] = set()
-"""What this process has removed itself."""
-atexit.register(_look_at_names)
-
-
-def _places(numbers: array[int], wanted: int) -> Iterator[int]:
-    place = -1
-    with contextlib.suppress(ValueError):
-        while True:
-            place = numbers.index(wanted, place + 1)
-            yield place
+        return self.segment.now_ns()
 
 
 def _path_of(name: str | None, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> str:

@@ -98,7 +98,6 @@ def reset_store(store: Store) -> None:
     booked or held by then isn't any more. No process may be deciding meanwhile: for tests only. What is at Redis isn't
     reset: ``TypeError``.
     """
-    from forebay.core.table.segment_view import forks
     from forebay.errors import StoreClosed
     from forebay.segment.extents import ExtentShape
     from forebay.store import Store
@@ -108,23 +107,23 @@ def reset_store(store: Store) -> None:
             f"reset_store takes a Store, not {shown(store)}: limits at Redis begin afresh in another database, or with "
             "another namespace for each test"
         )
-    with store._lock():
-        fd = None if store.closed else store._own_file(forks())
+    attachment = store.attachment
+    with attachment.lock():
+        fd = None if store.closed else attachment.own_file()
         if fd is None:
             raise StoreClosed(f"{store!r} can't be reset by this process")
-        segment = store._segment
         for number in range(layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY):
             line = layout.COUNTERS_OFFSET + number * layout.COUNTER_LINE.size
             _clear(fd, line + layout.COUNTER_LINE_ALLOWED, line + layout.COUNTER_LINE.size)
-        _clear(fd, layout.TABLE_OFFSET, segment.size)
-        raw = segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
+        _clear(fd, layout.TABLE_OFFSET, store.segment.size)
+        raw = store.segment.read(layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY * layout.EXTENT_ENTRY.size)
         for identity, offset, size, keys, *_ in layout.EXTENT_ENTRY.iter_unpack(raw):
             if identity:
                 shape = ExtentShape(keys, 0)
                 # The cells behind those in use stay blocked.
                 _clear(fd, offset, offset + shape.used_cells * layout.CELL.size)
                 _clear(fd, offset + shape.group_count * layout.GROUP_BYTES, offset + size)
-        if segment.follows_python:
+        if store.segment.follows_python:
             _clear(fd, layout.HEADER_MANUAL_NS, layout.HEADER_MANUAL_NS + 8)
 
 

@@ -298,7 +298,7 @@ class Session:
                     case 1:
                         verify(self.path)
                     case _:
-                        self.store._segment.count_live()
+                        self.store.segment.count_live()
             case 14:
                 self.advance()
             case 15:
@@ -330,7 +330,7 @@ def operations(data: bytes) -> None:
                 session.vandal.damage()
             with contextlib.suppress(ForebayError):
                 session.ask()
-        session.store._segment.count_live()
+        session.store.segment.count_live()
     finally:
         session.close()
 

@@ -28,7 +28,7 @@ from process_helpers import (
 
 from forebay import Store, TokenBucket
 from forebay.errors import SegmentBusy, SegmentError, SegmentRemovedWarning, SegmentSizeWarning
-from forebay.segment import file as segment_file
+from forebay.segment import ofd_locks
 
 REFILLS_NOTHING = "10000/year"
 
@@ -188,7 +188,7 @@ def _stop_at(step: str, name: str) -> bool:
 
 
 def _open_impatiently(name: str) -> str:
-    segment_file.LOCK_TIMEOUT = 0.05  # type: ignore[misc]
+    ofd_locks.TIMEOUT_S = 0.05  # type: ignore[misc]
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SegmentBusy) as caught:
         _open(name)
@@ -259,7 +259,7 @@ def test_who_is_attached_keeps_an_unlinked_segment(crew: Crew, name: str) -> Non
 def test_another_size_is_named_and_the_existing_one_used(name: str) -> None:
     with Store(name, keys=1000):
         size = Path(path_of(name)).stat().st_size
-        with pytest.warns(SegmentSizeWarning, match="for 1000 keys.*not for the 5000 asked") as warned:
+        with pytest.warns(SegmentSizeWarning, match="for 1000 keys.*has keys=5000;") as warned:
             other = Store(name, keys=5000)
         assert [warning.filename for warning in warned] == [__file__]
         with other:

@@ -301,7 +301,7 @@ def test_every_limiter_entry_damaged(name: str) -> None:
         assert path_of(name) in str(caught.value)
         assert "UTF-8" in caught.value.expected
         assert "unlink" in caught.value.remedy
-        with pytest.raises(ForebayError, match="has its 256 limiters"):
+        with pytest.raises(ForebayError, match="has all its 256 limiters"):
             TokenBucket(store, "new", "1/second")
 
 

@@ -29,7 +29,6 @@ from process_helpers import (
 
 import forebay.segment.extents
 from forebay import BucketedWindow, Concurrency, SlidingLog, Store, TokenBucket
-from forebay.core.table.segment_view import forks
 from forebay.errors import (
     DamagedSegment,
     ForebayError,
@@ -41,7 +40,7 @@ from forebay.errors import (
     SegmentSpaceError,
     TooManyLimiters,
 )
-from forebay.segment import attachments, layout
+from forebay.segment import attachment_locks, layout, ofd_locks
 from forebay.testing import ManualClock
 from forebay.verification import verify
 
@@ -144,7 +143,7 @@ def _is_above(numbers: SharedNumbers, value: int) -> bool:
 
 
 def _is_being_changed(fd: int) -> bool:
-    return attachments.is_alive(fd, int.from_bytes(os.pread(fd, 8, layout.HEADER_EXTENTS_MAKER), "little"))
+    return attachment_locks.is_attached(fd, int.from_bytes(os.pread(fd, 8, layout.HEADER_EXTENTS_MAKER), "little"))
 
 
 # About a megabyte.
@@ -177,7 +176,7 @@ def test_a_creator_that_is_stopped_delays_no_decision(
     crew: Crew, name: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making another one is all that has to wait, and says so."""
-    monkeypatch.setattr(forebay.segment.extents, "LOCK_TIMEOUT", 0.05)
+    monkeypatch.setattr(ofd_locks, "TIMEOUT_S", 0.05)
     held = SharedNumbers(1)
     clock = ManualClock(10**6)
     with Store(name, keys=100, clock=clock) as store, Store(name, keys=100, clock=clock) as again:
@@ -195,9 +194,9 @@ def test_a_creator_that_is_stopped_delays_no_decision(
 
 def _hold_the_lock(name: str, held: SharedNumbers) -> None:
     with Store(name, keys=100, clock=ManualClock()) as store:
-        fd = store._own_file(forks())
+        fd = store.attachment.own_file()
         assert fd is not None
-        assert forebay.segment.extents._lock_list(store, fd)
+        assert forebay.segment.extents._lock_list(store.attachment, fd)
         held[0] = 1
         wait_until(lambda: False, "the end")
 
@@ -206,7 +205,7 @@ def _hold_the_lock(name: str, held: SharedNumbers) -> None:
 def test_another_number_of_keys_warns_and_is_shared(crew: Crew, name: str, make: Make) -> None:
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         first = make(store, "limiter", LIMIT, 20)
-        with pytest.warns(SegmentSizeWarning, match=r"made for 20 keys .* not for the 500 asked for"):
+        with pytest.warns(SegmentSizeWarning, match=r"made for 20 keys .* limiter has keys=500;"):
             second = make(store, "limiter", LIMIT, 500)
         assert first.keys == second.keys == 20
         assert take(first, "key", 9) == 10
@@ -275,7 +274,7 @@ def test_a_worker_that_gave_up_root(crew: Crew, as_root: None, name: str, make: 
         limiter = make(store, "limiter", LIMIT, 20)
         assert take(limiter, "key", 9) == 10
         worker = crew.start(as_user, FREE_USER, FREE_USER, [], _use_and_try_to_make, store, limiter, make)
-        assert worker.result() == (LIMIT - 10, "no right to open the segment again")
+        assert worker.result() == (LIMIT - 10, "a process that may not open the se")
         assert take(limiter, "key") == 0
         assert len(extents(path_of(name))) == 1
 
@@ -391,7 +390,7 @@ def test_the_last_number_goes_to_another_one_meanwhile(name: str, make: Make, mo
 
         def take_space_and_the_last_number(*arguments: Any) -> None:
             take_space(*arguments)
-            store._limiter_number("last", algorithm)
+            store.attachment.limiter_number("last", algorithm)
 
         monkeypatch.setattr(forebay.segment.extents, "_take_space", take_space_and_the_last_number)
         with pytest.raises(TooManyLimiters):

@@ -15,7 +15,7 @@ from process_helpers import Crew, Worker, path_of
 from forebay import FixedWindow, SlidingLog, Store, TokenBucket
 from forebay.errors import ClockMismatch
 from forebay.segment import layout
-from forebay.segment.file import Header
+from forebay.segment.header import Header
 from forebay.verification import verify
 
 LIMIT: Final = 10

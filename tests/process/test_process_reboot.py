@@ -15,7 +15,7 @@ from process_helpers import Crew, Meeting
 
 from forebay import Store, TokenBucket
 from forebay.segment import layout
-from forebay.segment.file import Header
+from forebay.segment.header import Header
 from forebay.testing import ManualClock
 
 SECOND_NS = 1_000_000_000

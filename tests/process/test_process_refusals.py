@@ -397,7 +397,7 @@ def test_a_mount_that_gives_the_directorys_group_to_strangers_files(
     line = f"36 35 {os.major(device)}:{os.minor(device)} / /a\\040place rw,relatime shared:1 - ext4 /dev/vdb {options}"
     mounts = path.parent / "mounts"
     mounts.write_text(f"35 1 0:1 / /proc rw - proc proc rw,grpid\n{line}\n")
-    monkeypatch.setattr("forebay.segment.file.MOUNTS", str(mounts))
+    monkeypatch.setattr("forebay.segment.trust.MOUNTS", str(mounts))
     os.chown(path.parent, 0, SHARED_GROUP)
     path.parent.chmod(0o1777)
     Store("a", keys=100, path=path, mode=0o660, group=0).close()
@@ -478,7 +478,7 @@ def test_a_file_system_for_reading_only(small_disk: Path) -> None:
     Store("a", keys=100, path=small_disk / "there").close()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     for path in (small_disk / "there", small_disk / "new"):
-        with pytest.raises(SegmentError, match=r"found .* for reading only, expected .* can be written") as caught:
+        with pytest.raises(SegmentError, match=r"found .* mounted read-only, expected .* can be written") as caught:
             Store("a", keys=100, path=path)
         assert "path=" in caught.value.remedy
         assert "mode" not in caught.value.remedy

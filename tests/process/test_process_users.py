@@ -32,11 +32,9 @@ from process_helpers import (
 )
 
 from forebay import SlidingLog, Store, TokenBucket
-from forebay.core.table.segment_view import forks
 from forebay.errors import ClockMismatch, SegmentBusy, SegmentError, SegmentRemovedWarning, UntrustedSegment
-from forebay.segment import attachments, extents, host_clock, layout
-from forebay.segment import file as segment_file
-from forebay.segment.file import Header
+from forebay.segment import attachment_locks, creation, file, host_clock, layout, ofd_locks
+from forebay.segment.header import Header
 from forebay.verification import verify
 
 LIMIT: Final = 10
@@ -122,7 +120,7 @@ def _leave_a_child(name: str, attached: SharedNumbers, decided: bool) -> None:
     if os.fork() == 0:
         if decided:
             assert not bucket.allow("key")
-            assert list(store._files) == [forks()]
+            assert not store.attachment.is_inherited
         attached[0] = 1
         wait_until(lambda: attached[0] == 2, "the end")
         attached[0] = 3
@@ -158,14 +156,14 @@ def test_a_killed_user_keeps_nobody_out(crew: Crew, name: str) -> None:
 
 def _stop_before_joining(name: str, turn: int) -> int:
     """Attach, but be stopped after the header was read for that many times."""
-    join, turns = attachments.join, itertools.count()
+    join, turns = attachment_locks.attach, itertools.count()
 
     def stop_first(fd: int, place: int) -> int | None:
         if next(turns) == turn:
             os.kill(os.getpid(), signal.SIGSTOP)
         return join(fd, place)
 
-    attachments.join = stop_first
+    attachment_locks.attach = stop_first
     return _admitted(name)
 
 
@@ -212,18 +210,18 @@ def test_who_attaches_waits_for_who_moves_the_clock(crew: Crew, name: str) -> No
 
 
 def _stop_while_rebasing(name: str, attached: SharedNumbers | None = None) -> int:
-    rebase = segment_file._rebase
+    rebase = creation._rebase
 
     def stop_first(*arguments: object) -> bool:
         os.kill(os.getpid(), signal.SIGSTOP)
         return rebase(*arguments)  # type: ignore[arg-type]
 
-    segment_file._rebase = stop_first
+    creation._rebase = stop_first
     return _admitted(name, OTHER, attached)
 
 
 def _busy(name: str) -> str:
-    segment_file.LOCK_TIMEOUT = 0.05  # type: ignore[misc]
+    ofd_locks.TIMEOUT_S = 0.05  # type: ignore[misc]
     with pytest.raises(SegmentBusy) as caught:
         Store(name, keys=1000)
     return str(caught.value)
@@ -244,13 +242,13 @@ def test_a_process_that_waited_to_move_the_clock_finds_it_moved(crew: Crew, name
 
 
 def _tell_before_rebasing(name: str, begun: SharedNumbers) -> int:
-    make_usable = segment_file._make_usable
+    make_usable = file.make_usable
 
     def tell_first(*arguments: object) -> bool:
         begun[0] = 1
         return make_usable(*arguments)  # type: ignore[arg-type]
 
-    segment_file._make_usable = tell_first
+    file.make_usable = tell_first
     return _admitted(name, OTHER)
 
 
@@ -316,8 +314,7 @@ def test_a_reader_keeps_nobody_from_attaching(
 ) -> None:
     """Nor from making a limiter with memory of its own, nor from counting."""
     # The three processes may wait for each other, but not for the reader.
-    monkeypatch.setattr(segment_file, "LOCK_TIMEOUT", 5.0)
-    monkeypatch.setattr(extents, "LOCK_TIMEOUT", 5.0)
+    monkeypatch.setattr(ofd_locks, "TIMEOUT_S", 5.0)
     assert crew.run(3, _admitted_by_a_log, name) in ([LIMIT, 0, 0], [0, LIMIT, 0], [0, 0, LIMIT])
     with Store(name, keys=1000) as store:
         log = SlidingLog(store, "log", "10/hour", keys=5)
@@ -352,7 +349,7 @@ def test_a_program_that_closes_all_files_loses_none_of_its_own(
 
 def _use_as_a_daemon(name: str, inherited: Store | None, path: Path) -> tuple[int, str, list[str]]:
     store = inherited or Store(name, keys=1000)
-    [segment] = store._files.values()
+    [segment] = store.attachment._files.values()
     with open(path, "w", encoding="utf-8") as file:
         os.dup2(file.fileno(), segment)
     os.write(segment, b"begin\n")
@@ -410,7 +407,7 @@ def test_a_process_ends_while_a_thread_is_at_a_segments_file(name: str) -> None:
         "store = forebay.Store(sys.argv[1], keys=1000)\n"
         "locked = threading.Event()\n"
         "def stay():\n"
-        "    with store._lock():\n"
+        "    with store.attachment.lock():\n"
         "        locked.set()\n"
         "        threading.Event().wait()\n"
         "threading.Thread(target=stay, daemon=True).start()\n"

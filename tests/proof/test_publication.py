@@ -20,7 +20,7 @@ LEFT: Final = b"\xff"
 def seen(name: str, offset: int, size: int, act: Callable[[Any], object]) -> Iterator[bytes]:
     """These bytes of the segment before `act` of its internals, in another process, and after each instruction."""
     with Store(name, keys=1) as store:
-        process = Stepped(lambda: store._segment, act)
+        process = Stepped(lambda: store.segment, act)
         try:
             with open(path_of(name), "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
                 yield memory[offset : offset + size]

@@ -90,7 +90,7 @@ def test_memory_taken_by_a_dead_creator_is_not_needed_again(machine: Machine, na
     path = Path(f"/dev/shm/forebay-{name}")
     with open(path, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         with Store.private(keys=1_000_000) as store:
-            header = store._segment.read(0, layout.HEADER_CHECKSUM)
+            header = store.segment.read(0, layout.HEADER_CHECKSUM)
             size = store.stats().bytes
         file.write(header + bytes(4) + layout.STATE_CREATING.to_bytes(4, "little"))
         os.posix_fallocate(file.fileno(), 0, size)

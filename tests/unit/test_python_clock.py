@@ -137,7 +137,7 @@ def test_time_moved_by_one_process_moves_the_others(store_name: str, in_child: A
         assert in_child(one_minute_later) == (True, False)
         # The time is the segment's: no process falls behind another's reading.
         assert limiter.hit("k").retry_after == 60.0
-        assert store._segment.now_ns() == (START + timedelta(minutes=1)).timestamp() * 1e9
+        assert store.segment.now_ns() == (START + timedelta(minutes=1)).timestamp() * 1e9
 
 
 def test_process_with_an_earlier_time_does_not_hold_up_others(store_name: str, in_child: Any, move: Mover) -> None:
@@ -181,7 +181,7 @@ def test_reset_store_begins_at_the_current_time(time_store: Store) -> None:
         assert [limiter.allow("k") for _ in range(2)] == [True, False]
     reset_store(time_store)
     assert [limiter.allow("k") for _ in range(2)] == [True, False]
-    assert time_store._segment.now_ns() <= time.time_ns() + 1000
+    assert time_store.segment.now_ns() <= time.time_ns() + 1000
 
 
 def test_statistics_follow_the_current_time(time_store: Store, move: Mover) -> None:
@@ -201,7 +201,7 @@ def test_real_time_moves_the_store(time_store: Store) -> None:
     assert limiter.allow("k")
     while not limiter.allow("k"):
         pass
-    assert before - 1e-6 <= time_store._segment.now_ns() / 1e9 <= time.time() + 1e-6
+    assert before - 1e-6 <= time_store.segment.now_ns() / 1e9 <= time.time() + 1e-6
 
 
 @pytest.mark.parametrize("seconds", [-1.0, -1e-3, math.nan, math.inf, -math.inf, 5e9, 1e12, 1e300])
@@ -210,7 +210,7 @@ def test_times_outside_a_segments_range_are_refused(
 ) -> None:
     limiter = TokenBucket(time_store, "api", "1/minute")
     assert limiter.allow("k")
-    now_ns = time_store._segment.now_ns()
+    now_ns = time_store.segment.now_ns()
     monkeypatch.setattr(time, "time", lambda: seconds)
     for method in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.refund, limiter.reset):
         with pytest.raises(ValueError, match=r"time\.time"):
@@ -219,7 +219,7 @@ def test_times_outside_a_segments_range_are_refused(
         limiter.allow_many(["k"])
     monkeypatch.undo()
     assert not limiter.allow("k")
-    assert time_store._segment.now_ns() - now_ns < 60e9
+    assert time_store.segment.now_ns() - now_ns < 60e9
 
 
 @pytest.mark.parametrize("when", ["1970-01-01 00:00:01", "1980-01-01", "2038-01-20", "2085-12-31"])
@@ -401,7 +401,7 @@ def test_unknown_clocks_are_refused(clock: Any) -> None:
 
 def test_only_a_manual_clock_can_be_set(time_store: Store) -> None:
     with pytest.raises(ValueError, match="isn't moved by hand"):
-        time_store._segment.set_manual_ns(5)
+        time_store.segment.set_manual_ns(5)
 
 
 def test_store_with_time_time_survives_a_reboot(store_name: str, move: Mover) -> None:

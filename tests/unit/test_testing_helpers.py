@@ -237,7 +237,7 @@ def test_private_stores_keep_the_applications_other_options(store_name: str) -> 
         ):
             assert (store.keys, store.on_full) == (100, "deny")
             clock.advance(1)
-            assert store._segment.now_ns() == clock.now() * 1e9
+            assert store.segment.now_ns() == clock.now() * 1e9
         for store in (Store(f"{store_name}-large", keys=10**9), Store.private(keys=10**9)):
             assert (store.keys, store.on_full) == (200, "evict")
 

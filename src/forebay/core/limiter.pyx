@@ -14,6 +14,7 @@ from functools import lru_cache
 from forebay import waiting
 from forebay.errors import StoreClosed, without_url
 from forebay.segment import layout
+from forebay.segment.limiter_list import encode_limiter_name
 
 
 @lru_cache  # as it takes longer than all else of making a limiter
@@ -101,13 +102,13 @@ cdef class Limiter:
         if "store" not in arguments:
             raise TypeError(f"{type(self).__name__} is a base of the limiters: use TokenBucket or another one")
         store, name = arguments["store"], arguments["name"]
-        if not isinstance(getattr(store, "_segment", None), Segment):
+        if not isinstance(getattr(store, "segment", None), Segment):
             raise TypeError(
                 f"the first argument of {type(self).__name__} is a Store, or a RedisStore(url) of forebay.redis, not "
                 f"{without_url(store)}")
         self.store = store
-        self.segment = store._segment
-        store._limiter_name(name)
+        self.segment = store.segment
+        encode_limiter_name(name)
         self.name = name
         self.table = self.segment.table
         self.generation = self.segment.generation
@@ -119,9 +120,9 @@ cdef class Limiter:
         `encoding` says how states are to be read. It goes into the keys' hash: a limiter of the same name that reads
         them in another way starts afresh instead of misreading them.
         """
-        name = self.store._limiter_name(self.name)
+        name = encode_limiter_name(self.name)
         self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)
-        self.number = self.store._limiter_number(self.name, algorithm)
+        self.number = self.store.attachment.limiter_number(self.name, algorithm)
         return 0
 
     cdef int attach_process(self) except -1:
@@ -129,7 +130,7 @@ cdef class Limiter:
         if self.line_generation != generation:
             if self.store.closed:
                 raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
-            line, shared = self.store._counter_line(self.number)
+            line, shared = self.store.attachment.counter_line(self.number)
             self.counters = self.segment.counter_line(line)
             self.counters_are_shared = shared
             self.claim_stripe = line

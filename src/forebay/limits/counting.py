@@ -220,7 +220,7 @@ class Counting:
     def _number(self, name: str, algorithm: int) -> int:
         """Under which the store knows a limiter, or would know it."""
         try:
-            return self.store._limiter_number(name, algorithm, add=False)
+            return self.store.attachment.limiter_number(name, algorithm, add=False)
         except TooManyLimiters:
             return layout.LIMITER_CAPACITY
 
@@ -303,7 +303,7 @@ class Counting:
 
     def _look(self, window: SlidingWindow, key: str, cost: int) -> tuple[int, Decision]:
         """A decision, and how much of the window was left when it was made."""
-        segment, period_ns = self.store._segment, window.rate.period_ns
+        segment, period_ns = self.store.segment, window.rate.period_ns
         for _ in range(LOOKS):
             before_ns = segment.now_ns()
             decision = window.peek(key, cost)
@@ -369,10 +369,10 @@ class Counting:
 
     def _learn(self) -> bool:
         """Make the limiters that other processes have made meanwhile. Whether there may be any."""
-        names = self.store._segment.read(layout.LIMITERS_OFFSET, LIST_BYTES)
+        names = self.store.segment.read(layout.LIMITERS_OFFSET, LIST_BYTES)
         if names == self._names:
             return False
-        for name, _ in self.store._limiters().values():
+        for name, _ in self.store.attachment.limiters().values():
             match name.split(" "):
                 case ["limits", "fixed-window", expiry, *digits]:
                     self._fixed_window(_seconds(expiry), int(digits[0]) if digits else LEAST_DIGITS)

@@ -1,30 +1,33 @@
 """Extents: memory behind the table for limiters that need more than a cell per key.
 
-An extent is a small table of its own and, behind it, so many words for each of its cells. Extents are appended to the
-segment's file by one process at a time and never removed: whatever has one mapped may still use it.
+An extent is a small table of its own, followed by a fixed number of words for each of its cells. Processes append
+extents to the segment's file one at a time and never remove one: a process that has an extent mapped may still use it.
 
-*The lock* is a word of the header, `extents_maker`: 0, or the mark of the user that changes the list (see
-``attachments``). A process puts its own there by a CAS, from 0 or from the mark of a user that is gone; who finds that
-of another one waits. Nobody's mark comes back, so of several that find one gone, one CAS succeeds. A file lock would do
-but for processes that may only read the file: by a shared lock they could keep all others from an exclusive one.
+**State.** A list of entries in the header's part of the segment; an entry is published when its identity isn't 0. The
+list's lock is a word of the header, `extents_maker`: 0, or the attachment id of the process that changes the list (see
+``attachment_locks``). A process takes it by a CAS from 0, or from the id of a process that is no longer attached; while
+another process holds it, it waits. No attachment id comes back, so if several processes find a holder gone, one CAS
+succeeds. A file lock would do except for processes that may only read the file: with a shared lock they could prevent
+the exclusive lock of all others.
 
-Who makes one does so in this order: the lock; a mapping of the place behind the file's end; bytes there; its blocked
-cells; the limiter's number, as any limiter takes it; its entry in the list, and in that its identity last.
+**Transitions.** A process appends an extent in this order: the lock; a mapping of the bytes behind the file's end;
+those bytes; the blocked cells; the limiter's number, as every limiter takes it; the entry, and in it the identity last.
 
-*The number* is never given back, so it is taken when nothing else can be refused, and before the identity, so that
-whoever finds an extent finds its limiter in the list. Whether there is one to take is looked at before there are bytes
-for it. Limiters without an extent take theirs without the lock: if the last ones go meanwhile, the bytes are left as a
-killed creator leaves them. Who makes the same limiter at the same time gets the same number, here or there.
+*The number* is never given back. So a process takes it when nothing else can fail, and before the identity, so that the
+limiter of every published extent is in the list of limiters. Before it takes bytes, it checks that a number is free.
+Limiters without an extent take theirs without the lock. If they take the last numbers in between, the bytes stay unused
+as after a crash. Processes that make the same limiter at the same time get the same number, by this path or another.
 
-*Found.* Whoever looks for an identity takes no lock. It is stored by a release and loaded by an acquire, so who finds
-it reads a whole entry, of bytes that are in place and of a limiter that has a name. No entry changes after that.
+*Finding an extent* takes no lock. A release stores the identity and an acquire loads it. So a process that finds it
+reads a whole entry, whose bytes are in place and whose limiter has a name. No entry changes after that.
 
-*Crash.* Killed under the lock, which the next one then takes over, the entry's identity is still 0: the next maker
-overwrites whatever else stands in it, and appends behind the bytes that were left. Nobody finds those. After the
-number, the name is that of a limiter that nobody has used yet. Killed after the identity: it is made.
+**Crash and stall.** If the holder of the lock is killed, the next process takes the lock over. If the entry's identity
+is still 0, the next process overwrites the rest of the entry, and appends behind the bytes that are left; no process
+finds those. If the killed process had taken the number, that limiter has a name and no use yet. After the identity, the
+extent is complete. If the holder is stopped, others wait for ``ofd_locks.TIMEOUT_S``, then raise ``SegmentBusy``.
 
-*Damage.* An identity is a hash of all that says what an extent is for. What is found by it must say the same again, and
-lie within the file, or it is refused.
+**Damage.** An identity is a hash of everything that an extent is for. An entry that is found by it must agree with
+that, and lie within the file, or the extent is refused.
 """
 
 from __future__ import annotations
@@ -33,9 +36,8 @@ import os
 import time
 import warnings
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from forebay.core.table.segment_view import Extent, forks
 from forebay.errors import (
     DamagedSegment,
     InvalidLimiter,
@@ -43,14 +45,13 @@ from forebay.errors import (
     SegmentError,
     SegmentSizeWarning,
     SegmentSpaceError,
-    StoreClosed,
     shown,
 )
-from forebay.segment import attachments, free_space, layout
-from forebay.segment.file import BYTES_PER_KEY, LOCK_TIMEOUT
-
-if TYPE_CHECKING:
-    from forebay.store import Store
+from forebay.segment import attachment_locks, free_space, layout, ofd_locks
+from forebay.segment.attachment import Attachment, MappedExtent
+from forebay.segment.header import BYTES_PER_KEY
+from forebay.segment.limiter_list import encode_limiter_name
+from forebay.segment.spec import START_AGAIN
 
 __all__ = ["ExtentEntry", "ExtentShape", "Purpose", "open_extent"]
 
@@ -61,14 +62,14 @@ CELLS_PER_GROUP: Final = layout.CELLS_PER_LINE * layout.LINES_PER_GROUP
 
 @dataclass(frozen=True, slots=True)
 class ExtentShape:
-    """`keys` live keys with `words_per_key` words each."""
+    """Room for `keys` live keys with `words_per_key` words each."""
 
     keys: int
     words_per_key: int
 
     @classmethod
     def checked(cls, keys: int, words_per_key: int, limiter: str) -> ExtentShape:
-        """Refuses a number of keys that is none."""
+        """Raises ``InvalidLimiter`` if `keys` isn't a whole number from 1 to 2**32."""
         if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
             raise InvalidLimiter(
                 f"the keys of limiter {limiter!r} are a whole number from 1 to 2**32, not {shown(keys)}"
@@ -77,14 +78,14 @@ class ExtentShape:
 
     @property
     def group_count(self) -> int:
-        # So few keys that a probe set holds them all need no room between them.
+        # A probe set holds this few keys, so they need no spare cells.
         if self.keys <= layout.GROUPS_PER_KEY * CELLS_PER_GROUP:
             return -(-self.keys // CELLS_PER_GROUP)
         return -(-self.keys * BYTES_PER_KEY // layout.GROUP_BYTES)
 
     @property
     def used_cells(self) -> int:
-        """Cells that keys may live in, and that have words."""
+        """The cells that hold keys and have words; the others are blocked."""
         if self.keys <= layout.GROUPS_PER_KEY * CELLS_PER_GROUP:
             return self.keys
         return self.group_count * CELLS_PER_GROUP
@@ -96,7 +97,7 @@ class ExtentShape:
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a limiter keeps in an extent, and the numbers that this is read with: an entry, from its algorithm on."""
+    """What an extent's words hold and how to read them: the fields of an entry from its algorithm on."""
 
     algorithm: int
     words_per_cell: int
@@ -111,14 +112,14 @@ class Purpose:
         )
 
     def identity_text(self, limiter: bytes) -> bytes:
-        """What an extent's identity is the hash of."""
+        """The text whose hash is the extent's identity."""
         entry = ExtentEntry(identity=0, offset=0, size=0, keys=0, limiter=0, purpose=self)
         return limiter + b"\0" + entry.pack()[layout.EXTENT_ENTRY_ALGORITHM :]
 
 
 @dataclass(frozen=True, slots=True)
 class ExtentEntry:
-    """What the list has for an extent. It may say anything: see `lies_within`."""
+    """An entry of the list of extents. Its values may be damaged: see `is_whole` and `lies_within`."""
 
     identity: int
     offset: int
@@ -142,7 +143,7 @@ class ExtentEntry:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its length is that of its keys' cells and words."""
+        """Whether its length fits its keys' cells and words."""
         return 1 <= self.keys <= MAX_KEYS and self.purpose.words_per_cell >= 1 and self.shape.bytes == self.size
 
     def lies_within(self, segment_size: int, file_size: int) -> bool:
@@ -154,66 +155,62 @@ class ExtentEntry:
         )
 
 
-def open_extent(store: Store, limiter: str, purpose: Purpose, keys: int) -> Extent:
-    """Map the extent of `limiter` for this purpose, which is made if there is none.
+def open_extent(attachment: Attachment, limiter: str, purpose: Purpose, keys: int) -> MappedExtent:
+    """Map the extent of `limiter` for this purpose. Appends one if there is none.
 
-    One for another number of keys is used as it is. Raises ``SegmentSpaceError`` if there is no room, before any is
-    taken.
+    An extent that was made for another number of keys keeps its size. Raises ``SegmentSpaceError`` if there is no
+    space, before it takes any.
     """
-    segment = store._segment
-    identity = segment.identity_of(purpose.identity_text(store._limiter_name(limiter)))
-    with store._lock():
-        fd = store._own_file(forks())
+    segment = attachment.segment
+    identity = segment.identity_of(purpose.identity_text(encode_limiter_name(limiter)))
+    with attachment.lock():
+        fd = attachment.own_file()
         if fd is None:
-            raise (
-                StoreClosed(f"{store!r} was closed")
-                if store.closed
-                else _refuse(
-                    store,
-                    SegmentError,
-                    f"no right to open the segment again in this process, or its file closed by the program, to make "
-                    f"room for limiter {limiter!r}",
-                    "a process that may",
-                    "make the limiter before the worker is forked, gives up its rights or closes its files",
-                )
+            attachment.check_open()
+            raise _refuse(
+                attachment,
+                SegmentError,
+                f"a process that may not open the segment again, or that closed its file, and so can't make memory "
+                f"for limiter {limiter!r}",
+                "a process that has the file open, or may open it",
+                "make the limiter before the worker is forked, gives up its rights or closes its files",
             )
         raw = segment.extent_entry(identity)
         if raw is None:
-            raw = _append(store, fd, limiter, ExtentEntry(identity, 0, 0, keys, 0, purpose))
+            raw = _append(attachment, fd, limiter, ExtentEntry(identity, 0, 0, keys, 0, purpose))
         entry = ExtentEntry.unpack(raw)
-        number = store._limiter_number(limiter, purpose.algorithm, add=False)
-        _check(store, entry, number, purpose, os.fstat(fd).st_size)
+        number = attachment.limiter_number(limiter, purpose.algorithm, add=False)
+        _check(attachment, entry, number, purpose, os.fstat(fd).st_size)
         if keys != entry.keys:
             warnings.warn(
-                f"the memory of limiter {limiter!r} was made for {entry.keys} keys and is used as it is, not for the "
-                f"{keys} asked for; to change that, stop its users and call Store.unlink",
+                f"the memory of limiter {limiter!r} was made for {entry.keys} keys and keeps that size, although this "
+                f"limiter has keys={keys}; to change it, stop its users and call Store.unlink",
                 SegmentSizeWarning,
                 stacklevel=3,
             )
-        return _map(store, fd, entry.offset, entry.shape)
+        return _map(attachment, fd, entry.offset, entry.shape)
 
 
-def _check(store: Store, entry: ExtentEntry, number: int, purpose: Purpose, file_size: int) -> None:
+def _check(attachment: Attachment, entry: ExtentEntry, number: int, purpose: Purpose, file_size: int) -> None:
     found = expected = ""
-    if not entry.is_whole or not entry.lies_within(store._segment.size, file_size):
+    if not entry.is_whole or not entry.lies_within(attachment.segment.size, file_size):
         found = f"an extent of {entry.size} bytes for {entry.keys} keys at {entry.offset}"
         expected = f"one of {ExtentShape(entry.keys, purpose.words_per_cell).bytes} bytes within the file"
     if entry.limiter != number or entry.purpose != purpose:
         found = f"an extent of limiter {entry.limiter} ({entry.purpose})"
         expected = f"one of limiter {number} ({purpose})"
     if found:
-        remedy = "stop its users and call Store.unlink to start with an empty one"
-        raise _refuse(store, DamagedSegment, found, expected, remedy)
+        raise _refuse(attachment, DamagedSegment, found, expected, START_AGAIN)
 
 
-def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
-    """Make an extent like that, wherever there is room. Its entry, or that of who was faster."""
-    segment, shape = store._segment, wanted.shape
-    if not _lock_list(store, fd):
+def _append(attachment: Attachment, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
+    """Append an extent as `wanted`. Returns its entry, or the entry of a process that was faster."""
+    segment, shape = attachment.segment, wanted.shape
+    if not _lock_list(attachment, fd):
         raise _refuse(
-            store,
+            attachment,
             SegmentBusy,
-            f"a segment that another process has been changing for {LOCK_TIMEOUT:.0f} s",
+            f"a segment that another process has been changing for {ofd_locks.TIMEOUT_S:.0f} s",
             "a change that ends",
             "look for a stopped process that has the file open (fuser)",
         )
@@ -221,61 +218,62 @@ def _append(store: Store, fd: int, limiter: str, wanted: ExtentEntry) -> bytes:
         raw = segment.extent_entry(wanted.identity)
         if raw is not None:
             return raw
-        store._limiter_number(limiter, wanted.purpose.algorithm, add=False)  # or it is refused
+        attachment.limiter_number(limiter, wanted.purpose.algorithm, add=False)  # raises if there is no number for it
         raw = segment.read(layout.EXTENTS_OFFSET, LIST_BYTES)
         free = [number for number, entry in enumerate(layout.EXTENT_ENTRY.iter_unpack(raw)) if entry[0] == 0]
         if not free:
             raise _refuse(
-                store,
+                attachment,
                 SegmentSpaceError,
                 f"all {layout.EXTENT_CAPACITY} extents taken",
                 f"one for limiter {limiter!r}",
-                "use keys instead of limiters to tell users apart, or a second store; what limiters of former "
-                "parameters took is free after Store.unlink",
+                "tell users apart by keys instead of limiters, or make a second store; Store.unlink frees those of "
+                "limiters with former parameters",
             )
-        # Behind whatever a killed creator has left: its bytes may not be zero.
+        # Behind the bytes that a killed process may have left: they may not be zero.
         end = os.fstat(fd).st_size
         offset = -(-end // layout.EXTENT_ALIGNMENT) * layout.EXTENT_ALIGNMENT
-        # Mapped first: what can't be mapped must not be appended. Nobody touches it before it has its bytes.
-        extent = _map(store, fd, offset, shape)
-        _take_space(store, fd, limiter, offset, shape)
+        # Mapped first: what can't be mapped must not be appended. No memory is touched before the file has the bytes.
+        extent = _map(attachment, fd, offset, shape)
+        _take_space(attachment, fd, limiter, offset, shape)
         extent.block_cells(shape.used_cells)
-        number = store._limiter_number(limiter, wanted.purpose.algorithm)
+        number = attachment.limiter_number(limiter, wanted.purpose.algorithm)
         made = replace(wanted, offset=offset, size=shape.bytes, limiter=number).pack()
         segment.publish_extent(free[0], made)
         return made
     finally:
-        _unlock_list(store)
+        _unlock_list(attachment)
 
 
-def _lock_list(store: Store, fd: int) -> bool:
-    """Become the one process that changes the list of extents. False if another one has been that for too long."""
-    # Not time.monotonic, which may be frozen for a test.
-    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + LOCK_TIMEOUT
+def _lock_list(attachment: Attachment, fd: int) -> bool:
+    """Take the lock of the list. False if another process holds it for too long."""
+    segment = attachment.segment
+    # Not time.monotonic: a test may have frozen it.
+    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + ofd_locks.TIMEOUT_S
     while True:
-        maker = store._segment.extents_maker()
-        if not attachments.is_alive(fd, maker) and store._segment.replace_extents_maker(maker, store._mark):
+        maker = segment.extents_maker()
+        if not attachment_locks.is_attached(fd, maker) and segment.replace_extents_maker(maker, attachment.id):
             return True
         if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
             return False
         time.sleep(0.005)
 
 
-def _unlock_list(store: Store) -> None:
-    store._segment.replace_extents_maker(store._mark, 0)
+def _unlock_list(attachment: Attachment) -> None:
+    attachment.segment.replace_extents_maker(attachment.id, 0)
 
 
-def _take_space(store: Store, fd: int, limiter: str, offset: int, shape: ExtentShape) -> None:
+def _take_space(attachment: Attachment, fd: int, limiter: str, offset: int, shape: ExtentShape) -> None:
     try:
-        free_space.refuse_what_does_not_fit(fd, store.path, shape.bytes)
+        free_space.refuse_what_does_not_fit(fd, attachment.path, shape.bytes)
         os.posix_fallocate(fd, offset, shape.bytes)
     except OSError as error:
         if not free_space.is_shortage(error):
             raise
         or_else = "ask for fewer keys or a smaller limit"
-        found, remedy = free_space.shortage(error, fd, store.path, shape.bytes, or_else=or_else)
+        found, remedy = free_space.shortage(error, fd, attachment.path, shape.bytes, or_else=or_else)
         raise _refuse(
-            store,
+            attachment,
             SegmentSpaceError,
             found,
             f"{shape.bytes} bytes for the {shape.keys} keys of limiter {limiter!r}, {shape.words_per_key * 8} each",
@@ -283,11 +281,10 @@ def _take_space(store: Store, fd: int, limiter: str, offset: int, shape: ExtentS
         ) from None
 
 
-def _map(store: Store, fd: int, offset: int, shape: ExtentShape) -> Extent:
+def _map(attachment: Attachment, fd: int, offset: int, shape: ExtentShape) -> MappedExtent:
     try:
-        with attachments.opened_to_map(fd) as opened:
-            return Extent(
-                store._segment,
+        with attachment_locks.opened_to_map(fd) as opened:
+            return attachment.segment.map_extent(
                 opened,
                 offset=offset,
                 keys=shape.keys,
@@ -297,7 +294,7 @@ def _map(store: Store, fd: int, offset: int, shape: ExtentShape) -> Extent:
             )
     except OSError as error:
         raise _refuse(
-            store,
+            attachment,
             SegmentSpaceError,
             f"no room in this process's address space ({os.strerror(error.errno or 0)})",
             f"room to map {shape.bytes} bytes",
@@ -305,5 +302,5 @@ def _map(store: Store, fd: int, offset: int, shape: ExtentShape) -> Extent:
         ) from None
 
 
-def _refuse(store: Store, kind: type[SegmentError], found: str, expected: str, remedy: str) -> SegmentError:
-    return kind(store.path or store.name, found, expected, remedy)
+def _refuse(attachment: Attachment, kind: type[SegmentError], found: str, expected: str, remedy: str) -> SegmentError:
+    return kind(attachment.label, found, expected, remedy)

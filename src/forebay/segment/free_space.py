@@ -1,7 +1,7 @@
-"""How much room there is for a segment, and what to say when there is too little.
+"""How much space there is for a segment, and the error text when there is too little.
 
-Asked before anything is taken: a file system that is filled to its last byte harms others before it refuses, and of
-memory the kernel gives out more than there is, and ends processes when that is used.
+Space is checked before any is taken. A file system that is filled to its last byte harms other programs before it
+refuses. The kernel promises more memory than there is, and ends processes when they use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from forebay.core.table.segment_view import is_in_memory
+from forebay.segment.mapping import is_in_memory
 
 __all__ = ["is_shortage", "refuse_what_does_not_fit", "shortage"]
 
@@ -23,7 +23,7 @@ CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def refuse_what_does_not_fit(fd: int, path: str | None, needed: int) -> None:
-    """OSError if there aren't `needed` bytes more for the file `fd`, which is at `path`, or nameless."""
+    """Raise OSError if `needed` more bytes for the file `fd` don't fit. It is at `path`; None if it has no name."""
     free = _bytes_free(fd, path)
     if free is not None and needed > free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -39,7 +39,7 @@ def is_shortage(error: OSError) -> bool:
 def shortage(
     error: OSError, fd: int, path: str | None, needed: int, *, taken: int = 0, or_else: str
 ) -> tuple[str, str]:
-    """What was found instead of `needed` bytes, of which the file has `taken` already; and what helps."""
+    """Describe the space found instead of `needed` bytes, of which the file has `taken` already; and the remedy."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if error.errno == errno.EFBIG and limit != resource.RLIM_INFINITY:
         return f"a limit of {limit} bytes to a file's size (ulimit -f)", f"raise it, or {or_else}"
@@ -48,7 +48,7 @@ def shortage(
         found = f"{available + taken} bytes of memory available"
         return found, f"free some, give a container more of it, or {or_else}"
     found = error.strerror or "" if free is None else f"{free + taken} bytes free on its file system"
-    remedy = f"make room there, give path= on a larger file system, or {or_else}"
+    remedy = f"free space there, give path= on a larger file system, or {or_else}"
     if path is not None and path.startswith(SHARED_MEMORY):
         used, more = _mib_up(_bytes_used(fd) - taken), _mib_up(needed)
         remedy += (
@@ -64,19 +64,19 @@ def _mib_up(size: int) -> int:
 
 
 def _bytes_used(fd: int) -> int:
-    """Of its file system, by all files."""
+    """The bytes that all files of its file system take."""
     system = os.fstatvfs(fd)
     return (system.f_blocks - system.f_bfree) * system.f_frsize
 
 
 def _bytes_free(fd: int, path: str | None) -> int | None:
-    """On the file system. None if it has no limit of its own."""
+    """The free bytes of the file system. None if it has no limit of its own."""
     system = os.fstatvfs(fd)
     return None if path is None or system.f_blocks == 0 else system.f_bavail * system.f_frsize
 
 
 def _bytes_available(fd: int) -> int | None:
-    """Of memory: the host's, or less if a control group (version 2) of this process is near its limit.
+    """The available memory of the host, or less if a control group (version 2) of this process is near its limit.
 
     None if the file isn't in memory, or if neither can be read.
     """
@@ -89,14 +89,14 @@ def _bytes_available(fd: int) -> int | None:
         with suppress(OSError, ValueError, KeyError):
             most = int((group / "memory.max").read_text())  # "max", if there is no limit, is a ValueError
             numbers = _numbers(group / "memory.stat")
-            # What is cached of files is given up before anybody is ended.
+            # The kernel drops cached files before it ends a process.
             used = int((group / "memory.current").read_text()) - numbers["active_file"] - numbers["inactive_file"]
             sizes.append(max(most - used, 0))
     return min(sizes, default=None)
 
 
 def _control_groups() -> list[Path]:
-    """This process's, and those that it is in."""
+    """This process's control group and the groups that contain it."""
     with suppress(OSError):
         for line in (PROC / "self/cgroup").read_text().splitlines():
             if line.startswith("0::/"):
@@ -106,5 +106,5 @@ def _control_groups() -> list[Path]:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """The first number of each line by its first word."""
+    """The first number of each line, by the line's first word."""
     return {words[0]: int(words[1]) for words in map(str.split, file.read_text().splitlines())}

@@ -1,7 +1,7 @@
-"""The host's clock and boot, for processes that may see others.
+"""The host's clock and boot id, for processes that may see other ones.
 
-A time namespace moves ``CLOCK_MONOTONIC`` by an offset that never changes once a process is in it. Segments are dated
-by the clock of the host's own namespace, so processes of any time namespace agree on a segment's time.
+A time namespace moves ``CLOCK_MONOTONIC`` by an offset that never changes once a process is in it. Segments use the
+clock of the host's own namespace, so processes of all time namespaces agree on a segment's time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CHILDRENS_NAMESPACE: Final = "/proc/self/ns/time_for_children"
 
 def monotonic_ns(offset_ns: int) -> int:
     """The host's ``CLOCK_MONOTONIC``, for a process whose own is `offset_ns` ahead of it."""
-    # Not time.monotonic_ns: what freezes the time for a test would freeze it here, and the segment's never would begin.
+    # Not time.monotonic_ns: a test that freezes it would freeze the segment's time at its start.
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - offset_ns
 
 
 def read_boot_id() -> bytes:
-    """Which boot this is. System containers may have an id of their own."""
+    """The id of this boot. System containers may have an id of their own."""
     try:
         with open(BOOT_ID, encoding="utf-8") as file:
             return bytes.fromhex(file.read().strip().replace("-", ""))
@@ -40,8 +40,8 @@ def read_boot_id() -> bytes:
 def read_offset_ns() -> int:
     """How far this process's ``CLOCK_MONOTONIC`` is ahead of the host's; 0 outside of time namespaces.
 
-    Raises ``ClockMismatch`` if the process's children are to have another time namespace than itself: they would read
-    another clock, and the kernel tells the offsets of theirs only.
+    Raises ``ClockMismatch`` if the process's children will be in another time namespace than the process itself. They
+    would read another clock, and the kernel shows only the offsets of the children's namespace.
     """
     try:
         with open(OFFSETS, encoding="utf-8") as file:

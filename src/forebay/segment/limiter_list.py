@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from forebay.errors import InvalidLimiter, shown
 from forebay.segment import layout
 
-__all__ = ["ALGORITHM_NAMES", "LIST_BYTES", "ListedLimiter", "labels_of", "listed_limiters"]
+__all__ = ["ALGORITHM_NAMES", "LIST_BYTES", "ListedLimiter", "encode_limiter_name", "labels_of", "listed_limiters"]
 
+NAME_DIGEST_BYTES: Final = 8
 LIST_BYTES: Final = layout.LIMITER_CAPACITY * layout.LIMITER_ENTRY.size
 
 ALGORITHM_NAMES: Final = {
@@ -28,6 +31,21 @@ ALGORITHM_NAMES: Final = {
     layout.ALGORITHM_LEASED_FIXED_WINDOW: "leased FixedWindow",
     layout.ALGORITHM_LEASED_SLIDING_WINDOW: "leased SlidingWindow",
 }
+
+
+def encode_limiter_name(name: str) -> bytes:
+    """`name` as the segment holds it. A name that is too long is cut and ends with a digest of the whole name."""
+    try:
+        encoded = name.encode() if isinstance(name, str) else b""
+    except UnicodeEncodeError:
+        encoded = b""
+    if not encoded or b"\0" in encoded:
+        raise InvalidLimiter(f"a limiter's name is text, and not empty; not {shown(name)}")
+    if len(encoded) > layout.LIMITER_NAME_BYTES:
+        ending = b"~" + blake2b(encoded, digest_size=NAME_DIGEST_BYTES).hexdigest().encode()
+        beginning = encoded[: layout.LIMITER_NAME_BYTES - len(ending)].decode(errors="ignore")
+        encoded = beginning.encode() + ending
+    return encoded
 
 
 class ListedLimiter(NamedTuple):

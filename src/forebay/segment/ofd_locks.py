@@ -1,11 +1,11 @@
-"""Locks on bytes of a file that end with the process that holds them, however it ends.
+"""Open file description (OFD) locks: locks on bytes of a file that end with the process that holds them.
 
-Open file description locks (Linux 3.15): unlike the older POSIX record locks they are not lost when some other
-descriptor of the file is closed, and unlike a pid written into shared memory they need no guess at who is alive.
-A child of a fork shares its parent's locks until it opens the file for itself. The bytes need not exist.
+They exist since Linux 3.15. Unlike POSIX record locks, they are not lost when another descriptor of the file is closed.
+Unlike a pid in shared memory, they need no guess whether a process is alive. A forked child shares its parent's locks
+until it opens the file for itself. The locked bytes need not exist.
 
-An exclusive lock takes the right to write the file, a shared one only the right to read it. So a process that may only
-read a file can keep others from an exclusive lock, never from a shared one.
+An exclusive lock needs the right to write the file, a shared lock only the right to read it. So a process that may only
+read a file can prevent exclusive locks of others, but no shared ones.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import errno
 import fcntl
 import struct
 import time
+from typing import Final
 
-__all__ = ["is_locked", "lock_within", "try_lock", "unlock"]
+__all__ = ["TIMEOUT_S", "is_locked", "lock_within", "try_lock", "unlock"]
 
-# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid. A length of 0 is everything from there on.
+TIMEOUT_S: Final = 30.0
+"""How long a process waits for another one that creates or changes a segment. It may be stopped and never finish."""
+
+# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid. A length of 0 means all bytes from there on.
 _FLOCK = struct.Struct("hhqqi4x")
 
 
 def try_lock(fd: int, start: int, length: int, *, shared: bool = False) -> bool:
-    """Take a lock on `length` bytes from `start`, or say at once that somebody else's is in the way."""
+    """Lock `length` bytes from `start`. False at once if another lock conflicts."""
     kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, 0, start, length, 0))
@@ -34,19 +38,19 @@ def try_lock(fd: int, start: int, length: int, *, shared: bool = False) -> bool:
 
 
 def is_locked(fd: int, start: int, length: int) -> bool:
-    """Whether anybody else has a lock there, exclusive or shared."""
+    """Whether another open file has a lock there, exclusive or shared."""
     question = _FLOCK.pack(fcntl.F_WRLCK, 0, start, length, 0)
     answer: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, question)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def unlock(fd: int, start: int, length: int) -> None:
-    """Give back what ``try_lock`` took."""
+    """Release what ``try_lock`` locked."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, start, length, 0))
 
 
 def lock_within(fd: int, start: int, length: int, timeout: float) -> bool:
-    """Like ``try_lock``, but try for `timeout` seconds: a holder may be stopped and never give it back."""
+    """Like ``try_lock``, but try for `timeout` seconds: the holder may be stopped and never unlock."""
     # Not time.monotonic, which may be frozen for a test.
     deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + timeout
     while not try_lock(fd, start, length):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from forebay.segment.file import CLOCK_NAMES
+from forebay.segment.header import CLOCK_NAMES
 from forebay.verification.cells import CellChecks
 from forebay.verification.extent_list import Extents
 from forebay.verification.findings import Finding, Findings

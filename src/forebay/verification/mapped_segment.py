@@ -14,14 +14,9 @@ from typing import Final, Self
 from forebay.core.audit import LATEST_NS
 from forebay.errors import ForeignSegment, SegmentBusy, SegmentError
 from forebay.segment import host_clock, layout
-from forebay.segment.file import (
-    Header,
-    Wanted,
-    check_consistency,
-    check_identity,
-    is_unfinished,
-    not_opened,
-)
+from forebay.segment.header import Header, check_consistency, check_identity, is_unfinished
+from forebay.segment.opening import opening_error
+from forebay.segment.spec import SegmentSpec
 from forebay.store import default_path
 from forebay.verification.findings import LOOKS, PAUSE_S
 
@@ -37,20 +32,20 @@ class MappedSegment:
         path = os.fspath(name_or_path)
         if isinstance(name_or_path, str) and "/" not in path:
             path = default_path(path)
-        wanted = Wanted.here(
+        spec = SegmentSpec.for_this_process(
             os.path.abspath(path), keys=0, clock_kind=layout.CLOCK_MONOTONIC, mode=0o600, gid=os.getegid()
         )
-        self.path: Final = wanted.path
-        self._offset_ns: Final = wanted.offset_ns
-        self._fd = _open(wanted)
+        self.path: Final = spec.path
+        self._offset_ns: Final = spec.offset_ns
+        self._fd = _open(spec)
         try:
-            self.header: Final = _read_header(wanted, self._fd)
+            self.header: Final = _read_header(spec, self._fd)
             self.memory = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
         except BaseException:
             os.close(self._fd)
             raise
         self.is_monotonic: Final = self.header.clock_kind == layout.CLOCK_MONOTONIC
-        self.is_of_this_boot: Final = not self.is_monotonic or self.header.boot_id == wanted.boot_id
+        self.is_of_this_boot: Final = not self.is_monotonic or self.header.boot_id == spec.boot_id
 
     def __enter__(self) -> Self:
         return self
@@ -95,26 +90,26 @@ class MappedSegment:
         return min(LATEST_NS, self.now_ns() + ahead_ns + MEANWHILE_NS)
 
 
-def _open(wanted: Wanted) -> int:
+def _open(spec: SegmentSpec) -> int:
     try:
-        fd = os.open(wanted.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(spec.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise wanted.refuse(SegmentError, "no such file", "a segment", "check the name; `ls /dev/shm`") from None
+        raise spec.refuse(SegmentError, "no such file", "a segment", "check the name; `ls /dev/shm`") from None
     except OSError as error:
-        raise not_opened(wanted, error) from None
+        raise opening_error(spec, error) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise wanted.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
+        raise spec.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
     return fd
 
 
-def _read_header(wanted: Wanted, fd: int) -> Header:
+def _read_header(spec: SegmentSpec, fd: int) -> Header:
     for look in range(LOOKS + 1):
         raw = os.pread(fd, layout.HEADER.size, 0)
         try:
-            check_identity(wanted, raw)
+            check_identity(spec, raw)
             if is_unfinished(raw):
-                raise wanted.refuse(
+                raise spec.refuse(
                     SegmentBusy,
                     "a segment that is being created, or whose creator was killed",
                     "one that is ready",
@@ -122,7 +117,7 @@ def _read_header(wanted: Wanted, fd: int) -> Header:
                 )
             # Whatever its clock is: no limiter is going to use it.
             kind = int.from_bytes(raw[layout.HEADER_CLOCK_KIND : layout.HEADER_CLOCK_KIND + 4], "little")
-            of_its_clock = replace(wanted, clock_kind=kind)
+            of_its_clock = replace(spec, clock_kind=kind)
             return check_consistency(of_its_clock, raw, os.fstat(fd).st_size)
         except SegmentError:
             # It may be in the making, or be changed for this boot.

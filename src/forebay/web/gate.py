@@ -149,7 +149,7 @@ def _partition_secret(rules: tuple[Rule, ...]) -> bytes:
     if rules[0].is_remote:
         raise InvalidLimiter(f"partition_keys takes a secret of the limiters' Store, and {rules[0].limiter!r} has none")
     store: Any = rules[0].limiter.store
-    secret: bytes = store._segment.secret(b"partitions")
+    secret: bytes = store.segment.secret(b"partitions")
     return secret
 
 

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.core.limiter import Limiter
-from forebay.core.table.segment_view import forks
 from forebay.errors import CountsPerWorkerWarning, UnknownClientsWarning
 from forebay.web.client import UNIX_REMEDY, ClientAddress
 
@@ -35,7 +34,10 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
     alone = [
         x
         for x in limiters
-        if x.store.path is None and not x.store.closed and min(x.store._files) == forks() and x.store not in _warned_of
+        if x.store.path is None
+        and not x.store.closed
+        and not x.store.attachment.is_inherited
+        and x.store not in _warned_of
     ]
     workers = worker_count() if alone else 1
     if workers > 1:

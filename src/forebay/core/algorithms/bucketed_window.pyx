@@ -302,7 +302,7 @@ cdef class BucketedWindow(CellLimiter):
                 f"{self.rate} in {buckets} buckets: with buckets of {self.params.period_ns} ns a limit can be at most "
                 f"{low_mask(max(self.params.low_bits - 2, 0))}; take fewer buckets, or a token bucket")
         encoding = b"bucketed %d %d %d" % (self.params.period_ns, buckets, self.params.low_bits)
-        self.extent = open_extent(store, name, Purpose(
+        self.extent = open_extent(store.attachment, name, Purpose(
             algorithm=layout.ALGORITHM_BUCKETED_WINDOW, words_per_cell=buckets, low_bits=self.params.low_bits, limit=0,
             period_ns=self.params.period_ns), extent_shape.keys)
         self.table = self.extent.table

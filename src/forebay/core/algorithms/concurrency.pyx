@@ -193,7 +193,7 @@ cdef class Concurrency(Limiter):
         self.words_per_cell = words_for(limit)
         extent_shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, self.words_per_cell, name)
         encoding = b"concurrency %d" % self.limit
-        self.extent = open_extent(store, name, Purpose(
+        self.extent = open_extent(store.attachment, name, Purpose(
             algorithm=layout.ALGORITHM_CONCURRENCY, words_per_cell=self.words_per_cell, low_bits=0, limit=limit,
             period_ns=0), extent_shape.keys)
         self.table = self.extent.table

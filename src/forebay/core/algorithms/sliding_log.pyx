@@ -397,7 +397,7 @@ cdef class SlidingLog(CellLimiter):
         if self.params.low_bits > count_bits_for(self.params.period_ns):
             raise InvalidLimiter(f"{self.rate} is too fast for a sliding log: take a token bucket")
         encoding = b"log %d %d" % (self.params.limit, self.params.period_ns)
-        self.extent = open_extent(store, name, Purpose(
+        self.extent = open_extent(store.attachment, name, Purpose(
             algorithm=layout.ALGORITHM_SLIDING_LOG, words_per_cell=self.params.words_per_cell,
             low_bits=self.params.low_bits, limit=self.params.limit, period_ns=self.params.period_ns), keys)
         self.table = self.extent.table

@@ -138,7 +138,7 @@ cdef class SyncedLimiter(CellLimiter):
     ) except -1:
         """Open the extent, and register, once the params are known."""
         ExtentShape.checked(keys, WORDS_PER_CELL, self.name)
-        self.extent = open_extent(self.store, self.name, purpose, keys)
+        self.extent = open_extent(self.store.attachment, self.name, purpose, keys)
         self.synced_store, self.name_of, self.names = synced_store, name_of, {}
         self.charge_for(1, &self.params, &self.unit)
         self.register(purpose.algorithm, encoding)

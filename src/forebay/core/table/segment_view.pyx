@@ -14,6 +14,7 @@ from forebay.core.table.native cimport (
     next_generation as native_next_generation, siphash13, store_release, store_release32, watch_forks,
 )
 from forebay.core.table.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
+from forebay.segment.mapping cimport map_aligned
 
 import time
 
@@ -22,77 +23,10 @@ from forebay.segment import layout
 
 
 cdef extern from "<sys/mman.h>" nogil:
-    int PROT_NONE, PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED
+    int PROT_READ, PROT_WRITE, MAP_SHARED
     void* MAP_FAILED
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t size)
-    int madvise(void* address, size_t size, int advice)
-
-
-cdef extern from "<fcntl.h>" nogil:
-    int posix_fallocate(int fd, long offset, long size)
-
-
-cdef extern from "<sys/vfs.h>" nogil:
-    struct FileSystem "statfs":
-        long f_type
-    int fstatfs(int fd, FileSystem* system)
-
-
-cdef enum:
-    PAGE = 4096                  # the smallest there is; larger ones are multiples
-    HUGE_PAGE = 1 << 21
-    MADV_COLLAPSE = 25           # Linux 6.1; not in every C library's headers yet
-    TMPFS_MAGIC = 0x01021994     # of Linux's headers, not of the C library's
-    RAMFS_MAGIC = 0x858458F6
-
-
-cdef char* map_aligned(int fd, size_t size) except NULL:
-    """Map a file where huge pages of it can be mapped as such: at a multiple of their size."""
-    cdef void* reserved = mmap(
-        NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-    cdef size_t before, end
-    cdef void* address
-    if reserved == MAP_FAILED:
-        raise OSError(errno, f"cannot map a segment of {size} bytes")
-    before = (HUGE_PAGE - <size_t>reserved % HUGE_PAGE) % HUGE_PAGE
-    address = mmap(<char*>reserved + before, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
-    if address == MAP_FAILED:
-        munmap(reserved, size + HUGE_PAGE)
-        raise OSError(errno, f"cannot map a segment of {size} bytes")
-    if before:
-        munmap(reserved, before)
-    # munmap takes whole pages: what is left of the reservation begins at the page after the mapping.
-    end = (before + size + PAGE - 1) // PAGE * PAGE
-    if end < size + HUGE_PAGE:
-        munmap(<char*>reserved + end, size + HUGE_PAGE - end)
-    return <char*>address
-
-
-def use_huge_pages(int fd, size_t size):
-    """Attempt for huge pages for a file of `size` bytes that has no pages yet. Raises OSError if there is no room.
-
-    A stretch becomes one huge page only if it has at least one small one, and fastest if it has no other.
-    """
-    cdef size_t start
-    cdef int refusal
-    cdef char* address
-    for start in range(0, size, HUGE_PAGE):
-        refusal = posix_fallocate(fd, start, 1)
-        if refusal != 0:
-            raise OSError(refusal, "no room for a page")
-    address = map_aligned(fd, size)
-    with nogil:
-        madvise(address, size // HUGE_PAGE * HUGE_PAGE, MADV_COLLAPSE)
-        munmap(address, size)
-
-
-def is_in_memory(int fd):
-    """Whether a file takes memory: one of a tmpfs or a ramfs, wherever it is mounted, or without a file system."""
-    cdef FileSystem system
-    if fstatfs(fd, &system) != 0:
-        raise OSError(errno, "cannot find out what file system a file is of")
-    return <uint32_t>system.f_type in (TMPFS_MAGIC, RAMFS_MAGIC)
 
 
 if watch_forks() != 0:
@@ -280,8 +214,15 @@ cdef class Segment:
         # SYNC entry -> identity: see extent_entry.
         store_release(&place.identity, identity)
 
+    def map_extent(
+        self, int fd, *, uint64_t offset, uint64_t keys, uint64_t group_count, uint64_t used_cells, uint64_t word_count,
+    ):
+        """Map an extent of the segment's file."""
+        return Extent(
+            self, fd, offset=offset, keys=keys, group_count=group_count, used_cells=used_cells, word_count=word_count)
+
     def extents_maker(self):
-        """The mark of the process that is changing the list of extents, or has died of it; 0 if nobody is."""
+        """The attachment id of the process that is changing the list of extents, or died of it; 0 if there is none."""
         return load_acquire(&(<ForebayHeader*>self.base).extents_maker)
 
     def replace_extents_maker(self, uint64_t seen, uint64_t maker):

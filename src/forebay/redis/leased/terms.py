@@ -115,7 +115,7 @@ class Terms(ABC):
             )
         )
         self.encoding = blake2b(what.encode(), digest_size=16).hexdigest().encode()
-        self.host = store._segment.secret(b"lease " + self.encoding).hex()[:16]
+        self.host = store.segment.secret(b"lease " + self.encoding).hex()[:16]
 
     def _set_most(self, finest: int) -> None:
         """Set the most permits that a host may have on loan: its share, and what a lease's state has bits for."""

@@ -80,7 +80,7 @@ class SyncedStore:
         self.interval_ns = interval_ns
         self.keys = keys
         self._redis, self._host_store = redis_store, host_store
-        secret = host_store._segment.secret(b"synced host")
+        secret = host_store.segment.secret(b"synced host")
         self._host = blake2b(secret, digest_size=HOST_BYTES, person=b"forebay synced").hexdigest().encode()
         self._exchanger = Exchanger(redis_store, host_store, interval_ns)
 

@@ -1,0 +1,227 @@
+"""One process's attachment to a segment: the open file, its locks, and the mapped memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from forebay.errors import (
+    DamagedSegment,
+    SegmentSpaceError,
+    StoreClosed,
+    TooManyLimiters,
+)
+from forebay.segment import attachment_locks, layout, ofd_locks
+from forebay.segment.file import SegmentFile
+from forebay.segment.limiter_list import LIST_BYTES, encode_limiter_name, listed_limiters
+from forebay.segment.removal import NameWatch
+from forebay.segment.spec import START_AGAIN
+
+__all__ = ["Attachment", "MappedExtent", "MappedSegment"]
+
+
+class MappedExtent(Protocol):
+    """The mapped memory of an extent."""
+
+    def block_cells(self, used_cells: int) -> None: ...
+
+
+class MappedSegment(Protocol):
+    """The mapped memory of a segment."""
+
+    @property
+    def size(self) -> int: ...
+    def read(self, offset: int, size: int) -> bytes: ...
+    def limiter_number(self, name: bytes, algorithm: int, *, add: bool = True) -> int: ...
+    def take_counter_line(self, number: int, limiter: int) -> bool: ...
+    def identity_of(self, text: bytes) -> int: ...
+    def extent_entry(self, identity: int) -> bytes | None: ...
+    def publish_extent(self, number: int, entry: bytes) -> None: ...
+    def extents_maker(self) -> int: ...
+    def replace_extents_maker(self, seen: int, maker: int) -> bool: ...
+    def map_extent(
+        self, fd: int, *, offset: int, keys: int, group_count: int, used_cells: int, word_count: int
+    ) -> MappedExtent: ...
+
+
+class Attachment:
+    """What a process holds of a segment, until it is closed.
+
+    *Threads*: safe. *Fork*: the child opens the file for itself, and takes locks of its own, when it first needs
+    them; until then it shares its parent's.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        path: str | None,
+        file: SegmentFile,
+        map_segment: Callable[[int], MappedSegment],
+        forks: Callable[[], int],
+    ) -> None:
+        """`label` names the segment in errors. `forks` counts the forks between the import and this process."""
+        self.label = label
+        self.path = path
+        self.closed = False
+        self._forks = forks
+        self._status = os.fstat(file.fd)
+        # By number of forks: the file as this process opened it, with its locks, and the counter lines locked.
+        self._files = {forks(): file.fd}
+        self._lines: dict[tuple[int, int], int] = {}
+        self._locks: dict[int, threading.RLock] = {}
+        self.id = file.attachment_id
+        """Of the newest file: see ``attachment_locks``."""
+        self.name_watch = NameWatch(path, self._status)
+        try:
+            with attachment_locks.opened_to_map(file.fd) as opened:
+                self.segment = map_segment(opened)
+        except OSError as error:
+            self.close()
+            raise SegmentSpaceError(
+                label,
+                f"no room in this process's address space ({os.strerror(error.errno or 0)})",
+                f"room to map {file.header.segment_size} bytes",
+                "raise the process's limits (ulimit -v) or ask for fewer keys",
+            ) from None
+
+    def close(self) -> bool:
+        """Close the file, which drops all locks. False if it was closed already. The mapping stays until garbage."""
+        with self.lock():
+            if self.closed:
+                return False
+            self.closed = True
+            self.name_watch.stop()
+            for fd in self._open_files():
+                os.close(fd)
+            self._files.clear()
+            return True
+
+    def lock(self) -> threading.RLock:
+        """Guards what is done with the file, never a decision. Each process has its own: a fork may happen while
+        another thread holds it."""
+        return self._locks.setdefault(self._forks(), threading.RLock())
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise StoreClosed(f"the store {self.label} was closed")
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether an ancestor of this process attached, before a fork, and this process has not opened the file."""
+        return min(self._files) != self._forks()
+
+    # The file
+
+    def own_file(self) -> int | None:
+        """The segment's file as this process opened it. None if the program closed it, or a child may not open it."""
+        inherited = self._open_files()
+        if not inherited:
+            return None
+        fork = self._forks()
+        if fork in self._files:
+            return self._files[fork]
+        try:
+            opened = os.open(f"/proc/self/fd/{inherited[-1]}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # Most often a worker that gave up root: its mapping and its limits work, and its counters are shared.
+            return None
+        # Before the parent's file is closed, so that the segment is attached all the time and none can exclude it.
+        attachment_id = attachment_locks.attach(opened, attachment_locks.place_of_id(self.id))
+        assert attachment_id is not None
+        self.id = attachment_id
+        self._files = {fork: opened}
+        for fd in inherited:
+            os.close(fd)
+        return opened
+
+    def _open_files(self) -> list[int]:
+        """The segment's descriptors that are still open. A program that becomes a daemon closes all, and its next
+        files get the same numbers."""
+        found = []
+        for fd in self._files.values():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(fd), self._status):
+                    found.append(fd)
+        return found
+
+    def file_size(self) -> int:
+        opened = self._open_files()
+        return (os.fstat(opened[0]) if opened else self._status).st_size
+
+    # The limiters
+
+    def limiter_number(self, name: str, algorithm: int, *, add: bool = True) -> int:
+        """The number of the limiter of that name and algorithm in the segment, which is added if it is new.
+
+        Without `add` nothing is written: for a new limiter, the number that it would get now. Raises
+        ``TooManyLimiters``.
+        """
+        self.check_open()
+        number = self.segment.limiter_number(encode_limiter_name(name), algorithm, add=add)
+        if number < 0:
+            raise TooManyLimiters(
+                f"the store {self.label} has all its {layout.LIMITER_CAPACITY} limiters, so there is no place for "
+                f"{name!r}: tell users apart by keys instead of limiters, or make a second store"
+            )
+        return number
+
+    def limiters(self) -> dict[int, tuple[str, str]]:
+        """The limiters of all processes, by number: a name and an algorithm's name each."""
+        limiters = {}
+        for number, limiter in listed_limiters(self.segment.read(layout.LIMITERS_OFFSET, LIST_BYTES)):
+            try:
+                limiters[number] = limiter.name.decode(), limiter.algorithm_name
+            except UnicodeDecodeError:
+                raise DamagedSegment(
+                    self.label, f"{limiter.name!r} as the name of limiter {number}", "UTF-8", START_AGAIN
+                ) from None
+        return limiters
+
+    # The counters
+
+    def counter_line(self, number: int) -> tuple[int, bool]:
+        """The counter line that this process uses for limiter `number`, and whether other processes use it too.
+
+        A process owns a line while it holds the file lock on the line's bytes. So the kernel frees a line when its
+        owner ends, and the next owner continues its counts: no counts are merged, and no sum ever falls.
+        """
+        with self.lock():
+            self.check_open()
+            line = self._own_line(number)
+        return (line, False) if line is not None else (layout.OWNED_COUNTER_LINES + number, True)
+
+    def _own_line(self, number: int) -> int | None:
+        """Lock a counter line for limiter `number`. None if there is none for this process."""
+        fork = self._forks()
+        fd = self.own_file()
+        if fd is None:
+            return None
+        size = layout.COUNTER_LINE.size
+        raw = self.segment.read(layout.COUNTERS_OFFSET, layout.OWNED_COUNTER_LINES * size)
+        # The first field of each line, without a step of Python for each: this is part of a limiter's first call.
+        limiters = array("I", raw)[layout.COUNTER_LINE_LIMITER // 4 :: size // 4]
+        # First the lines that this limiter has used before, then unused ones.
+        for wanted in (number + 1, 0):
+            for line in _places(limiters, wanted):
+                # The file's lock doesn't distinguish the limiters of this process.
+                if self._lines.get((fork, line), number) != number:
+                    continue
+                start = layout.COUNTERS_OFFSET + line * size
+                if ofd_locks.try_lock(fd, start, size):
+                    if self.segment.take_counter_line(line, number):
+                        self._lines[fork, line] = number
+                        return line
+                    ofd_locks.unlock(fd, start, size)
+        return None
+
+
+def _places(numbers: array[int], wanted: int) -> Iterator[int]:
+    place = -1
+    with contextlib.suppress(ValueError):
+        while True:
+            place = numbers.index(wanted, place + 1)
+            yield place

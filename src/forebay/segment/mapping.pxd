@@ -1,0 +1,1 @@
+cdef char* map_aligned(int fd, size_t size) except NULL

@@ -1,0 +1,91 @@
+"""Whether a process may trust a segment's file: by its type, owner, group, mode and directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Final
+
+from forebay.errors import ForeignSegment, UntrustedSegment
+from forebay.segment.spec import SegmentSpec
+
+__all__ = ["check_directory", "check_file", "private_directory_hint"]
+
+MOUNTS: Final = "/proc/self/mountinfo"
+
+
+def check_directory(spec: SegmentSpec, status: os.stat_result, *, is_own: bool) -> None:
+    """Raise if others may make files in the directory of that status, which the spec trusts.
+
+    With `is_own`, no other user may. With a trusted group, a file of that group must come from a member or from root.
+    That holds except where a directory gives its group to every new file: by the setgid bit, or by a mount option.
+    In such a directory, all users who may make files must be trusted.
+    """
+    directory = os.path.dirname(spec.path)
+    group_is_trusted = spec.trusts_group and status.st_gid == spec.gid
+    is_open = status.st_mode & 0o002 or status.st_uid not in (os.geteuid(), 0)
+    described = f"a directory of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
+    if is_own and (is_open or (status.st_mode & 0o020 and not group_is_trusted)):
+        raise spec.refuse(
+            UntrustedSegment,
+            f"{described}, in which others may make files",
+            f"one that only uid {os.geteuid()} may write" + (f", or group {spec.gid}" if spec.trusts_group else ""),
+            "give directory= one of this user's own, such as that of systemd's RuntimeDirectory=",
+        )
+    has_bit = bool(status.st_mode & stat.S_ISGID)
+    if is_open and group_is_trusted and (has_bit or _is_mounted_with_grpid(status.st_dev)):
+        giver = "the setgid bit" if has_bit else "the mount option grpid"
+        raise spec.refuse(
+            UntrustedSegment,
+            f"{described}, that gives its group to the files of users that aren't in it",
+            f"one without {giver}, or of uid {os.geteuid()} or root and not writable by others",
+            (f"chmod g-s {directory}" if has_bit else "mount it without grpid") + ", or chmod o-w and chown it to root",
+        )
+
+
+def _is_mounted_with_grpid(device: int) -> bool:
+    """Whether a mount option makes every directory give its group to new files, as the setgid bit does."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError), open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, _, where, *_, options = line.split()
+            if where == number and "grpid" in options.split(","):
+                return True
+    return False
+
+
+def check_file(spec: SegmentSpec, status: os.stat_result) -> None:
+    """Raise for a file that isn't regular, that others may write, or that another user owns."""
+    if not stat.S_ISREG(status.st_mode):
+        raise spec.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
+    mode = stat.S_IMODE(status.st_mode)
+    group_is_trusted = spec.trusts_group and status.st_gid == spec.gid
+    remedy = "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=..."
+    if mode & 0o002 or (mode & 0o020 and not group_is_trusted):
+        raise spec.refuse(
+            UntrustedSegment,
+            f"a file that others may write (mode {mode:04o}, gid {status.st_gid})",
+            f"write permission for uid {os.geteuid()} only"
+            + (f", or for group {spec.gid}" if spec.trusts_group else ""),
+            remedy + private_directory_hint(spec),
+        )
+    if status.st_uid not in (os.geteuid(), 0) and not group_is_trusted:
+        raise spec.refuse(
+            UntrustedSegment,
+            f"a file of uid {status.st_uid}",
+            f"one of uid {os.geteuid()} or of root",
+            remedy + private_directory_hint(spec),
+        )
+
+
+def private_directory_hint(spec: SegmentSpec) -> str:
+    """The rest of a remedy, if any user may take a name in the directory; else empty."""
+    directory = os.path.dirname(spec.path)
+    with contextlib.suppress(OSError):
+        if os.stat(directory).st_mode & 0o002:
+            return (
+                f"; any user may take a name in {directory}: give directory= one that only this user may write "
+                f"(systemd: RuntimeDirectory=)"
+            )
+    return ""
