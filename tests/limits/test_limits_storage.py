@@ -335,6 +335,20 @@ def test_start_is_refused_without_room_for_the_moving_windows_that_are_named(ope
     assert not any(store_name in mapped for mapped in Path("/proc/self/maps").read_text().splitlines())
 
 
+def test_refused_start_leaves_no_file_but_one_that_was_there(
+    opened: Open, store_name: str, clock: ManualClock
+) -> None:
+    options = "keys=1000&moving_window_keys=4000000000&moving_windows=50/minute"
+    with pytest.raises(SegmentSpaceError):
+        opened(options)
+    path = Path(f"/dev/shm/forebay-{store_name}")
+    assert not path.exists()
+    Store(store_name, keys=1000, clock=clock).close()
+    with pytest.raises(SegmentSpaceError):
+        opened(options)
+    assert path.exists()
+
+
 @pytest.mark.parametrize(
     ("limit", "most_bytes"),
     [("10/day", 1_300_000), ("157/day", 2**24), ("158/day", 10_900_000), ("10000000/day", 10_900_000)],

@@ -73,6 +73,7 @@ cdef class Limiter:
     cdef Segment segment                     # keeps the mapping alive
     cdef readonly object store
     cdef readonly str name
+    cdef bint checks_name                    # the next decision first checks the name of the segment's file
     cdef int number                          # position in the segment's list of limiters
 
     cdef int register(self, uint32_t algorithm, bytes encoding) except -1

@@ -12,7 +12,7 @@ import inspect
 from functools import lru_cache
 
 from forebay import waiting
-from forebay.errors import StoreClosed, without_url
+from forebay.errors import SegmentRemovedWarning, StoreClosed, without_url
 from forebay.segment import layout
 from forebay.segment.limiter_list import encode_limiter_name
 
@@ -84,6 +84,24 @@ cdef int let_stores_make(type kind) except -1:
     return 0
 
 
+cdef void report_unraisable(object error) noexcept:
+    """Give an exception to ``sys.unraisablehook``, as every function does that declares that it raises none."""
+    raise error
+
+
+cdef int check_name(object store) except -1:
+    """Warn if the segment's file was removed. Before a decision, which this never makes fail.
+
+    If a filter turns the warning into an error, ``sys.unraisablehook`` reports it. An exception that a signal
+    handler raises meanwhile, such as KeyboardInterrupt, ends the call before anything is decided.
+    """
+    try:
+        store.attachment.name_watch.warn_if_removed_by_others(stacklevel=1)
+    except SegmentRemovedWarning as error:
+        report_unraisable(error)
+    return 0
+
+
 cdef class Limiter:
     """Base class of every limiter; not used by itself.
 
@@ -126,7 +144,12 @@ cdef class Limiter:
         return 0
 
     cdef int attach_process(self) except -1:
-        cdef uint64_t generation = self.generation[0]
+        cdef uint64_t generation
+        if self.checks_name:
+            # First, as other threads may run meanwhile, and one of them may fork or close the store.
+            self.checks_name = False
+            check_name(self.store)
+        generation = self.generation[0]
         if self.line_generation != generation:
             if self.store.closed:
                 raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
@@ -153,6 +176,10 @@ cdef class Limiter:
         self.count(&self.counters.evicted, events.evicted)
         self.count(&self.counters.full, events.full)
         self.count(&self.counters.cas_retries, events.cas_retries)
+        # Every insertion comes here, and every lost CAS, but no usual decision.
+        if self.segment.take_name_check():
+            self.checks_name = True
+            self.attached_generation = 0
 
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
         raise TypeError(f"{self!r} can't be one of several limits")

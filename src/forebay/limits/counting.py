@@ -103,6 +103,7 @@ class Counting:
             for limit, expiry in options.moving_windows:
                 self.make_moving_window(limit, expiry)
         except BaseException as error:
+            self.store.attachment.remove_if_new()
             self.store.close()
             if isinstance(error, ValueError):
                 raise ConfigurationError(f"the option moving_windows of a forebay storage: {error}") from None

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from forebay.errors import (
     DamagedSegment,
+    SegmentError,
     SegmentSpaceError,
     StoreClosed,
     TooManyLimiters,
@@ -18,7 +19,7 @@ from forebay.errors import (
 from forebay.segment import attachment_locks, layout, ofd_locks
 from forebay.segment.file import SegmentFile
 from forebay.segment.limiter_list import LIST_BYTES, encode_limiter_name, listed_limiters
-from forebay.segment.removal import NameWatch
+from forebay.segment.removal import NameWatch, is_at, unlink
 from forebay.segment.spec import START_AGAIN
 
 __all__ = ["Attachment", "MappedExtent", "MappedSegment"]
@@ -68,6 +69,7 @@ class Attachment:
         self.path = path
         self.closed = False
         self._forks = forks
+        self._made_file = file.is_new
         self._status = os.fstat(file.fd)
         # By number of forks: the file as this process opened it, with its locks, and the counter lines locked.
         self._files = {forks(): file.fd}
@@ -99,6 +101,17 @@ class Attachment:
                 os.close(fd)
             self._files.clear()
             return True
+
+    def remove_if_new(self) -> None:
+        """Unlink the file if this process made it and no other process is attached. Close the attachment after this."""
+        with self.lock():
+            fd = self.own_file()
+            if self.path is None or fd is None or not self._made_file or not is_at(self.path, self._status):
+                return
+            # Turns this process's shared lock into an exclusive one, so none attaches before the file has no name.
+            if attachment_locks.exclude_all(fd):
+                with contextlib.suppress(OSError, SegmentError):
+                    unlink(self.path)
 
     def lock(self) -> threading.RLock:
         """Guards what is done with the file, never a decision. Each process has its own: a fork may happen while

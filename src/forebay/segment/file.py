@@ -43,7 +43,7 @@ import fcntl
 import os
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay.errors import SegmentSizeWarning
 from forebay.segment import attachment_locks, ofd_locks, trust
@@ -66,6 +66,8 @@ class SegmentFile:
     """Segment time 0 by this process's clock."""
     attachment_id: int
     """The byte that this process has locked: see ``attachment_locks``."""
+    is_new: bool = False
+    """Whether this process made the file."""
 
     @classmethod
     def of(cls, spec: SegmentSpec, fd: int, header: Header, attachment_id: int) -> SegmentFile:
@@ -89,7 +91,7 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
         trust.check_directory(spec, status, is_own=own_directory)
     file = None
     while file is None:
-        fd = open_or_make_empty(spec)
+        fd, is_new = open_or_make_empty(spec)
         try:
             trust.check_file(spec, os.fstat(fd))
             file = _attach(spec, fd)
@@ -102,6 +104,8 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
                     SegmentSizeWarning,
                     stacklevel=3,
                 )
+            else:
+                file = replace(file, is_new=is_new)
         except OSError as error:
             _close(fd)
             raise opening_error(spec, error) from None

@@ -17,17 +17,17 @@ __all__ = ["open_or_make_empty", "opening_error"]
 OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def open_or_make_empty(spec: SegmentSpec) -> int:
-    """Open the file at the path without following links. If there is none, make an empty one."""
+def open_or_make_empty(spec: SegmentSpec) -> tuple[int, bool]:
+    """Open the file at the path without following links, or make an empty one. Returns whether it is new, too."""
     while True:
         try:
-            return os.open(spec.path, OPEN_FLAGS)
+            return os.open(spec.path, OPEN_FLAGS), False
         except FileNotFoundError:
             pass
         except OSError as error:
             raise opening_error(spec, error) from None
         with contextlib.suppress(FileExistsError):
-            return _make_empty(spec)
+            return _make_empty(spec), True
 
 
 def _make_empty(spec: SegmentSpec) -> int:

@@ -92,9 +92,9 @@ def _check_names() -> None:
         try:
             watch.warn_if_removed_by_others(stacklevel=1)
         except SegmentRemovedWarning as error:  # a filter turns warnings into errors
-            errors.append(error)
+            errors.append(str(error))
     if errors:
-        raise ExceptionGroup("removed segments", errors) if len(errors) > 1 else errors[0]
+        raise SegmentRemovedWarning("\n".join(errors))  # the interpreter reports it
 
 
 atexit.register(_check_names)

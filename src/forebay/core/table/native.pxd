@@ -88,6 +88,7 @@ cdef extern from "forebay/hash.h" nogil:
 
 
 cdef extern from "forebay/clock.h" nogil:
+    uint64_t coarse_ns "forebay_coarse_ns"()
     uint64_t monotonic_ns "forebay_monotonic_ns"() noexcept
 
 

@@ -2,8 +2,11 @@
 
 from libc.stdint cimport uint64_t
 
-from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey
+from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey, coarse_ns
 from forebay.core.table.table cimport Table
+
+cdef enum:
+    NAME_CHECK_NS = 10_000_000_000
 
 
 # Memory behind the table, mapped by itself.
@@ -24,7 +27,16 @@ cdef class Segment:
     cdef const uint64_t* forks           # how many lie between the import of forebay and this process
     cdef readonly uint64_t wall_epoch_ns  # the wall clock at segment time 0
     cdef readonly bint follows_python    # the clock is Python's time.time
+    cdef public uint64_t name_check_due_ns  # by the host's coarse clock: when a limiter next checks the file's name
 
     cdef int follow_python(self) except -1
     cdef ForebayCounterLine* counter_line(self, size_t number) except NULL
     cdef ForebayCounterLine* shared_counter_line(self, size_t limiter) except NULL
+
+    cdef inline bint take_name_check(self) noexcept:
+        """Whether a check of the file's name is due. The next one is then due later. Call with the GIL held."""
+        cdef uint64_t now_ns = coarse_ns()
+        if now_ns < self.name_check_due_ns:
+            return False
+        self.name_check_due_ns = now_ns + NAME_CHECK_NS
+        return True

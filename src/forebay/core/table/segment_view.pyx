@@ -10,7 +10,7 @@ from forebay.core.table.keys cimport derive_key
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_CLOCK_MONOTONIC, FOREBAY_CLOCK_PYTHON, FOREBAY_KIND_BLOCKED,
     FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayCounterLine, ForebayExtentEntry, ForebayHeader,
-    ForebayLimiterEntry, cas_acq_rel, forebay_forks, forebay_generation, load_acquire, load_acquire32,
+    ForebayLimiterEntry, cas_acq_rel, coarse_ns, forebay_forks, forebay_generation, load_acquire, load_acquire32,
     next_generation as native_next_generation, siphash13, store_release, store_release32, watch_forks,
 )
 from forebay.core.table.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
@@ -124,6 +124,7 @@ cdef class Segment:
         self.hash_key.k0, self.hash_key.k1 = hash_key
         self.generation = &forebay_generation
         self.forks = &forebay_forks
+        self.name_check_due_ns = coarse_ns() + NAME_CHECK_NS
 
     def __dealloc__(self):
         if self.base != NULL:
