@@ -19,8 +19,8 @@ import pytest
 
 from forebay.segment import process_identity
 from forebay.segment.process_identity import (
-    BIRTH_BITS,
     BY_PIDFD,
+    INCARNATION_BITS,
     INITIAL_PID_NAMESPACE,
     INITIAL_TIME_NAMESPACE,
     PID_BITS,
@@ -28,24 +28,24 @@ from forebay.segment.process_identity import (
     this_process,
 )
 
-NAMESPACE_AT: Final = PID_BITS + BIRTH_BITS
+NAMESPACE_AT: Final = PID_BITS + INCARNATION_BITS
 SYS_EXIT: Final = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
 
-def owner_of(pid: int, birth: str) -> int:
-    """The process's identity, as the process itself would compute it from this kind of birth."""
+def owner_of(pid: int, incarnation: str) -> int:
+    """The process's identity, as the process itself would compute it from this kind of incarnation."""
     number: int | None = 0
-    if birth == "pidfd":
+    if incarnation == "pidfd":
         pidfd = os.pidfd_open(pid)
-        number = process_identity._pidfd_birth(pidfd)
+        number = process_identity._pidfd_incarnation(pidfd)
         os.close(pidfd)
-    elif birth == "start":
-        number = process_identity._start_birth(pid)
+    elif incarnation == "start":
+        number = process_identity._start_incarnation(pid)
     return pid | (number or 0) << PID_BITS | this_process() >> NAMESPACE_AT << NAMESPACE_AT
 
 
 @pytest.fixture(params=["pidfd", "start", "unknown"])
-def birth(request: pytest.FixtureRequest) -> str:
+def incarnation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -78,7 +78,7 @@ def in_namespace(monkeypatch: pytest.MonkeyPatch, inode: int, name: str = "pid")
     monkeypatch.setattr("forebay.segment.process_identity.os.stat", stat)
 
 
-def test_owner_is_a_pid_a_birth_and_a_namespace(in_child: Callable[..., Any]) -> None:
+def test_owner_is_a_pid_an_incarnation_and_a_namespace(in_child: Callable[..., Any]) -> None:
     me = this_process()
     assert me == this_process()
     assert me % 2**PID_BITS == os.getpid()
@@ -132,26 +132,28 @@ def test_owner_without_proc_never_counts_as_dead(in_child: Callable[..., Any], m
     assert Owners().dead_among({dead}) == set()
 
 
-@pytest.mark.parametrize("birth", ["pidfd", "start"])
-def test_birth_distinguishes_processes_with_the_same_pid(process: subprocess.Popen[bytes], birth: str) -> None:
-    owner = owner_of(process.pid, birth)
-    other_birth = owner ^ (1 << PID_BITS)
-    assert Owners().dead_among({owner, other_birth}) == {other_birth}
+@pytest.mark.parametrize("incarnation", ["pidfd", "start"])
+def test_incarnation_distinguishes_processes_with_the_same_pid(
+    process: subprocess.Popen[bytes], incarnation: str
+) -> None:
+    owner = owner_of(process.pid, incarnation)
+    other_incarnation = owner ^ (1 << PID_BITS)
+    assert Owners().dead_among({owner, other_incarnation}) == {other_incarnation}
 
 
 def test_pidfds_of_one_process_share_a_number_that_no_other_process_has() -> None:
     """Processes that are started in sequence have neighbouring numbers."""
-    births = set()
+    incarnations = set()
     for _ in range(20):
         with subprocess.Popen(["true"]) as process:
-            numbers = [owner_of(process.pid, "pidfd") >> PID_BITS & (2**BIRTH_BITS - 1) for _ in range(3)]
+            numbers = [owner_of(process.pid, "pidfd") >> PID_BITS & (2**INCARNATION_BITS - 1) for _ in range(3)]
         assert len(set(numbers)) == 1
         assert numbers[0] >= BY_PIDFD or numbers[0] == 0
-        births.add(numbers[0])
-    assert len(births) == (20 if births != {0} else 1)
+        incarnations.add(numbers[0])
+    assert len(incarnations) == (20 if incarnations != {0} else 1)
 
 
-def test_birth_is_a_start_time_if_all_pidfds_share_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incarnation_is_a_start_time_if_all_pidfds_share_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Linux 6.9."""
     pidfd = os.pidfd_open(os.getpid())
     device = os.fstat(pidfd).st_dev
@@ -163,15 +165,15 @@ def test_birth_is_a_start_time_if_all_pidfds_share_a_number(monkeypatch: pytest.
 def test_start_times_count_only_in_the_initial_time_namespace(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another time namespace the same process has another start time, so its birth is unknown."""
+    """In another time namespace the same process has another start time, so its incarnation is unknown."""
     began_at_another_time = owner_of(process.pid, "start") ^ (1 << PID_BITS)
     in_namespace(monkeypatch, INITIAL_TIME_NAMESPACE + 7, "time")
-    assert process_identity._start_birth("self") is None
+    assert process_identity._start_incarnation("self") is None
     assert Owners().dead_among({began_at_another_time}) == set()
 
 
-def test_unreaped_process_has_ended(process: subprocess.Popen[bytes], birth: str) -> None:
-    owner = owner_of(process.pid, birth)
+def test_unreaped_process_has_ended(process: subprocess.Popen[bytes], incarnation: str) -> None:
+    owner = owner_of(process.pid, incarnation)
     early = Owners()
     assert early.dead_among({owner}) == set()
     kill_unreaped(process)
@@ -183,10 +185,10 @@ def test_unreaped_process_has_ended(process: subprocess.Popen[bytes], birth: str
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
 def test_end_is_noticed_without_pidfds(
-    process: subprocess.Popen[bytes], birth: str, error: int, monkeypatch: pytest.MonkeyPatch
+    process: subprocess.Popen[bytes], incarnation: str, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sandbox or an old kernel refuses pidfds, or the process has too many descriptors."""
-    owner = owner_of(process.pid, birth)
+    owner = owner_of(process.pid, incarnation)
     refuse_pidfds(monkeypatch, error)
     owners = Owners()
     assert owners.me % 2**PID_BITS == os.getpid()
@@ -208,9 +210,9 @@ def test_start_time_identifies_the_pids_process_without_pidfds(
 
 
 def test_end_is_noticed_without_a_descriptor_once_the_process_is_reaped(
-    process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
+    process: subprocess.Popen[bytes], incarnation: str, in_child: Callable[..., Any]
 ) -> None:
-    owner = owner_of(process.pid, birth)
+    owner = owner_of(process.pid, incarnation)
 
     def look(kill: Callable[[], object]) -> tuple[set[int], set[int]]:
         owners = Owners()
@@ -281,10 +283,10 @@ def test_impossible_owners_count_as_alive_or_ended_and_never_raise(monkeypatch: 
 
 
 def test_live_owner_stays_alive_after_all_files_are_closed(
-    process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
+    process: subprocess.Popen[bytes], incarnation: str, in_child: Callable[..., Any]
 ) -> None:
     """A program that becomes a daemon closes all files; the kernel then reuses their numbers."""
-    owner = owner_of(process.pid, birth)
+    owner = owner_of(process.pid, incarnation)
 
     def daemon(reopen: bool) -> tuple[set[int], bool]:
         owners = Owners()
@@ -306,11 +308,11 @@ def test_live_owner_stays_alive_after_all_files_are_closed(
 
 
 def test_programs_own_pidfd_is_not_mistaken_for_an_owners(
-    process: subprocess.Popen[bytes], birth: str, in_child: Callable[..., Any]
+    process: subprocess.Popen[bytes], incarnation: str, in_child: Callable[..., Any]
 ) -> None:
     """It may get the number of a pidfd that was closed with all files. The end of its process is not the owner's
     end."""
-    owner = owner_of(process.pid, birth)
+    owner = owner_of(process.pid, incarnation)
     told_apart = owner_of(process.pid, "pidfd") != owner_of(process.pid, "unknown")  # from Linux 6.9 on
 
     def daemon(looks: bool) -> tuple[set[int], set[int], bool]:

@@ -1,36 +1,37 @@
-"""Which process owns a slot of shared memory, and whether it is still there.
+"""Which process owns a slot of shared memory, and whether that process is still alive.
 
-An owner is a 64-bit word: a pid, the number of the pid namespace that this pid is of, and the process's *birth*, which
-tells the processes apart that have had one pid.
+An owner is a 64-bit word: a pid, the number of the pid namespace that the pid belongs to, and the process's
+*incarnation*, which distinguishes processes that had the same pid one after the other.
 
-*Never is a live owner taken for dead.* An owner is taken for dead only by a process of the same pid namespace, and only
-if that process finds one of these:
+**Invariant.** No live owner is taken for dead. Only a process of the same pid namespace takes an owner for dead, and
+only if it finds one of these:
 
-1. No process has the pid. The system says so (ESRCH), of the pid as it means it to both of them.
-2. The process, or the thread, that has the pid now is another one than the owner: its birth is another.
-3. The process has ended, but nobody has waited for it yet.
+1. No process has the pid. The system says so (ESRCH), and the pid means the same process to both.
+2. Another process, or a thread, has the pid now: its incarnation differs.
+3. The process has ended, but no parent has waited for it yet.
 
-*The namespace* of a process never changes, and its number is exact: all that Linux may number it with fits into the
-bits, so two namespaces that live at one time have two numbers. One is given again only after all processes of the
-first have ended, and then they are rightly taken for dead. A process that can't find out its namespace, or finds a
-number from outside that range, has the number 0, which is never taken for the same: its permits come back at the end of
-the lease, as do those of other namespaces.
+*The namespace* of a process never changes, and its number is exact: every number that Linux gives fits into the bits,
+so two namespaces that live at one time have two numbers. Linux reuses a number only after all processes of the first
+namespace have ended, and then they are rightly taken for dead. A process that can't find out its namespace, or finds a
+number outside that range, has the number 0. It equals no other: permits of such a process come back at the end of the
+lease, as do those of other namespaces.
 
-*A birth* is computed of the process by the owner and by whoever looks, and of one process it is always the same:
+*An incarnation* is computed by the owner itself and by the process that checks it, with the same result:
 
-* Linux 6.9 and later number all pidfds of one process alike, and those of no other process since the system was
-  started: a hash of that number.
-* Before that, the start time in clock ticks. What a process reads there depends on its time namespace, so it counts
-  only for owners and readers of the initial one.
-* Elsewhere it is 0, which may be any process.
+* Linux 6.9 and later give all pidfds of one process one number, and never give that number to another process until
+  the next boot. The incarnation is a hash of it.
+* Before that, it is the start time in clock ticks. The value depends on the reader's time namespace, so it counts only
+  for owners and readers of the initial one.
+* Elsewhere it is 0, which matches every process.
 
-So births can err in one direction only. Of two processes that had one pid, they are the same with odds of 1 in 8192, or
-by start times also if both began in one clock tick; then the second one is taken for the owner until the lease ends.
+So an incarnation can err in one direction only. Two processes that had one pid have the same incarnation with odds of
+1 in 8192; by start times, also if both began in one clock tick. Then the second process is taken for the owner until
+the lease ends.
 
-*Watching.* The end of a process is asked of a pidfd, opened once and checked against the birth then: it stays with that
-very process. A program may close it, as daemons close all files, and open a pidfd of its own under its number: the
-number of the pidfd itself tells them apart, but not before Linux 6.9. Where none can be had (no descriptor is left, an
-old kernel, a sandbox that refuses), the process is looked for anew each time, by its pid.
+*Watching.* A pidfd reports the end of a process. It is opened once, checked against the incarnation, and then belongs
+to that very process. A program may close it, as daemons close all files, and open a pidfd of its own with the same
+descriptor. The pidfd's number distinguishes the two, except before Linux 6.9. Where no pidfd can be opened (no free
+descriptor, an old kernel, a sandbox), each check looks the process up by its pid.
 """
 
 from __future__ import annotations
@@ -45,26 +46,30 @@ from typing import Final
 
 __all__ = ["Owners", "this_process"]
 
-PID_BITS: Final = 22  # of the largest pid that Linux gives
-BIRTH_BITS: Final = 14  # below BY_PIDFD a start time, from there on a hash of a pidfd's number; 0 if neither is known
+PID_BITS: Final = 22  # the largest pid that Linux gives
+INCARNATION_BITS: Final = 14  # below BY_PIDFD a start time, else a hash of a pidfd's number; 0 if neither is known
 NAMESPACE_BITS: Final = 28
-BY_PIDFD: Final = 1 << (BIRTH_BITS - 1)
-# Linux numbers namespaces from 0xF0000000 to 0xFFFFFFFF; these two are there from the start, and have fixed numbers.
+BY_PIDFD: Final = 1 << (INCARNATION_BITS - 1)
+# Linux numbers namespaces from 0xF0000000 to 0xFFFFFFFF; the two initial ones have fixed numbers.
 INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC
 INITIAL_TIME_NAMESPACE: Final = 0xEFFFFFFA
 
 
 def this_process() -> int:
-    """The calling process as an owner; never 0."""
+    """The owner word of the calling process; never 0."""
     pid = os.getpid()
-    birth = 0
+    incarnation = 0
     with contextlib.suppress(OSError):
         pidfd = os.pidfd_open(pid)
         try:
-            birth = _pidfd_birth(pidfd) or 0
+            incarnation = _pidfd_incarnation(pidfd) or 0
         finally:
             os.close(pidfd)
-    return pid | (birth or _start_birth("self") or 0) << PID_BITS | _namespaces() << (PID_BITS + BIRTH_BITS)
+    return (
+        pid
+        | (incarnation or _start_incarnation("self") or 0) << PID_BITS
+        | _namespaces() << (PID_BITS + INCARNATION_BITS)
+    )
 
 
 def _namespaces() -> int:
@@ -76,21 +81,21 @@ def _namespaces() -> int:
     return number if 0 < number < 2**NAMESPACE_BITS else 0
 
 
-def _pidfd_birth(pidfd: int) -> int | None:
-    """The birth of a pidfd's process; None if the system doesn't tell the pidfds of processes apart."""
+def _pidfd_incarnation(pidfd: int) -> int | None:
+    """The incarnation of a pidfd's process; None if the system gives all pidfds one number."""
     status = os.fstat(pidfd)
     try:
         if status.st_dev == _device_of_nameless_files():
             return None
-    except OSError:  # no descriptor is left to find that out
+    except OSError:  # no free descriptor to find that out
         return None
-    # By the high bits of a product: the numbers of processes that have had one pid differ by multiples, most often.
-    return BY_PIDFD | status.st_ino * 0x9E3779B97F4A7C15 % 2**64 >> (64 - BIRTH_BITS + 1)
+    # The high bits of a product: numbers of processes with the same pid most often differ by multiples.
+    return BY_PIDFD | status.st_ino * 0x9E3779B97F4A7C15 % 2**64 >> (64 - INCARNATION_BITS + 1)
 
 
 @cache
 def _device_of_nameless_files() -> int:
-    """Before Linux 6.9 pidfds are of this device too, with one number for all."""
+    """The device that pidfds belong to before Linux 6.9, with one number for all."""
     file = os.eventfd(0)
     try:
         return os.fstat(file).st_dev
@@ -98,8 +103,8 @@ def _device_of_nameless_files() -> int:
         os.close(file)
 
 
-def _start_birth(process: int | str) -> int | None:
-    """The birth of a process by its start time; None if that can't be found out, or differs from reader to reader."""
+def _start_incarnation(process: int | str) -> int | None:
+    """The incarnation of a process by its start time; None if unknown, or if readers would see different times."""
     try:
         if os.stat("/proc/self/ns/time").st_ino != INITIAL_TIME_NAMESPACE:
             return None
@@ -112,15 +117,15 @@ def _start_birth(process: int | str) -> int | None:
             stat = file.read()
     except OSError:
         return None
-    # The command may hold spaces and brackets; what follows it doesn't. The start time is field 22, this begins at 3.
+    # The command may contain spaces and brackets; the fields after it don't. They begin with 3; the start time is 22.
     return 1 + int(stat.rpartition(b")")[2].split()[19]) % (BY_PIDFD - 1)
 
 
 class Owners:
-    """Processes whose end this process watches. Thread-safe; for one process: make another one after a fork."""
+    """Watches other processes for their end. Thread-safe, for one process: a forked child makes its own."""
 
     def __init__(self) -> None:
-        # First: `__del__` looks at it, also if what follows is interrupted. A pidfd and its number, by owner.
+        # First, because `__del__` reads it even if the rest is interrupted. A pidfd and its number, by owner.
         self._pidfds: dict[int, tuple[int, int]] = {}
         self.me = this_process()
         self._lock = threading.Lock()
@@ -130,9 +135,9 @@ class Owners:
             _close(pidfd, number)
 
     def dead_among(self, owners: set[int]) -> set[int]:
-        """Those that have certainly ended. Who can't be watched, as in another pid namespace, counts as alive.
+        """The owners that have certainly ended. One that can't be watched counts as alive, as in another namespace.
 
-        Nobody while another thread is looking.
+        Empty while another thread is in this method.
         """
         locked = False
         try:
@@ -158,17 +163,17 @@ class Owners:
                 self._lock.release()
 
     def _watch(self, owner: int) -> bool:
-        """Whether the owner may be alive; if it can be watched, it is from now on."""
+        """Whether the owner may be alive. Starts to watch it if possible."""
         if owner == self.me or owner in self._pidfds:
             return True
-        namespace = owner >> (PID_BITS + BIRTH_BITS)
-        if namespace == 0 or namespace != self.me >> (PID_BITS + BIRTH_BITS):
+        namespace = owner >> (PID_BITS + INCARNATION_BITS)
+        if namespace == 0 or namespace != self.me >> (PID_BITS + INCARNATION_BITS):
             return True
         try:
             pidfd = os.pidfd_open(owner % 2**PID_BITS)
         except ProcessLookupError:
             return False
-        except OSError:  # none can be had, or the pid is a thread's by now, or 0 in a damaged slot
+        except OSError:  # none can be opened, or the pid is now a thread's, or it is 0 in a damaged slot
             return not _has_ended(owner)
         if not _may_be(owner, pidfd):
             os.close(pidfd)
@@ -178,39 +183,39 @@ class Owners:
 
 
 def _may_be(owner: int, pidfd: int | None) -> bool:
-    """Whether the process that has the owner's pid now may be the owner: not if its birth is another."""
-    birth = owner >> PID_BITS & (2**BIRTH_BITS - 1)
+    """Whether the process that has the owner's pid now may be the owner: not if its incarnation differs."""
+    incarnation = owner >> PID_BITS & (2**INCARNATION_BITS - 1)
     seen = None
-    if birth >= BY_PIDFD:
-        seen = None if pidfd is None else _pidfd_birth(pidfd)
-    elif birth and _sees_own_processes():
-        seen = _start_birth(owner % 2**PID_BITS)
-    return seen is None or seen == birth
+    if incarnation >= BY_PIDFD:
+        seen = None if pidfd is None else _pidfd_incarnation(pidfd)
+    elif incarnation and _sees_own_processes():
+        seen = _start_incarnation(owner % 2**PID_BITS)
+    return seen is None or seen == incarnation
 
 
 def _has_ended(owner: int) -> bool:
-    """Whether the owner has certainly ended, without a pidfd."""
+    """Whether the owner has certainly ended, checked without a pidfd."""
     pid = owner % 2**PID_BITS
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it is there, but another user's
+        pass  # it exists, but belongs to another user
     if not _sees_own_processes():
         return False
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             status = dict(line.partition(b":\t")[::2] for line in file.read().splitlines())
-    except OSError:  # no descriptor is left for that either, or this user may not see it
+    except OSError:  # no free descriptor for that either, or this user may not see it
         return False
-    # A process whose first thread has ended before the others looks like one that nobody has waited for.
+    # A process whose first thread has ended before the others looks like a zombie.
     unreaped = status[b"State"][:1] in b"ZX" and status[b"Threads"] == b"1"
     return unreaped or status[b"Tgid"] != b"%d" % pid or not _may_be(owner, None)
 
 
 def _sees_own_processes() -> bool:
-    """Whether this /proc is of the process's own pid namespace."""
+    """Whether this /proc shows the process's own pid namespace."""
     try:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
@@ -218,7 +223,7 @@ def _sees_own_processes() -> bool:
 
 
 def _is_pidfd(descriptor: int, number: int) -> bool:
-    """Whether that is still the pidfd of that number."""
+    """Whether the descriptor is still the pidfd of that number."""
     try:
         signal.pidfd_send_signal(descriptor, 0)
     except (ProcessLookupError, PermissionError):
