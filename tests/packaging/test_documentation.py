@@ -6,8 +6,11 @@ import ast
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from forebay.testing import ManualClock, private_stores
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for folder in ("", "docs", "examples", "benchmarks") for path in (ROOT / folder).glob("*.md"))
@@ -48,3 +51,28 @@ def test_snippets_import_existing_names(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "forebay":
                 module = importlib.import_module(node.module or "")
                 assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+
+
+def test_celery_quick_start_retries_until_a_permit_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks run at once and in this process; a retry advances the clock by its countdown."""
+    page = (ROOT / "docs/tutorial.md").read_text()
+    snippets = [BLOCK.findall(page.partition(heading)[2])[0][1] for heading in ("## Quick starts\n", "### Celery\n")]
+    clock = ManualClock(1000)
+    with private_stores(clock):
+        names: dict[str, Any] = {"__name__": "shop"}
+        for snippet in snippets:
+            exec(snippet, names)
+        names["app"].conf.task_always_eager = True
+        notify, countdowns = names["notify"], []
+        retry = notify.retry
+
+        def retry_after(countdown: float) -> BaseException:
+            countdowns.append(countdown)
+            clock.advance(countdown)
+            error: BaseException = retry(countdown=countdown)
+            return error
+
+        monkeypatch.setattr(notify, "retry", retry_after)
+        results = [notify.delay(order).get() for order in range(4)]
+    assert results == [f"notified the partner of order {order}" for order in range(4)]
+    assert countdowns == [0.1, 0.1]
