@@ -264,7 +264,7 @@ def test_timeout_error_names_the_pause(bucket: TokenBucket) -> None:
     with pytest.raises(WaitTimeout) as caught:
         limited.request("a").admit()
     assert str(caught.value) == (
-        "not sent: the end of the pause that the server asked for of limiter 'partner' for 'a' would have taken longer "
+        "not sent: the end of the pause that the server demanded of limiter 'partner' for 'a' would have taken longer "
         "than 1.5 s"
     )
     assert (caught.value.limiter, caught.value.key, caught.value.timeout, caught.value.paused) == (

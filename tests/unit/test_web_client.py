@@ -236,11 +236,11 @@ class TestForwarded:
 
 class TestHalfConfigured:
     def test_proxies_without_a_field(self) -> None:
-        with pytest.raises(InvalidLimiter, match=r'10\.0\.0\.0/8.*with which field.*header="X-Forwarded-For"'):
+        with pytest.raises(InvalidLimiter, match=r'10\.0\.0\.0/8.*no field is named.*header="X-Forwarded-For"'):
             ClientAddress(trusted_proxies=["10.0.0.0/8"])
 
     def test_a_field_without_proxies(self) -> None:
-        with pytest.raises(InvalidLimiter, match=r"'X-Forwarded-For' would be believed of anybody.*trusted_proxies="):
+        with pytest.raises(InvalidLimiter, match=r"would be trusted from every client.*trusted_proxies="):
             ClientAddress(header="X-Forwarded-For")
 
     @pytest.mark.parametrize("network", ["0.0.0.0/0", "::/0"])

@@ -228,7 +228,7 @@ class TestRefusedAtStart:
 
     def test_fields_that_would_not_be_sent(self, limit: FixedWindow) -> None:
         nothing: Any = {}
-        with pytest.raises(InvalidLimiter, match="header fields are named by a text or several"):
+        with pytest.raises(InvalidLimiter, match="headers is the name of a style or several"):
             Gate([Rule(limit)], headers=nothing)
 
     @pytest.mark.parametrize("options", [{"client": ClientAddress}, {"partition_keys": "no"}, {"partition_keys": 1}])

@@ -66,7 +66,7 @@ def test_what_a_command_line_says(started: Any, command: str, environment: str, 
     assert len(messages) == (count > 1)
     for message in messages:
         assert f"one of {count} workers" in message
-        assert f"{count} times its limit" in message
+        assert f"{count} times the limit" in message
         assert "limiter 'api'" in message
         assert 'Store("shop", keys=10)' in message
 

@@ -98,7 +98,7 @@ def test_methods_that_a_request_asks_to_be_taken_for() -> None:
 
 def test_limits_of_a_view_must_be_limits(its: Its) -> None:
     limited = forebay.contrib.fastapi.limited
-    with pytest.raises(InvalidLimiter, match="which limiter"):
+    with pytest.raises(InvalidLimiter, match="no limiter is given"):
         limited()
     with pytest.raises(InvalidLimiter, match=r"cost: beside a Rule, an option belongs into it, Rule\(limiter, ...\)"):
         limited(its.rules[0], cost=2)
@@ -140,7 +140,7 @@ def test_flask_needs_the_extension(its: Its) -> None:
         app.get("/")(Limits().limit(its.two, key=everyone)(lambda: "there"))
         if has_another:
             limits = Limits(app)
-            with pytest.raises(InvalidLimiter, match="has its Limits already"):
+            with pytest.raises(InvalidLimiter, match="has Limits already"):
                 limits.init_app(app)
         with pytest.raises(NotInstalled, match=r"Limits\(app\)"):
             app.test_client().get("/")
@@ -540,13 +540,13 @@ class DjangoSettings:
 
     def __call__(self, value: Any) -> None:
         self._monkeypatch.setattr(settings, "FOREBAY", value, raising=False)
-        in_django._asker.cache_clear()
+        in_django._gates.cache_clear()
 
 
 @pytest.fixture
 def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[DjangoSettings]:
     yield DjangoSettings(monkeypatch)
-    in_django._asker.cache_clear()
+    in_django._gates.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -572,7 +572,7 @@ def test_django_leaves_bodies_to_others(configure: DjangoSettings) -> None:
 
 def test_django_needs_the_middleware(its: Its) -> None:
     view = in_django.limited(its.two, key=everyone)(lambda request: HttpResponse())
-    with pytest.raises(NotInstalled, match="doesn't stand in MIDDLEWARE"):
+    with pytest.raises(NotInstalled, match="isn't in MIDDLEWARE"):
         view(RequestFactory().get("/"))
 
 

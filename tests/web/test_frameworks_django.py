@@ -146,7 +146,7 @@ def test_settings_that_work(its: Its) -> None:
 def test_rules_that_nobody_asks(its: Its) -> None:
     [found] = checked({"RULES": its.rules}, MIDDLEWARE=[USERS])
     assert found.id == "forebay.E003"
-    assert f'"{LIMITS}" doesn\'t stand in MIDDLEWARE' in found.msg
+    assert f'"{LIMITS}" isn\'t in MIDDLEWARE' in found.msg
 
 
 @pytest.mark.parametrize("middleware", [[LIMITS], [LIMITS, USERS]])
@@ -161,7 +161,7 @@ def test_throttles_that_cannot_count() -> None:
     rates = {"anon": "2/10s", "user": "10/fortnight", "uploads": None}
     found = checked({}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": rates})
     assert [message.id for message in found] == ["forebay.E004", "forebay.E005"]
-    assert "FOREBAY names none" in found[0].msg
+    assert "FOREBAY has none" in found[0].msg
     assert "'10/fortnight'" in found[1].msg
     assert "'user'" in found[1].msg
     [found_one] = checked({}, REST_FRAMEWORK={"DEFAULT_THROTTLE_CLASSES": ["forebay.nothing"]})
@@ -477,7 +477,7 @@ def test_a_throttle_by_no_key_is_an_error(rest: ModuleType) -> None:
     for wrong in (client, lambda request: None, lambda request: 1.5):
         with (
             override_settings(FOREBAY={"CLIENT": wrong}),
-            pytest.raises(InvalidKey, match=r'FOREBAY\["CLIENT"\] gave .*, which is no key'),
+            pytest.raises(InvalidKey, match=r'FOREBAY\["CLIENT"\] returned .*, which is no key'),
         ):
             keyed(rest.SimpleRateThrottle, rate="1/min")().get_ident(request)
 

@@ -1,1 +1,1 @@
-"""forebay in frameworks and clients, a module for each; what it needs is the extra of its name."""
+"""Extensions for frameworks and HTTP clients, one module each. A module's extra installs the packages it needs."""

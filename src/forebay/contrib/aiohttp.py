@@ -1,4 +1,4 @@
-"""Limits in an aiohttp server: of all requests and of handlers. See docs/frameworks.md.
+"""Limits in an aiohttp server: for all requests and for single handlers. See docs/frameworks.md.
 
 ``setup(app, [Rule(limiter)])`` and ``@limited(limiter)``. Needs ``forebay[aiohttp]``. For clients see
 ``forebay.contrib.aiohttp_client``.
@@ -20,15 +20,15 @@ with Needs("aiohttp", __name__):
     from aiohttp.abc import AbstractView
 
 from forebay.contrib.views import (
-    Asker,
+    AppGates,
     AsyncVisit,
     NotInstalled,
     RuleOptions,
     Rules,
     Visit,
-    mark,
+    remember_rules,
     rules_of,
-    stacked,
+    unstacked,
     without_body_limits,
 )
 from forebay.core.limiter import Limiter
@@ -41,8 +41,8 @@ from forebay.web.rules import check_event_loop, outcome
 
 __all__ = ["limited", "middleware", "setup"]
 
-# aiohttp 3.14 warns of text.
-ASKER: Final[Any] = web.RequestKey("forebay.asker", Asker) if hasattr(web, "RequestKey") else "forebay.asker"
+# aiohttp 3.14 warns of keys that are text.
+GATES: Final[Any] = web.RequestKey("forebay.gates", AppGates) if hasattr(web, "RequestKey") else "forebay.gates"
 VISIT: Final[Any] = web.RequestKey("forebay.visit", AsyncVisit) if hasattr(web, "RequestKey") else "forebay.visit"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,7 +55,7 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Awaitable[web.StreamRespo
 
 
 class AiohttpRequest:
-    """The request as key functions see it: `native` is aiohttp's."""
+    """The request that key functions receive: `native` is aiohttp's."""
 
     __slots__ = ("native",)
 
@@ -64,7 +64,7 @@ class AiohttpRequest:
 
     @property
     def method(self) -> str:
-        """A WebSocket's is ``GET``: aiohttp gives any request to its handler, whatever its ``Upgrade`` says."""
+        """A WebSocket's is ``GET``: aiohttp gives every request to its handler, whatever its ``Upgrade`` field."""
         return self.native.method
 
     @property
@@ -73,13 +73,13 @@ class AiohttpRequest:
 
     @property
     def path(self) -> str:
-        """As aiohttp routes it: an encoded slash doesn't end a segment."""
+        """The path that aiohttp routes: an encoded slash doesn't end a segment."""
         segments = self.native.rel_url.raw_path.split("/")
         return "/".join([unquote(segment).replace("/", "%2F") for segment in segments])
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """aiohttp has found the resource by now: its path is among them, whatever was sent."""
+        """Also the path of the resource: aiohttp has found it by now, however the request's path was written."""
         match = self.native.match_info
         resource = match.route.resource
         paths = [self.path] if resource is None else [self.path, resource.canonical]
@@ -92,7 +92,7 @@ class AiohttpRequest:
 
     @property
     def user(self) -> str | None:
-        """What an outer middleware has left in ``request["user"]``."""
+        """``request["user"]``, which an outer middleware sets."""
         user = self.native.get("user")
         return None if user is None else str(user)
 
@@ -102,7 +102,7 @@ class AiohttpRequest:
 
 
 def _root_of(match: web.UrlMappingMatchInfo) -> str:
-    """The path of the application that asks, if it is another's sub-application."""
+    """The path of the current application, if it is another one's sub-application."""
     place = match.apps.index(match.current_app)
     if place == 0:
         return ""
@@ -118,12 +118,12 @@ def setup(
     headers: str | Iterable[str] = "draft-10",
     partition_keys: bool = False,
 ) -> None:
-    """Ask `rules` about every request of `app` and its sub-applications, and see to their handlers' own limits.
+    """Charge `rules` for every request of `app` and its sub-applications, and install the limits of their handlers.
 
     See ``Gate`` for the arguments.
     """
     app.middlewares.append(middleware(rules, client=client, headers=headers, partition_keys=partition_keys))
-    app.on_response_prepare.append(_tell)
+    app.on_response_prepare.append(_begin)
 
 
 def middleware(
@@ -133,22 +133,22 @@ def middleware(
     headers: str | Iterable[str] = "draft-10",
     partition_keys: bool = False,
 ) -> Middleware:
-    """What ``setup`` installs, for ``web.Application(middlewares=[...])``.
+    """The middleware that ``setup`` installs, for ``web.Application(middlewares=[...])``.
 
-    By itself it comes too late for the fields of a response that its handler begins to send, such as a WebSocket's.
+    By itself it comes too late for the fields of a response that its handler starts to send, such as a WebSocket's.
     """
     gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=True)
     without_body_limits(gate, "say web.Application(client_max_size=...)")
-    asker = Asker(gate, headers=headers, partition_keys=partition_keys)
+    gates = AppGates(gate, headers=headers, partition_keys=partition_keys)
 
     @web.middleware
     async def limits(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[ASKER] = asker
+        request[GATES] = gates
         visit = request[VISIT] = AsyncVisit()
         status: int | None = None
         is_whole = True
         try:
-            denied = await _ask(request, visit)
+            denied = await _decide(request, visit)
             response = await handler(request) if denied is None else denied
             status, is_whole = response.status, _is_whole(response)
             if not response.prepared:
@@ -163,7 +163,7 @@ def middleware(
             raise
         finally:
             if visit.cleanup and is_whole and visit.cleanup.background is not None:
-                # To give back takes a while: so before the client has its answer and can ask again.
+                # A release takes a round trip: it ends before the client has its response and can ask again.
                 _end(request, visit, status)
                 await visit.cleanup.wait()
             elif visit.cleanup:
@@ -175,7 +175,8 @@ def middleware(
 def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[AnyHandler], AnyHandler]:
     """A decorator for handlers and for the methods of a ``web.View``; the options are those of ``Rule``.
 
-    Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
+    Several limiters, and decorators directly above each other, are charged as one, all or none. Raises
+    ``InvalidLimiter`` for a handler that isn't async.
     """
     rules = rules_of(limits, options)
     check_event_loop(rules, in_loop=True)
@@ -184,52 +185,52 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
         is_view = isinstance(handler, type) and issubclass(handler, AbstractView)
         if not is_view and not has_to_be_awaited(handler):
             raise InvalidLimiter(f"limited(...) is for async handlers, and {shown(handler)} isn't one: write async def")
-        inner, all_rules = stacked(handler, rules)
+        inner, all_rules = unstacked(handler, rules)
 
         @wraps(inner)
-        async def ask_first(*arguments: Any) -> web.StreamResponse:
-            # A method's is its view.
+        async def decide_first(*arguments: Any) -> web.StreamResponse:
+            # A view's method has no request, but its view has.
             request = arguments[-1].request if isinstance(arguments[-1], web.View) else arguments[-1]
             visit = request.get(VISIT)
             if visit is None:
-                raise NotInstalled("a handler is limited, but its application isn't set up: setup(app)")
-            denied = await _ask(request, visit, all_rules)
+                raise NotInstalled("a handler is limited, but its application isn't set up: call setup(app)")
+            denied = await _decide(request, visit, all_rules)
             return await inner(*arguments) if denied is None else denied
 
-        mark(ask_first, inner, all_rules)
-        return ask_first  # type: ignore[return-value]
+        remember_rules(decide_first, inner, all_rules)
+        return decide_first  # type: ignore[return-value]
 
     return decorate
 
 
-async def _ask(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.StreamResponse | None:
-    answer = await request[ASKER].ask_async(AiohttpRequest(request), visit, rules)
+async def _decide(request: web.Request, visit: Visit, rules: Rules | None = None) -> web.StreamResponse | None:
+    answer = await request[GATES].decide_async(AiohttpRequest(request), visit, rules)
     if answer is None:
         return None
     return web.Response(body=answer.body, status=answer.status, headers=answer.headers)
 
 
 def _is_whole(response: web.StreamResponse) -> bool:
-    """Whether no part of it is made after its handler."""
+    """Whether its handler has produced all of it."""
     return response.prepared or (
         isinstance(response, web.Response) and isinstance(response.body, (bytes, bytearray, NoneType))
     )
 
 
 def _end(request: web.Request, visit: AsyncVisit, status: int | None) -> None:
-    """None: there is no response."""
+    """`status` None: there is no response."""
     is_gone = request.transport is None
     visit.end(DISCONNECTED if is_gone and status is None else outcome(status or 500, is_gone))
 
 
 def _end_later(request: web.Request, visit: AsyncVisit, status: int | None) -> None:
-    """When the response has been sent: that is the last thing that the request's task does."""
+    """End the visit when the response has been sent: the request's task then ends."""
     task = asyncio.current_task()
     assert task is not None
     task.add_done_callback(lambda _: _end(request, visit, status))
 
 
-async def _tell(request: web.Request, response: web.StreamResponse) -> None:
+async def _begin(request: web.Request, response: web.StreamResponse) -> None:
     visit = request.get(VISIT)
     if visit is not None:
         response.headers.update(visit.fields)

@@ -1,4 +1,4 @@
-"""Limits in a Flask application: of all requests, of blueprints and of views. See docs/frameworks.md.
+"""Limits in a Flask application: for all requests, for blueprints and for views. See docs/frameworks.md.
 
 ``limits = Limits(app)`` and ``@limits.limit(limiter)``. Needs ``forebay[flask]``.
 """
@@ -15,7 +15,7 @@ with Needs("flask", __name__):
     from flask import Blueprint, Flask, Response, current_app, request
     from werkzeug import exceptions
 
-from forebay.contrib.views import Asker, NotInstalled, RuleOptions, Rules, Visit, mark, rules_of, stacked
+from forebay.contrib.views import AppGates, NotInstalled, RuleOptions, Rules, Visit, remember_rules, rules_of, unstacked
 from forebay.core.limiter import Limiter
 from forebay.errors import InvalidLimiter, shown
 from forebay.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
@@ -33,7 +33,7 @@ View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
 
 
 class _Denied(exceptions.HTTPException):
-    """Raised for a request that is denied; `denial` says why. An ``app.errorhandler`` may make its own response."""
+    """Raised for a denied request; `denial` says why. An ``app.errorhandler`` may make its own response."""
 
     denial: Denial
 
@@ -50,16 +50,15 @@ class TooManyRequests(_Denied, exceptions.TooManyRequests): ...
 class ServiceUnavailable(_Denied, exceptions.ServiceUnavailable): ...
 
 
-# Flask finds a handler by the class. A denial of another status isn't an error, and sent as it is.
+# Flask finds a handler by the class. A denial of another status has no class, and is sent as it is.
 _ERRORS: Final[dict[int, type[_Denied]]] = {429: TooManyRequests, 503: ServiceUnavailable}
 
 
 class Limits:
     """The extension: ``Limits(app, rules)``, or ``limits = Limits(rules=rules)`` and later ``limits.init_app(app)``.
 
-    `rules` are asked about every request before its view, as are those of the views and blueprints that ``limit``
-    decorates when it comes to them. See ``Gate`` for the arguments. Denials are raised, and go through the error
-    handlers and ``after_request`` of the application.
+    `rules` are charged for every request, and the limits of a view or blueprint before it is called. See ``Gate`` for
+    the arguments. Denials are raised, and go through the error handlers and ``after_request`` of the application.
     """
 
     def __init__(
@@ -74,67 +73,67 @@ class Limits:
         if app is not None and not isinstance(app, Flask):
             raise InvalidLimiter(f"Limits(app, rules), or Limits(rules=[...]): {shown(app)} is no Flask application")
         self._gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=False)
-        self._asker = Asker(self._gate, headers=headers, partition_keys=partition_keys, in_loop=False)
-        # In the environment, of visits to an application of these limits.
-        self._visit = f"forebay.visit.{id(self)}"
+        self._gates = AppGates(self._gate, headers=headers, partition_keys=partition_keys, in_loop=False)
+        # A visit's key in the environment: of these limits.
+        self._visit_key = f"forebay.visit.{id(self)}"
         self._has_exempted = False
         if app is not None:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
         if EXTENSION in app.extensions:
-            raise InvalidLimiter("this application has its Limits already: give them all rules")
+            raise InvalidLimiter("this application has Limits already: pass all rules to them")
         app.extensions[EXTENSION] = self
         visited, body_limits = self._visited(app.wsgi_app), self._gate.body_limits
         around: Any = WSGIMiddleware(visited, body_limits) if body_limits else visited
         app.wsgi_app = around  # type: ignore[method-assign]
-        app.before_request(self._ask_for_all)
+        app.before_request(self._decide_for_all)
 
     def limit(self, *limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
         """A decorator for views, beneath ``route``, and for blueprints; the options are those of ``Rule``.
 
-        Several limiters, and several of these decorators one upon the other, are asked as one, all or none.
+        Several limiters, and decorators directly above each other, are charged as one, all or none.
         """
         rules = rules_of(limits, options)
         check_event_loop(rules, in_loop=False)
 
         def decorate(view: View) -> View:
             if isinstance(view, Blueprint):
-                view.before_request(lambda: self._ask(rules))
+                view.before_request(lambda: self._decide(rules))
                 return view
             _check_view(view, "limit(...)")
-            inner, all_rules = stacked(view, rules)
+            inner, all_rules = unstacked(view, rules)
 
             @wraps(inner)
             def limited(*arguments: Any, **named: Any) -> Any:
-                self._ask(all_rules)
+                self._decide(all_rules)
                 return current_app.ensure_sync(inner)(*arguments, **named)
 
-            mark(limited, inner, all_rules)
+            remember_rules(limited, inner, all_rules)
             return limited  # type: ignore[return-value]
 
         return decorate
 
     def exempt(self, view: View) -> View:
-        """A decorator: the rules for all requests are not for this view or blueprint."""
+        """A decorator: the rules for all requests don't apply to this view or blueprint."""
         if not isinstance(view, Blueprint):
             _check_view(view, "exempt")
         setattr(view, EXEMPT, True)
         self._has_exempted = True
         return view
 
-    def _ask_for_all(self) -> None:
+    def _decide_for_all(self) -> None:
         if self._gate.rules and not (self._has_exempted and _is_exempt()):
-            self._ask(None)
+            self._decide(None)
 
-    def _ask(self, rules: Rules | None) -> None:
+    def _decide(self, rules: Rules | None) -> None:
         environ = request.environ
-        visit = environ.get(self._visit)
+        visit = environ.get(self._visit_key)
         if visit is None:
-            raise NotInstalled("these limits don't know the application: Limits(app), or limits.init_app(app)")
-        # Flask has found its route by now, whatever the path looks like.
+            raise NotInstalled("these limits don't know the application: write Limits(app), or limits.init_app(app)")
+        # Flask has found the route by now, however the path was written.
         route = None if request.url_rule is None else request.url_rule.rule
-        answer = self._asker.ask(WSGIRequest(environ, route), visit, rules)
+        answer = self._gates.decide(WSGIRequest(environ, route), visit, rules)
         if answer is None:
             return
         response = _response(answer)
@@ -142,24 +141,24 @@ class Limits:
         raise exceptions.HTTPException(response=response) if error is None else error.because_of(visit.denial, response)
 
     def _visited(self, app: Application) -> Application:
-        """Opens the visits, and ends them when the answer has been sent."""
-        key = self._visit
+        """Opens the visits, and ends them when the response has been sent."""
+        key = self._visit_key
 
         def visited(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
             visit = environ[key] = Visit()
-            ended = _TrackedResponse(app, environ, start_response, visit)
-            if visit.cleanup or not ended.is_started:
-                return ended
-            # Usually there is nothing to end, and the server may have its own way of sending a file. Whatever is yet
-            # taken, while the body is sent, is given back at once: nobody will see to its end.
-            visit.cleanup.ended_status = ended.status
-            return ended.body
+            response = _TrackedResponse(app, environ, start_response, visit)
+            if visit.cleanup or not response.is_started:
+                return response
+            # Usually there is nothing to end, and the server may send a file in its own way. Permits that are taken
+            # while the body is sent are then released at once.
+            visit.cleanup.ended_status = response.status
+            return response.body
 
         return visited
 
 
 class _TrackedResponse(TrackedResponse):
-    """An answer to which what the visit has gathered is added when it begins."""
+    """A response that gets the visit's fields when it starts."""
 
     def __init__(self, app: Application, environ: Environ, start_response: StartResponse, visit: Visit) -> None:
         self.visit = visit
@@ -168,15 +167,15 @@ class _TrackedResponse(TrackedResponse):
     def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], object]:
         fields, denial = self.visit.fields, self.visit.denial
         if fields:
-            # Instead of the view's own: of most of them there may be one only.
+            # They replace the view's own: most fields may occur once only.
             names = {name.lower() for name in fields}
             headers = [header for header in headers if header[0].lower() not in names]
             headers += fields.items()
-        # A rule's own answer says what it wants to. That of an error handler has yet to tell when to come back.
+        # An error handler's response gets the denial's fields. A rule's own answer is complete.
         if denial is not None and denial.rule.answer is None:
             names = {name.lower() for name, _ in headers}
-            told = [*denial.fields, *retry_after(denial)]
-            headers = [*headers, *(field for field in told if field[0].lower() not in names)]
+            added = [*denial.fields, *retry_after(denial)]
+            headers = [*headers, *(field for field in added if field[0].lower() not in names)]
         return super().start(status, headers, exc_info)
 
 

@@ -71,7 +71,7 @@ class WaitTimeout(ForebayError):
     """
 
     def __init__(self, limiter: str, key: _Keys, timeout: float, paused: bool) -> None:
-        what = "the end of the pause that the server asked for" if paused else "a permit"
+        what = "the end of the pause that the server demanded" if paused else "a permit"
         super().__init__(
             f"not sent: {what} of limiter {limiter!r} for {shown(key)} would have taken longer than {timeout:g} s"
         )

@@ -1,7 +1,7 @@
-"""Throttles for Django REST framework, counted by all workers of the host together. See docs/frameworks.md.
+"""Throttles for Django REST framework that all workers of the host share. See docs/frameworks.md.
 
-The names, the settings and the scopes are those of ``rest_framework.throttling``. Where forebay's middleware stands in
-``MIDDLEWARE``, responses tell of the throttles, too. Needs ``forebay[rest-framework]``.
+The names, the settings and the scopes are those of ``rest_framework.throttling``. If forebay's middleware is in
+``MIDDLEWARE``, responses have header fields for the throttles, too. Needs ``forebay[rest-framework]``.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ _WITHOUT_EFFECT: Final = {
 
 
 class LimitsUnavailable(APIException):
-    """Nobody knows whether the request is within its limit: 503, with ``Retry-After``.
+    """The request's limit could not be checked: 503, with ``Retry-After``.
 
-    Redis is away, or the store has no room for another key and denies new ones (``on_full="deny"``).
+    Redis is unavailable, the store has no room for another key and denies new ones (``on_full="deny"``), or there is no
+    memory for a throttle's log.
     """
 
     status_code = 503
@@ -70,16 +71,16 @@ class LimitsUnavailable(APIException):
     def __init__(self, cause: str = AWAY, wait: int = STORE_WAIT_S) -> None:
         super().__init__(cause.format(again=again(wait)))
         self.wait = wait
-        """What REST framework sends as ``Retry-After``."""
+        """REST framework sends it as ``Retry-After``."""
 
 
 def log_or_window(store: Any, name: str, rate: Rate) -> Any:
-    """The limiter of a throttle that says none.
+    """The limiter of a throttle that has no ``limiter_class`` of its own.
 
-    A ``SlidingLog`` remembers the time of each request, as REST framework does, and so is exact. It has room for as
-    many keys as the store, and is taken where it needs no more than `MOST_LOG_BYTES` for them; over a ``RedisStore``,
-    up to a limit of `MOST_LOGGED`. Above that, and over stores that lend or sync, which no log can be, a
-    ``SlidingWindow`` estimates the same from two counts for each key.
+    A ``SlidingLog`` records the time of each request, as REST framework does, and so is exact. It has room for as many
+    keys as the store, and is chosen if it needs no more than `MOST_LOG_BYTES` for them; over a ``RedisStore``, up to a
+    limit of `MOST_LOGGED`. Otherwise, and over leased and synced stores, which have no log, a ``SlidingWindow``
+    estimates the same from two counts for each key.
     """
     if not isinstance(store, Store):
         from forebay.redis import RedisStore
@@ -92,11 +93,11 @@ def log_or_window(store: Any, name: str, rate: Rate) -> Any:
 
 
 class SimpleRateThrottle(throttling.SimpleRateThrottle):
-    """The base: a subclass says ``scope`` or ``rate``, and ``get_cache_key``.
+    """The base: a subclass has a ``scope`` or a ``rate``, and ``get_cache_key``.
 
     As in REST framework, a subclass may set ``num_requests`` and ``duration`` (seconds) until ``get_cache_key`` has
-    returned, and override ``parse_rate``, ``throttle_success`` and ``throttle_failure``. What has no effect here,
-    ``timer`` and ``cache``, it can't: ``ImproperlyConfigured`` when the class is made.
+    returned, and override ``parse_rate``, ``throttle_success`` and ``throttle_failure``. A class that sets ``timer`` or
+    ``cache``, which have no effect here, raises ``ImproperlyConfigured`` when it is made.
 
     ``limiter_class`` is called with the store, a name and the rate; see ``log_or_window``. ``decision`` is the latest.
     """
@@ -142,7 +143,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         return self.throttle_success() if decision.allowed else self.throttle_failure()
 
     def throttle_success(self) -> bool:
-        """What ``allow_request`` returns of a request that is within the limit, and has been counted."""
+        """The result of ``allow_request`` for a request that is within the limit, and has been charged."""
         return True
 
     if not TYPE_CHECKING:
@@ -156,13 +157,13 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def parse_rate(self, rate: str | None) -> tuple[int | None, float | None]:  # type: ignore[override]  # REST framework knows whole seconds
-        """A limit and seconds, of a rate as forebay has it or as REST framework does, where only a letter counts."""
+        """A limit and seconds. REST framework reads only the first letter of a rate's period, forebay all of it."""
         if rate is None:
             return None, None
         try:
             read = as_rate(rate)
         except InvalidRate as error:
-            # But a month isn't a minute. REST framework denies everything by a limit of 0.
+            # A month must not be read as a minute. REST framework has a limit of 0, which denies everything.
             if not _SHORT_RATE.fullmatch(str(rate)):
                 raise ImproperlyConfigured(f"the throttle of scope {shown(self.scope)}: {error}") from None
             return super().parse_rate(rate)
@@ -173,13 +174,13 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         """Whole seconds, rounded up: REST framework sends them as ``Retry-After``."""
         if self.decision is not None:
             return max(1, seconds_up(self.decision.retry_after_ns))
-        # Nobody was asked, as of a limit of 0: what REST framework says without a history.
+        # Without a decision, as for a limit of 0: REST framework's answer without a history.
         return None if self.duration is None else float(self.duration / (self.num_requests + 1))
 
     def get_ident(self, request: Request) -> str:
-        """The client's address as ``FOREBAY["CLIENT"]`` has it, or by ``NUM_PROXIES``.
+        """The client's address by ``FOREBAY["CLIENT"]``, or by ``NUM_PROXIES``.
 
-        Without either it is the peer's: ``X-Forwarded-For`` is believed of nobody, since anybody may send it.
+        Without either it is the peer's: ``X-Forwarded-For`` is ignored, since every client can send it.
         """
         client = setting("CLIENT")
         if client is None and api_settings.NUM_PROXIES is not None:
@@ -187,21 +188,21 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         else:
             ident = (client or _PEER)(DjangoRequest(request._request))
             if not is_key(ident):
-                # Its text might be another one at each request.
-                raise InvalidKey(f'FOREBAY["CLIENT"] gave {described(ident)}, which is no key')
+                # Its text might differ at each request.
+                raise InvalidKey(f'FOREBAY["CLIENT"] returned {described(ident)}, which is no key')
         return str(ident)
 
 
 class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
-    """Of requests without a user, by the client's address; scope ``anon``."""
+    """Limits requests without a user, by the client's address; scope ``anon``."""
 
 
 class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
-    """Of requests by user, of others by the client's address; scope ``user``."""
+    """Limits requests by user, and those without one by the client's address; scope ``user``."""
 
 
 class ScopedRateThrottle(throttling.ScopedRateThrottle, SimpleRateThrottle):
-    """Of the views that name a ``throttle_scope``, by user or the client's address."""
+    """Limits views with a ``throttle_scope``, by user or the client's address."""
 
 
 _PEER = ClientAddress()
@@ -209,11 +210,11 @@ _SHORT_RATE = re.compile(r"(?:0|[1-9]\d{0,11})/(?:s|m(?!o)|h|d)[a-z]*", re.ASCII
 
 
 def make_limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> Any:
-    """The limiter of all throttles of a scope and a rate. Raises what its class and the settings raise."""
+    """The limiter that all throttles of a scope and a rate share. Errors of its class and the settings propagate."""
     store = setting("STORE")
     if not isinstance(store, Store) and not is_redis(store):
         raise ImproperlyConfigured(
-            "the throttles count in a store: say which, "
+            "the throttles count in a store: name it, "
             f'FOREBAY = {{"STORE": Store("shop", keys=100_000)}} or its dotted path, not {shown(store)}'
         )
     return limiter_class(store, f"throttle {scope} {limit}/{duration_s}s", Rate(limit, duration_s))
@@ -221,7 +222,7 @@ def make_limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) 
 
 @cache
 def _limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) -> tuple[Any, Writer]:
-    """The limiter, and what tells of its decisions. A changed rate counts anew."""
+    """The limiter, and the writer of its header fields. A changed rate is another limiter, so counts start at 0."""
     limiter = make_limiter(limiter_class, scope, limit, duration_s)
     if isinstance(limiter.store, Store):
         warn_if_each_counts_alone([limiter])

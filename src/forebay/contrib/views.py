@@ -1,7 +1,7 @@
-"""What the frameworks' extensions have in common: limits of single views, beneath those of the whole application.
+"""What the frameworks' extensions share: limits of single views, beneath those of the whole application.
 
-An outer layer, the extension's middleware, opens a `Visit` for each request and sees to its end. The views' decorators
-and dependencies ask for themselves and leave with the visit what is to be told and given back then.
+The extension's middleware opens a `Visit` for each request and ends it. The views' decorators and dependencies charge
+their own limits, and add header fields and permits to the visit.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
 
 __all__ = [
-    "Asker",
+    "AppGates",
     "AsyncVisit",
     "NotInstalled",
     "RuleOptions",
     "Rules",
     "Visit",
-    "mark",
+    "remember_rules",
     "rules_of",
-    "stacked",
+    "unstacked",
     "without_body_limits",
 ]
 
 Rules: TypeAlias = tuple[Rule, ...]
 
-# A response may have more of their items; of other fields the last one counts.
-LISTS: Final = frozenset({"RateLimit", "RateLimit-Policy", b"ratelimit", b"ratelimit-policy"})
-MARK: Final = "_forebay_limited"
+# Their values are lists, which several limits extend; of other fields the last value counts.
+LIST_FIELDS: Final = frozenset({"RateLimit", "RateLimit-Policy", b"ratelimit", b"ratelimit-policy"})
+LIMITED: Final = "_forebay_limited"
 
 
 class NotInstalled(ForebayError, RuntimeError):
-    """A view is limited, but the layer that answers for it isn't around the application."""
+    """A view is limited, but the extension's middleware isn't around the application."""
 
 
 class RuleOptions(TypedDict, total=False):
-    """What ``Rule`` can be told."""
+    """The options of ``Rule``."""
 
     path: str | Iterable[str] | None
     methods: str | Iterable[str]
@@ -55,7 +55,7 @@ class RuleOptions(TypedDict, total=False):
 
 
 class Visit:
-    """What a request has been let in with so far."""
+    """A request's passages so far: their header fields and their cleanups, merged."""
 
     __slots__ = ("cleanup", "denial", "fields")
 
@@ -66,23 +66,23 @@ class Visit:
 
     def add(self, passage: Passage) -> None:
         for name, value in passage.fields:
-            if name in LISTS and name in self.fields:
+            if name in LIST_FIELDS and name in self.fields:
                 value = self.fields[name] + (", " if isinstance(value, str) else b", ") + value
             self.fields[name] = value
         if passage.cleanup is not None:
             self.cleanup.merge(passage.cleanup)
 
     def deny(self, denial: Denial) -> None:
-        """The request isn't handled after all: what can be undone of what it was let in with, is."""
+        """The request isn't handled after all: release and refund what its passages took."""
         self.cleanup.roll_back()
         if not denial.rule.is_hidden:
-            # What looks like success has the fields of success.
+            # A shadow ban keeps the fields of success.
             self.fields.clear()
         self.denial = denial
 
 
 class AsyncVisit(Visit):
-    """Of a request that a coroutine handles: until it ends, the event loop renews what is held."""
+    """A visit whose leases the event loop renews until it ends."""
 
     __slots__ = ("loop", "renewal")
 
@@ -94,7 +94,7 @@ class AsyncVisit(Visit):
     def add(self, passage: Passage) -> None:
         super().add(passage)
         if self.cleanup.leases:
-            # Sync views are in threads of their own.
+            # A sync view runs in another thread than the loop's.
             self.loop.call_soon_threadsafe(self.renewal.start)
 
     def end(self, status: int) -> None:
@@ -102,13 +102,13 @@ class AsyncVisit(Visit):
         self.cleanup.end(status)
 
 
-class Asker:
-    """The gates of one application: of what is for all requests, and of each limited view."""
+class AppGates:
+    """The gates of one application: one for all requests, and one for each limited view."""
 
     def __init__(self, gate: Gate, **options: Any) -> None:
         self.gate = gate
         self._options = options | {"client": gate.client}
-        # By identity: a rule's statuses may be in a set.
+        # By identity: rules may be unhashable, as their statuses may be a set.
         self._gates: dict[int, tuple[Rules, Gate]] = {}
 
     def gate_of(self, rules: Rules) -> Gate:
@@ -116,15 +116,15 @@ class Asker:
             self._gates[id(rules)] = rules, Gate(rules, **self._options)
         return self._gates[id(rules)][1]
 
-    def ask(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
-        """The answer to a request that is denied, by the view's `rules` or by those for all requests."""
+    def decide(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
+        """Charge a view's `rules`, or those for all requests. Returns the response if the request is denied."""
         gate = self.gate if rules is None else self.gate_of(rules)
-        return self._answer(gate, request, visit, gate.enter(request))
+        return self._answer(gate, request, visit, gate.admit(request))
 
-    async def ask_async(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
-        """As ``ask``, in an event loop."""
+    async def decide_async(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
+        """As ``decide``, in an event loop."""
         gate = self.gate if rules is None else self.gate_of(rules)
-        passage = await gate.enter_async(request) if gate.is_awaited else gate.enter(request)
+        passage = await gate.enter_async(request) if gate.is_awaited else gate.admit(request)
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
             await visit.cleanup.wait()
@@ -140,7 +140,7 @@ class Asker:
 
 
 def rules_of(limits: Iterable[Limiter | Rule], options: RuleOptions) -> Rules:
-    """Limiters get the options, rules have their own. Raises ``InvalidLimiter``."""
+    """A rule for each limiter, with these options; a ``Rule`` has its own. Raises ``InvalidLimiter``."""
     rules = []
     for limit in limits:
         if isinstance(limit, Rule):
@@ -152,24 +152,25 @@ def rules_of(limits: Iterable[Limiter | Rule], options: RuleOptions) -> Rules:
         else:
             rules.append(Rule(limit, **options))
     if not rules:
-        raise InvalidLimiter("which limiter? Say limited(TokenBucket(store, 'orders', '5/second'))")
-    # What can't be asked together is refused where it is written.
+        raise InvalidLimiter("no limiter is given: write limited(TokenBucket(store, 'orders', '5/second'))")
+    # Rules that can't be charged together fail here, where they are written.
     Gate(rules, client=everyone)
     return tuple(rules)
 
 
-def without_body_limits(gate: Gate, instead: str) -> Gate:
+def without_body_limits(gate: Gate, remedy: str) -> Gate:
     if gate.body_limits:
-        raise InvalidLimiter(f"{shown(gate.body_limits[0])} comes too late here: {instead}")
+        raise InvalidLimiter(f"{shown(gate.body_limits[0])} comes too late here: {remedy}")
     return gate
 
 
-def stacked(view: Callable[..., Any], rules: Rules) -> tuple[Any, Rules]:
-    """What is limited, and by which rules: decorators that stand one upon the other are asked as one, all or none."""
-    wrapper, inner, inner_rules = getattr(view, MARK, (None, view, ()))
-    # functools.wraps copies the mark to other people's decorators, which have something to do between ours.
+def unstacked(view: Callable[..., Any], rules: Rules) -> tuple[Any, Rules]:
+    """The undecorated view and all its rules: decorators directly above each other are charged as one, all or none."""
+    wrapper, inner, inner_rules = getattr(view, LIMITED, (None, view, ()))
+    # functools.wraps copies the attribute to another package's decorator between ours: its wrapper is another one.
     return (inner, rules_of((*rules, *inner_rules), {})) if wrapper is view else (view, rules)
 
 
-def mark(wrapper: Callable[..., Any], view: Callable[..., Any], rules: Rules) -> None:
-    setattr(wrapper, MARK, (wrapper, view, rules))
+def remember_rules(wrapper: Callable[..., Any], view: Callable[..., Any], rules: Rules) -> None:
+    """For `unstacked`."""
+    setattr(wrapper, LIMITED, (wrapper, view, rules))

@@ -1,8 +1,8 @@
-"""Who is asking: the client's address, which behind proxies is what a proxy that is trusted has seen.
+"""The client's address: the peer's, or behind proxies the address that a trusted proxy reports.
 
-A proxy appends the address of whoever connected to it. So the list is read from the right: each address that is a
-trusted proxy's own vouches for the one before it, and the first that isn't is the client. Whatever stands further left
-the client may have made up.
+A proxy appends the address of its own peer to the list. So the list is read from the right: while an address is a
+trusted proxy's, the one before it is reliable, and the first other address is the client's. The client may have
+invented everything further left.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["ClientAddress"]
 
 UNIX: Final = "unix"
 MOST_COMMAS: Final = 10
-"""In one proxy's element of ``Forwarded``."""
+"""Commas in one proxy's element of ``Forwarded``."""
 
 UNIX_REMEDY: Final = (
-    'say which field the proxy sets, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give '
+    'name the field of the proxy, client=ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For"), or give '
     "the rules another key"
 )
 
 
 class UnknownPeer(InvalidLimiter):
-    """A ``ClientAddress`` was asked about a request whose server tells no address of its peer."""
+    """A ``ClientAddress`` got a request whose server reports no address of its peer."""
 
 
 # An element of `Forwarded` (RFC 7239): pairs of a token and a token or quoted text, separated by semicolons.
@@ -45,14 +45,15 @@ class ClientAddress(PeerKey):
     ``ClientAddress()`` is for servers that clients connect to. Behind proxies:
     ``ClientAddress(trusted_proxies=["10.0.0.0/8"], header="X-Forwarded-For")``, with the networks of *all* proxies on
     the way, and the one field that they set: ``X-Forwarded-For``, ``Forwarded``, or one that holds a single address,
-    such as ``X-Real-IP``. The field is believed only of a peer that is trusted, and read from the right. ``"unix"``
-    among the proxies is whoever connects over a Unix socket.
+    such as ``X-Real-IP``. The field counts only if the peer is trusted, and is read from the right. ``"unix"`` among
+    the proxies trusts every peer that connects over a Unix socket.
 
-    A host is given a whole IPv6 network, so one that asks from all its addresses is still one client: `ipv6_prefix` is
-    how many bits tell clients apart. `ipv4_prefix` likewise.
+    A host usually has a whole IPv6 network, so a client that uses all its addresses must still be one key:
+    `ipv6_prefix` is the number of bits that distinguish clients. `ipv4_prefix` likewise.
 
-    Raises ``InvalidLimiter`` for one of the two without the other, and for what isn't a network. An address that can't
-    be read ends the reading: the key is then the last proxy's, so all such requests share one limit. Thread-safe.
+    Raises ``InvalidLimiter`` for one of the two without the other, and for a proxy that isn't a network. An address
+    that can't be parsed ends the reading: the key is then the last proxy's, so all such requests share one limit.
+    Thread-safe.
     """
 
     def __init__(
@@ -68,13 +69,13 @@ class ClientAddress(PeerKey):
         proxies = [trusted_proxies] if isinstance(trusted_proxies, str) else list(trusted_proxies)
         if proxies and header is None:
             raise InvalidLimiter(
-                f"the proxies {shown(proxies)} are trusted, but with which field? "
-                'Say header="X-Forwarded-For", or which one they set'
+                f"the proxies {shown(proxies)} are trusted, but no field is named: "
+                'write header="X-Forwarded-For", or the field that they set'
             )
         if header is not None and not proxies:
             raise InvalidLimiter(
-                f"the field {shown(header)} would be believed of anybody, and anybody can send it: "
-                'say which proxies set it, trusted_proxies=["10.0.0.0/8"]'
+                f"the field {shown(header)} would be trusted from every client, and every client can send it: "
+                'name the proxies that set it, trusted_proxies=["10.0.0.0/8"]'
             )
         if header is not None and not (isinstance(header, str) and re.fullmatch(_TOKEN, header)):
             raise InvalidLimiter(f'a header field has a name such as "X-Forwarded-For", not {shown(header)}')
@@ -89,7 +90,7 @@ class ClientAddress(PeerKey):
 
     @property
     def needs_peer(self) -> bool:
-        """Whether it can't do without an address at the other end of the connection."""
+        """Whether it fails for a peer without an address."""
         return not self._trusts_unix
 
     def __repr__(self) -> str:
@@ -100,7 +101,7 @@ class ClientAddress(PeerKey):
     def key_of(self, peer: str | None, field: str | None) -> str:
         if peer is None:
             if not self._trusts_unix:
-                raise UnknownPeer(f"the server told no address of its peer, as of a Unix socket: {UNIX_REMEDY}")
+                raise UnknownPeer(f"the server reports no address of its peer, as over a Unix socket: {UNIX_REMEDY}")
             client = None
         else:
             client = _address(peer)
@@ -146,7 +147,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
         network = IPv4Network((mapped, network.prefixlen - 96))
     if network.prefixlen == 0:
         raise InvalidLimiter(
-            f"{shown(text)} is everybody, so whatever a client makes up would be believed: name your proxies' networks"
+            f"{shown(text)} is every address, so a client could invent its own: name your proxies' networks"
         )
     return network
 
@@ -168,10 +169,10 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def _forwarded_from_the_last(field: str) -> Iterator[str]:
-    """Whom each proxy has seen, by ``Forwarded``, the last one first. One that can't be read is empty, and the end.
+    """The peers that the proxies report by ``Forwarded``, the last one first. Text that can't be parsed is "", the end.
 
-    From the right, for what stands left a client may have made up, a quote that never ends among it. An element ends at
-    a comma outside quotes: what follows a comma inside of them has a quote too many, and is no element.
+    Parsed from the right, since a client may have invented the left part, for example a quote without an end. An
+    element ends at a comma outside quotes: text after a comma inside quotes has an odd quote, so it is no element.
     """
     end = len(field)
     while end > 0:
@@ -191,7 +192,7 @@ def _forwarded_from_the_last(field: str) -> Iterator[str]:
 
 
 def _for(element: str) -> str:
-    """Whom a proxy has seen, by one element; empty if it doesn't say so, or twice."""
+    """The peer in one element; empty if there is none, or more than one."""
     found = [value for name, value in _PAIR.findall(element) if name.lower() == "for"]
     if len(found) != 1:
         return ""

@@ -1,7 +1,7 @@
-"""How limits show in header fields: ``RateLimit`` and ``RateLimit-Policy`` of draft-ietf-httpapi-ratelimit-headers-10,
-or their forerunners, those of -06 among them.
+"""Header fields for limits: ``RateLimit`` and ``RateLimit-Policy`` of draft-ietf-httpapi-ratelimit-headers-10, those of
+-06, or ``X-RateLimit``.
 
-A field says what the decision said: a request that comes after the seconds told is not denied for having believed them.
+A field reports the decision: a client that waits for the seconds in it is not denied for being too early.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rate_of(limiter: Any) -> Rate | None:
 
 
 def allowance(limiter: Any) -> str:
-    """How many requests may be made, for people."""
+    """The limit, as text for people."""
     rate = rate_of(limiter)
     count = limiter.limit if kind_of(limiter) is Concurrency else rate.limit if rate else 1
     requests = "1 request" if count == 1 else f"{count} requests"
@@ -52,7 +52,7 @@ class Policy:
 
     def __init__(self, limiter: Any) -> None:
         rate = rate_of(limiter)
-        # As text in a field may be: ASCII, and no control characters.
+        # A string in a field is ASCII without control characters.
         self.name = "".join(
             c if c.isprintable() else "?" for c in limiter.name.encode("ascii", "backslashreplace").decode()
         )
@@ -77,19 +77,21 @@ class Policy:
             self.policy_item = f"{name};q={self.quota}"
 
     def wait_s(self, decision: Decision) -> int:
-        """Whole seconds until there is more than now; 0 if there can't be, or nobody knows."""
+        """Whole seconds until more remains than now; 0 if that can't be, or if it is unknown."""
         return 0 if self.is_held else -(-decision.next_after_ns // NS)
 
 
-def header_writer(styles: Iterable[str], policies: Sequence[Policy], told: Sequence[Policy], encoded: bool) -> Writer:
-    """A function that turns the decisions of `policies`, in their order, into fields; `encoded` ones are bytes.
+def header_writer(
+    styles: Iterable[str], policies: Sequence[Policy], all_policies: Sequence[Policy], encoded: bool
+) -> Writer:
+    """A function that turns the decisions of `policies`, in their order, into fields; with `encoded` into bytes.
 
-    It takes the decisions, and for each a text that says of which partition it is (`partition_text`), or none at all.
-    `told` are all that the request is under: of a denied one, only those that denied have a decision to tell.
+    It takes the decisions, and a text for each that names its partition (`partition_text`), or no texts. `all_policies`
+    are those of all limits of the request: if it is denied, only the limits that denied it report a decision.
     """
-    if not told:
+    if not all_policies:
         return _no_fields
-    writers = [_WRITERS[style](policies, told, _encoded if encoded else _plain) for style in styles]
+    writers = [_WRITERS[style](policies, all_policies, _encoded if encoded else _plain) for style in styles]
     if len(writers) == 1:
         return writers[0]
     return lambda decisions, partitions: [field for writer in writers for field in writer(decisions, partitions)]
@@ -110,28 +112,28 @@ def _encoded(name: str, value: str) -> tuple[bytes, bytes]:
 def checked_styles(styles: str | Iterable[str]) -> tuple[str, ...]:
     names = (styles,) if isinstance(styles, str) else tuple(styles) if isinstance(styles, Iterable) else (styles,)
     if isinstance(styles, Mapping):
-        raise InvalidLimiter(f"header fields are named by a text or several, not by {shown(styles)}; () for none")
+        raise InvalidLimiter(f"headers is the name of a style or several, not {shown(styles)}; () for none")
     for name in names:
         if not isinstance(name, str) or name not in _WRITERS:
-            raise InvalidLimiter(f"header fields are of {', '.join(_WRITERS)}, not {shown(name)}; () for none")
+            raise InvalidLimiter(f"the styles of headers are {', '.join(_WRITERS)}, not {shown(name)}; () for none")
     if len(set(names)) < len(names):
-        raise InvalidLimiter(f"header fields of {shown(names)} would be sent twice: name each once")
+        raise InvalidLimiter(f"headers has {shown(names)}, so fields would be sent twice: name each style once")
     if {"draft-10", "draft-06"} <= set(names):
-        raise InvalidLimiter("draft-10 and draft-06 each have a RateLimit-Policy of their own: take one of them")
+        raise InvalidLimiter("draft-10 and draft-06 each have a RateLimit-Policy of their own: choose one of them")
     return names
 
 
 def partition_text(secret: bytes, limiter: Any, key: object) -> str:
-    """The parameter ``pk``: the same for the same key, and nobody learns the key from it."""
+    """The parameter ``pk``: the same for the same key, which it doesn't reveal."""
     digest = hashlib.blake2b(repr((limiter.name, key)).encode("utf-8", "surrogatepass"), key=secret, digest_size=9)
     return f";pk=:{base64.b64encode(digest.digest()).decode()}:"
 
 
-def _draft_10(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair) -> Writer:
-    all_of_them = pair("RateLimit-Policy", ", ".join(policy.policy_item for policy in told))
+def _draft_10(policies: Sequence[Policy], all_policies: Sequence[Policy], pair: Pair) -> Writer:
+    policy_field = pair("RateLimit-Policy", ", ".join(policy.policy_item for policy in all_policies))
     name, _ = pair("RateLimit", "")
     return RateLimitFields(
-        all_of_them, name, pair is _encoded, [policy.prefix for policy in policies], [p.is_held for p in policies]
+        policy_field, name, pair is _encoded, [policy.prefix for policy in policies], [p.is_held for p in policies]
     )
 
 
@@ -143,26 +145,26 @@ def _tightest(policies: Sequence[Policy], decisions: Sequence[Decision]) -> tupl
     )
 
 
-def _draft_06(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair) -> Writer:
-    all_of_them = pair(
-        "RateLimit-Policy", ", ".join(f"{p.quota};w={p.window_s}" if p.window_s else f"{p.quota}" for p in told)
+def _draft_06(policies: Sequence[Policy], all_policies: Sequence[Policy], pair: Pair) -> Writer:
+    policy_field = pair(
+        "RateLimit-Policy", ", ".join(f"{p.quota};w={p.window_s}" if p.window_s else f"{p.quota}" for p in all_policies)
     )
 
     def write(decisions: Sequence[Decision], partitions: Sequence[str]) -> Fields:
         if not policies:
-            return [all_of_them]
+            return [policy_field]
         policy, decision = _tightest(policies, decisions)
         return [
             pair("RateLimit-Limit", str(policy.quota)),
             pair("RateLimit-Remaining", str(decision.remaining)),
             pair("RateLimit-Reset", str(policy.wait_s(decision))),
-            all_of_them,
+            policy_field,
         ]
 
     return write
 
 
-def _x_ratelimit(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair) -> Writer:
+def _x_ratelimit(policies: Sequence[Policy], all_policies: Sequence[Policy], pair: Pair) -> Writer:
     def write(decisions: Sequence[Decision], partitions: Sequence[str]) -> Fields:
         if not policies:
             return []
@@ -170,7 +172,7 @@ def _x_ratelimit(policies: Sequence[Policy], told: Sequence[Policy], pair: Pair)
         return [
             pair("X-RateLimit-Limit", str(policy.quota)),
             pair("X-RateLimit-Remaining", str(decision.remaining)),
-            # The second of the wall clock, as GitHub and Flask-Limiter have it.
+            # A second of the wall clock, as GitHub and Flask-Limiter send it.
             pair("X-RateLimit-Reset", str(math.ceil(time.time()) + policy.wait_s(decision))),
         ]
 

@@ -1,4 +1,4 @@
-"""Key functions: for whom a request counts. Any callable that takes a ``Request`` and returns a key is one."""
+"""Key functions: for whom a request counts. Any callable that takes a ``Request`` and returns a key can be one."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def everyone(request: Request) -> Key:
 
 
 def header(name: str, *, otherwise: KeyFunction) -> KeyFunction:
-    """The value of a field, such as an API key's; for requests without it, what `otherwise` says.
+    """The value of a field, such as an API key; for requests without the field, the key of `otherwise`.
 
-    Whoever makes up another value at each request has as many limits: where nothing has checked the field before,
-    limit the client's address as well.
+    A client that sends another value with each request has a new limit each time: unless an outer layer checks the
+    field, limit the client's address as well.
     """
     if not isinstance(name, str) or not name:
         raise InvalidLimiter(f"the name of a header field is text, not {shown(name)}")
 
     field = name.lower()
 
-    def told(request: Request) -> Key | None:
+    def value_of(request: Request) -> Key | None:
         value = request.header(field)
-        # A tuple is never equal to a text, so nobody can pass for somebody without the field.
+        # A tuple never equals a text: so no value is the key of a client without the field.
         return ("header", field, value) if value else None
 
-    return _or_else(told, otherwise)
+    return _or_else(value_of, otherwise)
 
 
 def user(*, otherwise: KeyFunction) -> KeyFunction:
-    """Whom an outer layer has let in (``REMOTE_USER``, ``scope["user"]``); for strangers, what `otherwise` says."""
+    """The user whom an outer layer authenticated (``REMOTE_USER``, ``scope["user"]``); else the key of `otherwise`."""
 
     def user_of(request: Request) -> Key | None:
         name = request.user
@@ -51,14 +51,14 @@ def _or_else(first: Callable[[Request], Key | None], otherwise: KeyFunction) -> 
     check_function("otherwise is a key function, a callable that takes a request", otherwise)
 
     def key(request: Request) -> Any:
-        told = first(request)
-        return otherwise(request) if told is None else told
+        found = first(request)
+        return otherwise(request) if found is None else found
 
     async def key_async(request: Request) -> Any:
-        told = first(request)
-        return await otherwise(request) if told is None else told
+        found = first(request)
+        return await otherwise(request) if found is None else found
 
     chosen = key_async if has_to_be_awaited(otherwise) else key
-    # By which the checks of frameworks know what it goes by.
+    # Django's checks recognize `user` by it.
     chosen.__qualname__ = first.__qualname__
     return chosen

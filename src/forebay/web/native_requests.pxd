@@ -2,13 +2,13 @@ cdef class WSGIRequest:
     cdef readonly object native
     cdef object route
 
-    cdef object peer_told(self)
+    cdef object peer_address(self)
 
 
 cdef class ASGIRequest:
     cdef readonly object native
 
-    cdef object peer_told(self)
+    cdef object peer_address(self)
 
 
 cdef class PeerKey:

@@ -1,4 +1,4 @@
-"""The requests of WSGI and ASGI, and who sent them: what every limited request needs, so it is compiled."""
+"""The requests of WSGI and ASGI, and keys of their peers. Compiled, since every limited request needs them."""
 
 cimport cython
 
@@ -8,12 +8,12 @@ from forebay.web.paths import odd_readings, path_of_url
 
 
 cdef enum:
-    MOST_REMEMBERED = 4096       # peers and fields, with what they came to
+    MOST_REMEMBERED = 4096       # keys of peers and fields
     LONGEST_REMEMBERED = 200     # characters of a field
 
 
 cdef bint is_plain(str path):
-    """Whether every router takes it for what it is, but for a slash or a line's end behind it."""
+    """Whether every router reads it as it is, apart from a slash or a line's end after it."""
     cdef Py_UCS4 character, before = 0
     if not path.startswith("/"):
         return False
@@ -27,7 +27,7 @@ cdef bint is_plain(str path):
 
 
 def readings(*paths):
-    """Everything that a router may take one of these for, each once; nothing if it may be any path."""
+    """Every path that a router may read in one of these, each once; empty if it may be any path."""
     cdef dict found = {}
     for path in paths:
         if is_plain(path):
@@ -44,19 +44,19 @@ cdef tuple OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-
 
 
 def methods(method, header):
-    """The method of a request, and those that it asks by a field to be taken for. `header` tells a field's value."""
-    told = [header(name.decode()) for name in OVERRIDES]
-    return with_overrides(method, [value for value in told if value])
+    """The method of a request, and those in its fields that override it. `header` returns a field's value."""
+    values = [header(name.decode()) for name in OVERRIDES]
+    return with_overrides(method, [value for value in values if value])
 
 
-cdef tuple with_overrides(str method, list told):
-    if not told:
+cdef tuple with_overrides(str method, list values):
+    if not values:
         return (method,)
-    return (method, *[name.strip().upper() for value in told for name in value.split(",")])
+    return (method, *[name.strip().upper() for value in values for name in value.split(",")])
 
 
 cdef object decoded(str path):
-    """The bytes of a path, each as a character, as text."""
+    """The text of a path in which each byte is a character."""
     return path if path.isascii() else path.encode("latin-1", "replace").decode("utf-8", "replace")
 
 
@@ -75,18 +75,18 @@ cdef class WSGIRequest:
 
     @property
     def method(self):
-        # Some servers leave it as it was sent, and frameworks take post for POST.
+        # Some servers report it as it was sent, and frameworks read post as POST.
         return self.native["REQUEST_METHOD"].upper()
 
     @property
     def methods(self):
         cdef dict environ = self.native if type(self.native) is dict else dict(self.native)
-        cdef list told = []
+        cdef list values = []
         for name in ("HTTP_X_HTTP_METHOD_OVERRIDE", "HTTP_X_HTTP_METHOD", "HTTP_X_METHOD_OVERRIDE"):
             value = environ.get(name)
             if value:
-                told.append(value)
-        return with_overrides(self.method, told)
+                values.append(value)
+        return with_overrides(self.method, values)
 
     @property
     def path(self):
@@ -101,7 +101,7 @@ cdef class WSGIRequest:
             return (inside,)
         asked = [joined(root, inside), inside] if root else [inside]
         texts = [decoded(path) for path in asked]
-        # Some take what isn't UTF-8 for Latin-1.
+        # Some routers read bytes that aren't UTF-8 as Latin-1.
         texts += [path for path, text in zip(asked, texts) if "\ufffd" in text]
         if self.route is not None:
             texts.append(self.route)
@@ -109,9 +109,9 @@ cdef class WSGIRequest:
 
     @property
     def peer(self):
-        return self.peer_told()
+        return self.peer_address()
 
-    cdef object peer_told(self):
+    cdef object peer_address(self):
         return self.native.get("REMOTE_ADDR") or None
 
     @property
@@ -124,7 +124,7 @@ cdef class WSGIRequest:
 
     def header(self, name):
         variable = name.upper().replace("-", "_")
-        # Of CGI: the only two fields that are called otherwise.
+        # CGI: the only two fields without the prefix HTTP_.
         if variable not in ("CONTENT_LENGTH", "CONTENT_TYPE"):
             variable = "HTTP_" + variable
         return self.native.get(variable) or None
@@ -155,13 +155,13 @@ cdef class ASGIRequest:
     @property
     def paths(self):
         cdef str path = self.native["path"]
-        # Of a whole URL Quart takes the host off before the root.
+        # Quart removes the host of a whole URL before the root.
         cdef list sent = [path] if path.startswith("/") else [path, path_of_url(path)]
         cdef list asked = sent.copy()
         for name in ("root_path", "app_root_path"):
             root = self.native.get(name)
             for known in sent if root else ():
-                # Some servers tell of the root in front of the path, others only by itself.
+                # Some servers report the root in front of the path, too, others only separately.
                 _, found, inside = known.partition(root)
                 asked.append(inside if found else root + known)
         if len(asked) == 1 and is_plain(path):
@@ -170,22 +170,22 @@ cdef class ASGIRequest:
 
     @property
     def peer(self):
-        return self.peer_told()
+        return self.peer_address()
 
-    cdef object peer_told(self):
+    cdef object peer_address(self):
         client = self.native.get("client")
         return client[0] if client else None
 
     @property
     def user(self):
-        """As Starlette's ``AuthenticationMiddleware`` leaves it, or text."""
+        """The user of Starlette's ``AuthenticationMiddleware``, or text."""
         user = self.native.get("user")
         if user is None or isinstance(user, str):
             return user or None
         if not getattr(user, "is_authenticated", True):
             return None
         for attribute in ("identity", "display_name"):
-            # Starlette's own users have a name only; the identity is there, and not implemented.
+            # Starlette's own users have a name only; their identity raises NotImplementedError.
             with contextlib.suppress(AttributeError, NotImplementedError):
                 if name := getattr(user, attribute):
                     return str(name)
@@ -202,9 +202,9 @@ cdef class ASGIRequest:
 
 
 cdef class PeerKey:
-    """A key function by a request's peer and perhaps one of its fields, which remembers what these came to.
+    """A key function of a request's peer and perhaps one of its fields. It caches the keys.
 
-    ``key_of(peer, field)`` is asked about others; ``PeerKey(None)`` is one that looks at no field. Thread-safe.
+    A subclass computes ``key_of(peer, field)``; ``PeerKey(None)`` reads no field. Thread-safe.
     """
 
     def __init__(self, field_name):
@@ -216,25 +216,25 @@ cdef class PeerKey:
 
     cdef object key_for(self, object request):
         if type(request) is ASGIRequest:
-            peer = (<ASGIRequest>request).peer_told()
+            peer = (<ASGIRequest>request).peer_address()
         elif type(request) is WSGIRequest:
-            peer = (<WSGIRequest>request).peer_told()
+            peer = (<WSGIRequest>request).peer_address()
         else:
             peer = request.peer
         if self.field_name is None:
-            asked = peer
+            cache_key = peer
             field = None
         else:
             field = request.header(self.field_name)
             if field is not None and len(field) > LONGEST_REMEMBERED:
                 return self.key_of(peer, field)
-            asked = peer, field
-        key = self.known.get(asked)
+            cache_key = peer, field
+        key = self.known.get(cache_key)
         if key is None:
             key = self.key_of(peer, field)
             if len(self.known) >= MOST_REMEMBERED:
                 self.known.clear()
-            self.known[asked] = key
+            self.known[cache_key] = key
         return key
 
     def key_of(self, peer, field):

@@ -1,7 +1,7 @@
-"""What a router may take a path for. docs/web.md names the routers and what they do.
+"""The readings of a path: every path that some router may route it as. docs/web.md names the routers and what they do.
 
-One router merges slashes, another resolves dots, a third takes a prefix off. The rules stand outside and don't know
-which one is inside: so a path has several readings, and a rule is for a request if its pattern matches one of them.
+One router merges slashes, another resolves dots, a third removes a prefix. The rules are outside the router and don't
+know which one it is: so a path has several readings, and a rule matches a request if its pattern matches one of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from urllib.parse import unquote, urlsplit
 __all__ = ["odd_readings", "path_of_url"]
 
 LONGEST_READ: Final = 2048
-"""Characters of a path. It bounds what a request can cost: to read so many takes milliseconds."""
+"""Characters of a path. It bounds the cost of a request: to read so many takes milliseconds."""
 
 _SLASHES: Final = re.compile("//+")
 _PARAMETERS: Final = re.compile(";[^/]*")
 
 
 def odd_readings(path: str) -> tuple[str, ...]:
-    """The readings of a path that isn't plain, each once; none if it is too long, and may be any path.
+    """The readings of a path that isn't plain, each once; none if it is too long: it may then be any path.
 
     At most 36, each in time linear in the length of the path.
     """
@@ -30,7 +30,7 @@ def odd_readings(path: str) -> tuple[str, ...]:
     if not path.startswith("/"):
         known.append(f"/{path}")
     if "\ufffd" in path:
-        # Bytes that aren't UTF-8: some leave them out.
+        # Bytes that aren't UTF-8: some routers omit them.
         known.append(path.replace("\ufffd", ""))
     if "%" in path:
         known += [unquote(reading) for reading in known]
@@ -50,7 +50,7 @@ def odd_readings(path: str) -> tuple[str, ...]:
 
 
 def path_of_url(text: str) -> str:
-    """Of a request whose target is a whole URL, which a server may leave in the path's place."""
+    """The path of a request whose target is a whole URL: some servers report the URL as the path."""
     try:
         return "/" + urlsplit(text).path
     except ValueError:
@@ -58,7 +58,7 @@ def path_of_url(text: str) -> str:
 
 
 def _without_dots(path: str) -> str:
-    """As RFC 3986 has it: an empty segment is one."""
+    """Resolve dots as in RFC 3986: an empty segment is a segment."""
     kept: list[str] = []
     for segment in path.split("/")[1:]:
         if segment == "..":
@@ -69,7 +69,7 @@ def _without_dots(path: str) -> str:
 
 
 def _resolved(path: str) -> str:
-    """As Pyramid's traversal has it: empty segments are none, and ``@@`` only says that a name is a view's."""
+    """Resolve dots as Pyramid's traversal does: without empty segments, and without ``@@`` before a view's name."""
     kept: list[str] = []
     for segment in path.split("/"):
         if segment == "..":

@@ -1,4 +1,4 @@
-"""Warnings at start: where each worker would count for itself, and where no client has an address."""
+"""Warnings at start: each worker would count by itself, or no client would have an address."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["warn_if_clients_have_no_address", "warn_if_each_counts_alone"]
 
 SERVERS: Final = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")
-# Between the line that somebody wrote and this module.
+# Packages whose frames are between the user's line and this module.
 OURS: Final = ("forebay", "django", "rest_framework", "starlette", "fastapi")
 
-# One cause, however many limiters and rules there are.
+# A store is one cause, however many limiters and rules it has.
 _warned_of: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
-    """Warn once of a private store that is made in each of several workers, instead of before they are forked."""
+    """Warn once if each of several workers makes a private store, instead of their parent before the fork."""
     # A store that was made before a fork is shared by all.
     alone = [
         x
@@ -44,7 +44,7 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
         _warned_of.add(alone[0].store)
         warnings.warn(
             f"limiter {alone[0].name!r} is in a private store of this process, one of {workers} workers: each counts "
-            f"for itself, so together they let {workers} times its limit in. Name the store, "
+            f"by itself, so together they allow {workers} times the limit. Name the store, "
             f'Store("shop", keys={alone[0].store.keys}), or make it before the workers are forked, as by '
             f"gunicorn --preload",
             CountsPerWorkerWarning,
@@ -53,7 +53,7 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
 
 
 def warn_if_clients_have_no_address(key_functions: Iterable[object]) -> None:
-    """Warn once where one of these goes by the peer's address, and the server listens at a Unix socket only."""
+    """Warn once if one of these uses the peer's address, and the server listens at Unix sockets only."""
     global _has_warned_of_socket
     if _has_warned_of_socket or not any(isinstance(key, ClientAddress) and key.needs_peer for key in key_functions):
         return
@@ -72,7 +72,7 @@ _has_warned_of_socket = False
 
 
 def unix_socket() -> str | None:
-    """Where this server listens, if that is at Unix sockets only and it takes nobody's word for a client's address."""
+    """The socket at which this server listens, if it listens at Unix sockets only, and trusts no proxy's fields."""
     if (config := _gunicorn_config("gunicorn.")) is not None:
         trusts_all = "uvicorn" in str(config.worker_class_str) and "*" in config.forwarded_allow_ips
         sockets = [address for address in config.address if isinstance(address, str)]
@@ -97,7 +97,7 @@ def _users_level() -> int:
 
 
 def worker_count() -> int:
-    """How many workers run, if this is one of them; 1 if it isn't, or can't be told."""
+    """How many workers run, if this is one of them; 1 if it isn't one, or if the number is unknown."""
     config = _gunicorn_config()
     if config is not None:
         return int(config.workers)
@@ -109,7 +109,7 @@ def worker_count() -> int:
     server, arguments = _command()
     if server not in SERVERS:
         return 1
-    return _told(arguments) or _told(["--workers", os.environ.get("WEB_CONCURRENCY", "")]) or 1
+    return _count(arguments) or _count(["--workers", os.environ.get("WEB_CONCURRENCY", "")]) or 1
 
 
 def _command() -> tuple[str, list[str]]:
@@ -119,7 +119,7 @@ def _command() -> tuple[str, list[str]]:
 
 
 def _gunicorn_config(within: str = "gunicorn.workers.") -> Any:
-    """Of the gunicorn worker that imports this process's application now; None if there isn't one."""
+    """The configuration of the gunicorn worker that imports the application now; None without one."""
     for frame in _frames():
         if frame.f_globals.get("__name__", "").startswith(within):
             config = getattr(frame.f_locals.get("self"), "cfg", None)
@@ -135,14 +135,14 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _told(arguments: Sequence[str]) -> int:
+def _count(arguments: Sequence[str]) -> int:
     """The number of workers that a command line names; 0 if it names none."""
     numbers = _values(arguments, ("--workers", "-w"))
     return int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
 
 
 def _values(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """What a command line says by one option."""
+    """The values of an option, which may have several names."""
     values = []
     for i, argument in enumerate(arguments):
         name, _, value = argument.partition("=")

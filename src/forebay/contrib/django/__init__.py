@@ -1,7 +1,7 @@
-"""Limits in a Django project: of all requests and of views, sync and async. See docs/frameworks.md.
+"""Limits in a Django project: for all requests and for views, sync and async. See docs/frameworks.md.
 
 ``"forebay.contrib.django.LimitsMiddleware"`` in ``MIDDLEWARE``, the rules in ``FOREBAY``, ``@limited(limiter)`` and
-``@exempt``. With ``"forebay.contrib.django"`` in ``INSTALLED_APPS``, ``manage.py check`` looks at the settings. Needs
+``@exempt``. With ``"forebay.contrib.django"`` in ``INSTALLED_APPS``, ``manage.py check`` checks the settings. Needs
 ``forebay[django]``. For Django REST framework see ``forebay.contrib.rest_framework``.
 """
 
@@ -23,15 +23,15 @@ with Needs("django", __name__):
     from django.utils.module_loading import import_string
 
 from forebay.contrib.views import (
-    Asker,
+    AppGates,
     AsyncVisit,
     NotInstalled,
     RuleOptions,
     Rules,
     Visit,
-    mark,
+    remember_rules,
     rules_of,
-    stacked,
+    unstacked,
     without_body_limits,
 )
 from forebay.core.limiter import Limiter
@@ -49,7 +49,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 class DjangoRequest:
-    """The request as key functions see it: `django` is Django's own, `native` its ``META``."""
+    """The request that key functions receive: `django` is Django's own, `native` its ``META``."""
 
     __slots__ = ("django", "native")
 
@@ -71,7 +71,7 @@ class DjangoRequest:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of these Django goes by the second, which has no ``SCRIPT_NAME`` in front."""
+        """Django routes by the second, which has no ``SCRIPT_NAME`` in front."""
         return readings(self.django.path, self.django.path_info)
 
     @property
@@ -80,7 +80,7 @@ class DjangoRequest:
 
     @property
     def user(self) -> str | None:
-        """The primary key of the user who has logged in, by Django's ``AuthenticationMiddleware``."""
+        """The primary key of the user whom Django's ``AuthenticationMiddleware`` has authenticated."""
         user = getattr(self.django, "user", None)
         return str(user.pk) if user is not None and user.is_authenticated else None
 
@@ -89,11 +89,11 @@ class DjangoRequest:
 
 
 class _UserUnknown(BaseException):
-    """Somebody wants to know the user, who can only be fetched with await."""
+    """A key function reads the user, which has to be awaited first."""
 
 
 class _AsyncRequest(DjangoRequest):
-    """Tells the user once that is known, since the database must not be waited for here."""
+    """A request whose user is read from the database by ``fetch_user``, as an event loop must not wait for it."""
 
     __slots__ = ("fetched",)
 
@@ -125,7 +125,7 @@ def options() -> dict[str, Any]:
 
 
 def setting(name: str) -> Any:
-    """Of ``settings.FOREBAY``: a value, or what stands at the dotted path in its place."""
+    """A value of ``settings.FOREBAY``, or the object at its dotted path."""
     value = options().get(name, SETTINGS[name])
     if not isinstance(value, str) or name == "HEADERS":
         return value
@@ -135,31 +135,31 @@ def setting(name: str) -> Any:
         raise ImproperlyConfigured(f'FOREBAY["{name}"] is the dotted path of nothing: {error}') from error
 
 
-def make_asker() -> Asker:
-    """As the settings say."""
-    told = {"headers": setting("HEADERS"), "partition_keys": setting("PARTITION_KEYS")}
-    gate = Gate(setting("RULES"), client=setting("CLIENT"), **told)
-    instead = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
-    return Asker(without_body_limits(gate, instead), **told)
+def make_gates() -> AppGates:
+    """The gates that the settings describe."""
+    options = {"headers": setting("HEADERS"), "partition_keys": setting("PARTITION_KEYS")}
+    gate = Gate(setting("RULES"), client=setting("CLIENT"), **options)
+    remedy = "put WSGIMiddleware or ASGIMiddleware of forebay.web around the application in wsgi.py or asgi.py"
+    return AppGates(without_body_limits(gate, remedy), **options)
 
 
-_asker = cache(make_asker)
+_gates = cache(make_gates)
 
 
 def _forget(*, setting: str, **_: Any) -> None:
     if setting == "FOREBAY":
-        _asker.cache_clear()
+        _gates.cache_clear()
 
 
-# By override_settings, in tests.
+# In tests, override_settings changes them.
 setting_changed.connect(_forget)
 
 
 class LimitsMiddleware:
-    """Asks ``FOREBAY["RULES"]`` about every request, and sees to the views' own limits.
+    """Charges ``FOREBAY["RULES"]`` for every request, and supports the views' own limits.
 
-    Below ``AuthenticationMiddleware`` if keys are of users. Sync and async; the latter never waits, but for the user
-    where a rule is for users, and where it is over an ``AsyncRedisStore`` for Redis.
+    Place it below ``AuthenticationMiddleware`` if keys are of users. Sync and async. In an event loop it awaits only
+    the user, where a rule's key reads it, and Redis, where the rules are over an ``AsyncRedisStore``.
     """
 
     sync_capable = True
@@ -167,7 +167,7 @@ class LimitsMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        gate = _asker().gate
+        gate = _gates().gate
         check_event_loop(gate.rules, iscoroutinefunction(get_response), gate.client)
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
@@ -177,7 +177,7 @@ class LimitsMiddleware:
             return self._answer_async(request)
         visit = Visit()
         setattr(request, VISIT, visit)
-        response = None if _is_exempt(request) else _ask(DjangoRequest(request), visit)
+        response = None if _is_exempt(request) else _decide(DjangoRequest(request), visit)
         if response is None:
             try:
                 response = self.get_response(request)
@@ -190,7 +190,7 @@ class LimitsMiddleware:
     async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
         visit = AsyncVisit()
         setattr(request, VISIT, visit)
-        response = None if _is_exempt(request) else await _ask_async(request, visit)
+        response = None if _is_exempt(request) else await _decide_async(request, visit)
         if response is None:
             try:
                 response = await self.get_response(request)
@@ -200,13 +200,13 @@ class LimitsMiddleware:
             except BaseException:
                 visit.end(DISCONNECTED)
                 raise
-        # From here on nobody promises to tell the end: what is sent in parts renews by each.
+        # From here on the end may go unnoticed, so the timer stops: each part of a stream renews the leases.
         visit.renewal.stop()
         _finish(request, response, visit)
         try:
             await visit.cleanup.wait()
         except BaseException:
-            # Whoever cancels never sees the response, and so closes none.
+            # A cancelled task returns no response, so the server closes none.
             visit.end(outcome(response.status_code, True))
             raise
         return response
@@ -215,38 +215,38 @@ class LimitsMiddleware:
 def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[View], View]:
     """A decorator for views, sync and async; the options are those of ``Rule``.
 
-    Several limiters, and several of these decorators one upon the other, are asked as one, all or none. Needs the
-    middleware. For a class: ``limited(...)(TheView.as_view())``, or ``method_decorator(limited(...), "dispatch")``.
+    Several limiters, and decorators directly above each other, are charged as one, all or none. Needs the middleware.
+    For a class: ``limited(...)(TheView.as_view())``, or ``method_decorator(limited(...), "dispatch")``.
     """
     rules = rules_of(limits, options)
 
     def decorate(view: View) -> View:
         _check_view(view, "limited(...)")
-        inner, all_rules = stacked(view, rules)
+        inner, all_rules = unstacked(view, rules)
         check_event_loop(rules, iscoroutinefunction(inner))
-        ask_first: Callable[..., Any]
+        decide_first: Callable[..., Any]
         if iscoroutinefunction(inner):
 
             @wraps(inner)
-            async def ask_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-                response = await _ask_async(request, _visit_of(request), all_rules)
+            async def decide_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
+                response = await _decide_async(request, _visit_of(request), all_rules)
                 return await inner(request, *arguments, **named) if response is None else response
 
         else:
 
             @wraps(inner)
-            def ask_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-                response = _ask(DjangoRequest(request), _visit_of(request), all_rules)
+            def decide_first(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
+                response = _decide(DjangoRequest(request), _visit_of(request), all_rules)
                 return inner(request, *arguments, **named) if response is None else response
 
-        mark(ask_first, inner, all_rules)
-        return ask_first  # type: ignore[return-value]
+        remember_rules(decide_first, inner, all_rules)
+        return decide_first  # type: ignore[return-value]
 
     return decorate
 
 
 def exempt(view: View) -> View:
-    """A decorator: ``FOREBAY["RULES"]`` are not for this view, sync or async; its own limits are.
+    """A decorator: ``FOREBAY["RULES"]`` don't apply to this view, sync or async; its own limits do.
 
     For a class: ``exempt(TheView.as_view())``, or ``method_decorator(exempt, "dispatch")``.
     """
@@ -263,14 +263,14 @@ _has_exempted = False
 def _check_view(view: Any, decorator: str) -> None:
     if isinstance(view, type) or not callable(view):
         raise InvalidLimiter(
-            f"{decorator} is for views, and {shown(view)} isn't one: of a class say {decorator}(TheView.as_view()), or "
-            f'put @method_decorator({decorator}, name="dispatch") upon it'
+            f"{decorator} is for views, and {shown(view)} isn't one: for a class write {decorator}(TheView.as_view()), "
+            f'or put @method_decorator({decorator}, name="dispatch") above it'
         )
 
 
 def _is_exempt(request: HttpRequest) -> bool:
-    """Whether the request will come to a view that is exempt. Only where there is such a view, it is looked for."""
-    if not _asker().gate.rules:
+    """Whether the request's view is exempt. The view is resolved only if there is an exempt one."""
+    if not _gates().gate.rules:
         return False
     resolver = get_resolver(getattr(request, "urlconf", None))
     # This imports the views, the first time.
@@ -286,14 +286,12 @@ def _is_exempt(request: HttpRequest) -> bool:
 def _visit_of(request: HttpRequest) -> Visit:
     visit: Visit | None = getattr(request, VISIT, None)
     if visit is None:
-        raise NotInstalled(
-            'a view is limited, but "forebay.contrib.django.LimitsMiddleware" doesn\'t stand in MIDDLEWARE'
-        )
+        raise NotInstalled('a view is limited, but "forebay.contrib.django.LimitsMiddleware" isn\'t in MIDDLEWARE')
     return visit
 
 
-def _ask(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
-    return _response(_asker().ask(request, visit, rules))
+def _decide(request: DjangoRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
+    return _response(_gates().decide(request, visit, rules))
 
 
 def _response(answer: Answer | None) -> HttpResponseBase | None:
@@ -302,18 +300,18 @@ def _response(answer: Answer | None) -> HttpResponseBase | None:
     return HttpResponse(answer.body, status=answer.status, headers=dict(answer.fields))
 
 
-async def _ask_async(request: HttpRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
-    asked = _AsyncRequest(request)
+async def _decide_async(request: HttpRequest, visit: Visit, rules: Rules | None = None) -> HttpResponseBase | None:
+    async_request = _AsyncRequest(request)
     try:
-        return _response(await _asker().ask_async(asked, visit, rules))
+        return _response(await _gates().decide_async(async_request, visit, rules))
     except _UserUnknown:
-        # Nothing has been taken, or all of it given back.
-        await asked.fetch_user()
-        return _response(await _asker().ask_async(asked, visit, rules))
+        # Nothing has been taken, or all of it was released.
+        await async_request.fetch_user()
+        return _response(await _gates().decide_async(async_request, visit, rules))
 
 
 def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> None:
-    """Tell of the limits, and see to the end: of a stream, when the server closes it."""
+    """Set the header fields, and end the visit: that of a stream when the server closes it."""
     for name, value in visit.fields.items():
         response.headers[name] = value
     cleanup = visit.cleanup
@@ -321,18 +319,18 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         return
     cleanup.begin(response.status_code)
     if not isinstance(response, StreamingHttpResponse):
-        # Before the client has it and can ask again.
+        # Before the client has the response and can ask again.
         cleanup.end(response.status_code)
         return
-    is_broken_off = False
+    is_incomplete = False
 
     def end() -> None:
-        cleanup.end(outcome(response.status_code, is_broken_off))
+        cleanup.end(outcome(response.status_code, is_incomplete))
 
-    # A server may not close a response whose parts fail: Django's own for ASGI doesn't.
+    # Some servers don't close a response whose parts fail: Django's own for ASGI is one.
     def sync_parts(parts: Iterator[bytes]) -> Iterator[bytes]:
-        nonlocal is_broken_off
-        is_broken_off = True
+        nonlocal is_incomplete
+        is_incomplete = True
         try:
             for part in parts:
                 yield part
@@ -340,11 +338,11 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         except Exception:
             end()
             raise
-        is_broken_off = False
+        is_incomplete = False
 
     async def async_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        nonlocal is_broken_off
-        is_broken_off = True
+        nonlocal is_incomplete
+        is_incomplete = True
         try:
             async for part in parts:
                 yield part
@@ -352,7 +350,7 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         except BaseException:
             end()
             raise
-        is_broken_off = False
+        is_incomplete = False
 
     parts: Any = response.streaming_content
     response.streaming_content = async_parts(parts) if response.is_async else sync_parts(parts)
@@ -367,5 +365,5 @@ def _finish(request: HttpRequest, response: HttpResponseBase, visit: Visit) -> N
         return close_and_end
 
     response.close = ending(response.close)  # type: ignore[method-assign]
-    # An outer middleware may send another response in its place, and nobody closes this one. The request is closed.
+    # An outer middleware may replace the response, which is then never closed. The request is.
     request.close = ending(request.close)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""``"forebay.contrib.django"`` in ``INSTALLED_APPS``: ``manage.py check`` then looks at the settings."""
+"""``"forebay.contrib.django"`` in ``INSTALLED_APPS``: ``manage.py check`` then checks the settings."""
 
 from django.apps import AppConfig
 from django.core.checks import register
@@ -7,7 +7,7 @@ __all__ = ["ForebayConfig"]
 
 
 class ForebayConfig(AppConfig):
-    """Has no models. The limits work without it, too."""
+    """Without models. The limits work without it, too."""
 
     name = "forebay.contrib.django"
     label = "forebay"

@@ -1,4 +1,4 @@
-"""What ``manage.py check`` finds in the settings. It imports what they name, and so opens the store."""
+"""The checks of ``manage.py check``. They import the objects that the settings name, and so open the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
-from forebay.contrib.django import SETTINGS, make_asker, options, setting
+from forebay.contrib.django import SETTINGS, make_gates, options, setting
 from forebay.errors import shown
 from forebay.store import Store
 from forebay.web import Gate, Rule
@@ -29,12 +29,12 @@ USERS: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
 def check_settings(app_configs: object = None, **_: Any) -> list[CheckMessage]:
-    """What can't work."""
+    """Errors: settings that can't work."""
     try:
         given = options()
     except ImproperlyConfigured as error:
         return [Error(str(error), hint=_meant(getattr(settings, "FOREBAY", {})), id="forebay.E001")]
-    # What is found first is the cause of the rest.
+    # A value that is wrong causes the other errors.
     return (
         [message for name in given for message in _check_value(name)]
         or list(_check_rules())
@@ -43,7 +43,7 @@ def check_settings(app_configs: object = None, **_: Any) -> list[CheckMessage]:
 
 
 def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]:
-    """With ``--deploy``: what works, but not as it seems."""
+    """Warnings for ``--deploy``: settings that work, but hardly as intended."""
     if any(message.is_serious() for message in check_settings()):
         return []
     stores: dict[Any, str] = {rule.limiter.store: "RULES" for rule in _rules() if not rule.is_remote}
@@ -51,7 +51,7 @@ def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]
         stores.setdefault(store, "STORE")
     return [
         CheckWarning(
-            f'FOREBAY["{name}"] counts in a private store: each worker for itself, if the store is made in each.',
+            f'FOREBAY["{name}"] counts in a private store: each worker counts by itself if it makes the store.',
             hint=f'Name it, Store("shop", keys={store.keys}), or make it before the workers are forked, as by gunicorn '
             "--preload.",
             id="forebay.W002",
@@ -63,14 +63,14 @@ def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]
 
 def _meant(given: object) -> str | None:
     unknown = [name for name in given if name not in SETTINGS] if isinstance(given, dict) else []
-    # Of the one that the error names.
+    # The one that the error names.
     named = min(unknown, key=shown, default=None)
     near = get_close_matches(named.upper(), SETTINGS, 1) if isinstance(named, str) else []
     return f'Is "{near[0]}" meant?' if near else None
 
 
 def _check_value(name: str) -> Iterator[CheckMessage]:
-    """Whether it is there. Its import may fail in any way."""
+    """Whether it can be read, and has the right type. Its import may raise any exception."""
     try:
         value = setting(name)
     except ImproperlyConfigured as error:
@@ -100,7 +100,7 @@ def _check_value(name: str) -> Iterator[CheckMessage]:
 
 def _check_rules() -> Iterator[CheckMessage]:
     try:
-        make_asker()
+        make_gates()
     except Exception as error:
         name = _unusable()
         yield Error(f'FOREBAY["{name}"] can\'t be used: {error}', hint=_HINTS[name], id="forebay.E002")
@@ -115,7 +115,7 @@ _HINTS: Final = {
 
 
 def _unusable() -> str:
-    """Which setting a gate refuses."""
+    """The setting that a gate refuses."""
     for name in ("CLIENT", "HEADERS", "PARTITION_KEYS"):
         try:
             Gate((), **{name.lower(): setting(name)})
@@ -125,7 +125,7 @@ def _unusable() -> str:
 
 
 def _rules() -> Iterable[Rule]:
-    return make_asker().gate.rules
+    return make_gates().gate.rules
 
 
 def _check_middleware() -> Iterator[CheckMessage]:
@@ -134,7 +134,7 @@ def _check_middleware() -> Iterator[CheckMessage]:
     ours = _place_of(LIMITS)
     if ours is None:
         yield Error(
-            f'FOREBAY has RULES, but "{LIMITS}" doesn\'t stand in MIDDLEWARE, so nobody asks them',
+            f'FOREBAY has RULES, but "{LIMITS}" isn\'t in MIDDLEWARE, so they limit no request',
             hint="Add it, below AuthenticationMiddleware if keys are of users.",
             id="forebay.E003",
         )
@@ -144,7 +144,7 @@ def _check_middleware() -> Iterator[CheckMessage]:
     users = _place_of(USERS)
     if users is None or users > ours:
         yield CheckWarning(
-            f'a rule goes by user(), but no AuthenticationMiddleware stands above "{LIMITS}": everybody counts as '
+            f'a rule goes by user(), but no AuthenticationMiddleware is above "{LIMITS}": everybody counts as '
             "a stranger",
             hint="Move it below AuthenticationMiddleware in MIDDLEWARE.",
             id="forebay.W001",
@@ -152,14 +152,14 @@ def _check_middleware() -> Iterator[CheckMessage]:
 
 
 def _is_of_users(key: object) -> bool:
-    """Whether it was made by ``forebay.web.user``. Of other functions nobody knows what they ask for."""
+    """Whether ``forebay.web.user`` made it. Whether another function reads the user is unknown."""
     return getattr(key, "__module__", "") == "forebay.web.keys" and getattr(key, "__qualname__", "").startswith("user")
 
 
 def _place_of(wanted: str) -> int | None:
-    """Where in MIDDLEWARE it stands, or a class derived from it."""
+    """Its index in MIDDLEWARE, or that of a class derived from it."""
     for place, path in enumerate(settings.MIDDLEWARE):
-        # What can't be imported, Django tells of.
+        # Django reports what can't be imported.
         with contextlib.suppress(Exception):
             bases = getattr(import_string(path), "__mro__", ())
             if any(f"{base.__module__}.{base.__qualname__}" == wanted for base in bases):
@@ -185,17 +185,17 @@ def _check_throttles() -> Iterator[CheckMessage]:
         return
     if setting("STORE") is None:
         yield Error(
-            f"{ours[0].__name__} of forebay counts in a store, and FOREBAY names none",
+            f"{ours[0].__name__} of forebay counts in a store, and FOREBAY has none",
             hint='Add "STORE": "shop.limits.store", the dotted path of a Store.',
             id="forebay.E004",
         )
-    # What a throttle finds out when it is made, by a property, can't be known here.
+    # A scope or rate that a property computes is unknown here.
     fixed = [
         kind for kind in ours if not any(hasattr(getattr(kind, name, None), "__get__") for name in ("scope", "rate"))
     ]
     rates = [(kind, kind.scope or kind.__name__, kind.rate) for kind in fixed if getattr(kind, "rate", None)]
     for scope, rate in api_settings.DEFAULT_THROTTLE_RATES.items():
-        # The class that has the scope may have its own way to read a rate, and its own limiter.
+        # The class with this scope may parse rates in its own way, and have its own limiter.
         rates.append((next((kind for kind in ours if kind.scope == scope), ours[0]), scope, rate))
     for kind, scope, rate in rates:
         throttle = kind.__new__(kind)
@@ -207,20 +207,20 @@ def _check_throttles() -> Iterator[CheckMessage]:
         except Exception as error:
             yield Error(
                 f"the throttles can't use the rate {shown(rate)} of {shown(scope)}: {error}",
-                hint="Mend it in DEFAULT_THROTTLE_RATES, or in the class.",
+                hint="Change it in DEFAULT_THROTTLE_RATES, or in the class.",
                 id="forebay.E005",
             )
 
 
 def _url_patterns() -> list[Any]:
-    """Of the project. What can't be imported, Django tells of."""
+    """The project's. Django reports what can't be imported."""
     with contextlib.suppress(Exception):
         return list(get_resolver().url_patterns)
     return []
 
 
 def _throttles_of(patterns: Iterable[Any]) -> Iterator[Any]:
-    """What the views of REST framework have as ``throttle_classes``."""
+    """The ``throttle_classes`` of REST framework's views."""
     for pattern in patterns:
         yield from _throttles_of(getattr(pattern, "url_patterns", ()))
         yield from getattr(getattr(getattr(pattern, "callback", None), "cls", None), "throttle_classes", ())
