@@ -335,9 +335,7 @@ def test_start_is_refused_without_room_for_the_moving_windows_that_are_named(ope
     assert not any(store_name in mapped for mapped in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_refused_start_leaves_no_file_but_one_that_was_there(
-    opened: Open, store_name: str, clock: ManualClock
-) -> None:
+def test_refused_start_leaves_no_file_but_one_that_was_there(opened: Open, store_name: str, clock: ManualClock) -> None:
     options = "keys=1000&moving_window_keys=4000000000&moving_windows=50/minute"
     with pytest.raises(SegmentSpaceError):
         opened(options)

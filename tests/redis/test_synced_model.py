@@ -1,4 +1,4 @@
-"""What Redis has is what hosts have counted, whatever becomes of their messages: against a model, by moved clocks."""
+"""Synced limits against a model, by moved clocks: Redis has what the hosts have counted, whichever reports are lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAST = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCh
 
 
 class Line:
-    """Between a host and Redis: what becomes of its messages."""
+    """The connection of a host to Redis, which may lose its reports or replies."""
 
     def __init__(self, host: Host) -> None:
         (self.exchange,) = host.synced._exchanger.exchanges
@@ -89,7 +89,7 @@ class Scene:
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
 @FAST
 @given(steps=STEPS)
-def test_windows(
+def test_redis_knows_the_counts_of_windows(
     server: RedisServer, client: redis.Redis, server_clock: ServerClock, kind: Any, steps: list[tuple[str, int, Any]]
 ) -> None:
     client.flushall()
@@ -134,10 +134,10 @@ def test_windows(
 
 @FAST
 @given(steps=STEPS)
-def test_buckets(
+def test_redis_knows_the_charges_of_buckets(
     server: RedisServer, client: redis.Redis, server_clock: ServerClock, steps: list[tuple[str, int, Any]]
 ) -> None:
-    """Redis knows each host's charges once, and no host admits what it has been told is used up."""
+    """Redis counts each host's charges once, and no host admits a permit that it knows to be used up."""
     client.flushall()
     clock = ManualClock(START)
     with hosts(COUNT, server.url, lambda store: TokenBucket(store, "api", f"{LIMIT}/minute"), clock=clock) as made:
@@ -168,10 +168,10 @@ def test_buckets(
 
 @FAST
 @given(steps=STEPS)
-def test_a_host_alone_is_never_told_what_it_does_not_know(
+def test_a_single_host_merges_nothing_new(
     server: RedisServer, client: redis.Redis, server_clock: ServerClock, steps: list[tuple[str, int, Any]]
 ) -> None:
-    """It decides as if there were no others, however it exchanges."""
+    """It decides as without other hosts, however it exchanges."""
     client.flushall()
     clock = ManualClock(START)
     rate = {"rate": "61/minute", "burst": 9}
@@ -198,10 +198,10 @@ def test_a_host_alone_is_never_told_what_it_does_not_know(
     steps=st.lists(st.tuples(st.integers(0, COUNT - 1), st.integers(0, 9)), max_size=60),
     limit=st.integers(1, LIMIT),
 )
-def test_a_host_admits_by_its_own_count_and_what_the_others_had_told(
+def test_a_host_admits_by_its_own_count_and_the_others_reports(
     server: RedisServer, client: redis.Redis, server_clock: ServerClock, steps: list[tuple[int, int]], limit: int
 ) -> None:
-    """To the last request. So all together admit more than the limit by no more than others' news that is under way."""
+    """Exactly. So all hosts together exceed the limit by no more than the counts that are not exchanged yet."""
     client.flushall()
     clock = ManualClock(START)
     with hosts(COUNT, server.url, lambda store: FixedWindow(store, "api", f"{limit}/minute"), clock=clock) as made:
@@ -221,10 +221,10 @@ def test_a_host_admits_by_its_own_count_and_what_the_others_had_told(
 
 
 @pytest.mark.parametrize(("count", "limit", "burst"), [(2, 10, 20), (3, 1000, 20), (6, 100, 100)])
-def test_buckets_of_hosts_that_ask_for_all_there_is(
+def test_buckets_of_greedy_hosts_admit_the_rate(
     server: RedisServer, server_clock: ServerClock, client: redis.Redis, count: int, limit: int, burst: int
 ) -> None:
-    """In the long run the rate, though each host has been told late of each other one's burst."""
+    """In the long run they admit the rate, though each host learns of the others' bursts late."""
     total = 0
     for elapsed, host in fleet(server, server_clock, count, f"{limit}/second", burst, 40):
         while host.limiter.allow("k"):
@@ -234,10 +234,10 @@ def test_buckets_of_hosts_that_ask_for_all_there_is(
 
 
 @pytest.mark.parametrize("burst", [50, 1000])
-def test_buckets_of_hosts_that_together_stay_within_the_rate(
+def test_hosts_within_the_rate_are_never_denied(
     server: RedisServer, server_clock: ServerClock, client: redis.Redis, burst: int
 ) -> None:
-    """Nobody is denied, though a bucket holds much less than what is used between two exchanges."""
+    """A bucket holds much less than what is used between two exchanges."""
     for _, host in fleet(server, server_clock, 3, "1000/second", burst, 20):
         # 6 each in 20 ms are 900 a second.
         assert admitted(host.limiter, 6) == 6
@@ -245,10 +245,10 @@ def test_buckets_of_hosts_that_together_stay_within_the_rate(
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow, TokenBucket])
 @pytest.mark.parametrize("fate", ["answer lost", "overtaken"])
-def test_what_was_given_back_before_the_answer_is_not_forgotten(
+def test_a_refund_before_the_reply_stays_pending(
     server: RedisServer, client: redis.Redis, server_clock: ServerClock, kind: Any, fate: str
 ) -> None:
-    """Nothing is left to tell, it seems; but Redis may have been told more."""
+    """The count equals the last known one, but a report with a higher count may have arrived."""
     clock = ManualClock(START)
     with hosts(1, server.url, lambda store: kind(store, "api", f"{LIMIT}/minute"), clock=clock) as (host,):
         scene = Scene([host], server_clock, clock)
@@ -266,7 +266,7 @@ def test_what_was_given_back_before_the_answer_is_not_forgotten(
 def fleet(
     server: RedisServer, server_clock: ServerClock, count: int, rate: str, burst: int, seconds: int
 ) -> Iterator[tuple[float, Host]]:
-    """Each host every 20 ms of the moved clocks; each exchanges once a second, at a time of its own."""
+    """Each host sends requests every 20 ms of the moved clocks, and exchanges once a second at a time of its own."""
     clock = ManualClock(START)
     with hosts(count, server.url, lambda store: TokenBucket(store, "api", rate, burst=burst), clock=clock) as made:
         scene = Scene(made, server_clock, clock)

@@ -1,4 +1,4 @@
-"""Several processes of a host that exchange at once: none takes back what another one has told or learned since."""
+"""Several processes of a host exchange at once: none takes back what another has reported or merged since."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ KINDS = {**WINDOWS, "bucket": lambda store: TokenBucket(store, "api", "1/minute"
 
 @pytest.fixture
 def clock(server_clock: ServerClock) -> ManualClock:
-    """Of hosts that go by the server's time."""
+    """The clock of hosts, set to the server's time."""
     server_clock.set(START)
     return ManualClock(START)
 
 
 def known_of(client: redis.Redis, host: bytes) -> int:
-    """Permits, as Redis knows them of a host."""
+    """The permits that Redis knows of a host."""
     (entry,) = (client.hget(key, host) or b"0:0:0:0" for key in sums(client))
     told = int(entry.split(b":")[2])
     return told // 60_000_000 if told >= 1_000_000 else told
@@ -45,8 +45,8 @@ def known_of(client: redis.Redis, host: bytes) -> int:
 
 @pytest.mark.parametrize("exchanges", [1, 20])
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_an_answer_that_is_learned_late_takes_nothing_back(server: RedisServer, kind: str, exchanges: int) -> None:
-    """Of two processes of a host, one is stopped between the answer and its learning; the other one goes on."""
+def test_a_reply_that_is_merged_late_takes_nothing_back(server: RedisServer, kind: str, exchanges: int) -> None:
+    """One of two processes of a host is stopped between the reply and its merge; the other goes on."""
     with (
         Store.private(keys=100) as store,
         two_of_one_host(store, server.url, WINDOWS[kind]) as (stopped, going_on),
@@ -66,10 +66,10 @@ def test_an_answer_that_is_learned_late_takes_nothing_back(server: RedisServer, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_late_answer_does_not_hide_what_was_given_back(
+def test_a_late_reply_does_not_hide_a_refund(
     server: RedisServer, client: redis.Redis, clock: ManualClock, kind: str
 ) -> None:
-    """It says what Redis knew before it was told more: as much as this host has counted in the end."""
+    """It has what Redis knew before the latest report: as much as this host has counted in the end."""
     with (
         Store.private(keys=100, clock=clock) as store,
         two_of_one_host(store, server.url, KINDS[kind]) as (stopped, going_on),
@@ -91,10 +91,10 @@ def test_a_late_answer_does_not_hide_what_was_given_back(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sent", [order for count in (2, 3) for order in itertools.permutations(range(3), count)])
-def test_messages_and_answers_in_any_order(
+def test_reports_and_replies_arrive_in_any_order(
     server: RedisServer, client: redis.Redis, clock: ManualClock, kind: str, sent: tuple[int, ...]
 ) -> None:
-    """Of three readings, of which the last one says as much as the first; one may not be sent, and answers be lost."""
+    """Three readings, the last equal to the first. One may not be sent, and replies may be lost."""
     with hosts(1, server.url, KINDS[kind], clock=clock) as (host,):
         (exchange,) = host.synced._exchanger.exchanges
         learned = [order for count in range(len(sent) + 1) for order in itertools.permutations(sent, count)]
@@ -119,7 +119,7 @@ def test_messages_and_answers_in_any_order(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_two_messages_of_one_microsecond_none_is_forgotten(
+def test_no_report_of_one_microsecond_is_forgotten(
     server: RedisServer, client: redis.Redis, clock: ManualClock, kind: str
 ) -> None:
     with hosts(1, server.url, KINDS[kind], clock=clock) as (host,):
@@ -139,10 +139,10 @@ def test_of_two_messages_of_one_microsecond_none_is_forgotten(
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_who_reads_later_is_believed(
+def test_the_later_reading_counts(
     server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Another process reads the cell and sends that, after this one has begun to look at cells and before it reads."""
+    """Another process reads the cell and reports it, after this one has begun its scan and before it reads the cell."""
     now = time.time()
     late: list[Any] = []
 
@@ -168,10 +168,10 @@ def test_who_reads_later_is_believed(
         assert sum_of_all(client) == 9
 
 
-def test_a_bucket_is_not_told_as_spread_over_a_time_that_was_told_already(
+def test_a_bucket_is_not_reported_over_a_time_that_was_reported_before(
     server: RedisServer, clock: ManualClock, server_clock: ServerClock
 ) -> None:
-    """Of two processes of a host, one is stopped before it learns; the other goes on for longer than filling takes."""
+    """One of two processes of a host is stopped before its merge; the other goes on for longer than filling takes."""
 
     def make(store: Any) -> TokenBucket:
         return TokenBucket(store, "api", "1/second", burst=50)
@@ -199,7 +199,7 @@ def test_a_bucket_is_not_told_as_spread_over_a_time_that_was_told_already(
         assert other.limiter.peek("k").remaining == 0
 
 
-def test_a_bucket_whose_ticket_has_come_back_stays_pending(
+def test_a_bucket_whose_sequence_has_wrapped_stays_pending(
     server: RedisServer, client: redis.Redis, clock: ManualClock
 ) -> None:
     make = KINDS["bucket"]

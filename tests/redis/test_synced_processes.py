@@ -1,4 +1,4 @@
-"""Hosts of several processes, killed and stopped at any moment; and servers that are away."""
+"""Synced hosts of several processes, killed and stopped at any moment; and servers that are unavailable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNIT_US = 864_000
 
 
 def count_and_exchange(name: str, url: str, kind: str, counted: SharedNumbers, who: int, seed: int) -> None:
-    """Until it is killed. What it has counted, it says afterwards; so a kill may leave one that it doesn't."""
+    """Count until killed. The count is noted afterwards, so a kill may leave one request that is not noted."""
     random.seed(seed)
     host = Host(url, KINDS[kind], store=Store(name, keys=100))
     while True:
@@ -39,7 +39,7 @@ def count_and_exchange(name: str, url: str, kind: str, counted: SharedNumbers, w
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_random(
+def test_processes_killed_at_random_lose_no_counts(
     name: str, crew: Crew, server: RedisServer, client: redis.Redis, record: Callable[[str, object], None], kind: str
 ) -> None:
     kills, workers = 20, 3
@@ -62,7 +62,7 @@ def test_killed_at_random(
                 survivor.exchange()
             assert survivor.synced.status().pending_keys == survivor.synced.status().unnamed_keys == 0
             total = sum(counted)
-            in_redis = told_to(client, survivor) if kind == "bucket" else sum_of_all(client)
+            in_redis = reported_to(client, survivor) if kind == "bucket" else sum_of_all(client)
             if kind == "bucket":
                 # Of each kill, one request may have been charged and not told; and one told that nobody heard of.
                 assert abs(in_redis - total * UNIT_US) <= killed * UNIT_US
@@ -75,7 +75,7 @@ def test_killed_at_random(
 
 
 def slow_bucket(store: Any) -> Any:
-    """No key is forgotten while a test runs."""
+    """A bucket that refills so slowly that no key expires during a test."""
     return TokenBucket(store, "api", "100/day")
 
 
@@ -89,10 +89,10 @@ def charge_new_keys(name: str, url: str, meeting: Meeting, who: int, rounds: int
     return done
 
 
-def test_a_new_key_that_several_charge_at_once(
+def test_several_processes_charge_a_new_key_at_once(
     name: str, crew: Crew, server: RedisServer, client: redis.Redis, record: Callable[[str, object], None]
 ) -> None:
-    """Each begins the words behind its cell; one of them late, when others have charged already."""
+    """Each writes the record behind the cell; one of them late, after the others have charged."""
     count, rounds = 4, 3000
     meeting = Meeting(count)
     with Store(name, keys=100) as store:
@@ -101,13 +101,13 @@ def test_a_new_key_that_several_charge_at_once(
         with hosts(1, server.url, slow_bucket, store=store, keys=2 * rounds) as (host,):
             host.exchange()
             assert host.synced.status().unnamed_keys == 0
-            assert told_to(client, host) == count * rounds * 86_400_000_000 // 100
+            assert reported_to(client, host) == count * rounds * 86_400_000_000 // 100
             races = store.stats().limiters["api"].cas_retries
     record("synced: new keys charged by several processes at once; lost races", races)
 
 
-def told_to(client: redis.Redis, host: Host) -> int:
-    """What Redis knows of a host's charges, in microseconds of refill."""
+def reported_to(client: redis.Redis, host: Host) -> int:
+    """The charges that Redis knows of a host, in microseconds of refill."""
     entries = [client.hget(key, host.field) or b"0:0:0:0" for key in sums(client)]
     return sum(int(entry.split(b":")[2]) for entry in entries)
 
@@ -122,7 +122,7 @@ def work(name: str, url: str, requests: int) -> int:
 
 
 def test_a_killed_exchanger_is_replaced(name: str, crew: Crew, server: RedisServer, client: redis.Redis) -> None:
-    """Whoever exchanges when it is killed: what the dead have counted is told by who is left."""
+    """A surviving process reports what the killed processes have counted."""
     with Store(name, keys=100):
         workers = [crew.start(work, name, server.url, 1000) for _ in range(3)]
         for worker in workers:
@@ -135,7 +135,7 @@ def test_a_killed_exchanger_is_replaced(name: str, crew: Crew, server: RedisServ
             wait_until(lambda: sum_of_all(client) == 3000, "an exchange by another process")
 
 
-def test_a_stopped_process_delays_nobody(name: str, crew: Crew, server: RedisServer, client: redis.Redis) -> None:
+def test_a_stopped_process_delays_no_other(name: str, crew: Crew, server: RedisServer, client: redis.Redis) -> None:
     with Store(name, keys=100):
         first, second = (crew.start(work, name, server.url, 500) for _ in range(2))
         wait_until(lambda: sum_of_all(client) == 1000, "an exchange of all")
@@ -161,10 +161,10 @@ def hammer(name: str, url: str, limit: int, asks: int, go: SharedNumbers, exchan
         return done
 
 
-def test_hosts_that_hammer_stay_within_the_bound(
+def test_greedy_hosts_stay_within_the_bound(
     make_name: Callable[[], str], crew: Crew, server: RedisServer, record: Callable[[str, object], None]
 ) -> None:
-    """When Redis knows of the whole limit, each host has asked since its own exchange as often as between two."""
+    """When Redis knows the whole limit, each host has sent as many requests since its exchange as between two."""
     count, limit, asks = 4, 3000, 25
     names = [make_name() for _ in range(count)]
     go, exchanged = SharedNumbers(2), SharedNumbers(count)
@@ -177,7 +177,7 @@ def test_hosts_that_hammer_stay_within_the_bound(
     record(f"synced: admitted by {count} hosts that ask {asks} times between exchanges, of {limit}", total)
 
 
-def test_while_redis_is_away_hosts_go_on_and_tell_it_later(client: redis.Redis, server: RedisServer) -> None:
+def test_hosts_go_on_while_redis_is_unavailable_and_report_later(client: redis.Redis, server: RedisServer) -> None:
     with hosts(2, server.url, lambda store: FixedWindow(store, "api", "100/year")) as (one, other):
         impatient = RedisStore(server.url, timeout=0.05)
         one.synced._exchanger.exchanges[0].store = impatient
@@ -200,7 +200,7 @@ def test_while_redis_is_away_hosts_go_on_and_tell_it_later(client: redis.Redis, 
         impatient.close()
 
 
-def test_a_server_that_begins_anew_gets_everything_back() -> None:
+def test_a_server_that_starts_empty_gets_all_counts_back() -> None:
     with redis_server() as server, hosts(2, server.url, lambda store: FixedWindow(store, "api", "100/year")) as made:
         for host in made:
             assert admitted(host.limiter, 20) == 20
@@ -213,8 +213,8 @@ def test_a_server_that_begins_anew_gets_everything_back() -> None:
             assert sum_of_all(client) == 40
 
 
-def test_two_that_exchange_at_once(name: str, crew: Crew, server: RedisServer, client: redis.Redis) -> None:
-    """One is stopped in the middle of its exchange, and goes on when others have exchanged later counts."""
+def test_two_processes_exchange_at_once(name: str, crew: Crew, server: RedisServer, client: redis.Redis) -> None:
+    """One is stopped in the middle of its exchange, and goes on after others have exchanged later counts."""
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS["fixed"], store=store) as (host,):
         (exchange,) = host.synced._exchanger.exchanges
         assert admitted(host.limiter, 5) == 5

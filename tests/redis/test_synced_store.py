@@ -1,4 +1,4 @@
-"""What a synced store takes and refuses, and how it lives and ends; every way to ask its limiters."""
+"""A synced store: what it accepts and refuses, how it starts and ends, and every method of its limiters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def synced(server: RedisServer) -> Iterator[SyncedStore]:
         yield opened
 
 
-def test_every_way_to_ask(host: Host) -> None:
+def test_every_method_decides(host: Host) -> None:
     limiter = host.limiter
     decision = limiter.hit("k", 3)
     assert (decision.allowed, decision.limit, decision.remaining, decision.limiter) == (True, 10, 7, "api")
@@ -92,7 +92,7 @@ def test_every_way_to_ask(host: Host) -> None:
 
 
 def test_a_rate_for_one_call(host: Host) -> None:
-    """A bucket's time can be read by any rate; a window has one limit."""
+    """A bucket's TAT can be read with any rate; a window has one limit."""
     if hasattr(host.limiter, "slides"):
         with pytest.raises(InvalidLimiter, match="one limit for all calls"):
             host.limiter.hit("k", rate="20/year")
@@ -103,7 +103,7 @@ def test_a_rate_for_one_call(host: Host) -> None:
         assert host.limiter.peek("k").remaining == 10
 
 
-def test_in_an_event_loop(host: Host) -> None:
+def test_limiters_work_in_an_event_loop(host: Host) -> None:
     async def ask() -> list[bool]:
         tasks = [host.limiter.wait_async("k", timeout=0) for _ in range(12)]
         return list(await asyncio.gather(*tasks))
@@ -111,7 +111,7 @@ def test_in_an_event_loop(host: Host) -> None:
     assert sorted(asyncio.run(ask())) == [False] * 2 + [True] * 10
 
 
-def test_what_cannot_be_decided_changes_nothing(host: Host) -> None:
+def test_a_refused_call_changes_nothing(host: Host) -> None:
     limiter = host.limiter
     for wrong, error in (
         (lambda: limiter.allow(1.5), InvalidKey),
@@ -139,8 +139,8 @@ def test_redis_knows_keys_by_their_fingerprints(host: Host, client: redis.Redis,
     assert client.pttl(name) > 0
 
 
-def test_no_key_is_told_under_the_name_of_another(server: RedisServer, client: redis.Redis) -> None:
-    """In cells that keys take from each other. What a key had counted before it lost its cell counts on as others'."""
+def test_no_key_is_reported_under_the_name_of_another(server: RedisServer, client: redis.Redis) -> None:
+    """Keys evict each other. What a key had counted before it lost its cell counts on as other hosts' count."""
     with hosts(1, server.url, lambda store: FixedWindow(store, "api", "1000/year"), keys=2) as (host,):
         told: dict[str, int] = {}
         for number in range(200):
@@ -185,8 +185,8 @@ def test_a_full_table_does_what_its_store_says(server: RedisServer, client: redi
         assert sum_of_all(client) == 1
 
 
-def test_words_that_are_half_written_are_not_told(server: RedisServer, client: redis.Redis, name: str) -> None:
-    """As a process leaves them that was stopped in the middle of naming a key, when the cell was another's."""
+def test_a_half_written_record_is_not_reported(server: RedisServer, client: redis.Redis, name: str) -> None:
+    """A process was stopped in the middle of writing a key's name, and the cell was another key's before."""
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS["fixed"], store=store, keys=1) as (host,):
         assert host.limiter.allow("one")
         memory = open(store.path or "", "r+b")  # noqa: SIM115
@@ -203,7 +203,7 @@ def test_words_that_are_half_written_are_not_told(server: RedisServer, client: r
         assert sum_of_all(client) == 1
 
 
-def test_a_foreign_state_hinders_only_its_own_key(host: Host, client: redis.Redis) -> None:
+def test_a_foreign_state_affects_only_its_own_key(host: Host, client: redis.Redis) -> None:
     assert host.limiter.allow("one")
     host.exchange()
     (foreign,) = sums(client)
@@ -224,7 +224,7 @@ def test_a_foreign_state_hinders_only_its_own_key(host: Host, client: redis.Redi
 
 
 def test_one_thousand_hosts_have_room(host: Host, client: redis.Redis) -> None:
-    """Of a bucket the one that was heard of least recently makes room; a window's would be counted again, and again."""
+    """Of a bucket, the host with the oldest report is evicted. A window evicts none: its count would be added again."""
     assert host.limiter.allow("k")
     host.exchange()
     (key,) = sums(client)
@@ -254,7 +254,7 @@ def test_the_thread_exchanges_by_itself(server: RedisServer, client: redis.Redis
         assert one.synced.status().exchanged_ago is not None
 
 
-def test_closing_tells_the_rest_and_ends_the_thread(host: Host, client: redis.Redis) -> None:
+def test_close_reports_the_rest_and_ends_the_thread(host: Host, client: redis.Redis) -> None:
     before = threading.active_count()
     assert host.limiter.allow("k")
     host.synced.close()
@@ -267,8 +267,8 @@ def test_closing_tells_the_rest_and_ends_the_thread(host: Host, client: redis.Re
         FixedWindow(host.synced, "other", "10/hour")
 
 
-def test_what_ends_first(server: RedisServer) -> None:
-    """Stores may be closed in any order."""
+def test_stores_are_closed_in_any_order(server: RedisServer) -> None:
+    """Closing one store first raises nothing."""
     for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0)):
         store = Store.private(keys=100)
         redis_store = RedisStore(server.url, timeout=60)
@@ -281,8 +281,8 @@ def test_what_ends_first(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hosts_store_that_is_closed_first(server: RedisServer, client: redis.Redis, kind: str) -> None:
-    """What is pending is told, and nothing is raised by closing."""
+def test_the_hosts_store_is_closed_first(server: RedisServer, client: redis.Redis, kind: str) -> None:
+    """The pending counts are reported, and closing raises nothing."""
     with Store.private(keys=100) as store, RedisStore(server.url, timeout=60) as redis_store:
         before = threading.active_count()
         synced = SyncedStore(redis_store, store, NEVER, keys=100)
@@ -308,7 +308,7 @@ def test_a_child_has_a_thread_of_its_own(name: str, crew: Crew, server: RedisSer
     assert sum_of_all(client) == 3
 
 
-def test_the_end_of_the_interpreter_tells_the_rest(name: str, server: RedisServer, client: redis.Redis) -> None:
+def test_the_end_of_the_interpreter_reports_the_rest(name: str, server: RedisServer, client: redis.Redis) -> None:
     code = f"""
 from forebay import *
 from forebay.redis import *
@@ -349,7 +349,7 @@ WORDS = {"checksum": 3, "incarnation": 2, "reported": 7, "until": 7}
         ("bucket", "until", 2**62, "found that Redis was told until 4611686018427387904 ns"),
     ],
 )
-def test_words_that_no_limiter_has_written(
+def test_verification_finds_records_that_no_limiter_has_written(
     name: str, server: RedisServer, kind: str, what: str, value: int, told: str
 ) -> None:
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS[kind], store=store, keys=1) as (host,):
@@ -364,8 +364,8 @@ def test_words_that_no_limiter_has_written(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_may_be_told_is_sound(name: str, server: RedisServer, kind: str) -> None:
-    """As many as there may be, not answered, refunded, in several lives of a cell."""
+def test_extreme_reports_are_sound(name: str, server: RedisServer, kind: str) -> None:
+    """The highest counts, unanswered, refunded, in several incarnations of a cell."""
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS[kind], store=store, keys=1) as (host,):
         (exchange,) = host.synced._exchanger.exchanges
         for key in ("one", "two"):
@@ -399,7 +399,7 @@ def test_hosts_of_one_segment_are_one_and_others_are_others(name: str, server: R
         lambda store: Concurrency(store, "api", 5),
     ],
 )
-def test_what_cannot_be_synced_is_told_what_to_do(synced: SyncedStore, make: Callable[[Any], Any]) -> None:
+def test_errors_name_what_to_use_instead_of_a_synced_limiter(synced: SyncedStore, make: Callable[[Any], Any]) -> None:
     with pytest.raises(InvalidLimiter, match=r"can't be synced: take FixedWindow.* or make it over the RedisStore"):
         make(synced)
 
@@ -418,12 +418,12 @@ def test_what_cannot_be_synced_is_told_what_to_do(synced: SyncedStore, make: Cal
         (lambda store: FixedWindow(store, "", "1/hour"), "name"),
     ],
 )
-def test_parameters_that_cannot_be_used(synced: SyncedStore, make: Callable[[Any], Any], match: str) -> None:
+def test_invalid_parameters_are_refused(synced: SyncedStore, make: Callable[[Any], Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make(synced)
 
 
-def test_stores_that_cannot_be_used(server: RedisServer) -> None:
+def test_invalid_stores_are_refused(server: RedisServer) -> None:
     with Store.private(keys=10) as store, RedisStore(server.url) as redis_store:
         with pytest.raises(TypeError, match="is a RedisStore, not"):
             SyncedStore(AsyncRedisStore(server.url), store, keys=100)  # type: ignore[arg-type]

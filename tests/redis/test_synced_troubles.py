@@ -1,4 +1,4 @@
-"""What synced limits bear: full stores, a Redis that forgets, errors of others, keys that come back, late clocks."""
+"""Synced limits in trouble: full stores, a Redis that lost its data, errors, keys that come back, wrong clocks."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def slow_bucket(store: Any) -> TokenBucket:
 
 @pytest.fixture
 def clock(server_clock: ServerClock) -> ManualClock:
-    """Of hosts that go by the server's time."""
+    """The clock of hosts, set to the server's time."""
     server_clock.set(START)
     return ManualClock(START)
 
 
 def ahead(client: redis.Redis) -> float:
-    """Of a slow bucket: how many permits Redis has booked."""
+    """The permits of a slow bucket that Redis has booked."""
     return (sum_of_all(client) - START * 1_000_000) / MINUTE_US
 
 
 def in_time(act: Callable[[], object]) -> None:
-    """What might hang, if it were wrong."""
+    """Run something that would hang if it were wrong."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
@@ -67,7 +67,7 @@ def test_one_process_of_a_host_exchanges_in_an_interval(server: RedisServer, cli
 
 
 def test_processes_with_other_intervals_exchange_at_their_own(server: RedisServer, client: redis.Redis) -> None:
-    """As while a deployment changes it."""
+    """As during a deployment that changes the interval."""
     with (
         Store.private(keys=100) as store,
         RedisStore(server.url, timeout=60) as redis_store,
@@ -83,7 +83,7 @@ def test_processes_with_other_intervals_exchange_at_their_own(server: RedisServe
         assert slow._exchanger.exchange(ONE_ROUND, elected=True) is None
 
 
-def test_who_cannot_exchange_leaves_it_to_another(server: RedisServer, client: redis.Redis) -> None:
+def test_a_process_that_cannot_exchange_leaves_it_to_another(server: RedisServer, client: redis.Redis) -> None:
     with (
         Store.private(keys=100) as store,
         two_of_one_host(store, server.url, WINDOWS["fixed"]) as (one, other),
@@ -100,9 +100,7 @@ def test_who_cannot_exchange_leaves_it_to_another(server: RedisServer, client: r
 
 
 @pytest.mark.parametrize("on_full", ["deny", "allow", "evict"])
-def test_a_full_host_store_does_not_keep_from_exchanging(
-    server: RedisServer, client: redis.Redis, on_full: Any
-) -> None:
+def test_a_full_host_store_does_not_prevent_exchanges(server: RedisServer, client: redis.Redis, on_full: Any) -> None:
     with Store.private(keys=100, on_full=on_full) as store:
         local = TokenBucket(store, "local", "1/day")
         for number in range(2000):
@@ -117,7 +115,7 @@ def test_a_full_host_store_does_not_keep_from_exchanging(
             assert host.synced.status().exchanged_ago is not None
 
 
-def test_a_time_that_has_just_been_is_not_negative(server: RedisServer) -> None:
+def test_the_age_of_an_exchange_is_not_negative(server: RedisServer) -> None:
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         for _ in range(100):
             host.exchange()
@@ -140,8 +138,8 @@ def test_an_unexpected_error_does_not_end_the_thread(server: RedisServer, client
         wait_until(lambda: sum_of_all(client) == 1, "an exchange after it")
 
 
-def test_one_error_hinders_only_its_own_key(server: RedisServer, client: redis.Redis) -> None:
-    """Another key, and another limiter, are exchanged all the same."""
+def test_an_error_affects_only_its_own_key(server: RedisServer, client: redis.Redis) -> None:
+    """Another key and another limiter are exchanged."""
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         other = FixedWindow(host.synced, "other", "100/year")
         exchange, _ = host.synced._exchanger.exchanges
@@ -167,7 +165,7 @@ def test_one_error_hinders_only_its_own_key(server: RedisServer, client: redis.R
         assert sum_of_all(client) == 6
 
 
-def test_a_server_that_is_away_is_not_waited_for_by_each_exchange(server: RedisServer) -> None:
+def test_an_unavailable_server_costs_one_deadline_for_all_limiters(server: RedisServer) -> None:
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         host.synced._exchanger.exchanges[0].store = away = RedisStore("redis://127.0.0.1:1", timeout=0.05)
         assert host.limiter.allow("k")
@@ -181,7 +179,7 @@ def test_a_server_that_is_away_is_not_waited_for_by_each_exchange(server: RedisS
 
 
 def test_a_store_is_closed_in_the_middle_of_an_exchange(server: RedisServer, client: redis.Redis) -> None:
-    """As a signal's handler does."""
+    """As by a signal handler."""
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         assert host.limiter.allow("k")
         with before_the_answer(host, host.synced.close):
@@ -189,15 +187,15 @@ def test_a_store_is_closed_in_the_middle_of_an_exchange(server: RedisServer, cli
         assert sum_of_all(client) == 1
 
 
-def test_who_makes_a_limiter_does_not_wait_for_an_exchange(server: RedisServer) -> None:
+def test_making_a_limiter_does_not_wait_for_an_exchange(server: RedisServer) -> None:
     with hosts(1, server.url, WINDOWS["fixed"]) as (host,):
         assert host.limiter.allow("k")
         with before_the_answer(host, lambda: in_time(lambda: FixedWindow(host.synced, "other", "10/year"))):
             host.exchange()
 
 
-def test_limits_of_one_name_and_period_are_each_told(server: RedisServer, client: redis.Redis) -> None:
-    """As while a deployment changes a limit: each knows of what the other has admitted, and nothing counts twice."""
+def test_limits_of_one_name_and_period_are_reported_separately(server: RedisServer, client: redis.Redis) -> None:
+    """As while a deployment changes a limit. Each learns what the other has admitted, and nothing counts twice."""
     with (
         Store.private(keys=100) as store,
         RedisStore(server.url, timeout=60) as redis_store,
@@ -215,8 +213,8 @@ def test_limits_of_one_name_and_period_are_each_told(server: RedisServer, client
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_a_redis_that_has_forgotten_lets_nobody_in(server: RedisServer, client: redis.Redis, kind: str) -> None:
-    """The first to exchange is told that there is more than Redis knows of now; so is who asks only."""
+def test_a_redis_that_lost_its_data_admits_nothing(server: RedisServer, client: redis.Redis, kind: str) -> None:
+    """The first host that exchanges learns that counts were lost; so does a host that only queries."""
     with hosts(4, server.url, WINDOWS[kind]) as made:
         for host, count in zip(made, (30, 40, 29, 1), strict=True):
             assert admitted(host.limiter, count) == count
@@ -237,7 +235,7 @@ def test_a_redis_that_has_forgotten_lets_nobody_in(server: RedisServer, client: 
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_a_redis_that_has_forgotten_is_found_out_though_others_have_told_it_since(
+def test_lost_data_is_detected_after_other_hosts_have_reported(
     server: RedisServer, client: redis.Redis, kind: str
 ) -> None:
     with hosts(3, server.url, WINDOWS[kind]) as made, hosts(1, server.url, WINDOWS[kind]) as (new,):
@@ -253,8 +251,8 @@ def test_a_redis_that_has_forgotten_is_found_out_though_others_have_told_it_sinc
         assert sum_of_all(client) == 101
 
 
-def test_a_redis_that_has_forgotten_while_it_was_away(server: RedisServer, client: redis.Redis) -> None:
-    """What was told without an answer doesn't make the host forget what it knew."""
+def test_data_lost_while_redis_was_unavailable(server: RedisServer, client: redis.Redis) -> None:
+    """A report without a reply doesn't make the host forget what it knew."""
     with hosts(3, server.url, WINDOWS["fixed"]) as (one, other, new):
         assert (admitted(one.limiter, 60), admitted(other.limiter, 30)) == (60, 30)
         for host in (one, other, one):
@@ -273,7 +271,7 @@ def test_a_redis_that_has_forgotten_while_it_was_away(server: RedisServer, clien
         assert one.limiter.peek("k").remaining == 5
 
 
-def test_a_bucket_that_redis_has_forgotten_begins_with_what_is_charged_then(
+def test_a_lost_bucket_begins_with_the_charges_since(
     server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock
 ) -> None:
     with hosts(1, server.url, slow_bucket, clock=clock) as (host,):
@@ -288,10 +286,10 @@ def test_a_bucket_that_redis_has_forgotten_begins_with_what_is_charged_then(
         assert host.limiter.peek("k").remaining == 48
 
 
-def test_a_key_that_comes_back_to_its_cell_before_the_answer(
+def test_a_key_that_comes_back_to_its_cell_before_the_reply(
     server: RedisServer, client: redis.Redis, clock: ManualClock
 ) -> None:
-    """The answer is of its former life there. Nothing of the others is taken away for it."""
+    """The reply belongs to its former incarnation. It takes nothing away from the others' count."""
     with (
         hosts(1, server.url, slow_bucket, clock=clock) as (other,),
         hosts(1, server.url, slow_bucket, clock=clock, keys=1) as (host,),
@@ -311,10 +309,10 @@ def test_a_key_that_comes_back_to_its_cell_before_the_answer(
         assert ahead(client) == 93
 
 
-def test_nothing_is_taken_away_for_a_key_that_redis_does_not_know(
+def test_a_key_that_redis_does_not_know_lowers_no_sum(
     server: RedisServer, client: redis.Redis, clock: ManualClock
 ) -> None:
-    """Though its host believes that more had been told than it has charged."""
+    """Its host believes Redis to know more than it has charged."""
     with hosts(2, server.url, slow_bucket, clock=clock) as (host, other):
         assert other.limiter.hit("k", 50)
         other.exchange()
@@ -347,7 +345,7 @@ def test_a_window_of_a_key_that_comes_back_to_its_cell(server: RedisServer, clie
         assert host.limiter.peek("k").remaining == 94
 
 
-def test_a_bucket_in_the_cell_of_another_is_told_with_its_own_charges(
+def test_a_bucket_in_the_cell_of_another_reports_its_own_charges(
     server: RedisServer, client: redis.Redis, clock: ManualClock
 ) -> None:
     with hosts(1, server.url, slow_bucket, clock=clock, keys=1) as (host,):
@@ -382,7 +380,7 @@ def test_a_bucket_that_is_reset_on_each_host_is_full(
         assert other.limiter.peek("k").remaining == 100
 
 
-def test_a_bucket_that_is_reset_before_the_answer_does_not_learn_its_own_charges_again(
+def test_a_bucket_that_is_reset_before_the_reply_merges_no_charges_of_its_own(
     server: RedisServer, client: redis.Redis, clock: ManualClock
 ) -> None:
     with hosts(2, server.url, slow_bucket, clock=clock) as (one, other):
@@ -396,7 +394,7 @@ def test_a_bucket_that_is_reset_before_the_answer_does_not_learn_its_own_charges
         assert one.limiter.peek("k").remaining == 90
 
 
-def test_what_is_charged_before_the_answer_counts_besides_it(server: RedisServer, clock: ManualClock) -> None:
+def test_a_charge_before_the_reply_counts_beside_it(server: RedisServer, clock: ManualClock) -> None:
     with hosts(2, server.url, slow_bucket, clock=clock) as (one, other):
         assert other.limiter.hit("k", 50)
         other.exchange()
@@ -420,7 +418,7 @@ def test_a_window_that_is_reset_forgets_the_others_until_the_next_exchange(serve
         assert one.limiter.peek("k").remaining == 60
 
 
-def test_what_is_cancelled_comes_back_though_others_were_learned_of_since(
+def test_a_cancelled_charge_comes_back_after_a_merge(
     server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock
 ) -> None:
     def make(store: Any) -> TokenBucket:
@@ -449,9 +447,7 @@ def test_what_is_cancelled_comes_back_though_others_were_learned_of_since(
         assert before - sum_of_all(client) == 3 * MINUTE_US
 
 
-def test_what_is_taken_of_one_of_two_limits_comes_back(
-    server: RedisServer, client: redis.Redis, clock: ManualClock
-) -> None:
+def test_a_charge_of_one_of_two_limits_comes_back(server: RedisServer, client: redis.Redis, clock: ManualClock) -> None:
     with hosts(1, server.url, slow_bucket, clock=clock) as (host,):
         one = FixedWindow(host.store, "one", "1/hour")
         both = AllOf(host.limiter, one)
@@ -461,10 +457,10 @@ def test_what_is_taken_of_one_of_two_limits_comes_back(
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
-def test_a_key_that_is_only_denied_is_asked_for_in_the_new_window(
+def test_a_key_with_only_denials_is_queried_in_the_new_window(
     server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
 ) -> None:
-    """It stays in the window before on this host, while others count in the new one."""
+    """On this host it stays in the window before, while other hosts count in the new one."""
     with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
         assert (admitted(one.limiter, 1), admitted(other.limiter, 1)) == (1, 1)
         clock.set(START + 60)
@@ -481,10 +477,10 @@ def test_a_key_that_is_only_denied_is_asked_for_in_the_new_window(
         assert other.limiter.peek("k").remaining == (5 if kind is FixedWindow else 3)
 
 
-def test_every_key_is_asked_for_however_long_exchanges_take(
+def test_every_key_is_queried_however_long_exchanges_take(
     server: RedisServer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight intervals, say: by the clock the turn would always be the same keys'."""
+    """With exchanges of eight intervals, a round number from the clock would always query the same keys."""
     interval_s = 60
     with hosts(2, server.url, WINDOWS["fixed"], clock=clock) as (one, other):
         keys = [f"user:{number}" for number in range(16)]
@@ -507,10 +503,10 @@ def test_every_key_is_asked_for_however_long_exchanges_take(
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
-def test_a_key_that_is_denied_for_many_windows_is_asked_for_in_each(
+def test_a_key_that_is_denied_for_many_windows_is_queried_in_each(
     server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
 ) -> None:
-    """One host takes a permit whenever there is one; the other wants many at once, and gets them, if ever, in time."""
+    """One host takes each permit at once. The other wants many together, and may get them only early in a window."""
     with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
         for host in (one, other):
             assert admitted(host.limiter, 50) == 50
@@ -530,10 +526,8 @@ def test_a_key_that_is_denied_for_many_windows_is_asked_for_in_each(
             assert total <= 100 + 2 * 5
 
 
-def test_a_redis_that_has_forgotten_is_found_out_by_who_has_counted_nothing(
-    server: RedisServer, client: redis.Redis
-) -> None:
-    """After a host that knew nothing has told it something new."""
+def test_lost_data_is_detected_by_a_host_that_has_counted_nothing(server: RedisServer, client: redis.Redis) -> None:
+    """After a host that knew nothing has reported a new count."""
     with hosts(3, server.url, WINDOWS["fixed"]) as (one, idle, new):
         assert admitted(one.limiter, 100) == 100
         one.exchange()
@@ -548,7 +542,7 @@ def test_a_redis_that_has_forgotten_is_found_out_by_who_has_counted_nothing(
         assert not idle.limiter.allow("k")
 
 
-def test_what_others_give_back_is_no_loss(server: RedisServer) -> None:
+def test_refunds_of_other_hosts_are_not_taken_for_lost_data(server: RedisServer) -> None:
     with hosts(2, server.url, WINDOWS["fixed"]) as (one, idle):
         assert admitted(one.limiter, 100) == 100
         one.exchange()
@@ -563,7 +557,7 @@ def test_what_others_give_back_is_no_loss(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
-def test_who_asks_only_finds_out_that_redis_has_forgotten(
+def test_lost_data_is_detected_by_a_host_that_only_queries(
     server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock, kind: Any
 ) -> None:
     with (
@@ -587,10 +581,10 @@ def test_who_asks_only_finds_out_that_redis_has_forgotten(
         assert other.limiter.peek("k").remaining == known
 
 
-def test_a_late_clock_is_told(
+def test_a_slow_clock_is_reported(
     server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock
 ) -> None:
-    """Redis takes nothing for windows that have long been over, and the host is told so."""
+    """Redis refuses reports for windows that ended long ago, and the host's status shows it."""
     with hosts(1, server.url, lambda store: FixedWindow(store, "api", "100/minute"), clock=clock) as (host,):
         server_clock.set(START + 119)
         assert host.limiter.allow("k")
@@ -607,10 +601,10 @@ def test_a_late_clock_is_told(
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
-def test_a_fast_clock_is_told(
+def test_a_fast_clock_is_reported(
     server: RedisServer, client: redis.Redis, clock: ManualClock, server_clock: ServerClock, kind: Any
 ) -> None:
-    """Redis takes nothing for a window until less than another one lies before it."""
+    """Redis refuses reports for a window that begins more than a window later."""
     with hosts(1, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (host,):
         clock.set(START + 120)
         assert host.limiter.allow("k")
@@ -628,7 +622,7 @@ def test_a_fast_clock_is_told(
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
-def test_what_was_known_stays_so_while_a_clock_is_wrong(
+def test_known_counts_stay_while_a_clock_is_wrong(
     server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
 ) -> None:
     with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
@@ -643,10 +637,10 @@ def test_what_was_known_stays_so_while_a_clock_is_wrong(
 
 
 @pytest.mark.parametrize("kind", [FixedWindow, SlidingWindow])
-def test_what_others_have_counted_counts_for_its_window(
+def test_counts_of_other_hosts_apply_to_their_window(
     server: RedisServer, clock: ManualClock, server_clock: ServerClock, kind: Any
 ) -> None:
-    """Before the next exchange, and for a request that has come before it and is decided afterwards."""
+    """Before the next exchange, and for a request that came before it and is decided afterwards."""
     with hosts(2, server.url, lambda store: kind(store, "api", "100/minute"), clock=clock) as (one, other):
         assert (admitted(one.limiter, 30), admitted(other.limiter, 20)) == (30, 20)
         for host in (one, other, one):

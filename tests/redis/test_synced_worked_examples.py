@@ -1,4 +1,4 @@
-"""W24 of the worked examples, and what follows from it: hosts that count by themselves and exchange."""
+"""W24 of the worked examples and its consequences: hosts that count by themselves and exchange."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERY_KIND = {**WINDOWS, "bucket": lambda store: TokenBucket(store, "api", "10/m
 
 
 class Time:
-    """Of all hosts and of the server."""
+    """The time of all hosts and of the server."""
 
     def __init__(self, server_clock: ServerClock) -> None:
         self.host, self.server = ManualClock(START), server_clock
@@ -68,7 +68,7 @@ def test_w24_hosts_count_their_own_at_once_and_the_others_after_the_exchange(two
 
 
 @pytest.mark.parametrize("two", EVERY_KIND, indirect=True)
-def test_w24_what_is_pending_is_sent_once_and_none_is_lost(two: list[Host], client: redis.Redis) -> None:
+def test_w24_pending_counts_are_reported_once_and_none_is_lost(two: list[Host], client: redis.Redis) -> None:
     one, other = two
     assert admitted(one.limiter, 4) == 4
     assert admitted(other.limiter, 3) == 3
@@ -83,7 +83,7 @@ def test_w24_what_is_pending_is_sent_once_and_none_is_lost(two: list[Host], clie
 
 
 @pytest.mark.parametrize("two", WINDOWS, indirect=True)
-def test_a_window_that_is_over_takes_nothing_along(two: list[Host], time: Time, client: redis.Redis) -> None:
+def test_a_window_that_is_over_leaves_nothing_to_the_next(two: list[Host], time: Time, client: redis.Redis) -> None:
     one, other = two
     assert admitted(one.limiter, 6) == 6
     assert admitted(other.limiter, 2) == 2
@@ -105,7 +105,7 @@ def test_a_window_that_is_over_takes_nothing_along(two: list[Host], time: Time, 
 
 
 @pytest.mark.parametrize("two", EVERY_KIND, indirect=True)
-def test_what_is_refunded_falls_everywhere(two: list[Host]) -> None:
+def test_a_refund_lowers_the_count_on_all_hosts(two: list[Host]) -> None:
     one, other = two
     assert admitted(one.limiter, 6) == 6
     assert admitted(other.limiter, 4) == 4
@@ -125,7 +125,7 @@ def test_what_is_refunded_falls_everywhere(two: list[Host]) -> None:
 
 
 @pytest.mark.parametrize("two", EVERY_KIND, indirect=True)
-def test_reset_forgets_this_hosts_usage_for_all(two: list[Host]) -> None:
+def test_reset_forgets_this_hosts_count_on_all_hosts(two: list[Host]) -> None:
     one, other = two
     assert admitted(one.limiter, 6) == 6
     assert admitted(other.limiter, 3) == 3
