@@ -41,6 +41,7 @@ IMPORTS: Final = {
     ("forebay.core.algorithms.window", "forebay.core.synced.window"): "the same",
     ("forebay.holding", "forebay.core.*"): "a hold is typed by its limiter",
     ("forebay.redis.aio_limiters", "forebay.redis.aio*"): "the asyncio classes are typed by each other",
+    ("forebay.redis.leased.limiter", "forebay.redis.leased.store"): "a leased limiter is typed by its store",
     ("forebay.redis.base", "forebay.redis.*"): "limiters are typed by their store, and the store by its limiters",
 }
 
