@@ -29,7 +29,7 @@ cdef enum:
     CELLS = 16
     OVERTAKEN = 2
     UNKNOWN = 31
-    # Of a gate.
+    # Of a fetch slot.
     FETCHING = 1 << 16
     WAITED = 1 << 15
 
@@ -40,9 +40,9 @@ cdef enum What:
     SPEND                        # from the lease only
     WITHDRAW                     # and give back
     REFUND
-    FORGIVE                      # pass the gate and leave it
+    FORGIVE                      # enter the fetch slot and leave it
     RESET                        # at the server and on the host
-    LOSE                         # the lease's cell goes to another key; with a cost, the gate's, too
+    LOSE                         # the lease's cell goes to another key; with a cost, the fetch slot's, too
     EMPTY                        # the server comes back with nothing but so many permits that have been spent
     DELIVER                      # a request that was late
 
@@ -60,10 +60,10 @@ cpdef enum Said:
     BEGUN = 2
     ANSWER = 4                   # of the server
     LATER = 8                    # the server had heard of a later step
-    NOT_HELD = 16                # the gate isn't as it was left
+    NOT_HELD = 16                # the fetch slot isn't as it was left
     DEPOSITED = 32
     BY_DEPOSIT = 64              # served by it
-    FOUND_BUSY = 128             # the gate
+    FOUND_BUSY = 128             # the fetch slot
     ASKED = 256                  # for a turn at it, or somebody had
     GRANTED = 512                # times what was granted
 
@@ -310,12 +310,12 @@ cdef uint64_t fetched(
 cdef void run_allow(int index, Act* act, Permits permits, uint64_t tag) noexcept:
     cdef uint64_t seen, size, said = 0, now_ns = 0
     cdef bint served = spent(permits, tag, act.cost, &now_ns)
-    cdef int gate
+    cdef int slot
     if not served and act.what != SPEND:
         entered = permits.enter(tag, act.cost, act.what == IN_TURN)
-        gate, seen, size = entered[0], entered[2], entered[3]
+        slot, seen, size = entered[0], entered[2], entered[3]
         entered = None
-        if gate == 0:
+        if slot == 0:
             said = ENTERED
             served = spent(permits, tag, act.cost, &now_ns)
             if served:
@@ -323,7 +323,7 @@ cdef void run_allow(int index, Act* act, Permits permits, uint64_t tag) noexcept
             else:
                 said = fetched(index, act, permits, tag, seen, size, &now_ns)
                 served = said & BY_DEPOSIT != 0
-        elif gate == BUSY:
+        elif slot == BUSY:
             said = FOUND_BUSY
             # In the step by which it has found that out, or brought it about.
             if act.what == IN_TURN and serving.slot_now(act.host) & (FETCHING | WAITED) == FETCHING | WAITED:
@@ -332,7 +332,7 @@ cdef void run_allow(int index, Act* act, Permits permits, uint64_t tag) noexcept
 
 
 cdef void run_refund(int index, Act* act, Permits permits, uint64_t tag) noexcept:
-    """As `reported`: who finds somebody at the gate for too long goes on without it."""
+    """As `reported`: who finds somebody at the fetch slot for too long goes on without it."""
     cdef Reply reply
     cdef uint64_t ticket, seen, size, said = BEGUN
     entered = permits.enter(tag, 0)
@@ -472,7 +472,7 @@ cdef class LeasedProgram(Program):
         return host
 
     cdef uint64_t tag_of(self, Permits permits) except 0:
-        """Of some key of which the lease's home is the first line, and the gate's the second."""
+        """Of some key of which the lease's home is the first line, and the fetch slot's the second."""
         cdef uint64_t tag
         for i in itertools.count():
             tag = permits.tag(f"key:{i}")
@@ -482,7 +482,7 @@ cdef class LeasedProgram(Program):
                 return tag
 
     def lend(self, host, permits, size=1):
-        """Before the program begins: a lease, and a gate that is open."""
+        """Before the program begins: a lease, and a fetch slot that is open."""
         cdef Permits its = <Permits>self.hosts[<int>host]
         cdef uint64_t tag = self.tags[<int>host]
         cdef Request request
@@ -498,7 +498,7 @@ cdef class LeasedProgram(Program):
         self.lent_until_ns[<int>host] = its.left(tag)[1]
 
     def open_fetch_slot(self, host, size=1):
-        """Before the program begins: a gate that is open, and no lease."""
+        """Before the program begins: a fetch slot that is open, and no lease."""
         cdef Permits its = <Permits>self.hosts[<int>host]
         its.leave(self.tags[<int>host], its.enter(self.tags[<int>host], 1)[2], size)
 
@@ -595,7 +595,7 @@ cdef class LeasedProgram(Program):
         return 0
 
     def fetching_ns(self, host):
-        """How long the gate stays closed for somebody who fetches, or for whose turn it is; 0 if for nobody."""
+        """How long the fetch slot stays closed for somebody who fetches, or for whose turn it is; 0 if for nobody."""
         cdef uint64_t now_ns = explore_clock() - self.epoch_ns
         cdef uint64_t state = self.slot_now(host)
         return max(state >> 22 << 22 >> FRACTION_BITS, now_ns) - now_ns if state & FETCHING else 0

@@ -19,7 +19,7 @@ from forebay.segment import layout
 
 MS = 1_000_000
 LEASE_NS = 10 * MS
-# Of a fetch; and how much later a gate may open, as it rounds up its time.
+# Of a fetch; and how much later a fetch slot may open, as it rounds up its time.
 DEADLINE_NS = 2 * MS
 QUANTUM_NS = 1 << 20
 ALLOWS = {"allow", "allow in turn"}
@@ -92,7 +92,7 @@ class LeasedScene:
         return self
 
     def opened(self, *, host: int = 0, size: int = 1) -> LeasedScene:
-        """Before the program begins, the gate has its cell."""
+        """Before the program begins, the fetch slot has its cell."""
         self.program.open_fetch_slot(host, size)
         return self
 
@@ -166,7 +166,7 @@ class LeasedScene:
         return self.limit + (to_ns - from_ns) // self.unit_ns
 
     def overtaken_too_early(self) -> str:
-        """What was granted is deposited, unless this fetch or another one takes longer than its gate is closed for."""
+        """A grant is deposited, unless this fetch or another one takes longer than its fetch slot is closed for."""
         if any(act.what in {"lose", "reset", "empty"} or act.fate != "answered" for act in self.acts):
             return ""
         for act, d in zip(self.acts, self.done, strict=True):
@@ -182,12 +182,12 @@ class LeasedScene:
                 or (its.what == "refund" and not other.value & Said.ENTERED)
             ]
             if not late:
-                return "a fetch was overtaken while its gate was closed"
+                return "a fetch was overtaken while its fetch slot was closed"
         return ""
 
     def left_behind(self, hosts: Sequence[tuple[int, ...]]) -> str:
-        """Only who was killed leaves a gate closed, and no longer than for a fetch; or a fetch pending. But a gate is
-        reserved for who has waited, and it isn't known whether that one still does."""
+        """Only a killed process leaves a fetch slot closed, for no longer than a fetch, or a fetch pending. But a fetch
+        slot is reserved for a process that has waited, and it isn't known whether that one still waits."""
         for host, (_, fetching_ns, pending_or_reserved) in enumerate(hosts):
             its = [d for act, d in zip(self.acts, self.done, strict=True) if act.host == host]
             asked = any(
@@ -196,9 +196,9 @@ class LeasedScene:
                 if act.what == "allow in turn"
             )
             if fetching_ns > DEADLINE_NS + QUANTUM_NS:
-                return f"the gate is closed for {fetching_ns} ns"
+                return f"the fetch slot is closed for {fetching_ns} ns"
             if fetching_ns and all(d.done for d in its) and not (pending_or_reserved & 2 and asked):
-                return "the gate is closed for nobody"
+                return "the fetch slot is closed for nobody"
             if pending_or_reserved & 1 and all(d.done and not d.value & Said.NOT_HELD for d in its):
                 return "a fetch is pending that nobody makes"
         return ""
@@ -224,13 +224,13 @@ class LeasedScene:
         return ""
 
     def closed_too_long(self) -> str:
-        """Once all others have ended, and for as long as a fetch may take, the gate is open."""
+        """Once all others have ended, and for as long as a fetch may take, the fetch slot is open."""
         for act, d in zip(self.acts, self.done, strict=True):
             if act.what not in ALLOWS or not d.done or not d.value & Said.FOUND_BUSY:
                 continue
             others = [other for other in self.done if other is not d and other.begun]
             if all(other.done and d.first_ns - other.last_ns > DEADLINE_NS + QUANTUM_NS for other in others):
-                return "the gate is closed for too long"
+                return "the fetch slot is closed for too long"
         return ""
 
     def not_believed(self, finals: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from scenes import Explorable
 
 # A reading of the clock is a microsecond later than the one before, so that all stamps differ.
 TICK = {"tick_ns": 1001}
-# Longer than a gate is closed for; twice that, or once twice as long as a lease lasts, which is then over.
+# Longer than a fetch slot is closed for; twice that, or once twice as long as a lease lasts, which is then over.
 OVER_THE_GATE = {**TICK, "clock_moves": 1, "jumps_ns": [4 * MS]}
 OVER_THE_LEASE = {**TICK, "clock_moves": 2, "jumps_ns": [6 * MS]}
 REFILLED = {**TICK, "clock_moves": 1, "jumps_ns": [2 * LEASE_NS + 2 * MS]}
@@ -23,7 +23,7 @@ def window() -> LeasedScene:
 
 
 def waited_for() -> LeasedScene:
-    """What is fetched serves one request, so that all come to the gate."""
+    """What is fetched serves one request, so that all come to the fetch slot."""
     return LeasedScene(6).opened(size=0)
 
 
@@ -111,7 +111,7 @@ LEASED_SCENES: dict[str, Explorable] = {
         {**TICK, "preemptions": 3},
         {"preemptions": 4},
     ),
-    "leased: a gate that is left late": Explorable(
+    "leased: a fetch slot that is left late": Explorable(
         lambda: LeasedScene().opened().does(0, "forgive").does(1, "allow").does(2, "allow", cost=2),
         {**OVER_THE_GATE, "preemptions": 2},
     ),
@@ -169,15 +169,15 @@ LEASED_FOUND_BY = {
     "who has brought nothing drops nothing": "leased: a server that came back empty",
     "permits are spent after the lease's end": "leased: a lease that ends",
     "permits of a window are kept in the next one": "leased: a window",
-    "whoever leaves opens the gate": "leased: a gate that is left late",
-    "a killed process's gate is closed for twice as long": "leased: a fetch that is killed",
-    "a closed gate is passed": "leased: two fetches",
-    "a gate is no longer its own once somebody waits": "leased: in turn",
-    "who leaves a gate that somebody waits for opens it": "leased: in turn",
-    "a reserved gate is passed by anybody": "leased: in turn",
-    "who has waited passes a gate that is somebody's": "leased: in turn",
-    "a gate is reserved for longer than it was closed for": "leased: a turn that nobody takes",
-    "who fetches leaves no mark at the gate": "leased: in turn",
-    "who finds a reserved gate asks for a turn": "leased: two who have waited",
-    "a gate stays reserved once its time is over": "leased: a turn that nobody takes",
+    "whoever leaves opens the fetch slot": "leased: a fetch slot that is left late",
+    "a killed process's fetch slot is closed for twice as long": "leased: a fetch that is killed",
+    "a closed fetch slot is entered": "leased: two fetches",
+    "a fetch slot is no longer its own once somebody waits": "leased: in turn",
+    "who leaves a fetch slot that somebody waits for opens it": "leased: in turn",
+    "a reserved fetch slot is entered by anybody": "leased: in turn",
+    "who has waited enters a fetch slot that is somebody's": "leased: in turn",
+    "a fetch slot is reserved for longer than it was closed for": "leased: a turn that nobody takes",
+    "who fetches leaves no mark at the fetch slot": "leased: in turn",
+    "who finds a reserved fetch slot asks for a turn": "leased: two who have waited",
+    "a fetch slot stays reserved once its time is over": "leased: a turn that nobody takes",
 }

@@ -197,7 +197,7 @@ class World:
             if steps:
                 self.proceed(host, steps, fetch.cost, StoreUnavailable("lost"))
         elif what < 0.45 and host.fetches:
-            # Killed: not even the gate is left.
+            # Killed: not even the fetch slot is left.
             fetch = self.random.choice(host.fetches)
             self.dead.append(fetch.steps)
             fetch.steps = None
@@ -230,7 +230,7 @@ def world_of(
     def make(kind: Any, seed: int, **options: Any) -> World:
         hosts = []
         sizes.seed(seed)
-        # For the limiters only: they keep a gate closed for so long. The sockets of this client have their own timeout.
+        # For the limiters only: they hold a fetch slot for so long. The sockets of this client have their own timeout.
         fast.executor.timeout_s = 0.05
         for _ in range(2):
             clock = ManualClock(1000.0)

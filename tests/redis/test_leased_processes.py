@@ -183,7 +183,7 @@ def test_killed_workers_lose_little(
     since_us = server_us(client)
     workers: list[Worker] = [crew.start(spend, i, host, bucket, counts, stop) for i in range(4)]
     for i in range(kills):
-        # Two more are admitted: none is stuck for longer than a gate is closed.
+        # Two more are admitted: none is stuck for longer than a fetch slot is closed.
         before = sum(counts)
         wait_until(lambda before=before: sum(counts) >= before + chance.randrange(2, 40), "going on")
         victim = chance.randrange(4)
@@ -242,7 +242,7 @@ def test_a_process_killed_during_a_fetch(crew: Crew, host_of: Callable[..., Host
     crew.start(die, where, host, signal.SIGKILL)._reap()
     with host.open() as store:
         limiter = TokenBucket(store, "k", "100/hour", burst=100)
-        # Who comes at once waits until the gate opens.
+        # Who comes at once waits until the fetch slot opens.
         admitted = int(patiently(lambda: limiter.wait(KEY, timeout=60)))
         while patiently(lambda: limiter.allow(KEY)):
             admitted += 1

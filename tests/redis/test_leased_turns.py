@@ -89,7 +89,7 @@ def passed_over(
 
 
 def test_who_has_waited_for_long_is_next(hosts: Hosts, passing: Callable[[float], None]) -> None:
-    """Though others come to the gate before it looks again."""
+    """Though others come to the fetch slot before it looks again."""
     limiter = bucket(hosts)
     long, fetch, asked = passed_over(hosts, limiter, passing, 60)
     assert ended(fetch, hosts.executor.run_command(asked)).allowed
@@ -118,7 +118,7 @@ def test_who_was_not_passed_over_leaves_the_gate_to_whoever_comes(
 
 @pytest.mark.parametrize("fetch_s", [0.03, 59.99])
 def test_a_turn_that_nobody_takes_passes(hosts: Hosts, passing: Callable[[float], None], fetch_s: float) -> None:
-    """Soon, and as soon as the gate would have opened by itself; and how much is borrowed stays known."""
+    """Soon, and as soon as the fetch slot would have opened by itself; and how much is borrowed stays known."""
     limiter = bucket(hosts)
     tag = limiter.tag(KEY)
     while limiter.left(tag)[0] < 20:
@@ -127,13 +127,13 @@ def test_a_turn_that_nobody_takes_passes(hosts: Hosts, passing: Callable[[float]
     long, fetch, asked = passed_over(hosts, limiter, passing, 1000, fetch_s)
     long.close()
     assert ended(fetch, hosts.executor.run_command(asked)).allowed
-    gate, until_ns, _, size = limiter.enter(tag, 1)
-    assert gate == BUSY
+    slot, until_ns, _, size = limiter.enter(tag, 1)
+    assert slot == BUSY
     assert size != UNKNOWN_SIZE
     assert until_ns - limiter.now_ns() <= min(0.018, 60 - fetch_s + 0.002) * 1e9
     passing((until_ns - limiter.now_ns()) / 1e9)
-    gate, _, _, size = limiter.enter(tag, 1)
-    assert gate == ENTERED
+    slot, _, _, size = limiter.enter(tag, 1)
+    assert slot == ENTERED
     assert size != UNKNOWN_SIZE
 
 
@@ -201,7 +201,7 @@ def test_several_permits_beside_threads_that_flood(server: RedisServer, cost: in
 
 @pytest.mark.parametrize("cost", [9, 60])
 def test_several_permits_beside_processes_that_flood_from_afar(server: RedisServer, cost: int) -> None:
-    """Whoever fetches is away from the gate for microseconds, and at it for milliseconds."""
+    """Whoever fetches is away from the fetch slot for microseconds, and at it for milliseconds."""
     crew = Crew()
     with Store.private(keys=100) as memory, proxy(server.port) as distant:
         distant.delay_s = 0.01
@@ -244,7 +244,7 @@ def test_very_many_tasks_of_a_cold_key(server: RedisServer) -> None:
 
 
 def test_a_refund_waits_in_turn(hosts: Hosts, passing: Callable[[float], None]) -> None:
-    """Beside others that come to the gate before it looks again."""
+    """Beside others that come to the fetch slot before it looks again."""
     limiter = bucket(hosts)
     fetch, asked = asking(limiter)
     refund = reported(limiter, KEY, 1)
