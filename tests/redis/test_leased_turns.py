@@ -1,4 +1,4 @@
-"""Who asks Redis next, of those that lack permits of one key: nobody waits for ever while others are served."""
+"""The order of fetches among requests that lack permits of one key: none waits forever while others are served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEY = "user:42"
 
 @pytest.fixture
 def passing(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves also the time by which requests wait."""
+    """Move the clocks, and the time that bounds how long requests wait."""
     passed_s = 0.0
 
     def advance(seconds: float) -> None:
@@ -75,7 +75,7 @@ def bucket(hosts: Hosts) -> Any:
 def passed_over(
     hosts: Hosts, limiter: Any, passing: Callable[[float], None], cost: int, seconds: float = 0.03
 ) -> tuple[Steps[Outcome], Steps[Outcome], Command[Any]]:
-    """One that has waited for long while others were let in, and the one that asks now."""
+    """A request that has waited long while others fetched, and the fetch that runs now."""
     fetch, asked = asking(limiter)
     long = waiting(limiter, cost)
     passing(0.002)
@@ -88,8 +88,8 @@ def passed_over(
     return long, fetch, asked
 
 
-def test_who_has_waited_for_long_is_next(hosts: Hosts, passing: Callable[[float], None]) -> None:
-    """Though others come to the fetch slot before it looks again."""
+def test_a_request_that_has_waited_long_fetches_next(hosts: Hosts, passing: Callable[[float], None]) -> None:
+    """Other requests come to the fetch slot before it tries again."""
     limiter = bucket(hosts)
     long, fetch, asked = passed_over(hosts, limiter, passing, 60)
     assert ended(fetch, hosts.executor.run_command(asked)).allowed
@@ -102,10 +102,10 @@ def test_who_has_waited_for_long_is_next(hosts: Hosts, passing: Callable[[float]
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.3])
-def test_who_was_not_passed_over_leaves_the_gate_to_whoever_comes(
+def test_a_request_that_was_not_passed_over_reserves_nothing(
     hosts: Hosts, passing: Callable[[float], None], seconds: float
 ) -> None:
-    """So that nobody is held up for those who may be served by the first answer, however slow it is."""
+    """So no request is delayed for others that the first reply may serve, however slow it is."""
     limiter = bucket(hosts)
     fetch, asked = asking(limiter)
     waiter = waiting(limiter, 60)
@@ -117,8 +117,10 @@ def test_who_was_not_passed_over_leaves_the_gate_to_whoever_comes(
 
 
 @pytest.mark.parametrize("fetch_s", [0.03, 59.99])
-def test_a_turn_that_nobody_takes_passes(hosts: Hosts, passing: Callable[[float], None], fetch_s: float) -> None:
-    """Soon, and as soon as the fetch slot would have opened by itself; and how much is borrowed stays known."""
+def test_a_reservation_that_no_request_takes_ends(
+    hosts: Hosts, passing: Callable[[float], None], fetch_s: float
+) -> None:
+    """It ends soon, at the latest when the fetch slot would have opened anyway. The size of loans stays known."""
     limiter = bucket(hosts)
     tag = limiter.tag(KEY)
     while limiter.left(tag)[0] < 20:
@@ -137,8 +139,8 @@ def test_a_turn_that_nobody_takes_passes(hosts: Hosts, passing: Callable[[float]
     assert size != UNKNOWN_SIZE
 
 
-def test_a_fetch_that_is_lost_is_noticed_by_who_has_waited(hosts: Hosts, passing: Callable[[float], None]) -> None:
-    """The turn of one that was told that Redis is away is the next one's as well."""
+def test_a_waiting_request_notices_a_lost_fetch(hosts: Hosts, passing: Callable[[float], None]) -> None:
+    """A fetch that fails, as Redis is unavailable, also hands the slot to the waiting request."""
     limiter = bucket(hosts)
     long, fetch, _ = passed_over(hosts, limiter, passing, 60)
     with pytest.raises(StoreUnavailable):
@@ -148,10 +150,10 @@ def test_a_fetch_that_is_lost_is_noticed_by_who_has_waited(hosts: Hosts, passing
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_while_others_are_answered_redis_is_not_away(
+def test_a_request_is_denied_while_redis_answers_others(
     hosts: Hosts, passing: Callable[[float], None], is_answered: bool
 ) -> None:
-    """However many of them come before: at last a request is denied for a moment."""
+    """However many fetches come before it, at last the request is denied for a moment. It is not unavailable."""
     limiter = bucket(hosts)
     fetch, asked = asking(limiter)
     late = waiting(limiter, 60)
@@ -174,8 +176,8 @@ def test_while_others_are_answered_redis_is_not_away(
 
 
 @pytest.mark.parametrize("cost", [9, 60])
-def test_several_permits_beside_threads_that_flood(server: RedisServer, cost: int) -> None:
-    """Those that a lease can hold, and more."""
+def test_a_request_of_several_permits_beside_flooding_threads(server: RedisServer, cost: int) -> None:
+    """As many as a lease can hold, and more."""
     with (
         Store.private(keys=100) as host_store,
         RedisStore(server.url, timeout=5) as redis_store,
@@ -200,8 +202,8 @@ def test_several_permits_beside_threads_that_flood(server: RedisServer, cost: in
 
 
 @pytest.mark.parametrize("cost", [9, 60])
-def test_several_permits_beside_processes_that_flood_from_afar(server: RedisServer, cost: int) -> None:
-    """Whoever fetches is away from the fetch slot for microseconds, and at it for milliseconds."""
+def test_a_request_of_several_permits_beside_flooding_processes_with_latency(server: RedisServer, cost: int) -> None:
+    """Each fetch holds the slot for milliseconds, and leaves it free for microseconds."""
     crew = Crew()
     with Store.private(keys=100) as memory, proxy(server.port) as distant:
         distant.delay_s = 0.01
@@ -228,7 +230,7 @@ def test_several_permits_beside_processes_that_flood_from_afar(server: RedisServ
             crew.end()
 
 
-def test_very_many_tasks_of_a_cold_key(server: RedisServer) -> None:
+def test_very_many_tasks_request_a_new_key(server: RedisServer) -> None:
     async def work() -> None:
         async with AsyncRedisStore(server.url) as redis_store:
             with Store.private(keys=100) as host_store:
@@ -244,7 +246,7 @@ def test_very_many_tasks_of_a_cold_key(server: RedisServer) -> None:
 
 
 def test_a_refund_waits_in_turn(hosts: Hosts, passing: Callable[[float], None]) -> None:
-    """Beside others that come to the fetch slot before it looks again."""
+    """Other requests come to the fetch slot before it tries again."""
     limiter = bucket(hosts)
     fetch, asked = asking(limiter)
     refund = reported(limiter, KEY, 1)
@@ -268,7 +270,7 @@ def test_a_refund_waits_in_turn(hosts: Hosts, passing: Callable[[float], None]) 
 
 
 class Late:
-    """An AsyncLeasedStore whose answers come when they are let through."""
+    """Holds back the replies to an AsyncLeasedStore until the test releases them."""
 
     def __init__(self, store: AsyncLeasedStore) -> None:
         self._ask = store.executor.redis.execute
@@ -297,7 +299,7 @@ async def settle() -> None:
 
 
 def with_late(server: RedisServer, work: Callable[[Any, Late], Any], policy: Any = "deny") -> None:
-    """Over leases of one permit, though more could be borrowed."""
+    """Run `work` over leases of one permit each, though more could be borrowed."""
 
     async def run() -> None:
         async with AsyncRedisStore(server.url, timeout=60, when_unavailable=policy) as redis_store:
@@ -316,7 +318,7 @@ def started(limiter: Any, costs: list[int]) -> list[asyncio.Task[Any]]:
     return [asyncio.ensure_future(limiter.hit(KEY, cost)) for cost in costs]
 
 
-def test_tasks_ask_one_after_the_other(server: RedisServer) -> None:
+def test_tasks_fetch_one_after_the_other(server: RedisServer) -> None:
     async def work(limiter: Any, late: Late) -> None:
         tasks = started(limiter, [1, 5, 1, 7])
         for number in range(1, 5):
@@ -329,8 +331,8 @@ def test_tasks_ask_one_after_the_other(server: RedisServer) -> None:
     with_late(server, work)
 
 
-def test_a_task_that_is_cancelled_hands_its_turn_on(server: RedisServer) -> None:
-    """While it waits, as its turn comes, and while it asks."""
+def test_a_cancelled_task_hands_its_flight_on(server: RedisServer) -> None:
+    """It is cancelled while it waits, as its flight begins, and while it fetches."""
 
     async def work(limiter: Any, late: Late) -> None:
         tasks = started(limiter, [1, 2, 3, 4, 5])
@@ -357,10 +359,10 @@ def test_a_task_that_is_cancelled_hands_its_turn_on(server: RedisServer) -> None
 
 @pytest.mark.parametrize("policy", ["deny", "allow"])
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_tasks_that_wait_too_long(
+def test_tasks_that_wait_too_long_get_an_error(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, is_answered: bool, policy: Any
 ) -> None:
-    """They are told when the second one that asks has an end; who has come since is not too late."""
+    """They get it at the end of the second fetch. Tasks that came since then go on waiting."""
     clock = SimpleNamespace(now_s=0.0)
     for module in (leased_fetch, single_flight):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
@@ -396,10 +398,10 @@ def test_tasks_that_wait_too_long(
 
 
 @pytest.mark.parametrize("is_next", [True, False])
-def test_turns_that_are_given_up_say_nothing_of_redis(
+def test_cancelled_flights_show_nothing_about_redis(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, is_next: bool
 ) -> None:
-    """However late it is: whoever is next then asks once itself. Turns that Redis ends are counted as ever."""
+    """However late it is, the next task then fetches itself. Only flights that Redis ends are counted."""
     clock = SimpleNamespace(now_s=0.0)
     for module in (leased_fetch, single_flight):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
@@ -425,8 +427,8 @@ def test_turns_that_are_given_up_say_nothing_of_redis(
 
 
 @pytest.mark.parametrize("is_collected", [True, False])
-def test_nobody_waits_for_a_loop_that_has_ended(server: RedisServer, is_collected: bool) -> None:
-    """It was closed while some asked and waited, and they were never cancelled."""
+def test_no_task_waits_for_a_loop_that_has_ended(server: RedisServer, is_collected: bool) -> None:
+    """The loop was closed while tasks fetched and waited; they were never cancelled."""
     with Store.private(keys=100) as host_store:
         redis_store = AsyncRedisStore(server.url, timeout=60)
         store = AsyncLeasedStore(redis_store, host_store)
@@ -461,8 +463,8 @@ def test_nobody_waits_for_a_loop_that_has_ended(server: RedisServer, is_collecte
             asyncio.run(ask())
 
 
-def test_who_is_interrupted_leaves_the_turn_to_the_next_one(server: RedisServer) -> None:
-    """By whatever isn't an error of ours, as what a signal's handler raises."""
+def test_an_interrupted_task_hands_its_flight_on(server: RedisServer) -> None:
+    """By any other exception, such as a signal handler raises."""
 
     async def work(limiter: Any, late: Late) -> None:
         tasks = started(limiter, [1, 5, 6, 7])
@@ -490,7 +492,7 @@ def test_who_is_interrupted_leaves_the_turn_to_the_next_one(server: RedisServer)
     with_late(server, work)
 
 
-def test_tasks_that_wait_for_a_store_that_is_closed(server: RedisServer) -> None:
+def test_waiting_tasks_of_a_closed_store_get_an_error(server: RedisServer) -> None:
     async def work(limiter: Any, late: Late) -> None:
         tasks = started(limiter, [1, 1, 1])
         await settle()

@@ -1,4 +1,4 @@
-"""What is asked of Redis while an interpreter ends, when clients can't even be imported any more."""
+"""Calls while the interpreter ends, when not even clients can be imported any more."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_first_use_in_a_finalizer(server: RedisServer, over: str, by: str, polic
         assert "the interpreter is ending" in said
 
 
-def test_what_is_registered_with_atexit_still_asks(server: RedisServer) -> None:
+def test_an_atexit_function_still_decides(server: RedisServer) -> None:
     code = CODE.replace('sys.modules["last"] = Last()', "atexit.register(lambda: print(ask()))")
     for over in ("strict", "leased"):
         assert run(code, server.url, over, "allow", "deny") == "[True]"

@@ -1,4 +1,4 @@
-"""Over a Redis Cluster: slots, what takes several of them, redirections, failovers."""
+"""Limiters over a Redis Cluster: slots, requests over several of them, redirections, failovers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opened(cluster: RedisCluster, is_async: bool) -> Opened:
 
 
 def key_in(third: int, prefix: str = "user") -> str:
-    """A key whose states are in this third of the slots: that is where the nodes' parts begin."""
+    """A key whose states lie in this third of the slots. Each node begins with a third."""
     keys = (f"{prefix}:{number}" for number in range(1000))
     return next(key for key in keys if slot_of(key) * 3 // SLOTS == third)
 
@@ -51,7 +51,7 @@ KEYS = [key_in(third) for third in range(3)]
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_every_limiter(kind: str, opened: Opened) -> None:
+def test_every_limiter_decides_over_a_cluster(kind: str, opened: Opened) -> None:
     async def body(store: Any) -> None:
         limiter = EVERY_KIND[kind](store, "api")
         for key in KEYS:
@@ -101,7 +101,7 @@ def test_a_batch_goes_to_all_nodes_in_order(opened: Opened, cluster: RedisCluste
 # Several limits
 
 
-def test_limits_of_one_key_are_one_script(opened: Opened, cluster: RedisCluster) -> None:
+def test_limits_of_one_key_take_one_script_call(opened: Opened, cluster: RedisCluster) -> None:
     async def body(store: Any) -> None:
         limits = [make(store, kind) for kind, make in EVERY_KIND.items()]
         both = AllOf(*limits)
@@ -114,7 +114,7 @@ def test_limits_of_one_key_are_one_script(opened: Opened, cluster: RedisCluster)
 
 
 def calls(cluster: RedisCluster) -> int:
-    """How many scripts all masters have run."""
+    """The number of scripts that all masters have run."""
     count = 0
     for node in cluster.masters():
         with node.client() as client:
@@ -169,7 +169,7 @@ def test_limits_of_several_slots_are_charged_all_or_none(opened: Opened, cluster
     opened(body)
 
 
-def test_at_an_error_half_way_the_rest_is_given_back(cluster: RedisCluster, is_async: bool) -> None:
+def test_charges_are_given_back_after_an_error_half_way(cluster: RedisCluster, is_async: bool) -> None:
     async def body(store: Any) -> None:
         limits = [TokenBucket(store, name, "9/hour") for name in ("a", "b", "c")]
         three = AllOf(*limits)
@@ -190,7 +190,7 @@ def test_at_an_error_half_way_the_rest_is_given_back(cluster: RedisCluster, is_a
     with_store(body, is_async, lambda: cluster.url, timeout=PATIENCE_S)
 
 
-def test_a_node_that_does_not_answer(cluster: RedisCluster, is_async: bool) -> None:
+def test_a_node_that_does_not_answer_fails_only_its_own_keys(cluster: RedisCluster, is_async: bool) -> None:
     async def body(store: Any) -> None:
         limits = [TokenBucket(store, name, "9/hour") for name in ("a", "b", "c")]
         three = AllOf(*limits)
@@ -210,7 +210,7 @@ def test_a_node_that_does_not_answer(cluster: RedisCluster, is_async: bool) -> N
     settle(cluster)
 
 
-def test_of_a_batch_that_loses_a_node_what_others_have_answered_stands(cluster: RedisCluster, is_async: bool) -> None:
+def test_a_batch_that_loses_a_node_keeps_the_replies_of_others(cluster: RedisCluster, is_async: bool) -> None:
     async def body(store: Any) -> None:
         held, bucket = Concurrency(store, "held", 2, lease="1 hour"), TokenBucket(store, "api", "1/hour")
         for key in KEYS:
@@ -237,10 +237,10 @@ def settle(cluster: RedisCluster) -> None:
 
 
 @pytest.mark.parametrize("own_client", [False, True], ids=["URL", "client"])
-def test_a_call_whose_answer_is_lost_is_not_repeated(
+def test_a_call_whose_reply_is_lost_is_not_repeated(
     cluster: RedisCluster, is_async: bool, own_client: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """redis-py would ask again, as often as it has retries, after it has looked which node has the slot now."""
+    """redis-py would refresh its slots and repeat the call, as often as it has retries."""
     node = cluster.nodes[1]
 
     def client() -> Any:
@@ -252,11 +252,11 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "a", "9/hour")
         assert await done(bucket.allow(KEYS[1]))
-        with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
+        with stopped_until_a_refresh(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
             await done(bucket.allow(KEYS[1]))
         refresh_at_once(store)
         assert await done(bucket.allow_many([KEYS[1]])) == [True]
-        with stopped_until_looked_for(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
+        with stopped_until_a_refresh(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
             await done(bucket.allow_many([KEYS[1]]))
 
     if own_client:
@@ -271,7 +271,7 @@ def test_a_call_whose_answer_is_lost_is_not_repeated(
 
 
 def refresh_at_once(store: Any) -> None:
-    """After the thread of a sync store that looks, if there is one, is over; it closes what it has asked."""
+    """Allow another refresh, after the thread of a sync store that refreshes, if there is one, has ended."""
     if isinstance(store, RedisStore):
         refresher = store.executor.client._own().refresher
         until(lambda: not (refresher and refresher.is_alive()), "the slots are refreshed")
@@ -279,7 +279,7 @@ def refresh_at_once(store: Any) -> None:
 
 
 class CountedRefreshes:
-    """Who asks which node has which slots, of sync clients: each waits until it may."""
+    """Counts the refreshes of sync clients. Each waits until the test lets it go on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.may = 0, threading.Event()
@@ -294,7 +294,7 @@ class CountedRefreshes:
 
 
 def test_no_call_waits_for_a_refresh_of_the_slots(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As each of them may be silent, too. One asks at a time, and not for each failure."""
+    """Each node that it asks may be silent, too. One refresh runs at a time, and not for each failure."""
     monkeypatch.setattr("forebay.redis.transport.cluster.REFRESH_EVERY_S", 1000.0)
     with RedisStore(cluster.url, timeout=1) as store:
         bucket = TokenBucket(store, "api", "99/hour")
@@ -373,7 +373,7 @@ def test_a_store_that_is_closed_leaves_no_connections(
     asyncio.run(main())
 
 
-def test_every_answer_of_a_node_has_its_deadline(cluster: RedisCluster) -> None:
+def test_every_reply_of_a_node_has_a_deadline(cluster: RedisCluster) -> None:
     with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
         assert TokenBucket(store, "api", "9/hour").allow(KEYS[0])
         pool = store.executor.client._pool_of(store.executor.client._node_of(fingerprint(KEYS[0])))
@@ -387,7 +387,7 @@ def test_every_answer_of_a_node_has_its_deadline(cluster: RedisCluster) -> None:
 def test_a_child_begins_with_a_client_of_its_own(
     cluster: RedisCluster, in_child: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    """While a thread of the parent has locked the parent's, and looks which node has which slots."""
+    """A thread of the parent has locked the parent's client, and refreshes its slots."""
     with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "9/hour")
         assert bucket.allow(KEYS[0])
@@ -419,7 +419,7 @@ def test_a_child_begins_with_a_client_of_its_own(
         assert bucket.hit(KEYS[0]).remaining == 6
 
 
-def test_threads_that_come_at_once_have_one_client() -> None:
+def test_concurrent_threads_share_one_client() -> None:
     together = threading.Barrier(2, timeout=PATIENCE_S)
 
     def make() -> object:
@@ -438,8 +438,8 @@ def test_threads_that_come_at_once_have_one_client() -> None:
 
 
 @contextlib.contextmanager
-def stopped_until_looked_for(node: RedisServer, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The node goes on as soon as a client looks again which node has which slots."""
+def stopped_until_a_refresh(node: RedisServer, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The node goes on as soon as a client refreshes its slots."""
     manager = redis.asyncio.cluster.NodesManager if is_async else redis.cluster.NodesManager
     initialize = manager.initialize
 
@@ -514,7 +514,7 @@ def test_a_failover_is_followed(opened: Opened, cluster: RedisCluster) -> None:
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
-def test_a_master_that_is_gone_is_left(cluster: RedisCluster, is_async: bool, is_batch: bool) -> None:
+def test_calls_leave_a_master_that_is_gone(cluster: RedisCluster, is_async: bool, is_batch: bool) -> None:
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "a", "9/hour")
         for _ in range(4):
@@ -546,7 +546,7 @@ def test_a_master_that_is_gone_is_left(cluster: RedisCluster, is_async: bool, is
     settle(cluster)
 
 
-def test_a_cluster_that_is_away(is_async: bool) -> None:
+def test_an_unavailable_cluster_raises_store_unavailable(is_async: bool) -> None:
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "a", "9/hour")
         for ask in (bucket.allow, bucket.hit, bucket.peek, AllOf(bucket).allow):
@@ -560,7 +560,7 @@ def test_a_cluster_that_is_away(is_async: bool) -> None:
     with_store(body, is_async, lambda: f"redis+cluster://127.0.0.1:{free_port()}", timeout=1)
 
 
-def test_what_no_store_can_be_made_of(cluster: RedisCluster) -> None:
+def test_invalid_clients_are_refused(cluster: RedisCluster) -> None:
     make: Any = RedisStore
     client = redis.cluster.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, socket_timeout=None)
     try:

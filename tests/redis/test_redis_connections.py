@@ -1,4 +1,4 @@
-"""Connections: nobody reads another's answer, and no call is repeated."""
+"""Connections: no call reads another call's reply, and no call is repeated."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from forebay.redis import AsyncRedisStore, RedisStore
 
 
 class Interrupted(BaseException):
-    """As a signal's handler raises it."""
+    """An exception that a signal handler raises."""
 
 
 def client_of(server: RedisServer, is_async: bool, socket_timeout: float = PATIENCE_S) -> Any:
-    """One that retries calls, as far as a store takes those."""
+    """A client that retries calls, of those that a store accepts."""
     kind: Any = redis.asyncio.Redis if is_async else redis.Redis
     return kind(host="127.0.0.1", port=server.port, socket_timeout=socket_timeout, retry=never(is_async))
 
@@ -46,7 +46,7 @@ def never(is_async: bool) -> Any:
 @pytest.mark.parametrize("is_before", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("method", ["send_packed_command", "read_response"])
 @pytest.mark.parametrize("own_client", [False, True], ids=["URL", "client"])
-def test_after_an_interrupt_nobody_reads_the_answer_that_was_left(
+def test_no_call_reads_the_reply_left_by_an_interrupted_one(
     own_client: bool,
     method: str,
     is_before: bool,
@@ -55,7 +55,7 @@ def test_after_an_interrupt_nobody_reads_the_answer_that_was_left(
     is_async: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A limiter that is full and one that isn't, over one connection."""
+    """An exhausted limiter and a fresh one share a connection."""
     kind: Any = redis.asyncio.Connection if is_async else redis.Connection
     usual = getattr(kind, method)
 
@@ -89,10 +89,10 @@ def test_after_an_interrupt_nobody_reads_the_answer_that_was_left(
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
-def test_a_client_that_repeats_does_not_do_so_here(
+def test_a_retrying_client_repeats_no_call_of_a_limiter(
     is_batch: bool, server: RedisServer, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server stops until the client has given up the first time: the next time, it would be there again."""
+    """The server stops until the client has given up the first attempt. A second attempt would reach it."""
     kind: Any = redis.asyncio.Connection if is_async else redis.Connection
     disconnect = kind.disconnect
 
@@ -126,7 +126,7 @@ def test_a_client_that_repeats_does_not_do_so_here(
 def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(
     redis_store: RedisStore, in_child: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    """redis-py's pool has one, which whoever asks first in a child wants to have."""
+    """redis-py's pool has a lock, which the first call in a child acquires."""
     bucket = TokenBucket(redis_store, "api", "9/hour")
     assert bucket.allow("ada")
     lock = redis_store.executor.client.connection_pool._lock
@@ -163,8 +163,8 @@ def test_connections_that_the_server_has_closed_are_replaced(server: RedisServer
     with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_many_at_once(server: RedisServer) -> None:
-    """redis-py 8 has a hundred connections at the most, if it isn't told otherwise."""
+def test_many_calls_at_once_get_connections(server: RedisServer) -> None:
+    """By default, redis-py 8 opens at most a hundred connections."""
 
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "api", "1000/hour")
@@ -195,7 +195,7 @@ def test_a_store_that_is_closed_while_it_is_used(server: RedisServer, is_async: 
 
 
 def clients(is_async: bool, port: int, options: dict[str, Any], sentinel_options: dict[str, Any]) -> list[Any]:
-    """One of each kind; nobody is asked for anything yet."""
+    """One client of each kind. None has sent anything yet."""
     kind: Any = redis.asyncio.Redis if is_async else redis.Redis
     sentinels: Any = redis.asyncio.sentinel.Sentinel if is_async else redis.sentinel.Sentinel
     sentinel = sentinels([("127.0.0.1", port)], sentinel_kwargs={"socket_timeout": 0.2, **sentinel_options})
@@ -237,8 +237,8 @@ def test_a_client_of_replicas_is_refused(is_async: bool) -> None:
 
 
 @pytest.mark.parametrize("number", range(3), ids=["client", "pool", "sentinel"])
-def test_nobody_connects_twice_for_one_call(number: int, is_async: bool) -> None:
-    """To a port that takes connections and says nothing."""
+def test_a_call_connects_once(number: int, is_async: bool) -> None:
+    """To a port that accepts connections and sends nothing."""
 
     async def body(store: Any) -> None:
         with pytest.raises(StoreUnavailable):
@@ -261,10 +261,10 @@ def test_nobody_connects_twice_for_one_call(number: int, is_async: bool) -> None
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
-def test_after_an_answer_that_is_none_the_connection_is_not_used_again(
+def test_a_connection_is_closed_after_an_unexpected_reply(
     is_batch: bool, server: RedisServer, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes next on it would be the rest of something."""
+    """The next bytes on it would belong to another reply."""
     kind: Any = redis.asyncio.Connection if is_async else redis.Connection
 
     async def body(store: Any) -> None:
@@ -293,8 +293,8 @@ def test_after_an_answer_that_is_none_the_connection_is_not_used_again(
     with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_connections_that_nobody_gives_back_are_not_missed(server: RedisServer, is_async: bool) -> None:
-    """An interrupt may come where redis-py has taken one out of its pool and hasn't returned it yet."""
+def test_leaked_connections_are_replaced(server: RedisServer, is_async: bool) -> None:
+    """An interrupt may come after redis-py has taken a connection out of its pool and before it returns it."""
 
     async def body(store: Any) -> None:
         bucket = TokenBucket(store, "api", "9/hour")

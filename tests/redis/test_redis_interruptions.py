@@ -1,4 +1,4 @@
-"""An exception that comes from outside, as a signal handler raises it, in the middle of a call."""
+"""Exceptions from outside, such as a signal handler raises, in the middle of a call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from forebay.redis import RedisStore
 
 
 class SoftTimeLimit(BaseException):
-    """What a task queue raises in a task that takes too long."""
+    """The exception that a task queue raises in a task that takes too long."""
 
 
 def interrupted(call: Callable[[], object], at_line: int) -> bool:
-    """Whether `call` came as far as that: so many lines of Python, ours and redis-py's."""
+    """Run `call` until that line of Python, of forebay's and redis-py's code. Whether it came so far."""
     lines = itertools.count()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -50,7 +50,7 @@ def client_of(url: str) -> redis.Redis:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("make", [str, client_of], ids=["url", "client"])
 @pytest.mark.parametrize("how", ["allow", "allow_many"])
-def test_nobody_gets_anothers_answer_wherever_a_call_is_interrupted(
+def test_no_call_gets_another_reply_wherever_a_call_is_interrupted(
     server: Any, make: Callable[[str], Any], how: str
 ) -> None:
     with RedisStore(make(server.url)) as store:

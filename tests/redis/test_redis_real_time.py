@@ -1,4 +1,4 @@
-"""Limiters over Redis by the server's own clock: every answer judged at the time that came with it."""
+"""Limiters over Redis by the server's own clock: every reply is judged at the time that came with it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Callable[[RedisStore], Any], Rule[Any]]] = {
 
 
 class Overheard:
-    """The time of the server with which each call was answered."""
+    """Records the server's time in each reply."""
 
     def __init__(self, store: Any) -> None:
         self.now_us = 0
@@ -65,7 +65,7 @@ class Overheard:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_answer_is_the_oracles_at_its_time(kind: str, redis_store: RedisStore) -> None:
+def test_every_decision_equals_the_oracles_at_its_time(kind: str, redis_store: RedisStore) -> None:
     make, rule = KINDS[kind]
     limiter, overheard, oracle = make(redis_store), Overheard(redis_store), Oracle[Any]()
     chance = random.Random(0)
@@ -98,13 +98,13 @@ def ask_for_a_while(url: str, kind: str, seed: int, results: Any) -> None:
 
 
 def most_within(times_us: Sequence[int], span_us: int) -> int:
-    """The most of them in any span shorter than that."""
+    """The most of them in any span shorter than `span_us`."""
     ordered = sorted(times_us)
     return max(sum(start <= other < start + span_us for other in ordered) for start in ordered)
 
 
 def most_in_windows(times_us: Sequence[int], window_us: int, count: int) -> int:
-    """The most of them in so many windows of the clock in a row."""
+    """The most of them in `count` consecutive windows of the clock."""
     return most_within([time_us // window_us for time_us in times_us], count)
 
 

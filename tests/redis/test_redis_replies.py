@@ -1,4 +1,4 @@
-"""What a server may answer, however it comes: redis-py's parsers take the length of a list on trust."""
+"""Limits for the sizes of replies: redis-py's parsers trust the length that a list declares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def use_python_parser(store: Any, is_async: bool) -> None:
 
 @pytest.mark.parametrize("parser", ["hiredis", "python"])
 @pytest.mark.parametrize("hostile", ["a list", "a list among numbers", "lists in lists", "a text"])
-def test_an_answer_that_is_too_large_is_none(hostile: str, parser: str, is_async: bool, server: RedisServer) -> None:
+def test_a_reply_that_is_too_large_is_refused(hostile: str, parser: str, is_async: bool, server: RedisServer) -> None:
     async def ask(store: Any) -> None:
         if parser == "python":
             use_python_parser(store, is_async)
@@ -62,8 +62,10 @@ def test_an_answer_that_is_too_large_is_none(hostile: str, parser: str, is_async
         with_store(ask, is_async, lambda: through.url, timeout=60)
 
 
-def test_the_nodes_of_a_cluster(is_async: bool, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their connections are others'."""
+def test_replies_of_cluster_nodes_are_limited(
+    is_async: bool, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cluster clients make their connections by other classes."""
     checked: list[type] = []
     kind: Any = AsyncRedisStore if is_async else RedisStore
 
@@ -90,7 +92,7 @@ def taken(*parts: bytes) -> ReplySizes:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_every_answer_that_is_too_large(hostile: str) -> None:
+def test_every_kind_of_too_large_reply_is_refused(hostile: str) -> None:
     sent = HOSTILE[hostile]
     for parts in ([sent], [sent[:1], sent[1:]], [b"*1\r\n:1\r\n" + sent[:3], sent[3:]]):
         with pytest.raises(redis.exceptions.ConnectionError, match="no answer to a limiter has"):
@@ -120,7 +122,7 @@ values = st.recursive(scalars, lambda some: st.lists(some) | st.dictionaries(sca
 
 
 @given(st.lists(values, max_size=5), st.lists(st.integers(0, 200), max_size=20))
-def test_in_whatever_parts_answers_come_their_ends_are_found(replies: list[Any], cuts: list[int]) -> None:
+def test_the_ends_of_replies_are_found_however_they_are_cut(replies: list[Any], cuts: list[int]) -> None:
     sent = b"".join(map(encoded, replies))
     ends = sorted({cut for cut in cuts if cut < len(sent)})
     sizes = taken(*[sent[i:j] for i, j in zip([0, *ends], [*ends, len(sent)], strict=True)])
@@ -133,7 +135,7 @@ def test_in_whatever_parts_answers_come_their_ends_are_found(replies: list[Any],
     sizes.take(b"*1048576\r\n", 10)
 
 
-def test_what_is_counted_is_one_answers() -> None:
+def test_sizes_are_counted_per_reply() -> None:
     sizes = ReplySizes()
     for _ in range(10):
         for part in (b"*1000000\r\n", b":1\r\n" * 1_000_000, b"$10000000\r\n", b"x" * 10_000_002):

@@ -1,4 +1,4 @@
-"""TLS, and users that may do no more than limiters need."""
+"""TLS, and users that may do only what limiters need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOR_CLUSTERS = ["+cluster|slots", "+asking", "+command"]
 
 
 async def use_everything(store: Any) -> None:
-    """So that every script does whatever it can."""
+    """Run every script in every way."""
     for name, make in EVERY_KIND.items():
         limiter = make(store, name)
         assert await done(limiter.allow("ada"))
@@ -64,20 +64,22 @@ async def use_everything(store: Any) -> None:
 
 @pytest.fixture
 def user(server: RedisServer) -> Iterator[str]:
-    """A URL with one that may do just what the docs list."""
+    """A URL with a user that has just the permissions that the docs list."""
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">secret", *RULES)
         yield server.url.replace("//", "//shop:secret@")
         client.execute_command("ACL", "DELUSER", "shop")
 
 
-def test_a_user_who_may_do_what_is_listed_can_use_everything(user: str, is_async: bool) -> None:
+def test_a_user_with_the_listed_permissions_can_use_everything(user: str, is_async: bool) -> None:
     assert len(RULES) > 20
     for protocol in ("", "?protocol=2", "?protocol=3"):
         with_store(use_everything, is_async, lambda url=user + protocol: url, timeout=PATIENCE_S)  # type: ignore[misc]
 
 
-def test_a_user_who_may_not_is_told_so(user: str, server: RedisServer, client: redis.Redis, is_async: bool) -> None:
+def test_a_user_without_permissions_gets_an_error_with_a_remedy(
+    user: str, server: RedisServer, client: redis.Redis, is_async: bool
+) -> None:
     async def denied(store: Any) -> None:
         for limiter in (TokenBucket(store, "api", "5/minute"), AllOf(TokenBucket(store, "api", "5/minute"))):
             for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reset):
@@ -100,7 +102,7 @@ def test_a_user_who_may_not_is_told_so(user: str, server: RedisServer, client: r
     assert client.keys() == []
 
 
-def test_a_user_of_a_cluster(cluster: RedisCluster, is_async: bool) -> None:
+def test_a_user_with_the_listed_permissions_can_use_a_cluster(cluster: RedisCluster, is_async: bool) -> None:
     for node in cluster.nodes:
         cluster.ask(node, "ACL SETUSER", "shop", "reset", "on", ">secret", *RULES, *FOR_CLUSTERS)
     with_store(use_everything, is_async, lambda: cluster.url.replace("//", "//shop:secret@"), timeout=PATIENCE_S)
@@ -112,7 +114,7 @@ def test_a_user_of_a_cluster(cluster: RedisCluster, is_async: bool) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With an authority, a server's certificate, a client's, and an authority that has signed neither."""
+    """A folder with a CA, a server's certificate, a client's certificate, and a CA that has signed neither."""
     folder = tmp_path_factory.mktemp("tls")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "authority.pem")
@@ -124,7 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_server(folder: Path) -> Iterator[RedisServer]:
-    """Whoever asks it needs a certificate too."""
+    """A server that requires a client certificate."""
     client = {
         "ssl": True,
         "ssl_ca_certs": str(folder / "authority.pem"),
@@ -157,8 +159,8 @@ def test_a_limiter_over_tls(tls_server: RedisServer, folder: Path, is_async: boo
     with_store(use_everything, is_async, client, namespace="other")
 
 
-def test_a_handshake_of_tls_takes_what_is_left_of_the_call() -> None:
-    """At a server that takes connections and says nothing."""
+def test_a_tls_handshake_ends_at_the_deadline_of_the_call() -> None:
+    """The server accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"rediss://127.0.0.1:{listener.getsockname()[1]}/0"
         with RedisStore(url, timeout="1 hour") as store:
@@ -177,7 +179,7 @@ def test_a_handshake_of_tls_takes_what_is_left_of_the_call() -> None:
             assert len(refused) == 1
 
 
-def test_whom_a_client_does_not_trust_it_does_not_ask(tls_server: RedisServer, folder: Path, is_async: bool) -> None:
+def test_a_client_sends_nothing_to_an_untrusted_server(tls_server: RedisServer, folder: Path, is_async: bool) -> None:
     own = own_certificate(folder)
 
     async def refused(store: Any) -> None:

@@ -1,4 +1,4 @@
-"""Over a master that sentinels watch: the client follows it when they replace it."""
+"""Limiters over a master that sentinels watch: the client follows a failover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVICE = "shop"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
-    """Two of which one follows the other, and their sentinel."""
+    """A master, its replica and their sentinel."""
     folder = tmp_path_factory.mktemp("sentinel")
     with contextlib.ExitStack() as stack:
         options = ("--repl-diskless-sync-delay", "0", "--dir", str(folder))
@@ -57,7 +57,7 @@ def sentinel_of(master: RedisServer, folder: Path) -> Iterator[RedisServer]:
 
 
 def calm(kind: Any) -> dict[str, Any]:
-    """As a store wants a Sentinel's own clients to be."""
+    """The options of a Sentinel's own clients that a store requires."""
     retry: Any = redis.asyncio.retry.Retry if kind is redis.asyncio.sentinel.Sentinel else redis.retry.Retry
     return {"socket_timeout": PATIENCE_S, "retry": retry(NoBackoff(), 0)}
 
@@ -89,7 +89,7 @@ def begun(sentinel: RedisServer) -> bool:
 
 
 def test_a_failover_is_followed(servers: list[RedisServer]) -> None:
-    """One for both kinds of store: it takes ten seconds until the old master is told that it is none."""
+    """One failover for both kinds of store: the old master is demoted only after ten seconds."""
 
     def master_of(kind: Any) -> Any:
         sentinel = kind([("127.0.0.1", servers[2].port)], sentinel_kwargs=calm(kind))
@@ -122,7 +122,7 @@ def test_a_failover_is_followed(servers: list[RedisServer]) -> None:
     with_store(while_asyncio_is_used, True, lambda: master_of(redis.asyncio.sentinel.Sentinel))
 
 
-def test_without_deadlines_there_is_no_store(servers: list[RedisServer]) -> None:
+def test_a_sentinel_without_deadlines_is_refused(servers: list[RedisServer]) -> None:
     make: Any
     for sentinel_kind, make in (
         (redis.sentinel.Sentinel, RedisStore),
@@ -134,7 +134,7 @@ def test_without_deadlines_there_is_no_store(servers: list[RedisServer]) -> None
                 make(sentinel.master_for(SERVICE, socket_timeout=of_master))
 
 
-def test_a_sentinel_that_is_away(is_async: bool) -> None:
+def test_an_unavailable_sentinel_raises_store_unavailable(is_async: bool) -> None:
     def client() -> Any:
         kind: Any = redis.asyncio.sentinel.Sentinel if is_async else redis.sentinel.Sentinel
         options = {"socket_timeout": 1, "retry": None}
@@ -147,8 +147,8 @@ def test_a_sentinel_that_is_away(is_async: bool) -> None:
     with_store(body, is_async, client)
 
 
-def test_masters_of_one_name_are_not_taken_for_each_other() -> None:
-    """What one host knows of one of them is nothing that it knows of the other; nobody is asked for that."""
+def test_masters_of_one_name_have_breakers_of_their_own() -> None:
+    """The addresses of the sentinels identify a master. No server is called to find that out."""
 
     def store_of(*ports: int) -> RedisStore:
         kind = redis.sentinel.Sentinel
