@@ -1,6 +1,6 @@
-"""Fixtures for users' tests. pytest finds them by itself wherever forebay is installed.
+"""Fixtures for users' tests. pytest finds them itself if forebay is installed.
 
-A module of its own, which imports forebay only when a test asks for a fixture: other tests don't pay for it.
+The module imports forebay only when a test requests a fixture, so other tests don't pay for the import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def forebay_clock() -> ManualClock:
-    """A clock that stands at 0 until the test moves it: ``forebay_clock.advance(60)``."""
+    """A clock that stays at 0 until the test moves it: ``forebay_clock.advance(60)``."""
     from forebay.testing import ManualClock
 
     return ManualClock()

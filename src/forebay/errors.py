@@ -1,4 +1,4 @@
-"""What forebay raises. A denial is never an exception; these say that something can't be done at all."""
+"""All exceptions and warnings of forebay. A denial is none: these mean that a call can't be carried out."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class InvalidLimiter(ForebayError, ValueError):
 
 
 class CostExceedsLimit(ForebayError, ValueError):
-    """A cost that no waiting will ever make fit.
+    """A cost that is higher than the limit, so no wait can make it fit.
 
     Attributes: ``cost``, ``limit`` (the most that can be allowed at once), ``limiter`` (its name).
     """
@@ -88,9 +88,9 @@ class CostExceedsLimit(ForebayError, ValueError):
 
 
 class LimitExceeded(ForebayError):
-    """What a ``with`` block or a decorator raises when there was no permit in time.
+    """Raised by a ``with`` block or a decorator when there was no permit in time.
 
-    Attributes: ``limiter`` (its name), ``limit``, ``retry_after`` (seconds after which asking again may succeed).
+    Attributes: ``limiter`` (its name), ``limit``, ``retry_after`` (seconds after which a retry may succeed).
     """
 
     def __init__(self, limiter: str, limit: int, retry_after: float) -> None:
@@ -99,7 +99,7 @@ class LimitExceeded(ForebayError):
 
     def __str__(self) -> str:
         return (
-            f"limiter {self.limiter!r} had no permit in time: it allows {self.limit}, and asking again may succeed "
+            f"limiter {self.limiter!r} had no permit in time: it allows {self.limit}, and a retry may succeed "
             f"after {self.retry_after:.3g} s"
         )
 
@@ -109,7 +109,7 @@ class StoreClosed(ForebayError):
 
 
 class TooManyLimiters(ForebayError):
-    """A store has no room for another limiter's name."""
+    """A store has no place for another limiter."""
 
 
 class SegmentError(ForebayError):
@@ -143,15 +143,15 @@ class DamagedSegment(SegmentError):
 
 
 class UntrustedSegment(SegmentError):
-    """The file could have been planted or changed by somebody who isn't trusted."""
+    """A user who isn't trusted could have made or changed the file."""
 
 
 class ClockMismatch(SegmentError):
-    """The segment runs on another kind of clock than the one asked for, or this process's clock can't tell its time."""
+    """The segment has another kind of clock than the store, or this process's clock can't show its time."""
 
 
 class SegmentSpaceError(SegmentError):
-    """There is no room for the whole segment, or for all that a limiter needs."""
+    """There is no space for the whole segment, or for the memory that a limiter needs."""
 
 
 class SegmentBusy(SegmentError):
@@ -159,38 +159,38 @@ class SegmentBusy(SegmentError):
 
 
 class SegmentSizeWarning(UserWarning):
-    """The segment that exists was made for another number of keys than the one asked for."""
+    """The existing segment was made for another number of keys than the store's or the limiter's `keys`."""
 
 
 class SegmentRemovedWarning(UserWarning):
-    """A segment was removed while processes use it: those that start meanwhile have another, with limits of its own."""
+    """A segment was removed while processes use it. Processes that start later make another, with separate limits."""
 
 
 class CountsPerWorkerWarning(UserWarning):
-    """Each of several workers has a store of its own, so each lets as many requests in as all should together."""
+    """Each of several workers has a store of its own, so each admits as many requests as all should together."""
 
 
 class UnseenPathsWarning(UserWarning):
-    """No rule that has a path has matched a request yet, and there have been many: the paths may lack a prefix."""
+    """Of many requests, none has matched a rule with a path: the paths may lack a prefix."""
 
 
 class NotAwaited(ForebayError, TypeError):
-    """The answer of a limiter over an asyncio store was taken for true or false before it was awaited."""
+    """The result of a limiter over an asyncio store was used as true or false before it was awaited."""
 
 
 class UnknownClientsWarning(UserWarning):
-    """The server listens at a Unix socket, so it can't tell clients by their addresses, as limits here do."""
+    """The server listens at a Unix socket, so clients have no addresses, by which the limits here distinguish them."""
 
 
 class StoreUnavailable(ForebayError):
-    """A store elsewhere has not decided: it is away, too slow, or refuses. The cause is what its client has raised.
+    """A remote store has not decided: it is unreachable, too slow, or refuses. ``__cause__`` is the client's error.
 
-    Whether the request was charged is not known: it may have been, if the answer was lost.
+    Whether the request was charged is unknown: it may have been, if only the reply was lost.
     """
 
 
 class ForeignState(ForebayError):
-    """Under a limiter's key in Redis is something that no limiter of its kind has written.
+    """A limiter's key in Redis holds a value that no limiter of its kind has written.
 
     Attributes: ``key``, the key in Redis.
     """
@@ -201,6 +201,6 @@ class ForeignState(ForebayError):
 
     def __str__(self) -> str:
         return (
-            f"the Redis key {self.key!r} holds something else than a limiter's state: give the store another "
+            f"the Redis key {self.key!r} holds a value that is no limiter's state: give the store another "
             "namespace, or delete that key"
         )

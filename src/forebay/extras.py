@@ -1,4 +1,4 @@
-"""What is said where a package is missing that only some modules need."""
+"""The error for a missing package that only some modules need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Needs"]
 
 
 class Needs:
-    """``with Needs("flask", __name__):`` around imports. Raises ``ModuleNotFoundError`` that names the extra."""
+    """``with Needs("flask", __name__):`` around imports. Its ``ModuleNotFoundError`` names the extra to install."""
 
     def __init__(self, extra: str, module: str) -> None:
         self.extra, self.module = extra, module

@@ -1,4 +1,4 @@
-"""Waiting for permits, holding them for a while and giving them back: ``Concurrency.hold`` and ``limited``."""
+"""``Concurrency.hold`` and ``limited``: wait for permits, hold them during a block or a call, and release them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Hold:
-    """What ``Concurrency.hold`` returns: waits for permits, holds them in the block, gives them back."""
+    """The result of ``Concurrency.hold``: waits for permits, holds them in the block, and releases them."""
 
     __slots__ = ("_arguments", "_leases", "_limiter")
 
     def __init__(self, limiter: Concurrency, key: Key, cost: int, timeout: Duration | None) -> None:
         self._limiter = limiter
         self._arguments = key, cost, timeout
-        # One for each time that it is entered, by threads or one within the other: any of them is as good.
+        # One lease per entry, by several threads or nested: every lease is as good as another.
         self._leases: list[Lease] = []
 
     def __enter__(self) -> Lease:

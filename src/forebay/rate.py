@@ -1,4 +1,4 @@
-"""Rates: so many permits per period."""
+"""Rates: a number of permits per period."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forebay.errors import InvalidRate, shown
 
 __all__ = ["Duration", "Rate", "as_delay_ns", "as_period_ns", "as_rate"]
 
-# How every length of time is given: text like "2s" or "500 ms", a number of seconds, a timedelta.
+# Every length of time is text like "2s" or "500 ms", a number of seconds, or a timedelta.
 Duration: TypeAlias = str | float | timedelta
 
 NS: Final = 1_000_000_000
@@ -130,7 +130,7 @@ class Rate:
 
 
 def as_rate(rate: str | Rate) -> Rate:
-    """A ``Rate`` as it is, text parsed (and remembered), anything else refused."""
+    """Return a ``Rate`` unchanged, and parse text, with a cache. Raises ``InvalidRate`` for any other value."""
     if isinstance(rate, Rate):
         return rate
     if isinstance(rate, str):
@@ -153,9 +153,9 @@ def as_period_ns(period: Duration) -> int:
 
 
 def as_delay_ns(delay: Duration, what: str) -> int:
-    """As ``as_period_ns``, of something that may take no time at all, or longer than 10 years.
+    """``as_period_ns`` for a duration that may be 0, or longer than 10 years.
 
-    `what` begins the message, as in "timeout is None or".
+    `what` begins the error message, as in "timeout is None or".
     """
     try:
         delay_ns = _period_ns(delay)
@@ -176,7 +176,7 @@ def _text_ns(text: str) -> int:
 
 
 def _matched_period(match: re.Match[str]) -> Fraction | None:
-    """The seconds that `count` and `unit` of a match mean; None if there is no such unit."""
+    """The seconds that `count` and `unit` of a match mean; None for an unknown unit."""
     unit = match["unit"].lower()
     unit = _ABBREVIATIONS.get(unit, unit.removesuffix("s"))
     if unit not in _UNITS_NS:
@@ -195,7 +195,7 @@ def _period_ns(period: Duration | Fraction) -> int:
         )
     if isinstance(period, float) and not math.isfinite(period):
         raise InvalidRate(f"the period of a rate is finite, not {period}")
-    # What `round(Fraction(period) * NS)` is, in a fifth of the time.
+    # Equals `round(Fraction(period) * NS)`, in a fifth of the time.
     numerator, denominator = period.as_integer_ratio()
     period_ns, rest = divmod(numerator * NS, denominator)
     return period_ns + (2 * rest > denominator or (2 * rest == denominator and period_ns % 2))

@@ -1,4 +1,4 @@
-"""Stores: where limiters keep their state."""
+"""Stores hold the state of limiters in shared memory."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class LimiterStats:
     inserted: int = 0
     """Keys put into the table."""
     evicted: int = 0
-    """Live keys that made room for another: make the store larger if this grows."""
+    """Live keys that another key replaced: make the store larger if this grows."""
     full: int = 0
-    """Decisions that found no room for their key and were made by ``on_full``."""
+    """Decisions by ``on_full``, because there was no cell for their key."""
     cas_retries: int = 0
-    """Races lost to another process and run again."""
+    """CASes that failed because another process or thread was first, and were retried."""
     algorithm: str = field(default="", kw_only=True)
     """The limiter's class, such as ``"TokenBucket"`` or ``"leased TokenBucket"``; empty in a sum over several."""
 
@@ -58,14 +58,14 @@ _COUNTS: Final = ("allowed", "denied", "inserted", "evicted", "full", "cas_retri
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What ``Store.stats()`` found."""
+    """The result of ``Store.stats()``."""
 
     keys: int
     """Live keys that the segment was made for."""
     live_keys: int
-    """Keys whose state matters now; a limiter forgets a key by itself when its state is that of a fresh one."""
+    """Keys whose state matters now. A limiter forgets a key itself once its state equals a fresh key's."""
     bytes: int
-    """The size of the segment's file, all of it taken: as ``ls`` tells it, with the memory of single limiters."""
+    """The size of the segment's file as ``ls`` shows it, all allocated, with the extents of single limiters."""
     limiters: dict[str, LimiterStats] = field(default_factory=dict)
     """By name. Where limiters of several algorithms share a name, each has ``name (algorithm)`` instead, such as
     ``"api (TokenBucket)"``, and none has the bare name."""
@@ -80,36 +80,37 @@ class Store:
     """Shared memory that holds the state of any number of limiters for all processes of the host.
 
     ``Store("shop", keys=1_000_000)`` creates ``/dev/shm/forebay-shop`` or attaches to it. `keys` is how many keys can
-    be live at once (a key is live while its state differs from a fresh key's); it takes 21 bytes per key and 100 KiB,
-    all of it at once. The size of a segment that exists is kept; asking for another one warns.
+    be live at once; a key is live while its state differs from a fresh key's. The segment takes 21 bytes per key and
+    100 KiB, allocated at once. An existing segment keeps its size; a different `keys` warns.
 
-    `on_full` says what happens to a new key when there is no room near its place, which up to `keys` live keys is
-    rarer than one insertion in 10,000: ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
-    request and ``"allow"`` allows it. Each is counted. It is each process's own choice, not the segment's.
+    `on_full` decides for a new key when there is no free cell near its place. With up to `keys` live keys that happens
+    in fewer than one insertion of 10,000. ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
+    request and ``"allow"`` allows it. Each such decision is counted. Each process has its own `on_full`.
 
-    With ``"evict"``, a flood of keys that come once never resets a key that is at its limit where states tell how
-    much was used: ``TokenBucket``, ``LeakyBucket``, and within a window ``FixedWindow`` by the clock and
-    ``SlidingWindow`` (limits below 4 in windows and intervals excepted). With the others, and between limiters of
-    one store that forget at different times, about one such key for each cell does. Where anybody can make up keys,
-    use ``"deny"``, a store of its own, or a second limit by something that can't be made up; docs/operations.md has
-    the figures.
+    With ``"evict"``, a flood of keys that come once never resets a key at its limit if states show how much was used:
+    in ``TokenBucket`` and ``LeakyBucket``, and within a window in ``FixedWindow`` by the clock and ``SlidingWindow``
+    (except limits below 4 in windows and intervals). With the other limiters, and between limiters of one store that
+    forget at different times, about one new key per cell is enough to reset one. If clients can make up keys, use
+    ``"deny"``, a separate store, or a second limit by something that they can't make up. docs/operations.md has the
+    figures.
 
-    `clock` is ``"monotonic"``, the host's; a ``forebay.testing.ManualClock``; or ``"time"``: what Python's
-    ``time.time`` says, so that libraries that freeze or move it move the limits too. It is asked before every
-    decision, and never goes back; for tests, as it is slower and follows every step of the wall clock.
+    `clock` is ``"monotonic"``, the host's clock; a ``forebay.testing.ManualClock``; or ``"time"``, Python's
+    ``time.time``, so that libraries that freeze or move it move the limits, too. With ``"time"``, each decision reads
+    ``time.time`` first, and the limits' time never goes back. It is for tests: it is slower, and follows every step of
+    the wall clock.
 
-    `mode` and `group` say who may share the store: by default only the user that created it, or root. With
-    ``mode=0o660, group="www-data"`` in every process, all members of the group.
+    `mode` and `group` set which users share the store: by default only the user that created it, and root. With
+    ``mode=0o660, group="www-data"`` in every process, all members of the group share it.
 
-    `directory` is where the file of that name is, instead of ``/dev/shm``: a directory in which nobody else may make
-    files, or it is refused, such as ``/run/shop`` of systemd's ``RuntimeDirectory=shop``, or ``$XDG_RUNTIME_DIR``. In
-    ``/dev/shm`` any user may take a name first, and so keep a store from being made. `path` names the file itself, for
-    example on a disk, where limits survive a reboot. All processes must give the same.
+    `directory` holds the file of that name, instead of ``/dev/shm``. It is refused if other users may make files in it.
+    Use ``/run/shop`` of systemd's ``RuntimeDirectory=shop``, or ``$XDG_RUNTIME_DIR``. In ``/dev/shm`` any user may take
+    a name first, and so prevent a store. `path` is the file itself, for example on a disk, where limits survive a
+    reboot. All processes must use the same path.
 
     Raises ``SegmentError`` (see ``forebay.errors`` for its kinds) and ``ValueError``.
 
     *Threads*: safe. *Processes*: each makes its own ``Store`` of the same name. *Fork*: a store made before a fork
-    works in both. Usable as a context manager, which closes it.
+    works in parent and child. As a context manager, it closes itself.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Store:
         on_full: Literal["evict", "deny", "allow"] = "evict",
         clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
     ) -> Self:
-        """A store without a name, shared by this process and the children that it forks; gone with the last of them."""
+        """A store without a name, shared by this process and the children that it forks; it ends with the last one."""
         _check_options(keys, on_full, clock)
         store = cls.__new__(cls)
         store._attach("private", None, create_anonymous(keys=keys, clock_kind=_clock_kind(clock)), on_full, clock)
@@ -243,8 +244,8 @@ class Store:
         algorithms are counted apart: see ``StoreStats.limiters``. A name of more than 48 bytes stands there as its
         beginning and a digest.
 
-        Reads the whole table: some milliseconds per million keys. Needs no help from the processes counted. Warns once
-        with ``SegmentRemovedWarning`` if the segment's file was removed: processes that start make another one.
+        Reads the whole table: some milliseconds per million keys. The counted processes need not take part. Warns once
+        with ``SegmentRemovedWarning`` if the segment's file was removed: processes that start make another segment.
         """
         with self.attachment.lock():
             if self.closed:
@@ -269,7 +270,7 @@ class Store:
         return StoreStats(keys=self.keys, live_keys=self.segment.count_live(), bytes=size_bytes, limiters=limiters)
 
     def now_ns(self) -> int:
-        """For waiters: the segment's time."""
+        """The segment's time in nanoseconds, for waiters."""
         if self.closed:
             raise StoreClosed(f"{self!r} has no time any more")
         return self.segment.now_ns()
@@ -279,15 +280,15 @@ def _path_of(name: str | None, path: str | os.PathLike[str] | None, directory: s
     if path is None:
         return default_path(name, directory)
     if directory is not None:
-        raise ValueError(f"path={shown(path)} says where the file is: give it or a directory, not both")
+        raise ValueError(f"path={shown(path)} is the whole path of the file: give it or directory=, not both")
     return _checked_path(path, "path", "file")
 
 
 def default_path(name: str | None, directory: str | os.PathLike[str] | None = None) -> str:
     """The path of the store of that name."""
     if isinstance(name, str) and "://" in name:
-        # Not the URL: it may have a password in it.
-        raise ValueError("a store's name is no URL: for limits over Redis say RedisStore(url), of forebay.redis")
+        # The message leaves out the URL: it may contain a password.
+        raise ValueError("a store's name is no URL: for limits over Redis use RedisStore(url) of forebay.redis")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "

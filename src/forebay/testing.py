@@ -1,18 +1,17 @@
-"""What tests of code that uses forebay need.
+"""Helpers for tests of code that uses forebay.
 
-A limiter for one test: ``Store.private(keys=..., clock=ManualClock())``; with pytest, the fixtures ``forebay_store``
-and ``forebay_clock`` (see ``pytest_forebay``), which are there wherever forebay is installed.
+*A limiter for one test*: ``Store.private(keys=..., clock=ManualClock())``. With pytest, use the fixtures
+``forebay_store`` and ``forebay_clock`` (see ``pytest_forebay``), which exist wherever forebay is installed.
 
-An application that makes its stores where it is imported: import it under ``private_stores``, and call ``reset_store``
-before each test.
+*An application that makes its stores on import*: import it under ``private_stores``, and call ``reset_store`` before
+each test.
 
-Tests that move Python's time themselves (freezegun, time-machine, a patched ``time.time``): ``clock="time"``, in the
-application or from ``private_stores("time")``. Limits then follow ``time.time``, to the microsecond, but never back:
-call ``reset_store`` when the time has been frozen earlier than it was, and when it is itself again. A ``wait`` sleeps
-in real time; for a window that never ends, until its timeout. freezegun gives the real time to what ``threading`` and
-some other modules call directly, and stops asyncio's sleep unless it is told ``real_asyncio=True``; time-machine does
-neither. A decision asks Python for the time first, which makes it 0.2 microseconds slower, about four times as slow in
-all.
+*Tests that move Python's time* (freezegun, time-machine, a patched ``time.time``): use ``clock="time"``, in the
+application or by ``private_stores("time")``. Limits then follow ``time.time``, to the microsecond, but never go back.
+Call ``reset_store`` after the time was frozen earlier than it was, and after it is real again. A ``wait`` sleeps in
+real time; in a frozen window that never ends, until its timeout. freezegun gives the real time to ``threading`` and
+some other modules, and stops asyncio's sleep unless ``real_asyncio=True`` is set; time-machine does neither. Each
+decision calls ``time.time`` first, so it takes 0.2 microseconds more, about four times as long in all.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ CLEARED_AT_ONCE: Final = 2**20
 
 @contextlib.contextmanager
 def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) -> Iterator[None]:
-    """While it is entered, every ``Store`` that is made is one of this process and its forked children, with `clock`.
+    """Make every new ``Store`` in the block private to this process and its forked children, with `clock`.
 
-    For applications that make their stores where they are imported::
+    For applications that make their stores on import::
 
         clock = ManualClock()
         with private_stores(clock):
             import shop
 
-    Stores of one name (or path) are one store, as ever. Their names, modes and groups mean nothing outside; they have
-    room for `keys` keys if they ask for more. They stay as they are when the block is left. Enter it in one thread, and
-    not in itself.
+    Stores of one name (or path) share one segment, as always. Their names, modes and groups have no effect outside.
+    A store that requests more than `keys` keys gets `keys`. The stores stay private after the block. Only one thread
+    may enter the block, and only once at a time.
     """
     import hashlib
     import tempfile
@@ -62,7 +61,7 @@ def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) 
             return f"{scratch}/{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}"
 
         def fewer(options: dict[str, Any]) -> dict[str, Any]:
-            # What isn't a number, or is missing, the store itself refuses.
+            # If it is missing or no number, the store itself refuses it.
             return {**options, "keys": min(wanted, keys)} if type(wanted := options.get("keys")) is int else options
 
         def make(store: Store, name: str, *, path: Any = None, directory: Any = None, **options: Any) -> None:
@@ -92,11 +91,11 @@ def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) 
 
 
 def reset_store(store: Store) -> None:
-    """Let every limiter of `store` forget all its keys and counts, so that the next test begins with a fresh one.
+    """Make every limiter of `store` forget all its keys and counts, so that the next test begins with a fresh store.
 
-    With ``clock="time"`` its time is ``time.time`` again, even if that is earlier; other clocks go on. What is
-    booked or held by then isn't any more. No process may be deciding meanwhile: for tests only. What is at Redis isn't
-    reset: ``TypeError``.
+    With ``clock="time"`` its time becomes ``time.time`` again, even if that is earlier; other clocks continue.
+    Bookings and held permits are lost. For tests only: no process may make a decision meanwhile. Raises ``TypeError``
+    for a store at Redis, which it can't reset.
     """
     from forebay.errors import StoreClosed
     from forebay.segment.extents import ExtentShape
@@ -104,7 +103,7 @@ def reset_store(store: Store) -> None:
 
     if not isinstance(store, Store):
         raise TypeError(
-            f"reset_store takes a Store, not {shown(store)}: limits at Redis begin afresh in another database, or with "
+            f"reset_store takes a Store, not {shown(store)}: limits at Redis start empty in another database, or with "
             "another namespace for each test"
         )
     attachment = store.attachment
@@ -120,7 +119,7 @@ def reset_store(store: Store) -> None:
         for identity, offset, size, keys, *_ in layout.EXTENT_ENTRY.iter_unpack(raw):
             if identity:
                 shape = ExtentShape(keys, 0)
-                # The cells behind those in use stay blocked.
+                # The cells behind the usable ones stay blocked.
                 _clear(fd, offset, offset + shape.used_cells * layout.CELL.size)
                 _clear(fd, offset + shape.group_count * layout.GROUP_BYTES, offset + size)
         if store.segment.follows_python:

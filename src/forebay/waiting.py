@@ -1,12 +1,13 @@
-"""Sleeping until a request is allowed: what ``wait`` and ``wait_async`` of every limiter do.
+"""``wait`` and ``wait_async`` of every limiter: sleep until a request is allowed.
 
-A limiter that books ahead names the time at which each request may go, so the order of asking is the order of going.
-One that can't, or whose queue is full, only says when asking again may succeed. Those who wait for such a permit in
-this process, for one key of one limiter, stand in a *line*, threads and tasks alike: the first sleeps and asks again,
-the others sleep until it is their turn, and a newcomer goes to the end. Nothing is charged before it is due.
+A limiter that books ahead returns the time at which each request may proceed, so requests proceed in the order in which
+they called. A limiter that can't book, or whose queue is full, only returns when a retry may succeed. Threads and tasks
+of this process that wait for such a permit, for one key of one limiter, stand in a *wait queue*: the first sleeps and
+retries, the others sleep until they are first, and a new waiter joins at the end. No waiter is charged before its
+permits are due.
 
-Lines are not shared between processes: another one may take the permit for which the first of a line slept, who then
-sleeps again. A task whose event loop is stopped, but not closed, holds up those behind it.
+Wait queues are not shared between processes: another process may take the permit for which the first waiter slept. That
+waiter then sleeps again. A task whose event loop is stopped, but not closed, delays the waiters behind it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ __all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "jittered", "r
 
 NS: Final = 1_000_000_000
 NEVER_NS: Final = 2**63
-LONGEST_SLEEP_NS: Final = 86_400 * NS  # every kind of sleep bears as much; a longer one is several
+LONGEST_SLEEP_NS: Final = 86_400 * NS  # every kind of sleep supports this; a longer sleep is several
 FIRST_BACKOFF_NS: Final = 1_000_000
 LAST_BACKOFF_NS: Final = 50_000_000
 
 
 class Timed(Protocol):
-    """What a store has for its limiters to be waited for."""
+    """The part of a store that waiting needs."""
 
     @property
     def closed(self) -> bool: ...
@@ -46,7 +47,7 @@ class Timed(Protocol):
 
 
 class Booking(Protocol):
-    """What a limiter's ``reserve`` returns."""
+    """The result of a limiter's ``reserve``."""
 
     @property
     def allowed(self) -> bool: ...
@@ -58,7 +59,7 @@ class Booking(Protocol):
 
 
 class WaitedFor(Protocol):
-    """What a limiter has for being waited for."""
+    """The part of a limiter that waiting needs."""
 
     @property
     def store(self) -> Timed: ...
@@ -89,7 +90,7 @@ def wait(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None
 
 
 async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
-    """As `wait`, in a task."""
+    """``wait`` for a task."""
     event = asyncio.Event()
     turn = _Turn(limiter, key, cost, timeout, jitter, event, asyncio.get_running_loop())
     try:
@@ -99,7 +100,7 @@ async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Dur
                     async with asyncio.timeout(None if turn.clock else turn.left_s()):
                         await event.wait()
             elif turn.clock:
-                await asyncio.sleep(0)  # who waits in a loop must let other tasks run here too
+                await asyncio.sleep(0)  # a caller that waits in a loop must let other tasks run here, too
                 turn.move_clock()
             else:
                 while (seconds := turn.left_s()) > 0:
@@ -118,26 +119,26 @@ def check_pauses(timeout: Duration | None, jitter: float) -> int | None:
 
 
 def jittered(duration_ns: int, jitter: float) -> int:
-    """Longer by a random share of up to `jitter`, and never shorter: that would be to ask in vain."""
+    """Lengthen the duration by a random share of up to `jitter`. Never shorten it: the retry would be too early."""
     return duration_ns + round(duration_ns * random.uniform(0, jitter)) if jitter else duration_ns
 
 
 def _host_ns() -> int:
-    # Not time.monotonic_ns, which a test may have frozen: sleep can't be.
+    # Not time.monotonic_ns: a test may have frozen it, and sleep can't be frozen.
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 def released(limiter: WaitedFor, key: object) -> None:
-    """A permit came back early: let whoever is first in line for it ask at once."""
+    """A permit came back early: wake the first waiter for it, which retries at once."""
     if _lines:
         with _lock:
             _wake_first(_lines.get(_line_id(limiter, key)))
 
 
 class _Turn:
-    """One call of `wait`: what it has booked, and its place in the line.
+    """One call of ``wait``: its booking, and its place in the wait queue.
 
-    KeyboardInterrupt may come at any instruction. Each step is therefore either not done yet or undone by `give_up`.
+    KeyboardInterrupt may come at any instruction. So each step is either not done yet, or `give_up` undoes it.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class _Turn:
         self.event, self.loop = event, loop
         self.store = limiter.store
         self.clock = self.store.manual_clock
-        # Sleep follows the host's clock, whichever one decisions follow.
+        # Sleep follows the host's clock, whatever clock decisions follow.
         self.now_ns = self.segment_ns if self.clock else _host_ns
         self.deadline_ns = NEVER_NS
         if timeout_ns is not None:
@@ -168,18 +169,18 @@ class _Turn:
         self.wakeable = False
 
     def proceed(self) -> bool | None:
-        """True: the permits are due. False: they can't be in time. None: pause, and call this again."""
+        """True if the permits are due, False if they can't be in time, None to pause and call this again."""
         if self.booked:
             self.segment_ns()  # raises StoreClosed
             return True
         self.event.clear()
-        return self.ask() if self.is_first(join=False) else self.stand_in_line()
+        return self.ask() if self.is_first(join=False) else self.queue_up()
 
     def ask(self) -> bool | None:
         left_ns = max(self.deadline_ns - self.now_ns(), 0)
         max_delay = None if self.deadline_ns == NEVER_NS else left_ns / NS
-        # Python may raise KeyboardInterrupt between a call and the assignment of its result, and the booking would be
-        # lost. A list that is extended from a map has it before that.
+        # Python may raise KeyboardInterrupt between a call and the assignment of its result, which would lose the
+        # booking. A list that is extended from a map holds it before that.
         self.booked.extend(map(self.limiter.reserve, (self.key,), (self.cost,), (max_delay,)))
         reservation = self.booked[0]
         if reservation.allowed:
@@ -194,10 +195,10 @@ class _Turn:
             self.leave()
             return False
         if not self.is_first(join=True):
-            return self.stand_in_line()
+            return self.queue_up()
         self.pause_until_due(reservation)
         if may_free_early:
-            # Nothing wakes this process when another one gives a permit back.
+            # No signal wakes this process when another one gives a permit back.
             self.wakeable = True
             backoff_ns = jittered(self.backoff_ns, self.jitter)
             self.until_ns = min(self.until_ns, self.now_ns() + backoff_ns, self.deadline_ns)
@@ -205,17 +206,17 @@ class _Turn:
         return None
 
     def pause_until_due(self, reservation: Booking) -> None:
-        """Jitter makes it later, as far as the deadline allows."""
-        # A denial that names no time must not become a loop without sleep.
+        """Jitter makes the end of the pause later, up to the deadline."""
+        # A denial without a time must not become a loop without sleep.
         delay_ns = reservation.delay_ns or FIRST_BACKOFF_NS
-        # The segment's time is read first, so what passes between the readings makes it later.
+        # The segment's time is read first, so time that passes between the readings only makes the pause longer.
         asked_ns = reservation.due_ns - reservation.delay_ns - self.segment_ns() + self.now_ns()
         until_ns = asked_ns + jittered(delay_ns, self.jitter)
         self.until_ns = max(asked_ns + delay_ns, min(until_ns, self.deadline_ns))
         self.wakeable = False
 
-    def stand_in_line(self) -> bool | None:
-        """Until it is this one's turn, or too late."""
+    def queue_up(self) -> bool | None:
+        """Pause until this waiter is first, or its deadline."""
         if self.now_ns() >= self.deadline_ns:
             self.leave()
             return False
@@ -229,17 +230,17 @@ class _Turn:
         return self.store.now_ns()
 
     def left_s(self) -> float:
-        """How much longer to pause, as far as one sleep may take."""
+        """The rest of the pause, up to the longest sleep."""
         return min(self.until_ns - self.now_ns(), LONGEST_SLEEP_NS) / NS
 
     def move_clock(self) -> None:
-        """Pause with a clock that stands still until it is moved."""
+        """Pause by moving a manual clock."""
         with _lock:
             if self.clock and self.now_ns() < self.until_ns:
                 self.clock.set_ns(self.until_ns)
 
     def is_first(self, *, join: bool) -> bool:
-        """Whether nobody waits before this one, which joins the line if somebody does, or if told to."""
+        """Whether no waiter is ahead of this one. It joins the queue if there is one ahead, or if `join` is true."""
         if self.line is None and not (_lines or join):
             return True
         with _lock:
@@ -255,7 +256,7 @@ class _Turn:
             return _first(self.line) is self
 
     def leave(self) -> None:
-        """Make room for the next one in line."""
+        """Leave the queue, and wake the next waiter."""
         if self.line is None:
             return
         with _lock:
@@ -275,21 +276,21 @@ class _Turn:
 
 
 _lines: dict[object, deque[_Turn]] = {}
-# Held for a few instructions, never while a limiter is asked. Reentrant, because signal handlers and the garbage
-# collector may call `released` and `give_up`.
+# Held for a few instructions, never during a decision. Reentrant, because signal handlers and the garbage collector
+# may call `released` and `give_up`.
 _lock = threading.RLock()
 
 
 def _line_id(limiter: WaitedFor, key: object) -> object:
     if queue_key := getattr(limiter, "queue_key", None):
-        # Over Redis, those of one name and kind have each its own state if they have different windows.
+        # Over Redis, limiters of one name and kind have separate states if their windows differ.
         return id(limiter.store), queue_key(key)
-    # A limiter over several others may have a list of keys, one for each.
+    # A limiter over several others may have a list of keys, one for each of them.
     return id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key
 
 
 def _first(line: deque[_Turn] | None) -> _Turn | None:
-    """Whose turn it is; not a task's whose event loop was closed under it."""
+    """The first waiter, except tasks whose event loop was closed."""
     while line and line[0].loop and line[0].loop.is_closed():
         line.popleft()
     return line[0] if line else None
@@ -310,5 +311,5 @@ def _start_afresh() -> None:
     _lock = threading.RLock()
 
 
-# The threads that wait, and the one that holds the lock, are not in a forked child.
+# A forked child has neither the waiting threads nor the thread that holds the lock.
 os.register_at_fork(after_in_child=_start_afresh)

@@ -342,11 +342,11 @@ WORDS = {"checksum": 3, "incarnation": 2, "reported": 7, "until": 7}
     ("kind", "what", "value", "told"),
     [
         *((kind, "checksum", 1234, "found checksum 0x4d2 of a name, expected 0 or an odd number") for kind in KINDS),
-        *((kind, "incarnation", 4095 << 28, "by a claim of a counter line that there isn't") for kind in KINDS),
-        ("fixed", "reported", 16 << 32, "found told counts 0x1000000000, expected no more bits"),
-        ("sliding", "reported", 16, "found told counts 0x10, expected no more bits"),
-        ("sliding", "reported", 2**31 + 16, "found told counts 0x80000010, expected no more bits"),
-        ("bucket", "until", 2**62, "found that Redis was told until 4611686018427387904 ns"),
+        *((kind, "incarnation", 4095 << 28, "by a claim of a counter line that doesn't exist") for kind in KINDS),
+        ("fixed", "reported", 16 << 32, "found reported counts 0x1000000000, expected no more bits"),
+        ("sliding", "reported", 16, "found reported counts 0x10, expected no more bits"),
+        ("sliding", "reported", 2**31 + 16, "found reported counts 0x80000010, expected no more bits"),
+        ("bucket", "until", 2**62, "found a report to Redis until 4611686018427387904 ns"),
     ],
 )
 def test_verification_finds_records_that_no_limiter_has_written(

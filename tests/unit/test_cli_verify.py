@@ -108,7 +108,7 @@ def test_command_without_its_extra_prints_how_to_install_it(missing: str) -> Non
     program = f"import sys; sys.modules[{missing!r}] = None; from forebay.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", program, "verify", "x"], capture_output=True, text=True)
     assert result.returncode == 2
-    assert result.stderr == 'the forebay command needs packages of its own: pip install "forebay[cli]"\n'
+    assert result.stderr == 'the forebay command needs more packages: pip install "forebay[cli]"\n'
 
 
 def test_verify_reports_system_errors_as_refusals(used: str) -> None:

@@ -204,3 +204,18 @@ def test_unlink_removes_a_segment_in_any_state(tmp_path: Path, content: str) -> 
     assert not path.exists()
     with pytest.raises(SegmentError, match="no such file"):
         Store.unlink(path=path)
+
+
+def test_a_new_file_is_removed_only_while_no_other_store_is_attached(store_name: str) -> None:
+    """As where a start fails after the store was made."""
+    with Store(store_name, keys=100) as new:
+        path = Path(new.path or "")
+        with Store(store_name, keys=100) as other:
+            new.attachment.remove_if_new()
+            assert path.exists()
+            other.attachment.remove_if_new()
+            assert path.exists()
+        new.attachment.remove_if_new()
+        assert not path.exists()
+    with Store.private(keys=100) as private:
+        private.attachment.remove_if_new()

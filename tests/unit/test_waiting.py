@@ -946,7 +946,7 @@ def test_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatch: 
     for make, steps in (
         (booked, {"ask", "pause_until_due", "left_s"}),
         (denied, {"ask", "is_first", "pause_until_due", "leave", "_wake_first"}),
-        (behind_another, {"ask", "is_first", "stand_in_line", "leave", "_wake_first"}),
+        (behind_another, {"ask", "is_first", "queue_up", "leave", "_wake_first"}),
     ):
         moments: list[str] = []
         returned = False

@@ -59,7 +59,7 @@ typedef struct ForebayHeader {
     uint32_t state; /* `STATE_CREATING` or `STATE_READY` */
     uint8_t pad0[24]; /* zero; ends the line, so that a moving manual clock has one of its own */
     uint64_t manual_ns; /* segment time of a manual clock */
-    uint64_t extents_maker; /* mark of the process that is appending an extent; 0: nobody is */
+    uint64_t extents_maker; /* attachment id of the process that appends an extent; 0 if there is none */
     uint8_t pad1[3952]; /* zero */
 } __attribute__((aligned(64))) ForebayHeader;
 _Static_assert(sizeof(ForebayHeader) == 4096, "size of Header");
@@ -94,7 +94,7 @@ _Static_assert(offsetof(ForebayLimiterEntry, name_bytes) == 8, "offset of Limite
 _Static_assert(offsetof(ForebayLimiterEntry, algorithm) == 12, "offset of LimiterEntry.algorithm");
 _Static_assert(offsetof(ForebayLimiterEntry, name) == 16, "offset of LimiterEntry.name");
 
-/* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then so many words for each of its cells. Written once, by who has its mark in the header's `extents_maker`, `identity` last; everything from `algorithm` on says what it is for. */
+/* Memory behind the table for a limiter that needs more than a cell per key: a table of its own, then a fixed number of words for each of its cells. Written once, by the process whose attachment id is in the header's `extents_maker`, `identity` last; the fields from `algorithm` on describe its purpose. */
 typedef struct ForebayExtentEntry {
     uint64_t identity; /* keyed hash of the limiter's name, a zero byte and this entry from `algorithm` on; 0 in a free entry */
     uint64_t offset; /* its first byte */

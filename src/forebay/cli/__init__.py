@@ -15,18 +15,18 @@ COMMANDS: Final = ("verify",)
 
 
 def main() -> None:
-    """Run the command line. Exits with 2 for what can't be done, whichever command it was."""
+    """Run the command line. Every command exits with 2 if it can't do its work."""
     try:
         import click
         import rich  # noqa: F401
     except ImportError:
-        print('the forebay command needs packages of its own: pip install "forebay[cli]"', file=sys.stderr)
+        print('the forebay command needs more packages: pip install "forebay[cli]"', file=sys.stderr)
         sys.exit(2)
 
     @click.group(context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(package_name="forebay")
     def forebay() -> None:
-        """Look at the rate limits of this host from outside of the processes that use them."""
+        """Inspect the rate limits of this host from outside the processes that use them."""
 
     for name in COMMANDS:
         forebay.add_command(importlib.import_module(f"forebay.cli.{name}").command, name)

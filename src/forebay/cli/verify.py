@@ -1,4 +1,4 @@
-"""``forebay verify``: whether a segment is sound."""
+"""``forebay verify``: check whether a segment is sound."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ SHOWN: Final = 50
 @click.argument("name", required=False)
 @click.option("--path", type=click.Path(path_type=Path), help="The segment's file, instead of its name.")
 def command(name: str | None, path: Path | None) -> None:
-    """Check everything that must hold in the segment of the store NAME.
+    """Check every invariant of the segment of the store NAME.
 
     Only reads; the store may be in use. Exits with 0 if the segment is sound, with 1 if it is damaged, with 2 if it
     can't be read.
     """
     if (name is None) == (path is None):
         raise click.UsageError("give a store's NAME or --path FILE")
-    # What stands in a segment is text as it is: no markup, no emoji, no colours by what it looks like.
+    # Text from a segment is printed as it is: no markup, no emoji, no colours.
     plain = functools.partial(Console, markup=False, emoji=False, highlight=False)
     console, errors = plain(), plain(stderr=True, soft_wrap=True)
     try:
         report = _verify_with_progress(name if path is None else path.absolute(), errors)
         _print(report, console)
     except (ForebayError, ValueError, OSError) as error:
-        # Also for what the system says of a file that is no file, or of an output that takes nothing.
+        # An OSError, too: the path is no file, or the output takes nothing.
         errors.print(_printable(str(error)))
         sys.exit(2)
     sys.exit(0 if report.sound else 1)
@@ -83,7 +83,7 @@ def _print(report: Report, console: Console) -> None:
 
 
 def _printable(text: str) -> str:
-    """What would move a terminal's cursor, or change its colours, as Python writes it."""
+    """Escape what would move a terminal's cursor or change its colours, as ``repr`` does."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

@@ -1,11 +1,10 @@
-"""Whether everything holds in a segment that must: ``verify``, which changes nothing and disturbs nobody.
+"""``verify`` checks every invariant of a segment's bytes. It changes nothing and delays no process.
 
-The file is mapped for reading only. Workers may be deciding meanwhile, so what looks wrong is looked at again, and told
-only if it stays so: no worker is half-way for that long, and what a killed one has left half-done is sound.
+The file is mapped read-only. Workers may make decisions meanwhile, so a problem counts only if repeated checks find it
+each time: no worker is inside a change for that long, and a change that a killed worker left unfinished is sound.
 
-``mapped_segment`` opens the file, ``lists`` looks at the header, the limiters and the counters, ``extent_list`` at
-where the extents lie and what they are for, ``cells`` at all cells and words; ``problems`` says in words what that
-finds.
+``mapped_segment`` opens the file. ``lists`` checks the header, the limiters and the counters, ``extent_list`` the
+extents' places and purposes, and ``cells`` all cells and their words. ``problems`` describes what ``cells`` finds.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ __all__ = ["Finding", "Part", "Report", "verify"]
 
 
 def verify(name_or_path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> Report:
-    """Check a whole segment: a store's name, or a path, which is one that has a slash or is a ``Path``.
+    """Check a whole segment, given a store's name or a path: a ``Path``, or text with a slash.
 
-    Reads, and never writes, creates or locks; a segment may be in use meanwhile. `progress` is told now and then how
-    many bytes have been looked at, and of how many. Raises the kinds of ``SegmentError`` that attaching raises for a
-    file that can't be read as a segment; damage behind a readable header is in the report.
+    Only reads: it never writes, creates or locks. The segment may be in use meanwhile. `progress` is called now and
+    then with the number of bytes checked and their total. Raises the kinds of ``SegmentError`` that attaching raises
+    if the file can't be read as a segment. Damage behind a readable header is in the report.
     """
     with MappedSegment(name_or_path) as segment:
         findings = Findings()

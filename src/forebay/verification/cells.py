@@ -1,4 +1,4 @@
-"""What is in the cells of the table and of the extents, and in the extents' words."""
+"""Checks of the cells of the table and of the extents, and of the extents' words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forebay.segment.limiter_list import ALGORITHM_NAMES
 from forebay.verification.extent_list import KnownExtent
 from forebay.verification.findings import LOOKS, PAUSE_S, Findings
 from forebay.verification.mapped_segment import MEANWHILE_NS, MappedSegment
-from forebay.verification.problems import told
+from forebay.verification.problems import described
 from forebay.verification.report import Part
 
 __all__ = ["CellChecks"]
@@ -41,11 +41,11 @@ class _Cells:
     group_count: int
     used: int
     kinds: tuple[int, ...] = MEMBERS
-    """Of its members."""
+    """The kinds of states in it."""
     kept_bits: int = 0
-    """Of a state, that stay with the cell; -1: not known."""
+    """How many low bits of a state stay with the cell; -1 if unknown."""
     purpose: Purpose | None = None
-    """Of its words; None if it has none, or if it isn't known."""
+    """The use of its words; None if it has none, or if the use is unknown."""
 
     @property
     def words_per_cell(self) -> int:
@@ -70,7 +70,7 @@ def _cells_of(extent: KnownExtent) -> _Cells:
 
 
 class CellChecks:
-    """Those of one segment."""
+    """The checks of one segment's cells."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class CellChecks:
         self._total = sum(cells.group_count * layout.GROUP_BYTES + cells.words * 8 for cells in self._tables)
 
     def parts(self) -> tuple[Part, ...]:
-        """What is in each table. What is wrong with it is added to the findings."""
+        """Check and count each table. Adds problems to the findings."""
         return tuple(map(self._part, self._tables))
 
     def _part(self, cells: _Cells) -> Part:
@@ -104,9 +104,9 @@ class CellChecks:
         if counts.stale_claims:
             note(cells.where, f"{counts.stale_claims} claims of killed processes", "their cells to be used again")
         if counts.unfinished:
-            note(cells.where, f"{counts.unfinished} rings not written to the end", "the next request to do it")
+            note(cells.where, f"{counts.unfinished} rings not written to the end", "the next request to complete them")
         if counts.busy:
-            note(cells.where, f"{counts.busy} cells that changed all the while", "use; they were left out")
+            note(cells.where, f"{counts.busy} cells that changed during every check", "use; they were skipped")
         by_name = {name: counts.kinds[kind] for kind, name in KIND_NAMES.items()}
         by_name["unknown"] = sum(counts.kinds) - sum(by_name.values())
         algorithm = ALGORITHM_NAMES[cells.purpose.algorithm] if cells.purpose else ""
@@ -129,7 +129,7 @@ class CellChecks:
         # A bucket has no window.
         phase_ns, period_ns, now_ns = 0, max(purpose.period_ns, 1), segment.latest_ns()
         if purpose.algorithm == layout.ALGORITHM_CONCURRENCY:
-            # The longest lease. How many are held now is told; they may end later than any clock has been.
+            # The longest lease. The report counts the permits held now; their leases may end later than now.
             period_ns = MAX_PERIOD_NS + MEANWHILE_NS if segment.is_monotonic else LATEST_NS
             now_ns = min(segment.now_ns(), LATEST_NS)
         elif purpose.algorithm == layout.ALGORITHM_BUCKETED_WINDOW and segment.is_monotonic:
@@ -148,7 +148,7 @@ class CellChecks:
         )
 
     def _settle(self, counts: Counts, cells: _Cells) -> None:
-        """Look again at the cells in which there was a problem."""
+        """Check the cells that had a problem again. Only lasting problems become findings."""
         problems = {(problem[0], problem[1]): problem for problem in counts.problems}
         more = counts.problem_count - len(counts.problems)
         counts.problems, counts.problem_count = [], 0
@@ -159,5 +159,5 @@ class CellChecks:
                 self._look(again, cells, cell, cell + 1)
             latest = {(problem[0], problem[1]): problem for problem in again.problems}
             problems = {key: latest[key] for key in problems if key in latest}
-        self._findings.add([told(problem, cells.where, cells.kinds) for problem in problems.values()])
+        self._findings.add([described(problem, cells.where, cells.kinds) for problem in problems.values()])
         self._findings.unshown += more if problems else 0

@@ -1,4 +1,4 @@
-"""What is found, and how it is made sure of: what is found once may be on its way; what lasts is told."""
+"""Findings, and how they are confirmed: a problem seen once may be a change in progress, so only lasting ones count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FINDINGS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be; or, as a note, that is sound and worth knowing."""
+    """One deviation: damage, or a note about something that is sound."""
 
     severity: Literal["damage", "note"]
     where: str
@@ -36,14 +36,14 @@ def note(where: str, found: str, expected: str) -> Finding:
 
 
 class Findings:
-    """Those of one segment; not more of them than anybody reads."""
+    """The findings of one segment, up to a maximum that a person can read."""
 
     def __init__(self) -> None:
-        self._told: list[Finding] = []
+        self._findings: list[Finding] = []
         self.unshown = 0
 
     def lasting(self, look: Callable[[], list[Finding]]) -> None:
-        """Add what is found each time."""
+        """Add the findings that every repetition of `look` returns."""
         found = look()
         for _ in range(LOOKS):
             if not found:
@@ -54,14 +54,14 @@ class Findings:
         self.add(found)
 
     def add(self, findings: list[Finding]) -> None:
-        room = MOST_FINDINGS - len(self._told)
-        self._told += findings[:room]
+        room = MOST_FINDINGS - len(self._findings)
+        self._findings += findings[:room]
         self.unshown += len(findings[room:])
 
     def note(self, where: str, found: str, expected: str) -> None:
-        self._told.append(note(where, found, expected))
+        self._findings.append(note(where, found, expected))
 
     def all(self) -> tuple[Finding, ...]:
         if not self.unshown:
-            return tuple(self._told)
-        return (*self._told, damage("the rest", f"{self.unshown} more that look like damage", "none"))
+            return tuple(self._findings)
+        return (*self._findings, damage("the rest", f"{self.unshown} more that look like damage", "none"))

@@ -1,4 +1,4 @@
-"""What is wrong with the header, the list of limiters, and the counters."""
+"""Checks of the header, the list of limiters and the counters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def header_findings(segment: MappedSegment) -> list[Finding]:
         if now_ns > LATEST_NS // 2:
             found.append(damage("header", f"an epoch {now_ns} ns ago", f"at most {LATEST_NS // 2} ns"))
         if not segment.is_of_this_boot:
-            found.append(note("header", "times of an earlier boot", "to be moved on by the next who attaches"))
+            found.append(note("header", "times of an earlier boot", "the next process that attaches to rebase them"))
     return found
 
 
@@ -63,11 +63,11 @@ def limiter_findings(segment: MappedSegment) -> list[Finding]:
         elif number and number - 1 not in entries:
             found.append(damage(where, "a free entry before it", "none: entries are taken in order"))
         elif not length:
-            found.append(note(where, "a name that is not in place", "the next who makes it to finish it"))
+            found.append(note(where, "a name that is not in place", "the next process that makes it to finish it"))
         elif length > layout.LIMITER_NAME_BYTES or any(padded[length:]) or b"\0" in name or not _is_utf8(name):
             found.append(damage(where, f"{length} bytes of {padded!r}", f"up to {layout.LIMITER_NAME_BYTES} of UTF-8"))
         elif algorithm not in ALGORITHM_NAMES:
-            found.append(damage(where, f"algorithm {algorithm} of limiter {name!r}", "one that there is"))
+            found.append(damage(where, f"algorithm {algorithm} of limiter {name!r}", "a known one"))
         elif keyed_hash(segment.header.hash_key, limiter.identity_text) != identity:
             found.append(damage(where, f"an identity that is not that of {limiter.algorithm_name} {name!r}", "that"))
     return found
@@ -84,11 +84,11 @@ def _is_utf8(name: bytes) -> bool:
 def counter_findings(segment: MappedSegment) -> Iterator[Finding]:
     count = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
     lines = list(segment.records(layout.COUNTER_LINE.size, layout.COUNTERS_OFFSET, count))
-    names = limiters_in_place(segment)  # after the counts: who counts has a name
+    names = limiters_in_place(segment)  # after the counts: a limiter has its name before it counts
     for line, raw in lines:
         where = f"counter line {line}"
         limiter, pad, *counts = layout.COUNTER_LINE.unpack(raw)
-        # The shared ones are their limiters' by their place.
+        # A shared line belongs to the limiter of its position.
         number = limiter - 1 if line < layout.OWNED_COUNTER_LINES else line - layout.OWNED_COUNTER_LINES
         if number < 0:
             yield damage(where, "counts in a line that was never used", "zeros")

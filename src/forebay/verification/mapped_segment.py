@@ -1,4 +1,4 @@
-"""A segment's file, opened and mapped for reading only."""
+"""A segment's file, opened and mapped read-only."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from forebay.verification.findings import LOOKS, PAUSE_S
 
 __all__ = ["MEANWHILE_NS", "MappedSegment"]
 
-MEANWHILE_NS: Final = 1_000_000_000  # for which a look takes its reading of the clock to be the present
+MEANWHILE_NS: Final = 1_000_000_000  # how long one check may use its reading of the clock
 
 
 class MappedSegment:
-    """The bytes of a segment whose header can be read. A context manager, that closes it."""
+    """The bytes of a segment whose header can be read. A context manager that closes it."""
 
     def __init__(self, name_or_path: str | os.PathLike[str]) -> None:
         path = os.fspath(name_or_path)
@@ -57,7 +57,7 @@ class MappedSegment:
         os.close(self._fd)
 
     def map_what_was_added(self) -> None:
-        """Somebody may have made an extent since."""
+        """Map bytes that a process has appended since: it may have made an extent."""
         if os.fstat(self._fd).st_size > len(self.memory):
             before, self.memory = self.memory, mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
             before.close()
@@ -66,7 +66,7 @@ class MappedSegment:
         return int.from_bytes(self.memory[offset : offset + 8], "little")
 
     def records(self, size: int, offset: int, count: int) -> Iterator[tuple[int, bytes]]:
-        """By number, those that are not all zero."""
+        """The records that are not all zero, with their numbers."""
         raw = self.memory[offset : offset + count * size]
         zero = bytes(size)
         for number in range(count):
@@ -83,8 +83,10 @@ class MappedSegment:
         return max(0, time.time_ns() - header.wall_epoch_ns)
 
     def latest_ns(self, ahead_ns: int = 0) -> int:
-        """Later than any time that is no further ahead of now than that; a clock that tests move may have been set
-        back."""
+        """A time later than every valid one that is at most `ahead_ns` ahead of now.
+
+        With a clock that tests move, it is the latest that there is: the clock may have been set back.
+        """
         if not self.is_monotonic:
             return LATEST_NS
         return min(LATEST_NS, self.now_ns() + ahead_ns + MEANWHILE_NS)
@@ -113,14 +115,14 @@ def _read_header(spec: SegmentSpec, fd: int) -> Header:
                     SegmentBusy,
                     "a segment that is being created, or whose creator was killed",
                     "one that is ready",
-                    "try again; if it stays so, the next Store of that name makes it anew",
+                    "try again; if this persists, the next Store of that name creates it again",
                 )
-            # Whatever its clock is: no limiter is going to use it.
+            # Any clock will do: no limiter uses this mapping.
             kind = int.from_bytes(raw[layout.HEADER_CLOCK_KIND : layout.HEADER_CLOCK_KIND + 4], "little")
             of_its_clock = replace(spec, clock_kind=kind)
             return check_consistency(of_its_clock, raw, os.fstat(fd).st_size)
         except SegmentError:
-            # It may be in the making, or be changed for this boot.
+            # A process may be creating it, or rebasing it to this boot.
             if look == LOOKS:
                 raise
             time.sleep(PAUSE_S)

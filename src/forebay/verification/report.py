@@ -1,4 +1,4 @@
-"""What ``verify`` returns."""
+"""The result of ``verify``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Part:
 
     name: str
     algorithm: str
-    """Of an extent's limiter; "" for the table, or if its entry is damaged."""
+    """The algorithm of an extent's limiter; "" for the table, or if the extent's entry is damaged."""
     cells: dict[str, int]
-    """By what is in them: empty, claims, times, counts, blocked, unknown."""
+    """Numbers of cells by content: empty, claims, times, counts, blocked, unknown."""
     live_keys: int
     held: int
     """Permits of a ``Concurrency`` whose leases have not ended."""
@@ -25,7 +25,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``verify`` found."""
+    """The findings and counts of one segment."""
 
     path: str
     bytes: int
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def cells(self) -> dict[str, int]:
-        """The table's cells, by what is in them."""
+        """Numbers of the table's cells by content."""
         return self.parts[0].cells
 
     @property
