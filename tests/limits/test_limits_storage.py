@@ -437,7 +437,7 @@ def test_gcra_gives_back_evenly(opened: Open, clock: ManualClock) -> None:
 
 def test_gcra_needs_this_storage() -> None:
     for strategy in (GCRARateLimiter, AsyncGCRARateLimiter):
-        with pytest.raises(NotImplementedError, match="forebay:///shop and async"):
+        with pytest.raises(NotImplementedError, match="forebay:///shop or async"):
             strategy(MemoryStorage())
 
 

@@ -1,8 +1,8 @@
-"""A storage for the ``limits`` library, and so for Flask-Limiter and slowapi: one limit over all workers of a host.
+"""A storage for the ``limits`` library, and so for Flask-Limiter and slowapi: one limit for all workers of a host.
 
-``import forebay.limits`` once, and ``forebay:///shop`` is a storage like ``memory://`` and ``redis://``; with
-``async+forebay:///shop`` for asyncio. Options stand in the query (``forebay:///shop?keys=1_000_000``) or are given as
-keywords; see ``options``. The strategies are the library's three and ``"gcra"``, which comes with this import.
+After ``import forebay.limits``, ``forebay:///shop`` is a storage like ``memory://`` and ``redis://``, and
+``async+forebay:///shop`` is one for asyncio. Options are in the query (``forebay:///shop?keys=1_000_000``) or keywords;
+see ``options``. The strategies are the library's three and ``"gcra"``, which this import registers.
 
 Needs the extra ``forebay[limits]``.
 """

@@ -1,18 +1,18 @@
-"""What a storage does, by limiters over one store.
+"""The operations of a storage, by limiters over one store.
 
-The library brings a key, and a limit and a period in seconds where it has them. Limiters are made of these, never for
-single keys. In the store they are called
+The library passes a key, and in some calls a limit and a period in seconds. Limiters are made for these, never for
+single keys. Their names in the store:
 
-* ``limits fixed-window 60``: one for each period. The library compares the count with its limit by itself, and says the
-  limit in the key only. A limit of more than `LEAST_DIGITS` digits has one that counts further, and whose windows may
-  begin further before a key's first request: ``limits fixed-window 60 8`` for those of 8.
-* ``limits sliding-window 60``: one for each period, as some questions come without the limit; requests bring it along.
+* ``limits fixed-window 60``: one for each period. The library itself compares the count with the limit, and passes the
+  limit only in the key. Limits of more than `LEAST_DIGITS` digits have another one that counts further, and whose
+  windows may begin further before a key's first request: ``limits fixed-window 60 8`` for those of 8 digits.
+* ``limits sliding-window 60``: one for each period, as some calls come without the limit; a charge passes it along.
   A limit above `most_exact` has one of its own, ``limits sliding-window 60 1000000``.
 * ``limits moving-window 60 10``: a sliding log for each period and limit.
-* ``limits moving-window 60 10000 parts``: a bucketed window instead, where the log would take too much memory.
-* ``limits gcra``: a token bucket for all.
+* ``limits moving-window 60 10000 parts``: a bucketed window instead, if the log would take too much memory.
+* ``limits gcra``: one token bucket for all.
 
-From these names each process knows the limiters of the others.
+By these names each process finds the limiters of the others.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ NOT_COUNTED: Final = sys.maxsize
 
 _log: Final = logging.getLogger("forebay.limits")
 
-# Two looks at a key that others use may differ, and a look may be interrupted; after so many it is as it is.
-LOOKS: Final = 100
+# Two reads of a key that other processes charge may differ, and a read may be interrupted: so often it is repeated.
+READS: Final = 100
 STEADY_NS: Final = 2_000
 
 
 PARTS: Final = 100
-"""Into so many parts a moving window's period is cut where to remember each request takes more memory."""
+"""The parts of a moving window's period, if a log of each request would take more memory than that."""
 MOST_LOG_BYTES: Final = 16 * 2**20
-"""But up to so many bytes each is remembered all the same."""
+"""A log of up to so many bytes is used all the same."""
 
 
 LEAST_DIGITS: Final = 6
@@ -64,7 +64,7 @@ MOST_DIGITS: Final = 12
 
 
 def digits_of(key: str) -> int:
-    """How many digits the limit of a fixed window has: by its key, which the library ends like ``/100/1/minute``."""
+    """How many digits the limit of a fixed window has, by the end of the library's key, such as ``/100/1/minute``."""
     parts = key.rsplit("/", 3)
     if len(parts) < 4 or len(parts[1]) <= LEAST_DIGITS or not parts[1].isdecimal():
         return LEAST_DIGITS
@@ -72,21 +72,21 @@ def digits_of(key: str) -> int:
 
 
 def most_counted(digits: int, period_ns: int) -> int:
-    """How far the fixed window of limits of so many digits counts. No further than half a permit a nanosecond."""
+    """The greatest count of a fixed window for limits of so many digits: at most half a permit per nanosecond."""
     most: int = 10**digits
     return (1 << min(most.bit_length(), period_ns.bit_length() - 1)) - 1
 
 
 def most_exact(period_ns: int) -> int:
-    """The largest limit of which a sliding window counts both windows exactly. 32,767 a second, 262,143 a minute."""
+    """The greatest limit whose two windows are counted exactly: 32,767 a second, 262,143 a minute."""
     return (1 << period_ns.bit_length() // 2) - 1
 
 
 class Counting:
-    """The storages' work, without the library's classes.
+    """The operations of both storages, without the library's classes.
 
-    *Threads*, *processes*, *fork*: as its store and limiters. Two threads that make a limiter at once make two of one
-    name, which share their state.
+    *Threads*, *processes*, *fork*: safe as its store and limiters are. If two threads make a limiter at once, both have
+    one name, and so share their state.
     """
 
     def __init__(self, options: StorageOptions) -> None:
@@ -112,7 +112,7 @@ class Counting:
     # Fixed window
 
     def incr(self, key: str, expiry: float, amount: float = 1) -> int:
-        """Count `amount` for `key`, in a window of `expiry` seconds from its first request. The count."""
+        """Count `amount` for `key`, in a window of `expiry` seconds from its first request. Returns the count."""
         try:
             window = self._fixed_windows[expiry, digits := digits_of(key)]
         except KeyError:
@@ -184,8 +184,8 @@ class Counting:
         window: SlidingLog | BucketedWindow | None = None
         try:
             while True:
-                # A process with other moving_window_keys may want the other one. The first that was made has the lower
-                # number, which whoever makes the second sees at the latest afterwards.
+                # A process with other moving_window_keys may choose the other kind. The first that was made has the
+                # lower number; the process that makes the second sees that afterwards at the latest.
                 number, other = (
                     self._number(log, layout.ALGORITHM_SLIDING_LOG),
                     self._number(parts, layout.ALGORITHM_BUCKETED_WINDOW),
@@ -202,7 +202,7 @@ class Counting:
             raise SegmentSpaceError(error.path, error.found, error.expected, f"{error.remedy}; {remedy}") from None
 
     def _logs(self, expiry: float, limit: int) -> bool:
-        """Whether a moving window is to remember each request."""
+        """Whether a moving window records each request."""
         if limit <= PARTS + 1:
             return True
         if limit * 8 > MOST_LOG_BYTES:
@@ -213,13 +213,13 @@ class Counting:
         return SlidingLog(self.store, name, Rate(limit, expiry), keys=self._moving_window_keys)
 
     def _parts(self, name: str, expiry: float, limit: int) -> BucketedWindow:
-        # Any period lies in one part more.
+        # Any span of one period lies within one part more.
         period_ns = -(-Rate(limit, expiry).period_ns // PARTS) * (PARTS + 1)
         rate = Rate.per_ns(limit, period_ns)
         return BucketedWindow(self.store, name, rate, PARTS + 1, keys=self._moving_window_keys)
 
     def _number(self, name: str, algorithm: int) -> int:
-        """Under which the store knows a limiter, or would know it."""
+        """The number of a limiter in the store, or the number that it would get."""
         try:
             return self.store.attachment.limiter_number(name, algorithm, add=False)
         except TooManyLimiters:
@@ -239,10 +239,10 @@ class Counting:
         return window.hit(key, amount, rate=rate).allowed
 
     def get_sliding_window(self, key: str, expiry: float) -> tuple[int, float, int, float]:
-        """The count of the window before, for how long it still counts, the count of this window, and for how long.
+        """The previous window's count and how long it still counts, and the same of the current window.
 
-        What remains of the limit follows from them exactly. The counts themselves are found from the answers to two
-        questions: exact up to about a thousand a second, ten thousand a minute; to within two thousandths above.
+        The remaining number follows from them exactly. The counts are computed from two decisions: exactly up to about
+        a thousand a second or ten thousand a minute, and to within two thousandths above.
         """
         for window in self._sliding_windows_of(expiry):
             previous, left_ns, current = self._two_counts(window, key)
@@ -283,29 +283,29 @@ class Counting:
     def _two_counts(self, window: SlidingWindow, key: str) -> tuple[int, int, int]:
         """The previous count, how many ns are left of the current window, and the current count."""
         period_ns, most = window.rate.period_ns, window.rate.limit
-        left_ns, decision = self._look(window, key, most)
+        left_ns, decision = self._read(window, key, most)
         estimate = most - decision.remaining
         if estimate == 0 or most > most_exact(period_ns):
             return 0, left_ns, estimate
-        # A count c weighs less than 1 from when period // c is left, and that is when the estimate is 0 again: of the
-        # current window, if it has a count, or of the one after it.
+        # A count c weighs less than 1 once period // c is left of the window after its own. Then the estimate is 0
+        # again: in the current window, if only the previous one has a count, or in the next one.
         least_ns = period_ns // most
         if decision.reset_after_ns < left_ns - least_ns // 2:
             previous = round(period_ns / (left_ns - decision.reset_after_ns))
         else:
             current = round(period_ns / (left_ns + period_ns - decision.reset_after_ns))
-            # When is there room again for all but what this window has counted?
-            left_ns, decision = self._look(window, key, max(0, most - current))
+            # The wait until all permits are free but those that the current window has counted.
+            left_ns, decision = self._read(window, key, max(0, most - current))
             previous = 0 if decision.allowed else round(period_ns / max(1, left_ns - decision.retry_after_ns))
         estimate = most - decision.remaining
-        # Whatever was inexact, or happened between, isn't more than all there is.
+        # Neither inexactness nor a charge between the reads brings the counts above the estimate.
         previous = min(previous, ((estimate + 1) * period_ns - 1) // left_ns)
         return previous, left_ns, max(0, estimate - math.floor(previous * (left_ns / NS) / (period_ns / NS)))
 
-    def _look(self, window: SlidingWindow, key: str, cost: int) -> tuple[int, Decision]:
-        """A decision, and how much of the window was left when it was made."""
+    def _read(self, window: SlidingWindow, key: str, cost: int) -> tuple[int, Decision]:
+        """How much of the window was left when a decision was made, and the decision."""
         segment, period_ns = self.store.segment, window.rate.period_ns
-        for _ in range(LOOKS):
+        for _ in range(READS):
             before_ns = segment.now_ns()
             decision = window.peek(key, cost)
             took_ns = segment.now_ns() - before_ns
@@ -317,7 +317,7 @@ class Counting:
     # GCRA
 
     def acquire_gcra(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
-        """Take `amount` permits of `key`, of which it has `limit` and gets back as many in `expiry` seconds."""
+        """Take `amount` of the `limit` permits of `key`, of which `limit` come back in `expiry` seconds."""
         amount = _whole(amount)
         if amount > limit:
             return False
@@ -343,21 +343,21 @@ class Counting:
     # All
 
     def check(self) -> bool:
-        """Whether decisions can be made, and by the same segment as other processes would find now."""
+        """Whether the store can decide, and its segment is the one that another process would open now."""
         return not self.store.closed and self._inode_now() == self._inode
 
     def clear(self, key: str) -> None:
         """Forget `key`, whatever the strategy."""
         self._learn()
         for expiry, limit in self._moving_windows_known - self._moving_windows.keys():
-            # One that there was no room for has nothing to forget.
+            # One without memory has nothing to forget.
             with contextlib.suppress(SegmentSpaceError):
                 self._moving_window(expiry, limit)
         for limiter in self._limiters():
             limiter.reset(key)
 
     def reset(self) -> int | None:
-        """Forget all keys, and how many were live, moving windows aside."""
+        """Forget all keys. Returns how many were live, without those of moving windows."""
         live = self.store.stats().live_keys
         reset_store(self.store)
         return live
@@ -369,7 +369,7 @@ class Counting:
         yield self._token_buckets.get((1, 1)) or self._token_bucket(1, 1)
 
     def _learn(self) -> bool:
-        """Make the limiters that other processes have made meanwhile. Whether there may be any."""
+        """Make the limiters that other processes have made meanwhile. Returns whether there may be any."""
         names = self.store.segment.read(layout.LIMITERS_OFFSET, LIST_BYTES)
         if names == self._names:
             return False
@@ -380,7 +380,7 @@ class Counting:
                 case ["limits", "sliding-window", expiry, *limit]:
                     self._sliding_window(_seconds(expiry), int(limit[0]) if limit else 1)
                 case ["limits", "moving-window", expiry, limit, *_]:
-                    # Made when needed only: its memory has to be mapped.
+                    # Made only when it is needed, since its memory has to be mapped.
                     self._moving_windows_known.add((_seconds(expiry), int(limit)))
         self._names = names
         return True
@@ -396,9 +396,9 @@ class Counting:
 
 
 def _next_freed(limiter: CellLimiter, key: str, limit: int) -> tuple[int, int]:
-    """After how many ns more remains of `limit` than now, and how much does; 0 if nothing is taken."""
+    """After how many ns more remains of `limit` than now (0 if nothing is taken), and how much remains now."""
     remaining = limiter.peek(key, 0).remaining
-    for _ in range(LOOKS):
+    for _ in range(READS):
         if remaining == limit:
             return 0, limit
         decision = limiter.peek(key, remaining + 1)
@@ -409,16 +409,16 @@ def _next_freed(limiter: CellLimiter, key: str, limit: int) -> tuple[int, int]:
 
 
 def _time_after(ns: int) -> float:
-    """By the wall clock, in seconds since 1970; in whole ns as long as can be, so that a whole second is one."""
-    # A double holds no more than microseconds of the present.
+    """The wall clock's time in `ns` from now, in seconds since 1970; computed in whole ns, so a whole second is one."""
+    # A double holds today's time to the microsecond only.
     return (round(time.time() * 1e6) * 1000 + ns) / NS
 
 
 def _whole(amount: Any) -> int:
-    """An amount, as a whole number: a fraction as the next one. What is none is above every limit, and so denied.
+    """An amount as a whole number, fractions rounded up. An amount that is no number becomes `NOT_COUNTED`: denied.
 
-    The frameworks take any exception for an outage: with ``swallow_errors`` they then let the request in, and with a
-    fallback each process counts by itself from then on. A client may have a say in what its request costs.
+    An exception would count as an outage: with ``swallow_errors`` the frameworks then allow the request, and with a
+    fallback each process counts by itself from then on. A client may influence the cost of its request.
     """
     if type(amount) is int and amount >= 0:
         return amount

@@ -1,14 +1,14 @@
-"""What a storage's URI and keywords say.
+"""The options of a storage, in its URI or as keywords.
 
 =====================  =================================================================================================
 ``keys``               how many keys can be live at once, 100,000 by default; 21 bytes each, taken at once
 ``moving_window_keys`` how many of them for each limit of the moving window, 10,000 by default or `keys` if that is
                        less; each takes 8 bytes for every permit of the limit, or 808 of one above 101 where all
                        would take more than 16 MiB
-``moving_windows``     of these limits the memory is taken at once, as ``"100/minute; 10000/day"``; that of others when
-                       one is first met
+``moving_windows``     limits whose memory is taken at once, as ``"100/minute; 10000/day"``; that of other limits is
+                       taken at their first request
 ``on_full``            ``"evict"``, ``"deny"`` or ``"allow"``, see ``Store``
-``mode``, ``group``    who may share the store, see ``Store``; a mode in a URI is octal: ``mode=660&group=www-data``
+``mode``, ``group``    which users share the store, see ``Store``; a mode in a URI is octal: ``mode=660&group=www-data``
 ``path``               the segment's file, instead of a name
 ``clock``              ``"monotonic"`` or ``"time"``, or as a keyword a ``ManualClock``; for tests
 =====================  =================================================================================================
@@ -36,7 +36,7 @@ MOVING_WINDOW_KEYS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Which store a storage opens, and what for."""
+    """The store that a storage opens, and its moving windows."""
 
     uri: str | None
     name: str
@@ -44,11 +44,11 @@ class StorageOptions:
     moving_windows: list[tuple[int, int]]
     """Limits, and their periods in seconds."""
     store: dict[str, Any]
-    """For ``Store``."""
+    """Arguments of ``Store``."""
 
     @classmethod
     def of(cls, uri: str | None, keywords: dict[str, Any]) -> StorageOptions:
-        """Raises ``ConfigurationError`` that names what can't be used."""
+        """Raises ``ConfigurationError`` that names the option that can't be used."""
         try:
             parts = urlsplit(uri or "forebay://")
         except ValueError as error:
@@ -70,14 +70,14 @@ class StorageOptions:
         if str(options.get("group", "")).isdigit():
             options["group"] = int(options["group"])
         keys = options.setdefault("keys", KEYS)
-        # Of keys that are no number the store tells, when it is opened.
+        # If keys is no number, the store raises when it is opened.
         few_keys = min(keys, MOVING_WINDOW_KEYS) if isinstance(keys, int) and keys > 0 else MOVING_WINDOW_KEYS
         moving_window_keys = _moving_window_keys(options.pop("moving_window_keys", few_keys))
         moving_windows = _limits(options.pop("moving_windows", None))
         return cls(uri, _name(uri, parts.netloc, parts.path, options), moving_window_keys, moving_windows, options)
 
     def open_store(self) -> Store:
-        """Raises ``ConfigurationError`` for what can't name or make a store, else what ``Store`` raises."""
+        """Raises ``ConfigurationError`` for arguments that can't make a store, and other errors of ``Store``."""
         try:
             return Store(self.name, **self.store)
         except ValueError as error:
@@ -112,7 +112,7 @@ def _limits(text: object) -> list[tuple[int, int]]:
 
 
 def _moving_window_keys(keys: Any) -> int:
-    # Checked here, as moving windows are made as late as at a request.
+    # Checked here, since a moving window may be made as late as by a request.
     if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
         raise ConfigurationError(
             f"the option moving_window_keys of a forebay storage is a whole number from 1 to 2**32, not {shown(keys)}"

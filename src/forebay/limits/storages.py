@@ -1,4 +1,4 @@
-"""The storages, as the library wants them: one for threads, one for asyncio."""
+"""The storages as subclasses of the library's: one for threads, one for asyncio."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["AsyncForebayStorage", "ForebayStorage"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What is an outage. A limit that can't be used is the caller's error, and comes as it is.
+# Outages, which the library may wrap. A limit that can't be used is the caller's error, and is not wrapped.
 BASE_EXCEPTIONS = (SegmentError, StoreClosed, TooManyLimiters, OSError)
 
 
 def _wrap_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """For methods that the library doesn't know of and so doesn't wrap."""
+    """For methods that the library doesn't know, and so doesn't wrap."""
 
     @wraps(method)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -44,10 +44,10 @@ def _wrap_errors(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class ForebayStorage(Counting, Storage, MovingWindowSupport, SlidingWindowCounterSupport, TimestampedSlidingWindow):
-    """``forebay:///shop?keys=100_000``: shared memory that all processes of the host count in.
+    """``forebay:///shop?keys=100_000``: counts in shared memory, for all processes of the host.
 
-    Options stand in the URI's query or are keywords, see ``forebay.limits.options``. The store is opened at once, and
-    works in children that are forked later. A pickled storage opens the same store again where it is unpickled.
+    Options are in the URI's query or keywords, see ``forebay.limits.options``. The store is opened at once, and works
+    in children that are forked later. A pickled storage opens the same store where it is unpickled.
 
     Raises ``limits.errors.ConfigurationError`` for a URI and options that can't be used, and ``SegmentError``.
     """
@@ -61,7 +61,7 @@ class ForebayStorage(Counting, Storage, MovingWindowSupport, SlidingWindowCounte
 
     @property
     def storage(self) -> Store:
-        """The store, under the name by which the library's own storages have theirs."""
+        """The store, by the name that the library's own storages use."""
         return self.store
 
     @property
@@ -78,8 +78,9 @@ class ForebayStorage(Counting, Storage, MovingWindowSupport, SlidingWindowCounte
 class AsyncForebayStorage(
     AsyncStorage, AsyncMovingWindowSupport, AsyncSlidingWindowCounterSupport, TimestampedSlidingWindow
 ):
-    """``async+forebay:///shop``: the same for asyncio, and the same limits. It never waits for
-    anything, but for the memory of a moving window when its limit is first met, and for that in a thread.
+    """``async+forebay:///shop``: the same limits for asyncio.
+
+    It waits only for the memory of a moving window, at the first request of a limit, and in a thread.
     """
 
     STORAGE_SCHEME = ["async+forebay"]  # noqa: RUF012
@@ -95,7 +96,7 @@ class AsyncForebayStorage(
 
     @property
     def storage(self) -> Store:
-        """The store, under the name by which the library's own storages have theirs."""
+        """The store, by the name that the library's own storages use."""
         return self.store
 
     @property
@@ -129,7 +130,7 @@ class AsyncForebayStorage(
         return self._counting.get_moving_window(key, limit, expiry)
 
     async def _make_moving_window(self, limit: int, expiry: float) -> None:
-        """In a thread: a lock may have to be waited for, and its memory to be written."""
+        """In a thread: it may wait for a lock, and it writes the memory."""
         if limit >= 1 and not self._counting.has_moving_window(limit, expiry):
             await asyncio.to_thread(self._counting.make_moving_window, limit, expiry)
 

@@ -1,4 +1,4 @@
-"""The strategy ``gcra``: a token bucket. A whole limit at once, and then a permit each ``period / limit``."""
+"""The strategy ``gcra``: a token bucket. The whole limit at once, and then a permit every ``period / limit``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["AsyncGCRARateLimiter", "GCRARateLimiter"]
 
 
 class GCRARateLimiter(limits.strategies.RateLimiter):
-    """``gcra``: up to the limit at once; what is taken comes back one by one, evenly over the period.
+    """``gcra``: up to the limit at once; permits come back one by one, evenly over the period.
 
-    Never more than the limit and what comes back meanwhile, rounded up, in any span of time. ``get_window_stats`` tells
-    when the next permit comes back. Only for storages of forebay.
+    In any span of time it allows at most the limit plus the permits that come back in it, rounded up.
+    ``get_window_stats`` returns when the next permit comes back. Only for storages of forebay.
     """
 
     storage: ForebayStorage
@@ -61,7 +61,7 @@ class AsyncGCRARateLimiter(limits.aio.strategies.RateLimiter):
 def _check(storage: object, kind: type) -> None:
     if not isinstance(storage, kind):
         raise NotImplementedError(
-            f"the strategy gcra needs a {kind.__name__}, as forebay:///shop and async+forebay:///shop give it, not "
+            f"the strategy gcra needs a {kind.__name__}, of forebay:///shop or async+forebay:///shop, not "
             f"a {type(storage).__name__}"
         )
 

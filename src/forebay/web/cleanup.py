@@ -111,7 +111,7 @@ class RequestCleanup:
         """Awaits the releases, where they have to be awaited."""
         self.leases: list[Lease] = []
         self.reserved: list[tuple[Rule, Reservation]] = []
-        """What `charge_on` decides about."""
+        """Reservations that are charged or refunded when the response ends."""
         self.ended_status: int | None = None
         self.renew_after_s = 0.0
         self.renew_at_s = 0.0

@@ -1,4 +1,4 @@
-"""The gate: finds the rules that match a request, and asks their plan whether it may be handled."""
+"""The gate: finds the rules that match a request; their plan decides whether it may be handled."""
 
 from __future__ import annotations
 

@@ -96,13 +96,13 @@ cdef class WSGIRequest:
     def paths(self):
         cdef str root = self.native.get("SCRIPT_NAME", "")
         cdef str inside = self.native.get("PATH_INFO", "")
-        cdef list asked, texts
+        cdef list sent, texts
         if not root and self.route is None and inside.isascii() and is_plain(inside):
             return (inside,)
-        asked = [joined(root, inside), inside] if root else [inside]
-        texts = [decoded(path) for path in asked]
+        sent = [joined(root, inside), inside] if root else [inside]
+        texts = [decoded(path) for path in sent]
         # Some routers read bytes that aren't UTF-8 as Latin-1.
-        texts += [path for path, text in zip(asked, texts) if "\ufffd" in text]
+        texts += [path for path, text in zip(sent, texts) if "\ufffd" in text]
         if self.route is not None:
             texts.append(self.route)
         return readings(*texts)
@@ -157,16 +157,16 @@ cdef class ASGIRequest:
         cdef str path = self.native["path"]
         # Quart removes the host of a whole URL before the root.
         cdef list sent = [path] if path.startswith("/") else [path, path_of_url(path)]
-        cdef list asked = sent.copy()
+        cdef list paths = sent.copy()
         for name in ("root_path", "app_root_path"):
             root = self.native.get(name)
             for known in sent if root else ():
                 # Some servers report the root in front of the path, too, others only separately.
                 _, found, inside = known.partition(root)
-                asked.append(inside if found else root + known)
-        if len(asked) == 1 and is_plain(path):
+                paths.append(inside if found else root + known)
+        if len(paths) == 1 and is_plain(path):
             return (path,)
-        return readings(*asked)
+        return readings(*paths)
 
     @property
     def peer(self):

@@ -56,7 +56,7 @@ class Plan:
         charged = [rule for rule in rules if not rule.is_held and rule.charge_on is None]
         # Last those that can't take back a charge once later charges stand behind it.
         charged.sort(key=lambda rule: kind_of(rule.limiter) in (LeakyBucket, BucketedWindow))
-        # What one AllOf has no room for is reserved, and stays charged whatever the response is.
+        # The rules that exceed one AllOf are reserved, and stay charged whatever the response is.
         excess = max(len(charged) - MOST_CHARGED_AT_ONCE, 0)
         self.reserved, self.charged = [*charged[:excess], *reserved], charged[excess:]
         self._all = [*self.charged, *self.reserved, *self.held]
@@ -125,7 +125,7 @@ class Plan:
         return checked_key(rule, result_of(rule.key or self._client, request))
 
     def _keys(self, request: Request) -> Any:
-        """Of the rules that are charged as one."""
+        """The keys of the rules that are charged as one."""
         if len(self._key_functions) == 1:
             key = checked_key(self.charged[0], result_of(self._key_functions[0], request))
             return [key] * len(self.charged) if len(self.charged) > 1 else key
@@ -135,11 +135,11 @@ class Plan:
         return [rule.cost_of(request) for rule in self.charged]
 
     def _costs(self, request: Request) -> Any:
-        """Of the rules that are charged as one: one number if all have the same."""
+        """The costs of the rules that are charged as one: one number if all have the same."""
         return self._costs_of(request) if self._cost is None else self._cost
 
     def _decisions_shown(self, decisions: Sequence[Decision]) -> Sequence[Decision]:
-        """Of `decisions`, which are those of ``charged`` and ``reserved``."""
+        """The decisions to show, of those of ``charged`` and ``reserved``."""
         if len(decisions) == len(self._shown):
             return decisions
         rules = [*self.charged, *self.reserved]
@@ -190,7 +190,7 @@ class LocalPlan(Plan):
         return self._passage(decisions, partitions, cleanup)
 
     def _charge(self, request: Request, cleanup: RequestCleanup) -> list[Decision] | Denial:
-        """Of ``charged`` and ``reserved``. The caller rolls back if it is denied."""
+        """The decisions of ``charged`` and ``reserved``. The caller rolls back if it is denied."""
         reserved = self._reserve(request, cleanup)
         if isinstance(reserved, Denial):
             return reserved

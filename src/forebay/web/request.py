@@ -1,4 +1,4 @@
-"""What limits read of a request: the same for WSGI and ASGI, so that a key function works under both."""
+"""A request as limits and key functions see it: the same for WSGI and ASGI."""
 
 from __future__ import annotations
 
