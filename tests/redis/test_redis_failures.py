@@ -1,4 +1,4 @@
-"""Redis slow, gone, failing over, loading, read-only, out of memory, restarted: what decides then, and how it ends."""
+"""Redis slow, gone, failing over, loading, read-only, out of memory, restarted: what decides, and how it recovers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROBE_S = 1.3
 
 
 class Asker:
-    """A store, sync or asyncio, asked in the same words."""
+    """A store, sync or asyncio, with the same blocking methods."""
 
     def __init__(self, url: str, is_async: bool, **options: Any) -> None:
         self.loop = asyncio.new_event_loop()
@@ -69,7 +69,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def host(clock: ManualClock) -> Iterator[Store]:
-    """This host's memory, whose time stands still until it is moved."""
+    """The host's store. Its clock stands still until the test moves it."""
     clock.set(1000)
     with Store.private(keys=1000, clock=clock) as opened:
         yield opened
@@ -95,7 +95,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Asker]]:
 
 
 def break_open(asker: Asker, ask: Callable[..., Any]) -> None:
-    """Ask until nobody is let through to a server that doesn't answer."""
+    """Send calls to a server that doesn't answer until the breaker is open."""
     for _ in range(THRESHOLD):
         with contextlib.suppress(StoreUnavailable):
             asker(ask, "x")
@@ -121,7 +121,7 @@ def out_of_memory(server: RedisServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_only(server: RedisServer) -> Iterator[None]:
-    """As a master that a failover has made a replica."""
+    """The server is a replica, as a master after a failover."""
     with redis_server() as master, server.client() as client:
         client.replicaof("127.0.0.1", master.port)
         yield
@@ -155,7 +155,7 @@ HAPPENINGS = [stopped, out_of_memory, read_only, cut_off_replica, too_few_replic
 def test_w27_a_server_that_cannot_work_then_can(
     make: Callable[..., Asker], server: RedisServer, host: Store, clock: ManualClock, happening: Any
 ) -> None:
-    """Each policy, until the server is back, and that all of it is Redis's again then."""
+    """Each fallback decides until the server is back. Then Redis decides every request again."""
     timeout = SHORT_S if happening is stopped else PATIENT_S
     deny = make(server.url, timeout=timeout, host=host)
     allow = make(server.url, timeout=timeout, host=host, when_unavailable="allow", namespace="allow")
@@ -193,7 +193,7 @@ def test_w27_a_server_that_cannot_work_then_can(
 
 
 def test_w27_killed_and_restarted_empty(make: Callable[..., Asker], host: Store, clock: ManualClock) -> None:
-    """SIGKILL. Without persistence limits begin afresh, and scripts are sent again."""
+    """After SIGKILL without persistence, limits begin afresh, and scripts are sent again."""
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(redis_server())
         through = stack.enter_context(proxy(first.port))
@@ -233,7 +233,9 @@ def test_a_failover_behind_one_address(make: Callable[..., Asker], host: Store, 
             assert deny.store.status().failures == 0
 
 
-def test_loading(make: Callable[..., Asker], host: Store, clock: ManualClock, tmp_path: Path) -> None:
+def test_a_loading_server_is_unavailable(
+    make: Callable[..., Asker], host: Store, clock: ManualClock, tmp_path: Path
+) -> None:
     options = (
         "--enable-debug-command",
         "yes",
@@ -260,7 +262,9 @@ def test_loading(make: Callable[..., Asker], host: Store, clock: ManualClock, tm
         assert [allow(bucket.hit, "ada").allowed for _ in range(2)] == [True, False]
 
 
-def test_forgotten_scripts_are_no_failure(make: Callable[..., Asker], client: redis.Redis, server: RedisServer) -> None:
+def test_forgotten_scripts_count_as_no_failure(
+    make: Callable[..., Asker], client: redis.Redis, server: RedisServer
+) -> None:
     deny = make(server.url)
     bucket = TokenBucket(deny.store, "api", "8/hour")
     for _ in range(THRESHOLD + 1):
@@ -273,7 +277,7 @@ def test_forgotten_scripts_are_no_failure(make: Callable[..., Asker], client: re
     assert deny.store.status().failures == 0
 
 
-def test_what_is_wrong_with_a_request_is_no_failure(
+def test_a_rejected_request_counts_as_no_failure(
     make: Callable[..., Asker], client: redis.Redis, server: RedisServer
 ) -> None:
     allow = make(server.url, when_unavailable="allow", plain_keys=True)
@@ -296,7 +300,7 @@ def test_what_is_wrong_with_a_request_is_no_failure(
 def test_an_open_breaker_sends_one_probe_per_interval(
     make: Callable[..., Asker], through: Proxy, host: Store, clock: ManualClock
 ) -> None:
-    """Each call to a silent server costs it a connection, so these count the calls."""
+    """Each call to a silent server opens a connection, so the connections count the calls."""
     through.is_silent = True
     deny = make(through.url, timeout=SHORT_S, host=host)
     bucket = TokenBucket(deny.store, "api", "8/hour")
@@ -315,7 +319,7 @@ def test_an_open_breaker_sends_one_probe_per_interval(
         deny(bucket.allow, "ada")
 
 
-def test_calls_that_fail_in_a_row_open_it(make: Callable[..., Asker], through: Proxy, host: Store) -> None:
+def test_consecutive_failures_open_the_breaker(make: Callable[..., Asker], through: Proxy, host: Store) -> None:
     deny = make(through.url, timeout=SHORT_S, host=host)
     bucket = TokenBucket(deny.store, "api", "8/hour")
     for _ in range(2):
@@ -333,10 +337,10 @@ def test_calls_that_fail_in_a_row_open_it(make: Callable[..., Asker], through: P
         return
 
 
-def test_a_host_is_told_of_what_one_process_has_seen(
+def test_processes_of_a_host_share_the_breaker(
     crew: Crew, store_name: str, server: RedisServer, through: Proxy
 ) -> None:
-    """Processes that make their stores by themselves; and another host, which knows nothing of it."""
+    """The processes make their stores by themselves. Another host has a breaker of its own."""
 
     def ask(name: str) -> tuple[str, str, int]:
         with Store(name, keys=1000) as host, RedisStore(through.url, timeout=PATIENT_S, host=host) as store:
@@ -364,7 +368,9 @@ def test_a_host_is_told_of_what_one_process_has_seen(
             assert TokenBucket(store, "api", "8/hour").allow("ada")
 
 
-def test_a_prober_that_is_killed_is_replaced(crew: Crew, through: Proxy, clock: ManualClock, host: Store) -> None:
+def test_another_process_probes_after_the_prober_is_killed(
+    crew: Crew, through: Proxy, clock: ManualClock, host: Store
+) -> None:
     through.is_silent = True
     with RedisStore(through.url, timeout=SHORT_S, host=host) as store:
         bucket = TokenBucket(store, "api", "8/hour")
@@ -398,10 +404,10 @@ def test_a_prober_that_is_killed_is_replaced(crew: Crew, through: Proxy, clock: 
 
 @pytest.mark.parametrize("filled_after", [0, 1, THRESHOLD])
 @pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
-def test_a_host_store_without_room(
+def test_the_breaker_works_in_a_full_host_store(
     through: Proxy, clock: ManualClock, on_full: Literal["evict", "deny", "allow"], filled_after: int
 ) -> None:
-    """It opens, there is one probe per interval, and it ends: whenever others' keys have filled the store."""
+    """It opens, sends one probe per interval and closes, whenever other keys fill the store."""
     clock.set(1000)
     with (
         Store.private(keys=100, on_full=on_full, clock=clock) as host,
@@ -467,7 +473,7 @@ def test_hosts_do_not_probe_together(clock: ManualClock) -> None:
         store.close()
 
 
-def test_a_probe_is_over_before_the_next_one(clock: ManualClock, host: Store) -> None:
+def test_a_probe_ends_before_the_next_one(clock: ManualClock, host: Store) -> None:
     breaker = Breaker(host, "shop:6379", PATIENT_S)
     for _ in range(THRESHOLD):
         breaker.failed(redis.ConnectionError())
@@ -480,7 +486,7 @@ def test_a_probe_is_over_before_the_next_one(clock: ManualClock, host: Store) ->
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
-def test_recovery_is_no_storm(
+def test_a_recovering_server_gets_few_calls_at_once(
     crew: Crew, through: Proxy, clock: ManualClock, host: Store, is_gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads of several processes that all want to connect at the moment at which the server is back. Without the
@@ -534,7 +540,7 @@ def test_recovery_is_no_storm(
         assert store.status().state == "closed"
 
 
-def test_failures_while_it_recovers_open_it_again(through: Proxy, clock: ManualClock, host: Store) -> None:
+def test_failures_during_the_recovery_reopen_the_breaker(through: Proxy, clock: ManualClock, host: Store) -> None:
     with RedisStore(through.url, timeout=SHORT_S, host=host) as store:
         bucket = TokenBucket(store, "api", "8/hour")
         through.is_silent = True
@@ -561,7 +567,7 @@ def test_failures_while_it_recovers_open_it_again(through: Proxy, clock: ManualC
             bucket.peek("ada")
 
 
-def test_without_a_host_each_process_finds_out_for_itself(through: Proxy) -> None:
+def test_without_a_host_store_each_process_has_a_breaker(through: Proxy) -> None:
     through.is_silent = True
     with RedisStore(through.url, timeout=SHORT_S) as first, RedisStore(through.url, timeout=SHORT_S) as second:
         for _ in range(THRESHOLD):
@@ -577,8 +583,8 @@ def test_without_a_host_each_process_finds_out_for_itself(through: Proxy) -> Non
 # ---- Deadlines -------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_that_drips_is_late(make: Callable[..., Asker], through: Proxy) -> None:
-    """No byte is late; without a deadline for them all, the answer would come."""
+def test_a_reply_that_drips_is_late(make: Callable[..., Asker], through: Proxy) -> None:
+    """No byte is late. Without a deadline for the whole reply, it would arrive."""
     patient = make(through.url)
     bucket = TokenBucket(patient.store, "api", "8/hour")
     assert patient(bucket.allow, "ada")
@@ -600,8 +606,8 @@ def answers(asker: Asker, limiter: Any) -> bool:
     return False
 
 
-def test_a_handshake_that_drags_on_is_late(make: Callable[..., Asker], through: Proxy) -> None:
-    """No step is late."""
+def test_a_slow_handshake_is_late(make: Callable[..., Asker], through: Proxy) -> None:
+    """No single step is late."""
     through.delay_s = 0.2
     patient = make(through.url.replace("/0", "/1"))
     assert patient(TokenBucket(patient.store, "api", "8/hour").allow, "ada")
@@ -610,8 +616,8 @@ def test_a_handshake_that_drags_on_is_late(make: Callable[..., Asker], through: 
         hasty(TokenBucket(hasty.store, "api", "8/hour").allow, "ada")
 
 
-def test_to_connect_and_to_be_answered_have_one_deadline(redis_store: RedisStore, through: Proxy) -> None:
-    """A handshake of two steps, and the answer: each of the three is in time, and so are the first two together."""
+def test_connecting_and_the_reply_have_one_deadline(redis_store: RedisStore, through: Proxy) -> None:
+    """Two steps of the handshake, and the reply: each of the three is in time, and so are the first two together."""
     assert TokenBucket(redis_store, "api", "8/hour").allow("ada")
     through.delay_s = 0.4
     with RedisStore(through.url, timeout=1.0) as hasty:
@@ -632,7 +638,7 @@ def test_a_script_that_is_sent_again_has_the_same_deadline(
         hasty(bucket.allow, "ada")
 
 
-def test_a_slow_answer_ends_no_row_of_failures(host: Store) -> None:
+def test_a_slow_reply_does_not_end_a_row_of_failures(host: Store) -> None:
     breaker = Breaker(host, "slow:6379", timeout_s=1.0)
     for _ in range(THRESHOLD - 1):
         breaker.failed(redis.ConnectionError())
@@ -665,13 +671,15 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.fixture
 def gone() -> str:
-    """The URL of a server that isn't there."""
+    """The URL of a server that does not exist."""
     with redis_server() as server:
         return server.url
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_by_the_hosts_share(make: Callable[..., Asker], gone: str, host: Store, kind: str) -> None:
+def test_every_kind_falls_back_on_the_hosts_share(
+    make: Callable[..., Asker], gone: str, host: Store, kind: str
+) -> None:
     local = make(gone, host=host, when_unavailable="local", hosts=4)
     limiter = KINDS[kind](local.store)
     assert [local(limiter.allow, "ada") for _ in range(3)] == [True, True, False]
@@ -708,7 +716,7 @@ def test_the_hosts_share_of_a_sliding_window_rounds_as_the_whole_does(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_allowed(make: Callable[..., Asker], gone: str, kind: str) -> None:
+def test_every_kind_falls_back_on_allowing(make: Callable[..., Asker], gone: str, kind: str) -> None:
     allow = make(gone, when_unavailable="allow")
     limiter = KINDS[kind](allow.store)
     for _ in range(10):
@@ -728,8 +736,8 @@ def test_every_kind_allowed(make: Callable[..., Asker], gone: str, kind: str) ->
     assert allow.store.status().decided_by_policy == (61 if kind == "concurrency" else 71)
 
 
-def test_what_is_divided(gone: str, host: Store) -> None:
-    """Rates and bursts, rounded down but never below 1; gaps are multiplied."""
+def test_the_hosts_share_divides_limits(gone: str, host: Store) -> None:
+    """Rates and bursts are divided and rounded down, never below 1; gaps are multiplied."""
     with RedisStore(gone, host=host, when_unavailable="local", hosts=3) as store:
         tiers = TokenBucket(store, "tiers", "10/minute", burst=20)
         assert tiers.hit("ada").limit == 6
@@ -745,7 +753,7 @@ def test_what_is_divided(gone: str, host: Store) -> None:
         assert windows.hit("bob", request_id="r").remaining == 2
 
 
-def test_several_limits(make: Callable[..., Asker], gone: str, host: Store) -> None:
+def test_several_limits_fall_back_together(make: Callable[..., Asker], gone: str, host: Store) -> None:
     def all_of(asker: Asker) -> Any:
         return AllOf(
             TokenBucket(asker.store, "rate", "40/hour"),
@@ -781,10 +789,10 @@ def test_several_limits(make: Callable[..., Asker], gone: str, host: Store) -> N
     assert allow(several.wait, "ada")
 
 
-def test_permits_of_a_policy_are_not_given_back_to_redis(
+def test_permits_of_a_fallback_are_not_given_back_to_redis(
     make: Callable[..., Asker], through: Proxy, client: redis.Redis, host: Store, clock: ManualClock
 ) -> None:
-    """What is held in Redis stays as it is, whatever happens to permits that were given out while it was away."""
+    """Permits held in Redis stay so, whatever happens to permits that a fallback has given out."""
     for policy in ("allow", "local"):
         hosts = {"hosts": 1} if policy == "local" else {}
         asker = make(through.url, host=host, when_unavailable=policy, namespace=policy, **hosts)
@@ -827,7 +835,7 @@ def test_permits_of_a_policy_are_not_given_back_to_redis(
         asker(held.peek, "ada")
 
 
-def test_permits_of_a_policy_end_with_their_lease_and_are_not_a_childs(crew: Crew) -> None:
+def test_permits_of_a_fallback_end_with_their_lease_and_belong_to_their_process(crew: Crew) -> None:
     ended = UnleasedCounts(0)
     ended.add("ada", 2)
     assert ended.take("ada", 2) == 0
@@ -866,8 +874,10 @@ def test_a_signal_handler_that_asks_while_permits_are_counted(gone: str, monkeyp
         assert loose.take("ada", 8) >= 1
 
 
-def test_a_batch_that_is_cut_off(make: Callable[..., Asker], through: Proxy, host: Store) -> None:
-    """What has been answered is; the rest is the policy's."""
+def test_a_batch_that_is_cut_off_falls_back_for_the_rest(
+    make: Callable[..., Asker], through: Proxy, host: Store
+) -> None:
+    """Redis's replies count; the fallback decides the rest."""
     allow = make(through.url, host=host, when_unavailable="allow")
     window = FixedWindow(allow.store, "few", "10/hour", align="first")
     assert allow(window.allow_many, ["ada"] * 11) == [True] * 10 + [False]
@@ -877,7 +887,7 @@ def test_a_batch_that_is_cut_off(make: Callable[..., Asker], through: Proxy, hos
     assert allow.store.status().failures == 1
 
 
-def test_what_cannot_be_a_policy(gone: str, host: Store) -> None:
+def test_invalid_fallbacks_are_refused(gone: str, host: Store) -> None:
     for wrong in (
         {"when_unavailable": "ignore"},
         {"when_unavailable": None},
@@ -894,7 +904,7 @@ def test_what_cannot_be_a_policy(gone: str, host: Store) -> None:
                 kind(gone, **wrong)
 
 
-def test_a_closed_host_store_is_said(server: RedisServer) -> None:
+def test_a_closed_host_store_is_an_error(server: RedisServer) -> None:
     with Store.private(keys=1000) as host, RedisStore(server.url, timeout=PATIENT_S, host=host) as store:
         bucket = TokenBucket(store, "api", "8/hour")
         assert bucket.allow("ada")
@@ -908,7 +918,7 @@ def test_a_closed_host_store_is_said(server: RedisServer) -> None:
             store.status()
 
 
-def test_nothing_is_left_behind(gone: str) -> None:
+def test_closed_stores_leave_nothing_behind(gone: str) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 

@@ -1,4 +1,4 @@
-"""Permits whose holder never hears of them, or can't give them back: cancelled tasks, and Redis away."""
+"""Permits whose holder never gets them, or can't give them back: cancelled tasks, and Redis unavailable."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TAKING: dict[str, Callable[[Any], Awaitable[Any]]] = {
 
 
 class Late:
-    """Answers of a store that are on their way until they may come."""
+    """Holds back the replies to a store until the test releases them."""
 
     def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.under_way, self.may_come = asyncio.Event(), asyncio.Event()
@@ -82,9 +82,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 
 
 @pytest.mark.parametrize("how", TAKING)
-def test_what_a_cancelled_task_has_taken_comes_back(
-    how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_permits_of_a_cancelled_task_come_back(how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(store: Any) -> None:
         held = held_of(store)
         # Redis knows the scripts.
@@ -111,7 +109,9 @@ def test_what_a_cancelled_task_has_taken_comes_back(
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_of_a_batch_of_several_parts_all_comes_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permits_of_a_cancelled_batch_of_several_parts_come_back(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("forebay.redis.executor.CHUNK", 1)
 
     async def body(store: Any) -> None:
@@ -140,7 +140,7 @@ def test_of_a_batch_of_several_parts_all_comes_back(server: RedisServer, monkeyp
 
 
 def failing_in_between(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second call of a batch of three isn't done: the server's memory was full at that moment."""
+    """Make the second call of a batch of three fail, as if the server's memory were full at that moment."""
     execute_many = store.executor.client.execute_many
 
     def without(calls: Any) -> Any:
@@ -159,7 +159,7 @@ def failing_in_between(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.executor.client, "execute_many", answers if is_async else answers_at_once)
 
 
-def test_of_a_batch_that_fails_in_part_the_rest_is_as_redis_says(
+def test_a_partly_failed_batch_keeps_the_other_replies(
     is_async: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(store: Any) -> None:
@@ -177,9 +177,7 @@ def test_of_a_batch_that_fails_in_part_the_rest_is_as_redis_says(
     with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S, when_unavailable="allow")
 
 
-def test_of_a_batch_that_fails_in_part_what_was_taken_comes_back(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_permits_of_a_partly_failed_batch_come_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(store: Any) -> None:
         held = held_of(store)
         await held.allow_many(["ada"])
@@ -197,7 +195,9 @@ def test_of_a_batch_that_fails_in_part_what_was_taken_comes_back(
 
 
 @pytest.mark.parametrize("how", ["one", "all"])
-def test_a_batch_comes_back_as_one(how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_batch_is_given_back_in_one_batch(
+    how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = [f"user:{number}" for number in range(100)]
 
     async def body(store: Any) -> None:
@@ -232,8 +232,8 @@ def test_a_batch_comes_back_as_one(how: str, server: RedisServer, monkeypatch: p
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_cancelled_at_any_time(server: RedisServer) -> None:
-    """Before anything is sent, on the way there, on the way back, and after it."""
+def test_a_task_cancelled_at_any_time_holds_nothing(server: RedisServer) -> None:
+    """Before the call is sent, on its way, on the reply's way, and after it."""
 
     async def body(store: Any) -> None:
         held = held_of(store)
@@ -291,10 +291,10 @@ def test_a_release_goes_on_when_its_task_is_cancelled(server: RedisServer, monke
 
 
 @pytest.mark.parametrize("how", ["cancel", "refund"])
-def test_what_gives_back_in_several_calls_goes_on(
+def test_giving_back_in_several_calls_goes_on_after_a_cancellation(
     how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancelled while the first of them is under way."""
+    """The task is cancelled during the first of the calls."""
 
     async def body(store: Any) -> None:
         held = held_of(store)
@@ -362,7 +362,7 @@ def test_a_request_of_several_slots_that_is_cancelled_holds_nothing(
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_what_a_refund_gives_back_that_goes_on_is_no_other_ones(
+def test_no_other_refund_gives_back_the_permits_of_a_running_refund(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(store: Any) -> None:
@@ -391,7 +391,7 @@ def test_what_a_refund_gives_back_that_goes_on_is_no_other_ones(
     with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_a_store_that_is_closed_gives_back_before(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_gives_back_first(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as store:
             late = Late(store, monkeypatch)
@@ -407,8 +407,8 @@ def test_a_store_that_is_closed_gives_back_before(server: RedisServer, monkeypat
 
 
 @pytest.mark.parametrize("levels", [1, 3])
-def test_what_tasks_hold_that_were_cancelled_just_before_a_close_comes_back(levels: int, server: RedisServer) -> None:
-    """Though none of them has begun to release it."""
+def test_permits_of_tasks_cancelled_just_before_a_close_come_back(levels: int, server: RedisServer) -> None:
+    """None of the tasks has begun to release its permits."""
 
     async def main() -> None:
         async with AsyncRedisStore(server.url, timeout=PATIENCE_S) as store:
@@ -434,7 +434,7 @@ def test_what_tasks_hold_that_were_cancelled_just_before_a_close_comes_back(leve
         assert held_of(store).peek("ada").remaining == LIMIT
 
 
-def test_a_store_that_is_being_closed_only_gives_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closing_store_only_gives_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store = AsyncRedisStore(server.url, timeout=PATIENCE_S)
         held, bucket = held_of(store), TokenBucket(store, "b", "1/hour")
@@ -463,7 +463,7 @@ def test_a_store_that_is_being_closed_only_gives_back(server: RedisServer, monke
         assert TokenBucket(store, "b", "1/hour").allow("ada")
 
 
-def test_a_close_that_is_cancelled_closes(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_close_closes(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store = AsyncRedisStore(server.url, timeout=PATIENCE_S)
         held = held_of(store)
@@ -489,8 +489,8 @@ def test_a_close_that_is_cancelled_closes(server: RedisServer, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("what", ["allow", "allow_many"])
-def test_calls_under_way_when_a_store_is_closed(what: str, server: RedisServer, is_async: bool) -> None:
-    """They say so, and the host doesn't take it for a failure of the server."""
+def test_calls_during_a_close_raise_store_closed(what: str, server: RedisServer, is_async: bool) -> None:
+    """The breaker doesn't count them as failures of the server."""
 
     async def main() -> None:
         with proxy(server.port) as through, Store.private(keys=100) as host:
@@ -519,8 +519,8 @@ def test_calls_under_way_when_a_store_is_closed(what: str, server: RedisServer, 
     asyncio.run(main())
 
 
-def test_what_cannot_be_given_back_is_no_error(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis goes away between the request and the cancellation, or answers something else."""
+def test_a_failed_give_back_is_no_error(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis becomes unavailable between the request and the cancellation, or sends an unexpected reply."""
     errors: list[Any] = []
 
     async def main() -> None:
@@ -564,7 +564,7 @@ def lose(through: Proxy) -> None:
 
 
 async def find(through: Proxy, server: RedisServer, held: Any) -> None:
-    """What was cut is found out by whoever asks first."""
+    """Send a call that finds the cut connections."""
     through.server_port = server.port
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -575,7 +575,7 @@ async def find(through: Proxy, server: RedisServer, held: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["hold", "acquire"])
-def test_a_block_comes_to_what_it_came_to(how: str, through: Proxy, server: RedisServer, is_async: bool) -> None:
+def test_a_block_keeps_its_outcome(how: str, through: Proxy, server: RedisServer, is_async: bool) -> None:
     async def body(store: Any) -> None:
         held = held_of(store)
         for error in (None, ValueError("the block's own")):
@@ -596,7 +596,7 @@ def test_a_block_comes_to_what_it_came_to(how: str, through: Proxy, server: Redi
 
 @pytest.mark.parametrize("how", ["hold", "acquire"])
 @pytest.mark.parametrize("what", ["closed", "foreign"])
-def test_what_a_block_has_raised_comes_out_of_it(
+def test_a_block_raises_its_own_exception(
     what: str, how: str, server: RedisServer, client: redis.Redis, is_async: bool
 ) -> None:
     class Own(Exception):
@@ -633,9 +633,7 @@ def test_what_a_block_has_raised_comes_out_of_it(
     with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_what_could_not_be_given_back_can_be_given_back_again(
-    through: Proxy, server: RedisServer, is_async: bool
-) -> None:
+def test_a_failed_release_can_be_repeated(through: Proxy, server: RedisServer, is_async: bool) -> None:
     async def body(store: Any) -> None:
         held = held_of(store)
         lease = await done(held.acquire("ada", 2))

@@ -1,4 +1,4 @@
-"""The store: its keys in Redis, what a state's end is, and what goes wrong."""
+"""The Redis store: its keys, the expiry of states, and its errors."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_limiter_is_made_by_the_class_of_the_core(make: Callable[..., Any], re
         _ = limiter.nothing
 
 
-def test_what_a_limiter_was_made_of(redis_store: RedisStore) -> None:
+def test_a_limiter_shows_its_parameters(redis_store: RedisStore) -> None:
     bucket = TokenBucket(redis_store, "b", "5/minute", burst=7, refill="interval")
     assert (bucket.rate, bucket.burst, bucket.refill, bucket.limit) == (Rate(5, 60), 7, "interval", 7)
     assert LeakyBucket(store=redis_store, name="l", rate="5/minute", capacity=3).capacity == 3
@@ -96,7 +96,7 @@ def test_what_a_limiter_was_made_of(redis_store: RedisStore) -> None:
     assert Concurrency(redis_store, "c", 3, lease=2.5).lease_ns == 2_500_000_000
 
 
-def test_where_no_limiter_over_redis_can_be(redis_store: RedisStore) -> None:
+def test_a_rule_refuses_an_all_of_and_a_store_over_redis(redis_store: RedisStore) -> None:
     several: Any = AllOf(TokenBucket(redis_store, "b", "1/s"))
     with pytest.raises(InvalidLimiter, match=r"one limiter.* are charged as one"):
         Rule(several)
@@ -105,7 +105,7 @@ def test_where_no_limiter_over_redis_can_be(redis_store: RedisStore) -> None:
         Rule(nothing)
 
 
-def test_a_url_where_a_store_should_be() -> None:
+def test_a_url_in_place_of_a_store_is_refused() -> None:
     """The error names the class, and never the URL, which may have a password in it."""
     url: Any = "redis://shop:secret@localhost"
     for make in (lambda: TokenBucket(url, "b", "1/s"), lambda: Store(url, keys=10)):
@@ -120,7 +120,7 @@ def test_a_url_where_a_store_should_be() -> None:
             assert "secret" not in str(refused.value)
 
 
-def test_the_classes_of_the_core_still_make_their_own() -> None:
+def test_the_core_classes_still_make_limiters_of_their_own() -> None:
     with Store.private(keys=1, clock=ManualClock()) as store:
         bucket = TokenBucket(store=store, name="api", rate="1/s")
         assert type(bucket) is TokenBucket
@@ -160,7 +160,7 @@ def test_the_classes_of_the_core_still_make_their_own() -> None:
         (lambda store: TokenBucket(store, "a"), TypeError, "TokenBucket.*rate"),
     ],
 )
-def test_what_no_limiter_can_be_made_of(
+def test_invalid_parameters_are_refused(
     make: Callable[[RedisStore], Any], error: type[Exception], says: str, redis_store: RedisStore
 ) -> None:
     with pytest.raises(error, match=says):
@@ -198,7 +198,7 @@ DIFFERENT_KEYS: list[Any] = [
 
 
 @pytest.mark.parametrize("stand_in", [fingerprint, plain])
-def test_different_keys_stand_apart(stand_in: Callable[[Any], bytes]) -> None:
+def test_different_keys_have_different_encodings(stand_in: Callable[[Any], bytes]) -> None:
     assert len({stand_in(key) for key in DIFFERENT_KEYS}) == len(DIFFERENT_KEYS)
     for key in DIFFERENT_KEYS:
         assert stand_in(key)
@@ -206,7 +206,7 @@ def test_different_keys_stand_apart(stand_in: Callable[[Any], bytes]) -> None:
 
 
 @pytest.mark.parametrize("stand_in", [fingerprint, plain])
-def test_equal_keys_are_one(stand_in: Callable[[Any], bytes]) -> None:
+def test_equal_keys_have_one_encoding(stand_in: Callable[[Any], bytes]) -> None:
     assert stand_in(Text("a")) == stand_in("a")
     assert stand_in((Text("a"), HTTPStatus.OK)) == stand_in(("a", 200))
     for nonsense in (1.5, None, ["a"], ("a", None), (("a",),), True, ("a", True)):
@@ -239,7 +239,7 @@ def _slot(name: bytes) -> int:
 
 
 @every_kind
-def test_a_state_ends_when_it_is_as_good_as_fresh(
+def test_a_state_expires_when_it_is_as_good_as_fresh(
     make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis
 ) -> None:
     limiter = make(redis_store, "api")
@@ -254,7 +254,7 @@ def test_a_state_ends_when_it_is_as_good_as_fresh(
 
 
 def expiry_ms(client: redis.Redis, name: bytes) -> int:
-    """As ``PEXPIRETIME``, which came with Redis 7.0."""
+    """As ``PEXPIRETIME``, which Redis has since 7.0."""
     program = """
         local function clock()
             local time = redis.call('TIME')
@@ -274,7 +274,7 @@ def server_us(client: redis.Redis) -> int:
     return int(seconds * 1_000_000 + us)
 
 
-def test_a_state_is_gone_when_its_time_is_over(server: RedisServer) -> None:
+def test_an_expired_state_is_gone(server: RedisServer) -> None:
     period = "40 ms"
     with RedisStore(server.url, timeout=60) as store, server.client() as client:
         for limiter in (
@@ -316,7 +316,7 @@ def changes(client: redis.Redis) -> int:
     return int(client.info("persistence")["rdb_changes_since_last_save"])
 
 
-def test_what_is_left_of_an_admission_has_an_end(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_every_key_of_an_admission_expires(redis_store: RedisStore, client: redis.Redis) -> None:
     for kind, make in EVERY_KIND.items():
         limiter = make(redis_store, kind)
         cost = min(limiter.limit, 3)
@@ -331,7 +331,9 @@ def test_what_is_left_of_an_admission_has_an_end(redis_store: RedisStore, client
 
 
 @every_kind
-def test_something_else_under_a_key(make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis) -> None:
+def test_a_foreign_value_under_a_key_is_an_error(
+    make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis
+) -> None:
     limiter = make(redis_store, "api")
     limiter.allow("ada")
     (name,) = client.keys()
@@ -367,7 +369,7 @@ def test_something_else_under_a_key(make: Callable[..., Any], redis_store: Redis
     assert limiter.allow("ada")
 
 
-def test_something_else_under_the_key_of_one_of_several(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_a_foreign_value_under_one_of_several_keys_is_an_error(redis_store: RedisStore, client: redis.Redis) -> None:
     first, second = TokenBucket(redis_store, "a", "5/minute"), make_log(redis_store, "b", "5/minute")
     both = AllOf(first, second)
     assert both.allow("ada")
@@ -379,7 +381,7 @@ def test_something_else_under_the_key_of_one_of_several(redis_store: RedisStore,
     assert first.peek("ada").remaining == 4
 
 
-def test_something_else_under_the_key_of_a_mark(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_a_foreign_value_under_the_key_of_a_mark_is_an_error(redis_store: RedisStore, client: redis.Redis) -> None:
     bucket = TokenBucket(redis_store, "a", "5/minute")
     bucket.hit("ada", request_id="r")
     (name,) = client.keys("*:request:*")
@@ -394,7 +396,7 @@ def test_something_else_under_the_key_of_a_mark(redis_store: RedisStore, client:
 
 
 @every_kind
-def test_scripts_that_were_flushed_are_loaded_again(
+def test_flushed_scripts_are_loaded_again(
     make: Callable[..., Any], redis_store: RedisStore, client: redis.Redis
 ) -> None:
     limiter = make(redis_store, "api")
@@ -407,7 +409,7 @@ def test_scripts_that_were_flushed_are_loaded_again(
     assert not client.keys("*:x:*")
 
 
-def test_scripts_that_are_flushed_again_and_again_within_a_batch(
+def test_scripts_that_are_flushed_during_a_batch_are_loaded_again(
     is_async: bool, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(store: Any) -> None:
@@ -437,7 +439,7 @@ def test_scripts_that_are_flushed_again_and_again_within_a_batch(
     with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
 
 
-def test_a_server_that_is_away(server: RedisServer) -> None:
+def test_an_unavailable_server_raises_store_unavailable(server: RedisServer) -> None:
     with redis_server() as other, RedisStore(other.url, timeout=60) as store:
         bucket = TokenBucket(store, "b", "5/minute")
         assert bucket.allow("ada")
@@ -458,7 +460,7 @@ def test_a_server_that_is_away(server: RedisServer) -> None:
 
 
 def test_w27_a_server_that_stops_is_an_error_within_the_deadline(server: RedisServer) -> None:
-    """W27, as far as there is a policy: an error, whose wait is bounded by the socket's deadline."""
+    """W27 without a fallback: an error, within the socket's deadline."""
     with RedisStore(server.url, timeout=0.05) as store:
         bucket = TokenBucket(store, "b", "5/minute")
         while True:
@@ -488,7 +490,9 @@ def test_w27_a_server_that_stops_is_an_error_within_the_deadline(server: RedisSe
         assert isinstance(errors[0].__cause__, redis.TimeoutError)
 
 
-def test_a_server_that_refuses(server: RedisServer, client: redis.Redis, redis_store: RedisStore) -> None:
+def test_a_server_that_refuses_scripts_raises_store_unavailable(
+    server: RedisServer, client: redis.Redis, redis_store: RedisStore
+) -> None:
     bucket = TokenBucket(redis_store, "b", "5/minute")
     assert bucket.allow("ada")
     client.config_set("maxmemory", 1)
@@ -502,7 +506,7 @@ def test_a_server_that_refuses(server: RedisServer, client: redis.Redis, redis_s
     assert bucket.peek("ada").remaining == 4
 
 
-def test_every_kind_is_refused_by_a_server_that_is_full(client: redis.Redis, redis_store: RedisStore) -> None:
+def test_a_full_server_refuses_every_kind_of_limiter(client: redis.Redis, redis_store: RedisStore) -> None:
     limiters = [make(redis_store, kind) for kind, make in EVERY_KIND.items()]
     for limiter in limiters:
         assert limiter.allow("ada")
@@ -519,7 +523,7 @@ def test_every_kind_is_refused_by_a_server_that_is_full(client: redis.Redis, red
     assert changes(client) == written
 
 
-def test_values_that_no_limiter_writes(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_values_that_no_limiter_writes_are_errors(redis_store: RedisStore, client: redis.Redis) -> None:
     plants: dict[str, list[Callable[[Any], Any]]] = {
         "concurrency": [
             lambda name: client.zadd(name, {"h1:1": 9.2e18}),
@@ -550,8 +554,8 @@ def test_values_that_no_limiter_writes(redis_store: RedisStore, client: redis.Re
     assert client.hlen(name) <= 2
 
 
-def test_totals_that_grow_too_large_begin_again(redis_store: RedisStore, client: redis.Redis) -> None:
-    """Of a sliding log. In one script, and before a double can't hold them."""
+def test_running_totals_are_rebased(redis_store: RedisStore, client: redis.Redis) -> None:
+    """For a sliding log: in one script, before a double can't hold them exactly."""
     make: Any = SlidingLog
     log = make(redis_store, "l", "1000/hour")
     for cost in (5, 7, 11):
@@ -573,7 +577,7 @@ def test_totals_that_grow_too_large_begin_again(redis_store: RedisStore, client:
     assert client.pttl(name) > 0
 
 
-def test_numbers_of_other_types_are_numbers(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_integers_of_other_types_are_accepted(redis_store: RedisStore, client: redis.Redis) -> None:
     class Number(enum.IntEnum):
         FIVE = 5
 
@@ -588,7 +592,7 @@ def test_numbers_of_other_types_are_numbers(redis_store: RedisStore, client: red
     assert Concurrency(redis_store, "c", Number.FIVE).hit("ada", Number.FIVE)
 
 
-def test_of_a_batch_that_fails_all_that_was_taken_is_known(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_a_failed_batch_remembers_the_permits_it_took(redis_store: RedisStore, client: redis.Redis) -> None:
     held = Concurrency(redis_store, "h", 2)
     assert held.allow("bad")
     (name,) = client.keys()
@@ -600,7 +604,7 @@ def test_of_a_batch_that_fails_all_that_was_taken_is_known(redis_store: RedisSto
         assert held.peek(key).remaining == 2
 
 
-def test_permits_at_once_are_bounded(redis_store: RedisStore) -> None:
+def test_the_permits_of_one_call_are_bounded(redis_store: RedisStore) -> None:
     held = Concurrency(redis_store, "h", 2**24)
     assert held.acquire("ada", 10_000).release()
     for ask in (held.acquire, held.hit, held.peek, held.reserve, held.refund):
@@ -626,7 +630,7 @@ def test_a_password_and_a_user_pass_through_the_url(server: RedisServer, client:
 
 
 @pytest.mark.parametrize("reply", [None, b"OK", [], [1], [b"1", 2, 3, 4], [1, 2, 3, 4, 5], [-1, 7], 1])
-def test_a_reply_that_no_script_of_ours_makes(
+def test_a_reply_that_no_script_makes_is_an_error(
     reply: Any, redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = TokenBucket(redis_store, "b", "5/minute")
@@ -635,7 +639,7 @@ def test_a_reply_that_no_script_of_ours_makes(
         bucket.hit("ada")
 
 
-def test_a_client_of_ones_own(server: RedisServer) -> None:
+def test_a_store_uses_a_client_that_the_caller_made(server: RedisServer) -> None:
     for options in ({}, {"decode_responses": True}, {"protocol": 3}):
         with redis.Redis(port=server.port, socket_timeout=60, retry=None, **options) as client:  # type: ignore[arg-type]
             with RedisStore(client, namespace=f"n{len(options)}") as store:
@@ -647,7 +651,7 @@ def test_a_client_of_ones_own(server: RedisServer) -> None:
             assert client.ping()  # it isn't the store's to close
 
 
-def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
+def test_invalid_servers_and_options_are_refused(server: RedisServer) -> None:
     make: Any = RedisStore
     with pytest.raises(TypeError, match="URL"):
         make(7)
@@ -689,7 +693,7 @@ def test_what_no_store_can_be_made_of(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("letter", "/?#[")
-def test_a_password_that_breaks_the_url_is_told_how_to_be_written_and_not_shown(letter: str, is_async: bool) -> None:
+def test_the_error_for_an_unreadable_url_shows_no_password(letter: str, is_async: bool) -> None:
     make: Any = AsyncRedisStore if is_async else RedisStore
     for password in (f"SEC{letter}RET", f"12{letter}RET"):
         for url in (f"redis://:{password}@localhost", f"redis://shop:{password}@localhost:6379/0"):
@@ -703,7 +707,7 @@ def test_a_password_that_breaks_the_url_is_told_how_to_be_written_and_not_shown(
             assert make(quoted).executor.client.connection_pool.connection_kwargs["password"] == password
 
 
-def test_a_limiter_over_redis_says_what_it_is(server: RedisServer, is_async: bool) -> None:
+def test_the_repr_of_a_limiter_names_its_kind_and_store(server: RedisServer, is_async: bool) -> None:
     make: Any = AsyncRedisStore if is_async else RedisStore
     store = make(server.url)
     assert repr(Concurrency(store, "pdf", 20)).startswith("<Concurrency 'pdf' limit=20, lease_ns=30000000000, over <")
@@ -721,7 +725,7 @@ def test_every_operation_has_a_deadline_and_none_is_repeated(server: RedisServer
 def test_why_redis_has_not_decided_is_logged_once_a_minute(
     server: RedisServer, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever is answered by a policy, or by 503, isn't told the reason."""
+    """Neither a fallback nor a 503 shows the reason."""
 
     async def ask(store: Any) -> None:
         bucket = TokenBucket(store, "b", "5/minute")
@@ -739,7 +743,7 @@ def test_why_redis_has_not_decided_is_logged_once_a_minute(
     assert all(f"127.0.0.1:{server.port}> has not decided" in text and "DB index" in text for text in caplog.messages)
 
 
-def test_a_server_that_is_no_node_of_a_cluster(server: RedisServer, is_async: bool) -> None:
+def test_the_error_for_a_server_outside_a_cluster_names_a_remedy(server: RedisServer, is_async: bool) -> None:
     async def ask(store: Any) -> None:
         with pytest.raises(StoreUnavailable, match="begins with redis:// or rediss://"):
             await done(TokenBucket(store, "b", "5/minute").allow("ada"))
@@ -747,7 +751,7 @@ def test_a_server_that_is_no_node_of_a_cluster(server: RedisServer, is_async: bo
     with_store(ask, is_async, lambda: server.url.replace("redis://", "redis+cluster://"), timeout=PATIENCE_S)
 
 
-def test_a_store_is_for_one_event_loop(server: RedisServer) -> None:
+def test_a_store_in_another_event_loop_is_refused(server: RedisServer) -> None:
     for ask in (lambda bucket: bucket.hit("ada"), lambda bucket: bucket.allow_many(["ada"])):
         store = AsyncRedisStore(server.url, timeout=PATIENCE_S)
         bucket = TokenBucket(store, "b", "5/minute")
@@ -761,7 +765,7 @@ def test_a_store_is_for_one_event_loop(server: RedisServer) -> None:
             asyncio.run(used())
 
 
-def test_a_closed_store(server: RedisServer) -> None:
+def test_a_closed_store_refuses_calls(server: RedisServer) -> None:
     with RedisStore(server.url, timeout=60) as store:
         bucket = TokenBucket(store, "b", "5/minute")
         assert bucket.allow("ada")
@@ -783,7 +787,7 @@ def spend(url: str, kind: str, asked: int, results: Any) -> None:
 def test_several_processes_get_no_more_than_the_limit(
     kind: str, server: RedisServer, server_clock: ServerClock
 ) -> None:
-    """With a clock that stands still, exactly the limit."""
+    """The clock stands still, so they get exactly the limit."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     workers = [context.Process(target=spend, args=(server.url, kind, 4, results)) for _ in range(4)]
@@ -819,10 +823,10 @@ def test_a_limiter_works_on_both_sides_of_a_fork(
     assert held.peek("ada").remaining == 2
 
 
-def test_threads_that_come_at_once_after_a_fork_end_nobody_elses_connections(
+def test_concurrent_threads_after_a_fork_close_no_connection_in_use(
     redis_store: RedisStore, in_child: Callable[[Callable[[], Any]], Any]
 ) -> None:
-    """As under gunicorn's threads with preloading. The end of a client ends its connections, so there is one."""
+    """As under gunicorn's threads with preloading. A client's finalizer closes its connections, so only one is made."""
     bucket = TokenBucket(redis_store, "b", "5/minute")
     assert bucket.allow("ada")
     server: Any = redis_store.executor.client
@@ -848,7 +852,7 @@ def test_threads_that_come_at_once_after_a_fork_end_nobody_elses_connections(
     assert bucket.allow("ada")
 
 
-def test_threads_that_come_at_once_after_a_fork_remember_permits_in_one_place(
+def test_concurrent_threads_after_a_fork_share_one_record_of_permits(
     redis_store: RedisStore, in_child: Callable[[Callable[[], Any]], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter = Concurrency(redis_store, "c", 2)
@@ -887,7 +891,7 @@ def test_both_kinds_of_store_share_their_states(server: RedisServer, server_cloc
 @pytest.mark.parametrize(
     "url", ["localhost", "localhost:6379", "http://localhost", "redis+sentinel://a/b", "forebay:///a"]
 )
-def test_a_url_of_something_else(url: str) -> None:
+def test_a_url_of_another_scheme_is_refused(url: str) -> None:
     for kind in (RedisStore, AsyncRedisStore):
         with pytest.raises(ValueError, match=r"begins with redis://.* master_for"):
             kind(url)
