@@ -59,7 +59,7 @@ def bucket(store: RedisStore) -> Any:
 def bare(store: RedisStore, bucket: Any, redis_port: int) -> Iterator[Timer]:
     """redis-py's arguments for the call that `bucket` makes."""
     must(bucket.allow(KEY))
-    command = bucket._ask_hit(KEY, 1)
+    command = bucket.commands.hit(KEY, 1)
     with redis.Redis(host="127.0.0.1", port=redis_port, db=3) as client:
         yield statement(
             "f(sha, 1, *arguments)",

@@ -40,9 +40,7 @@ IMPORTS: Final = {
     ("forebay.core.*", "forebay.redis.*"): "the limiters' stubs have an overload for each kind of store",
     ("forebay.core.algorithms.window", "forebay.core.synced.window"): "the same",
     ("forebay.holding", "forebay.core.*"): "a hold is typed by its limiter",
-    ("forebay.redis.aio_limiters", "forebay.redis.aio*"): "the asyncio classes are typed by each other",
     ("forebay.redis.leased.limiter", "forebay.redis.leased.store"): "a leased limiter is typed by its store",
-    ("forebay.redis.base", "forebay.redis.*"): "limiters are typed by their store, and the store by its limiters",
 }
 
 # (file, attribute): patterns, and the reason.
@@ -53,9 +51,11 @@ REACHES: Final = {
     ("forebay/contrib/outbound.py", "_take_*"): "permits that no lease releases",
     ("forebay/core/*", "_cancel"): "a reservation cancels at its limiter",
     ("forebay/holding.py", "_take_*"): "permits that no lease releases",
-    ("forebay/redis/*", "*"): "there is no executor yet",
+    ("forebay/redis/fallback.py", "_take_unleased"): "permits that no lease releases",
+    ("forebay/redis/leased/*", "*"): "a leased store makes the limiter whose permits it lends",
+    ("forebay/redis/operations.py", "_is_coroutine"): "the mark of coroutine functions before Python 3.12",
     ("forebay/store.py", "*"): "class methods that make a store",
-    ("forebay/web/*", "*"): "there is no executor yet",
+    ("forebay/web/*", "*"): "several limits in shared memory are charged as one, and workers compare stores' files",
 }
 
 DOCSTRING: Final = re.compile(r'"""(?:.|\n)*?"""')

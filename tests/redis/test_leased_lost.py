@@ -28,7 +28,7 @@ def left(limiter: Any) -> int:
 
 def free(limiter: Any) -> int:
     """The permits that Redis would lend."""
-    return int(limiter.terms.strict.store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
+    return int(limiter.store.redis_store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
 def begun(limiter: Any, cost: int) -> tuple[Steps[Outcome], Command[Any]]:
@@ -362,7 +362,7 @@ def test_retry_after_considers_loans(hosts: Hosts, seed: int) -> None:
     limiter = TokenBucket(hosts.new(lease=chance.choice([0.1, 1, 60])), "l", rate, burst=burst)
     terms, place = limiter.terms, limiter.terms.place(KEY)
     ask, clock = hosts.executor.run_command, hosts.server_clock
-    unit_us = terms.strict._algorithm.period_us // terms.strict._algorithm.rate.limit
+    unit_us = terms.strict.algorithm.period_us // terms.strict.algorithm.rate.limit
     loans: dict[bytes, tuple[int, int]] = {}
     for step in range(1, 60):
         clock.set_us(clock.now_us + chance.choice([0, 1, unit_us, terms.lease_ns // 3000]))
@@ -411,7 +411,7 @@ def test_level_and_loans_grow_only_by_time(hosts: Hosts, client: redis.Redis, se
     rate, burst = chance.choice([("7/second", 10), ("1000/second", 100), ("1000/minute", 20), ("3/second", 3)])
     limiter = TokenBucket(hosts.new(lease=chance.choice([0.1, 1, 10])), "l", rate, burst=burst)
     terms, place, clock = limiter.terms, limiter.terms.place(KEY), hosts.server_clock
-    algorithm = terms.strict._algorithm
+    algorithm = terms.strict.algorithm
     unit_us = Fraction(algorithm.period_us, algorithm.rate.limit)
     before_us, seen_us = Fraction(algorithm.tolerance_us), clock.now_us
     late = 0

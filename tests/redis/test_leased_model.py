@@ -264,7 +264,7 @@ def run(world: World, used_at: Callable[[int], Fraction], most: Fraction) -> Non
 def test_token_bucket(world_of: Callable[..., World], seed: int) -> None:
     rate, burst = RATES[seed % len(RATES)]
     world = world_of(TokenBucket, seed, rate=rate, burst=burst)
-    algorithm = world.hosts[0].limiter.terms.strict._algorithm
+    algorithm = world.hosts[0].limiter.terms.strict.algorithm
     unit_us = Fraction(algorithm.period_us, algorithm.rate.limit)
     tat_us = Fraction(0)
     counted = 0

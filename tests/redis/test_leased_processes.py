@@ -62,7 +62,7 @@ def server_us(client: redis.Redis) -> int:
 
 
 def most(limiter: Any, elapsed_us: int) -> int:
-    algorithm = limiter.terms.strict._algorithm
+    algorithm = limiter.terms.strict.algorithm
     return int((algorithm.tolerance_us + elapsed_us) * algorithm.rate.limit // algorithm.period_us)
 
 

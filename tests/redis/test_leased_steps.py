@@ -32,7 +32,7 @@ def left(limiter: Any) -> int:
 
 def free(limiter: Any) -> int:
     """The permits that Redis would lend."""
-    return int(limiter.terms.strict.store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
+    return int(limiter.store.redis_store.executor.run_command(limiter.terms.peek(limiter.terms.place(KEY), 1))[0])
 
 
 def test_permits_of_a_new_window_are_not_given_back_to_the_old_one(hosts: Hosts) -> None:

@@ -222,7 +222,7 @@ def test_a_foreign_state_does_not_prevent_giving_back_other_keys(hosts: Hosts, c
     for key in ("foreign", KEY):
         while limiter.left(limiter.tag(key))[0] < 10:
             limiter.allow(key)
-    client.set(limiter.terms.strict._key("foreign"), "something else")
+    client.set(limiter.terms.strict.key("foreign"), "something else")
     left = limiter.left(limiter.tag(KEY))[0]
     before = other.peek(KEY).remaining
     with pytest.raises(ForeignState):

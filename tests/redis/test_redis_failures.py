@@ -711,8 +711,8 @@ def test_the_hosts_share_of_a_sliding_window_rounds_as_the_whole_does(
 ) -> None:
     local = make(gone, host=host, when_unavailable="local", hosts=4)
     limiter: Any = SlidingWindow(local.store, "a limit", "8/hour", rounding=rounding)
-    assert limiter._fallback.native.rate.limit == 2
-    assert limiter._fallback.native.rounding == limiter.rounding == (rounding or "down")
+    assert limiter.commands.fallback.native.rate.limit == 2
+    assert limiter.commands.fallback.native.rounding == limiter.rounding == (rounding or "down")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -784,7 +784,7 @@ def test_several_limits_fall_back_together(make: Callable[..., Asker], gone: str
     assert allow(several.reserve, "ada").allowed
     # 50, and one each by hit, hit_each and reserve, of which Redis knows nothing.
     held = several.limiters[1]
-    assert held._fallback.give_back_unleased("ada", 100) == 53
+    assert held.commands.fallback.give_back_unleased("ada", 100) == 53
     allow(several.refund, "ada")
     assert allow(several.wait, "ada")
 
@@ -854,13 +854,13 @@ def test_a_cancelled_reservation_leaves_nothing_behind(make: Callable[..., Asker
         assert reservation.allowed
         local(reservation.cancel)
     # What comes now was taken from Redis.
-    assert held._fallback.give_back_unleased("ada", 8) == 0  # type: ignore[attr-defined]
+    assert held.commands.fallback.give_back_unleased("ada", 8) == 0  # type: ignore[attr-defined]
 
 
 def test_a_signal_handler_that_asks_while_permits_are_counted(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisStore(gone, when_unavailable="allow") as allow:
         held = Concurrency(allow, "held", 8, lease="1 hour")
-        loose = held._fallback.unleased[0]  # type: ignore[attr-defined]
+        loose = held.commands.fallback.unleased[0]  # type: ignore[attr-defined]
 
         class Interrupted(dict[Any, Any]):
             def get(self, *arguments: Any) -> Any:

@@ -169,7 +169,7 @@ def test_a_tls_handshake_ends_at_the_deadline_of_the_call() -> None:
 
             def ask() -> None:
                 try:
-                    both._hit_each_for(Patience(0.05), "ada", 1)
+                    both.hit_each_within(Patience(0.05), "ada", 1)
                 except StoreUnavailable as error:
                     refused.append(error)
 

@@ -50,8 +50,8 @@ from forebay.redis import (
     RedisStore,
     SyncedStore,
 )
+from forebay.redis.concurrency import Remembered
 from forebay.redis.executor import LOG_EVERY_S
-from forebay.redis.held import Remembered
 from forebay.redis.keys import fingerprint, plain
 from forebay.testing import ManualClock
 from forebay.web import Rule
@@ -865,7 +865,7 @@ def test_concurrent_threads_after_a_fork_share_one_record_of_permits(
             together.wait()
             return Remembered()
 
-        monkeypatch.setattr("forebay.redis.held.Remembered", make_together)
+        monkeypatch.setattr("forebay.redis.concurrency.Remembered", make_together)
         threads = [threading.Thread(target=limiter.allow, args=("bob",)) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -328,7 +328,7 @@ def test_permits_are_taken_in_a_signals_handler_too(redis_store: RedisStore, mon
     inside: list[str] = []
 
     def handler(frame: Any, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename.endswith("held.py") and not inside:
+        if frame.f_code.co_filename.endswith("concurrency.py") and not inside:
             inside.append("ada")
             assert held.allow("bob")
             assert held.allow("ada")

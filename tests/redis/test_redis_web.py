@@ -989,7 +989,7 @@ def test_what_no_time_is_left_for_is_sent(server: RedisServer, redis_store: Redi
     held = Concurrency(redis_store, "held", 3, lease="1 hour")
     # So that the server knows the script.
     assert held.acquire("everyone").release()
-    leases, patience = [held.acquire("everyone") for _ in range(3)], redis_store._patience()
+    leases, patience = [held.acquire("everyone") for _ in range(3)], redis_store.executor.patience()
     patience.left_s = 0.0
     with server.stopped():
         redis_store.executor.give_back(leases, patience)

@@ -7,8 +7,8 @@ from forebay.core.reservation import Reservation
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidKey
 from forebay.rate import Duration
-from forebay.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter
-from forebay.redis.store import RedisAllOf, RedisLimiter
+from forebay.redis.all_of import AsyncRedisAllOf, RedisAllOf
+from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
 from forebay.store import Store
 
 _Keys: TypeAlias = Key | list[Key] | list[str] | list[bytes] | list[int]

@@ -8,19 +8,18 @@ from forebay.extras import Needs
 with Needs("redis", __name__):
     import redis  # noqa: F401
 
-from forebay.redis.aio import AsyncRedisStore
-from forebay.redis.aio_held import AsyncRedisConcurrency, AsyncRedisHold, AsyncRedisLease
-from forebay.redis.aio_limiters import AsyncRedisAllOf, AsyncRedisLimiter, AsyncRedisReservation
-from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
-from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
-from forebay.redis.store import (
-    RedisAllOf,
+from forebay.redis.all_of import AsyncRedisAllOf, RedisAllOf
+from forebay.redis.concurrency import (
+    AsyncRedisConcurrency,
+    AsyncRedisHold,
+    AsyncRedisLease,
     RedisConcurrency,
     RedisLease,
-    RedisLimiter,
-    RedisReservation,
-    RedisStore,
 )
+from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
+from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
+from forebay.redis.limiter import AsyncRedisLimiter, AsyncRedisReservation, RedisLimiter, RedisReservation
+from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.redis.synced.store import SyncedStore, SyncStatus
 from forebay.redis.transport.breaker import RedisStatus
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from redis.crc import key_slot
 
@@ -36,10 +36,18 @@ from forebay.redis.commands import (
     encode_args,
     keys_of,
 )
-from forebay.redis.held import ConcurrencyCommands, Taken
+from forebay.redis.concurrency import ConcurrencyCommands, Taken
+from forebay.redis.executor import AsyncExecutor, Executor
+from forebay.redis.limiter import AsyncRedisReservation, BaseLimiter, RedisReservation, would_block
+from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
 from forebay.redis.scripts import script
+from forebay.redis.transport.deadline import Patience
 
-__all__ = ["Admitted", "AllOfCommands", "Costs", "Keys"]
+__all__ = ["Admitted", "AllOfCommands", "AsyncRedisAllOf", "Costs", "Keys", "RedisAllOf"]
+
+E = TypeVar("E")
+R = TypeVar("R")
+
 
 Keys = Key | list[Key] | list[str] | list[bytes] | list[int]
 Costs = int | list[int]
@@ -62,30 +70,13 @@ class Judged(NamedTuple):
 
 
 class AllOfCommands:
-    """What both kinds of ``AllOf`` are."""
+    """What the commands of several limits at once look like. With `has_slots`, their keys may lie in several slots."""
 
-    def __init__(self, limiters: Sequence[LimiterCommands]) -> None:
-        self._limiters = tuple(limiters)
-        self._store = limiters[0]._store
-        self._fallback = self._store._policy.fallback_of_all(limiters)
-        self._script = script("decide", *sorted({limiter._algorithm.script for limiter in limiters}))
-
-    # Nothing is made of it; but it says that it isn't over shared memory.
-    _make_limiter = None
-
-    @property
-    def name(self) -> str:
-        return " + ".join(limiter.name for limiter in self._limiters)
-
-    @property
-    def may_free_early(self) -> bool:
-        return any(limiter.may_free_early for limiter in self._limiters)
-
-    def __repr__(self) -> str:
-        return f"AllOf({', '.join(map(repr, self._limiters))})"
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
+    def __init__(self, limiters: Sequence[LimiterCommands], fallback: Any, *, has_slots: bool) -> None:
+        self._limiters = limiters
+        self.fallback = fallback
+        self._has_slots = has_slots
+        self._script = script("decide", *sorted({limiter.algorithm.script for limiter in limiters}))
 
     def _each(self, key: Keys, cost: Costs) -> list[tuple[LimiterCommands, Key, int]]:
         """The limiters with their own keys and costs."""
@@ -100,48 +91,43 @@ class AllOfCommands:
             raise InvalidCost(f"{count} limiters need one cost for all or {count} costs, not {len(costs)}")
         return list(zip(self._limiters, keys, costs, strict=True))
 
-    def _parts(self, key: Keys, cost: Costs) -> list[Part]:
+    def parts(self, key: Keys, cost: Costs) -> list[Part]:
         return [
-            Part(limiter, limiter._key(its_key), limiter._charge_for(its_key, its_cost))
+            Part(limiter, limiter.key(its_key), limiter.charge_for(its_key, its_cost))
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
 
     def queue_key(self, key: Keys) -> object:
         """What those who wait for it have in common."""
-        return tuple(limiter._key(its_key) for limiter, its_key, _ in self._each(key, 1))
-
-    def _many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None) -> list[list[Part]]:
-        """All of them, before any is sent: so one that can't be used leaves all uncharged."""
-        listed = keys_of(keys)
-        return [self._parts(key, cost) for key, cost in zip(listed, costs_of(costs, len(listed)), strict=True)]
+        return tuple(limiter.key(its_key) for limiter, its_key, _ in self._each(key, 1))
 
     def _groups(self, parts: list[Part]) -> list[list[Part]]:
         """Those of one slot together, as a script can have them."""
-        if not self._store.executor.has_slots:
+        if not self._has_slots:
             return [parts]
         groups: dict[int, list[Part]] = {}
         for part in parts:
             groups.setdefault(key_slot(part.key), []).append(part)
         return list(groups.values())
 
-    def _is_apart(self, many: Iterable[list[Part]]) -> bool:
+    def is_apart(self, many: Iterable[list[Part]]) -> bool:
         return any(len(self._groups(parts)) > 1 for parts in many)
 
-    def _ask_nothing(self, what: bytes, parts: Sequence[Part]) -> Command[None]:
+    def _command_of(self, what: bytes, parts: Sequence[Part]) -> Command[None]:
         return Command(self._script, [part.key for part in parts], arguments_of(what, parts), 2, lambda reply: None)
 
-    def _ask(self, what: bytes, parts: Sequence[Part], comes_back: bool = False) -> Command[Judged]:
+    def _judging(self, what: bytes, parts: Sequence[Part], comes_back: bool = False) -> Command[Judged]:
         """All of one slot. What is charged `comes_back` if nobody waits for the answer any more."""
 
         def read(reply: list[int]) -> Judged:
             allowed, at, seen = reply[0] != 0, 2, []
             for limiter, _, _ in parts:
-                end = at + 1 + limiter._algorithm.told
+                end = at + 1 + limiter.algorithm.told
                 seen.append(Seen(reply[at] != 0, reply[1], reply[at + 1 : end]))
                 at = end
             if allowed and what is HIT:
                 for (limiter, key, charge), its_seen in zip(parts, seen, strict=True):
-                    limiter._took(key, charge, its_seen)
+                    limiter.took(key, charge, its_seen)
             return Judged(allowed, parts, seen)
 
         def given_up(reply: list[int]) -> CommandFlow[None]:
@@ -149,16 +135,16 @@ class AllOfCommands:
             if judged.allowed:
                 yield from self._cancel(parts, judged.seen)
 
-        size = 2 + sum(1 + part.limiter._algorithm.told for part in parts)
+        size = 2 + sum(1 + part.limiter.algorithm.told for part in parts)
         command = Command(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
         # Of what isn't held a charge stays else, as that of one limiter.
         if what is HIT and (comes_back or any(isinstance(part.limiter, ConcurrencyCommands) for part in parts)):
             command.if_given_up = given_up
         return command
 
-    def _ask_allow(self, parts: Sequence[Part]) -> Command[bool]:
+    def allow_at_once(self, parts: Sequence[Part]) -> Command[bool]:
         """All of one slot."""
-        command = self._ask(HIT, parts)
+        command = self._judging(HIT, parts)
 
         def read(reply: list[int]) -> bool:
             return command.read(reply).allowed
@@ -170,7 +156,7 @@ class AllOfCommands:
         judged: list[Judged] = []
         try:
             for parts in groups:
-                judged.append((yield self._ask(HIT, parts, comes_back)))
+                judged.append((yield self._judging(HIT, parts, comes_back)))
                 if not judged[-1].allowed:
                     break
         except GeneratorExit:
@@ -197,82 +183,241 @@ class AllOfCommands:
             judged = judged[-1:]
             groups = [group for group in groups if group is not judged[0].parts]
         for group in groups:
-            judged.append((yield self._ask(PEEK, group)))
+            judged.append((yield self._judging(PEEK, group)))
         return judged
 
-    def _allow(self, parts: list[Part]) -> CommandFlow[bool]:
+    def allow(self, parts: list[Part]) -> CommandFlow[bool]:
         judged = yield from self._charge(self._groups(parts))
         return judged[-1].allowed
 
     def _decide(self, what: bytes, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
         """In the order of the limiters."""
-        parts = self._parts(key, cost)
+        parts = self.parts(key, cost)
         return in_order(parts, (yield from self._judge(what, parts)))
 
-    def _hit_each(self, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
+    def hit_each(self, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
         return self._decide(HIT, key, cost)
 
-    def _hit(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
+    def hit(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
         return binding((yield from self._decide(HIT, key, cost)))
 
-    def _peek(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
+    def peek(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
         return binding((yield from self._decide(PEEK, key, cost)))
 
-    def _reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> CommandFlow[Booked]:
+    def reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> CommandFlow[Booked]:
         delay_us(max_delay)
-        judged = yield from self._judge(HIT, self._parts(key, cost))
+        judged = yield from self._judge(HIT, self.parts(key, cost))
         if all(one.allowed for one in judged):
             return Booked.now(True, 0, self._uncharge(judged))
         bound = binding([decision for one in judged for decision in decisions(one)])
         return Booked.now(False, bound.retry_after_ns // 1000, None)
 
-    def _admit_all(self, key: Keys, cost: Costs) -> CommandFlow[Admitted]:
+    def admit(self, key: Keys, cost: Costs) -> CommandFlow[Admitted]:
         """What ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
-        parts = self._parts(key, cost)
+        parts = self.parts(key, cost)
         judged = yield from self._judge(HIT, parts, comes_back=True)
         if not all(one.allowed for one in judged):
             return in_order(parts, judged), []
         seen = {id(part): its for one in judged for part, its in zip(one.parts, one.seen, strict=True)}
-        return in_order(parts, judged), [part.limiter._kept(part.key, part.charge, seen[id(part)]) for part in parts]
+        return in_order(parts, judged), [part.limiter.keep(part.key, part.charge, seen[id(part)]) for part in parts]
 
     def _cancel(self, parts: Sequence[Part], seen: Sequence[Seen]) -> CommandFlow[None]:
         """All of one slot."""
         charged = [(part, its) for part, its in zip(parts, seen, strict=True) if part.charge.cost]
         counted = [
-            Part(part.limiter, part.key, part.limiter._algorithm.cancellation(part.charge, its))
+            Part(part.limiter, part.key, part.limiter.algorithm.cancellation(part.charge, its))
             for part, its in charged
             if not isinstance(part.limiter, ConcurrencyCommands)
         ]
         if counted:
-            yield self._ask_nothing(b"cancel", counted)
+            yield self._command_of(b"cancel", counted)
         for part, its in charged:
             if isinstance(part.limiter, ConcurrencyCommands):
-                yield from part.limiter._cancel(part.key, part.charge, its)
+                yield from part.limiter.cancel(part.key, part.charge, its)
 
-    def _refund(self, key: Keys, cost: Costs) -> CommandFlow[None]:
+    def refund(self, key: Keys, cost: Costs) -> CommandFlow[None]:
         # Whatever is wrong with the arguments is found before anything is given back.
         parts = [
-            Part(limiter, limiter._key(its_key), limiter._refund_charge(its_key, its_cost))
+            Part(limiter, limiter.key(its_key), limiter.refund_charge(its_key, its_cost))
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
         counted = [part for part in parts if not isinstance(part.limiter, ConcurrencyCommands)]
         flows = [self._tell(b"refund", group) for group in self._groups(counted) if group]
         for limiter, its_key, its_cost in self._each(key, cost):
             if isinstance(limiter, ConcurrencyCommands):
-                flows.append(limiter._refund(its_key, its_cost))
+                flows.append(limiter.refund(its_key, its_cost))
         yield from each(flows)
 
-    def _reset(self, key: Keys) -> CommandFlow[None]:
-        yield from each([self._tell(b"reset", group) for group in self._groups(self._parts(key, 1))])
+    def reset(self, key: Keys) -> CommandFlow[None]:
+        yield from each([self._tell(b"reset", group) for group in self._groups(self.parts(key, 1))])
 
     def _tell(self, what: bytes, parts: Sequence[Part]) -> CommandFlow[None]:
-        yield self._ask_nothing(what, parts)
+        yield self._command_of(what, parts)
+
+
+class BaseAllOf(Operated[E], Generic[E, R]):
+    """`E` is the executor, `R` the class of reservations."""
+
+    _reservation: type[R]
+
+    def __init__(self, store: Any, limiters: Sequence[BaseLimiter[E, R]], fallback: Any) -> None:
+        self._store, self._executor = store, store.executor
+        self._limiters = tuple(limiters)
+        self._commands = AllOfCommands(
+            [limiter.commands for limiter in limiters], fallback, has_slots=self._executor.has_slots
+        )
+
+    # Nothing is made of it; but it says that it isn't over shared memory.
+    _make_limiter = None
+
+    @property
+    def store(self) -> Any:
+        return self._store
+
+    @property
+    def limiters(self) -> tuple[Any, ...]:
+        return self._limiters
+
+    @property
+    def name(self) -> str:
+        return " + ".join(limiter.name for limiter in self._limiters)
+
+    @property
+    def may_free_early(self) -> bool:
+        return any(limiter.may_free_early for limiter in self._limiters)
+
+    def __repr__(self) -> str:
+        return f"AllOf({', '.join(map(repr, self._limiters))})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
+
+    def queue_key(self, key: Keys) -> object:
+        """What those who wait for it have in common."""
+        return self._commands.queue_key(key)
+
+    @operation
+    def allow(self, key: Keys, /) -> Pending[bool]:
+        commands = self._commands
+        return self._executor.run(commands.allow(commands.parts(key, 1)), lambda: commands.fallback.allow(key))
+
+    @operation
+    def hit(self, key: Keys, cost: Costs = 1) -> Pending[Decision]:
+        commands = self._commands
+        return self._executor.run(commands.hit(key, cost), lambda: commands.fallback.hit(key, cost))
+
+    @operation
+    def hit_each(self, key: Keys, cost: Costs = 1) -> Pending[list[Decision]]:
+        commands = self._commands
+        return self._executor.run(commands.hit_each(key, cost), lambda: commands.fallback.hit_each(key, cost))
+
+    @operation
+    def peek(self, key: Keys, cost: Costs = 1) -> Pending[Decision]:
+        commands = self._commands
+        return self._executor.run(commands.peek(key, cost), lambda: commands.fallback.peek(key, cost))
+
+    @operation
+    def reserve(self, key: Keys, cost: Costs = 1, max_delay: Duration | None = None) -> Pending[R]:
+        commands = self._commands
+        return self._executor.run(
+            self._reserve(key, cost, max_delay),
+            lambda: self._reserved(commands.fallback.reserve(key, cost, max_delay)),
+        )
+
+    def _reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> CommandFlow[R]:
+        return self._reserved((yield from self._commands.reserve(key, cost, max_delay)))
+
+    def _reserved(self, booked: Booked) -> R:
+        make: Any = self._reservation
+        reservation: R = make(self._store, booked)
+        return reservation
+
+    @operation
+    def refund(self, key: Keys, cost: Costs = 1) -> Pending[None]:
+        commands = self._commands
+        return self._executor.run_to_end(commands.refund(key, cost), lambda: commands.fallback.refund(key, cost))
+
+    @operation
+    def reset(self, key: Keys) -> Pending[None]:
+        return self._executor.run(self._commands.reset(key))
+
+    @operation
+    def allow_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None = None) -> Pending[list[bool]]:
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        commands = self._commands
+        # All of them, before any is sent: so one that can't be used leaves all uncharged.
+        many = [commands.parts(key, cost) for key, cost in zip(keys, costs, strict=True)]
+
+        def fall_back(number: int) -> bool:
+            return bool(commands.fallback.allow(keys[number], costs[number]))
+
+        if commands.is_apart(many):
+            return self._executor.run_each([commands.allow(parts) for parts in many], fall_back)
+        return self._executor.run_many([commands.allow_at_once(parts) for parts in many], fall_back)
+
+    @operation
+    def wait(
+        self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> Pending[bool]:
+        return self._executor.wait(self, key, cost, timeout, jitter)
+
+    @operation
+    def hit_each_within(self, patience: Patience, key: Keys, cost: Costs) -> Pending[list[Decision]]:
+        """For the web: ``hit_each``, for no longer than a request waits."""
+        commands = self._commands
+        return self._executor.run_within(
+            patience, commands.hit_each(key, cost), lambda: commands.fallback.hit_each(key, cost)
+        )
+
+    @operation
+    def admit(self, patience: Patience, key: list[Key], cost: list[int]) -> Pending[tuple[list[Decision], list[Any]]]:
+        """For the web, for no longer than a request waits: what ``hit_each`` says; and for each limiter, if all allow
+        it, the reservation or lease that gives back what it took."""
+        commands = self._commands
+        return self._executor.run_within(
+            patience,
+            self._admit(key, cost),
+            lambda: self._admitted(key, commands.fallback.admit(key, cost)),
+            lambda admitted: [taken.give_back_flow() for taken in admitted[1]],
+        )
+
+    def _admit(self, key: list[Key], cost: list[int]) -> CommandFlow[tuple[list[Decision], list[Any]]]:
+        return self._admitted(key, (yield from self._commands.admit(key, cost)))
+
+    def _admitted(self, keys: list[Key], admitted: Admitted) -> tuple[list[Decision], list[Any]]:
+        decisions, taken = admitted
+        return decisions, [
+            limiter.view(key, its) for limiter, key, its in zip(self._limiters, keys, taken, strict=False)
+        ]
+
+
+class RedisAllOf(BaseAllOf[Executor, RedisReservation]):
+    """Several limits of one ``RedisStore`` at once, as ``forebay.AllOf``: all or none.
+
+    One round trip; but of keys that lie in several slots of a cluster, one for each slot and those that give back.
+    """
+
+    _reservation = RedisReservation
+
+    def wait_async(
+        self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> NoReturn:
+        raise would_block(self)
+
+
+@asyncio_operations
+class AsyncRedisAllOf(BaseAllOf[AsyncExecutor, AsyncRedisReservation]):
+    """Several limits of one ``AsyncRedisStore`` at once, as ``RedisAllOf``."""
+
+    _reservation = AsyncRedisReservation
+    wait_async = BaseAllOf.wait
 
 
 def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:
     arguments: list[Any] = [what, b"0"]
     for limiter, _, charge in parts:
-        arguments += (limiter._algorithm.script, *encode_args(charge.arguments))
+        arguments += (limiter.algorithm.script, *encode_args(charge.arguments))
     return arguments
 
 
@@ -293,7 +438,7 @@ def each(flows: Sequence[CommandFlow[None]]) -> CommandFlow[None]:
 
 def decisions(judged: Judged) -> list[Decision]:
     return [
-        limiter._algorithm.decision(limiter.name, charge, its)
+        limiter.algorithm.decision(limiter.name, charge, its)
         for (limiter, _, charge), its in zip(judged.parts, judged.seen, strict=True)
     ]
 

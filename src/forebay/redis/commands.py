@@ -1,4 +1,4 @@
-"""What limiters ask of Redis, and what they make of the answers; whoever sends it, and however."""
+"""Commands sent to Redis and decoders for their replies. Sans-I/O: the sync and asyncio executors drive them."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidCost, InvalidKey, StoreUnavailable, shown
 from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, Seen, delay_us
-from forebay.redis.keys import fingerprint
+from forebay.redis.keys import KeySpace, fingerprint
 from forebay.redis.scripts import Script, script
 from forebay.redis.transport.servers import Call
 
-if TYPE_CHECKING:
-    from forebay.redis.base import RedisStoreBase
-
 __all__ = [
     "Booked",
-    "BookingView",
     "Command",
     "CommandFlow",
     "LimiterCommands",
     "LimiterSpec",
+    "StaggeredCommands",
     "costs_of",
     "encode_args",
     "given_up",
     "keys_of",
+    "noop",
+    "read_nothing",
+    "seconds_up",
+    "was_allowed",
     "whole_cost",
 ]
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 HIT: Final[bytes] = b"hit"
 PEEK: Final[bytes] = b"peek"
@@ -66,6 +69,11 @@ class Command(Generic[T]):
     @property
     def call(self) -> Call:
         return ("EVALSHA", self.script.sha, b"%d" % len(self.keys), *self.keys, *self.arguments)
+
+    def then(self, convert: Callable[[T], U]) -> Command[U]:
+        """The same call, with its result converted."""
+        read = self.read
+        return replace(cast(Any, self), read=lambda reply: convert(read(reply)))
 
     def result(self, reply: Any) -> T:
         """What a reply means."""
@@ -160,50 +168,6 @@ class Booked:
             yield from cancelling
 
 
-class BookingView:
-    """The base of both kinds of reservations."""
-
-    __slots__ = ("_booked", "_store")
-
-    def __init__(self, store: Any, booked: Booked) -> None:
-        self._store, self._booked = store, booked
-
-    @property
-    def store(self) -> Any:
-        """Whose permits they are."""
-        return self._store
-
-    @property
-    def allowed(self) -> bool:
-        return self._booked.allowed
-
-    @property
-    def delay_ns(self) -> int:
-        return self._booked.delay_ns
-
-    @property
-    def due_ns(self) -> int:
-        return self._booked.due_ns
-
-    @property
-    def full(self) -> bool:
-        return self._booked.full
-
-    @property
-    def delay(self) -> float:
-        """In seconds; never less than ``delay_ns``."""
-        return seconds_up(self._booked.delay_ns)
-
-    def give_back_flow(self) -> CommandFlow[None]:
-        return self._booked.cancel()
-
-    def __bool__(self) -> bool:
-        return self._booked.allowed
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(allowed={self.allowed}, delay={self.delay})"
-
-
 def seconds_up(duration_ns: int) -> float:
     seconds = duration_ns / 1e9
     return seconds if duration_ns < 2**50 else math.nextafter(seconds, math.inf)
@@ -218,90 +182,70 @@ class LimiterSpec(NamedTuple):
 
 
 class LimiterCommands:
-    """What both kinds of limiters are: a name, a store and an algorithm, and what calls of its script look like."""
+    """What the commands of one limiter look like: of its name, its algorithm and the keys of its store.
 
-    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: LimiterSpec) -> None:
-        self._store = store
-        self._name = name
-        self._kind = kind
-        self._algorithm, self._parameters = algorithm, _ = made
-        self._script = script("decide", algorithm.script)
-        self._head, self._tail = store._key_affixes(name, algorithm.suffix)
-        self._encode_key = store._encode_key
-        self._size = 3 + algorithm.told
-        # The usual request. None if a limiter has something to say about each.
+    `owner` names the store in errors. `fallback` decides while Redis is unavailable, unless the store's policy is to
+    deny.
+    """
+
+    fallback: Any
+
+    def __init__(self, keyspace: KeySpace, owner: str, name: str, kind: type, spec: LimiterSpec) -> None:
+        self.keyspace = keyspace
+        self._owner = owner
+        self.name = name
+        self.kind = kind
+        self.algorithm, self.parameters = algorithm, _ = spec
+        self.script = script("decide", algorithm.script)
+        self._head, self._tail = keyspace.affixes(name, algorithm.suffix)
+        self._encode_key = keyspace.encode
+        self.size = 3 + algorithm.told
+        # The arguments of the usual request. None if each request has arguments of its own.
         head = HIT, b"0", algorithm.script.encode()
-        self._usual: tuple[bytes | str, ...] | None = (*head, *encode_args(algorithm.unit.arguments))
-        self._usual_decision = algorithm.usual_decision
-        # What answers while Redis is away, if the store's policy has it so.
-        self._fallback: Any = None
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.usual: tuple[bytes | str, ...] | None = (*head, *encode_args(algorithm.unit.arguments))
+        self.usual_decision: Callable[[Sequence[int]], Decision] = partial(algorithm.usual_decision, name)
 
     @property
     def limit(self) -> int:
-        """The most permits that can be allowed at once."""
-        return self._algorithm.limit
+        return self.algorithm.limit
 
     @property
     def may_free_early(self) -> bool:
-        return self._algorithm.may_free_early
-
-    def __getattr__(self, name: str) -> Any:
-        """What it was made of: rate, burst, capacity, interval_ns, ..."""
-        try:
-            return self.__dict__["_parameters"][name]
-        except KeyError:
-            kind = self.__dict__.get("_kind", type(self)).__name__
-            raise AttributeError(f"{kind} over Redis has no attribute {name!r}") from None
+        return self.algorithm.may_free_early
 
     def __repr__(self) -> str:
-        parameters = ", ".join(f"{name}={value}" for name, value in self._parameters.items())
-        return f"<{self._kind.__name__} {self._name!r} {parameters}, over {self._store!r}>"
+        """The limiter's, as users read it in errors."""
+        parameters = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"<{self.kind.__name__} {self.name!r} {parameters}, over {self._owner}>"
 
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} can't be pickled: make it again from the same server and name")
-
-    def _key(self, key: Key) -> bytes:
-        """What stands for a key in Redis."""
+    def key(self, key: Key) -> bytes:
+        """Where the state of a key is in Redis."""
         return self._head + self._encode_key(key) + self._tail
 
-    def queue_key(self, key: Key) -> object:
-        """What those who wait for it have in common."""
-        return self._key(key)
-
-    def _charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
-        """What a request asks of the limiter."""
-        algorithm = algorithm or self._algorithm
+    def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
+        algorithm = algorithm or self.algorithm
         if type(cost) is int and cost == 1:
             return algorithm.unit
-        return algorithm.charge(whole_cost(cost), self._name)
+        return algorithm.charge(whole_cost(cost), self.name)
 
-    def _refund_charge(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
-        """What a refund asks: at most what a new key has."""
-        algorithm = algorithm or self._algorithm
-        return self._charge_for(key, min(whole_cost(cost), algorithm.limit), algorithm)
+    def refund_charge(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
+        """What a refund gives back: at most what a new key has."""
+        algorithm = algorithm or self.algorithm
+        return self.charge_for(key, min(whole_cost(cost), algorithm.limit), algorithm)
 
-    def _tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
+    def tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
         """The limiter's own algorithm, or one with what a call brings along."""
         if rate is None and burst is None:
-            return self._algorithm
-        return self._algorithm.tier(rate, burst, self)
+            return self.algorithm
+        return self.algorithm.tier(rate, burst, self)
 
-    def _took(self, key: bytes, charge: Charge, seen: Seen) -> None:
+    def took(self, key: bytes, charge: Charge, seen: Seen) -> None:
         """A request was allowed and charged."""
 
-    def _asked(self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]) -> Command[T]:
-        return Command(
-            self._script, [key], [what, b"0", self._algorithm.script, *encode_args(charge.arguments)], size, read
-        )
+    def allow(self, key: Key, cost: Any) -> Command[bool]:
+        return self._command(HIT, self.key(key), self.charge_for(key, cost), self.size, was_allowed)
 
-    def _ask_allow(self, key: Key, cost: Any = 1) -> Command[bool]:
-        return self._asked(HIT, self._key(key), self._charge_for(key, cost), self._size, was_allowed)
-
-    def _ask_hit(
+    def hit(
         self,
         key: Key,
         cost: Any,
@@ -310,9 +254,9 @@ class LimiterCommands:
         request_id: Key | None = None,
         request_ttl: Duration | None = None,
     ) -> Command[Decision]:
-        algorithm = self._tier(rate, burst)
-        charge = self._charge_for(key, cost, algorithm)
-        command = self._ask_decision(HIT, self._key(key), algorithm, charge)
+        algorithm = self.tier(rate, burst)
+        charge = self.charge_for(key, cost, algorithm)
+        command = self._decision(HIT, self.key(key), algorithm, charge)
         if request_id is None and request_ttl is not None:
             raise InvalidKey(
                 f"a request_ttl of {shown(request_ttl)} says how long a request_id is remembered, and none is given"
@@ -323,20 +267,60 @@ class LimiterCommands:
             command.keys.append(self._mark(command.keys[0], request_id, charge))
         return command
 
-    def _ask_peek(
-        self, key: Key, cost: Any, rate: str | Rate | None = None, burst: int | None = None
-    ) -> Command[Decision]:
-        algorithm = self._tier(rate, burst)
-        return self._ask_decision(PEEK, self._key(key), algorithm, self._charge_for(key, cost, algorithm))
+    def peek(self, key: Key, cost: Any, rate: str | Rate | None = None, burst: int | None = None) -> Command[Decision]:
+        algorithm = self.tier(rate, burst)
+        return self._decision(PEEK, self.key(key), algorithm, self.charge_for(key, cost, algorithm))
 
-    def _ask_decision(self, what: bytes, key: bytes, algorithm: Algorithm, charge: Charge) -> Command[Decision]:
+    def reserve(self, key: Key, cost: Any, max_delay: Duration | None) -> Command[Booked]:
+        algorithm, redis_key = self.algorithm, self.key(key)
+        charge = algorithm.allow_wait(self.charge_for(key, cost), delay_us(max_delay))
+
+        def read(reply: list[int]) -> Booked:
+            seen = Seen(reply[0] == 1, reply[1], reply[3:])
+            if not seen.allowed:
+                return Booked.now(False, algorithm.refused_delay_us(charge, seen), None)
+            self.took(redis_key, charge, seen)
+            cancelling = self.cancel(redis_key, charge, seen) if charge.cost else None
+            return Booked.now(True, algorithm.booked_delay_us(charge, seen), cancelling)
+
+        return self._command(HIT, redis_key, charge, self.size, read)
+
+    def keep(self, key: bytes, charge: Charge, seen: Seen) -> Any:
+        """What gives back what a request was charged among several limits."""
+        return Booked.now(True, 0, self.cancel(key, charge, seen) if charge.cost else None)
+
+    def cancel(self, key: bytes, charge: Charge, seen: Seen) -> CommandFlow[None]:
+        yield self._command(b"cancel", key, self.algorithm.cancellation(charge, seen), 2, read_nothing)
+
+    def refund(
+        self,
+        key: Key,
+        cost: Any,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> CommandFlow[None]:
+        charge = self.refund_charge(key, cost, self.tier(rate, burst))
+        command = self._command(b"refund", self.key(key), charge, 2, read_nothing)
+        if request_id is not None:
+            if whole_cost(cost) > charge.cost:
+                # Nothing that was charged once.
+                return
+            command.arguments[1] = b"1"
+            command.keys.append(self._mark(command.keys[0], request_id, charge))
+        yield command
+
+    def reset(self, key: Key) -> Command[None]:
+        return self._command(b"reset", self.key(key), self.algorithm.unit, 2, read_nothing)
+
+    def _decision(self, what: bytes, key: bytes, algorithm: Algorithm, charge: Charge) -> Command[Decision]:
         def read(reply: list[int]) -> Decision:
             seen = Seen(reply[0] != 0, reply[1], reply[3:])
             if reply[0] == 1 and what is HIT:
-                self._took(key, charge, seen)
-            return algorithm.decision(self._name, charge, seen)
+                self.took(key, charge, seen)
+            return algorithm.decision(self.name, charge, seen)
 
-        return self._asked(what, key, charge, self._size, read)
+        return self._command(what, key, charge, self.size, read)
 
     def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
         """Where it is noted that a request has been charged. One of another cost is another request."""
@@ -347,69 +331,34 @@ class LimiterCommands:
         amount = str(charge.arguments[0]).encode()
         return key + b":request:" + blake2b(hashed + amount, digest_size=16).hexdigest().encode()
 
-    def _ask_reserve(self, key: Key, cost: Any, max_delay: Duration | None) -> Command[Booked]:
-        algorithm, redis_key = self._algorithm, self._key(key)
-        charge = algorithm.allow_wait(self._charge_for(key, cost), delay_us(max_delay))
-
-        def read(reply: list[int]) -> Booked:
-            seen = Seen(reply[0] == 1, reply[1], reply[3:])
-            if not seen.allowed:
-                return Booked.now(False, algorithm.refused_delay_us(charge, seen), None)
-            self._took(redis_key, charge, seen)
-            cancelling = self._cancel(redis_key, charge, seen) if charge.cost else None
-            return Booked.now(True, algorithm.booked_delay_us(charge, seen), cancelling)
-
-        return self._asked(HIT, redis_key, charge, self._size, read)
-
-    def _kept(self, key: bytes, charge: Charge, seen: Seen) -> Any:
-        """What gives back what a request was charged among several limits."""
-        return Booked.now(True, 0, self._cancel(key, charge, seen) if charge.cost else None)
-
-    def _cancel(self, key: bytes, charge: Charge, seen: Seen) -> CommandFlow[None]:
-        yield self._asked(b"cancel", key, self._algorithm.cancellation(charge, seen), 2, _nothing)
-
-    def _refund(
-        self,
-        key: Key,
-        cost: Any,
-        rate: str | Rate | None = None,
-        burst: int | None = None,
-        request_id: Key | None = None,
-    ) -> CommandFlow[None]:
-        charge = self._refund_charge(key, cost, self._tier(rate, burst))
-        command = self._asked(b"refund", self._key(key), charge, 2, _nothing)
-        if request_id is not None:
-            if whole_cost(cost) > charge.cost:
-                # Nothing that was charged once.
-                return
-            command.arguments[1] = b"1"
-            command.keys.append(self._mark(command.keys[0], request_id, charge))
-        yield command
-
-    def _ask_reset(self, key: Key) -> Command[None]:
-        return self._asked(b"reset", self._key(key), self._algorithm.unit, 2, _nothing)
-
-    def _ask_many(self, keys: Iterable[Key], costs: Iterable[Any] | None) -> list[Command[bool]]:
-        """All of them, before any is sent: so one that can't be used leaves all uncharged."""
-        listed = keys_of(keys)
-        return [self._ask_allow(key, cost) for key, cost in zip(listed, costs_of(costs, len(listed)), strict=True)]
+    def _command(
+        self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
+    ) -> Command[T]:
+        return Command(
+            self.script, [key], [what, b"0", self.algorithm.script, *encode_args(charge.arguments)], size, read
+        )
 
 
 class StaggeredCommands(LimiterCommands):
     """Of a fixed window that begins at a time of each key's own."""
 
-    def __init__(self, store: RedisStoreBase, name: str, kind: type, made: LimiterSpec) -> None:
-        super().__init__(store, name, kind, made)
-        self._usual = None
+    algorithm: FixedWindow
 
-    def _charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
-        assert isinstance(self._algorithm, FixedWindow)
-        return self._algorithm.staggered(super()._charge_for(key, cost, algorithm), fingerprint(key))
+    def __init__(self, keyspace: KeySpace, owner: str, name: str, kind: type, spec: LimiterSpec) -> None:
+        super().__init__(keyspace, owner, name, kind, spec)
+        self.usual = None
+
+    def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
+        return self.algorithm.staggered(super().charge_for(key, cost, algorithm), fingerprint(key))
 
 
 def was_allowed(reply: list[int]) -> bool:
     return reply[0] != 0
 
 
-def _nothing(reply: list[int]) -> None:
+def read_nothing(reply: list[int]) -> None:
     return None
+
+
+def noop() -> None:
+    """In place of a fallback: what can't be given back to Redis while it is unavailable, isn't given back."""

@@ -125,6 +125,10 @@ class ExecutorBase:
             raise self.closed_error()
         return self.breaker.status()
 
+    def patience(self) -> Patience:
+        """For the web: of one request, for all that it sends to this store and gives back to it."""
+        return Patience(self.timeout_s)
+
     def closed_error(self) -> StoreClosed:
         return StoreClosed(f"{self!r} was used after it was closed")
 
@@ -257,6 +261,10 @@ class Executor(ExecutorBase):
             return cast(T, end.value)
         except StoreUnavailable as error:
             return self.fall_back(error, fall_back)
+
+    def run_each(self, flows: list[CommandFlow[T]], fall_back: Callable[[int], T]) -> list[T]:
+        """One flow after the other. Each falls back by its number."""
+        return [self.run(flow, functools.partial(fall_back, number)) for number, flow in enumerate(flows)]
 
     def run_to_end(self, flow: CommandFlow[T], fall_back: Callable[[], T] | None = None) -> T:
         """As ``run``: no task can be cancelled meanwhile."""
@@ -474,6 +482,10 @@ class AsyncExecutor(ExecutorBase):
             return cast(T, end.value)
         except StoreUnavailable as error:
             return self.fall_back(error, fall_back)
+
+    async def run_each(self, flows: list[CommandFlow[T]], fall_back: Callable[[int], T]) -> list[T]:
+        """As ``Executor.run_each``."""
+        return [await self.run(flow, functools.partial(fall_back, number)) for number, flow in enumerate(flows)]
 
     async def run_to_end(self, flow: CommandFlow[T], fall_back: Callable[[], T] | None = None) -> T:
         """As ``run``, for a flow that gives back: it goes on if this task is cancelled.

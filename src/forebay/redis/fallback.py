@@ -29,7 +29,7 @@ from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, s
 from forebay.rate import Duration, Rate, as_rate
 from forebay.redis.all_of import Admitted
 from forebay.redis.commands import Booked, CommandFlow, LimiterCommands
-from forebay.redis.held import ConcurrencyCommands, Taken
+from forebay.redis.concurrency import ConcurrencyCommands, Taken
 from forebay.store import Store
 
 __all__ = ["AllowFallback", "HostShareFallback", "HostSharesFallback", "Policy", "checked_policy"]
@@ -162,7 +162,7 @@ class HostShareFallback:
             given["burst"] = max(burst // self._hosts, 1)
         return given
 
-    def _ask(self, method: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+    def ask(self, method: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         try:
             return method(*arguments, **more)
         except CostExceedsLimit as error:
@@ -196,7 +196,7 @@ class HostShareFallback:
     def hit(
         self, key: Any, cost: Any = 1, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
     ) -> Decision:
-        decision = self._ask(self.native.hit, key, cost, **self._given(rate, burst, more))
+        decision = self.ask(self.native.hit, key, cost, **self._given(rate, burst, more))
         if decision.allowed:
             self.gave(key, cost)
         return self.told(decision)
@@ -204,15 +204,15 @@ class HostShareFallback:
     def peek(
         self, key: Any, cost: Any = 1, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
     ) -> Decision:
-        return self.told(self._ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
+        return self.told(self.ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
 
     def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
-        reservation = self._ask(self.native.reserve, key, cost, max_delay)
+        reservation = self.ask(self.native.reserve, key, cost, max_delay)
         if reservation.allowed:
             self.gave(key, cost)
-        return _booked(reservation, lambda: self._cancelled(key, cost))
+        return _booked(reservation, lambda: self.cancelled(key, cost))
 
-    def _cancelled(self, key: Any, cost: int) -> None:
+    def cancelled(self, key: Any, cost: int) -> None:
         if self.unleased is not None:
             self.unleased.take(key, cost)
 
@@ -222,10 +222,10 @@ class HostShareFallback:
         if self.unleased is not None:
             self.give_back_unleased(key, cost)
             return
-        self._ask(self.native.refund, key, cost, **self._given(rate, burst, more))
+        self.ask(self.native.refund, key, cost, **self._given(rate, burst, more))
 
     def acquire(self, key: Any, cost: Any) -> Taken:
-        lease = self._ask(self.native.acquire, key, cost)
+        lease = self.ask(self.native.acquire, key, cost)
         return Taken(lease.allowed, b"", [], os.getpid(), lease, lease.full)
 
     def keep(self, key: Any, cost: Any) -> Booked | Taken:
@@ -256,7 +256,7 @@ class HostSharesFallback:
         return AllOf(*[share.native for share in self._shares])
 
     def _ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        return self._shares[0]._ask(method, *arguments)
+        return self._shares[0].ask(method, *arguments)
 
     def _gave(self, key: Any, cost: Any) -> None:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
@@ -295,7 +295,7 @@ class HostSharesFallback:
 
     def _cancelled(self, key: Any, cost: Any) -> None:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
-            share._cancelled(its_key, its_cost)
+            share.cancelled(its_key, its_cost)
 
     def admit(self, keys: list[Any], costs: list[Any]) -> Admitted:
         taken: list[Booked | Taken] = []
@@ -360,7 +360,7 @@ class Policy:
         if self.raises:
             return None
         if self._kind == "allow":
-            lease_s = limiter._algorithm.lease_us / 1e6 if isinstance(limiter, ConcurrencyCommands) else None
+            lease_s = limiter.algorithm.lease_us / 1e6 if isinstance(limiter, ConcurrencyCommands) else None
             return AllowFallback([limiter], [None if lease_s is None else UnleasedCounts(lease_s)])
         return HostShareFallback(limiter, self._native(limiter, keys), self._share_of, self._hosts)
 
@@ -369,34 +369,32 @@ class Policy:
             return None
         if self._kind == "allow":
             # What they give out together, each takes back.
-            return AllowFallback(
-                limiters, [unleased for limiter in limiters for unleased in limiter._fallback.unleased]
-            )
-        return HostSharesFallback([limiter._fallback for limiter in limiters])
+            return AllowFallback(limiters, [unleased for limiter in limiters for unleased in limiter.fallback.unleased])
+        return HostSharesFallback([limiter.fallback for limiter in limiters])
 
     def _native(self, limiter: LimiterCommands, keys: Any) -> Any:
-        kind, store = limiter._kind, self._host
+        kind, store, parameters = limiter.kind, self._host, limiter.parameters
         name = f"{self._namespace}:{limiter.name}"
         if not name.isprintable():
             name = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         make: Any = kind
         if kind is Concurrency:
-            lease = timedelta(microseconds=limiter.lease_ns // 1000)
+            lease = timedelta(microseconds=parameters["lease_ns"] // 1000)
             return make(store, name, self._share(limiter.limit), lease, keys=keys)
         if kind is MinInterval:
             # The gap, not what may come at once: longer by as much as the others take.
-            return make(store, name, timedelta(microseconds=self._hosts * limiter.interval_ns // 1000))
-        rate = self._share_of(limiter.rate)
+            return make(store, name, timedelta(microseconds=self._hosts * parameters["interval_ns"] // 1000))
+        rate = self._share_of(parameters["rate"])
         if kind is TokenBucket:
-            return make(store, name, rate, burst=self._share(limiter.burst), refill=limiter.refill)
+            return make(store, name, rate, burst=self._share(parameters["burst"]), refill=parameters["refill"])
         if kind is LeakyBucket:
-            return make(store, name, rate, capacity=self._share(limiter.capacity))
+            return make(store, name, rate, capacity=self._share(parameters["capacity"]))
         if kind is FixedWindow:
-            return make(store, name, rate, align=limiter.align)
+            return make(store, name, rate, align=parameters["align"])
         if kind is SlidingWindow:
-            return make(store, name, rate, rounding=limiter.rounding)
+            return make(store, name, rate, rounding=parameters["rounding"])
         if kind is BucketedWindow:
-            return make(store, name, rate, buckets=limiter.buckets)
+            return make(store, name, rate, buckets=parameters["buckets"])
         assert kind is SlidingLog
         if keys is None:
             raise InvalidLimiter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
@@ -9,11 +10,28 @@ from urllib.parse import quote
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidKey, shown
 
-__all__ = ["digest", "fingerprint", "plain"]
+__all__ = ["KeySpace", "digest", "fingerprint", "plain"]
 
 FINGERPRINT_BYTES = 16
 # Besides letters and digits. Not the braces, which begin and end what a cluster's slot is found by, nor the comma.
 _LEFT_AS_THEY_ARE = "-._~:/@"
+
+
+class KeySpace:
+    """Where the states of a store's limiters are: on which server, and under which names."""
+
+    def __init__(self, server_identity: tuple[Any, ...], namespace: str, *, is_plain: bool) -> None:
+        self.server_identity, self.is_plain = server_identity, is_plain
+        self.encode: Callable[[Key], bytes] = plain if is_plain else fingerprint
+        self._namespace = namespace.encode()
+
+    def affixes(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
+        """What stands before and behind an encoded key of the limiter `name`.
+
+        All states of one key are in one slot of a cluster, as that is found by what is in braces. The suffix has no
+        colon, so that no two limiters have one key.
+        """
+        return self._namespace + b":{", b"}:" + name.encode("utf-8", "surrogatepass") + b":" + suffix
 
 
 def fingerprint(key: Key) -> bytes:

@@ -247,14 +247,14 @@ class RedisPlan(Plan):
         super().__init__(*arguments)
         limiter: Any = self._all[0].limiter
         self._store = limiter.store
-        self._together: Any = self._store._together([rule.limiter for rule in self._all])
+        self._together: Any = self._store.together([rule.limiter for rule in self._all])
         is_fast = self._is_simple and not self._store.is_awaited
         self.admit = self._fast_charge(self._hit_each) if is_fast else self._admit_together
 
     def _admit_together(self, request: Request) -> Passage | Denial:
-        cleanup = RequestCleanup(self._store._patience())
+        cleanup = RequestCleanup(self._store.executor.patience())
         try:
-            decisions, taken = self._together._admit(*self._keys_and_costs(request), cleanup.patience)
+            decisions, taken = self._together.admit(cleanup.patience, *self._keys_and_costs(request))
         except DENYING_ERRORS as error:
             return self.denials.for_error(error)
         return self._outcome(request, decisions, taken, cleanup)
@@ -265,15 +265,15 @@ class RedisPlan(Plan):
             if not self.held and not self.reserved:
                 decisions = await self._hit_each(self._keys(request), self._costs(request))
                 return self._passage(decisions) if all(decisions) else self.denial(request, decisions)
-            patience = self._store._patience()
+            patience = self._store.executor.patience()
             cleanup = RequestCleanup(patience, BackgroundRelease(patience))
-            decisions, taken = await self._together._admit(*self._keys_and_costs(request), patience)
+            decisions, taken = await self._together.admit(patience, *self._keys_and_costs(request))
         except DENYING_ERRORS as error:
             return self.denials.for_error(error)
         return self._outcome(request, decisions, taken, cleanup)
 
     def _hit_each(self, keys: Any, costs: Any) -> Any:
-        return self._all_of._hit_each_for(self._store._patience(), keys, costs)
+        return self._all_of.hit_each_within(self._store.executor.patience(), keys, costs)
 
     def _keys_and_costs(self, request: Request) -> tuple[list[Any], list[int]]:
         return [self._key_of(rule, request) for rule in self._all], [rule.cost_of(request) for rule in self._all]

@@ -26,8 +26,7 @@ from forebay.web.request import KeyFunction, Request
 
 if TYPE_CHECKING:
     from forebay.core.decision import Decision
-    from forebay.redis.aio_limiters import AsyncRedisLimiter
-    from forebay.redis.store import RedisLimiter
+    from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
 
 __all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Rule"]
 
@@ -89,7 +88,7 @@ def is_redis(store: object) -> bool:
 
 def kind_of(limiter: Any) -> type:
     """The public class of a limiter, also of one over Redis."""
-    kind: type = getattr(limiter, "_kind", type(limiter))
+    kind: type = getattr(limiter, "kind", type(limiter))
     return kind
 
 
@@ -144,12 +143,12 @@ class Rule:
                 f"a rule is for one limiter, not {shown(limiter)}: several rules that match a request are charged as "
                 "one, all or none"
             )
-        if hasattr(limiter, "_make_limiter") and not hasattr(limiter, "_kind"):
+        if hasattr(limiter, "_make_limiter") and not hasattr(limiter, "kind"):
             raise InvalidLimiter(
                 f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not {shown(limiter)}: call a "
                 "leased limiter in the request's handler, or take a SyncedStore"
             )
-        if not isinstance(limiter, Limiter) and not hasattr(limiter, "_kind"):
+        if not isinstance(limiter, Limiter) and not hasattr(limiter, "kind"):
             raise InvalidLimiter(
                 f"a rule is for one limiter, not {shown(limiter)}: write TokenBucket(store, 'orders', '5/minute')"
             )

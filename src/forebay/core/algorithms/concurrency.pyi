@@ -9,9 +9,8 @@ from forebay.core.table.keys import Key
 from forebay.errors import LimitExceeded
 from forebay.holding import Hold
 from forebay.rate import Duration
-from forebay.redis.aio import AsyncRedisStore
-from forebay.redis.aio_held import AsyncRedisConcurrency
-from forebay.redis.store import RedisConcurrency, RedisStore
+from forebay.redis.concurrency import AsyncRedisConcurrency, RedisConcurrency
+from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -3,9 +3,8 @@ from typing import Self, final, overload
 from forebay.core.algorithms.gcra import GcraLimiter
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.aio import AsyncRedisStore
-from forebay.redis.aio_limiters import AsyncRedisLimiter
-from forebay.redis.store import RedisLimiter, RedisStore
+from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
+from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
 
 @final

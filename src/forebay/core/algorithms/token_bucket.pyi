@@ -4,11 +4,10 @@ from forebay.core.algorithms.gcra import GcraLimiter
 from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.aio import AsyncRedisStore
-from forebay.redis.aio_limiters import AsyncRedisLimiter
 from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
 from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
-from forebay.redis.store import RedisLimiter, RedisStore
+from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
+from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.redis.synced.store import SyncedStore
 from forebay.store import Store
 

@@ -11,11 +11,11 @@ from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter
 from forebay.rate import Duration, Rate
-from forebay.redis.awaiting import awaited, awaited_method
 from forebay.redis.leased.executor import LeaseExecutor
 from forebay.redis.leased.fetch import Steps
 from forebay.redis.leased.terms import Terms
-from forebay.redis.store import would_block
+from forebay.redis.limiter import would_block
+from forebay.redis.operations import awaited, awaited_method
 
 if TYPE_CHECKING:
     from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore

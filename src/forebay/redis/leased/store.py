@@ -8,13 +8,12 @@ from typing import Any, ClassVar, Final, Self
 
 from forebay.errors import shown, without_url
 from forebay.rate import Duration
-from forebay.redis.aio import AsyncRedisStore
-from forebay.redis.awaiting import awaited
 from forebay.redis.commands import LimiterCommands
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
 from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
 from forebay.redis.leased.terms import Terms, checked_options, terms_of
-from forebay.redis.store import RedisStore
+from forebay.redis.operations import awaited
+from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
 
 __all__ = ["AsyncLeasedStore", "LeasedStore"]
@@ -51,7 +50,7 @@ class LeasedStoreBase:
             args = (self.redis_store, *args[1:])
         else:
             kwargs = {**kwargs, "store": self.redis_store}
-        strict: LimiterCommands = self.redis_store._make_limiter(kind, args, kwargs)
+        strict: LimiterCommands = self.redis_store._make_limiter(kind, args, kwargs).commands
         terms = terms_of(kind, strict, self.host_store, self._options, round(self.redis_store.executor.timeout_s * NS))
         return strict.name, terms
 

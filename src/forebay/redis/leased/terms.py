@@ -14,7 +14,7 @@ from forebay.core.table.keys import Key
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, Gcra, Seen, Window
-from forebay.redis.commands import Command, CommandFlow, LimiterCommands, _nothing, encode_args
+from forebay.redis.commands import Command, CommandFlow, LimiterCommands, encode_args, read_nothing
 from forebay.redis.keys import digest
 from forebay.redis.scripts import script
 from forebay.segment import layout
@@ -91,8 +91,8 @@ class Terms(ABC):
         self, strict: LimiterCommands, algorithm: Algorithm, store: Store, options: Options, deadline_ns: int
     ) -> None:
         self.strict, self.limit = strict, algorithm.limit
-        self.parameters = strict._parameters
-        self.fallback = strict._fallback
+        self.parameters = strict.parameters
+        self.fallback = strict.fallback
         self.lease_ns = options.lease_ns
         self.timeout_ns = deadline_ns
         # Overtaking fetches must differ in their generation, which lasts about a 64th of a lease: see core/leased.pyx.
@@ -100,13 +100,13 @@ class Terms(ABC):
         self.longest_fetch_ns = 2 * self.lease_ns + self.deadline_ns
         self.share = options.share
         self.on_full = store.on_full
-        where = strict._store.server_identity
+        where = strict.keyspace.server_identity
         # A process that reads cells differently, or borrows elsewhere, is another host.
         what = repr(
             (
                 CELLS_VERSION,
                 where,
-                strict._key("key"),
+                strict.key("key"),
                 algorithm.script,
                 algorithm.unit,
                 self.limit,
@@ -165,12 +165,12 @@ class BucketTerms(Terms):
         self.pause_ns = min(self.lease_ns, self.reset_ns) // 8
         self._set_most(8)
         suffix = f"lent-{digest(per, period_us)}".encode()
-        self._head, self._tail = strict._store._key_affixes(strict.name, suffix)
+        self._head, self._tail = strict.keyspace.affixes(strict.name, suffix)
         self._script = script("lease_bucket")
         self._rate = (per, period_us, algorithm.tolerance_us)
 
     def place(self, key: Key) -> Place:
-        return Place(self._head + self.strict._encode_key(key) + self._tail, self._rate)
+        return Place(self._head + self.strict.keyspace.encode(key) + self._tail, self._rate)
 
     def _asked(self, place: Place, *arguments: int | bytes | str) -> Command[Granted]:
         sent = encode_args((*place.arguments, *arguments))
@@ -197,7 +197,7 @@ class BucketTerms(Terms):
 
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
         command = self.borrow(place, asked_us, 0, permits, 0, 0)
-        return Command(command.script, command.keys, command.arguments, command.size, _nothing)
+        return Command(command.script, command.keys, command.arguments, command.size, read_nothing)
 
     def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
         command = self._asked(place, b"peek", permits)
@@ -236,7 +236,7 @@ class WindowTerms(Terms):
         self._script = script("lease_window", algorithm.script)
 
     def place(self, key: Key) -> Place:
-        return Place(self.strict._key(key), self.strict._charge_for(key, 0).arguments)
+        return Place(self.strict.key(key), self.strict.charge_for(key, 0).arguments)
 
     def _asked(self, place: Place, what: bytes, need: int, want: int, read: Callable[[list[int]], T]) -> Command[T]:
         arguments = encode_args((what, need, want, self.algorithm.script, *place.arguments))
@@ -261,7 +261,7 @@ class WindowTerms(Terms):
     def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
         """As a cancellation: it counts only in its own window."""
         arguments = encode_args((b"cancel", 0, self.algorithm.script, permits, window_us, *place.arguments[2:]))
-        return Command(script("decide", self.algorithm.script), [place.redis_key], arguments, 2, _nothing)
+        return Command(script("decide", self.algorithm.script), [place.redis_key], arguments, 2, read_nothing)
 
     def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
         def read(reply: list[int]) -> tuple[int, int]:
@@ -270,15 +270,15 @@ class WindowTerms(Terms):
         return self._asked(place, b"peek", permits, 0, read)
 
     def refund(self, key: Key, permits: int) -> CommandFlow[None]:
-        yield from self.strict._refund(key, permits)
+        yield from self.strict.refund(key, permits)
 
     def reset(self, key: Key) -> CommandFlow[None]:
-        yield self.strict._ask_reset(key)
+        yield self.strict.reset(key)
 
 
 def terms_of(kind: type, strict: LimiterCommands, store: Store, options: Options, deadline_ns: int) -> Terms:
     """The terms of a limiter. Raises ``InvalidLimiter`` if its permits can't be lent."""
-    algorithm = strict._algorithm
+    algorithm = strict.algorithm
     if kind is TokenBucket and isinstance(algorithm, Gcra):
         return BucketTerms(strict, algorithm, store, options, deadline_ns)
     if kind in (FixedWindow, SlidingWindow) and isinstance(algorithm, Window):

@@ -47,7 +47,7 @@ class Exchange(ABC):
     def __init__(self, store: RedisStore, name: str, suffix: bytes, host: bytes) -> None:
         self.store, self.host = store, host
         self.script = script(self.main, "sync")
-        self.head, self.tail = store._key_affixes(name, suffix)
+        self.head, self.tail = store.keyspace.affixes(name, suffix)
         self.id = self.head + self.tail + host
         """The same in all processes of the host."""
         self.done_ns: int | None = None

@@ -18,7 +18,6 @@ from forebay.core.synced.window import SyncedWindow
 from forebay.errors import InvalidLimiter, StoreClosed, shown, without_url
 from forebay.rate import Duration, as_period_ns
 from forebay.redis.algorithms import Gcra, rate_us
-from forebay.redis.keys import fingerprint
 from forebay.redis.store import RedisStore
 from forebay.redis.synced.exchange import ALL_KEYS, BucketExchange, Exchange, WindowExchange, name_of
 from forebay.redis.synced.exchanger import Exchanger, SyncStatus
@@ -69,7 +68,7 @@ class SyncedStore:
             )
         if not isinstance(host_store, Store):
             raise TypeError(f"the second argument of SyncedStore is a forebay.Store, not {shown(host_store)}")
-        if redis_store._encode_key is not fingerprint:
+        if redis_store.keyspace.is_plain:
             raise ValueError(
                 "synced limits know keys by their fingerprints only, so a RedisStore with plain_keys=True can't be "
                 "used for them: make one without"

@@ -1,51 +1,30 @@
-"""What both kinds of stores are: names for keys, deadlines, and what goes wrong."""
+"""Clients that stores are made with: what a URL or a user's client must be, and how a store makes its own."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.retry
+import redis.cluster
+from redis.backoff import NoBackoff
 from redis.connection import parse_url
+from redis.retry import Retry
 
-from forebay.core.algorithms.concurrency import Concurrency
-from forebay.core.all_of import AllOf
-from forebay.core.limiter import bound_arguments
-from forebay.errors import (
-    InvalidLimiter,
-    InvalidRate,
-    shown,
-)
+from forebay.errors import InvalidRate, shown
 from forebay.rate import Duration, as_period_ns
-from forebay.redis.commands import LimiterCommands
-from forebay.redis.factory import spec_for
-from forebay.redis.fallback import checked_policy
-from forebay.redis.keys import fingerprint, plain
-from forebay.redis.transport.breaker import Breaker, RedisStatus
-from forebay.redis.transport.cluster import cluster_url
-from forebay.redis.transport.deadline import Patience
-from forebay.store import Store
+from forebay.redis.transport.cluster import AsyncCluster, Cluster, TimedPool, bounded, cluster_url
+from forebay.redis.transport.deadline import keep_deadlines, with_bounded_replies
+from forebay.redis.transport.servers import AsyncServer, Server
 
-__all__ = [
-    "DEFAULT_TIMEOUT_S",
-    "RedisStoreBase",
-    "check_options",
-    "checked_client",
-    "checked_limiters",
-    "checked_url",
-    "client_options",
-    "none_held",
-    "noop",
-    "server_of",
-]
-
-T = TypeVar("T")
+__all__ = ["DEFAULT_TIMEOUT_S", "async_client_of", "client_of", "server_identity_of", "server_of", "timeout_s_of"]
 
 DEFAULT_TIMEOUT_S: Final = 0.5
-MOST_LIMITERS: Final = 16
-_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
 _SCHEMES: Final = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"}
 # Of a URL. What they would set, `timeout` sets, or is not done.
 _OWN_OPTIONS: Final = {"socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error"}
@@ -55,118 +34,42 @@ _UNREADABLE: Final = (
 )
 
 
-def noop(fallback: object) -> None:
-    """What is to be given back to Redis while it is away is not given back."""
+def client_of(server: Any, timeout: Duration | None) -> Server | Cluster:
+    """Of a ``RedisStore``. Raises ``TypeError``, ``ValueError`` and ``InvalidRate``."""
+    if not isinstance(server, str):
+        given = checked_client(server, (redis.Redis, redis.cluster.RedisCluster), "RedisStore", timeout)
+        return Cluster(lambda: given) if isinstance(given, redis.cluster.RedisCluster) else Server(given)
+    checked_url(server)
+    options = {"retry": Retry(NoBackoff(), 0), **client_options(timeout)}
+    if nodes_url := cluster_url(server):
+        options["connection_pool_class"] = TimedPool
+        return Cluster(functools.partial(redis.cluster.RedisCluster.from_url, nodes_url, **options))
+
+    def make() -> redis.Redis:
+        client = redis.Redis.from_url(server, **options)
+        keep_deadlines(client.connection_pool, options["socket_timeout"])
+        return client
+
+    own = make()
+    check_options(own.connection_pool)
+    return Server(own, make)
 
 
-class RedisStoreBase:
-    is_awaited: ClassVar[bool] = False
-    """Whether what its limiters' methods return has to be awaited."""
-
-    _limiter: ClassVar[type[LimiterCommands]]
-    _all_of: ClassVar[Any]
-    _staggered: ClassVar[type[LimiterCommands]]
-    _concurrency: ClassVar[type[LimiterCommands]]
-
-    executor: Any
-    _server: str
-
-    def __init__(
-        self, namespace: str, plain_keys: bool, when_unavailable: Any, host: Store | None, hosts: int | None
-    ) -> None:
-        if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
-            raise ValueError(
-                f"a namespace is 1 to 100 letters, digits and characters of '_.:/-', not {shown(namespace)}"
-            )
-        if not isinstance(plain_keys, bool):
-            raise ValueError(f"plain_keys is True or False, not {shown(plain_keys)}: keys may be people's addresses")
-        self.namespace = namespace
-        self._encode_key = plain if plain_keys else fingerprint
-        self._policy = checked_policy(when_unavailable, namespace, host, hosts)
-
-    @property
-    def closed(self) -> bool:
-        return bool(self.executor.closed)
-
-    def _make_executor(
-        self, kind: type[T], client: Any, server: Any, timeout: Duration | None, host: Store | None
-    ) -> T:
-        """Once it is known that there can be a client of that server."""
-        timeout_s = timeout_s_of(server, timeout)
-        self._server = server_of(server)
-        self.server_identity = server_identity_of(server)
-        make: Any = kind
-        executor: T = make(
-            client,
-            repr(self),
-            Breaker(host, self._server, timeout_s),
-            timeout_s,
-            owns_client=isinstance(server, str),
-            raises_when_unavailable=self._policy.raises,
-        )
-        return executor
-
-    def status(self) -> RedisStatus:
-        """What this host knows of the server, for metrics. Asks nobody.
-
-        Of all processes that share the `host` store; without one, of this process and those that it has forked. All
-        stores of one server count together. Raises ``StoreClosed``.
-        """
-        status: RedisStatus = self.executor.status()
-        return status
-
-    def _key_affixes(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
-        """What stands before and behind a key's stand-in.
-
-        All states of one key are in one slot of a cluster, as that is found by what is in braces. The suffix has no
-        colon, so that no two limiters have one key.
-        """
-        encoded = name.encode("utf-8", "surrogatepass")
-        return self.namespace.encode() + b":{", b"}:" + encoded + b":" + suffix
-
-    def _make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        """For the public classes of limiters, when a store of this kind is their first argument."""
-        name, made = spec_for(kind, args, kwargs)
-        make = self._staggered if made.parameters.get("align") == "stagger" else self._limiter
-        limiter: Any = (self._concurrency if kind is Concurrency else make)(self, name, kind, made)
-        limiter._fallback = self._policy.fallback_of(limiter, kwargs.get("keys"))
-        return limiter
-
-    # Aliases until the limiters use the executor themselves.
-    @property
-    def _timeout_s(self) -> float:
-        return float(self.executor.timeout_s)
-
-    def _do(self, command: Any, fall_back: Any = None, fallback: Any = None) -> Any:
-        return self.executor.run_command(command, fall_back and functools.partial(fall_back, fallback))
-
-    def _run(self, flow: Any, fall_back: Any = None, fallback: Any = None) -> Any:
-        return self.executor.run(flow, fall_back and functools.partial(fall_back, fallback))
-
-    def _run_to_its_end(self, flow: Any, fall_back: Any = noop, fallback: Any = None) -> Any:
-        return self.executor.run_to_end(flow, functools.partial(fall_back, fallback))
-
-    def _do_many(self, commands: Any, fall_back: Any = None, fallback: Any = None) -> Any:
-        return self.executor.run_many(commands, fall_back and (lambda number: fall_back(number, fallback)))
-
-    def _patience(self) -> Patience:
-        """For the web: of one request, for all that it asks of this store and gives back to it."""
-        return Patience(self.executor.timeout_s)
-
-    def _together(self, limiters: Sequence[LimiterCommands]) -> Any:
-        """For the web: limiters of this store as one, however many."""
-        return self._all_of(limiters)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.namespace!r} at {self._server}>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} can't be pickled: make it again from the same URL")
-
-
-def none_held(fallback: object) -> int:
-    """Of permits that were to be given back, or renewed."""
-    return 0
+def async_client_of(server: Any, timeout: Duration | None) -> AsyncServer | AsyncCluster:
+    """Of an ``AsyncRedisStore``, as ``client_of``."""
+    if not isinstance(server, str):
+        kinds = redis.asyncio.Redis, redis.asyncio.cluster.RedisCluster
+        given = checked_client(server, kinds, "AsyncRedisStore", timeout)
+        is_cluster = isinstance(given, redis.asyncio.cluster.RedisCluster)
+        return AsyncCluster(given) if is_cluster else AsyncServer(given)
+    checked_url(server)
+    options = {"retry": redis.asyncio.retry.Retry(NoBackoff(), 0), **client_options(timeout)}
+    if nodes_url := cluster_url(server):
+        return AsyncCluster(bounded(redis.asyncio.cluster.RedisCluster.from_url(nodes_url, **options)))
+    own = redis.asyncio.Redis.from_url(server, **options)
+    check_options(own.connection_pool)
+    own.connection_pool.connection_class = with_bounded_replies(own.connection_pool.connection_class)
+    return AsyncServer(own)
 
 
 def server_of(server: Any) -> str:
@@ -320,24 +223,3 @@ def _check_retries(options: dict[str, Any], whose: str, remedy: str) -> None:
             f"default: make it with {remedy % 'Retry(NoBackoff(), 0)'}, of redis.retry (for asyncio of "
             "redis.asyncio.retry) and redis.backoff, and without retry_on_timeout and retry_on_error"
         )
-
-
-def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], of: type[Any]) -> tuple[Any, ...]:
-    """The limiters of an ``AllOf``."""
-    if kind is not AllOf:
-        raise TypeError(f"the first argument of {kind.__name__} is a store, not {shown(args[0] if args else kwargs)}")
-    bound_arguments(kind, args, kwargs)
-    if not 1 <= len(args) <= MOST_LIMITERS:
-        raise InvalidLimiter(f"AllOf takes 1 to {MOST_LIMITERS} limiters, not {len(args)}")
-    for limiter in args:
-        if not isinstance(limiter, of):
-            raise InvalidLimiter(
-                f"AllOf takes limiters of one store, not {shown(limiter)} beside {args[0]!r}: make all of them "
-                f"over the same {type(args[0]._store).__name__}"
-            )
-        if limiter._store is not args[0]._store:
-            raise InvalidLimiter(
-                f"AllOf takes limiters of one store, but {limiter!r} is in another than {args[0]!r}: make both over "
-                f"the same {type(args[0]._store).__name__} object"
-            )
-    return args

@@ -1,0 +1,557 @@
+"""Permits that are held and given back: what both kinds of ``Concurrency`` over Redis have in common.
+
+A permit is a member of the key's sorted set, with a name that nobody else has; who doesn't know it can't give it back.
+What ``allow`` and the like have taken is remembered here, by this process, for ``refund``.
+
+The argument about who gives up
+-------------------------------
+A task that is cancelled while the answer to a request for permits is on its way knows their names, and could release
+them by another call. But it must come after the request: another connection's may come first, and finds nothing, after
+which the request takes them until the end of the lease. Closing the first connection doesn't help, as Redis reads what
+was sent before it sees the end. So the call isn't cancelled: it goes on in a task of its own, for no longer than its
+deadline, and *its answer* says whether there is anything to release. The states of a call, and who moves them:
+
+* *awaited*: the store's task asks, the caller waits for it. The answer makes it *taken*; the caller knows the permits.
+* *given up*: the caller was cancelled, at any time before it had the answer. The answer, if it has allowed, makes it
+  *to be released*, which another task of the store does, once.
+* An answer that never comes (the deadline has passed, Redis is gone), a process that ends and an event loop that ends
+  in either state leave permits that come back at the end of their leases, as ever.
+
+A release is likewise one that goes on. Released twice is the same as once: a permit is taken away by its name. A
+``refund`` and a ``cancel`` go on as a whole, with all calls that they consist of: what they give back is theirs until
+the answer is there, and no other refund's to count.
+
+The sync store can't do so. An interrupt (an exception of a signal's handler) between a request and its answer closes
+the connection, and what was taken comes back at the end of its lease. Nothing that was known to be held is forgotten by
+an interrupt, or by a call that fails: what is remembered is so until an answer says that it is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, Self, TypeVar, cast
+
+from forebay import holding
+from forebay.core.decision import Decision
+from forebay.core.table.keys import Key
+from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, NotAwaited, StoreUnavailable
+from forebay.rate import Duration, Rate
+from forebay.redis.algorithms import Algorithm, Charge, Concurrency, Seen
+from forebay.redis.commands import HIT, Command, CommandFlow, LimiterCommands, LimiterSpec
+from forebay.redis.executor import AsyncExecutor, Executor
+from forebay.redis.keys import KeySpace
+from forebay.redis.limiter import AsyncRedisLimiter, AsyncRedisReservation, BaseLimiter, RedisLimiter, RedisReservation
+from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
+from forebay.redis.scripts import script
+
+__all__ = [
+    "AsyncRedisConcurrency",
+    "AsyncRedisHold",
+    "AsyncRedisLease",
+    "ConcurrencyCommands",
+    "Permit",
+    "RedisConcurrency",
+    "RedisLease",
+    "Taken",
+]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+E = TypeVar("E")
+R = TypeVar("R")
+L = TypeVar("L")
+
+SWEEP_AT_LEAST: Final = 1024
+# Each is an entry, and Redis does nothing else while it writes them.
+MOST_AT_ONCE: Final = 10_000
+_GONE: Final = object()
+
+
+class Permit(NamedTuple):
+    member: bytes
+    end_us: int
+
+
+class Taken(NamedTuple):
+    """What an ``acquire`` came to; no permits if it was denied."""
+
+    allowed: bool
+    key: bytes
+    permits: list[Permit]
+    pid: int
+    """Of the process that holds them: one that is forked from it doesn't."""
+    local: Any = None
+    """A lease of the host's share, when that was what decided."""
+    full: bool = False
+    """Of the host's share: whether its store had no room for the key."""
+
+    @property
+    def is_own(self) -> bool:
+        return self.pid == os.getpid()
+
+
+class Remembered:
+    """Permits that no lease object stands for, of one process: of each key in the order in which they were taken."""
+
+    def __init__(self) -> None:
+        # Reentrant, as signal handlers may come between any two lines: they do no harm there.
+        self.lock = threading.RLock()
+        self.of_keys: dict[bytes, OrderedDict[Permit, None]] = {}
+        self.sweep_at = SWEEP_AT_LEAST
+
+
+class ConcurrencyCommands(LimiterCommands):
+    algorithm: Concurrency
+
+    def __init__(self, keyspace: KeySpace, owner: str, name: str, kind: type, spec: LimiterSpec) -> None:
+        super().__init__(keyspace, owner, name, kind, spec)
+        self.usual = None
+        self._leases = script("leases", "concurrency")
+        self._processes: dict[int, Remembered] = {}
+
+    def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
+        charge = super().charge_for(key, cost)
+        if charge.cost > MOST_AT_ONCE:
+            raise InvalidCost(
+                f"{self!r} takes at most {MOST_AT_ONCE} permits at once, not {charge.cost}: take them in turn"
+            )
+        return self.algorithm.named(charge, b"h" + secrets.token_hex(12).encode())
+
+    def tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
+        if rate is not None or burst is not None:
+            raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
+        return self.algorithm
+
+    def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
+        raise InvalidLimiter(f"{self!r} takes no request_id: a permit that is held is given back by whoever holds it")
+
+    def _command(
+        self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
+    ) -> Command[T]:
+        command = super()._command(what, key, charge, size, read)
+        if what is HIT:
+            command.if_given_up = partial(self._given_up, key, charge)
+        return command
+
+    def _given_up(self, key: bytes, charge: Charge, reply: list[int]) -> CommandFlow[None]:
+        """Nobody was told of these permits."""
+        if reply[0] and charge.cost:
+            yield self.release(key, self._permits(charge, Seen(True, reply[1], reply[3:])))
+
+    def _permits(self, charge: Charge, seen: Seen) -> list[Permit]:
+        name, end_us = charge.arguments[3], seen.now_us + self.algorithm.lease_us
+        assert isinstance(name, bytes)
+        return [Permit(b"%b:%d" % (name, number), end_us) for number in range(1, charge.cost + 1)]
+
+    def took(self, key: bytes, charge: Charge, seen: Seen) -> None:
+        """Remember what no lease object stands for, and forget what has ended since: that needs no giving back."""
+        if not charge.cost:
+            return
+        taken = OrderedDict.fromkeys(self._permits(charge, seen))
+        unleased = self._unleased
+        with unleased.lock:
+            permits = unleased.of_keys.setdefault(key, OrderedDict())
+            _trim(permits, seen.now_us)
+            permits.update(taken)
+            # If a signal's handler has swept it away meanwhile.
+            unleased.of_keys.setdefault(key, OrderedDict()).update(taken)
+            if len(unleased.of_keys) > unleased.sweep_at:
+                for other, permits in list(unleased.of_keys.items()):
+                    _trim(permits, seen.now_us)
+                    if not permits:
+                        unleased.of_keys.pop(other, None)
+                unleased.sweep_at = max(SWEEP_AT_LEAST, 2 * len(unleased.of_keys))
+
+    @property
+    def _unleased(self) -> Remembered:
+        """This process's: a forked child holds nothing of what its parent has taken, nor a lock that another thread
+        held there."""
+        pid = os.getpid()
+        # Threads that come here at once after a fork have the first one's.
+        return self._processes.get(pid) or self._processes.setdefault(pid, Remembered())
+
+    def _take_remembered(self, key: bytes, count: int, newest: bool = False) -> list[Permit]:
+        unleased = self._unleased
+        taken: list[Permit] = []
+        with unleased.lock, suppress(KeyError):
+            while len(taken) < count:
+                taken.append(unleased.of_keys[key].popitem(last=newest)[0])
+        return taken
+
+    def _remember_again(self, key: bytes, permits: list[Permit]) -> None:
+        """What may not have been given back: before all others, as those are given back first that are the oldest."""
+        unleased = self._unleased
+        with unleased.lock, suppress(KeyError):
+            remembered = unleased.of_keys.setdefault(key, OrderedDict())
+            for permit in reversed(permits):
+                remembered[permit] = None
+                remembered.move_to_end(permit, last=False)
+
+    def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
+        """Those of them that were remembered. Under the lock."""
+        permits = self._unleased.of_keys.get(key) or OrderedDict()
+        return [permit for permit in taken if permits.pop(permit, _GONE) is not _GONE]
+
+    def allow(self, key: Key, cost: Any) -> Command[bool]:
+        charge, redis_key = self.charge_for(key, cost), self.key(key)
+
+        def read(reply: list[int]) -> bool:
+            if reply[0]:
+                self.took(redis_key, charge, Seen(True, reply[1], reply[3:]))
+            return reply[0] != 0
+
+        return self._command(HIT, redis_key, charge, self.size, read)
+
+    def acquire(self, key: Key, cost: Any) -> Command[Taken]:
+        charge, redis_key = self.charge_for(key, cost), self.key(key)
+
+        def read(reply: list[int]) -> Taken:
+            seen = Seen(reply[0] != 0, reply[1], reply[3:])
+            return Taken(seen.allowed, redis_key, self._permits(charge, seen) if seen.allowed else [], os.getpid())
+
+        return self._command(HIT, redis_key, charge, self.size, read)
+
+    def release(self, key: bytes, permits: list[Permit]) -> Command[int]:
+        """How many of them were still held."""
+        return self._lease_command(b"release", key, permits)
+
+    def renew(self, key: bytes, permits: list[Permit]) -> Command[int]:
+        return self._lease_command(b"renew", key, permits)
+
+    def _lease_command(self, what: bytes, key: bytes, permits: list[Permit]) -> Command[int]:
+        arguments = [what, b"%d" % self.algorithm.lease_us, *(permit.member for permit in permits)]
+        return Command(self._leases, [key], arguments, 2, lambda reply: reply[0])
+
+    def refund(
+        self,
+        key: Key,
+        cost: Any,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> CommandFlow[None]:
+        self.tier(rate, burst)
+        charge, redis_key = self.refund_charge(key, cost), self.key(key)
+        if request_id is not None:
+            self._mark(redis_key, request_id, charge)
+        count = charge.cost
+        if self.fallback is not None:
+            count -= self.fallback.give_back_unleased(key, count)
+        yield from self._give_back(redis_key, count)
+
+    def keep(self, key: bytes, charge: Charge, seen: Seen) -> Taken:
+        """A lease stands for them from now on."""
+        with self._unleased.lock:
+            own = self._forget(key, self._permits(charge, seen))
+            # Another one's refund may have taken some of these instead of its own.
+            own += self._take_remembered(key, charge.cost - len(own), newest=True)
+        return Taken(True, key, own, os.getpid())
+
+    def cancel(self, key: bytes, charge: Charge, seen: Seen) -> CommandFlow[None]:
+        permits = self._permits(charge, seen)
+        with self._unleased.lock:
+            own = self._forget(key, permits)
+        released = self.release(key, own)
+        released.read = lambda reply: reply[1]
+        try:
+            now_us = yield released
+        except BaseException:
+            self._remember_again(key, own)
+            raise
+        # A refund or a `hold` knows no permits, and may have taken one of these instead of its own: then that one goes,
+        # as long as one of these would still count.
+        if permits[0].end_us > now_us:
+            yield from self._give_back(key, len(permits) - len(own))
+
+    def _give_back(self, key: bytes, count: int) -> CommandFlow[None]:
+        """So many of those that no lease object stands for."""
+        # The oldest first: what is left then lasts longer than need be, never less.
+        while count > 0 and (permits := self._take_remembered(key, count)):
+            # One that was taken away, or has ended, is none to give back: any next one is.
+            try:
+                count -= yield self.release(key, permits)
+            except BaseException:
+                self._remember_again(key, permits)
+                raise
+
+    def take_unleased(self, key: Key, cost: int) -> Taken:
+        """Those that a ``wait`` of this process has just taken."""
+        redis_key, local, given = self.key(key), None, 0
+        if self.fallback is not None:
+            local, given = self.fallback.take_unleased(key, cost)
+        permits = self._take_remembered(redis_key, cost - given, newest=True)
+        return Taken(True, redis_key, permits, os.getpid(), local)
+
+    def exceeded(self, decision: Decision) -> LimitExceeded:
+        return LimitExceeded(self.name, self.limit, decision.retry_after)
+
+
+def _trim(permits: OrderedDict[Permit, None], now_us: int) -> None:
+    """Take those that have ended off. The oldest come first."""
+    # Whatever a signal's handler has changed meanwhile: the next one trims the rest.
+    with suppress(RuntimeError):
+        while (oldest := next(iter(permits), None)) and oldest.end_us <= now_us:
+            permits.pop(oldest, None)
+
+
+class BaseLease(Operated[E], Generic[E]):
+    __slots__ = ("_executor", "_key", "_limiter", "_permits", "_released", "_taken")
+
+    def __init__(self, limiter: Any, key: Key, taken: Taken) -> None:
+        self._limiter, self._key, self._taken = limiter, key, taken
+        self._executor = limiter.store.executor
+        self._permits: list[Permit] = taken.permits
+        self._released = False
+
+    @property
+    def store(self) -> Any:
+        """Whose permits they are."""
+        return self._limiter.store
+
+    @property
+    def allowed(self) -> bool:
+        return self._taken.allowed
+
+    @property
+    def full(self) -> bool:
+        return self._taken.full
+
+    @operation
+    def release(self) -> Pending[bool]:
+        """Give the permits back, also if the task is cancelled meanwhile. Whether any was still held. If it raises, it
+        may be called again."""
+        self._released = True
+        local = self._taken.local
+        held = local is not None and bool(local.release())
+        return self._executor.run(self._release(held), lambda: self._end(held))
+
+    @operation
+    def renew(self) -> Pending[bool]:
+        """Let the lease begin anew. False if any of the permits was not held any more."""
+        return self._executor.run(self._renew(), lambda: False)
+
+    def _release(self, held: bool) -> CommandFlow[bool]:
+        if self._is_held_in_redis:
+            held |= (yield self._limiter.commands.release(self._taken.key, self._permits)) > 0
+        return self._end(held)
+
+    def _end(self, held: bool) -> bool:
+        if self._is_held_in_redis:
+            self._executor.permits_came_back(self._limiter, self._key)
+        self._permits = []
+        return held
+
+    def _renew(self) -> CommandFlow[bool]:
+        local = self._taken.local
+        if local is not None and not local.renew():
+            return False
+        if not self._is_held_in_redis:
+            return local is not None
+        held: int = yield self._limiter.commands.renew(self._taken.key, self._permits)
+        return held == len(self._permits)
+
+    @property
+    def _is_held_in_redis(self) -> bool:
+        return bool(self._permits) and self._taken.is_own
+
+    def give_back_flow(self) -> CommandFlow[None]:
+        """As ``release`` does, whatever was still held."""
+        self._released = True
+        if self._taken.local is not None:
+            self._taken.local.release()
+        if self._is_held_in_redis:
+            yield self._limiter.commands.release(self._taken.key, self._permits)
+        self._permits = []
+        self._executor.permits_came_back(self._limiter, self._key)
+
+    def _check_can_enter(self) -> None:
+        if self._released:
+            raise RuntimeError(f"{self!r} was released before: acquire another one")
+
+    def __bool__(self) -> bool:
+        return self._taken.allowed
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._limiter.name!r}: {'held' if self._permits else 'not held'}>"
+
+
+class RedisLease(BaseLease[Executor]):
+    """Permits that are held, as ``forebay.Lease``: given back by ``release`` or at the end of a ``with`` block.
+
+    They come back by themselves at the end of the lease, however the process that holds them has ended.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        if not self.allowed:
+            raise self._limiter.exceeded(self._key)
+        self._check_can_enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The block's outcome counts: what can't be released comes back by itself.
+        with suppress(unimportant_after(error)):
+            self.release()
+
+
+@asyncio_operations
+class AsyncRedisLease(BaseLease[AsyncExecutor]):
+    """Permits that are held: given back by ``release`` or at the end of an ``async with`` block.
+
+    They come back by themselves at the end of the lease, however the process that holds them has ended.
+    """
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Self:
+        if not self.allowed:
+            raise await self._limiter.exceeded(self._key)
+        self._check_can_enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(unimportant_after(error)):
+            await self.release()
+
+
+class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
+    """`L` is the class of leases."""
+
+    commands: ConcurrencyCommands
+    _lease: type[L]
+
+    @operation
+    def acquire(self, key: Key, cost: int = 1) -> Pending[L]:
+        commands = self.commands
+        lease: Callable[[Taken], L] = partial(self.view, key)
+        return self._executor.run_command(
+            commands.acquire(key, cost).then(lease), lambda: lease(commands.fallback.acquire(key, cost))
+        )
+
+    @operation
+    def refund(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> Pending[None]:
+        """Give back what ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process, also if the task is
+        cancelled meanwhile."""
+        flow = self.commands.refund(key, cost, rate, burst, request_id)
+        return self._executor.run_to_end(self._refund(flow, key), lambda: self._executor.permits_came_back(self, key))
+
+    def _refund(self, flow: CommandFlow[None], key: Key) -> CommandFlow[None]:
+        yield from flow
+        self._executor.permits_came_back(self, key)
+
+    @operation
+    def exceeded(self, key: Key) -> Pending[LimitExceeded]:
+        commands = self.commands
+        return self._executor.run_command(
+            commands.peek(key, 1).then(commands.exceeded), lambda: commands.exceeded(commands.fallback.peek(key))
+        )
+
+    def view(self, key: Key, taken: Any) -> Any:
+        make: Any = self._lease
+        return make(self, key, taken)
+
+    def _take_unleased(self, key: Key, cost: int) -> L:
+        """For a ``hold``: a lease for the permits that a ``wait`` of this process has just taken."""
+        lease: L = self.view(key, self.commands.take_unleased(key, cost))
+        return lease
+
+
+class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], RedisLimiter):
+    """Permits that are held for a while, as ``forebay.Concurrency``; but nobody notices that a process has ended: its
+    permits come back at the end of their leases. So take a short lease, and renew it."""
+
+    _lease = RedisLease
+
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold:
+        return holding.Hold(cast(Any, self), key, cost, timeout)
+
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
+    ) -> Callable[[F], F]:
+        return holding.limited(cast(Any, self), key, cost, timeout)
+
+
+@asyncio_operations
+class AsyncRedisConcurrency(BaseConcurrency[AsyncExecutor, AsyncRedisReservation, AsyncRedisLease], AsyncRedisLimiter):
+    """Permits that are held for a while, as ``forebay.Concurrency``; but nobody notices that a process has ended: its
+    permits come back at the end of their leases. So take a short lease, and renew it."""
+
+    _lease = AsyncRedisLease
+
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> AsyncRedisHold:
+        return AsyncRedisHold(self, key, cost, timeout)
+
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+        """A decorator: each run of the coroutine holds `cost` permits."""
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            if not inspect.iscoroutinefunction(function):
+                raise TypeError(f"limiter {self.name!r} over an AsyncRedisStore limits coroutines, not {function!r}")
+
+            @functools.wraps(function)
+            async def held(*args: P.args, **kwargs: P.kwargs) -> T:
+                async with self.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout):
+                    return await function(*args, **kwargs)
+
+            return held
+
+        return decorate
+
+
+class AsyncRedisHold:
+    """What ``hold`` returns: waits for permits, holds them in the ``async with`` block, gives them back."""
+
+    __slots__ = ("_arguments", "_leases", "_limiter")
+
+    def __init__(self, limiter: AsyncRedisConcurrency, key: Key, cost: int, timeout: Duration | None) -> None:
+        self._limiter, self._arguments = limiter, (key, cost, timeout)
+        # One for each time that it is entered: any of them is as good.
+        self._leases: list[AsyncRedisLease] = []
+
+    async def __aenter__(self) -> AsyncRedisLease:
+        key, cost, timeout = self._arguments
+        limiter = self._limiter
+        if not await limiter.wait(key, cost, timeout):
+            raise await limiter.exceeded(key)
+        self._leases.append(limiter.view(key, limiter.commands.take_unleased(key, cost)))
+        return self._leases[-1]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leases.pop().__aexit__(kind, error, trace)
+
+    def __bool__(self) -> NoReturn:
+        raise NotAwaited(
+            f"what hold() of {self._limiter!r} returns is neither true nor false: it waits in an async with block"
+        )
+
+
+def unimportant_after(error: BaseException | None) -> type[ForebayError]:
+    """What is not raised when the permits of a block can't be released that has raised `error`."""
+    return StoreUnavailable if error is None else ForebayError

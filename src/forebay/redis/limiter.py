@@ -1,0 +1,302 @@
+"""Limiters over Redis, and reservations: one class each for both executors, under a public name for each executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, NoReturn, TypeVar
+
+from forebay.core.decision import Decision
+from forebay.core.table.keys import Key
+from forebay.rate import Duration, Rate
+from forebay.redis.commands import (
+    ONE,
+    Booked,
+    CommandFlow,
+    LimiterCommands,
+    costs_of,
+    keys_of,
+    noop,
+    seconds_up,
+    was_allowed,
+)
+from forebay.redis.executor import AsyncExecutor, Executor
+from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
+
+__all__ = [
+    "AsyncRedisLimiter",
+    "AsyncRedisReservation",
+    "BaseLimiter",
+    "BaseReservation",
+    "RedisLimiter",
+    "RedisReservation",
+    "would_block",
+]
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+
+class BaseReservation(Operated[E], Generic[E]):
+    __slots__ = ("_booked", "_executor", "_store")
+
+    def __init__(self, store: Any, booked: Booked) -> None:
+        self._store, self._executor, self._booked = store, store.executor, booked
+
+    @property
+    def store(self) -> Any:
+        """Whose permits they are."""
+        return self._store
+
+    @property
+    def allowed(self) -> bool:
+        return self._booked.allowed
+
+    @property
+    def delay_ns(self) -> int:
+        return self._booked.delay_ns
+
+    @property
+    def due_ns(self) -> int:
+        return self._booked.due_ns
+
+    @property
+    def full(self) -> bool:
+        return self._booked.full
+
+    @property
+    def delay(self) -> float:
+        """In seconds; never less than ``delay_ns``."""
+        return seconds_up(self._booked.delay_ns)
+
+    @operation
+    def cancel(self) -> Pending[None]:
+        """Give the permits back, as far as they still count.
+
+        Once: if it raises ``StoreUnavailable``, they may have come back, or may yet, and calling it again does nothing;
+        or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
+        """
+        # What Redis has booked stays booked while it is unavailable.
+        return self._executor.run_to_end(self._booked.cancel(), noop)
+
+    def give_back_flow(self) -> CommandFlow[None]:
+        """The commands of ``cancel``."""
+        return self._booked.cancel()
+
+    def __bool__(self) -> bool:
+        return self._booked.allowed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(allowed={self.allowed}, delay={self.delay})"
+
+
+class RedisReservation(BaseReservation[Executor]):
+    """Permits booked for later. True when they were. As ``forebay.Reservation``; ``due_ns`` is in the time of
+    ``time.monotonic_ns``."""
+
+    __slots__ = ()
+
+
+@asyncio_operations
+class AsyncRedisReservation(BaseReservation[AsyncExecutor]):
+    """Permits booked for later. True when they were. As ``forebay.Reservation``; ``due_ns`` is in the time of
+    ``time.monotonic_ns``."""
+
+    __slots__ = ()
+
+
+class BaseLimiter(Operated[E], Generic[E, R]):
+    """`E` is the executor, `R` the class of reservations."""
+
+    _reservation: type[R]
+
+    def __init__(self, store: Any, commands: LimiterCommands) -> None:
+        self._store, self._executor = store, store.executor
+        self.commands = commands
+
+    @property
+    def store(self) -> Any:
+        return self._store
+
+    @property
+    def name(self) -> str:
+        return self.commands.name
+
+    @property
+    def kind(self) -> type:
+        """The public class that it was made by."""
+        return self.commands.kind
+
+    @property
+    def limit(self) -> int:
+        """The most permits that can be allowed at once."""
+        return self.commands.limit
+
+    @property
+    def may_free_early(self) -> bool:
+        return self.commands.may_free_early
+
+    def __getattr__(self, name: str) -> Any:
+        """What it was made of: rate, burst, capacity, interval_ns, ..."""
+        commands = self.__dict__.get("commands")
+        try:
+            return commands.parameters[name]  # type: ignore[union-attr]
+        except (AttributeError, KeyError):
+            kind = type(self) if commands is None else commands.kind
+            raise AttributeError(f"{kind.__name__} over Redis has no attribute {name!r}") from None
+
+    def __repr__(self) -> str:
+        return repr(self.commands)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can't be pickled: make it again from the same server and name")
+
+    def queue_key(self, key: Key) -> object:
+        """What those who wait for it have in common."""
+        return self.commands.key(key)
+
+    @operation
+    def allow(self, key: Key, /) -> Pending[bool]:
+        commands = self.commands
+        if commands.usual is None:
+            return self._executor.run_command(commands.allow(key, 1), lambda: commands.fallback.allow(key))
+        return self._executor.decide(
+            commands.script,
+            (commands.key(key),),
+            commands.usual,
+            commands.size,
+            was_allowed,
+            lambda: commands.fallback.allow(key),
+        )
+
+    @operation
+    def hit(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+        request_ttl: Duration | None = None,
+    ) -> Pending[Decision]:
+        commands = self.commands
+        if commands.usual and cost is ONE and rate is None and burst is None and request_id is request_ttl is None:
+            return self._executor.decide(
+                commands.script,
+                (commands.key(key),),
+                commands.usual,
+                commands.size,
+                commands.usual_decision,
+                lambda: commands.fallback.hit(key),
+            )
+        command = commands.hit(key, cost, rate, burst, request_id, request_ttl)
+        more = {"rate": rate, "burst": burst, "request_id": request_id, "request_ttl": request_ttl}
+        return self._executor.run_command(command, lambda: commands.fallback.hit(key, cost, **more))
+
+    @operation
+    def peek(
+        self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None
+    ) -> Pending[Decision]:
+        commands = self.commands
+        return self._executor.run_command(
+            commands.peek(key, cost, rate, burst),
+            lambda: commands.fallback.peek(key, cost, rate=rate, burst=burst),
+        )
+
+    @operation
+    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Pending[R]:
+        commands = self.commands
+        return self._executor.run_command(
+            commands.reserve(key, cost, max_delay).then(self._reserved),
+            lambda: self._reserved(commands.fallback.reserve(key, cost, max_delay)),
+        )
+
+    @operation
+    def refund(
+        self,
+        key: Key,
+        cost: int = 1,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        request_id: Key | None = None,
+    ) -> Pending[None]:
+        commands = self.commands
+        more = {"rate": rate, "burst": burst, "request_id": request_id}
+        return self._executor.run(
+            commands.refund(key, cost, rate, burst, request_id),
+            lambda: commands.fallback.refund(key, cost, **more),
+        )
+
+    @operation
+    def reset(self, key: Key) -> Pending[None]:
+        return self._executor.run_command(self.commands.reset(key))
+
+    @operation
+    def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> Pending[list[bool]]:
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
+        commands = self.commands
+        # All of them, before any is sent: so one that can't be used leaves all uncharged.
+        return self._executor.run_many(
+            [commands.allow(key, cost) for key, cost in zip(keys, costs, strict=True)],
+            lambda number: commands.fallback.allow(keys[number], costs[number]),
+        )
+
+    @operation
+    def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> Pending[bool]:
+        return self._executor.wait(self, key, cost, timeout, jitter)
+
+    def _reserved(self, booked: Booked) -> R:
+        make: Any = self._reservation
+        reservation: R = make(self._store, booked)
+        return reservation
+
+    def view(self, key: Key, taken: Any) -> Any:
+        """What gives back what the limiter gave among several limits."""
+        return self._reserved(taken)
+
+    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """For ``AllOf``, when a limiter of this kind is its first argument."""
+        return self._store.all_of(kind, args, kwargs)
+
+
+class RedisLimiter(BaseLimiter[Executor, RedisReservation]):
+    """A limiter whose state is in Redis. What the methods mean is written at ``forebay.TokenBucket`` and its like.
+
+    *Threads*: every method may be called from any thread. *Processes*: whoever makes a limiter of the same name and
+    parameters over the same Redis and namespace shares its state. *Fork*: works in parent and child. A call that an
+    interrupt ends, as ``KeyboardInterrupt`` does, may have been charged.
+
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
+    answers instead; ``reset`` always does, if Redis is away.
+    """
+
+    _reservation = RedisReservation
+
+    def wait_async(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> NoReturn:
+        raise would_block(self)
+
+
+@asyncio_operations
+class AsyncRedisLimiter(BaseLimiter[AsyncExecutor, AsyncRedisReservation]):
+    """A limiter whose state is in Redis, for asyncio. The methods mean what they do at ``forebay.TokenBucket`` and its
+    like, and are awaited.
+
+    *Tasks*: any number, in one event loop. *Processes*: whoever makes a limiter of the same name and parameters over
+    the same Redis and namespace shares its state. Who is cancelled while the answer is on its way may have been
+    charged; but permits that a ``Concurrency`` has given out then come back at once.
+
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
+    answers instead; ``reset`` always does, if Redis is away.
+    """
+
+    _reservation = AsyncRedisReservation
+    wait_async = BaseLimiter.wait
+
+
+def would_block(limiter: object) -> TypeError:
+    return TypeError(
+        f"wait_async of {limiter!r} would stop the event loop for each round trip to Redis: make the limiter over an "
+        "AsyncRedisStore, and await its wait"
+    )
