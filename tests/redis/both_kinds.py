@@ -1,4 +1,4 @@
-"""One test for both kinds of store: what one returns and the other one awaits."""
+"""One test for both kinds of store: a result, or a coroutine of it that is awaited."""
 
 from __future__ import annotations
 

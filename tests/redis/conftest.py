@@ -1,4 +1,4 @@
-"""A server for all tests, and a clock for the scripts that tests can move."""
+"""A server for all tests, and a clock for the scripts that tests move."""
 
 from __future__ import annotations
 

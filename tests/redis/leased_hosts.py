@@ -1,4 +1,4 @@
-"""Hosts that borrow permits, all in this process, whose clocks stand still with the server's."""
+"""Hosts that borrow permits, all in this process. Their clocks and the server's stand still together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy before a server of the tests that delays, drips and cuts, and counts who comes."""
+"""A TCP proxy for a test server that delays, drips and cuts, and counts connections."""
 
 from __future__ import annotations
 

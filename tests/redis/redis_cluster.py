@@ -1,4 +1,4 @@
-"""A cluster of the tests' own: three masters, and a replica of the first."""
+"""A cluster for tests: three masters, and a replica of the first."""
 
 from __future__ import annotations
 

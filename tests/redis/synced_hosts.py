@@ -1,4 +1,4 @@
-"""Hosts of a test: each a store of its own and its part in the exchange, as hosts have that share nothing but Redis."""
+"""Hosts for tests of synced limits: each has a store of its own, and they share only Redis."""
 
 from __future__ import annotations
 

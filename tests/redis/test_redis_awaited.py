@@ -1,4 +1,4 @@
-"""A forgotten `await` over an asyncio store lets nobody in."""
+"""A forgotten `await` over an asyncio store admits no request."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def with_things(ask: Callable[[list[Any]], Any], server: RedisServer) -> Any:
     return asyncio.run(main())
 
 
-def test_what_nobody_awaited_is_neither_true_nor_false(server: RedisServer) -> None:
+def test_an_unawaited_call_is_neither_true_nor_false(server: RedisServer) -> None:
     async def ask(made: list[Any]) -> None:
         asked = []
         for thing in made:
@@ -83,7 +83,7 @@ def test_what_nobody_awaited_is_neither_true_nor_false(server: RedisServer) -> N
     with_things(ask, server)
 
 
-def test_every_public_class_whose_methods_are_awaited_is_among_them(server: RedisServer) -> None:
+def test_every_public_class_with_awaited_methods_is_tested(server: RedisServer) -> None:
     async def ask(made: list[Any]) -> None:
         names = {kind.__name__ for thing in made for kind in type(thing).__mro__}
         assert {name for name in forebay.redis.__all__ if name.startswith("Async")} - names == {"AsyncRedisHold"}
@@ -91,7 +91,7 @@ def test_every_public_class_whose_methods_are_awaited_is_among_them(server: Redi
     with_things(ask, server)
 
 
-def test_it_is_a_coroutine_for_everybody_else(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_awaited_method_is_a_coroutine_function(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(made: list[Any]) -> None:
         api = made[2]
 
@@ -134,7 +134,7 @@ def test_it_is_a_coroutine_for_everybody_else(server: RedisServer, monkeypatch: 
     with_things(ask, server)
 
 
-def test_an_event_loop_runs_it(server: RedisServer) -> None:
+def test_an_event_loop_runs_an_awaited_method(server: RedisServer) -> None:
     store = AsyncRedisStore(server.url, timeout=60)
     with asyncio.Runner() as runner:
         assert runner.run(TokenBucket(store, "api", "1/hour").allow("key")) is True
@@ -142,7 +142,7 @@ def test_an_event_loop_runs_it(server: RedisServer) -> None:
 
 
 @pytest.mark.filterwarnings("default::RuntimeWarning")
-def test_python_warns_of_what_nobody_awaited(server: RedisServer) -> None:
+def test_python_warns_of_an_unawaited_call(server: RedisServer) -> None:
     async def ask(made: list[Any]) -> None:
         with pytest.warns(RuntimeWarning, match=r"coroutine 'AsyncRedisLimiter.allow' was never awaited"):
             made[2].allow("key")

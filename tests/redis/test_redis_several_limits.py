@@ -1,4 +1,4 @@
-"""Several limits over Redis at once: one script judges all and charges all, or none."""
+"""Several limits over Redis at once: one script decides all, and charges all or none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_denial_writes_nothing(redis_store: RedisStore, client: redis.Redis, s
     assert held.peek("ada").remaining == 8
 
 
-def test_limiters_of_which_there_are_none_together(redis_store: RedisStore, server: RedisServer) -> None:
+def test_limiters_that_cannot_be_combined_are_refused(redis_store: RedisStore, server: RedisServer) -> None:
     bucket = TokenBucket(redis_store, "b", "9/minute")
     with Store.private(keys=1) as store, RedisStore(server.url) as other:
         make: Any = AllOf
@@ -48,9 +48,7 @@ def test_limiters_of_which_there_are_none_together(redis_store: RedisStore, serv
             TokenBucket(bucket, "b", "1/s")  # type: ignore[call-overload]
 
 
-def test_a_log_twice_tells_the_time_at_which_both_are_allowed(
-    redis_store: RedisStore, server_clock: ServerClock
-) -> None:
+def test_a_log_twice_reports_when_both_are_allowed(redis_store: RedisStore, server_clock: ServerClock) -> None:
     make: Any = SlidingLog
     log = make(redis_store, "l", "3/minute")
     twice = AllOf(log, log)

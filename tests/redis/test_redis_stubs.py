@@ -1,4 +1,4 @@
-"""What the stubs say of making limiters is what the classes take: stubtest doesn't compare overloads of __new__."""
+"""The stubs' overloads of __new__ match the parameters of the classes: stubtest doesn't compare overloads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stub_of(kind: type) -> ast.ClassDef:
 
 
 def shape_of(arguments: ast.arguments) -> list[tuple[Any, ...]]:
-    """Of each parameter its name, its kind and its default."""
+    """The name, kind and default of each parameter."""
     shape: list[tuple[Any, ...]] = []
     positional = arguments.posonlyargs + arguments.args
     defaults = [None] * (len(positional) - len(arguments.defaults)) + [ast.unparse(d) for d in arguments.defaults]
@@ -63,7 +63,7 @@ def shape_of_init(kind: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_stub_takes_what_the_class_takes(kind: type) -> None:
+def test_the_stub_has_the_parameters_of_the_class(kind: type) -> None:
     news = [node.args for node in stub_of(kind).body if isinstance(node, ast.FunctionDef) and node.name == "__new__"]
     over_memory, *over_redis = [shape_of(arguments) for arguments in news]
     assert over_memory == shape_of_init(kind)

@@ -1,4 +1,4 @@
-"""Waiting for permits, holding them, giving them back, in threads and in tasks; and requests that are charged once."""
+"""Waiting for permits, holding them and giving them back, in threads and tasks; and requests that are charged once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ async def async_store(server: RedisServer) -> AsyncIterator[AsyncRedisStore]:
 
 
 @every_kind
-def test_whoever_waits_is_let_in(make: Callable[[Any], Any], redis_store: RedisStore, server: RedisServer) -> None:
+def test_a_waiting_request_is_admitted(
+    make: Callable[[Any], Any], redis_store: RedisStore, server: RedisServer
+) -> None:
     limiter = make(redis_store)
     assert [limiter.wait("ada", jitter=0.1) for _ in range(6)] == [True] * 6
 
@@ -67,7 +69,7 @@ def test_whoever_waits_is_let_in(make: Callable[[Any], Any], redis_store: RedisS
     assert run(waited()) == [True] * 7
 
 
-def test_jitter_spreads_tasks_that_wait_for_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jitter_spreads_tasks_that_wait_for_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, sleeps, answers = 0.0, list[float](), itertools.cycle([False, True])
 
     async def sleep(seconds: float) -> None:
@@ -95,7 +97,7 @@ def test_jitter_spreads_tasks_that_wait_for_one_moment(monkeypatch: pytest.Monke
     run(waited())
 
 
-def test_a_wait_that_is_cancelled_gives_back_what_it_has_booked(redis_store: RedisStore, server: RedisServer) -> None:
+def test_a_cancelled_wait_gives_back_its_booking(redis_store: RedisStore, server: RedisServer) -> None:
     bucket = TokenBucket(redis_store, "w", "1/hour")
     assert bucket.allow("ada")
     before_ns = bucket.peek("ada").reset_after_ns
@@ -113,7 +115,7 @@ def test_a_wait_that_is_cancelled_gives_back_what_it_has_booked(redis_store: Red
     assert bucket.peek("ada").reset_after_ns <= before_ns
 
 
-def test_tasks_that_wait_for_what_cannot_be_booked_go_in_the_order_in_which_they_came(server: RedisServer) -> None:
+def test_tasks_that_cannot_book_are_admitted_in_order(server: RedisServer) -> None:
     async def waited() -> list[int]:
         order: list[int] = []
 
@@ -129,7 +131,7 @@ def test_tasks_that_wait_for_what_cannot_be_booked_go_in_the_order_in_which_they
     assert run(waited()) == list(range(8))
 
 
-def test_what_no_wait_can_be_asked(redis_store: RedisStore, server: RedisServer) -> None:
+def test_invalid_waits_are_refused(redis_store: RedisStore, server: RedisServer) -> None:
     bucket = TokenBucket(redis_store, "w", "1/hour")
     for options in ({"timeout": -1}, {"jitter": 1}, {"jitter": "x"}, {"timeout": float("nan")}):
         with pytest.raises(ValueError, match=r"timeout|jitter"):
@@ -152,8 +154,8 @@ def test_what_no_wait_can_be_asked(redis_store: RedisStore, server: RedisServer)
         bucket.wait("ada")
 
 
-def test_those_who_wait_for_other_windows_are_in_other_lines(redis_store: RedisStore, server: RedisServer) -> None:
-    """Of one name, but of states of their own."""
+def test_requests_for_other_windows_wait_in_other_queues(redis_store: RedisStore, server: RedisServer) -> None:
+    """The limiters have one name and separate states."""
     slow, quick = FixedWindow(redis_store, "w", "1/year"), FixedWindow(redis_store, "w", "5/second")
     assert slow.allow("ada")
     thread = threading.Thread(target=slow.wait, args=("ada",), daemon=True)
@@ -164,7 +166,7 @@ def test_those_who_wait_for_other_windows_are_in_other_lines(redis_store: RedisS
     waiting._lines.clear()
 
 
-def test_whatever_goes_wrong_with_giving_up_an_interrupt_is_heard(server: RedisServer) -> None:
+def test_an_interrupted_wait_raises_the_interrupt_whatever_fails(server: RedisServer) -> None:
     async def cancelled() -> None:
         store = AsyncRedisStore(server.url, timeout=60)
         bucket = TokenBucket(store, "w", "1/hour")
@@ -183,7 +185,7 @@ def test_whatever_goes_wrong_with_giving_up_an_interrupt_is_heard(server: RedisS
 # Permits that are held
 
 
-def test_a_lease_in_tasks(server: RedisServer, server_clock: ServerClock) -> None:
+def test_tasks_hold_and_renew_a_lease(server: RedisServer, server_clock: ServerClock) -> None:
     async def used() -> None:
         async with async_store(server) as store:
             held = Concurrency(store, "c", 2, lease="30s")
@@ -219,7 +221,7 @@ def test_a_lease_in_tasks(server: RedisServer, server_clock: ServerClock) -> Non
     run(used())
 
 
-def test_a_timeout_beyond_all_times(server: RedisServer, redis_store: RedisStore) -> None:
+def test_a_timeout_beyond_the_range_of_clocks(server: RedisServer, redis_store: RedisStore) -> None:
     longest: Any = 10**400
 
     async def waited() -> bool:
@@ -230,7 +232,7 @@ def test_a_timeout_beyond_all_times(server: RedisServer, redis_store: RedisStore
     assert MinInterval(redis_store, "h", "10 ms").wait("ada", timeout=longest)
 
 
-def test_whoever_holds_lets_the_next_one_in(redis_store: RedisStore) -> None:
+def test_a_release_admits_the_next_waiter(redis_store: RedisStore) -> None:
     held = Concurrency(redis_store, "c", 2, lease="10 minutes")
     inside, most = [0], [0]
     lock = threading.Lock()
@@ -260,7 +262,7 @@ def test_whoever_holds_lets_the_next_one_in(redis_store: RedisStore) -> None:
     assert held.peek("ada").remaining == 1  # a block that held nothing gives nothing back
 
 
-def test_permits_that_were_taken_away_are_none_to_give_back(redis_store: RedisStore, server_clock: ServerClock) -> None:
+def test_permits_that_have_lapsed_are_not_given_back(redis_store: RedisStore, server_clock: ServerClock) -> None:
     held = Concurrency(redis_store, "c", 3, lease="30s")
     other = Concurrency(redis_store, "c", 3, lease="60s")
     assert held.allow("ada")
@@ -277,10 +279,10 @@ def test_permits_that_were_taken_away_are_none_to_give_back(redis_store: RedisSt
     assert held.peek("ada").remaining == 3
 
 
-def test_a_reservation_whose_permits_are_gone_gives_others_back(
+def test_a_reservation_whose_permits_are_gone_gives_back_others(
     redis_store: RedisStore, server: RedisServer, server_clock: ServerClock
 ) -> None:
-    """A `hold` takes the newest, a refund the oldest: whoever cancels then gives back one of those that are left."""
+    """A `hold` takes the newest permits, a refund the oldest. A cancellation then gives back one of the others."""
     held = Concurrency(redis_store, "c", 4, lease="30s")
     assert held.allow("ada")
     booked = held.reserve("ada", 2)
@@ -322,8 +324,8 @@ def test_a_reservation_whose_permits_are_gone_gives_others_back(
     run(asked())
 
 
-def test_permits_are_taken_in_a_signals_handler_too(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of anything that is done with what is remembered."""
+def test_a_signal_handler_takes_permits(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any point of the code that records permits."""
     held = Concurrency(redis_store, "c", 5)
     inside: list[str] = []
 
@@ -353,7 +355,7 @@ def test_permits_are_taken_in_a_signals_handler_too(redis_store: RedisStore, mon
 # Requests that are charged once
 
 
-def test_a_request_is_charged_once_as_long_as_it_is_remembered(redis_store: RedisStore, client: redis.Redis) -> None:
+def test_a_request_is_charged_once_while_its_id_is_remembered(redis_store: RedisStore, client: redis.Redis) -> None:
     log = make_log(redis_store, "l", "9/hour")
     assert log.hit("ada", request_id="r", request_ttl=0.02).remaining == 8
     (mark,) = client.keys("*:request:*")
@@ -367,7 +369,7 @@ def test_a_request_is_charged_once_as_long_as_it_is_remembered(redis_store: Redi
     assert log.hit("bob", request_id="r").remaining == 8
 
 
-def test_requests_at_once_under_one_id_are_charged_once(server: RedisServer, server_clock: ServerClock) -> None:
+def test_concurrent_requests_of_one_id_are_charged_once(server: RedisServer, server_clock: ServerClock) -> None:
     async def asked() -> int:
         async with async_store(server) as store:
             bucket = TokenBucket(store, "b", "100/hour")

@@ -1,4 +1,4 @@
-"""The web middlewares with limits over Redis: W27, and that nobody stops an event loop."""
+"""Web middlewares with limits over Redis: W27, and no blocked event loop."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LIMITS = "forebay.contrib.django.LimitsMiddleware"
 
 @pytest.fixture
 def gone() -> str:
-    """The URL of a server that isn't there."""
+    """The URL of a server that does not exist."""
     with redis_server() as server:
         return server.url
 
@@ -140,7 +140,7 @@ def check_unavailable(answer: Answered) -> None:
     assert "ratelimit" not in answer
 
 
-def test_limits_over_redis(site: Callable[..., tuple[Any, Ask]], server: RedisServer) -> None:
+def test_rules_over_redis_limit_requests(site: Callable[..., tuple[Any, Ask]], server: RedisServer) -> None:
     _, ask = site(server.url, lambda store: [Rule(TokenBucket(store, "api", "2/hour"), key=everyone)])
     answers = [ask() for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
@@ -150,7 +150,7 @@ def test_limits_over_redis(site: Callable[..., tuple[Any, Ask]], server: RedisSe
     assert answers[2].json["violated-policies"] == ["api"]
 
 
-def test_several_limits_over_redis_are_asked_as_one(site: Callable[..., tuple[Any, Ask]], server: RedisServer) -> None:
+def test_several_rules_over_redis_take_one_call(site: Callable[..., tuple[Any, Ask]], server: RedisServer) -> None:
     def rules(store: Any) -> list[Rule]:
         return [
             Rule(SlidingWindow(store, "wide", "3/hour"), key=everyone),
@@ -235,7 +235,7 @@ def test_what_is_held_and_what_is_given_back(kind: Any, server: RedisServer, loo
         run(store.close())
 
 
-def test_all_is_back_before_the_client_can_ask_again(server: RedisServer) -> None:
+def test_permits_are_back_before_the_client_can_send_again(server: RedisServer) -> None:
     async def ask(store: Any) -> None:
         held, free = Concurrency(store, "held", 1, lease="1 hour"), TokenBucket(store, "free", "1/hour")
         left: list[tuple[str, int, int]] = []
@@ -262,7 +262,7 @@ def test_all_is_back_before_the_client_can_ask_again(server: RedisServer) -> Non
 
 
 @pytest.mark.parametrize("how", ["cancelled", "gone", "failed", "web socket"])
-def test_the_end_of_a_request_is_seen_however_it_ends(how: str, server: RedisServer) -> None:
+def test_every_end_of_a_request_gives_back(how: str, server: RedisServer) -> None:
     async def ask(store: Any) -> None:
         held = Concurrency(store, "held", 3, lease="1 hour")
         guesses = TokenBucket(store, "guesses", "3/hour")
@@ -307,7 +307,7 @@ def test_the_end_of_a_request_is_seen_however_it_ends(how: str, server: RedisSer
 def test_a_request_that_is_cancelled_at_any_call_holds_nothing(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the answer of the first one to Redis is on its way, or of the second one, and so on to the last."""
+    """It is cancelled while the reply to its first call is on its way, or to its second, and so on to the last."""
 
     async def ask(store: Any) -> None:
         held, guesses = Concurrency(store, "held", 3, lease="1 hour"), TokenBucket(store, "guesses", "100/hour")
@@ -358,10 +358,10 @@ def test_a_request_that_is_cancelled_at_any_call_holds_nothing(
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_a_request_that_is_cancelled_just_when_it_is_let_in_holds_nothing(
+def test_a_request_that_is_cancelled_just_when_it_is_admitted_holds_nothing(
     is_own: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is here, and each task that it passes through may be the last one that has it."""
+    """The reply has arrived, and each task that it passes through may be the last one that has it."""
 
     async def cancelled_after(turns: int, store: Any, limited: ASGIMiddleware) -> None:
         answered = asyncio.Event()
@@ -401,7 +401,7 @@ def test_a_request_that_is_cancelled_just_when_it_is_let_in_holds_nothing(
     asyncio.run(ask())
 
 
-def test_what_is_held_is_renewed_in_the_event_loop(server: RedisServer, client: redis.Redis) -> None:
+def test_held_permits_are_renewed_in_the_event_loop(server: RedisServer, client: redis.Redis) -> None:
     async def ask(store: Any) -> None:
         held = Concurrency(store, "held", 3, lease="1 second")
 
@@ -424,7 +424,7 @@ def test_what_is_held_is_renewed_in_the_event_loop(server: RedisServer, client: 
     in_loop(server.url, ask)
 
 
-def test_not_every_part_of_a_long_answer_waits_for_redis(server: RedisServer, client: redis.Redis) -> None:
+def test_parts_of_a_long_response_do_not_wait_for_redis(server: RedisServer, client: redis.Redis) -> None:
     def calls() -> int:
         statistics = client.info("commandstats")
         return int(statistics.get("cmdstat_evalsha", {}).get("calls", 0))
@@ -446,7 +446,7 @@ def test_not_every_part_of_a_long_answer_waits_for_redis(server: RedisServer, cl
         assert held.peek("everyone").remaining == 1
 
 
-def test_an_event_loop_is_never_stopped(server: RedisServer, redis_store: RedisStore, async_store: Any) -> None:
+def test_no_call_blocks_the_event_loop(server: RedisServer, redis_store: RedisStore, async_store: Any) -> None:
     sync = Rule(TokenBucket(redis_store, "api", "2/hour"))
     awaited = Rule(TokenBucket(async_store, "api", "2/hour"))
     for make in (
@@ -623,7 +623,7 @@ def rules_with_ends(store: Any) -> list[Any]:
 
 
 async def check_ends(store: Any, ask: Callable[[int], Awaitable[int]]) -> None:
-    """Of an application that answers by the status that it is asked for."""
+    """Check an application that responds with the requested status."""
     held = Concurrency(store, "held", 1, lease="1 hour")
     for status, answer in ((200, 200), (401, 401), (200, 200), (500, 500), (401, 401), (401, 429), (200, 429)):
         assert await ask(status) == answer
@@ -784,7 +784,7 @@ def gives_back(call: tuple[Any, ...]) -> bool:
 
 
 @pytest.mark.parametrize("how", ["whole", "part", "raised", "failed", "file", "ended"])
-def test_aiohttp_has_given_back_before_its_answer(
+def test_aiohttp_gives_back_before_its_response(
     how: str, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("done")
@@ -827,7 +827,7 @@ def test_aiohttp_has_given_back_before_its_answer(
     in_loop(server.url, ask)
 
 
-def test_an_answer_waits_for_one_deadline_of_a_store_that_went_away(
+def test_a_response_waits_for_one_deadline_of_an_unavailable_store(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missed: list[bytes] = []
@@ -893,8 +893,8 @@ def asking(
         run(store.close())
 
 
-def test_all_that_a_request_asks_waits_for_one_deadline(asking: Any, server: RedisServer) -> None:
-    """Each of its calls alone is answered in time. And a server that is so slow is one that fails."""
+def test_all_calls_of_a_request_share_one_deadline(asking: Any, server: RedisServer) -> None:
+    """Each call alone is answered in time. The breaker counts such a slow server as failing."""
 
     def rules(store: Any) -> list[Rule]:
         return [
@@ -985,7 +985,7 @@ def test_what_is_held_and_what_is_given_back_without_redis(asking: Any, gone: st
         assert [ask() for _ in range(3)] == [401, 401, 401 if policy == "allow" else 429]
 
 
-def test_what_no_time_is_left_for_is_sent(server: RedisServer, redis_store: RedisStore) -> None:
+def test_permits_are_given_back_without_any_time_left(server: RedisServer, redis_store: RedisStore) -> None:
     held = Concurrency(redis_store, "held", 3, lease="1 hour")
     # So that the server knows the script.
     assert held.acquire("everyone").release()
@@ -1020,8 +1020,8 @@ def test_permit_is_released_by_a_redis_too_slow_for_the_refund_before(server: Re
         assert guesses.peek("everyone").remaining == 100
 
 
-def test_a_client_of_somebody_else_has_one_deadline_for_a_request(server: RedisServer) -> None:
-    """Though each of its calls has its own."""
+def test_a_client_of_the_callers_has_one_deadline_for_a_request(server: RedisServer) -> None:
+    """Each of its calls has a deadline of its own."""
 
     async def ask() -> None:
         options: Any = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
@@ -1052,8 +1052,8 @@ def test_a_client_of_somebody_else_has_one_deadline_for_a_request(server: RedisS
         asyncio.run(ask())
 
 
-def test_what_ends_after_its_event_loop_is_no_error() -> None:
-    """As when an answer is closed in a thread while the server stops: what is held ends by itself."""
+def test_a_request_that_ends_after_its_event_loop_is_no_error() -> None:
+    """As when a response is closed in a thread while the server stops: held permits lapse by themselves."""
 
     async def begun() -> BackgroundRelease:
         return BackgroundRelease(Patience(1.0))
