@@ -12,10 +12,12 @@
 #include "layout.h"
 #include "platform.h"
 
-/* Of the lists that limiters are found in, which the explorer doesn't look at. */
+/* For the lists of limiters and extents, which the explorer doesn't cover. */
 static inline uint32_t forebay_load_acquire32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
-static inline void forebay_store_release32(uint32_t *p, uint32_t value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+static inline void forebay_store_release32(uint32_t *p, uint32_t value) {
+    __atomic_store_n(p, value, __ATOMIC_RELEASE);
+}
 
 #ifdef FOREBAY_EXPLORE
 #include "explored_atomics.h" /* of native/interleave, which runs every interleaving of these */
@@ -32,7 +34,7 @@ static inline uint64_t forebay_load_relaxed(const uint64_t *p) { return __atomic
 
 static inline uint64_t forebay_load_acquire(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 
-/* Never older than what the last `..._seq_cst` operation on that word wrote. */
+/* Never older than the value of the last `..._seq_cst` operation on that word. */
 static inline uint64_t forebay_load_seq_cst(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 
 static inline void forebay_store_relaxed(uint64_t *p, uint64_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
@@ -120,9 +122,9 @@ static inline bool forebay_cas128_acq_rel(ForebayCell *cell, ForebayCell expecte
 #endif
 }
 
-/* The same, and ordered before every `..._seq_cst` load that follows it, on any word. No other instructions are needed:
- * a locked one is a full barrier on x86-64, and on aarch64 a load by LDAR is not before a store with release (Arm ARM,
- * B2.3, barrier-ordered-before). */
+/* The same, and ordered before every later `..._seq_cst` load, on any word. It needs no other instructions: on x86-64 a
+ * locked instruction is a full barrier; on aarch64 a load by LDAR is not reordered before an earlier store with release
+ * (Arm ARM, B2.3, barrier-ordered-before). */
 static inline bool forebay_cas128_seq_cst(ForebayCell *cell, ForebayCell expected, ForebayCell desired) {
     return forebay_cas128_acq_rel(cell, expected, desired);
 }

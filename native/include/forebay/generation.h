@@ -1,6 +1,6 @@
-/* A number that changes whenever what this process holds of its segments may have ceased to be its own: in the
- * child of a fork, and when a store is closed. Limiters compare it once per decision. The forks are also counted by
- * themselves: files opened before one are shared with the parent. */
+/* The generation of this process: a number that changes when its counter lines and mappings may no longer be its own,
+ * in the child of a fork and when a store is closed. Limiters compare it once per decision. Forks have a counter of
+ * their own, because files opened before a fork are shared with the parent. */
 #ifndef FOREBAY_GENERATION_H
 #define FOREBAY_GENERATION_H
 

@@ -1,13 +1,19 @@
 """Several limits at once, all or none.
 
-First every limit is asked without writing anything. If all allow, each is charged in order, by a CAS from the very
-state that was judged; where that state has changed meanwhile, by a decision of its own. Should one of those then
-deny, the limits that were charged before get their permits back.
+Optimistic and in two phases. **Transitions:**
 
-So a request that is denied takes nothing, but for a moment it may have: others may be denied meanwhile that would not
-have been. Never is one allowed that should not be. A process that is killed half-way leaves the first limits charged.
-And a leaky bucket can't take back a place behind which others already stand, nor a bucketed window what was charged in
-a bucket that is over: such a limiter belongs last.
+* *check*: reads every limit without writing. If one denies, the request is denied.
+* *try to commit*: charges each limit in order, by a CAS from the very state that was checked.
+* *commit*: where that state has changed meanwhile, charges by a new decision of that limit.
+* *roll back*: if such a decision denies, gives the charges of the earlier limits back.
+
+**Invariant.** A request is allowed only if every limit has charged it. A request that the check denies writes nothing.
+
+**Crash and stall.** A process that is killed between two charges leaves the first limits charged.
+
+**Not handled.** A request that loses a race holds permits for a moment, in which other requests may be denied. A leaky
+bucket can't take back a place behind which others already stand, nor a bucketed window what was charged in a bucket
+that is over: such a limiter belongs last.
 """
 
 cimport cython

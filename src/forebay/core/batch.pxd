@@ -33,7 +33,7 @@ cdef struct Batch:
     uint64_t kind
     PyObject* yes                # True and False
     PyObject* no
-    uint64_t claim_stripe        # of one counter line, with its sequence, whatever becomes of the limiter's meanwhile
+    uint64_t claim_stripe        # of one counter line, with its sequence; the limiter's own may change meanwhile
     uint64_t* claim_sequence
 
 
@@ -66,7 +66,7 @@ cdef inline uint64_t decide_batch_by(
     const Batch* given, Events* events, Decide take, AfterCharge after_charge
 ) noexcept nogil:
     """Decide the batch without counting; how many were allowed. Inlined with functions that are given as constants."""
-    # Copies of which no call learns the address stay in registers.
+    # Copies whose address goes to no call stay in registers.
     cdef Batch batch = given[0]
     cdef Table table = batch.table[0]
     cdef ForebayCell* cells[CELLS_AHEAD]        # of the keys between the second stage and the third, in a ring

@@ -1,4 +1,4 @@
-"""What a batch does with Python's lists, before and after its decisions."""
+"""The work of a batch on Python's lists, before and after its decisions."""
 
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject

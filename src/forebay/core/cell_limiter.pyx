@@ -1,4 +1,4 @@
-"""What the limiters whose decision is one CAS have in common: every way to ask for a permit.
+"""The methods of the limiters whose decision is one CAS: every way to request a permit.
 
 An algorithm brings a decision function (a pure function of state, time and request, see `Decide`), one that undoes it,
 and the arithmetic that turns a state into a `Decision`. Everything else is here.
@@ -212,7 +212,7 @@ cdef class CellLimiter(Limiter):
             hash_pair(hash_key_of(key, self.hash_key), id_hash, self.hash_key, MARK)) | FOREBAY_KIND_TAT
 
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl):
-        """Charge, then leave a mark. Whoever finds that another has left it meanwhile gives its own charge back.
+        """Charge, then leave a mark. A request that finds another's mark by then gives its own charge back.
 
         A crash between the two steps leaves a charge without a mark, so the retried request is charged twice: the safe
         side.

@@ -1,89 +1,118 @@
 """Permits that a host has borrowed for a key, and spends from its own table.
 
-Two cells for each key. The *lease* is what decisions are made from: one CAS takes permits, as with every other limiter.
-The *gate* says who may ask for more. Both are states of KIND_COUNT, see counts.pxd; below the time
+State
+-----
+A key has two cells, both of KIND_COUNT (see counts.pxd). A decision reads the *lease*: one CAS takes permits, as with
+every other limiter. The *fetch slot* makes fetches single-flight: it names the one fetch that may ask the server.
 
-    lease   | time: its end, rounded down | generation | pending | permits left |
-    gate    | time: closed until          | size | fetching | cost             |
-            | the same, while fetching    | size | fetching | waited | mark    |
+    lease       | time: its end, rounded down | generation | pending  | permits left  |
+    fetch slot  | time: closed until          | size       | fetching | cost          |
+                | the same, while fetching    | size       | fetching | waited | mark |
 
-Who may change what
--------------------
-* *Spend* (anybody): permits are there and the lease runs. Permits fall; nothing else changes.
-* *Begin* (who is about to ask the server): sets `pending` and a generation of its own. The server will be told how many
-  permits are left: so many are still on loan, whatever else it had lent the host has been spent.
-* *Deposit* (the same one, with the answer): only if the gate is still its own and the cell still holds its generation,
-  pending. Drops those of the reported permits that the server says don't count any more, and adds what was granted,
-  less the request's own cost, so that who fetches is served; the end is that of the new lease.
-* *Settle* (the same one, without a grant): takes `pending` away, and drops in the same way.
-* *Withdraw* (who gives back): only if nothing is pending. Takes all permits out; the server will be told.
+Transitions of the lease
+------------------------
+All are 128-bit acq_rel CASes.
 
-Begin and withdraw are also stamped with the monotonic clock, read between loading the state and swapping it, so stamps
-are in the order of these steps. The server knows the latest stamp of each loan, and ignores what is not later.
+* *spend*: any request, if permits are there and the lease runs. Permits fall; nothing else changes. "leased: spending"
+* *begin*: a fetch that is about to ask the server. Sets `pending` and a generation of its own. The request to the
+  server reports how many permits are left: so many are still on loan. Whatever else the server had lent the host is
+  spent.
+* *deposit*: the same fetch, with the reply, only if the fetch slot is still its own and the cell still has its
+  generation, pending. It drops those of the reported permits that the server doesn't count any more. It adds the grant,
+  less the request's own cost, so the request that fetches is served. The end is that of the new lease.
+* *abort*: the same fetch, without a grant. Clears `pending`, and drops permits in the same way.
+* *withdraw*: a process that gives back, only if nothing is pending. Takes all permits out, to report them to the
+  server.
 
-*Never more is spent than the server knows to be on loan.* Its loan is what was reported by the latest step that it has
-heard of, plus what it granted then. Of what the host may still spend
-- permits in the cell at that step were reported; spending since only makes them fewer;
-- permits granted then are in the loan, and so is their end;
-- permits granted to an earlier fetch that is still under way are not in the loan, and never come to the cell: its
+A begin and a withdrawal are also stamped with the monotonic clock. The stamp is read between the load of the state and
+its CAS, so stamps have the order of these steps. The server keeps the latest stamp of each loan, and ignores a step
+that is not later. Tested by "leased: two fetches", "leased: a fetch that is killed" and the other programs of
+tests/interleaving/leased_scenes.py.
+
+Invariant
+---------
+The host never spends more than the server knows to be on loan to it.
+
+The server caps the reported remainder at the amount on loan to that host. Bucket level + outstanding loans grows only
+by refill and refunds.
+
+Proof
+-----
+The server's loan is the remainder in the latest step that reached it, plus its grant for that step. The host may still
+spend these permits:
+
+* Permits in the cell at that step were reported. Spending since then only makes them fewer.
+* Permits granted for that step are in the loan, and so is their end.
+* Permits granted to an earlier fetch that is still under way are not in the loan, and never come to the cell: its
   deposit finds another generation. They are lost, and count as spent.
-- a later step that the server hasn't heard of yet adds no permits before its answer.
-A report that was overtaken and arrives late has an older stamp. If the server has forgotten the loan by then, as all
-was spent, the host has nothing, and what is granted to the late one is lost.
+* A later step that has not reached the server adds no permits before its reply.
 
-*A report of permits that are not on loan is not believed.* It may arrive after its loan's end, when what it tells of
-has counted as spent and may have been refilled and admitted; or at a server that came back empty, or where the key was
-reset. The server takes no more for being left than it has on loan to the host, and says how many more were reported;
-so its level and what is on loan together grow by nothing but time and what is given back. Deposit and settle take the
-others out of the cell. If the answer is lost, they can be spent until the old lease's end on the host, which is not
-later than the server's: if the report came after that, no longer.
+An overtaken report that arrives late has an older stamp. If the server has forgotten the loan by then, because all was
+spent, the host has nothing, and the grant for the late report is lost.
 
-*A generation isn't met again while it matters.* It is the clock, in units of which 128 are longer than a fetch may take
-and a lease lasts. A begin that meets a generation of its own unit or one ahead of it takes the same if nothing is
-pending there (then nobody waits for it), else the next one. Begins that overtake are at least as far apart as a gate is
-closed for, unless gates are lost; so all that are under way within the time of a lease differ. Later than that, a
-deposit's lease is over, and it deposits nothing.
+*Reports of permits that are not on loan.* A report may arrive after its loan's end. The permits in it then count as
+spent and may have been refilled and admitted. It may also reach a server that came back empty, or a key that was reset.
+The server then counts no more than is on loan, and its reply has the number of permits that were reported beyond that.
+Deposit and abort take these out of the cell. If the reply is lost, the host can spend them until the old lease's end on
+the host, which is not later than the server's. A report that came after that end leaves none to spend.
 
-*A cell that is lost* (evicted, reset): a begin that finds none says that it doesn't know what is left, and the server
-keeps on loan what was. An earlier fetch that is still under way must not deposit in the new cell: once another begin
-has reported what is there, its permits count as spent. So it looks whether the gate is still as it has left it: a state
-with a time and a mark that nobody else has left in the same millisecond but by a chance of 1 in 32,767. The new cell's
-generation is ahead of the clock by chance. What remains is a fetch that is stopped between looking at its gate and
-its deposit, while its cell is lost, and then meets a generation that is its own by a chance of 1 in 64.
+*A generation does not repeat while it matters.* It is the clock, in units of which 128 are longer than a fetch may take
+and a lease lasts. A begin may meet a generation of its own unit or one ahead of it. If nothing is pending there, no
+fetch waits for that generation, and the begin takes the same; else it takes the next. Begins that overtake are at least
+as far apart as a fetch slot is closed for, unless fetch slots are lost. So all that are under way within the time of a
+lease differ. After that time a deposit's lease is over, and it deposits nothing.
 
-*The end.* The server says how long a lease lasts from when it was granted; the host counts that from before it asked.
-So its end is never later than the server's, as far as their clocks run at one rate.
+*A cell that is lost* (evicted, reset): a begin that finds no cell reports that it doesn't know what is left, and the
+server keeps on loan what was. An earlier fetch that is still under way must not deposit in the new cell: once another
+begin has reported that cell, the earlier fetch's permits count as spent. So the fetch checks whether its fetch slot is
+still as it left it: a state with a time and a mark. Another process leaves the same state in the same millisecond by a
+chance of 1 in 32,767. The new cell's generation is ahead of the clock by a random amount.
 
-*Windows* need less. What is borrowed was charged in the window, and the server takes none of it for spent before its
-end; permits are added to those of the same window only.
+*The end.* The server grants a lease for a time from its grant. The host counts that time from before its request. So
+the host's end is never later than the server's, if both clocks run at one rate.
 
-A crash
--------
-* before the request was sent: the gate is closed until its time; the next one begins then.
-* after it was sent, or with the reply: the same; what was granted stays on loan until the next report, and is lost.
-  The next one asks for no more than it needs, as does everybody until an answer has come: so of answers that are lost
-  one after the other, one loses a batch, and each other one what its request would have had.
-* between deposit and leaving the gate: the same; what was deposited is spent meanwhile.
-* after withdrawing: what was withdrawn stays on loan until the next report or the lease's end, and is lost.
-A process that is stopped there and goes on is one that was overtaken.
+*Windows* need less. The server charges a loan in its window, and counts none of it as spent before the window's end.
+Permits are added only to those of the same window.
 
-The gate
---------
-Advisory: whoever passes it wrongly costs a fetch, never a permit. Closed while somebody fetches, until that must have
-ended: others wait, and look whether there are permits. They wait for two that fetch: if the one that they find is
-killed, one of them is next, and may be killed too. Closed after a denial until it can change, for requests that
-cost as much: others are denied, which takes loads only. It also remembers how much is borrowed at a time, as a power of
-two; after its time as long as nobody has taken its cell.
+The fetch slot
+--------------
+Advisory: a process that takes it wrongly costs a fetch, never a permit.
 
-Who needs as much as the host may have on loan borrows nothing, and is charged by the server, past both cells; only its
-denial is left at a gate that is open.
+* *enter*: a request that lacks permits. Open -> fetching, closed until the fetch must have ended.
+* *wait*: other requests. They sleep, and look whether there are permits. They wait for two fetches: the process of the
+  first may be killed, and that of the next, too.
+* *deny*: the fetch, after a denial. Closed until the limit can change, for requests that cost as much. They are denied
+  by loads only.
+* *leave*: the fetch. Fetching -> open, or reserved if `waited` is set.
+* *wait in turn*: a process that has waited for long, while others were let in, sets `waited` in the fetch slot that it
+  finds. A process that leaves such a slot *reserves* it: for a moment, and no longer than it would have been closed if
+  the fetch had not ended, it is closed to all but processes that have waited for long. That is a state like that of a
+  fetch, with a mark that no fetch has.
 
-*In turn.* Who leaves the gate, spends what it has brought and comes back at once, is there before those who sleep
-between two looks: a thread gives up the interpreter only while it fetches, and another process is away from the gate
-for microseconds. So who has waited for long, while others were let in, sets `waited` in the gate that it finds. Who
-leaves such a gate *reserves* it: for a moment, and no longer than it would have been closed without an end of the
-fetch, it is closed to all but those who have waited for long. That is a state like that of a fetch, with a mark that no
-fetch has. If the one that has waited is killed, or was served meanwhile, the others wait until then.
+Without turns, a process that leaves the slot, spends what it brought and returns at once would beat the waiters, which
+sleep between two looks. A thread gives up the interpreter only while it fetches, and another process is away from the
+slot for microseconds.
+
+The fetch slot also remembers how much is borrowed at a time, as a power of two. It does so after its time, too, until
+another key takes its cell. A request that needs as much as the host may have on loan borrows nothing. The server
+charges it directly, past both cells; only its denial is left at a fetch slot that is open.
+
+Crash and stall
+---------------
+* Before the request was sent: the fetch slot is closed until its time; the next fetch begins then.
+* After it was sent, or with the reply: the same. The grant stays on loan until the next report, and is lost. The next
+  fetch asks for no more than it needs, as does every fetch until a reply has come. So of several lost replies in a row,
+  the first loses a batch, and each other one loses what its request would have had.
+* Between deposit and leaving the fetch slot: the same; meanwhile requests spend what was deposited.
+* After a withdrawal: the withdrawn permits stay on loan until the next report or the lease's end, and are lost.
+* A reserved fetch slot whose waiter was killed, or was served meanwhile: the others wait until its time.
+
+A process that is stopped at one of these points and goes on is one that was overtaken.
+
+Not handled
+-----------
+A fetch that is stopped between the check of its fetch slot and its deposit, while its cell is lost, meets its own
+generation in the new cell by a chance of 1 in 64.
 """
 
 cimport cython

@@ -1,4 +1,4 @@
-"""What every limiter holds, and what a request is to the core."""
+"""The fields of every limiter, and a request as the core sees it."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -10,17 +10,17 @@ from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events, Table, Verdict
 
 
-# Let stores that aren't shared memory make limiters of a class in their own way.
+# Let stores other than shared memory make limiters of a class in their own way.
 cdef int let_stores_make(type kind) except -1
 
 
-# A limit in the units of its decision. Which fields mean something is the algorithm's affair.
+# A limit in the units of its decision. Each algorithm uses the fields that it needs.
 cdef struct LimitParams:
     uint64_t limit               # the most permits that can be allowed at once
     uint64_t rate_limit          # the rate: so many permits
     uint64_t period_ns           # per this time, which is the window of a window
     uint64_t tolerance_ns        # GCRA: how far ahead of now the theoretical arrival time may be
-    uint64_t due_ns              # and so far ahead, everybody who booked may have gone
+    uint64_t due_ns              # and so far ahead, every request that booked may have gone
     uint64_t phase_ns            # windows begin where time plus this is a multiple of the period
     bint staggered               # and plus a phase of each key's own
     uint64_t steps               # of windows that begin with a request: the moments of a period at which one may
@@ -38,7 +38,7 @@ cdef struct LimitParams:
     const Table* table           # of the extent
 
 
-# What one request asks of a limit.
+# What one request charges a limit.
 cdef struct Charge:
     uint64_t amount              # what it adds to the state: permits or ns
     uint64_t room                # what there may be before, in the same unit
@@ -47,11 +47,11 @@ cdef struct Charge:
     const LimitParams* params
 
 
-# What is left to do after a request was allowed, outside of the cell.
+# Runs after a request was allowed: what has to be written outside of the cell.
 ctypedef void (*AfterCharge)(const Charge* charge, const Verdict* verdict) noexcept nogil
 
 
-# A request of several limits on its way to being decided.
+# One limit's part of a request of several limits.
 cdef struct Attempt:
     uint64_t tag
     const Charge* charge             # the limiter's for a cost of 1, or this one:
@@ -81,8 +81,8 @@ cdef class Limiter:
     cdef int attach_shared_line(self) except -1
     cdef void count_events(self, const Events* events) noexcept
 
-    # For AllOf. What a request is; whether it would be allowed now; to charge it if nothing has changed since; to
-    # charge it whatever has; to give it back; to say what came of it.
+    # For AllOf: begin an attempt; check it without writing; charge it if nothing has changed since; charge it by a new
+    # decision; give it back; its Decision.
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1
     cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1
     cdef int try_commit(self, Attempt* attempt) except -1
@@ -91,7 +91,7 @@ cdef class Limiter:
     cdef Decision decision_of(self, const Attempt* attempt, bint allowed)
 
     cdef inline int ensure_attached(self) except -1:
-        """Before every decision: after a fork or a close, see what still belongs to this process."""
+        """Before every decision: after a fork or a close, attach the limiter to this process again."""
         if self.attached_generation != self.generation[0]:
             return self.attach_process()
         return 0

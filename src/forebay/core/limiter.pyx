@@ -1,4 +1,4 @@
-"""The base of all limiters: its place in a store, its counters, and what a fork does to them."""
+"""The base of all limiters: its place in a store, its counters, and the effect of a fork on them."""
 
 from cpython.object cimport PyObject, PyTypeObject, newfunc
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
@@ -25,7 +25,7 @@ def _signature_of(kind):
 
 
 def bound_arguments(kind, args, kwargs):
-    """By name, what a limiter of this class is to be made of.
+    """The arguments of a limiter of this class, by name.
 
     Where they don't fit, Cython would name ``__cinit__`` instead of the class.
     """
@@ -40,7 +40,7 @@ cdef enum:
     MOST_KINDS = 16
 
 
-# A class whose calls are looked at first, and how it makes its objects itself.
+# A class of which a store may make the objects, and its own constructor.
 cdef struct Kind:
     PyTypeObject* type
     newfunc make
@@ -50,9 +50,8 @@ cdef int kind_count = 0
 
 
 cdef object make_limiter(type kind, PyObject* args, PyObject* kwargs):
-    """The `tp_new` of all limiters: what a store, or of ``AllOf`` a limiter, brings along to make them goes first.
-
-    What comes back isn't of this class then, so Python calls no ``__init__``.
+    """The `tp_new` of all limiters. If the first argument, a store or for ``AllOf`` a limiter, has ``_make_limiter``,
+    that makes the object. The object isn't of this class then, so Python calls no ``__init__``.
     """
     cdef int i
     cdef object first = None
@@ -70,7 +69,7 @@ cdef object make_limiter(type kind, PyObject* args, PyObject* kwargs):
 
 
 cdef int let_stores_make(type kind) except -1:
-    """Only for final classes: those that derived from one would have this function, and not be found by it."""
+    """Only for final classes: a derived class would inherit this function, which would not find it."""
     global kind_count
     if kind_count == MOST_KINDS:
         raise SystemError("there are more kinds of limiters than MOST_KINDS")
@@ -135,8 +134,8 @@ cdef class Limiter:
         """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up.
 
         `algorithm` is one of `ALGORITHM_SLIDING_LOG` and those below it: counts are kept by name and algorithm.
-        `encoding` says how states are to be read. It goes into the keys' hash: a limiter of the same name that reads
-        them in another way starts afresh instead of misreading them.
+        `encoding` identifies the format of states. It goes into the keys' hash: a limiter of the same name with another
+        format starts afresh instead of misreading them.
         """
         name = encode_limiter_name(self.name)
         self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)

@@ -1,41 +1,70 @@
 """Bucketed window: the sum of the newest sub-windows, decided by one CAS.
 
-State and marks
+State
+-----
+The cell's state is of KIND_COUNT (see counts.pxd). The record has one *mark* per bucket of the window, at the bucket's
+number modulo `buckets`:
+
+              63                          low_bits                     0
+    state      +------------------------------+------------------------+
+               | when the newest bucket leaves| running total          |
+               +------------------------------+------------------------+
+    mark       | number of its bucket         | total at its beginning |
+               +------------------------------+------------------------+
+
+The *newest bucket* is the one in which the key was last allowed something; the state has the time at which it leaves
+the window. The *running total*, modulo ``2**low_bits``, is of all permits so far. A bucket has a mark if the key was
+allowed something in it. The window's sum is the running total less the mark of its first bucket that has one.
+
+Transitions
+-----------
+* *mark*: a request in a bucket without a mark, before its CAS of the state. Mark -> (bucket, total that it has read),
+  only if that is later or larger. acq_rel CAS. "bucketed window: hits"
+* *charge*: a request whose window has room. State -> (newest bucket, total + n). 128-bit acq_rel CAS. If the CAS fails
+  because the total has grown, the next attempt raises the mark with it. "bucketed window: two each"
+* *give back*: a refund. Raises marks, from the newest bucket's down, by what is given back, but the newest one at most
+  to the total. acq_rel CAS. "bucketed window: hits and a refund"
+* *start afresh*: a request that finds nothing in the window, because the cell's time has come or another key moves in.
+  It raises all marks in the window to the total. acq_rel CAS. "bucketed window: a clean start after an eviction"
+
+Marks only grow, to a later bucket or a larger total. So does the total, which belongs to the cell: it goes on when a
+key's time has come and another key moves in.
+
+Invariant
+---------
+Every allowed request was judged by the window's sum.
+
+Proof
+-----
+When a CAS moves the state into a bucket, the bucket's mark is the total that the CAS replaced. It is not less, because
+the CAS's process had written it. It is not more, because any other process had written an earlier total of the same
+cell. The CAS fails unless the state is the one that was judged. Marks of past buckets grow only by permits given back.
+A clock reading from before the state's bucket counts as a reading in that bucket (I-7).
+
+SYNC mark -> state: a process that reads a state by an acquire load sees the mark of its bucket. The process that wrote
+the state had written that mark before, by a CAS, and its CAS of the state released it. So had every process before it,
+for the buckets before.
+
+*A denial* reads marks after the state. It holds only if the state is still the same then, which the table checks (a
+seqlock read).
+
+*Giving back.* A window that holds the newest bucket holds that much less, and the marks never fall from one bucket to
+the next.
+
+*A stale clock.* The mark of a bucket takes the place of the mark of the bucket `buckets` before it, which may still be
+in the window of a process whose reading is older. That process finds the mark of a later bucket in a place of its
+window. Then it takes that bucket for the current one (I-7).
+
+Crash and stall
 ---------------
-The cell's state (see counts.pxd) holds the bucket in which the key was last allowed something, told as the time at
-which that bucket leaves the window, and a *running total*, modulo ``2**low_bits``, of all permits so far. For each
-bucket in which the key was allowed something there is a *mark* in the words of its cell: the bucket's number and the
-running total at its beginning. What the window holds is the running total less the mark of the first bucket in it that
-has one.
+A mark that is too small is the safe side: the sum is too large. A crash or a stall can leave no more than that: a mark
+for a bucket that the state never came to, with the total of some earlier time. A process that is killed while it gives
+back leaves something that is not given back to windows that reach further back.
 
-A request in a bucket that has no mark yet writes the mark, then CASes the state. If the CAS fails because the total
-has grown meanwhile, the mark is raised with it. Marks only ever grow, by CAS, to a later bucket or a larger total,
-and so does the total, which belongs to the cell: it goes on when a key's time has come and another key moves in.
-
-*Exact.* When a CAS moves the state into a bucket, the bucket's mark is the total that the CAS replaced: not less, for
-its own process had written that; not more, for any other had written an earlier total of the same cell. The CAS fails
-unless the state is the one that was judged; marks of past buckets only grow by permits given back; and a clock
-reading from before the state's bucket is taken for that bucket's (I-7). So every allowed request was judged by the
-window's sum.
-
-*Too small a mark is the safe side*: the sum is too large. That is all that a crash or a stall can leave: a mark for a
-bucket that the state never came to, of the total at some earlier time.
-
-*Giving back* raises marks, from the newest bucket's down: by what is given back, but the newest one at most to the
-total. So a window that holds the newest bucket holds that much less, and the marks never fall from one bucket to the
-next. Killed half-way: something is not given back to windows that reach further back.
-
-SYNC mark -> state: who reads a state by an acquire load sees the mark of its bucket. Its process had written that, by a
-CAS, before the CAS of the state released it; so had every process before it, for the buckets before.
-
-*A denial* reads marks after the state. It only holds if the state is still the same then, which the table looks at.
-
-*A stale clock.* The mark of a bucket takes the place of the mark of the one `buckets` before it, which may still be in
-the window of a process whose reading is older. That process sees it: a mark of a later bucket in a place of its window.
-Then now is that bucket (I-7).
-
-*A cell for another key.* Whoever finds nothing in the window, because the cell's time has come or another key moves in,
-raises all marks in the window to the total, and so begins with nothing.
+Not handled
+-----------
+A process that is stopped while half of what low_bits hold is allowed: it takes an old total for a new one
+(docs/arithmetic.md).
 """
 
 cimport cython

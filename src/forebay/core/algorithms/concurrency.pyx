@@ -1,13 +1,18 @@
 """Concurrency: a slot for each permit that is held.
 
-Slots, and the proof that no more than `limit` are held: slots.pxd.
+slots.pxd has the slots, and the proof that no more than `limit` are held.
 
-The cell itself holds the time at which the key may be forgotten. That is never before the last of its leases ends: it
-is moved on before a slot is taken. A process that is stopped between the two for so long that the key is forgotten
-takes a slot for a lease that has ended meanwhile: that is a free slot.
+**State.** The cell's state is the time at which the key may be forgotten.
 
-An evicted key's slots are left to the key that comes to its cell: to empty them would be no safer, as a process of
-the new key may have taken some.
+**Transitions.** A request moves that time on before it takes a slot, by a 128-bit acq_rel CAS.
+
+**Invariant.** The time is never before the last of the key's leases ends.
+
+**Crash and stall.** A process may stop between the two steps for so long that the key is forgotten. It then takes a
+slot for a lease that has ended meanwhile: such a slot is free.
+
+**Not handled.** An evicted key's slots stay for the key that comes to its cell. To empty them would be no safer, as a
+process of the new key may have taken some.
 """
 
 cimport cython

@@ -6,9 +6,9 @@
      +------------------------+-------------------------+
 
 The state as a whole, read as a number of quarter nanoseconds, is never earlier than the time in it: the time was
-rounded up to a multiple of its lowest bit, the *quantum*, which is ``2**(low_bits - 2)`` ns. So whoever looks for a
-cell to reuse can tell from any such state that it has expired, without knowing how many of its bits are counts. And
-because a quantum is at most half a window, windows can be told apart by it.
+rounded up to a multiple of its lowest bit, the *quantum*, which is ``2**(low_bits - 2)`` ns. So a process that needs a
+cell can see in any such state whether it has expired, without knowing how many of its bits are counts. A quantum is at
+most half a window, so the time distinguishes windows.
 """
 
 from libc.stdint cimport uint64_t
@@ -20,7 +20,7 @@ from forebay.core.table.native cimport (
 
 
 cdef enum:
-    # Of a nanosecond in the unit of the time.
+    # The unit of the time is a nanosecond shifted right by this.
     FRACTION_BITS = 2
 
 
@@ -47,21 +47,21 @@ cdef inline uint64_t time_of(uint64_t state, int low_bits) noexcept nogil:
 
 
 cdef inline uint64_t most_rounded_ns(int low_bits) noexcept nogil:
-    """By how much `time_of` is later, at the most."""
+    """The most by which `time_of` is later than the time that went in."""
     return low_mask(low_bits) >> FRACTION_BITS
 
 
 cdef inline uint64_t phase_of(const LimitParams* params, uint64_t tag) noexcept nogil:
-    """By how much the windows of a key are early."""
+    """How much earlier than a multiple of the period the windows of a key begin."""
     # The home line is chosen by the same bits, so they are mixed again (the golden ratio's multiplier).
     return params.phase_ns + (
         multiply_high(tag * <uint64_t>0x9E3779B97F4A7C15, params.period_ns) if params.staggered else 0)
 
 
 cdef inline uint64_t window_end_ns(const LimitParams* params, uint64_t tag, uint64_t now_ns) noexcept nogil:
-    """When the aligned window ends that now is in.
+    """The end of the aligned window that contains now.
 
-    A division takes as long as the rest of a decision, so the last answer is tried first: most often it is the same.
+    A division takes as long as the rest of a decision, so the last result is tried first: most often it still holds.
     """
     cdef uint64_t end_ns = load_relaxed(&params.end_ns)
     if end_ns - now_ns - 1 < params.period_ns and not params.staggered:

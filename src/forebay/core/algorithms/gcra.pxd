@@ -1,12 +1,12 @@
 """The generic cell rate algorithm: its decision functions.
 
 The state of a key is its *theoretical arrival time* (TAT): the time at which the bucket is full again, or the queue
-empty. A request moves it on by its cost at the rate and is allowed when it was no further ahead of now than what the
-burst leaves room for. One number, no refill job (ITU-T I.371, 1993, virtual scheduling).
+empty. A request moves it on by its cost at the rate. It is allowed if the TAT was no further ahead of now than the
+burst has room for. One number, no refill job (ITU-T I.371, 1993, virtual scheduling).
 
 Rounding: a request's increment is rounded up to the nanosecond, so a burst of n single requests may take up to n ns
-more than one request of cost n. The tolerance is widened by that much, but by less than one permit's time: a burst of
-single requests passes whole, and never can more than `burst` permits pass at one instant.
+more than one request of cost n. The tolerance is widened by that much, but by less than one permit's time. So a burst
+of single requests passes whole, and no more than `burst` permits ever pass at one instant.
 """
 
 from libc.stdint cimport uint64_t
@@ -44,7 +44,7 @@ cdef inline bint gcra_give_back(
         return False
     if charge.charged_state != 0:
         if charge.charged_state <= now_ns or (
-            # Others have booked behind it, and keep their times: its own can't be given to anybody.
+            # Later bookings behind it keep their times, so its own time can't be given away.
             charge.charged_state != tat_ns and tat_ns - now_ns > charge.params.due_ns
         ):
             return False
@@ -56,12 +56,12 @@ cdef inline bint gcra_give_back(
 
 cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
     """How far a state is ahead of now."""
-    # One that no limiter can have written is a fresh key's.
+    # A state that no limiter can have written is taken for a fresh key's.
     return verdict.state - verdict.now_ns if verdict.state > verdict.now_ns and verdict.state >> TIME_BITS == 0 else 0
 
 
-# What its limiters do, for those too that derive from another class. Of now, no state is further ahead than this; what
-# a rate and a burst are; what a request is; how long after now it may go; and what is told of it.
+# The methods of its limiters, as functions for limiters that derive from another class: the furthest that a state is
+# ahead of now; a rate and a burst as params; a request as a charge; its delay; and its Decision.
 cdef uint64_t most_ahead_of(CellLimiter limiter) noexcept
 cdef int gcra_params_of(
     CellLimiter limiter, object rate, object burst, str burst_name, uint64_t most_ahead_ns, LimitParams* params

@@ -1,4 +1,4 @@
-"""What limiters by GCRA have in common: shapes, and decisions told in permits and seconds."""
+"""What limiters by GCRA have in common: their params, and decisions in permits and seconds."""
 
 from libc.stdint cimport uint64_t
 

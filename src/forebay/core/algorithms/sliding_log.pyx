@@ -1,59 +1,88 @@
 """Sliding log: a ring of `limit` times per key, so that the bound is exact.
 
-State and ring
---------------
-The cell's state (see counts.pxd) holds a time, the position in the ring at which the next permit will be written, and
-the *lap*, one bit that changes each time the position comes round. The time is when the newest permit leaves the
-window, rounded up to a quantum; so the state alone says, but for that rounding, when the last request was decided.
+State
+-----
+The cell's state is of KIND_COUNT (see counts.pxd):
 
-An entry is the time of one permit, plus 1 so that 0 means that there was none; with the lap in which it was written,
-and a mark if it was given back and counts no more. Behind the position of the state lie the oldest entries, before it
-the newest.
+    63                    low_bits              1     0
+     +-----------------------+-------------------+-----+
+     | when the newest leaves| position          | lap |     position: where the next permit will be written
+     +-----------------------+-------------------+-----+     lap: changes each time the position comes round
 
-A request of n permits may pass when the youngest of the n oldest entries has left the window or was given back; then
-all n have or were, because dates never fall along the ring, and the oldest are given back first.
+The time is when the newest permit leaves the window, rounded up to a quantum. So the state alone dates the last
+request, except for that rounding.
 
-1. *claim*: CAS the state: position moved on by n, and the date of this request. This is the decision.
-2. *write*: the n entries, in the order of the ring, each by a CAS from the lap before.
+The record is a ring of `limit` entries. Behind the position lie the oldest entries, before it the newest:
 
-Who finds the newest entry not yet written, because the last request's process is between 1 and 2 or was killed there,
-writes that request's entries for it first (*help*), with the date that the state tells, rounded up to a quantum
-(`told_ns`). They are the entries of the wrong lap at the end of what was claimed, as long as the state stands.
+    63      62    61                                  0
+     +-------+-----+----------------------------------+
+     | given | lap | time of the permit in ns, plus 1 |     0: there was none
+     | back  |     |                                  |     lap: that in which the entry was written
+     +-------+-----+----------------------------------+
 
-*Dates.* Let d(p) be the date of the permit at position p, counting on from lap to lap, and r(p) what stands in the ring
-for it: d(p) or d(p) rounded up, or later if it was written by `log_clear`. What has left the window is judged by a time
-that has come (`past_ns`): the own clock reading; or the newest r, if that is later, but no more than the clock. The
-date of a request is the own reading or the newest r, whichever is later, so d never falls; and, for each entry whose
-place it takes (`next_lap_ns`), not before that one has left the window, or if it was given back, behind the quantum of
-its date. By the host's clock this is so anyhow, as two CASes of each entry take longer than a quantum; by a clock that
-stands still, or by readings that have grown old while permits were given back and taken, a date is some ns later.
+Transitions
+-----------
+A request of n permits may pass when the youngest of the n oldest entries has left the window or was given back. Then
+all n have or were, because dates never fall along the ring and the oldest are given back first.
 
-SYNC claim -> help: who reads the state by an acquire load sees a ring in which everything before the last claim is
-written; the claimant had seen to that, and its CAS released it.
+* *claim*: a request that may pass. State: position + n, this request's date. 128-bit acq_rel CAS. This is the decision.
+  "sliding log: hits"
+* *write*: the claimant, after the claim. Its n entries in the order of the ring, each from the lap before. acq_rel CAS.
+  "sliding log: larger costs"
+* *help*: a request that finds the newest entry unwritten, because the last claimant is between claim and write or was
+  killed there. It writes that request's entries first, with the date in the state, rounded up to a quantum (`told_ns`).
+  They are the entries of the wrong lap at the end of what was claimed, while the state stands. acq_rel CAS. "sliding
+  log: hits", with a crash
+* *give back*: a refund. The oldest entries that count -> marked. acq_rel CAS. "sliding log: a hit and a refund"
+* *clear*: each process that would promote a claim for another key, see *A cell for another key*. acq_rel CAS. "sliding
+  log: a clean start after an eviction"
 
-*Exact.* A claim requires the newest entry to be written, hence by induction all before it. Every writer writes d(p) or
-later: r(p) >= d(p). Unless p was given back, the claim of p + limit had read r(p) + window <= d(p + limit). So
-d(p + limit) >= d(p) + window: any limit + 1 permits that were kept span more than a window.
+Invariant
+---------
+Any limit + 1 permits that are kept span more than a window.
 
-*Crash.* Killed before 1: nothing happened. Between 1 and 2, or in the middle of 2: the next request of the key writes
-what is missing. Nobody waits.
+Proof
+-----
+*Dates.* Let d(p) be the date of the permit at position p, counted on from lap to lap, and r(p) the entry in the ring
+for it: d(p), d(p) rounded up, or later if `log_clear` wrote it. A request judges what has left the window by a time
+that has come (`past_ns`): its own clock reading, or the newest r if that is later, but no later than the clock. The
+date of a request is its own reading or the newest r, whichever is later. So d never falls. For each entry whose place
+it takes (`next_lap_ns`), the date is not before that entry has left the window. If that entry was given back, the date
+is behind the quantum of the entry's date. By the host's clock this is so anyhow, as two CASes of each entry take longer
+than a quantum. A date is some ns later only with a clock that stands still, or with readings that grew old while
+permits were given back and taken again.
 
-*Stalled* in 2: an entry's next lap is dated later than anything that is written in this one. And whoever claims it has
-seen this one written. So the late writer finds its own lap, or the next one's later date, or its own lap's bit again:
-it changes none of them. No entry, nor state, is ever what it was before: what else compares and swaps (a refund, a
-claim) fails if it was stopped too long. A late helper counts what is unwritten, and sees that the state still stands,
-before it writes.
+SYNC claim -> help: a process that reads the state by an acquire load sees a ring in which everything before the last
+claim is written. The claimant had seen to that, and its CAS released it.
 
-*A denial* reads entries after the state. It only holds if the state is still the same then, which the table looks at.
+*Exact.* A claim requires the newest entry to be written, hence by induction all entries before it. Every writer writes
+d(p) or later: r(p) >= d(p). Unless p was given back, the claim of p + limit had read r(p) + window <= d(p + limit). So
+d(p + limit) >= d(p) + window.
 
-*A cell for another key.* Position and lap belong to the cell: they stay when a key's time has come, or it is evicted,
-and another key moves in. While the cell is claimed for that one, whoever promotes the claim writes first, as given
-back, the entries that the old key's process has left unwritten, and marks all others that still count (`log_clear`): so
-a new member begins with a ring in which nothing counts. A process that is stopped in there can't harm the new key: it
-changes only what an entry held before the claim was seen to stand.
+*A denial* reads entries after the state. It holds only if the state is still the same then, which the table checks (a
+seqlock read).
 
-All this is by a clock that doesn't go back. By one that does (a `ManualClock` that is set), what `log_clear` writes may
-be dated before the late writer's date.
+Crash and stall
+---------------
+*Killed* before the claim: nothing happened. Between claim and write, or within the write: the next request of the key
+writes what is missing. No process waits.
+
+*Stalled* in the write: an entry's next lap is dated later than anything that is written in this lap, and its claimant
+has seen this lap's entry written. A late writer finds its own lap, the next lap's later date, or its own lap's bit
+again; its CAS fails in each case. No entry and no state returns to an earlier value (no ABA), so a stalled refund or
+claim fails, too. A late helper counts the unwritten entries, and then checks that the state still stands, before it
+writes.
+
+*A cell for another key.* Position and lap belong to the cell. They stay when the key's time has come or the key is
+evicted, and another key moves in. While the cell is claimed for that key, each process that would promote the claim
+first writes, as given back, the entries that the old key's process has left unwritten. Then it marks all others that
+still count (`log_clear`). So a new member begins with a ring in which nothing counts. A process that is stopped in
+there can't harm the new key: it changes only what an entry held before it saw the claim stand.
+
+Not handled
+-----------
+A clock that goes back: a `ManualClock` that is set. Then what `log_clear` writes may be dated before the late writer's
+date.
 """
 
 cimport cython

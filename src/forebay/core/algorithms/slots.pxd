@@ -1,18 +1,43 @@
-"""The slots of a key of a concurrency limit: the words of its cell.
+"""The slots of a key of a concurrency limit: the record of its cell.
 
-A key has `limit` slots in the words of its cell. A slot is a pair {owner, end of the lease} that only changes as a
-whole, by one 128-bit CAS; it is free when the lease has ended or the owner is gone. There are `limit` slots and no
-more, so never are more permits held: that is all the proof there is.
+State
+-----
+A record is `limit` bits, in whole words, then `limit` slots. A slot is a pair that changes as a whole, by one 128-bit
+CAS:
 
-Everything else is a hint, and may be wrong at any time. A bit for each slot says that it is probably taken, so that a
-free one is found without looking at every slot. It is set after a slot was taken and cleared after it was given back.
-A process that is killed in between leaves a bit that is wrong: where it says free, the next one finds the slot taken
-and sets it; where it says taken, whoever finds no free bit looks at the slots themselves.
+    +----------------------+----------------------+
+    | owner; 0: free       | end of the lease, ns |
+    +----------------------+----------------------+
 
-So the bits order nothing, and need no order: acquire and release are what atomic operations on bits come with here.
+A slot is free when it has no owner, when the lease has ended, or when the owner's process has gone. A bit is a hint
+that its slot is probably taken, so that a request finds a free slot without reading every slot.
 
-Only then, before a denial, are ended processes looked for. Their slots are taken away by a CAS from what was seen
-there.
+Transitions
+-----------
+* *take*: a request. Free slot -> {owner, end}, by an acq_rel CAS; then it sets the bit.
+* *free*: the holder, or a `reset`. The pair that it has seen -> {0, 0}, by an acq_rel CAS; then it clears the bit.
+* *reclaim*: a request that finds no free slot. A pair of an owner that has gone -> {0, 0}, by an acq_rel CAS.
+
+Tested by the planted bugs of slots that docs/correctness.md lists.
+
+Invariant
+---------
+At most `limit` permits of a key are held.
+
+Proof
+-----
+There are `limit` slots and no more, and a slot holds one permit. The bits order nothing and need no order: acquire and
+release are what atomic operations on bits come with here.
+
+Crash and stall
+---------------
+A process that is killed between a CAS and its bit leaves a wrong bit. If the bit says free, the next request finds the
+slot taken and sets the bit. If it says taken, a request that finds no free bit reads the slots themselves. Before it
+denies, it looks for processes that have ended, and takes their slots by a CAS from what it saw there.
+
+Not handled
+-----------
+An evicted key's slots stay, see concurrency.pyx.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -31,7 +56,7 @@ cdef struct Slots:
 
 
 cdef inline bint is_free(ForebayCell slot, uint64_t now_ns) noexcept nogil:
-    # A lease that no clock comes to the end of is damage.
+    # A lease with an end that no clock reaches is damage.
     return slot.tag == 0 or slot.state <= now_ns or slot.state >> TIME_BITS != 0
 
 
@@ -50,6 +75,7 @@ cdef inline void mark_taken(const Slots* slots, uint64_t slot) noexcept nogil:
 
 cdef inline bint take_slot(const Slots* slots, uint64_t slot, ForebayCell lease, uint64_t now_ns) noexcept nogil:
     cdef ForebayCell seen = load128_acquire(&slots.slots[slot])
+    # Linearizes here.
     if is_free(seen, now_ns) and cas128_acq_rel(&slots.slots[slot], seen, lease):
         mark_taken(slots, slot)
         return True
@@ -58,6 +84,7 @@ cdef inline bint take_slot(const Slots* slots, uint64_t slot, ForebayCell lease,
 
 cdef inline bint free_slot(const Slots* slots, uint64_t slot, ForebayCell seen) noexcept nogil:
     """Give back a slot that holds what was seen there."""
+    # Linearizes here.
     if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):
         clear_bits_acq_rel(&slots.bits[slot // 64], <uint64_t>1 << (slot % 64))
         return True
@@ -91,7 +118,7 @@ cdef inline int64_t take_any_slot(
     return -1
 
 
-# The same by looking at the slots themselves. If all are held, the end of the lease that ends first.
+# The same, from the slots themselves. If all are held, `first_end_ns` gets the earliest end of a lease.
 cdef int64_t take_lapsed_slot(
     const Slots* slots, ForebayCell lease, uint64_t now_ns, uint64_t* first_end_ns
 ) noexcept nogil

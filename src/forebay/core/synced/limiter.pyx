@@ -1,81 +1,110 @@
-"""Limits that are counted on each host at once and exchanged with the others at intervals, over Redis.
+"""Limits that each host counts at once and exchanges with the others at intervals, over Redis.
 
-Here is what their keys are called and how that is kept; window.pyx and token_bucket.pyx beside it decide and say what
-is to be exchanged, forebay.redis.synced.store exchanges it.
+This file has the names of keys and how a cell keeps them; window.pyx and token_bucket.pyx beside it decide and make the
+reports; forebay.redis.synced.store exchanges them.
 
-What is exchanged
------------------
-A host tells Redis of a key: *I have counted U of it so far* (of a window: in that window; of a bucket: since the key
-came to its cell). Redis keeps U for each host, adds the difference to what it had, and answers with the total. So a
-message that is lost, repeated, or overtaken by a later one changes nothing that the next one doesn't put right: what is
-told is never an event, always a state. Nothing is lost and nothing counted twice, however often a process is killed
-in between, however many exchange at once, and though nobody remembers what was sent.
+State
+-----
+A state-based CRDT: for each key, a counter per host, of which Redis keeps the latest value and the sum (a G-counter,
+but a refund may lower a host's value). Behind each cell is a record of eight words:
 
-* *U may fall*, by a refund. So each message bears the time at which U was read, of this host's one clock, and Redis
-  takes only what was read later than what it took last.
-* *A key may lose its cell* (eviction) and come back, with U begun anew. So each message bears the key's *birth*, the id
-  of the claim by which it came to its cell, which no other claim has. Of another birth than it knows, Redis counts U
-  besides what it has, and takes nothing away for it. Of a window the host then gets its own former count back as if it
-  were another host's. An answer is learned only if the cell's key is still of the birth that the message bore.
+    0, 1  name: 128 bits that stand for the key at Redis
+    2     incarnation: the id of the claim by which the key came to the cell, which no other claim has
+    3     checksum: a keyed hash of the words before and of the cell's tag; 0: no name
+    4..7  two pairs of counts and sequences, see window.pyx and token_bucket.pyx
+
+Transitions
+-----------
+* *report*: an exchanger. *This host has counted U of the key so far*: in a window, of that window; in a bucket, since
+  the incarnation began. It reads the sequence, which window it is, the cell and the clock, and then raises the sequence
+  by a CAS of the pair of words that it is in. If that CAS fails, it reads all again. 128-bit acq_rel CAS. "synced
+  window: two questions"
+* *merge*: the same exchanger, with the reply. By 128-bit acq_rel CASes of the two pairs. "synced window: two answers"
+* *insert*: the process that inserts a key writes the record (`begin_record`) while the cell is a claim, before it is
+  promoted. Each pair by a 128-bit acq_rel CAS. "synced window: a key without a name"
+
+Redis keeps U for each host, adds the difference to what it had, and replies with the total. A report is a state, never
+an event. So a report that is lost, repeated, or overtaken by a later one changes nothing that the next report doesn't
+put right.
+
+Invariant
+---------
+Nothing is lost and nothing is counted twice, however often processes are killed in between and however many exchange at
+once, and though no process remembers what was sent. No key is reported under another's name or under an earlier
+incarnation.
+
+Proof: the exchange
+-------------------
+* *U may fall*, by a refund. So each report has the time at which U was read, of this host's one clock. Redis takes only
+  a report that was read later than the one it took last.
+* *A key may lose its cell* (eviction) and come back, with U begun anew. So each report has the key's incarnation. For
+  another incarnation than it knows, Redis counts U in addition, and takes nothing away for it. In a window the host
+  then gets its own former count back as if it were another host's. A reply is merged only if the cell's key is still of
+  the incarnation in the report.
 * *Two limiters may have one name and period but other limits*, and then other cells if their counts need other bits.
   Each is a host of its own at Redis: its field has the bits in it. Both add to one sum.
-* *Redis may forget* (emptied, or a key evicted). A message bears what the host believes to be
-  known. Of a bucket only what has been charged since is added then; the hosts' own times still stand. Of a window all
-  is told again, by each host in its turn; until all have, the sum is too small. So who finds that Redis doesn't know it
-  any more, or has no sum at all though there once were others' counts, marks the window as *lost*, and of a lost window
-  a host never takes others' count for less than it knew. That holds until the window is over, so what is given back in
-  a lost window isn't learned by the others. It isn't noticed that Redis knows an older count of a host, as after a
-  failover to a copy that was behind: what that lacks is missing until its host tells it again.
+* *Redis may forget* (emptied, or a key evicted). A report has what the host believes Redis to know. In a bucket only
+  what was charged since is added then; the hosts' own times still stand. In a window each host reports all again, in
+  its round; until all have, the sum is too small. A host may find that Redis doesn't know it any more, or has no sum at
+  all though there once were others' counts. It then marks the window as *lost*. In a lost window a host never takes the
+  others' count for less than it knew. That holds until the window is over, so others don't learn what is given back in
+  a lost window.
 
-Several that exchange at once
------------------------------
-A process may be stopped anywhere, and go on when others of its host have exchanged since. So questions have an order.
-Behind each cell is a *ticket*. Who asks reads it, then which window it is, then the cell, then the clock, and then
-raises it by a CAS of the pair of words that it is in; if that fails, it reads all again. So between two tickets there
-is one reading: of two messages of a key, the one with the later ticket was read later, is about no earlier window, and
-bears no earlier time. Of two of one microsecond, Redis takes the one that comes first, and answers to the other what it
-knows.
+*The order of reports.* A process may be stopped anywhere, and go on when others of its host have exchanged since.
+Between two sequences there is one reading. So of two reports of a key, the one with the later sequence was read later,
+is about no earlier window, and has no earlier time. Of two reports of one microsecond, Redis takes the one that comes
+first, and replies to the other with what it knows.
 
-* *What others have counted* in a window is learned together with the question's ticket, by one CAS of both, and only if
-  that is later than the ticket of what was learned last. So a process that goes on late takes nothing back.
-* *What Redis knows of this host* is learned from the answer to the last question only. Asking has marked it as not
-  answered; so it stays, and the key pending, until that answer comes or the next question is answered. What Redis has
-  is what it answered there: whatever was asked before and comes later, it doesn't take.
-* *A bucket's TAT* is only ever moved on, so its answers need no order.
+SYNC sequence -> reading, SYNC reading -> sequence: the exchanger loads the pair with the sequence before it reads the
+cell and the clock, and raises the sequence by a CAS from that value after it has read them.
 
-Killed or stopped between asking and learning: the key is told again. Between the two CASes of learning: the same.
+* *What others have counted* in a window is merged together with the report's sequence, by one CAS of both, and only if
+  that sequence is later than the one merged last. So a process that goes on late takes nothing back.
+* *What Redis knows of this host* is learned from the reply to the last report only. The report has marked it as
+  unanswered. It stays so, and the key pending, until that reply comes or the next report is answered. Redis has what it
+  replied there: whatever was reported before and arrives later, it doesn't take.
+* *A bucket's TAT* only ever moves on, so its replies need no order.
 
-It is this host's order, of questions, and not one of answers by the server's time or by a count that is kept there: a
-server's clock may be set back, and a server may be emptied or replaced by a copy that is behind; then every answer
-would seem to be old until it has caught up. The price: if one process is stopped between its question and sending it,
-and another one, that asked later, between its answer and learning it, the first may learn news before the second learns
-what is older than that. The next exchange puts it right.
+The order is this host's, of reports. It is not an order of replies by the server's time or by a count that is kept
+there. A server's clock may be set back, and a server may be emptied or replaced by a copy that is behind. Every reply
+would then seem old until the server has caught up.
 
-*Another life.* A pair is only ever changed by a CAS from what was read before the cell was looked at. Who claims the
-cell for another key puts a pair in it (`SYNC pair -> claim`), while its claim stands, that hardly another claim has: of
-a window by 32 bits of the claim's id, of a bucket by ten and the time. So who is late to learn or to ask finds it
-changed and leaves it alone.
+*Another incarnation.* A pair changes only by a CAS from what was read before the cell was read. The process that claims
+the cell for another key puts a pair in it (SYNC pair -> claim), while its claim stands, that hardly another claim has:
+in a window by 32 bits of the claim's id, in a bucket by ten and the time. So a process that is late to merge or to
+report finds the pair changed, and leaves it alone.
 
-The name of a key
------------------
+Proof: the name of a key
+------------------------
 The exchanger needs 128 bits that stand for the key at Redis. The table has 61 others, by a hash that only this segment
-knows, and most keys were counted by other processes. So each cell has words behind it: the name, the birth, and a
-*seal*, a keyed hash of these and of the cell's tag.
+knows, and other processes counted most keys. So the record has the name.
 
-Who inserts a key writes them (`begin_words`) while the cell is a claim, before it is promoted: SYNC words -> promote:
-who reads the member by an acquire load sees them. It does so in pairs, each by a CAS from what it had read before it
-saw its claim stand. So a process may be killed or stopped anywhere: before the promotion, nothing was counted; after
-it, the words are there; and who is late to write finds that whoever promoted the claim has changed the pair, or would
-change nothing; but for a name, if the key of before has come back to the cell, or if the late one had none: then the
-seal is wrong. No key is told under another's name, or under its former birth.
+SYNC words -> promote: the record is written before the claim is promoted, so a process that reads the member by an
+acquire load sees it. `begin_record` writes pairs, each by a CAS from what it had read before it saw its claim stand. So
+a process may be killed or stopped anywhere. Before the promotion, nothing was counted; after it, the words are there. A
+late writer finds that the process that promoted the claim has changed the pair, or it would change nothing. The name is
+the exception: the key of before may have come back to the cell, or the late writer had no name. Then the checksum is
+wrong.
 
-All that promote one claim write the same, as they have it from the key and the claim. But a key is *without a name* if
-it lost its cell between being looked for and being inserted by the same request. It has no seal then, and the exchanger
-leaves it alone: until it comes to a cell again, it is limited on this host by what this host knows. So it does if the
-seal is wrong, by such a late writer or by damage (at odds of 2**-64).
+All processes that promote one claim write the same, as they have it from the key and the claim. But a key is *without a
+name* if it lost its cell between the search for it and its insertion by the same request. It has no checksum then, and
+the exchanger leaves it alone. Until it comes to a cell again, this host limits it by what this host knows. The same
+holds if the checksum is wrong, by such a late writer or by damage (at odds of 2**-64).
 
-*Reading*: the ticket, the cell, its words, the cell again. If its tag is still the same, the seal is right, and the
-ticket can be raised, they belong together.
+*Reading* (a seqlock read): the sequence, the cell, its record, the cell again. If its tag is still the same, the
+checksum is right and the sequence can be raised, they belong together.
+
+Crash and stall
+---------------
+Killed or stopped between report and merge, or between the two CASes of a merge: the key is reported again.
+
+Not handled
+-----------
+* Redis may know an older count of a host, as after a failover to a copy that was behind. No host notices; the
+  difference is missing until the host reports the key again.
+* One process is stopped between its report's reading and its sending. Another, whose report was read later, is stopped
+  between its reply and the merge. The first may merge news before the second merges what is older. The next exchange
+  puts it right.
 """
 
 cimport cython

@@ -1,34 +1,61 @@
-"""Token buckets that are synced with other hosts; read synced/limiter.pyx first.
+"""Token buckets that are synced with other hosts; read limiter.pyx beside it first.
 
-The cell's state is the theoretical arrival time (TAT) of what this host knows: its own usage at once, the others' since
-the last exchange. Behind it stands what this host has *charged*, in ns of refill, a sum that is told to Redis as far as
-it belongs to the key (`CHARGED` less `CHARGED_BEFORE`).
+State
+-----
+The cell's state is the theoretical arrival time (TAT) of what this host knows: its own charges at once, the others'
+since the last exchange. The last four words of the record:
 
-A charge is two steps: the CAS that decides, then an addition to the sum. So is what gives back. Killed in between, a
-process has charged this one request (or given this back) on this host only, and the others are never told. Stopped in
-between, it tells it late; if the cell has got another key by then, it is told as that one's.
+    CHARGED           ns of refill that this host has charged, less what was given back; never set, only added to
+    CHARGED_BEFORE    what that was when the incarnation began
+    CHARGED_REPORTED  us of this incarnation that Redis knows of | sequence | unanswered
+    REPORTED_UNTIL    when that was read
 
-CHARGED is never set, only added to. Who claims the cell for another key makes CHARGED_BEFORE the same by one CAS of
-both, which was read before the claim was seen to stand: when nothing is added any more for the key before, nor yet for
-the new one. One that is late finds it changed, or puts there what is there.
+A report has what belongs to the key: `CHARGED` less `CHARGED_BEFORE`.
 
-*At Redis* there is a TAT for the sum of all hosts. What a host has charged since it told last, d, is taken as spread
-over that time, which began at s: ``tat = max(tat, s) + d``. So what was refilled meanwhile isn't lost, as it would be
-with ``max(tat, now) + d``: by that a host that always stays within its limit would be told after every exchange that it
-had used an interval's worth at once. It is too little if d was spent at the end of that time and the bucket had been
-full before: by what is refilled in that time at most. There is no upper bound to the TAT: what hosts together have
-admitted beyond the rate stays a debt, which is paid by admitting less, so that in the long run the rate holds.
+Transitions
+-----------
+* *charge*: a request. Two steps: the 128-bit acq_rel CAS of the cell that decides, then a relaxed addition to CHARGED.
+  A refund is the same two steps. "synced bucket: two questions"
+* *claim for another key*: CHARGED_BEFORE -> CHARGED, by one 128-bit CAS of both from a pair that was read before the
+  claim was seen to stand. At that time nothing is added any more for the key before, nor yet for the new one. A late
+  process finds the pair changed, or writes what is there.
+* *report*: an exchanger. Marks CHARGED_REPORTED as unanswered, by a 128-bit acq_rel CAS. "synced bucket: two questions"
+* *merge*: the same exchanger. Moves the TAT on, by a 128-bit acq_rel CAS. "synced bucket: learned while it counts"
 
-*Back on the host* the TAT is moved on to the time of the message's reading, plus how far Redis' was ahead, plus what
-was charged since, less what was given back; never back, as the host knows best what it has charged itself, and Redis
-may be behind for having spread it. So of what another host gives back, those that have learned of it hear nothing: for
-them it is refilled in its time. But a `reset` moves the TAT to now, whoever had used it; the next exchange brings what
-is still booked at Redis. A host alone is told nothing that it doesn't know: Redis' TAT has been moved by the same sum,
-from no later a time (but for as much as one of its messages took longer than a later one).
+Invariant
+---------
+In the long run all hosts together admit no more than the rate.
 
-*An answer that is lost*: Redis may know what it was told, or what it knew before. So what is told is marked as not
-answered first, and told again as long as it is: it might otherwise seem that there is nothing to tell, when what was
-told has been given back meanwhile. (So is a window's count.)
+Proof
+-----
+*At Redis* there is a TAT for the sum of all hosts. What a host has charged since its last report, d, is taken as spread
+over that time, which began at s: ``tat = max(tat, s) + d``. So what was refilled meanwhile isn't lost. With ``max(tat,
+now) + d``, a host that always stays within its limit would learn after every exchange that it had used an interval's
+worth at once. The TAT is too early if d was spent at the end of that time and the bucket had been full before: by what
+is refilled in that time at most. The TAT has no upper bound: what hosts together have admitted beyond the rate stays a
+debt, which is paid by admitting less.
+
+*Back on the host* the TAT moves on to the time of the report's reading, plus how far Redis' TAT was ahead, plus what
+was charged since, less what was given back. It never moves back, as the host knows best what it has charged itself, and
+Redis may be behind because it spread that. So hosts that have learned of a charge don't learn that another host gave it
+back: for them it is refilled in its time. But a `reset` moves the TAT to now, whichever host had used it; the next
+exchange brings what is still booked at Redis. A host alone learns nothing that it doesn't know: Redis' TAT was moved by
+the same sum, from no later a time (except by as much as one of its messages took longer than a later one).
+
+*A lost reply.* Redis may know the last report, or what it knew before. So a report is first marked as unanswered, and
+is sent again as long as it is. Otherwise there might seem to be nothing to report, when what was reported has been
+given back meanwhile. (A window's count is marked likewise.)
+
+Crash and stall
+---------------
+Killed between the two steps of a charge, a process has charged this one request (or given this back) on this host only;
+the others never learn it. Stopped in between, it reports late; if the cell has another key by then, the charge is
+reported as that key's.
+
+Not handled
+-----------
+A charge between its two steps, while a reply is merged, hides as much of the others' charges until the next exchange
+(for good, if the process is killed there).
 """
 
 cimport cython

@@ -1,18 +1,44 @@
-"""Fixed and sliding windows that are synced with other hosts; read synced/limiter.pyx first.
+"""Fixed and sliding windows that are synced with other hosts; read limiter.pyx beside it first.
 
+State
+-----
 The cell's state is that of a fixed or a sliding window (see algorithms/window.pyx) and counts what *this host* has
-admitted. What other hosts have is behind the cell, for this window and the one before. A request is judged by the sum,
-and charged by one CAS of the cell: so of this host's own usage every request sees all, and no update is lost. What
-others have counted is news that is always a little old; it is read before the CAS, and may change meanwhile.
+admitted. The last four words of the record are two pairs, `OTHERS` and `REPORTED`:
 
-A pair of words is a window's id, a ticket (see limiter.pyx beside it), and two counts, each of 32 bits: of that window,
-and of the one before. A window's *id* is its end in units of a power of two that is no longer than a period, modulo
-2**32, so no two windows that follow each other have the same. Pairs are only changed as a whole, by a CAS. A decision
-reads the id, the counts, and the id again, as no two answers have one ticket; so it takes no counts for another
-window's.
+    63                     32 31                   0
+     +-----------------------+---------------------+
+     | id of a window        | sequence            |
+     +-----------------------+---------------------+
+     | count in that window  | in the one before   |     of the other hosts; of this host as Redis knows it
+     +-----------------------+---------------------+
 
-A count of Redis may be more than a word holds, or than the limit: then it is the limit or more, and that is all that a
-decision asks.
+A window's *id* is its end in units of a power of two that is no longer than a period, modulo 2**32. So no two windows
+that follow each other have the same.
+
+Transitions
+-----------
+* *charge*: a request, by one 128-bit acq_rel CAS of the cell. It is judged by the sum of both counts. "synced window:
+  learned while it counts"
+* *report* and *merge*: an exchanger, see limiter.pyx. Pairs change only as a whole, by a 128-bit acq_rel CAS.
+
+Invariant
+---------
+Every request sees all of this host's own count, and no update of it is lost.
+
+Proof
+-----
+The charge's CAS is of the very state that was judged. The others' counts are always a little old. A request reads them
+before the CAS, and they may change meanwhile. A decision reads the id, the counts, and the id again (a seqlock read).
+No two replies have one sequence, so it takes no counts for another window's.
+
+Crash and stall
+---------------
+See limiter.pyx.
+
+Not handled
+-----------
+A count at Redis may be more than a word holds, or than the limit. Then it is the limit or more, and that is all that a
+decision needs.
 """
 
 cimport cython

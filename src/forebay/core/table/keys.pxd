@@ -1,4 +1,4 @@
-"""From a key to its hash: the same in every process, and secret to whoever doesn't have the segment."""
+"""From a key to its hash: the same in every process, and secret to a process without the segment."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
@@ -28,7 +28,7 @@ cdef ForebayHashKey derive_key(ForebayHashKey segment_key, bytes name)
 
 cdef uint64_t hash_other_key(object key, ForebayHashKey hash_key) except? 0
 
-# Of two hashes.
+# A hash of two hashes.
 cdef uint64_t hash_pair(uint64_t first, uint64_t second, ForebayHashKey hash_key, KeyDomain domain) noexcept
 
 
@@ -37,7 +37,7 @@ cdef inline bint is_ascii_text(PyObject* key) noexcept nogil:
 
 
 cdef inline uint64_t hash_ascii_text(PyObject* key, ForebayHashKey hash_key) noexcept nogil:
-    """Of a key for which `is_ascii_text` holds, and which somebody keeps alive."""
+    """The hash of a key for which `is_ascii_text` holds. The caller keeps the key alive."""
     return siphash13(hash_key, text_data(key), text_length(key))
 
 

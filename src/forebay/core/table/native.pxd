@@ -100,7 +100,7 @@ cdef extern from "forebay/generation.h" nogil:
 
 
 cdef extern from "Python.h":
-    # On objects that somebody else holds. These read memory only, so they ask for no reference and no GIL.
+    # On objects that the caller keeps alive. These only read memory, so they need no reference and no GIL.
     bint is_text "PyUnicode_CheckExact"(PyObject* key) noexcept nogil
     bint is_compact_ascii "PyUnicode_IS_COMPACT_ASCII"(PyObject* text) noexcept nogil
     const uint8_t* text_data "PyUnicode_DATA"(PyObject* text) noexcept nogil

@@ -1,8 +1,7 @@
-"""The table: which cells a key may live in, how its cell is found, and the only place that changes one.
+"""The table: which cells may hold a key, the search for its cell, and the only place that changes one.
 
-A limiter hands in a *decision function*, which knows states and times but no memory; the table finds the key's
-state, asks the function, and swaps the answer in with one 128-bit CAS. The usual case is inlined here; everything
-else is in table.pyx.
+A limiter passes a *decision function*, which knows states and times but no memory. The table finds the key's state,
+calls the function, and swaps its result in by one 128-bit CAS. The usual case is inlined here; table.pyx has the rest.
 """
 
 from libc.stdint cimport uint64_t
@@ -23,31 +22,30 @@ cdef enum OnFull:
 # What a request leaves.
 cdef struct Next:
     uint64_t state
-    uint64_t decided_ns          # for limiters with words of their own: the time that the decision was made for
+    uint64_t decided_ns          # for limiters with a record: the time that the decision was made for
 
 
-# Whether a request passes the `state` of the key with this `tag` at `now_ns`; if so, `next` is what it leaves. A
-# fresh key has state 0, but for the bits that belong to the cell. Pure, for limiters whose state is the cell: no
-# memory but its arguments. For the others `cell` says which words of the extent are the key's; NULL if there is no
-# cell for it.
+# Whether a request passes the `state` of the key with this `tag` at `now_ns`; if so, it leaves `next`. A fresh key has
+# state 0, except for the bits that belong to the cell. Pure, for limiters whose state is the cell: it reads nothing but
+# its arguments. For the others `cell` locates the key's record; NULL if the key has no cell.
 ctypedef bint (*Decide)(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil
 
-# Write what must stand in the words of a cell before a CAS changes its state to `next`. The CAS may fail.
+# Write what must stand in the record of a cell before a CAS changes its state to `next`. The CAS may fail.
 ctypedef void (*Prepare)(
     ForebayCell* cell, uint64_t state, const Next* next, const void* parameters
 ) noexcept nogil
 
-# Make the words of a cell that is claimed for a key say nothing of the key that was there before. Others may do the
-# same at the same time, or have promoted the claim meanwhile: then it must do no harm.
+# Clear the record of a cell that is claimed for a key of what the earlier key left. Other processes may do the same at
+# the same time, or may have promoted the claim meanwhile; then it must do no harm.
 ctypedef void (*Clear)(
     ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const void* parameters
 ) noexcept nogil
 
 
-# A process's view of one table. Copied out of the validated header once, so that nothing that is written to the
-# segment later can move a pointer.
+# A process's view of one table. It is copied out of the validated header once, so no later write to the segment can
+# move a pointer.
 cdef struct Table:
     ForebayCell* cells
     uint64_t group_count
@@ -130,19 +128,19 @@ cdef inline Outcome table_try_cell(
     const Table* table, ForebayCell* cell, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters,
     Verdict* verdict,
 ) noexcept nogil:
-    """The usual case: the key is in `cell`, where its tag was seen, and nobody else is changing it.
+    """The usual case: the key is in `cell`, where its tag was seen, and no other process is changing it.
 
-    Tag and state are two loads, so they may belong to different keys. That is safe: if the request is allowed, the
-    CAS fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair. A decision
-    that may finish another's write in the words of the cell needs to be sure before.
+    Tag and state are two loads, so they may belong to different keys. That is safe: if the request is allowed, the CAS
+    fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair. A decision
+    that may help another process write its record must know before that they belong together.
 
-    A denial writes nothing (I-3), either way one line of the table is touched (I-4).
+    A denial writes nothing (I-3). Either way the decision touches one line of the table (I-4).
     """
     cdef ForebayCell seen
     cdef ForebayCell wanted
     cdef Next next
     if table.has_record:
-        # SYNC claim -> help, in sliding_log.pyx.
+        # SYNC claim -> help, in algorithms/sliding_log.pyx.
         seen = load128_acquire(cell)
         if seen.tag != tag:
             return UNDECIDED
@@ -156,12 +154,14 @@ cdef inline Outcome table_try_cell(
         wanted.state = next.state
         if table.prepare != NULL:
             table.prepare(cell, seen.state, &next, parameters)
+        # Linearizes here.
         if not likely(cas128_acq_rel(cell, seen, wanted)):
             return LOST
         verdict.state = next.state
         verdict.decided_ns = next.decided_ns
         verdict.outcome = ALLOWED
         return ALLOWED
+    # Linearizes here.
     wanted = load128_acquire(cell)
     if wanted.tag != tag or wanted.state != seen.state:
         return UNDECIDED
@@ -173,10 +173,10 @@ cdef inline Outcome table_try_cell(
 cdef inline Outcome table_try(
     const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
 ) noexcept nogil:
-    """`table_try_cell` for a key that is looked for in its home line only."""
+    """`table_try_cell` for a key in its home line; UNDECIDED if it isn't there."""
     cdef ForebayCell* cell = home_line(table, tag)
     cdef ForebayCell* end = cell + FOREBAY_CELLS_PER_LINE
-    # A branch for each cell: a key that is asked for often is found where it was before.
+    # A branch for each cell: a key with many requests is found where it was before.
     while load_acquire(&cell.tag) != tag:
         cell += 1
         if cell == end:
@@ -195,15 +195,15 @@ cdef bint table_peek(
 # Start fetching the lines of a key's probe set other than its home line.
 cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil
 
-# Every other case. Decides whatever table_try could not, from the clock reading in `verdict` on: ALLOWED or DENIED.
-# An insertion takes a later reading and leaves that in `verdict`.
+# Every other case. Decides what table_try could not, ALLOWED or DENIED, by the clock reading in `verdict`. An insertion
+# reads the clock again and leaves that reading in `verdict`.
 cdef void table_decide(
     const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
     const void* parameters, Verdict* verdict, Events* events,
 ) noexcept nogil
 
-# Replace the state of a key's member by what `decide` makes of it, if there is a member and `decide` says so; whether
-# it did.
+# Replace the state of a key's member by the next state of `decide`, if there is a member and `decide` allows it.
+# Returns whether it did.
 cdef bint table_amend(
     const Table* table, uint64_t tag, Decide decide, const void* parameters, Events* events,
 ) noexcept nogil

@@ -1,50 +1,92 @@
 """The table's uncommon cases: keys away from their home line, insertion, eviction, lost races.
 
-Insertion
+Insertion follows Purcell and Harris, "Non-blocking hashtables with open addressing" (2005). Their processes back off
+from a claim; here each process helps it.
+
+State
+-----
+A cell is two words that change together, by a 128-bit CAS:
+
+    tag      63                                    3 2   0
+              +-------------------------------------+-----+
+              | fingerprint of the key              | kind|     kind: EMPTY, CLAIM, TAT, COUNT, BLOCKED
+              +-------------------------------------+-----+
+    state, of a member: the algorithm's (see algorithms/)
+    state, of a claim:
+              63                                          0
+              +---------+---------+----------+------------+
+              | stamp   | stripe  | sequence | kept bits  |     the claim's id, above the bits that stay with the cell
+              +---------+---------+----------+------------+
+
+The *probe set* of a key is the cells that may hold it, in one order for all processes. A *member* is a cell that holds
+the key with its state. A *claim* reserves a cell for the key.
+
+Transitions
+-----------
+Quoted names are programs of tests/interleaving.
+
+* *claim*: a request whose key has neither member nor claim. Vacant, expired or evicted cell -> claim. seq_cst CAS.
+  "insertion by two"
+* *help*: a request that finds a claim of its own key. It skips the claim step and goes on with that claim. Acquire
+  load. "insertion by two" with a crash
+* *scan*: each process, for its claim. Reads the tag of every other cell of the probe set. seq_cst loads. "insertion
+  beside another key on weaker memory"
+* *give up*: the scan meets a member. Own claim -> empty. acq_rel CAS. "insertion by two"
+* *remove*: the scan meets a claim at a later position. That claim -> empty. acq_rel CAS. "insertion beside another key"
+* *move*: the scan meets a claim at an earlier position. Own claim -> empty; the scan begins again for the earlier
+  claim. acq_rel CAS. "insertion, three claims"
+* *promote*: each process that has scanned. Claim -> member with the state that its own request leaves. acq_rel CAS.
+  "insertion by two"
+
+The promoter's request is the one that is charged. If cells have records, the promoter has made the record the new key's
+before (`Clear`, `Prepare`).
+
+Invariant
 ---------
-A key must never have two members, or it would have two limits. Cells are reserved in three steps, each one CAS, after
-Purcell and Harris, "Non-blocking hashtables with open addressing" (2005), but with claims that are helped instead of
-backed off from:
+A key has at most one member: with two it would have two limits.
 
-1. *claim*: a vacant cell of the probe set becomes (fingerprint, CLAIM | unique id).
-2. *scan*: on behalf of that claim, look at every other cell of the probe set. A member of this key: take the claim
-   back and use the member. A claim of this key at a later position: take that one away. At an earlier position: take
-   ours away and go on on behalf of the earlier one, from the start of the scan.
-3. *promote*: CAS the claim to a member with the state that the caller's own request leaves. If the cell has words,
-   whoever promotes has made them the new key's before (`Clear`, `Prepare`).
+Proof
+-----
+SYNC claim -> scan: every scan for a claim starts after the claim was placed, because the scanner wrote or read the
+claim before. Two processes that each place a claim and then scan must not both miss the other's claim (store
+buffering). Acquire and release allow that, so the CAS that places a claim and the loads of the scan are sequentially
+consistent.
 
-Whoever meets a claim of its own key before it has placed one skips step 1 and carries on with that claim, so a
-claimant that was killed or stopped delays nobody, and it is the promoter whose request is charged.
+*At most one member.* Suppose that claims A and B of one key in cells a and b are both promoted. Each promotion's CAS
+names the claim's unique id, so the claim stood from its placing to its promotion. A's promoter read b between the
+placing and the promotion of A; B's promoter read a likewise. CASes that place claims are totally ordered; let A be the
+later one. When A's promoter reads b, B has been placed. There are two cases:
 
-SYNC claim -> scan: every scan on behalf of a claim starts after that claim was placed (the claim was read, or written,
-by the scanner before). Two who each place a claim and then look for the other's must not both miss it, and acquire and
-release don't see to that: the CAS that places a claim and the loads of the scan are sequentially consistent.
+* The promoter reads claim B. It removes B, and B can't be promoted after that; or its CAS fails and it reads again.
+* B was promoted before the read. The promoter reads the member and gives A up. If the member has been evicted, has been
+  reset or has expired since, it is no longer a member.
 
-*At most one member.* Suppose claims A and B of one key in cells a and b are both promoted. Each promotion's CAS names
-the claim's unique id, so the claim stood from its placing to its promotion. A's promoter read b between placing and
-promotion of A, B's promoter read a likewise for B. Say A was placed later (claims are placed by CASes, which are
-totally ordered). When A's promoter reads b, B has been placed. Either it reads claim B: then it removes B, and B is
-not promoted after that, or fails and reads again; or B was promoted before the read: it reads the member and gives A up
-(unless the member has been evicted, reset or has expired since, and then it is no longer a member). So A and B are not
-both members at one time.
+So A and B are not both members at one time.
 
-*No key evicts itself.* Between a request's search for its key and its choice of a cell, another request may have
-inserted the key. So a request that finds no vacancy searches for its key once more: if the live cell that it has chosen
-was its own, it is found then, unless it has gone again, and then the CAS fails.
+*No key evicts itself.* Between a request's search for its key and its choice of a cell, another request may insert the
+key. So a request that finds no vacancy searches for its key again. If the live cell that it has chosen is its own
+key's, the search finds it. If that member has gone again, the CAS fails.
 
-*Progress.* A claim is removed only in favour of a member or of a claim at an earlier position of the same key, or
-when its stamp is old (below). Positions are finite, so some claim stands until it is promoted by whoever looks at it.
+*Time.* Any key may reuse an expired cell. A process with an old clock reading that finds its key gone must not date the
+fresh state by that reading: the process that reused the cell had a later reading, and until then the old state was to
+be obeyed. So the process reads the clock again, after the scan has shown that there is no member.
 
-*Crash.* Killed after step 1: the claim stays. The next request of the key promotes it; requests of other keys
-may reuse the cell once the stamp is CLAIM_LIFE old. Taking a claim away is always safe: its owner's promotion
-fails and it starts again.
+SYNC scan -> clock: the reading that saw the old state as expired happens before the CAS that reused the cell. That CAS
+happens before the scan's load of the cell, and that load before our reading. The clock is the host's monotonic clock
+(I-7).
 
-*Time.* A cell that has expired may be reused by any key. A process with an old clock reading that finds its key gone
-must not date the fresh state by that reading: whoever reused the cell had a later one, up to which the old state was
-still to be obeyed. So the clock is read again after the scan has shown that there is no member.
+Crash and stall
+---------------
+A claim is removed only in favour of a member or of an earlier claim of the same key, or when its stamp is old.
+Positions are finite, so some claim stands until a process that reads it promotes it: insertion is lock-free. A process
+that is killed after the claim step leaves the claim. The key's next request promotes it. Requests of other keys may
+reuse the cell once the stamp is CLAIM_LIFE old. Removing a claim is always safe: its owner's promotion fails, and the
+owner starts again.
 
-SYNC scan -> clock: the reading that saw the old state as expired happened before the CAS that reused the cell, that CAS
-before the scan's load of the cell, that load before our reading; and the clock is the host's monotonic one (I-7).
+Not handled
+-----------
+A claim's id may repeat (ABA) when its sequence number wraps while a process is stopped: docs/arithmetic.md has the
+numbers. A full probe set evicts, denies or allows, as `on_full` says.
 """
 
 from libc.stdint cimport uint64_t
@@ -61,7 +103,7 @@ cdef enum:
     # A claim's id: when it was placed (in 2^30 ns), by whom (12 bits), a sequence number. Below it the cell's own bits.
     CLAIM_STAMP_UNIT_BITS = 30
     CLAIM_STRIPE_BITS = 12
-    # In stamp units. An insertion takes a microsecond; whoever is slower starts again.
+    # In stamp units. An insertion takes a microsecond; a slower one starts again.
     CLAIM_LIFE = 2
 
 
@@ -88,12 +130,12 @@ cdef inline ForebayCell pair(uint64_t tag, uint64_t state) noexcept nogil:
 
 
 cdef inline uint64_t kept_of(const Table* table, uint64_t state) noexcept nogil:
-    """The bits that stay with the cell whatever key comes to it."""
+    """The bits that stay with the cell for any key that comes to it."""
     return state & ((<uint64_t>1 << table.kept_bits) - 1)
 
 
 cdef inline int sequence_bits(const Table* table) noexcept nogil:
-    """Of a claim's id: what is left, so that at least four bits are left for its stamp."""
+    """The width of a claim's sequence number, so that at least four bits are left for its stamp."""
     return 28 if table.kept_bits <= 16 else 20 if table.kept_bits <= 24 else 16
 
 
@@ -112,7 +154,7 @@ cdef inline uint64_t claim_id(
 
 
 cdef inline ForebayCell vacated(const Table* table, ForebayCell seen) noexcept nogil:
-    """The cell when what was seen there has gone."""
+    """An empty cell in place of what was seen."""
     return pair(FOREBAY_KIND_EMPTY, kept_of(table, seen.state))
 
 
@@ -151,7 +193,7 @@ cdef inline ForebayCell* probe_cell(const ProbeSet* probe, int position) noexcep
 
 
 cdef inline void prefetch_lines(const ProbeSet* probe) noexcept nogil:
-    """All lines but the home line, at once: to read them one after the other would be to wait for each."""
+    """All lines except the home line, at once: to read them one after the other is to wait for each."""
     cdef int line
     for line in range(1, probe.lines):
         prefetch(probe_line(probe, line))
@@ -163,7 +205,7 @@ cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil:
 
 
 cdef ForebayCell* find_member(const ProbeSet* probe, uint64_t tag) noexcept nogil:
-    """The member of a key, or NULL. The home line comes last: whoever asks has just looked there."""
+    """The member of a key, or NULL. The home line comes last, as the caller has just searched it."""
     cdef ForebayCell* cell
     cdef int line
     for line in range(1, probe.lines):
@@ -181,7 +223,7 @@ cdef inline bint is_fresh_claim(const Table* table, uint64_t claim_id, uint64_t 
 
 
 cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) noexcept nogil:
-    """When the cell may be reused: 0 if it holds nothing; for a fresh claim, never."""
+    """The time at which the cell may be reused: 0 if it holds nothing; the largest number for a fresh claim."""
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
     if kind == FOREBAY_KIND_TAT:
         return cell.state if cell.state >> TIME_BITS == 0 else 0
@@ -197,9 +239,9 @@ cdef Place choose_vacancy(
 ) noexcept nogil:
     """A vacancy in the home line, else one in the emptiest line; when evicting, else the live cell that expires first.
 
-    Which line is the rule that benchmarks/probe_simulation.py measures. Within a line, the cell that has been vacant
-    for longest: the owner of one that expired just now is the likeliest to come back to it. `met` says whether the key
-    itself was among what was looked at.
+    benchmarks/probe_simulation.py measures this choice of a line. Within a line it takes the cell that has been vacant
+    for longest: the key of a cell that expired just now is the likeliest to return. `met` is whether one of the cells
+    held the key itself.
     """
     cdef Place place
     cdef Place vacancy = Place(NULL, 0, pair(FOREBAY_KIND_EMPTY, 0))
@@ -254,10 +296,10 @@ cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
 cdef bint has_cell(const ProbeSet* probe, uint64_t tag) noexcept nogil:
     """Whether a key has a member or a claim.
 
-    From the last position to the first, one look at each. A cell goes from claim to member and, when the member has
-    gone, to a claim again, which one look at either takes for what it is; and a claim is given up for a member, or for
-    a claim at an earlier position that stands by then. So a key that has a cell all the time is met, unless its cell
-    goes to a later position: then it had none in between.
+    Reads each cell once, from the last position to the first. A cell goes from claim to member and, when the member has
+    gone, to a claim again; one load recognizes either. A claim is given up for a member, or for a claim at an earlier
+    position that stands by then. So a key that has a cell all the time is met, unless its cell moves to a later
+    position: then it had none in between.
     """
     cdef uint64_t seen
     cdef int position = probe.lines * FOREBAY_CELLS_PER_LINE
@@ -270,7 +312,7 @@ cdef bint has_cell(const ProbeSet* probe, uint64_t tag) noexcept nogil:
 
 
 cdef bint scan(const Table* table, const ProbeSet* probe, uint64_t tag, Place* claim) noexcept nogil:
-    """Step 2 on behalf of `claim`. False: there is a member, and the claim has been taken back.
+    """Scan for `claim`. False: there is a member, and the claim has been given up.
 
     On return `claim` is the one to promote: an earlier claim of the key, met on the way, takes its place.
     """
@@ -304,7 +346,7 @@ cdef bint scan(const Table* table, const ProbeSet* probe, uint64_t tag, Place* c
 
 cdef enum Insertion:
     INSERTED
-    AGAIN                        # lost a race, or somebody else inserted the key
+    AGAIN                        # lost a race, or another process inserted the key
     FULL
 
 
@@ -320,8 +362,8 @@ cdef Insertion insert(
     cdef Place claim = find_claim(probe, tag)
     if claim.cell == NULL:
         claim = choose_vacancy(table, probe, tag, now_ns, &first_expiry_ns, &met)
-        # No vacancy: somebody may have just taken the last one for this very key. Then it has a cell, and must neither
-        # lose it to itself, nor cost a neighbour's, nor be told that there is no room.
+        # No vacancy: another process may have just taken the last one for this very key. Then the key has a cell. It
+        # must neither lose it to itself, nor cost a neighbour's, nor be denied for want of room.
         if (claim.cell == NULL or expiry_of(table, claim.seen, now_ns) > now_ns) and (met or has_cell(probe, tag)):
             return AGAIN
         if claim.cell == NULL:
@@ -346,7 +388,7 @@ cdef Insertion insert(
     if table.clear != NULL:
         table.clear(claim.cell, claim.seen, now_ns, parameters)
     if not decide(claim.cell, tag, kept_of(table, claim.seen.state), now_ns, parameters, &next):
-        # If the claim has been promoted meanwhile, the words that spoke against the request may be of after that.
+        # If the claim has been promoted meanwhile, the decision may have read a record of after that.
         if not cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen)):
             events.cas_retries += 1
             return AGAIN
@@ -355,6 +397,7 @@ cdef Insertion insert(
         return INSERTED
     if table.prepare != NULL:
         table.prepare(claim.cell, kept_of(table, claim.seen.state), &next, parameters)
+    # Linearizes here.
     if cas128_acq_rel(claim.cell, claim.seen, pair(tag, next.state)):
         events.inserted += 1
         verdict.state = next.state
@@ -401,7 +444,8 @@ cdef void table_decide(
         verdict.cell = cell
         next.decided_ns = verdict.now_ns
         if not decide(cell, tag, seen.state, verdict.now_ns, parameters, &next):
-            # The words of the cell were read after its state: a denial holds only if they belong together.
+            # The record was read after the state: a denial holds only if they belong together.
+            # Linearizes here.
             again = load128_acquire(cell)
             if again.tag != seen.tag or again.state != seen.state:
                 continue
@@ -410,6 +454,7 @@ cdef void table_decide(
             return
         if table.prepare != NULL:
             table.prepare(cell, seen.state, &next, parameters)
+        # Linearizes here.
         if cas128_acq_rel(cell, seen, pair(tag, next.state)):
             verdict.state = next.state
             verdict.decided_ns = next.decided_ns
@@ -432,9 +477,10 @@ cdef bint table_amend(
         seen = load128_acquire(cell)
         if seen.tag != tag:
             continue
-        # The clock is read after the state: what is given back must still count.
+        # The clock is read after the state: a refund must find that the permits still count.
         if not decide(cell, tag, seen.state, table_now(table), parameters, &next):
             return False
+        # Linearizes here.
         if cas128_acq_rel(cell, seen, pair(tag, next.state)):
             return True
         events.cas_retries += 1
@@ -450,6 +496,7 @@ cdef void table_remove(const Table* table, uint64_t tag, Events* events) noexcep
             return
         seen = load128_acquire(cell)
         if seen.tag == tag:
+            # Linearizes here.
             if cas128_acq_rel(cell, seen, vacated(table, seen)):
                 return
             events.cas_retries += 1
@@ -479,7 +526,7 @@ cdef bint table_peek(
     while True:
         verdict.cell = table_find(table, tag, &verdict.state)
         allowed = decide(verdict.cell, tag, verdict.state, now_ns, parameters, &next)
-        # The words of the cell were read after its state: they must belong together.
+        # The record was read after the state: they must belong together.
         if verdict.cell == table_find(table, tag, &again) and verdict.state == again:
             return allowed
 
