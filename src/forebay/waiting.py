@@ -2,7 +2,7 @@
 
 A limiter that books ahead returns the time at which each request may proceed, so requests proceed in the order in which
 they called. A limiter that can't book, or whose queue is full, only returns when a retry may succeed. Threads and tasks
-of this process that wait for such a permit, for one key of one limiter, stand in a *wait queue*: the first sleeps and
+of this process that wait for such a permit, for one key of one limiter, stand in a *wait queue*. The first sleeps and
 retries, the others sleep until they are first, and a new waiter joins at the end. No waiter is charged before its
 permits are due.
 
@@ -73,41 +73,41 @@ class WaitedFor(Protocol):
 def wait(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
     """Sleep until `cost` permits of `key` are charged and due: True. False if that would take more than `timeout`."""
     event = threading.Event()
-    turn = _Turn(limiter, key, cost, timeout, jitter, event, None)
+    waiter = _Waiter(limiter, key, cost, timeout, jitter, event, None)
     try:
-        while (answer := turn.proceed()) is None:
-            if turn.wakeable:
-                event.wait(None if turn.clock else turn.left_s())
-            elif turn.clock:
-                turn.move_clock()
+        while (answer := waiter.proceed()) is None:
+            if waiter.wakeable:
+                event.wait(None if waiter.clock else waiter.left_s())
+            elif waiter.clock:
+                waiter.move_clock()
             else:
-                while (seconds := turn.left_s()) > 0:
+                while (seconds := waiter.left_s()) > 0:
                     time.sleep(seconds)
         return answer
     except BaseException:
-        turn.give_up()
+        waiter.give_up()
         raise
 
 
 async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
     """``wait`` for a task."""
     event = asyncio.Event()
-    turn = _Turn(limiter, key, cost, timeout, jitter, event, asyncio.get_running_loop())
+    waiter = _Waiter(limiter, key, cost, timeout, jitter, event, asyncio.get_running_loop())
     try:
-        while (answer := turn.proceed()) is None:
-            if turn.wakeable:
+        while (answer := waiter.proceed()) is None:
+            if waiter.wakeable:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if turn.clock else turn.left_s()):
+                    async with asyncio.timeout(None if waiter.clock else waiter.left_s()):
                         await event.wait()
-            elif turn.clock:
+            elif waiter.clock:
                 await asyncio.sleep(0)  # a caller that waits in a loop must let other tasks run here, too
-                turn.move_clock()
+                waiter.move_clock()
             else:
-                while (seconds := turn.left_s()) > 0:
+                while (seconds := waiter.left_s()) > 0:
                     await asyncio.sleep(seconds)
         return answer
     except BaseException:
-        turn.give_up()
+        waiter.give_up()
         raise
 
 
@@ -130,12 +130,12 @@ def _host_ns() -> int:
 
 def released(limiter: WaitedFor, key: object) -> None:
     """A permit came back early: wake the first waiter for it, which retries at once."""
-    if _lines:
+    if _queues:
         with _lock:
-            _wake_first(_lines.get(_line_id(limiter, key)))
+            _wake_first(_queues.get(_queue_id(limiter, key)))
 
 
-class _Turn:
+class _Waiter:
     """One call of ``wait``: its booking, and its place in the wait queue.
 
     KeyboardInterrupt may come at any instruction. So each step is either not done yet, or `give_up` undoes it.
@@ -161,7 +161,7 @@ class _Turn:
         self.deadline_ns = NEVER_NS
         if timeout_ns is not None:
             self.deadline_ns = min(self.now_ns() + timeout_ns, NEVER_NS)
-        self.line: deque[_Turn] | None = None
+        self.queue: deque[_Waiter] | None = None
         self.booked: list[Booking] = []
         self.backoff_ns = FIRST_BACKOFF_NS
         # The pause that follows when `proceed` returns None, and whether the event ends it.
@@ -174,9 +174,9 @@ class _Turn:
             self.segment_ns()  # raises StoreClosed
             return True
         self.event.clear()
-        return self.ask() if self.is_first(join=False) else self.queue_up()
+        return self.attempt() if self.is_first(join=False) else self.queue_up()
 
-    def ask(self) -> bool | None:
+    def attempt(self) -> bool | None:
         left_ns = max(self.deadline_ns - self.now_ns(), 0)
         max_delay = None if self.deadline_ns == NEVER_NS else left_ns / NS
         # Python may raise KeyboardInterrupt between a call and the assignment of its result, which would lose the
@@ -210,9 +210,9 @@ class _Turn:
         # A denial without a time must not become a loop without sleep.
         delay_ns = reservation.delay_ns or FIRST_BACKOFF_NS
         # The segment's time is read first, so time that passes between the readings only makes the pause longer.
-        asked_ns = reservation.due_ns - reservation.delay_ns - self.segment_ns() + self.now_ns()
-        until_ns = asked_ns + jittered(delay_ns, self.jitter)
-        self.until_ns = max(asked_ns + delay_ns, min(until_ns, self.deadline_ns))
+        attempted_ns = reservation.due_ns - reservation.delay_ns - self.segment_ns() + self.now_ns()
+        until_ns = attempted_ns + jittered(delay_ns, self.jitter)
+        self.until_ns = max(attempted_ns + delay_ns, min(until_ns, self.deadline_ns))
         self.wakeable = False
 
     def queue_up(self) -> bool | None:
@@ -241,32 +241,32 @@ class _Turn:
 
     def is_first(self, *, join: bool) -> bool:
         """Whether no waiter is ahead of this one. It joins the queue if there is one ahead, or if `join` is true."""
-        if self.line is None and not (_lines or join):
+        if self.queue is None and not (_queues or join):
             return True
         with _lock:
-            if self.line is None:
-                line_id = _line_id(self.limiter, self.key)
-                line = _lines.get(line_id)
-                if not (join or _first(line)):
-                    _lines.pop(line_id, None)
+            if self.queue is None:
+                queue_id = _queue_id(self.limiter, self.key)
+                queue = _queues.get(queue_id)
+                if not (join or _first(queue)):
+                    _queues.pop(queue_id, None)
                     return True
-                self.line = deque() if line is None else line
-                self.line.append(self)
-                _lines[line_id] = self.line
-            return _first(self.line) is self
+                self.queue = deque() if queue is None else queue
+                self.queue.append(self)
+                _queues[queue_id] = self.queue
+            return _first(self.queue) is self
 
     def leave(self) -> None:
         """Leave the queue, and wake the next waiter."""
-        if self.line is None:
+        if self.queue is None:
             return
         with _lock:
-            if self in self.line:
-                self.line.remove(self)
-            _wake_first(self.line)
-            line_id = _line_id(self.limiter, self.key)
-            if not self.line and _lines.get(line_id) is self.line:
-                del _lines[line_id]
-            self.line = None
+            if self in self.queue:
+                self.queue.remove(self)
+            _wake_first(self.queue)
+            queue_id = _queue_id(self.limiter, self.key)
+            if not self.queue and _queues.get(queue_id) is self.queue:
+                del _queues[queue_id]
+            self.queue = None
 
     def give_up(self) -> None:
         self.leave()
@@ -275,13 +275,13 @@ class _Turn:
                 reservation.cancel()
 
 
-_lines: dict[object, deque[_Turn]] = {}
+_queues: dict[object, deque[_Waiter]] = {}
 # Held for a few instructions, never during a decision. Reentrant, because signal handlers and the garbage collector
 # may call `released` and `give_up`.
 _lock = threading.RLock()
 
 
-def _line_id(limiter: WaitedFor, key: object) -> object:
+def _queue_id(limiter: WaitedFor, key: object) -> object:
     if queue_key := getattr(limiter, "queue_key", None):
         # Over Redis, limiters of one name and kind have separate states if their windows differ.
         return id(limiter.store), queue_key(key)
@@ -289,15 +289,15 @@ def _line_id(limiter: WaitedFor, key: object) -> object:
     return id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key
 
 
-def _first(line: deque[_Turn] | None) -> _Turn | None:
+def _first(queue: deque[_Waiter] | None) -> _Waiter | None:
     """The first waiter, except tasks whose event loop was closed."""
-    while line and line[0].loop and line[0].loop.is_closed():
-        line.popleft()
-    return line[0] if line else None
+    while queue and queue[0].loop and queue[0].loop.is_closed():
+        queue.popleft()
+    return queue[0] if queue else None
 
 
-def _wake_first(line: deque[_Turn] | None) -> None:
-    first = _first(line)
+def _wake_first(queue: deque[_Waiter] | None) -> None:
+    first = _first(queue)
     if first and first.loop:
         with contextlib.suppress(RuntimeError):  # closed at this moment
             first.loop.call_soon_threadsafe(first.event.set)
@@ -305,11 +305,11 @@ def _wake_first(line: deque[_Turn] | None) -> None:
         first.event.set()
 
 
-def _start_afresh() -> None:
-    global _lines, _lock
-    _lines = {}
+def _reset_in_child() -> None:
+    global _queues, _lock
+    _queues = {}
     _lock = threading.RLock()
 
 
 # A forked child has neither the waiting threads nor the thread that holds the lock.
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_reset_in_child)

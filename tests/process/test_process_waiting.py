@@ -22,7 +22,7 @@ REFILLS_NOTHING = "10000/year"
 
 
 def _in_line() -> int:
-    return sum(map(len, waiting._lines.values()))
+    return sum(map(len, waiting._queues.values()))
 
 
 def _is_asleep(pid: int) -> bool:
@@ -73,7 +73,7 @@ def _wait_for_ctrl_c(name: str, make: Callable[[Store], Any], kind: str, begun: 
                 begun[0] = 1
                 limiter.wait("k")
         except KeyboardInterrupt:
-            assert waiting._lines == {}
+            assert waiting._queues == {}
             return "interrupted"
     return "no interrupt"
 
@@ -119,7 +119,7 @@ def _wait_under_fire(name: str, kind: str) -> int:
                 interrupts += 1
         signal.setitimer(signal.ITIMER_REAL, 0)
         assert all(results)
-        assert waiting._lines == {}
+        assert waiting._queues == {}
         assert limiter.peek(key).remaining == 10_000 - len(results)
     return interrupts
 
@@ -157,7 +157,7 @@ def _fork_with_a_line(name: str) -> list[str]:
 
 
 def _ask_in_child(limiter: SlidingLog) -> list[str]:
-    assert waiting._lines == {}
+    assert waiting._queues == {}
     # Denied by the limit, not by the parent's line: once the limit allows it, it goes at once.
     answers = ["served" if limiter.wait("k", timeout=0) else "denied"]
     limiter.reset("k")
@@ -190,7 +190,7 @@ def test_waiters_of_several_processes_are_all_served(
                 thread.start()
             for thread in threads:
                 thread.join(DEADLINE_S)
-            assert waiting._lines == {}
+            assert waiting._queues == {}
             return results
 
     with Store(name, keys=100) as store:
@@ -255,6 +255,6 @@ with Store("{name}", keys=100) as store:
         assert order == list(range(10)), order
         # The others ran while these slept.
         assert len(set(others)) > 5, others
-        assert waiting._lines == {{}}
+        assert waiting._queues == {{}}
 print("served in order")
 """

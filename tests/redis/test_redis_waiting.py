@@ -160,10 +160,10 @@ def test_requests_for_other_windows_wait_in_other_queues(redis_store: RedisStore
     assert slow.allow("ada")
     thread = threading.Thread(target=slow.wait, args=("ada",), daemon=True)
     thread.start()
-    until(lambda: waiting._lines, "it stands in line")
+    until(lambda: waiting._queues, "it is queued")
     assert quick.wait("ada", timeout=5)
     # Whoever waits is woken by nothing else before its year is over: it ends with this process.
-    waiting._lines.clear()
+    waiting._queues.clear()
 
 
 def test_an_interrupted_wait_raises_the_interrupt_whatever_fails(server: RedisServer) -> None:

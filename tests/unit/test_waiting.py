@@ -67,7 +67,7 @@ def lock_is_free() -> bool:
 
 
 def queued() -> int:
-    return sum(map(len, waiting._lines.values()))
+    return sum(map(len, waiting._queues.values()))
 
 
 class Timeline:
@@ -219,9 +219,9 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Timeline:
 
 @pytest.fixture(autouse=True)
 def queue_ends_empty() -> Iterator[None]:
-    assert waiting._lines == {}
+    assert waiting._queues == {}
     yield
-    assert waiting._lines == {}
+    assert waiting._queues == {}
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -716,7 +716,7 @@ def test_task_of_a_closed_loop_blocks_no_other_waiter(timeline: Timeline, wait: 
     limiter.counts.clear()
     assert wait(limiter, "next", timeout=0)
     assert limiter.charged == ["next"]
-    assert waiting._lines == {}
+    assert waiting._queues == {}
     abandoned._log_destroy_pending = False  # type: ignore[attr-defined]
     abandoned.get_coro().close()  # type: ignore[union-attr]
 
@@ -944,9 +944,9 @@ def test_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatch: 
     endings: list[Callable[[], None]] = []
     pauses = Pauses(timeline, monkeypatch)
     for make, steps in (
-        (booked, {"ask", "pause_until_due", "left_s"}),
-        (denied, {"ask", "is_first", "pause_until_due", "leave", "_wake_first"}),
-        (behind_another, {"ask", "is_first", "queue_up", "leave", "_wake_first"}),
+        (booked, {"attempt", "pause_until_due", "left_s"}),
+        (denied, {"attempt", "is_first", "pause_until_due", "leave", "_wake_first"}),
+        (behind_another, {"attempt", "is_first", "queue_up", "leave", "_wake_first"}),
     ):
         moments: list[str] = []
         returned = False
@@ -960,7 +960,7 @@ def test_interrupt_at_any_moment_loses_nothing(timeline: Timeline, monkeypatch: 
                 pass
             while endings:
                 endings.pop()()
-            assert waiting._lines == {}, moments
+            assert waiting._queues == {}, moments
             assert limiter.charged.count("a") == returned, moments
             assert run_in_thread(lock_is_free), moments
         assert steps <= set(moments)
@@ -1192,7 +1192,7 @@ def test_booking_whose_store_closes_during_its_sleep_raises(monkeypatch: pytest.
         limiter = TokenBucket(store, "api", "1/hour", burst=1)
         assert limiter.wait("k")
         monkeypatch.setattr(time, "sleep", lambda seconds: store.close())
-        monkeypatch.setattr(waiting._Turn, "left_s", lambda turn: 0.0 if store.closed else 1.0)
+        monkeypatch.setattr(waiting._Waiter, "left_s", lambda waiter: 0.0 if store.closed else 1.0)
         with pytest.raises(StoreClosed, match="limiter 'api' was used after its store was closed"):
             limiter.wait("k")
 
