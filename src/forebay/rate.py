@@ -13,7 +13,7 @@ from forebay.errors import InvalidRate, shown
 
 __all__ = ["Duration", "Rate", "as_delay_ns", "as_period_ns", "as_rate"]
 
-# Every length of time is text like "2s" or "500 ms", a number of seconds, or a timedelta.
+# A length of time: text like "2s" or "500 ms", a number of seconds, or a timedelta.
 Duration: TypeAlias = str | float | timedelta
 
 NS: Final = 1_000_000_000

@@ -87,12 +87,12 @@ class Store:
     in fewer than one insertion of 10,000. ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
     request and ``"allow"`` allows it. Each such decision is counted. Each process has its own `on_full`.
 
-    With ``"evict"``, a flood of keys that come once never resets a key at its limit if states show how much was used:
-    in ``TokenBucket`` and ``LeakyBucket``, and within a window in ``FixedWindow`` by the clock and ``SlidingWindow``
-    (except limits below 4 in windows and intervals). With the other limiters, and between limiters of one store that
-    forget at different times, about one new key per cell is enough to reset one. If clients can make up keys, use
-    ``"deny"``, a separate store, or a second limit by something that they can't make up. docs/operations.md has the
-    figures.
+    With ``"evict"``, a flood of keys that come once never resets a key at its limit if states show how much was used.
+    That holds for ``TokenBucket`` and ``LeakyBucket``, and within a window for ``FixedWindow`` by the clock and
+    ``SlidingWindow``, except for limits below 4 in windows and intervals. With the other limiters, and between limiters
+    of one store that forget at different times, about one new key per cell is enough to reset one. If clients can make
+    up keys, use ``"deny"``, a separate store, or a second limit by something that they can't make up.
+    docs/operations.md has the figures.
 
     `clock` is ``"monotonic"``, the host's clock; a ``forebay.testing.ManualClock``; or ``"time"``, Python's
     ``time.time``, so that libraries that freeze or move it move the limits, too. With ``"time"``, each decision reads

@@ -568,7 +568,7 @@ def test_unlisted_bytes_are_a_note(name: str) -> None:
         leave(name, 4096, 0, 0, layout.KIND_BLOCKED, 0, layout.KIND_BLOCKED)
         notes = verify(name).findings
         assert len(notes) == 2
-        assert "behind extent 0, limiter 'log' that are in no list, all zero but for 2 blocked cells" in notes[1].found
+        assert "behind extent 0, limiter 'log' that are in no list, all zero except 2 blocked cells" in notes[1].found
         assert verify(name).sound
 
 

@@ -50,7 +50,7 @@ class MappedSegment(Protocol):
 
 
 class Attachment:
-    """What a process holds of a segment, until it is closed.
+    """A process's hold on a segment, from attaching until it is closed.
 
     *Threads*: safe. *Fork*: the child opens the file for itself, and takes locks of its own, when it first needs
     them; until then it shares its parent's.
@@ -76,7 +76,7 @@ class Attachment:
         self._lines: dict[tuple[int, int], int] = {}
         self._locks: dict[int, threading.RLock] = {}
         self.id = file.attachment_id
-        """Of the newest file: see ``attachment_locks``."""
+        """The id of the newest file: see ``attachment_locks``."""
         self.name_watch = NameWatch(path, self._status)
         try:
             with attachment_locks.opened_to_map(file.fd) as opened:
@@ -114,8 +114,10 @@ class Attachment:
                     unlink(self.path)
 
     def lock(self) -> threading.RLock:
-        """Guards what is done with the file, never a decision. Each process has its own: a fork may happen while
-        another thread holds it."""
+        """The lock for work with the file; no decision takes it.
+
+        Each process has its own, because a fork may happen while another thread holds it.
+        """
         return self._locks.setdefault(self._forks(), threading.RLock())
 
     def check_open(self) -> None:

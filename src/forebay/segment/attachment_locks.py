@@ -2,8 +2,8 @@
 
 Every attached process holds a shared lock on one byte far behind the end of the segment's file. The position of that
 byte is its *attachment id*. The kernel drops the lock with the last descriptor of the open file description: when the
-process closes its store, or ends in any way. (A mapping holds the description too; so the file is opened once more for
-the mapping, where that is possible.) A forked child shares its parent's lock until it opens the file for itself and
+process closes its store, or ends in any way. A mapping holds the description, too, so the file is opened once more for
+the mapping where that is possible. A forked child shares its parent's lock until it opens the file for itself and
 takes a lock of its own. The locks answer three questions that no pid could, across all containers and users of a host:
 
 *Is any process attached?* If none is, the whole range of ids can be locked exclusively, and while it is, none attaches.

@@ -10,8 +10,13 @@ another process holds it, it waits. No attachment id comes back, so if several p
 succeeds. A file lock would do except for processes that may only read the file: with a shared lock they could prevent
 the exclusive lock of all others.
 
-**Transitions.** A process appends an extent in this order: the lock; a mapping of the bytes behind the file's end;
-those bytes; the blocked cells; the limiter's number, as every limiter takes it; the entry, and in it the identity last.
+**Transitions.** A process appends an extent in these steps:
+
+1. take the lock
+2. map the bytes behind the file's end, then allocate them
+3. block the cells that hold no keys
+4. take the limiter's number, as every limiter does
+5. write the entry, its identity last
 
 *The number* is never given back. So a process takes it when nothing else can fail, and before the identity, so that the
 limiter of every published extent is in the list of limiters. Before it takes bytes, it checks that a number is free.
@@ -97,7 +102,7 @@ class ExtentShape:
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What an extent's words hold and how to read them: the fields of an entry from its algorithm on."""
+    """The use of an extent's words, and how to read them: the fields of an entry from its algorithm on."""
 
     algorithm: int
     words_per_cell: int

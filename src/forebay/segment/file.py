@@ -11,9 +11,11 @@
 5. of this boot; else its clock is rebased, or ``ClockMismatch`` if a process is still attached
 
 **State.** A file is unfinished (empty, or without a checksum), or ready. A ready file is of this boot, or of another
-boot for the process that looks at it. There are three kinds of locks: the creation lock, exclusive, on the header; one
-shared attachment lock per attached process, each on a byte of its own; and the exclusion of all attached processes, an
-exclusive lock on the whole range of those bytes (see ``attachment_locks``).
+boot for the process that looks at it. There are three kinds of locks (see ``attachment_locks``):
+
+* the creation lock: exclusive, on the header
+* an attachment lock for each attached process: shared, on a byte of its own
+* the exclusion of all attached processes: exclusive, on the whole range of those bytes
 
 **Transitions.** The holder of the creation lock makes an unfinished file ready. The holder of the creation lock that
 also excludes all attached processes rebases a file of another boot to this boot, or removes it if its clock makes no

@@ -49,19 +49,19 @@ def encode_limiter_name(name: str) -> bytes:
 
 
 class ListedLimiter(NamedTuple):
-    """What the list has for a limiter."""
+    """An entry of the list of limiters."""
 
     name: bytes
     algorithm: int
 
     @property
     def algorithm_name(self) -> str:
-        """As in statistics and reports. Damage may have left any number."""
+        """The algorithm's name in statistics and reports. After damage, `algorithm` may be any number."""
         return ALGORITHM_NAMES.get(self.algorithm, f"algorithm {self.algorithm}")
 
     @property
     def identity_text(self) -> bytes:
-        """What the entry's identity is the hash of."""
+        """The text whose hash is the entry's identity."""
         return self.name + b"\0" + self.algorithm.to_bytes(4, "little")
 
 

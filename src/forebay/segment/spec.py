@@ -1,4 +1,4 @@
-"""What a process requires of a segment: its path, size, clock and trust."""
+"""The segment that a process requires: its path, size, clock and trusted users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SegmentSpec:
     keys: int
     clock_kind: int
     mode: int
-    """Of a new file. With group write permission, files of members of `gid` are trusted too."""
+    """The mode of a new file. With group write permission, files of members of `gid` are trusted, too."""
     gid: int
     boot_id: bytes
     offset_ns: int

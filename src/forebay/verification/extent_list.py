@@ -1,4 +1,4 @@
-"""What is wrong with the list of extents, and with the bytes that belong to none of them."""
+"""Checks of the list of extents, and of the bytes that belong to no extent."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SYNCED_WORDS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class KnownExtent:
-    """An extent that lies where it may."""
+    """An extent whose place in the file is valid."""
 
     number: int
     entry: ExtentEntry
     limiter: str = ""
     purpose: Purpose | None = None
-    """None if what the entry says of that can't be."""
+    """None if the purpose in the entry is impossible."""
 
     @property
     def where(self) -> str:
@@ -47,18 +47,18 @@ class KnownExtent:
 
 
 class Extents:
-    """The list of extents, and what lies around them."""
+    """The list of extents, and the bytes around them."""
 
     def __init__(self, segment: MappedSegment) -> None:
         self._segment = segment
         self.sound: list[KnownExtent] = []
-        """Those that can be looked into, by the latest look and in the file's order."""
+        """The extents whose cells can be checked, by the latest check and in the file's order."""
 
     def look(self) -> list[Finding]:
-        """What is wrong with the list, or behind and between the extents."""
+        """Check the list and the bytes behind and between the extents."""
         segment = self._segment
         entries = list(segment.records(layout.EXTENT_ENTRY.size, layout.EXTENTS_OFFSET, layout.EXTENT_CAPACITY))
-        # After the list: whatever is in it is in the file, and its limiter has a name.
+        # After the list: its extents are in the file by now, and their limiters have names.
         segment.map_what_was_added()
         limiters = limiters_in_place(segment)
         self.sound, found = [], []
@@ -67,7 +67,7 @@ class Extents:
         for number, raw in entries:
             entry = ExtentEntry.unpack(raw)
             if not entry.identity:
-                # Its maker was killed before the last step, or is about to take it.
+                # The process that appends it was killed before the last step, or is about to take it.
                 continue
             used += 1
             where = f"extent {number}"
@@ -81,7 +81,7 @@ class Extents:
         for before, after in itertools.pairwise(self.sound):
             if before.end > after.entry.offset:
                 found.append(damage(after.where, f"that it begins within {before.where}", "bytes of its own"))
-        # If there is something wrong with the list, bytes may seem to be nobody's.
+        # With a damaged list, bytes of an extent may seem to belong to none.
         return found or list(self._unused())
 
     def _add(self, number: int, entry: ExtentEntry, limiter: ListedLimiter | None) -> Iterator[Finding]:
@@ -124,16 +124,16 @@ class Extents:
         self.sound.append(known)
 
     def _unused(self) -> Iterator[Finding]:
-        """Of bytes in which there is more than what aligns the next extent, and that are not zero."""
+        """Bytes that no extent owns: damage if they are not zero, a note if an extent could begin there."""
         end, where = self._segment.header.segment_size, "behind the table"
         for extent in self.sound:
             size = extent.entry.offset - end
-            # With less, nothing can begin there.
-            yield from self._nobodys(end, extent.entry.offset, where, size >= layout.EXTENT_ALIGNMENT)
+            # With less, no extent can begin there.
+            yield from self._unowned(end, extent.entry.offset, where, size >= layout.EXTENT_ALIGNMENT)
             end, where = extent.end, f"behind {extent.where}"
-        yield from self._nobodys(end, len(self._segment.memory), where, True)
+        yield from self._unowned(end, len(self._segment.memory), where, True)
 
-    def _nobodys(self, first: int, last: int, where: str, is_told: bool) -> Iterator[Finding]:
+    def _unowned(self, first: int, last: int, where: str, is_noted: bool) -> Iterator[Finding]:
         if first == last:
             return
         blocked, used = look_at_unused(self._segment.memory, first, last)
@@ -142,15 +142,15 @@ class Extents:
             yield damage(
                 "the file",
                 f"{self._segment.memory[used : used + 8].hex()} at {used}, in {size} that are in no list",
-                "zeros: nobody writes to an extent that is not in the list",
+                "zeros: no process writes to an extent that is not in the list",
             )
-        elif is_told:
-            found = f"{size} that are in no list, all zero" + (f" but for {blocked} blocked cells" if blocked else "")
-            yield note("the file", found, "none: somebody makes an extent, or was killed while doing so")
+        elif is_noted:
+            found = f"{size} that are in no list, all zero" + (f" except {blocked} blocked cells" if blocked else "")
+            yield note("the file", found, "none: a process makes an extent, or was killed while it made one")
 
 
 def _is_possible(purpose: Purpose) -> bool:
-    """Whether a limiter can have asked for it."""
+    """Whether a limiter can have this purpose."""
     limit, period_ns, words = purpose.limit, purpose.period_ns, purpose.words_per_cell
     match purpose.algorithm:
         case layout.ALGORITHM_SLIDING_LOG:
