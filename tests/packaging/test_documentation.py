@@ -1,4 +1,4 @@
-"""The pages: links and paths lead to files, and snippets import names that exist."""
+"""The pages: links and paths lead to files, prose is wrapped, and snippets import existing names."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_files_exist(page: Path) -> None:
     for pattern in FILE.findall(BLOCK.sub("", page.read_text())):
         assert list(ROOT.glob(pattern)), pattern
+
+
+@every_page
+def test_prose_fits_into_100_columns(page: Path) -> None:
+    if page.name != "CHANGELOG.md":
+        lines = BLOCK.sub("", page.read_text()).splitlines()
+        assert not [line for line in lines if len(line) > 100 and not line.startswith(("|", "!["))]
 
 
 @every_page
