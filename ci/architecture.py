@@ -48,14 +48,15 @@ REACHES: Final = {
     ("*", "_replace"): "public: a method of named tuples",
     ("*", "_getframe"): "public: a function of sys",
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
-    ("forebay/contrib/outbound.py", "_take_*"): "permits that no lease releases",
     ("forebay/core/*", "_cancel"): "a reservation cancels at its limiter",
-    ("forebay/holding.py", "_take_*"): "permits that no lease releases",
-    ("forebay/redis/fallback.py", "_take_unleased"): "permits that no lease releases",
-    ("forebay/redis/leased/*", "*"): "a leased store makes the limiter whose permits it lends",
+    ("*", "_take_unleased"): "a permit that no lease releases, for holds, fallbacks and outbound requests",
+    ("forebay/redis/leased/store.py", "_make_limiter"): "a leased store makes the limiter whose permits it lends",
     ("forebay/redis/operations.py", "_is_coroutine"): "the mark of coroutine functions before Python 3.12",
-    ("forebay/store.py", "*"): "class methods that make a store",
-    ("forebay/web/*", "*"): "several limits in shared memory are charged as one, and workers compare stores' files",
+    ("forebay/store.py", "_attach"): "a class method that makes a store",
+    (
+        "forebay/web/plan.py",
+        "_reserve_each",
+    ): "a plan needs the decision of every limit, and a charge that it can give back",
 }
 
 DOCSTRING: Final = re.compile(r'"""(?:.|\n)*?"""')
