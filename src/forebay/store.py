@@ -13,11 +13,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from forebay.clock import ManualClock
 from forebay.core.table.segment_view import Segment, forks, next_generation
-from forebay.errors import (
-    SegmentError,
-    StoreClosed,
-    shown,
-)
+from forebay.errors import SegmentError, StoreClosed, shown
 from forebay.segment import layout, removal
 from forebay.segment.attachment import Attachment
 from forebay.segment.file import SegmentFile, create_anonymous, open_or_create
@@ -27,7 +23,6 @@ __all__ = ["LimiterStats", "Store", "StoreStats", "default_path"]
 
 DIRECTORY: Final = "/dev/shm/"
 MAX_KEYS: Final = 2**36
-NAME_DIGEST_BYTES: Final = 8
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", re.ASCII)
 
 
