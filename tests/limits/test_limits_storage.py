@@ -122,7 +122,7 @@ def test_reset_forgets_all_keys(opened: Open, strategy: str) -> None:
     ("strategy", "fresh_s", "used_s"),
     [("fixed-window", 0, 50), ("moving-window", 60, 50), ("gcra", 0, 2)],
 )
-def test_window_stats_tell_when_something_is_free_again(
+def test_window_stats_have_the_time_of_the_next_permit(
     opened: Open, strategy: str, fresh_s: float, used_s: float, clock: ManualClock
 ) -> None:
     limited, item = limiter(strategy, opened()), parse("5/minute")
@@ -145,7 +145,7 @@ def test_limit_of_nothing(opened: Open, strategy: str) -> None:
     assert limited.get_window_stats(item, "ada").remaining == 0
 
 
-def test_fixed_window_counts_what_is_denied_as_the_library_does(opened: Open) -> None:
+def test_fixed_window_counts_denied_requests_as_the_library_does(opened: Open) -> None:
     storage = opened()
     limited, item = limiter("fixed-window", storage), parse("3/minute")
     assert [limited.hit(item) for _ in range(5)] == [True, True, True, False, False]
@@ -178,7 +178,7 @@ def test_fixed_window_of_a_large_limit(opened: Open, clock: ManualClock, limit: 
     assert other.get_window_stats(item, "ada").remaining == limit
 
 
-def test_fixed_window_of_what_no_window_can_count(opened: Open) -> None:
+def test_fixed_window_of_a_count_beyond_every_window(opened: Open) -> None:
     """What a window of a second counts to is less than that many digits have."""
     limited, item = limiter("fixed-window", opened()), parse("9999999999999/second")
     assert limited.hit(item, "ada", cost=2**29 - 1)
@@ -186,14 +186,14 @@ def test_fixed_window_of_what_no_window_can_count(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("key", ["a/b/c", "a/1/2/3", "a/12345678/1/day", "a/x/1/day", "///", "a/१२३४५६७८/1/day"])
-def test_keys_that_say_no_limit_or_another(opened: Open, key: str) -> None:
+def test_keys_without_a_limit_or_with_another_one(opened: Open, key: str) -> None:
     storage, other = opened(), opened()
     assert [storage.incr(key, 60), other.incr(key, 60)] == [1, 2]
     assert (other.get(key), storage.get(key + "x")) == (2, 0)
 
 
 @pytest.mark.parametrize("period_s", [1, 60, 3600, 86400])
-def test_fixed_window_ends_when_it_was_told_to(opened: Open, clock: ManualClock, period_s: int) -> None:
+def test_fixed_window_ends_at_the_reported_time(opened: Open, clock: ManualClock, period_s: int) -> None:
     storage = opened()
     clock.advance(12.3456789)
     for _ in range(20):
@@ -209,7 +209,7 @@ def test_fixed_window_ends_when_it_was_told_to(opened: Open, clock: ManualClock,
 
 
 @pytest.mark.parametrize("strategy", ["fixed-window", "moving-window"])
-def test_whole_seconds_are_told_as_such(store_name: str, scheme: str, strategy: str) -> None:
+def test_whole_seconds_are_reported_as_such(store_name: str, scheme: str, strategy: str) -> None:
     with time_machine.travel(1_700_000_000, tick=False) as traveller:
         storage = open_storage(f"{scheme}:///{store_name}?keys=1000&moving_window_keys=10&clock=time")
         limited, item = limiter(strategy, storage), parse("1/minute")
@@ -221,7 +221,7 @@ def test_whole_seconds_are_told_as_such(store_name: str, scheme: str, strategy: 
             traveller.shift(1)
 
 
-def test_full_store_denies_or_allows_as_it_is_told(scheme: str, store_name: str) -> None:
+def test_full_store_denies_or_allows_by_on_full(scheme: str, store_name: str) -> None:
     for on_full in ("deny", "allow"):
         storage = open_storage(f"{scheme}:///{store_name}-{on_full}?keys=1&on_full={on_full}")
         try:
@@ -296,7 +296,7 @@ def test_check(opened: Open, store_name: str) -> None:
     assert not storage.check()
 
 
-def test_errors_are_wrapped_as_told(opened: Open) -> None:
+def test_errors_are_wrapped_if_wrap_exceptions_is_set(opened: Open) -> None:
     for wraps, expected in {True: StorageError, False: StoreClosed}.items():
         storage = opened(wrap_exceptions=wraps)
         storage.store.close()
@@ -469,7 +469,7 @@ def test_gcra_needs_this_storage() -> None:
         ("forebay:///shop?path=/dev/shm/x", {}, "names a store and a path"),
     ],
 )
-def test_options_that_are_refused(scheme: str, uri: str, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(scheme: str, uri: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message.replace("'forebay:", f"'{re.escape(scheme)}:")):
         open_storage(uri.replace("forebay:", f"{scheme}:"), **options)
 
@@ -511,7 +511,7 @@ def test_names_that_no_store_can_have(scheme: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [ForebayStorage, AsyncForebayStorage])
-def test_what_is_no_uri_at_all(kind: Any) -> None:
+def test_text_that_is_no_uri_is_refused(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^'forebay://\[shop' is no URI: .* like forebay:///shop"):
         kind("forebay://[shop")
 
@@ -586,7 +586,7 @@ def test_cost_of_any_type_is_taken_rounded_up(opened: Open, strategy: str, kind:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("cost", [-1, -0.5, math.nan, math.inf, "1", None, "many"], ids=repr)
-def test_cost_that_is_none_is_denied_and_told_of(
+def test_cost_that_is_no_number_is_denied_and_logged(
     opened: Open, strategy: str, cost: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exception would be taken for an outage, and the request be let in."""

@@ -66,7 +66,7 @@ def test_w26(site: MakeSite, store: Store) -> None:
     assert asked.handled == 1
 
 
-def test_a_shadow_ban_tells_nothing(site: MakeSite, store: Store) -> None:
+def test_shadow_ban_has_the_fields_of_success(site: MakeSite, store: Store) -> None:
     """Neither before nor after it does anything show that there is such a limit."""
     welcome = Answer(200, (("Content-Type", "text/plain"),), b"done")
     shadow, shown = FixedWindow(store, "shadow", "2/day"), FixedWindow(store, "shown", "99/day")
@@ -93,7 +93,7 @@ def test_a_shadow_ban_tells_nothing(site: MakeSite, store: Store) -> None:
         (lambda s: Concurrency(s, "x", 4), "4 requests at a time"),
     ],
 )
-def test_the_detail_says_how_many_per_which_period(
+def test_detail_has_the_limit_and_its_period(
     site: MakeSite, store: Store, make: Callable[[Store], Any], allowance: str
 ) -> None:
     answer = site([Rule(make(store), cost=1000_000)]).ask()
@@ -111,7 +111,7 @@ def test_one_second_is_singular(site: MakeSite, store: Store) -> None:
 @pytest.mark.parametrize(
     "name", ["a", 'quo"ted', "back\\slash", "caf\xe9", "\u20ac \U0001f600", "\n\t", " ", "\x7f", "a;b=c, d"]
 )
-def test_any_name_can_be_told(site: MakeSite, store: Store, name: str) -> None:
+def test_any_name_can_be_reported(site: MakeSite, store: Store, name: str) -> None:
     asked = site([Rule(FixedWindow(store, name, "1/minute"))], headers=("draft-10", "x-ratelimit"))
     allowed, denied = asked.ask(), asked.ask()
     assert (allowed.status, denied.status) == (200, 429)
@@ -121,7 +121,7 @@ def test_any_name_can_be_told(site: MakeSite, store: Store, name: str) -> None:
             assert value.isascii(), field
 
 
-def test_reports_are_not_kept(site: MakeSite, store: Store) -> None:
+def test_reports_forbid_caching(site: MakeSite, store: Store) -> None:
     assert site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)]).ask()["cache-control"] == "no-store"
 
 
@@ -140,7 +140,7 @@ class TestStatuses:
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=status)]).ask()
         assert (answer.status, answer.json["status"], answer.json["type"]) == (status, status, TYPES + kind)
 
-    def test_one_without_a_name(self, site: MakeSite, store: Store) -> None:
+    def test_status_without_a_phrase_is_sent(self, site: MakeSite, store: Store) -> None:
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=499)]).ask()
         assert (answer.status, answer.json["title"]) == (499, "Refused")
 
@@ -148,7 +148,7 @@ class TestStatuses:
         ("options", "status"),
         [({"key": everyone}, 503), ({}, 429), ({"key": everyone, "status": 429}, 429), ({"status": 503}, 503)],
     )
-    def test_of_what_is_held(self, site: MakeSite, store: Store, options: Any, status: int) -> None:
+    def test_status_of_a_denial_of_held_permits(self, site: MakeSite, store: Store, options: Any, status: int) -> None:
         held = Concurrency(store, "held", 1)
         with held.acquire("everyone"), held.acquire(CLIENT):
             assert site([Rule(held, **options)]).ask().status == status
@@ -159,19 +159,19 @@ class TestStatuses:
 
 
 class TestOwnAnswers:
-    def test_an_answer(self, site: MakeSite, store: Store) -> None:
+    def test_answer_of_a_rule_is_sent(self, site: MakeSite, store: Store) -> None:
         teapot = Answer(418, (("Content-Type", "text/plain"), ("X-Tea", "yes")), b"short and stout")
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=teapot)]).ask()
         assert answer.status == 418
         assert answer.fields == [("content-type", "text/plain"), ("x-tea", "yes"), ("content-length", "15")]
         assert answer.body == b"short and stout"
 
-    def test_a_length_of_its_own_is_not_told_twice(self, site: MakeSite, store: Store) -> None:
+    def test_answer_has_one_content_length(self, site: MakeSite, store: Store) -> None:
         own = Answer(429, (("Content-Type", "text/plain"), ("content-length", "2")), b"no")
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=own)]).ask()
         assert answer["content-length"] == "2"
 
-    def test_a_callable(self, site: MakeSite, store: Store) -> None:
+    def test_answer_may_be_a_callable(self, site: MakeSite, store: Store) -> None:
         told: list[tuple[str, Denial]] = []
 
         def answer(request: Request, denial: Denial) -> Answer:
@@ -199,7 +199,7 @@ class TestOwnAnswers:
         denied = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=answer)]).ask()
         assert (denied.status, denied["x-more"]) == (429, "yes")
 
-    def test_the_rule_that_bound_it_answers(self, site: MakeSite, store: Store) -> None:
+    def test_binding_rule_answers(self, site: MakeSite, store: Store) -> None:
         def answer(body: bytes) -> Answer:
             return Answer(429, (("Content-Type", "text/plain"),), body)
 
@@ -214,7 +214,7 @@ class TestOwnAnswers:
 
 
 @pytest.mark.parametrize("wrong", [None, (429, (), b""), "no"])
-def test_an_answer_that_is_none_is_an_error_that_says_so(site: MakeSite, store: Store, wrong: Any) -> None:
+def test_callable_that_returns_no_answer_is_an_error(site: MakeSite, store: Store, wrong: Any) -> None:
     asked = site([Rule(FixedWindow(store, "x", "1/day"), answer=lambda request, denial: wrong)])
     assert asked.ask().status == 200
     with pytest.raises(InvalidLimiter, match=r"returned .*, not an Answer\(status, headers, body\)"):

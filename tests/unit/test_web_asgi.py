@@ -71,7 +71,7 @@ def run(app: Callable[..., Any], rules: Any, *messages: Any, scope: Any = None) 
     return wire
 
 
-def test_servers_know_it_for_an_asgi_3_application() -> None:
+def test_servers_recognize_an_asgi_3_application() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(START)
         await send(part(b"all"))
@@ -98,7 +98,7 @@ class TestEnds:
         ending.check(200)
 
     @pytest.mark.parametrize("parts", [0, 1, 2])
-    def test_a_client_that_goes_away(self, ending: Ending, parts: int) -> None:
+    def test_disconnect_ends_the_request(self, ending: Ending, parts: int) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
             if parts:
@@ -110,7 +110,7 @@ class TestEnds:
         run(app, ending.rules, REQUEST, GONE)
         ending.check(DISCONNECTED)
 
-    def test_a_client_that_goes_away_after_its_answer(self, ending: Ending) -> None:
+    def test_disconnect_after_the_response_changes_nothing(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             await send(part(b"all"))
@@ -119,7 +119,7 @@ class TestEnds:
         run(app, ending.rules, GONE)
         ending.check(200)
 
-    def test_sending_to_a_client_that_has_gone(self, ending: Ending) -> None:
+    def test_failed_send_is_a_disconnect(self, ending: Ending) -> None:
         class Gone(Wire):
             async def send(self, message: Any) -> None:
                 await super().send(message)
@@ -198,7 +198,7 @@ class TestEnds:
 
         assert asyncio.run(main()) == []
 
-    def test_what_is_held_is_held_on_to(
+    def test_lease_is_renewed_while_the_handler_runs(
         self, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """However long a handler takes, and however short the lease: here ten of them."""
@@ -229,7 +229,7 @@ class TestEnds:
 
 class TestFields:
     @pytest.mark.parametrize("charge_on", [None, {200}])
-    def test_they_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
+    def test_fields_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             await send(part(b"all"))
@@ -246,7 +246,7 @@ class TestFields:
 
         assert "ratelimit" in run(app, [Rule(FixedWindow(store, "x", "9/hour"))]).answered()
 
-    def test_other_messages_are_passed_on(self, store: Store) -> None:
+    def test_other_messages_are_unchanged(self, store: Store) -> None:
         messages = [
             {"type": "http.response.early_hint", "links": [b"</a.css>"]},
             START,
@@ -263,7 +263,7 @@ class TestFields:
         assert [wire.sent[i] for i in (0, 2, 3, 4)] == [messages[i] for i in (0, 2, 3, 4)]
 
     @pytest.mark.parametrize("kind", ["lifespan", "something.else"])
-    def test_lifespan_is_left_alone(self, store: Store, kind: str) -> None:
+    def test_lifespan_is_unchanged(self, store: Store, kind: str) -> None:
         seen: list[Any] = []
 
         async def app(*arguments: Any) -> None:
@@ -293,7 +293,7 @@ class TestWebSockets:
         while (await receive())["type"] != "websocket.disconnect":
             pass
 
-    def test_one_that_is_accepted(self, store: Store, ending: Ending) -> None:
+    def test_accepted_websocket_gets_fields(self, store: Store, ending: Ending) -> None:
         wire = run(
             self.accepts,
             ending.rules,
@@ -307,7 +307,7 @@ class TestWebSockets:
         ending.check(101)
         assert "headers" not in ACCEPT
 
-    def test_it_is_held_until_it_is_closed(self, ending: Ending) -> None:
+    def test_permit_is_held_until_the_websocket_is_closed(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
             await send(ACCEPT)
@@ -319,7 +319,7 @@ class TestWebSockets:
         run(app, ending.rules, CONNECT, {"type": "websocket.receive", "text": "x"}, scope=socket_scope())
         ending.check(101)
 
-    def test_one_that_the_application_refuses(self, ending: Ending) -> None:
+    def test_websocket_closed_by_the_application_is_403(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
             await send(CLOSE)
@@ -327,7 +327,7 @@ class TestWebSockets:
         run(app, ending.rules, CONNECT, scope=socket_scope())
         ending.check(403)
 
-    def test_one_that_the_application_refuses_with_an_answer(self, ending: Ending) -> None:
+    def test_websocket_refused_with_a_response_has_its_status(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
             await send({"type": "websocket.http.response.start", "status": 401, "headers": []})
@@ -336,7 +336,7 @@ class TestWebSockets:
         run(app, ending.rules, CONNECT, scope=socket_scope())
         ending.check(401)
 
-    def test_a_client_that_goes_away_before_it_is_accepted(self, ending: Ending) -> None:
+    def test_disconnect_before_acceptance_is_499(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
             await receive()
@@ -344,7 +344,7 @@ class TestWebSockets:
         run(app, ending.rules, CONNECT, CLOSED, scope=socket_scope())
         ending.check(DISCONNECTED)
 
-    def test_a_denial_is_an_answer(self, store: Store) -> None:
+    def test_denied_websocket_gets_a_response(self, store: Store) -> None:
         wire = run(self.accepts, [Rule(FixedWindow(store, "x", "1/hour"), cost=2)], CONNECT, scope=socket_scope())
         assert [message["type"] for message in wire.sent] == [
             "websocket.http.response.start",
@@ -355,14 +355,14 @@ class TestWebSockets:
         assert (answer.status, answer.json["status"]) == (429, 429)
 
     @pytest.mark.parametrize("extensions", [None, {}, {"tls": {}}, "absent"])
-    def test_or_a_refusal_where_the_server_cannot(self, store: Store, extensions: Any) -> None:
+    def test_denied_websocket_is_closed_if_the_server_sends_no_responses(self, store: Store, extensions: Any) -> None:
         scope = socket_scope(extensions=extensions)
         if extensions == "absent":
             del scope["extensions"]
         wire = run(self.accepts, [Rule(FixedWindow(store, "x", "1/hour"), cost=2)], CONNECT, scope=scope)
         assert [(message["type"], message["code"]) for message in wire.sent] == [("websocket.close", 1013)]
 
-    def test_a_rule_for_them_alone(self, store: Store) -> None:
+    def test_rule_may_be_for_websockets_alone(self, store: Store) -> None:
         rules = [Rule(FixedWindow(store, "x", "1/hour"), cost=2, methods="WEBSOCKET")]
         assert run(self.accepts, rules, CONNECT, scope=socket_scope()).answered().status == 429
 
@@ -372,7 +372,7 @@ class TestWebSockets:
 
         assert run(app, rules).answered().status == 200
 
-    def test_bodies_are_not_theirs(self) -> None:
+    def test_body_limits_do_not_apply_to_websockets(self) -> None:
         messages = [CONNECT, {"type": "websocket.receive", "bytes": b"x" * 100}, CLOSED]
         wire = run(self.accepts, [BodyLimit(1)], *messages, scope=socket_scope())
         assert wire.received == 3
@@ -396,7 +396,7 @@ async def read(receive: Any) -> bytes:
 
 class TestBodies:
     @pytest.mark.parametrize("size", [0, 1, LIMIT - 1, LIMIT])
-    def test_one_that_is_small_enough(self, size: int) -> None:
+    def test_body_within_the_limit_is_read(self, size: int) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             await send(part(await read(receive)))
@@ -406,7 +406,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("size", [LIMIT + 1, 10 * LIMIT])
     @pytest.mark.parametrize("shape", ["plain", "swallows", "wraps", "grouped", "reads again", "answers and raises"])
-    def test_one_that_is_too_large(self, store: Store, size: int, shape: str) -> None:
+    def test_body_over_the_limit_is_413(self, store: Store, size: int, shape: str) -> None:
         told: list[int] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -435,7 +435,7 @@ class TestBodies:
         assert (answer.status, answer.json["status"]) == (413, 413)
         assert told[-1:] == [413]
 
-    def test_an_answer_that_has_begun_goes_on(self) -> None:
+    def test_response_that_has_started_goes_on(self) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             try:
@@ -446,7 +446,7 @@ class TestBodies:
         answer = ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * 200, chunked=True)
         assert (answer.status, answer.body) == (200, b"too much")
 
-    def test_another_error_is_the_applications(self) -> None:
+    def test_other_error_is_raised(self) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await read(receive)
             raise LookupError
@@ -455,7 +455,7 @@ class TestBodies:
             ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x", chunked=True)
 
     @pytest.mark.parametrize(("version", "has_connection"), [("1.1", True), ("2", False), ("3", False)])
-    def test_a_length_that_is_told(self, version: str, has_connection: bool) -> None:
+    def test_declared_length_over_the_limit_is_413(self, version: str, has_connection: bool) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             raise AssertionError
 
@@ -466,7 +466,7 @@ class TestBodies:
             assert "connection" not in answer, "what HTTP/2 forbids"
 
 
-def test_what_is_held_is_back_before_the_last_part_goes_out(store: Store) -> None:
+def test_held_permit_is_back_before_the_last_part(store: Store) -> None:
     """A client that has its whole answer may ask again at once."""
     held, wrong = Concurrency(store, "slots", 1), FixedWindow(store, "wrong", "1/hour")
     seen: list[tuple[int, int]] = []
@@ -489,7 +489,7 @@ def test_what_is_held_is_back_before_the_last_part_goes_out(store: Store) -> Non
     assert seen == [(0, 1), (0, 1), (1, 1)]
 
 
-def test_a_message_that_an_application_keeps_stays_as_it_is(store: Store) -> None:
+def test_message_of_the_application_is_not_changed(store: Store) -> None:
     kept = {"type": "http.response.start", "status": 200, "headers": ((b"x", b"y"),)}
     begun: list[Any] = []
 

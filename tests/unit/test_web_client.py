@@ -38,10 +38,10 @@ def behind(*values: str, name: str = "X-Forwarded-For", peer: str | None = PROXY
 
 
 class TestWithoutProxies:
-    def test_it_is_the_peer(self, kind: str) -> None:
+    def test_key_is_the_peers_address(self, kind: str) -> None:
         assert ClientAddress()(request_of(kind, peer=CLIENT)) == CLIENT
 
-    def test_no_field_is_believed(self, kind: str) -> None:
+    def test_forwarding_fields_are_ignored(self, kind: str) -> None:
         request = request_of(kind, "1.2.3.4", peer=CLIENT)
         assert ClientAddress()(request) == CLIENT
 
@@ -53,7 +53,7 @@ class TestWithoutProxies:
         with pytest.raises(InvalidLimiter, match="Unix socket"):
             ClientAddress()(request_of("wsgi", peer=""))
 
-    def test_a_peer_that_is_no_address_is_itself(self, kind: str) -> None:
+    def test_peer_that_is_no_address_is_its_own_key(self, kind: str) -> None:
         assert ClientAddress()(request_of(kind, peer="testclient")) == "testclient"
 
 
@@ -69,17 +69,17 @@ class TestHowManyAreOne:
             (CLIENT, CLIENT),
         ],
     )
-    def test_one_ipv6_network_and_one_ipv4_address(self, peer: str, client: str) -> None:
+    def test_ipv6_network_and_ipv4_address_are_one_key_each(self, peer: str, client: str) -> None:
         assert ClientAddress()(request_of("wsgi", peer=peer)) == client
 
     @pytest.mark.parametrize(
         ("prefix", "client"),
         [(1, "::/1"), (48, "2001:db8:1::/48"), (56, "2001:db8:1::/56"), (128, "2001:db8:1:2:3:4:5:6")],
     )
-    def test_other_prefixes(self, prefix: int, client: str) -> None:
+    def test_prefix_lengths_can_be_chosen(self, prefix: int, client: str) -> None:
         assert ClientAddress(ipv6_prefix=prefix)(request_of("wsgi", peer="2001:db8:1:2:3:4:5:6")) == client
 
-    def test_an_ipv4_network(self) -> None:
+    def test_ipv4_addresses_of_a_network_can_be_one_key(self) -> None:
         assert ClientAddress(ipv4_prefix=24)(request_of("wsgi", peer=CLIENT)) == "203.0.113.0/24"
 
     def test_all_addresses_of_a_host_are_one_client_behind_a_proxy(self) -> None:
@@ -131,14 +131,14 @@ class TestForwardedFor:
             (("\xb2\xb3.1.1.1",), PROXY),
         ],
     )
-    def test_it_is_read_from_the_right(self, kind: str, lines: tuple[str, ...], client: str) -> None:
+    def test_field_is_read_from_the_right(self, kind: str, lines: tuple[str, ...], client: str) -> None:
         assert behind(*lines, kind=kind) == client
 
-    def test_it_is_not_believed_of_a_stranger(self, kind: str) -> None:
+    def test_field_of_an_untrusted_peer_is_ignored(self, kind: str) -> None:
         assert behind("1.2.3.4", peer=CLIENT, kind=kind) == CLIENT
         assert behind("10.0.0.2", peer=CLIENT, kind=kind) == CLIENT
 
-    def test_without_the_field_it_is_the_proxy(self, kind: str) -> None:
+    def test_request_without_the_field_counts_for_the_proxy(self, kind: str) -> None:
         assert behind(kind=kind) == PROXY
 
     def test_only_the_named_field_counts(self, kind: str) -> None:
@@ -153,16 +153,16 @@ class TestForwardedFor:
         client = ClientAddress(trusted_proxies=[network], header="X-Forwarded-For")
         assert client(request_of("wsgi", CLIENT)) == CLIENT
 
-    def test_a_field_with_one_address(self) -> None:
+    def test_field_with_one_address_is_read(self) -> None:
         assert behind(CLIENT, name="X-Real-IP") == CLIENT
 
-    def test_a_very_long_field(self, kind: str) -> None:
+    def test_very_long_field_is_read(self, kind: str) -> None:
         assert behind("1.2.3.4," * 8000 + CLIENT, kind=kind) == CLIENT
         assert behind("a" * 65000 + "," + CLIENT, kind=kind) == CLIENT
         assert behind("a" * 65000, kind=kind) == PROXY
         assert behind("10.0.0.2," * 7000 + "10.0.0.3", kind=kind) == "10.0.0.2"
 
-    def test_the_same_again_is_the_same(self) -> None:
+    def test_keys_stay_equal_when_the_cache_is_full(self) -> None:
         client = ClientAddress(trusted_proxies=PROXIES, header="X-Forwarded-For")
         first = [client(request_of("wsgi", f"1.2.{i // 250}.{i % 250}")) for i in range(5000)]
         assert first == [client(request_of("wsgi", f"1.2.{i // 250}.{i % 250}")) for i in range(5000)]
@@ -174,15 +174,15 @@ class TestUnixSockets:
         trusting = ClientAddress(trusted_proxies=["unix", "10.0.0.0/8"], header="X-Forwarded-For")
         return trusting(request_of(kind, *values, peer=None))
 
-    def test_whoever_connects_is_believed(self, kind: str) -> None:
+    def test_every_peer_of_a_unix_socket_is_trusted(self, kind: str) -> None:
         assert self.client(f"1.2.3.4, {CLIENT}", kind=kind) == CLIENT
         assert self.client(f"1.2.3.4, {CLIENT}, 10.0.0.2", kind=kind) == CLIENT
 
     @pytest.mark.parametrize("values", [(), ("",), ("unknown",), ("a, b",)])
-    def test_and_is_one_client_if_it_says_nothing(self, values: tuple[str, ...]) -> None:
+    def test_unix_peer_without_the_field_is_one_key(self, values: tuple[str, ...]) -> None:
         assert self.client(*values) == "unix"
 
-    def test_but_no_stranger_is(self) -> None:
+    def test_peer_with_an_address_is_not_trusted(self) -> None:
         trusting = ClientAddress(trusted_proxies="unix", header="X-Forwarded-For")
         assert trusting(request_of("wsgi", "1.2.3.4", peer=CLIENT)) == CLIENT
 
@@ -225,69 +225,69 @@ class TestForwarded:
             ((f"for={CLIENT}, for=unknown, for=10.0.0.2",), "10.0.0.2"),
         ],
     )
-    def test_it_is_read_from_the_right(self, kind: str, lines: tuple[str, ...], client: str) -> None:
+    def test_forwarded_is_read_from_the_right(self, kind: str, lines: tuple[str, ...], client: str) -> None:
         assert behind(*lines, name="Forwarded", kind=kind) == client
 
     @pytest.mark.parametrize("made_up", ['"' * 30_000, '"a",' * 15_000, "\\" * 60_000, "for=" * 15_000, ";" * 60_000])
-    def test_a_very_long_field(self, made_up: str) -> None:
+    def test_very_long_forwarded_field_is_read(self, made_up: str) -> None:
         assert behind(f"{made_up}, for={CLIENT}", name="Forwarded") == CLIENT
         assert behind(made_up, name="Forwarded") == PROXY
 
 
 class TestHalfConfigured:
-    def test_proxies_without_a_field(self) -> None:
+    def test_proxies_without_a_field_are_refused(self) -> None:
         with pytest.raises(InvalidLimiter, match=r'10\.0\.0\.0/8.*no field is named.*header="X-Forwarded-For"'):
             ClientAddress(trusted_proxies=["10.0.0.0/8"])
 
-    def test_a_field_without_proxies(self) -> None:
+    def test_field_without_proxies_is_refused(self) -> None:
         with pytest.raises(InvalidLimiter, match=r"would be trusted from every client.*trusted_proxies="):
             ClientAddress(header="X-Forwarded-For")
 
     @pytest.mark.parametrize("network", ["0.0.0.0/0", "::/0"])
-    def test_everybody_is_no_proxy(self, network: str) -> None:
+    def test_network_of_every_address_is_refused(self, network: str) -> None:
         with pytest.raises(InvalidLimiter, match=network):
             ClientAddress(trusted_proxies=[network], header="X-Forwarded-For")
 
     @pytest.mark.parametrize(
         "network", ["10.0.0.1/8", "localhost", "10.0.0.0/33", "", "10.0.0", "*", 5, b"\x0a\0\0\0", None, 2**32, [""]]
     )
-    def test_what_is_no_network(self, network: Any) -> None:
+    def test_invalid_network_is_refused(self, network: Any) -> None:
         with pytest.raises(InvalidLimiter, match=r'network such as "10\.0\.0\.0/8"'):
             ClientAddress(trusted_proxies=[network], header="X-Forwarded-For")
 
     @pytest.mark.parametrize("proxies", [None, 5, b"10.0.0.0/8"])
-    def test_what_is_no_list_of_networks(self, proxies: Any) -> None:
+    def test_invalid_list_of_networks_is_refused(self, proxies: Any) -> None:
         with pytest.raises(InvalidLimiter):
             ClientAddress(trusted_proxies=proxies, header="X-Forwarded-For")
 
     @pytest.mark.parametrize(
         "name", ["", 5, b"X-Forwarded-For", "X Forwarded For", "X-Forwarded-For:", "X-Forw\xe4rded"]
     )
-    def test_what_is_no_field(self, name: Any) -> None:
+    def test_invalid_field_name_is_refused(self, name: Any) -> None:
         with pytest.raises(InvalidLimiter, match="field"):
             ClientAddress(trusted_proxies=["10.0.0.0/8"], header=name)
 
     @pytest.mark.parametrize("name", ["ipv4_prefix", "ipv6_prefix"])
     @pytest.mark.parametrize("prefix", [0, -1, 129, True, 24.0, "24", None])
-    def test_what_is_no_prefix(self, name: str, prefix: Any) -> None:
+    def test_invalid_prefix_is_refused(self, name: str, prefix: Any) -> None:
         with pytest.raises(InvalidLimiter, match=rf"{name} is from 1 to \d+ bits"):
             ClientAddress(**{name: prefix})
 
-    def test_one_network_alone(self) -> None:
+    def test_one_network_may_be_text(self) -> None:
         client = ClientAddress(trusted_proxies="10.0.0.0/8", header="X-Forwarded-For")
         assert client(request_of("wsgi", CLIENT)) == CLIENT
 
-    def test_its_repr_tells_whom_it_trusts(self) -> None:
+    def test_repr_names_the_trusted_proxies(self) -> None:
         told = repr(ClientAddress(trusted_proxies=["10.0.0.0/8", "unix"], header="Forwarded"))
         assert told == "ClientAddress(trusted_proxies=['10.0.0.0/8', 'unix'], header='Forwarded')"
         assert "unix" in repr(ClientAddress(trusted_proxies=["unix"], header="Forwarded"))
 
 
 class TestOtherKeys:
-    def test_everyone_is_one(self, kind: str) -> None:
+    def test_everyone_is_one_key(self, kind: str) -> None:
         assert everyone(request_of(kind)) == everyone(request_of(kind, peer="1.1.1.1"))
 
-    def test_a_field(self, kind: str) -> None:
+    def test_header_is_a_key(self, kind: str) -> None:
         key = header("X-API-Key", otherwise=ClientAddress())
         assert key(request_of(kind, "a", name="x-api-key")) == key(
             request_of(kind, "a", name="X-API-KEY", peer="1.1.1.1")
@@ -295,11 +295,11 @@ class TestOtherKeys:
         assert key(request_of(kind, "a", name="X-API-Key")) != key(request_of(kind, "b", name="X-API-Key"))
 
     @pytest.mark.parametrize("values", [(), ("",)])
-    def test_a_request_without_the_field(self, kind: str, values: tuple[str, ...]) -> None:
+    def test_request_without_the_field_has_the_other_key(self, kind: str, values: tuple[str, ...]) -> None:
         key = header("X-API-Key", otherwise=ClientAddress())
         assert key(request_of(kind, *values, name="X-API-Key", peer=CLIENT)) == CLIENT
 
-    def test_nobody_passes_for_somebody_without_the_field(self, kind: str) -> None:
+    def test_no_field_value_equals_the_key_of_a_request_without_it(self, kind: str) -> None:
         key = header("X-API-Key", otherwise=ClientAddress())
         assert key(request_of(kind, CLIENT, name="X-API-Key", peer="1.1.1.1")) != key(request_of(kind, peer=CLIENT))
 
@@ -309,7 +309,7 @@ class TestOtherKeys:
         by_user = header("X-API-Key", otherwise=user(otherwise=everyone))
         assert by_user(request_of(kind, "ada", name="X-API-Key")) != by_user(request_of(kind, user="ada"))
 
-    def test_several_lines_are_one_value(self, kind: str) -> None:
+    def test_several_lines_of_a_field_are_one_value(self, kind: str) -> None:
         assert request_of(kind, "a", "b", name="X-Key").header("x-key") in {"a,b", "a, b"}
 
     def test_fields_that_wsgi_keeps_elsewhere(self) -> None:
@@ -318,11 +318,11 @@ class TestOtherKeys:
         assert WSGIRequest(environ).header("content-length") == "3"
 
     @pytest.mark.parametrize("name", ["", 5, None, b"X-Key"])
-    def test_what_is_no_field(self, name: Any) -> None:
+    def test_invalid_name_of_a_header_is_refused(self, name: Any) -> None:
         with pytest.raises(InvalidLimiter, match="name of a header field is text"):
             header(name, otherwise=everyone)
 
-    def test_a_user(self, kind: str) -> None:
+    def test_user_is_a_key(self, kind: str) -> None:
         key = user(otherwise=ClientAddress())
         assert key(request_of(kind, user="ada")) == key(request_of(kind, user="ada", peer="1.1.1.1"))
         assert key(request_of(kind, user="ada")) != key(request_of(kind, user="eve"))
@@ -333,7 +333,7 @@ class TestStarlettesUsers:
     def name(self, user: Any) -> str | None:
         return ASGIRequest(asgi_scope(user=user)).user
 
-    def test_whose_identity_is_not_written(self) -> None:
+    def test_user_without_an_identity_has_a_name(self) -> None:
         class BaseUser:
             is_authenticated = True
             display_name = "ada"
@@ -344,19 +344,19 @@ class TestStarlettesUsers:
 
         assert self.name(BaseUser()) == "ada"
 
-    def test_with_an_identity(self) -> None:
+    def test_user_with_an_identity_has_that(self) -> None:
         class User:
             is_authenticated, identity, display_name = True, "42", "ada"
 
         assert self.name(User()) == "42"
 
-    def test_who_is_not_let_in(self) -> None:
+    def test_unauthenticated_user_is_none(self) -> None:
         class Unauthenticated:
             is_authenticated, display_name = False, ""
 
         assert self.name(Unauthenticated()) is None
 
-    def test_who_says_nothing(self) -> None:
+    def test_object_without_a_name_is_no_user(self) -> None:
         assert self.name(object()) is None
 
 
@@ -376,7 +376,7 @@ class TestRequests:
             assert ASGIRequest(asgi_scope(method="post")).method == "POST"
 
 
-def test_what_peers_came_to_is_forgotten_before_it_fills_the_memory() -> None:
+def test_cache_of_keys_is_cleared_when_it_is_full() -> None:
     class Counting(PeerKey):
         asked = 0
 
@@ -396,7 +396,7 @@ def test_what_peers_came_to_is_forgotten_before_it_fills_the_memory() -> None:
         assert key.asked == 5002
 
 
-def test_long_fields_are_read_each_time() -> None:
+def test_long_fields_are_not_cached() -> None:
     field = "1.2.3.4" + " " * 300 + ", 203.0.113.9"
     key = ClientAddress(trusted_proxies=PROXIES, header="X-Forwarded-For")
     assert {key(request_of("wsgi", field)) for _ in range(3)} == {"203.0.113.9"}

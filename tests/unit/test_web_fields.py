@@ -81,7 +81,7 @@ def test_policies_stay_the_same_when_denied(site: MakeSite, store: Store) -> Non
     "name",
     ["a", 'quo"ted', "back\\slash", '\\"', "caf\xe9", "\u20ac \U0001f600", "\n\t", " ", "\x7f", 'a";r=9, "b', "x" * 48],
 )
-def test_names_are_told_apart_and_can_be_parsed(site: MakeSite, store: Store, name: str) -> None:
+def test_names_stay_distinct_and_can_be_parsed(site: MakeSite, store: Store, name: str) -> None:
     asked = site([Rule(FixedWindow(store, name, "1/minute"))])
     for answer in (asked.ask(), asked.ask()):
         ((policy, told),) = items(answer, "ratelimit-policy")
@@ -93,7 +93,9 @@ def test_names_are_told_apart_and_can_be_parsed(site: MakeSite, store: Store, na
             assert policy == name
 
 
-def test_remaining_and_the_time_until_there_is_more(site: MakeSite, store: Store, clock: ManualClock) -> None:
+def test_fields_have_the_remaining_number_and_the_time_until_more(
+    site: MakeSite, store: Store, clock: ManualClock
+) -> None:
     asked = site([Rule(TokenBucket(store, "x", "6/minute", burst=3))])
     seen = []
     for _ in range(4):
@@ -135,19 +137,19 @@ class TestForerunners:
         assert "ratelimit" not in answer
         assert "ratelimit-policy" not in answer
 
-    def test_none(self, site: MakeSite, store: Store) -> None:
+    def test_no_style_writes_no_fields(self, site: MakeSite, store: Store) -> None:
         asked = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=())
         assert asked.ask().fields == [("content-type", "text/plain")]
         denied = asked.ask()
         assert "ratelimit" not in denied
         assert "retry-after" in denied
 
-    def test_both_drafts_would_write_one_field(self, store: Store) -> None:
+    def test_both_drafts_at_once_are_refused(self, store: Store) -> None:
         with pytest.raises(InvalidLimiter, match=r"draft-10.*draft-06"):
             Gate([Rule(FixedWindow(store, "x", "1/minute"))], headers=("draft-10", "draft-06"))
 
     @pytest.mark.parametrize("order", [("slow", "fast"), ("fast", "slow")])
-    def test_of_several_denials_the_longest_wait_is_told(
+    def test_longest_wait_of_several_denials_is_reported(
         self, site: MakeSite, store: Store, order: tuple[str, str]
     ) -> None:
         limits = {"slow": TokenBucket(store, "slow", "10/hour"), "fast": TokenBucket(store, "fast", "10/minute")}
@@ -157,14 +159,14 @@ class TestForerunners:
         assert denied["ratelimit-reset"] == denied["retry-after"] == "1080"
 
     @pytest.mark.parametrize("headers", ["draft-06", "x-ratelimit"])
-    def test_what_is_only_held_has_no_count(self, site: MakeSite, store: Store, headers: str) -> None:
+    def test_held_permits_have_no_remaining_number(self, site: MakeSite, store: Store, headers: str) -> None:
         answer = site([Rule(Concurrency(store, "held", 3))], headers=headers).ask()
         assert answer.status == 200
         assert "ratelimit-remaining" not in answer
         assert "x-ratelimit-remaining" not in answer
 
 
-def test_a_partition_is_told_by_a_hash_that_all_processes_of_the_store_agree_on(name: str) -> None:
+def test_partition_is_a_hash_that_is_equal_in_all_processes(name: str) -> None:
     """The same key, the same text; another key or limiter, another one; nothing of the key in it."""
     with Store(name, keys=10) as store, Store(name, keys=10) as same:
         told = []
@@ -184,7 +186,7 @@ def test_a_partition_is_told_by_a_hash_that_all_processes_of_the_store_agree_on(
 
 @pytest.mark.parametrize("count", [1, 2, 16])
 @pytest.mark.parametrize("partition_keys", [False, True])
-def test_of_many_limits_with_long_names_nothing_is_cut_off(
+def test_many_limits_with_long_names_are_written_whole(
     site: MakeSite, store: Store, clock: ManualClock, count: int, partition_keys: bool
 ) -> None:
     names = [f"{n:02}" + "\\" * 20 for n in range(count)]
@@ -202,7 +204,7 @@ def test_of_many_limits_with_long_names_nothing_is_cut_off(
     assert {len(item.get("pk", b"")) for item in told.values()} == {9 if partition_keys else 0}
 
 
-def test_fields_of_other_decisions_than_asked_for_are_refused(store: Store) -> None:
+def test_wrong_number_of_decisions_is_refused(store: Store) -> None:
     limiter = FixedWindow(store, "x", "10/minute")
     write = header_writer(["draft-10"], [Policy(limiter)], [Policy(limiter)], False)
     with pytest.raises(ValueError, match="2 decisions for 1 limits"):

@@ -78,7 +78,7 @@ class TestAwaited:
         assert self.ask([rule]) == [200, 200, 200, 429, 429]
         assert self.ask([rule], fields=ROOT) == [200] * 5
 
-    def test_exempt_of_a_path_that_does_not_match(self, limit: FixedWindow) -> None:
+    def test_async_exempt_is_not_awaited_if_the_path_does_not_match(self, limit: FixedWindow) -> None:
         async def fail(request: Any) -> bool:
             raise AssertionError("nobody is to be asked")
 
@@ -96,7 +96,7 @@ class TestAwaited:
         assert self.ask([Rule(limit, key=functools.partial(key, "my "))], times=1, fields=ROOT) == [200]
         assert left(limit, "my root") == 2
 
-    def test_client_for_several_rules_is_asked_once(self, store: Store, limit: FixedWindow) -> None:
+    def test_async_client_is_awaited_once_for_several_rules(self, store: Store, limit: FixedWindow) -> None:
         asked = []
         other = FixedWindow(store, "other", "2/hour")
         client = later(lambda request: asked.append(request) or ("a", "b"))
@@ -109,14 +109,14 @@ class TestAwaited:
         assert self.ask([Rule(limit, cost=later(lambda request: 2)), Rule(other, key=everyone)]) == [200] + [429] * 4
         assert (left(limit), left(other, "everyone")) == (1, 8)
 
-    def test_cost_that_is_held(self, store: Store) -> None:
+    def test_async_cost_of_held_permits_is_awaited(self, store: Store) -> None:
         slots = Concurrency(store, "slots", 2)
         rule = Rule(slots, cost=later(lambda request: 3 if request.header("X-Who") else 2), key=later(lambda _: "k"))
         assert self.ask([rule], times=2) == [200, 200]
         assert self.ask([rule], times=1, fields=ROOT) == [429]
         assert left(slots, "k") == 2
 
-    def test_otherwise(self, limit: FixedWindow) -> None:
+    def test_async_otherwise_is_awaited(self, limit: FixedWindow) -> None:
         for ready_made in (header("X-Key", otherwise=Called()), user(otherwise=Called())):
             assert self.ask([Rule(limit, key=ready_made)], times=1, fields=ROOT) == [200]
         assert left(limit, "root") == 1
@@ -156,7 +156,7 @@ AWAITED.append({"key": header("X-Key", otherwise=Called())})
 
 class TestRefusedAtStart:
     @pytest.mark.parametrize("options", AWAITED)
-    def test_coroutine_functions_where_nobody_awaits(self, limit: FixedWindow, options: Any) -> None:
+    def test_coroutine_functions_are_refused_without_an_event_loop(self, limit: FixedWindow, options: Any) -> None:
         rule = Rule(limit, **options)
         with pytest.raises(InvalidLimiter, match="has to be awaited, and this application has no event loop"):
             Site("wsgi", [rule])
@@ -165,11 +165,11 @@ class TestRefusedAtStart:
         check_event_loop([rule], in_loop=True)
         check_event_loop([rule], in_loop=None)
 
-    def test_a_client_where_nobody_awaits(self, limit: FixedWindow) -> None:
+    def test_async_client_is_refused_without_an_event_loop(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="has to be awaited"):
             Site("wsgi", [Rule(limit)], {"client": Called()})
 
-    def test_an_answer_that_has_to_be_awaited(self, limit: FixedWindow) -> None:
+    def test_async_answer_is_refused(self, limit: FixedWindow) -> None:
         async def answer(request: Any, denial: Any) -> Answer:
             return Answer(429)
 
@@ -184,7 +184,7 @@ class TestRefusedAtStart:
             *(set(), (), range(0), range(600, 700), range(10**9, 10**9 + 5), HTTPStatus),
         ],
     )
-    def test_statuses_that_nobody_is_charged_for(self, limit: FixedWindow, statuses: Any) -> None:
+    def test_statuses_that_charge_no_request_are_refused(self, limit: FixedWindow, statuses: Any) -> None:
         with pytest.raises(InvalidLimiter, match="charge_on"):
             Rule(limit, charge_on=statuses)
 
@@ -217,27 +217,29 @@ class TestRefusedAtStart:
             ({"path": {"/a": 1}}, "path is text or several texts"),
         ],
     )
-    def test_what_could_only_fail_at_a_request(self, limit: FixedWindow, options: Any, message: str) -> None:
+    def test_functions_that_would_fail_at_a_request_are_refused_at_start(
+        self, limit: FixedWindow, options: Any, message: str
+    ) -> None:
         with pytest.raises(InvalidLimiter, match=message):
             Rule(limit, **options)
 
     @pytest.mark.parametrize("rules", ["", b"", {}, {"api": 1}])
-    def test_rules_that_would_limit_nothing(self, rules: Any) -> None:
+    def test_empty_rules_of_a_wrong_type_are_refused(self, rules: Any) -> None:
         with pytest.raises(InvalidLimiter, match="rules are of Rule and BodyLimit, in a list"):
             Gate(rules)
 
-    def test_fields_that_would_not_be_sent(self, limit: FixedWindow) -> None:
+    def test_wrong_styles_of_fields_are_refused(self, limit: FixedWindow) -> None:
         nothing: Any = {}
         with pytest.raises(InvalidLimiter, match="headers is the name of a style or several"):
             Gate([Rule(limit)], headers=nothing)
 
     @pytest.mark.parametrize("options", [{"client": ClientAddress}, {"partition_keys": "no"}, {"partition_keys": 1}])
-    def test_options_of_a_gate(self, limit: FixedWindow, options: Any) -> None:
+    def test_wrong_options_of_a_gate_are_refused(self, limit: FixedWindow, options: Any) -> None:
         with pytest.raises(InvalidLimiter, match=next(iter(options))):
             Gate([Rule(limit)], **options)
 
     @pytest.mark.parametrize("otherwise", [None, "everyone", ClientAddress, lambda: "k"])
-    def test_what_is_asked_otherwise(self, otherwise: Any) -> None:
+    def test_wrong_otherwise_is_refused(self, otherwise: Any) -> None:
         for make in (user, functools.partial(header, "X-Key")):
             with pytest.raises(InvalidLimiter, match="otherwise is a key function"):
                 make(otherwise=otherwise)
@@ -259,9 +261,7 @@ class TestRefusedAtARequest:
             site([rule]).ask()
         assert left(limit) == 3
 
-    def test_a_coroutine_of_a_plain_function_is_told_from_one_that_is_awaited(
-        self, site: MakeSite, limit: FixedWindow
-    ) -> None:
+    def test_coroutine_returned_by_a_plain_function_is_an_error(self, site: MakeSite, limit: FixedWindow) -> None:
         rule = Rule(limit, key=lambda request: coroutine(request))
         with pytest.raises(InvalidKey, match=r"returned an awaitable \(only async def functions are awaited, "):
             site([rule]).ask()
@@ -301,7 +301,7 @@ class TestRefusedAtARequest:
                 site(rules).ask()
         assert left(limit) == 3
 
-    def test_an_answer_that_cannot_be_sent(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_answer_that_cannot_be_sent_is_refused(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, cost=3, answer=lambda request, denial: Answer(429, body="no"))])  # type: ignore[arg-type]
         assert asked.ask().status == 200
         with pytest.raises(InvalidLimiter, match="an Answer has a body of bytes"):
@@ -316,7 +316,7 @@ def test_one_key_of_several_parts_is_one_key_for_several_rules(site: MakeSite, s
 
 
 @pytest.mark.parametrize("number", [17, 40])
-def test_more_rules_than_are_asked_as_one(site: MakeSite, store: Store, number: int) -> None:
+def test_more_rules_than_one_all_of_takes_are_charged_together(site: MakeSite, store: Store, number: int) -> None:
     limits = [FixedWindow(store, f"limit {i}", "9/hour") for i in range(number)]
     scarce = FixedWindow(store, "scarce", "2/hour")
     for paths in (None, "/*"):
@@ -356,7 +356,7 @@ class TestNoRoom:
 
     @pytest.mark.parametrize("options", [{}, {"charge_on": {200}}, {"status": 418, "answer": Answer(200)}])
     @pytest.mark.parametrize("more", [False, True])
-    def test_is_not_the_clients_fault(
+    def test_full_store_is_503_whatever_the_rule_answers(
         self, site: MakeSite, crowded: tuple[Store, FixedWindow, str], options: Any, more: bool
     ) -> None:
         store, limit, newcomer = crowded
@@ -366,14 +366,16 @@ class TestNoRoom:
         self.check(asked.ask(fields=[("X-Key", newcomer)]))
         assert left(FixedWindow(store, "other", "9/hour"), "one") == store_had
 
-    def test_of_what_is_held(self, site: MakeSite, clock: ManualClock) -> None:
+    def test_full_store_of_a_concurrency_is_503(self, site: MakeSite, clock: ManualClock) -> None:
         store = Store.private(keys=1, on_full="deny", clock=clock)
         slots = Concurrency(store, "slots", 1, keys=1)
         passed = [bool(slots.acquire(n)) for n in range(3000)]
         asked = site([Rule(slots, key=lambda request: passed.index(False))])
         self.check(asked.ask())
 
-    def test_a_denial_beside_it_is_told(self, site: MakeSite, crowded: tuple[Store, FixedWindow, str]) -> None:
+    def test_denial_beside_a_full_store_is_reported(
+        self, site: MakeSite, crowded: tuple[Store, FixedWindow, str]
+    ) -> None:
         store, limit, newcomer = crowded
         known = "192.0.2.0"
         assert not limit.hit(known)
@@ -389,7 +391,7 @@ class TestNoAddress:
         "options", [{}, {"charge_on": {401}}, {"status": 418, "answer": Answer(200)}, {"path": "/*"}]
     )
     @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-    def test_is_told_to_the_client_and_to_the_operator(
+    def test_missing_address_is_reported_to_client_and_operator(
         self,
         kind: Kind,
         limit: FixedWindow,
@@ -410,7 +412,7 @@ class TestNoAddress:
         [record] = caplog.records
         assert 'ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")' in record.message
 
-    def test_of_a_client_that_is_awaited(self, limit: FixedWindow) -> None:
+    def test_missing_address_is_reported_for_an_async_client(self, limit: FixedWindow) -> None:
         address = ClientAddress()
         site = Site("asgi", [Rule(limit)], {"client": later(address)})
         assert ask_asgi(site.app, client=None).status == 500

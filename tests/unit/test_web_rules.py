@@ -112,7 +112,7 @@ class TestWhere:
             ("/a%2Fb", ["/a/b", "/a%2Fb"]),
         ],
     )
-    def test_spellings(self, limit: FixedWindow, path: str, spellings: list[str]) -> None:
+    def test_spellings_of_a_path_match(self, limit: FixedWindow, path: str, spellings: list[str]) -> None:
         where = Rule(limit, path=path).where
         assert [path for path in spellings if not where.matches(("GET",), readings(path))] == []
 
@@ -128,7 +128,7 @@ class TestWhere:
             assert readings(path) == (path,)
         assert len(readings("/a/..;b//%2e./\ufffd@@/@@c")) > 9
 
-    def test_a_pattern_never_looks_at_a_path_again_and_again(self, limit: FixedWindow) -> None:
+    def test_pattern_matches_in_linear_time(self, limit: FixedWindow) -> None:
         """Anybody can send such paths; to try all ways in which stars may match takes longer than anybody waits."""
         for path in (
             "/a/*/b/*/c",
@@ -153,15 +153,15 @@ class TestWhere:
             *("/a?b=1", "/a#b", "/a/{rest:.*}", "/a/{rest:.+}/b", r"/a/{rest:[\w/]+}"),
         ],
     )
-    def test_what_is_no_path(self, limit: FixedWindow, path: Any) -> None:
+    def test_invalid_pattern_is_refused(self, limit: FixedWindow, path: Any) -> None:
         with pytest.raises(InvalidLimiter, match="path"):
             Rule(limit, path=path)
 
-    def test_a_pattern_that_no_path_is_long_enough_for(self, limit: FixedWindow) -> None:
+    def test_too_long_pattern_is_refused(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="10001 characters"):
             Rule(limit, path="/" + "a//b/" * 2000)
 
-    def test_capitals(self, limit: FixedWindow) -> None:
+    def test_case_can_be_ignored(self, limit: FixedWindow) -> None:
         assert Rule(limit, path="/login", ignore_case=True).where.matches(("GET",), readings("//LogIn"))
         assert BodyLimit(5, path="/login", ignore_case=True).where.matches(("GET",), readings("/LogIn"))
         assert not Rule(limit, path="/login").where.matches(("GET",), readings("/LogIn"))
@@ -190,11 +190,11 @@ class TestWhere:
         assert not any(where.matches((method,), ("/",)) for method in others)
 
     @pytest.mark.parametrize("methods", ["", 5, [5], ["GET POST"], "GET,POST", b"GET", "*", "ANY", ["all"]])
-    def test_what_is_no_method(self, limit: FixedWindow, methods: Any) -> None:
+    def test_invalid_method_is_refused(self, limit: FixedWindow, methods: Any) -> None:
         with pytest.raises(InvalidLimiter, match="method"):
             Rule(limit, methods=methods)
 
-    def test_other_requests_are_left_alone(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_requests_without_a_rule_are_unchanged(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, path="/login", methods="POST")])
         for _ in range(5):
             assert asked.ask("/").status == asked.ask("/login").status == 200
@@ -202,14 +202,14 @@ class TestWhere:
         assert [asked.ask("/login/", "POST").status for _ in range(4)] == [200, 200, 200, 429]
         assert asked.handled == 18
 
-    def test_small_letters_are_no_way_around(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_method_in_small_letters_matches(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, methods="POST", cost=3)])
         assert asked.ask(method="POST").status == 200
         with pytest.warns() if asked.kind == "wsgi" else nullcontext():
             assert asked.ask(method="post").status == 429
 
     @pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
-    def test_a_method_that_is_overridden_is_no_way_around(self, site: MakeSite, limit: FixedWindow, name: str) -> None:
+    def test_overridden_method_matches(self, site: MakeSite, limit: FixedWindow, name: str) -> None:
         """An application that goes by such a field may stand inside."""
         asked = site([Rule(limit, path="/login", methods="POST")])
         for told in ("POST", "post", " Post", "PUT, POST"):
@@ -239,32 +239,32 @@ class TestPathsThatNobodyAsksFor:
         self.ask(gate, 1001)
         assert len(warned) == 1
 
-    def test_a_path_that_may_be_any_tells_nothing(self, limit: FixedWindow) -> None:
+    def test_path_that_may_be_any_is_not_counted(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*")])
         self.ask(gate, 1, "/" + "a//" * 1000)
         self.ask(gate, 1000)
         with pytest.warns(UnseenPathsWarning):
             self.ask(gate, 1)
 
-    def test_none_comes_when_a_path_has_matched(self, limit: FixedWindow) -> None:
+    def test_no_warning_comes_once_a_path_has_matched(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path="/b")])
         self.ask(gate, 1, "/api/orders")
         self.ask(gate, 1001)
 
-    def test_none_comes_of_rules_without_a_path(self, limit: FixedWindow) -> None:
+    def test_rules_without_a_path_cause_no_warning(self, limit: FixedWindow) -> None:
         self.ask(Gate([Rule(limit, methods="POST")]), 1001)
 
 
 class TestKeysAndCosts:
-    def test_each_client_has_its_own(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_each_client_has_its_own_limit(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, cost=3)])
         assert [asked.ask(client=c).status for c in ("1.1.1.1", "1.1.1.2", "1.1.1.1")] == [200, 200, 429]
 
-    def test_everyone_together(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_everyone_shares_one_limit(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, key=everyone)])
         assert [asked.ask(client=f"1.1.1.{i}").status for i in range(4)] == [200, 200, 200, 429]
 
-    def test_a_key_of_a_field(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_key_may_be_a_field(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, key=header("X-API-Key", otherwise=everyone), cost=3)])
         assert asked.ask(fields=[("X-API-Key", "a")]).status == 200
         assert asked.ask(fields=[("X-API-Key", "a")]).status == 429
@@ -272,13 +272,13 @@ class TestKeysAndCosts:
         assert asked.ask().status == 200
         assert asked.ask(client="1.1.1.1").status == 429
 
-    def test_the_client_that_the_gate_is_told(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_client_of_the_gate_is_the_default_key(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, cost=3)], client=ClientAddress(trusted_proxies=[CLIENT], header="X-Forwarded-For"))
         assert asked.ask(fields=[("X-Forwarded-For", "1.1.1.1")]).status == 200
         assert asked.ask(fields=[("X-Forwarded-For", "2.2.2.2, 1.1.1.1")]).status == 429
         assert asked.ask(fields=[("X-Forwarded-For", "2.2.2.2")]).status == 200
 
-    def test_a_cost_of_each_request(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_cost_may_depend_on_the_request(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, cost=lambda request: int(request.header("X-Cost") or 1))])
         assert asked.ask(fields=[("X-Cost", "2")])["ratelimit"].startswith('"limit";r=1')
         assert asked.ask(fields=[("X-Cost", "2")]).status == 429
@@ -293,7 +293,7 @@ class TestKeysAndCosts:
         assert "never" in answer.json["detail"]
         assert asked.handled == 0
 
-    def test_exempt_requests_are_not_asked(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_exempt_requests_are_not_charged(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, cost=3, exempt=lambda request: request.header("X-Health") == "yes")])
         assert asked.ask().status == 200
         assert asked.ask().status == 429
@@ -309,16 +309,16 @@ class TestKeysAndCosts:
         assert left(limit) == 3
 
     @pytest.mark.parametrize("options", [{"cost": lambda request: -1}, {"cost": lambda request: "1"}])
-    def test_a_cost_that_is_none(self, site: MakeSite, limit: FixedWindow, options: Any) -> None:
+    def test_invalid_cost_is_an_error(self, site: MakeSite, limit: FixedWindow, options: Any) -> None:
         with pytest.raises(InvalidCost):
             site([Rule(limit, **options)]).ask()
 
-    def test_a_key_that_is_none(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_invalid_key_is_an_error(self, site: MakeSite, limit: FixedWindow) -> None:
         with pytest.raises(InvalidKey):
             site([Rule(limit, key=lambda request: None)]).ask()
 
     @pytest.mark.parametrize("what", ["key", "cost", "exempt"])
-    def test_an_error_of_such_a_function_charges_nothing(self, site: MakeSite, store: Store, what: str) -> None:
+    def test_error_of_a_function_charges_nothing(self, site: MakeSite, store: Store, what: str) -> None:
         def fail(request: Any) -> Any:
             raise LookupError(what)
 
@@ -377,7 +377,7 @@ class TestSeveralLimits:
             assert answer.json["violated-policies"] == [denied]
             assert [left(limiter) for limiter in limiters.values()] == [3, 3]
 
-    def test_all_that_deny_are_named(self, site: MakeSite, store: Store) -> None:
+    def test_all_denying_rules_are_named(self, site: MakeSite, store: Store) -> None:
         slow, fast = FixedWindow(store, "slow", "1/day"), FixedWindow(store, "fast", "1/minute")
         asked = site([Rule(fast), Rule(FixedWindow(store, "free", "9/day")), Rule(slow)])
         asked.ask()
@@ -386,7 +386,7 @@ class TestSeveralLimits:
         assert answer.json["detail"].startswith("The limit is 1 request per day:")
         assert int(answer["retry-after"]) > 60
 
-    def test_each_with_its_own_key_and_cost(self, site: MakeSite, store: Store) -> None:
+    def test_each_rule_has_its_own_key_and_cost(self, site: MakeSite, store: Store) -> None:
         mine, ours = FixedWindow(store, "mine", "2/day"), FixedWindow(store, "ours", "10/day")
         asked = site([Rule(mine), Rule(ours, key=everyone, cost=3)])
         assert [asked.ask(client=f"1.1.1.{i}").status for i in (1, 1, 1, 2, 3)] == [200, 200, 429, 200, 429]
@@ -407,7 +407,7 @@ class TestSeveralLimits:
         assert [asked.ask(f"/{i}").status for i in range(40)] == [200] * 40
         assert [asked.ask(f"/{i}").status for i in range(40)] == [429] * 40
 
-    def test_what_is_asked_of_whom_changes_from_request_to_request(self, site: MakeSite, store: Store) -> None:
+    def test_matching_rules_change_from_request_to_request(self, site: MakeSite, store: Store) -> None:
         limits = [FixedWindow(store, f"limit {i}", "100/hour") for i in range(6)]
         asked = site(
             [Rule(limit, exempt=lambda request, i=i: str(i) not in request.path) for i, limit in enumerate(limits)]
@@ -440,7 +440,7 @@ class TestChargeOn:
 
     @pytest.mark.parametrize("charge_on", [{401, 404}, range(400, 500), lambda status: 400 <= status < 500, [401, 404]])
     @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name].limit > 1])
-    def test_answers_that_stay_charged(self, site: MakeSite, store: Store, kind: str, charge_on: Any) -> None:
+    def test_statuses_that_stay_charged(self, site: MakeSite, store: Store, kind: str, charge_on: Any) -> None:
         limiter = KINDS[kind].make(store, "limit", 10, 3_600_000)
         status = 0
         asked = site([Rule(limiter, charge_on=charge_on)], lambda: status)
@@ -460,7 +460,7 @@ class TestChargeOn:
         status = 403
         assert [asked.ask("/login", "POST").status for _ in range(4)] == [403, 403, 403, 429]
 
-    def test_it_is_taken_before_the_handler_runs(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_permit_is_taken_before_the_handler_runs(self, site: MakeSite, limit: FixedWindow) -> None:
         seen = []
 
         def handle() -> int:
@@ -500,11 +500,11 @@ class TestChargeOn:
         assert answer.json["violated-policies"] == ["limit"]
         assert left(other) == 9
 
-    def test_its_fields_tell_what_is_left_with_the_request(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_fields_count_the_reserved_permit(self, site: MakeSite, limit: FixedWindow) -> None:
         asked = site([Rule(limit, charge_on={401})], lambda: 401)
         assert [asked.ask()["ratelimit"][:11] for _ in range(3)] == ['"limit";r=2', '"limit";r=1', '"limit";r=0']
 
-    def test_all_are_given_back_even_if_one_function_fails(self, site: MakeSite, store: Store) -> None:
+    def test_all_are_refunded_even_if_one_function_fails(self, site: MakeSite, store: Store) -> None:
         def fail(status: int) -> bool:
             raise LookupError
 
@@ -518,7 +518,7 @@ class TestChargeOn:
 
 
 class TestConcurrency:
-    def test_it_is_held_while_the_handler_runs(self, site: MakeSite, store: Store) -> None:
+    def test_permit_is_held_while_the_handler_runs(self, site: MakeSite, store: Store) -> None:
         held = Concurrency(store, "held", 2)
         seen = []
 
@@ -532,7 +532,7 @@ class TestConcurrency:
         assert seen == [1, 1, 1]
         assert left(held) == 2
 
-    def test_a_denial_says_when_to_ask_again(self, site: MakeSite, store: Store) -> None:
+    def test_denial_has_a_retry_after(self, site: MakeSite, store: Store) -> None:
         held = Concurrency(store, "held", 1)
         with held.acquire(CLIENT):
             answer = site([Rule(held)]).ask()
@@ -549,7 +549,7 @@ class TestConcurrency:
         assert answer.json["status"] == 503
         assert asked.ask().status == 200
 
-    def test_it_is_given_back_after_an_exception(self, site: MakeSite, store: Store) -> None:
+    def test_permit_is_released_after_an_exception(self, site: MakeSite, store: Store) -> None:
         def handle() -> int:
             raise LookupError
 
@@ -569,7 +569,7 @@ class TestConcurrency:
         assert store.stats().limiters["held"] == before
 
     @pytest.mark.parametrize("readings", range(1, 8))
-    def test_permits_that_come_back_while_it_is_decided(
+    def test_permits_may_come_back_during_a_decision(
         self, site: MakeSite, monkeypatch: pytest.MonkeyPatch, readings: int
     ) -> None:
         """Whatever is seen of them in between, a request that is denied in the end was charged nothing."""
@@ -617,7 +617,7 @@ class TestConcurrency:
 
 class TestRefusals:
     @pytest.mark.parametrize("rules", [None, 5, "rules", [5], [None], [[]]])
-    def test_what_are_no_rules(self, site: MakeSite, rules: Any) -> None:
+    def test_invalid_rules_are_refused(self, site: MakeSite, rules: Any) -> None:
         with pytest.raises(InvalidLimiter, match=r"Rule\(limiter\)"):
             site(rules)
 
@@ -626,7 +626,7 @@ class TestRefusals:
             site([limit])
 
     @pytest.mark.parametrize("limiter", [None, 5, "api", FixedWindow])
-    def test_what_is_no_limiter(self, limiter: Any) -> None:
+    def test_invalid_limiter_is_refused(self, limiter: Any) -> None:
         with pytest.raises(InvalidLimiter, match="a rule is for one limiter"):
             Rule(limiter)
 
@@ -658,37 +658,39 @@ class TestRefusals:
             ({"answer": (200, (), b"")}, "answer is an Answer"),
         ],
     )
-    def test_bad_arguments(self, limit: FixedWindow, options: Any, what: str) -> None:
+    def test_invalid_arguments_are_refused(self, limit: FixedWindow, options: Any, what: str) -> None:
         with pytest.raises(InvalidLimiter, match=what):
             Rule(limit, **options)
 
-    def test_what_is_held_is_never_charged(self, store: Store) -> None:
+    def test_charge_on_of_held_permits_is_refused(self, store: Store) -> None:
         with pytest.raises(InvalidLimiter, match="charge_on has no effect on it"):
             Rule(Concurrency(store, "held", 1), charge_on={401})
 
     @pytest.mark.parametrize("max_bytes", [-1, 1.0, True, "1 MB", None])
-    def test_what_is_no_body_limit(self, max_bytes: Any) -> None:
+    def test_invalid_body_limit_is_refused(self, max_bytes: Any) -> None:
         with pytest.raises(InvalidLimiter, match="max_bytes is a whole number of bytes"):
             BodyLimit(max_bytes)
 
     @pytest.mark.parametrize("client", [5, "127.0.0.1", ["10.0.0.0/8"]])
-    def test_what_is_no_client(self, site: MakeSite, client: Any) -> None:
+    def test_invalid_client_is_refused(self, site: MakeSite, client: Any) -> None:
         with pytest.raises(InvalidLimiter, match="client is a ClientAddress or another key function"):
             site([], client=client)
 
     @pytest.mark.parametrize("headers", [5, "draft-11", ["draft-10", "x"], None, [[]], b"draft-10"])
-    def test_what_are_no_header_fields(self, site: MakeSite, headers: Any) -> None:
+    def test_invalid_styles_are_refused(self, site: MakeSite, headers: Any) -> None:
         with pytest.raises(InvalidLimiter, match="draft-10, draft-06, x-ratelimit"):
             site([], headers=headers)
 
     @pytest.mark.parametrize("options", [{}, {"charge_on": {401}}, {"path": "/elsewhere"}])
-    def test_limiters_of_different_stores(self, clock: ManualClock, limit: FixedWindow, options: Any) -> None:
+    def test_limiters_of_different_stores_are_refused(
+        self, clock: ManualClock, limit: FixedWindow, options: Any
+    ) -> None:
         other = FixedWindow(Store.private(keys=10, clock=clock), "other", "1/hour")
         for rules in ([Rule(limit), Rule(other, **options)], [Rule(other, **options), Rule(limit)]):
             with pytest.raises(InvalidLimiter, match="store"):
                 Gate(rules)
 
-    def test_a_held_limiter_of_another_store(self, clock: ManualClock, limit: FixedWindow) -> None:
+    def test_held_limiter_of_another_store_is_refused(self, clock: ManualClock, limit: FixedWindow) -> None:
         other = Concurrency(Store.private(keys=10, clock=clock), "other", 1)
         with pytest.raises(InvalidLimiter, match="store"):
             Gate([Rule(limit), Rule(other)])
@@ -702,5 +704,5 @@ class TestRefusals:
         ]
         assert site([Rule(limiter) for limiter in limiters]).ask().status == 200
 
-    def test_an_answer_is_kept_as_it_is(self, limit: FixedWindow) -> None:
+    def test_answer_is_not_changed(self, limit: FixedWindow) -> None:
         assert Rule(limit, answer=Answer(418)).answer == Answer(418)

@@ -60,7 +60,7 @@ def warned(store: Store) -> list[str]:
         ("manage.py runworker -w 4", "6", 1),
     ],
 )
-def test_what_a_command_line_says(started: Any, command: str, environment: str, count: int) -> None:
+def test_worker_count_is_read_from_the_command_line(started: Any, command: str, environment: str, count: int) -> None:
     started(command, environment=environment)
     messages = warned(Store.private(keys=10))
     assert len(messages) == (count > 1)
@@ -71,18 +71,18 @@ def test_what_a_command_line_says(started: Any, command: str, environment: str, 
         assert 'Store("shop", keys=10)' in message
 
 
-def test_who_is_no_child_is_no_worker(started: Any) -> None:
+def test_process_without_a_parent_is_no_worker(started: Any) -> None:
     started("/bin/uvicorn app:app --workers 4", is_child=False)
     assert warned(Store.private(keys=10)) == []
 
 
-def test_a_named_store_is_everybodys(started: Any, store_name: str) -> None:
+def test_named_store_causes_no_warning(started: Any, store_name: str) -> None:
     started("/bin/uvicorn app:app --workers 4")
     with Store(store_name, keys=10) as store:
         assert warned(store) == []
 
 
-def test_a_store_from_before_a_fork_is_everybodys(started: Any, in_child: Any) -> None:
+def test_store_from_before_a_fork_causes_no_warning(started: Any, in_child: Any) -> None:
     started("/bin/uvicorn app:app --workers 4")
     store = Store.private(keys=10)
     assert in_child(lambda: warned(store)) == []
@@ -116,7 +116,7 @@ def test_no_rules_no_warning(started: Any) -> None:
         lambda limiter: forebay.contrib.fastapi.setup(Starlette(), [Rule(limiter)]),
     ],
 )
-def test_it_points_at_the_line_that_made_the_limits(started: Any, make: Callable[[FixedWindow], object]) -> None:
+def test_warning_points_at_the_line_that_made_the_limits(started: Any, make: Callable[[FixedWindow], object]) -> None:
     started("/bin/uvicorn app:app --workers 4")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -124,7 +124,7 @@ def test_it_points_at_the_line_that_made_the_limits(started: Any, make: Callable
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, make.__code__.co_firstlineno)]
 
 
-def test_it_comes_once_for_a_store(started: Any) -> None:
+def test_warning_comes_once_for_a_store(started: Any) -> None:
     started("/bin/uvicorn app:app --workers 4")
     limits = forebay.contrib.flask.Limits()
     with warnings.catch_warnings(record=True) as caught:
@@ -176,7 +176,9 @@ class TestUnixSockets:
             ("/bin/pytest --uds /run/app.sock", None),
         ],
     )
-    def test_by_a_command_line(self, started: Any, limiter: FixedWindow, command: str, socket: str | None) -> None:
+    def test_unix_socket_is_read_from_the_command_line(
+        self, started: Any, limiter: FixedWindow, command: str, socket: str | None
+    ) -> None:
         started(command, is_child=False)
         messages = self.warned(limiter)
         assert len(messages) == (socket is not None)
@@ -186,14 +188,14 @@ class TestUnixSockets:
         # One cause, however many gates there are.
         assert self.warned(limiter) == []
 
-    def test_where_the_server_takes_anybodys_word(
+    def test_server_that_trusts_every_peer_causes_no_warning(
         self, started: Any, limiter: FixedWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         started("/bin/uvicorn --uds /run/app.sock app:app", is_child=False)
         monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
         assert self.warned(limiter) == []
 
-    def test_what_needs_no_address(self, started: Any, limiter: FixedWindow) -> None:
+    def test_keys_without_an_address_cause_no_warning(self, started: Any, limiter: FixedWindow) -> None:
         started("/bin/uvicorn --uds /run/app.sock app:app", is_child=False)
         proxied = ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")
         assert self.warned(limiter, client=proxied) == []

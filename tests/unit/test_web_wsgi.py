@@ -88,7 +88,7 @@ def start(app: Any) -> Any:
 
 
 class TestEnds:
-    def test_it_is_held_until_the_stream_is_closed(self, ending: Ending) -> None:
+    def test_permit_is_held_until_the_stream_is_closed(self, ending: Ending) -> None:
         stream = Stream()
         answer = start(WSGIMiddleware(stream, ending.rules))
         for part in answer:
@@ -101,7 +101,7 @@ class TestEnds:
         ending.check(200)
 
     @pytest.mark.parametrize("parts", [0, 1, 3])
-    def test_closed_before_the_end_is_a_client_that_went_away(self, ending: Ending, parts: int) -> None:
+    def test_response_closed_early_is_a_disconnect(self, ending: Ending, parts: int) -> None:
         stream = Stream()
         answer = start(WSGIMiddleware(stream, ending.rules))
         for _ in range(parts):
@@ -111,7 +111,7 @@ class TestEnds:
         ending.check(DISCONNECTED)
 
     @pytest.mark.parametrize("part", [0, 1, 2])
-    def test_an_error_of_the_stream(self, ending: Ending, part: int) -> None:
+    def test_error_of_the_stream_is_500(self, ending: Ending, part: int) -> None:
         stream = Stream(fail_before=part)
         with pytest.raises(LookupError):
             ask_wsgi(WSGIMiddleware(stream, ending.rules))
@@ -120,7 +120,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt, GeneratorExit, SystemExit])
     @pytest.mark.parametrize("has_begun", [True, False])
-    def test_an_error_of_the_handler(self, ending: Ending, has_begun: bool, error: type[BaseException]) -> None:
+    def test_error_of_the_handler_is_500(self, ending: Ending, has_begun: bool, error: type[BaseException]) -> None:
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             if has_begun:
                 start_response("200 OK", TEXT)
@@ -190,7 +190,7 @@ class TestEnds:
         assert ask_wsgi(WSGIMiddleware(app, ending.rules)).body == b"written, returned"
         ending.check(200)
 
-    def test_a_long_stream_keeps_what_it_holds(self, ending: Ending, clock: ManualClock) -> None:
+    def test_long_stream_renews_its_lease(self, ending: Ending, clock: ManualClock) -> None:
         answer = start(WSGIMiddleware(Stream(), ending.rules))
         for _ in range(3):
             next(answer)
@@ -199,7 +199,7 @@ class TestEnds:
         answer.close()
         ending.check(DISCONNECTED)
 
-    def test_many_threads_end_each_their_own(self, store: Store) -> None:
+    def test_each_of_many_threads_ends_its_own_request(self, store: Store) -> None:
         held = Concurrency(store, "held", 8)
         app = WSGIMiddleware(Stream(), [Rule(held)])
 
@@ -217,7 +217,7 @@ class TestEnds:
 
 class TestFields:
     @pytest.mark.parametrize("charge_on", [None, {200}])
-    def test_they_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
+    def test_fields_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
         own = [*TEXT, ("X-Own", "1")]
 
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -230,7 +230,7 @@ class TestFields:
             assert [name for name, _ in answer.fields] == ["content-type", "x-own", "ratelimit-policy", "ratelimit"]
         assert len(own) == 2
 
-    def test_the_answer_of_the_application_is_passed_on_as_it_is(self, store: Store) -> None:
+    def test_response_of_the_application_is_unchanged(self, store: Store) -> None:
         """A server knows the length of a list, and sends a file by itself."""
         parts = [b"a", b"b"]
 
@@ -284,7 +284,7 @@ def body_of(size: int) -> bytes:
 class TestBodies:
     @pytest.mark.parametrize("reader", READERS)
     @pytest.mark.parametrize("size", [0, 1, LIMIT - 1, LIMIT])
-    def test_one_that_is_small_enough(self, reader: Callable[[Any], bytes], size: int) -> None:
+    def test_body_within_the_limit_is_read(self, reader: Callable[[Any], bytes], size: int) -> None:
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             start_response("200 OK", TEXT)
             return [reader(environ["wsgi.input"])]
@@ -297,7 +297,7 @@ class TestBodies:
     @pytest.mark.parametrize(
         "shape", ["plain", "swallows", "wraps", "lazy", "started", "swallows lazily", "reads again"]
     )
-    def test_one_that_is_too_large(self, store: Store, reader: Any, size: int, shape: str) -> None:
+    def test_body_over_the_limit_is_413(self, store: Store, reader: Any, size: int, shape: str) -> None:
         told: list[int] = []
 
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -334,13 +334,13 @@ class TestBodies:
         assert told[-1:] == [413]
 
     @pytest.mark.parametrize(("told", "status"), [(LIMIT, 200), (LIMIT + 1, 413), (10**30, 413)])
-    def test_a_length_that_is_told(self, store: Store, told: int, status: int) -> None:
+    def test_declared_length_over_the_limit_is_413(self, store: Store, told: int, status: int) -> None:
         limit = FixedWindow(store, "x", "9/hour")
         app = _with_length(WSGIMiddleware(_hello, [BodyLimit(LIMIT), Rule(limit)]), str(told))
         assert ask_wsgi(app, "/", "POST").status == status
 
     @pytest.mark.parametrize("told", ["-1", "+9999", "0x9999", "9999,9999", "1e9", "\xb2", ""])
-    def test_a_length_that_is_none_is_counted(self, told: str) -> None:
+    def test_body_with_an_invalid_length_is_counted(self, told: str) -> None:
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             environ["wsgi.input"].read()
             return _hello(environ, start_response)
@@ -348,7 +348,7 @@ class TestBodies:
         limited = _with_length(WSGIMiddleware(app, [BodyLimit(LIMIT)]), told)
         assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
 
-    def test_of_some_paths_and_methods(self) -> None:
+    def test_limit_applies_to_its_paths_and_methods(self) -> None:
         rules = [BodyLimit(10, path="/small/*"), BodyLimit(100), BodyLimit(0, methods="GET")]
         app = WSGIMiddleware(_hello, rules)
         sizes = [
@@ -366,7 +366,7 @@ class TestBodies:
             413,
         ]
 
-    def test_it_is_wsgi(self) -> None:
+    def test_middleware_conforms_to_wsgi(self) -> None:
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             body = environ["wsgi.input"]
             body.read(3), body.readline(), body.readlines(), list(body)
@@ -432,7 +432,7 @@ class TestBeforeTheClientCanAskAgain:
     @pytest.mark.parametrize(
         "body", [[b"one part"], [b"two ", b"parts"], (part for part in [b"of a told", b" length"])], ids=repr
     )
-    def test_what_is_held_is_back(self, ending: Ending, body: Any) -> None:
+    def test_held_permit_is_back_before_the_last_part(self, ending: Ending, body: Any) -> None:
         length = [("Content-Length", "16")] if not isinstance(body, list) else []
 
         def app(environ: Any, start_response: Any) -> Any:
@@ -443,7 +443,7 @@ class TestBeforeTheClientCanAskAgain:
         assert was_held[-1] is False
         assert all(was_held[:-1])
 
-    def test_what_no_end_would_charge_is_back_when_the_answer_begins(self, store: Store) -> None:
+    def test_refund_that_no_end_changes_comes_when_the_response_starts(self, store: Store) -> None:
         limit = FixedWindow(store, "wrong", "5/hour")
 
         def app(environ: Any, start_response: Any) -> Any:
@@ -455,7 +455,7 @@ class TestBeforeTheClientCanAskAgain:
         assert limit.peek(CLIENT, 0).remaining == 5
 
 
-def test_a_refusal_is_charged_however_little_of_it_is_read(store: Store) -> None:
+def test_refusal_is_charged_although_the_client_disconnects(store: Store) -> None:
     """Else who leaves as soon as the status is there would guess for nothing."""
     wrong = FixedWindow(store, "wrong", "3/hour")
 
@@ -472,7 +472,7 @@ def test_a_refusal_is_charged_however_little_of_it_is_read(store: Store) -> None
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("how", ["charged", "ended", "bounded"])
-def test_start_response_may_be_told_of_an_error_by_name(store: Store, fails: bool, how: str) -> None:
+def test_application_may_pass_exc_info_to_start_response(store: Store, fails: bool, how: str) -> None:
     told: list[Any] = []
     sent: list[bytes] = []
 
@@ -528,7 +528,7 @@ async def hello_asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.mark.parametrize("middleware", [WSGIMiddleware, ASGIMiddleware])
-def test_what_is_no_gate_replaces_none(store: Store, middleware: Any) -> None:
+def test_object_that_is_no_gate_is_refused(store: Store, middleware: Any) -> None:
     class AlmostAGate:
         body_limits = ()
         has_ends = True
@@ -540,7 +540,7 @@ def test_what_is_no_gate_replaces_none(store: Store, middleware: Any) -> None:
     assert limited.gate is gate
 
 
-def test_an_application_goes_on_with_its_gate_if_another_was_none(store: Store) -> None:
+def test_refused_gate_leaves_the_present_one(store: Store) -> None:
     limited = WSGIMiddleware(hello_wsgi, [Rule(FixedWindow(store, "one", "1/hour"))])
     with pytest.raises(AttributeError):
         limited.gate = object()
@@ -550,7 +550,7 @@ def test_an_application_goes_on_with_its_gate_if_another_was_none(store: Store) 
 @pytest.mark.parametrize(
     ("middleware", "hello", "ask"), [(WSGIMiddleware, hello_wsgi, ask_wsgi), (ASGIMiddleware, hello_asgi, ask_asgi)]
 )
-def test_the_gate_can_be_replaced_while_a_request_is_asked_about(
+def test_gate_can_be_replaced_during_a_decision(
     store: Store, in_child: Callable[[Callable[[], object]], object], middleware: Any, hello: Any, ask: Any
 ) -> None:
     """As where limits are read anew: what a request was asked by is there until it has its answer."""

@@ -105,7 +105,7 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
     assert limits.handled.peek(key_of("ada"), 0).remaining == LIMIT - 1
 
 
-def test_what_is_held_comes_back(server: Served) -> None:
+def test_held_permits_come_back(server: Served) -> None:
     held, sent = server.limits.held, server.limits.sent
     key = key_of("ada")
 
@@ -216,7 +216,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_is_as_strict_as_it_says(name: str, store_name: str, tmp_path: Path) -> None:
+def test_example_admits_exactly_its_limit(name: str, store_name: str, tmp_path: Path) -> None:
     app, worker_class = EXAMPLES[name]
     with running(app, worker_class, EXAMPLE.parent / name, tmp_path / "log", SHOP_STORE=store_name) as port:
         began_s = time.monotonic()

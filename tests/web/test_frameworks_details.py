@@ -88,7 +88,7 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 # What all have in common
 
 
-def test_methods_that_a_request_asks_to_be_taken_for() -> None:
+def test_overriding_methods_are_read() -> None:
     fields = {"X-HTTP-Method-Override": "delete", "X-HTTP-Method": "PUT, POST"}
     ours: list[Any] = [in_django.DjangoRequest(RequestFactory().get("/", headers=fields))]
     ours.append(AiohttpRequest(make_mocked_request("GET", "/", fields)))
@@ -147,7 +147,7 @@ def test_flask_needs_the_extension(its: Its) -> None:
     assert its.left() == (2, 3, 1)
 
 
-def test_flask_asks_decorators_as_one_unless_somebody_is_between(its: Its) -> None:
+def test_flask_charges_stacked_decorators_as_one(its: Its) -> None:
     app = flask.Flask(__name__)
     limits = Limits(app)
     one = limits.limit(its.two, key=everyone)
@@ -162,7 +162,7 @@ def test_flask_asks_decorators_as_one_unless_somebody_is_between(its: Its) -> No
     assert its.left() == (0, 0, 1)
 
 
-def test_flask_gives_back_when_a_view_raises_through(its: Its) -> None:
+def test_flask_releases_when_a_view_raises(its: Its) -> None:
     app, limits = flask_app(its)
     app.testing = True
 
@@ -212,7 +212,7 @@ def test_flask_exempts_blueprints_and_limits_bodies(its: Its) -> None:
     assert its.left()[1] == 2
 
 
-def test_flask_refuses_what_is_no_view(its: Its) -> None:
+def test_flask_refuses_an_object_that_is_no_view(its: Its) -> None:
     _, limits = flask_app(its)
     for decorate in (limits.exempt, limits.limit(its.two)):
         for neither in ("view", MethodView):
@@ -220,7 +220,7 @@ def test_flask_refuses_what_is_no_view(its: Its) -> None:
                 decorate(neither)  # type: ignore[type-var]
 
 
-def test_flask_sends_a_shadow_ban_as_if_it_were_an_answer(its: Its) -> None:
+def test_flask_sends_a_shadow_ban_as_a_success(its: Its) -> None:
     app, limits = flask_app(its)
     banned = Answer(200, (("Content-Type", "text/plain"),), b"there")
     app.get("/")(limits.limit(its.two, key=everyone, answer=banned)(lambda: ("there", {"Content-Type": "text/plain"})))
@@ -233,7 +233,7 @@ def test_flask_sends_a_shadow_ban_as_if_it_were_an_answer(its: Its) -> None:
     assert its.left() == (0, 0, 1)
 
 
-def test_flask_tells_of_a_denial_whatever_hooks_make_of_its_answer(its: Its) -> None:
+def test_flask_keeps_a_denials_fields_whatever_hooks_answer(its: Its) -> None:
     app, limits = flask_app(its)
     app.get("/")(limits.limit(its.two, key=everyone)(lambda: "there"))
 
@@ -278,7 +278,7 @@ def test_flask_holds_beneath_an_application_that_begins_late(its: Its) -> None:
     assert its.left() == (2, 3, 1)
 
 
-def test_flask_holds_nothing_that_is_taken_while_a_body_is_sent(its: Its) -> None:
+def test_flask_releases_at_once_permits_taken_while_a_body_is_sent(its: Its) -> None:
     app, limits = flask_app(its)
     part = limits.limit(its.held, key=everyone)(lambda: "there")
 
@@ -331,7 +331,7 @@ def test_starlette_needs_the_middleware(its: Its) -> None:
         ask_asgi(app)
 
 
-def test_a_dependency_that_denies_undoes_what_can_be(its: Its) -> None:
+def test_dependency_that_denies_rolls_back(its: Its) -> None:
     limited = forebay.contrib.fastapi.limited
     app = starlette_app(
         its,
@@ -365,7 +365,7 @@ def test_a_denial_by_the_rules_is_for_the_exception_handlers(its: Its) -> None:
         its.clock.advance(86400)
 
 
-def test_what_handles_every_error_is_not_for_denials(its: Its) -> None:
+def test_handler_for_every_error_gets_no_denial(its: Its) -> None:
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, its.rules)
     app.add_exception_handler(Exception, lambda request, error: PlainTextResponse("it broke", 500))
@@ -479,7 +479,7 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_aiohttp_tells_of_streams_when_it_is_set_up(its: Its, whole: bool) -> None:
+def test_aiohttp_sets_fields_of_streams_when_it_is_set_up(its: Its, whole: bool) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -643,7 +643,7 @@ def test_async_django_holds_on_for_as_long_as_it_takes(its: Its, configure: Djan
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_django_gives_back_though_another_response_is_sent(
+def test_django_releases_although_another_response_is_sent(
     its: Its, configure: DjangoSettings, is_stream: bool
 ) -> None:
     """As outer middleware does, for a missing slash or what the client has already; nobody closes the first one."""
@@ -678,7 +678,7 @@ NO_ROOM = b"no room to count another client"
 
 
 @pytest.mark.parametrize("of_view", [False, True])
-def test_flask_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket, str], of_view: bool) -> None:
+def test_flask_answers_503_if_the_store_is_full(crowded: tuple[TokenBucket, str], of_view: bool) -> None:
     bucket, address = crowded
     app = flask.Flask(__name__)
     limits = Limits(app, [] if of_view else [Rule(bucket)])
@@ -688,7 +688,7 @@ def test_flask_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket, s
     assert int(answer.headers["Retry-After"]) > 0
 
 
-def test_starlette_answers_503_to_whom_it_cannot_count(its: Its, crowded: tuple[TokenBucket, str]) -> None:
+def test_starlette_answers_503_if_the_store_is_full(its: Its, crowded: tuple[TokenBucket, str]) -> None:
     bucket, address = crowded
     app = starlette_app(its, forebay.contrib.fastapi.limited(bucket, key=lambda request: address))
     forebay.contrib.fastapi.setup(app)
@@ -700,7 +700,7 @@ def test_starlette_answers_503_to_whom_it_cannot_count(its: Its, crowded: tuple[
 
 
 @pytest.mark.parametrize("of_view", [False, True])
-def test_aiohttp_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket, str], of_view: bool) -> None:
+def test_aiohttp_answers_503_if_the_store_is_full(crowded: tuple[TokenBucket, str], of_view: bool) -> None:
     bucket, address = crowded
     rule = Rule(bucket, key=lambda request: address)
 
@@ -716,7 +716,7 @@ def test_aiohttp_answers_503_to_whom_it_cannot_count(crowded: tuple[TokenBucket,
 
 
 @pytest.mark.parametrize("of_view", [False, True])
-def test_django_answers_503_to_whom_it_cannot_count(
+def test_django_answers_503_if_the_store_is_full(
     crowded: tuple[TokenBucket, str], configure: DjangoSettings, of_view: bool
 ) -> None:
     bucket, address = crowded
@@ -740,7 +740,7 @@ async def whom(request: Any) -> str:
     return "ada"
 
 
-def test_functions_that_have_to_be_awaited_are_refused_where_nobody_does(its: Its, configure: DjangoSettings) -> None:
+def test_coroutine_functions_are_refused_without_an_event_loop(its: Its, configure: DjangoSettings) -> None:
     with pytest.raises(InvalidLimiter, match="has to be awaited"):
         Limits(flask.Flask(__name__), [Rule(its.two, exempt=nobody)])
     with pytest.raises(InvalidLimiter, match="has to be awaited"):

@@ -143,14 +143,14 @@ def test_settings_that_work(its: Its) -> None:
     assert checked({}, REST_FRAMEWORK=ours) == []
 
 
-def test_rules_that_nobody_asks(its: Its) -> None:
+def test_rules_without_the_middleware_are_an_error(its: Its) -> None:
     [found] = checked({"RULES": its.rules}, MIDDLEWARE=[USERS])
     assert found.id == "forebay.E003"
     assert f'"{LIMITS}" isn\'t in MIDDLEWARE' in found.msg
 
 
 @pytest.mark.parametrize("middleware", [[LIMITS], [LIMITS, USERS]])
-def test_users_whom_the_rules_cannot_know(its: Its, middleware: list[str]) -> None:
+def test_rules_of_users_without_authentication_are_a_warning(its: Its, middleware: list[str]) -> None:
     [found] = checked({"RULES": its.of_users}, MIDDLEWARE=middleware)
     assert found.id == "forebay.W001"
     assert not found.is_serious()
@@ -168,7 +168,7 @@ def test_throttles_that_cannot_count() -> None:
     assert found_one.id == "forebay.E004"
 
 
-def test_private_stores_are_told_before_a_deployment(its: Its, store_name: str) -> None:
+def test_private_stores_are_a_warning_before_a_deployment(its: Its, store_name: str) -> None:
     with Store(store_name, keys=100) as named:
         shared = [Rule(TokenBucket(named, "bucket", "3/day"))]
         for forebay, count in (
@@ -439,7 +439,7 @@ def test_a_throttle_that_overrides_what_rest_framework_calls(rest: ModuleType) -
     assert throttled(odd, 4) == [True, True, True, False]
 
 
-def test_a_throttle_whose_store_has_no_room_says_so(rest: ModuleType, clock: ManualClock) -> None:
+def test_throttle_of_a_full_store_is_unavailable(rest: ModuleType, clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="deny", clock=clock) as store, override_settings(FOREBAY={"STORE": store}):
         crowd = TokenBucket(store, "crowd", "1/minute")
         crowd.allow_many(range(5000))
@@ -489,14 +489,14 @@ def test_a_throttle_of_nothing_denies_everything(rest: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("name", ["timer", "cache"])
-def test_what_has_no_effect_on_a_throttle_is_refused_when_its_class_is_made(rest: ModuleType, name: str) -> None:
+def test_attribute_without_effect_is_refused_when_the_class_is_made(rest: ModuleType, name: str) -> None:
     message = f"Sketches sets {name}, which has no effect on a throttle of forebay"
     with pytest.raises(ImproperlyConfigured, match=message):
         keyed(rest.UserRateThrottle, **{name: lambda self: 0})
 
 
 @pytest.mark.parametrize("name", ["history", "now"])
-def test_what_no_throttle_keeps_is_said_where_it_is_read(rest: ModuleType, name: str) -> None:
+def test_attribute_that_no_throttle_has_raises_when_it_is_read(rest: ModuleType, name: str) -> None:
     throttle = keyed(rest.SimpleRateThrottle, rate="1/day", throttle_success=lambda self: bool(getattr(self, name)))
     with pytest.raises(ImproperlyConfigured, match=f"Sketches reads {name}, .* self.decision has limit, remaining"):
         throttled(throttle, 1)
@@ -541,7 +541,7 @@ def test_a_scope_of_any_length(rest: ModuleType) -> None:
         assert throttled(keyed(rest.SimpleRateThrottle, rate="1/day", scope=scope), 2) == [True, False]
 
 
-def test_what_no_limiter_can_be_is_found_by_the_check(its: Its) -> None:
+def test_check_finds_scopes_that_no_limiter_can_have(its: Its) -> None:
     endless = "a\0b"
     found = checked({"STORE": its.store}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": {endless: "1/day"}})
     assert [message.id for message in found] == ["forebay.E005"]

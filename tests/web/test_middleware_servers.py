@@ -18,7 +18,7 @@ every_server = pytest.mark.parametrize("server", ["sync", "gthread", "gevent", U
 
 
 @every_server
-def test_exactly_the_limit_is_admitted_and_every_answer_tells_another_rest(
+def test_exactly_the_limit_is_admitted_and_each_response_has_another_remaining(
     server: str, store_name: str, tmp_path: Path
 ) -> None:
     with MiddlewareServer(tmp_path, server, store_name=store_name) as site:
@@ -36,7 +36,7 @@ def test_exactly_the_limit_is_admitted_and_every_answer_tells_another_rest(
 
 
 @every_server
-def test_a_client_that_goes_away_in_the_middle_gets_all_back(server: str, store_name: str, tmp_path: Path) -> None:
+def test_disconnect_during_the_response_releases_all(server: str, store_name: str, tmp_path: Path) -> None:
     with MiddlewareServer(tmp_path, server, store_name=store_name) as site, Store(store_name, keys=KEYS) as store:
         site.wait_made(site.workers)
         held = Concurrency(store, "held", 3, "10 minutes")

@@ -222,7 +222,7 @@ def test_a_streamed_response_holds_its_permit_until_it_is_closed(server: Recordi
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "429/1/1"), ("POST", "429/1/1"), ("PUT", "503/1/1"), ("GET", "503/date/1")]
 )
-def test_the_request_is_sent_again_after_what_was_told(
+def test_request_is_sent_again_after_the_demanded_pause(
     server: RecordingServer, shared: Store, client: Client, method: str, path: str
 ) -> None:
     body = b"order 7" if method != "GET" else None
@@ -310,7 +310,7 @@ def test_after_a_pause_the_limit_holds(crew: Crew, server: RecordingServer, shar
         assert seen.arrived_ns >= refused.told_until_ns + number // limit * period_ns
 
 
-def test_only_the_key_that_was_told_pauses(server: RecordingServer, shared: Store) -> None:
+def test_only_the_key_of_the_response_pauses(server: RecordingServer, shared: Store) -> None:
     limiter = TokenBucket(shared, "partner", "1000/second", burst=1000)
     with httpx_client(limiter, key=lambda request: request.url.path, timeout=0, retries=0) as ask:
         assert ask(f"{server.url}/429/300/1") == 429
@@ -399,7 +399,7 @@ def test_each_redirect_takes_a_permit(shared: Store) -> None:
     assert bucket.peek(("http", "partner", 80)).remaining == 8
 
 
-def test_with_a_manual_clock_nobody_sleeps() -> None:
+def test_manual_clock_needs_no_sleep() -> None:
     clock = ManualClock()
     answers = [httpx.Response(503, headers={"Retry-After": "100"}), httpx.Response(200)]
     with Store.private(keys=10, clock=clock) as store:

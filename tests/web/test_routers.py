@@ -97,7 +97,7 @@ def spellings(character: str) -> list[str]:
 
 @settings(max_examples=80)
 @given(target=targets(), root=st.sampled_from(["", "", "/v1", "/v1/v2"]))
-def test_what_is_handled_is_counted(ask: Ask, target: str, root: str) -> None:
+def test_handled_request_is_charged(ask: Ask, target: str, root: str) -> None:
     check(ask, target, root)
 
 
@@ -126,7 +126,7 @@ TAKEN = {
 }
 
 
-def test_spellings_that_are_taken(router: str, ask: Ask) -> None:
+def test_spellings_of_each_router(router: str, ask: Ask) -> None:
     for target in ["/", *TAKEN[router]]:
         assert check(ask, target) is not None, f"{router} doesn't take {target}"
 
