@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -334,6 +335,13 @@ def test_more_rules_than_one_all_of_takes_are_charged_together(site: MakeSite, s
         scarce.reset(CLIENT)
         assert asked.ask().json["violated-policies"] == ["limit 0"]
         assert [left(limit) for limit in (*limits[1:], scarce)] == [7] * (number - 1) + [2]
+
+
+def test_fields_of_more_rules_than_one_all_of_takes_name_their_limits(site: MakeSite, store: Store) -> None:
+    """The rules that exceed it are reserved before, and their decisions come last."""
+    asked = site([Rule(FixedWindow(store, f"limit {i}", f"{i + 2}/hour")) for i in range(20)])
+    remaining = re.findall(r'"limit (\d+)";r=(\d+)', asked.ask()["RateLimit"])
+    assert {int(i): int(left) for i, left in remaining} == {i: i + 1 for i in range(20)}
 
 
 class TestNoRoom:
