@@ -8,10 +8,10 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
@@ -73,7 +73,14 @@ class Command(Generic[T]):
     def then(self, convert: Callable[[T], U]) -> Command[U]:
         """The same call, with its result converted."""
         read = self.read
-        return replace(cast(Any, self), read=lambda reply: convert(read(reply)))
+        return Command(
+            self.script,
+            self.keys,
+            self.arguments,
+            self.size,
+            lambda reply: convert(read(reply)),
+            self.if_given_up,
+        )
 
     def result(self, reply: Any) -> T:
         """What a reply means."""
