@@ -236,15 +236,17 @@ def world_of(
             clock = ManualClock(1000.0)
             host_store = Store.private(keys=100, clock=clock)
             store = LeasedStore(fast, host_store, lease=3, share=0.6)
-            opened.extend([store.executor, host_store])
+            opened.append(store)
             hosts.append(Host(kind(store, f"m{seed}", **options), clock))
         return World(hosts, fast, server_clock, seed)
 
     with redis.Redis.from_url(server.url, socket_timeout=60) as client:
         fast = RedisStore(client, namespace="model")
         yield make
-        for one in opened:
-            one.closed = True
+        for store in opened:
+            # Nothing is given back.
+            store.executor.closed = True
+            store.host_store.close()
 
 
 def run(world: World, used_at: Callable[[int], Fraction], most: Fraction) -> None:
