@@ -252,6 +252,29 @@ def _tell_before_rebasing(name: str, begun: SharedNumbers) -> int:
     return _admitted(name, OTHER)
 
 
+def test_a_process_that_waited_leaves_a_new_segment_alone(crew: Crew, name: str) -> None:
+    """By its clock the removed one makes no sense, and would be removed: its path is that of another one by now."""
+    host = Host(step_s=-HOUR_S)
+    Store(name, keys=1000).close()
+    waiting = crew.start(_stop_before_making_usable, name, host)
+    waiting.wait_for_stop()
+    Store.unlink(name)
+    assert crew.start(_admitted, name, host).result() == LIMIT
+    waiting.resume()
+    assert waiting.result() == 0
+
+
+def _stop_before_making_usable(name: str, host: Host) -> int:
+    make_usable = segment_file._make_usable
+
+    def stop_first(*arguments: object) -> bool:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return make_usable(*arguments)  # type: ignore[arg-type]
+
+    segment_file._make_usable = stop_first
+    return _admitted(name, host)
+
+
 def test_a_killed_rebaser_leaves_the_clock_to_the_next(crew: Crew, name: str) -> None:
     assert crew.start(_admitted, name).result() == LIMIT
     rebasing = crew.start(_stop_while_rebasing, name)
@@ -436,6 +459,16 @@ def test_another_store_or_place_is_no_removed_segment(name: str, tmp_path: Path)
         Store("a", keys=1000, path=tmp_path / "b").close()
         with Store.private(keys=1000) as private:
             private.stats()
+
+
+def test_stores_share_a_segment_by_any_path_of_its_directory(tmp_path: Path) -> None:
+    """Containers have one directory at several places."""
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "link").symlink_to("directory")
+    with Store("a", keys=1000, path=tmp_path / "directory" / "store") as store:
+        assert TokenBucket(store, "api", "10/hour", burst=LIMIT).hit("key", LIMIT)
+        with Store("a", keys=1000, path=tmp_path / "link" / "store") as again:
+            assert not TokenBucket(again, "api", "10/hour", burst=LIMIT).allow("key")
 
 
 def test_a_store_whose_directory_is_gone_warns_of_nothing(tmp_path: Path) -> None:

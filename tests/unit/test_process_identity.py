@@ -6,6 +6,8 @@ import ctypes
 import errno
 import os
 import resource
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -59,6 +61,12 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def kill_unreaped(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def lowest_free_descriptor() -> int:
+    descriptor = os.dup(0)
+    os.close(descriptor)
+    return descriptor
 
 
 def refuse_pidfds(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
@@ -138,7 +146,10 @@ def test_incarnation_distinguishes_processes_with_the_same_pid(
 ) -> None:
     owner = owner_of(process.pid, incarnation)
     other_incarnation = owner ^ (1 << PID_BITS)
-    assert Owners().dead_among({owner, other_incarnation}) == {other_incarnation}
+    owners, before = Owners(), lowest_free_descriptor()
+    assert owners.dead_among({other_incarnation}) == {other_incarnation}
+    assert lowest_free_descriptor() == before
+    assert owners.dead_among({owner, other_incarnation}) == {other_incarnation}
 
 
 def test_pidfds_of_one_process_share_a_number_that_no_other_process_has() -> None:
@@ -181,6 +192,40 @@ def test_unreaped_process_has_ended(process: subprocess.Popen[bytes], incarnatio
     assert Owners().dead_among({owner}) == {owner}
     process.wait()
     assert Owners().dead_among({owner}) == {owner}
+
+
+def test_first_look_after_the_reaping_finds_the_end_and_closes_the_pidfd(
+    process: subprocess.Popen[bytes], incarnation: str
+) -> None:
+    owner = owner_of(process.pid, incarnation)
+    owners = Owners()
+    before = lowest_free_descriptor()
+    assert owners.dead_among({owner}) == set()
+    process.kill()
+    process.wait()
+    assert owners.dead_among({owner}) == {owner}
+    assert lowest_free_descriptor() == before
+
+
+def test_process_of_another_user_is_watched_by_one_pidfd(
+    process: subprocess.Popen[bytes], incarnation: str, in_child: Callable[..., Any]
+) -> None:
+    """No signal may be sent to it."""
+    if os.geteuid() != 0:
+        pytest.fail("this test changes users: run it as root, as CI does")
+    owner = owner_of(process.pid, incarnation)
+
+    def look_on_without_root() -> list[int]:
+        owners = Owners()
+        owners.dead_among({owner})
+        os.setresuid(65534, 65534, 65534)
+        free = []
+        for _ in range(3):
+            assert owners.dead_among({owner}) == set()
+            free.append(lowest_free_descriptor())
+        return free
+
+    assert len(set(in_child(look_on_without_root))) == 1
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
@@ -305,6 +350,25 @@ def test_live_owner_stays_alive_after_all_files_are_closed(
 
     for reopen in (False, True):
         assert in_child(lambda reopen=reopen: daemon(reopen)) == (set(), True)
+
+
+def test_owner_is_watched_again_after_all_files_are_closed(
+    process: subprocess.Popen[bytes], incarnation: str, in_child: Callable[..., Any]
+) -> None:
+    owner = owner_of(process.pid, incarnation)
+
+    def close_and_look() -> list[set[int]]:
+        pidfd = os.pidfd_open(process.pid)
+        owners = Owners()
+        watched = lowest_free_descriptor()
+        looks = [owners.dead_among({owner})]
+        os.close(watched)
+        looks.append(owners.dead_among({owner}))
+        os.kill(process.pid, signal.SIGKILL)
+        assert select.select([pidfd], [], [], 60)[0]
+        return [*looks, owners.dead_among({owner})]
+
+    assert in_child(close_and_look) == [set(), set(), {owner}]
 
 
 def test_programs_own_pidfd_is_not_mistaken_for_an_owners(
