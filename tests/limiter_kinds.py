@@ -171,25 +171,18 @@ class Notebook:
     SIZE: Final = 100_000
 
     def __init__(self) -> None:
-        self.numbers = SharedNumbers(2 + 3 * self.SIZE)
+        self.numbers = SharedNumbers(1 + 3 * self.SIZE)
 
     def note(self, before_ns: int, after_ns: int, permits: int) -> None:
-        numbers, count = self.numbers.values, self.numbers[1]
+        numbers, count = self.numbers.values, self.numbers[0]
         if count < self.SIZE:
-            numbers[2 + 3 * count], numbers[3 + 3 * count], numbers[4 + 3 * count] = before_ns, after_ns, permits
-            numbers[1] = count + 1
-
-    def tick(self) -> None:
-        self.numbers[0] += 1
-
-    @property
-    def ticks(self) -> int:
-        return self.numbers[0]
+            numbers[1 + 3 * count], numbers[2 + 3 * count], numbers[3 + 3 * count] = before_ns, after_ns, permits
+            numbers[0] = count + 1
 
     @property
     def noted(self) -> int:
-        return self.numbers[1]
+        return self.numbers[0]
 
     def admissions(self) -> list[Admission]:
-        values = self.numbers.values.tolist()[2 : 2 + 3 * self.noted]
+        values = self.numbers.values.tolist()[1 : 1 + 3 * self.noted]
         return [Admission(*values[i : i + 3]) for i in range(0, len(values), 3)]

@@ -68,12 +68,15 @@ class Campaign:
         end = time.monotonic() + self.bounds.seconds
         self.workers = [self.crew.start(work, place) for place in range(WORKERS)]
         while self.killed < self.bounds.kills and time.monotonic() < end:
-            place = self.draws.randrange(WORKERS)
+            stopped, place = self.draws.sample(range(WORKERS), 2)
+            self._spin()
+            self.workers[stopped].pause()
+            # Gets on beside the one that is stopped.
             self._wait_for([place])
-            for _ in range(self.draws.randrange(1000)):
-                pass
+            self._spin()
             self._kill(place, died)
             self.workers[place] = self.crew.start(work, place)
+            self.workers[stopped].resume()
             if self.killed % PROGRESS_EVERY == 0:
                 self._wait_for(range(WORKERS))
                 self.check()
@@ -83,6 +86,10 @@ class Campaign:
             self._wait_for(range(place, WORKERS))
             self._kill(place, died)
         self.check()
+
+    def _spin(self) -> None:
+        for _ in range(self.draws.randrange(1000)):
+            pass
 
     def _kill(self, place: int, died: Callable[[int, int], None]) -> None:
         before_ns = nanoseconds()
