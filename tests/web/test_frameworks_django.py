@@ -469,6 +469,16 @@ def test_throttle_without_memory_for_its_log_is_unavailable(
     assert "4000000000 keys" in message
 
 
+def test_throttle_allows_what_a_store_without_room_allows(rest: ModuleType, clock: ManualClock) -> None:
+    with Store.private(keys=1, on_full="allow", clock=clock) as store, override_settings(FOREBAY={"STORE": store}):
+        TokenBucket(store, "crowd", "1/minute").allow_many(range(5000))
+        before = store.stats().total.full
+        throttle = keyed(rest.SimpleRateThrottle, rate="5/min", limiter_class=TokenBucket)
+        throttles = [keyed(throttle, get_cache_key=lambda self, request, view, n=n: f"{n}") for n in range(100)]
+        assert all(passed for [passed] in map(throttled, throttles, [1] * 100))
+        assert store.stats().total.full > before
+
+
 def test_a_throttle_by_no_key_is_an_error(rest: ModuleType) -> None:
     async def client(request: Any) -> str:
         return "ada"
