@@ -265,13 +265,13 @@ def test_a_process_that_waited_leaves_a_new_segment_alone(crew: Crew, name: str)
 
 
 def _stop_before_making_usable(name: str, host: Host) -> int:
-    make_usable = segment_file._make_usable
+    make_usable = file.make_usable
 
     def stop_first(*arguments: object) -> bool:
         os.kill(os.getpid(), signal.SIGSTOP)
         return make_usable(*arguments)  # type: ignore[arg-type]
 
-    segment_file._make_usable = stop_first
+    file.make_usable = stop_first
     return _admitted(name, host)
 
 
