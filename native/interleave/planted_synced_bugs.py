@@ -108,7 +108,7 @@ SYNCED_BUGS = [
         "a window is read before its sequence",
         WINDOW,
         "            asked = load128_acquire(pair_at(record, REPORTED))\n"
-        "            # Of the clock, too: else the later question might be about the earlier window.\n"
+        "            # The clock is read in this order, too: else the later report might be about the earlier window.\n"
         "            time_ns = table_now(&self.table)\n            seen = load128_acquire(cell)\n",
         "            if {here}:\n                seen = load128_acquire(cell)\n"
         "            asked = load128_acquire(pair_at(record, REPORTED))\n            time_ns = table_now(&self.table)\n"

@@ -33,14 +33,14 @@ cdef struct Step:
     uint64_t unspent
     uint64_t was_end_ns
     uint64_t now_ns
-    uint64_t asked_us            # when the step was taken: in the order of steps, whatever clock decisions follow
+    uint64_t asked_us            # when the step was taken, by the monotonic clock: in the order of steps
 
 
-# What is asked of a gate.
+# A step at a fetch slot.
 cdef struct SlotRequest:
     uint64_t cost
     uint64_t until_ns            # from now on when entering
-    uint64_t mark                # of who enters
+    uint64_t mark                # of the fetch that enters
     uint64_t size
     uint64_t seen                # when leaving: the state that entering left
     uint64_t longest_ns
@@ -56,9 +56,9 @@ cdef class Permits(Limiter):
     cdef readonly object terms               # a forebay.redis.leased.terms.Terms
     cdef LeaseCharge unit                    # a cost of 1
     cdef int stamp_shift
-    cdef uint64_t keep_ns                    # of a gate while somebody fetches
+    cdef uint64_t keep_ns                    # how long a fetch closes the fetch slot
     cdef uint64_t cell_keep_ns               # of a lease without permits
-    cdef uint64_t longest_closed_ns          # no gate is closed for longer
+    cdef uint64_t longest_closed_ns          # no fetch slot is closed for longer
     cdef uint64_t same_ns
     cdef uint64_t limit_permits
     cdef uint64_t reset_ns                   # after the lease's end, the key is as good as fresh

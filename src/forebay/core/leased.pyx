@@ -143,21 +143,21 @@ cdef enum:
 
 cdef uint64_t MOST_SLOT_COST = (1 << 16) - 1
 cdef uint64_t FETCHING = 1 << 16
-# While somebody fetches: somebody else has waited for long. Below it is the mark of who fetches, which isn't 0.
+# While a fetch is under way: another process has waited for long. Below it is the fetch's mark, which isn't 0.
 cdef uint64_t WAITED = 1 << 15
 cdef uint64_t MOST_MARK = (1 << 15) - 1
-# Longer than threads hold the interpreter, and those who wait sleep.
+# Longer than a thread holds the interpreter, and than a waiter sleeps.
 cdef uint64_t RESERVED_NS = 1 << 24
 
-# A size that is none: nobody has brought an answer since.
+# In place of a size: no fetch has had a reply since.
 UNKNOWN_SIZE = 31
 cdef uint64_t UNKNOWN = UNKNOWN_SIZE
 # A generation begins ahead of the clock by less.
 cdef uint64_t MOST_AHEAD = 63
 
-# What `enter` says of a gate.
+# The outcomes of `enter`.
 ENTERED, BUSY, CLOSED = 0, 1, 2
-# How exactly a gate knows its time.
+# The resolution of a fetch slot's time.
 FETCH_SLOT_QUANTUM_NS = 1 << 20
 
 
@@ -304,7 +304,7 @@ cdef bint enter_fetch_slot(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef const SlotRequest* request = <const SlotRequest*>parameters
-    # Who was there before and hasn't left it will hardly bring an answer.
+    # A fetch that was there before and hasn't left the slot will hardly bring a reply.
     cdef uint64_t size = UNKNOWN if state & FETCHING and not is_reserved(state) else size_of(state)
     next.state = fetch_slot_state(now_ns + request.until_ns, size, FETCHING | request.mark)
     if not is_closed(state, now_ns, request.longest_ns):
@@ -496,7 +496,7 @@ cdef class Permits(Limiter):
         return decision
 
     def decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns):
-        """Of a request for which Redis was asked."""
+        """The Decision of a request that went to Redis."""
         return self.new_decision(allowed, left, retry_ns, rest_ns)
 
     def checked(self, cost):
@@ -533,7 +533,7 @@ cdef class Permits(Limiter):
         """Try to take the fetch slot: the outcome, until when it is closed, its state if it was taken, and the size of
         the loans. A caller that `has_waited` for long goes before others.
 
-        When there is no room for a gate: what the store's `on_full` says, and when there may be.
+        If there is no room for a fetch slot: the outcome by the store's `on_full`, and when there may be room.
         """
         cdef SlotRequest request
         cdef Verdict verdict
@@ -561,7 +561,7 @@ cdef class Permits(Limiter):
         return BUSY, time_of(verdict.state, FETCH_SLOT_LOW_BITS), 0, size_of(verdict.state)
 
     def leave(self, uint64_t tag, uint64_t seen, uint64_t size, uint64_t until_ns=0, uint64_t cost=0):
-        """Open the gate, or leave it closed until then for who asks as much, unless that is more than it can say."""
+        """Open the fetch slot, or keep it closed until `until_ns` for requests of `cost` or more, if it holds so much."""
         cdef SlotRequest request
         request.cost = cost
         request.until_ns = until_ns if cost <= MOST_SLOT_COST else 0
@@ -600,7 +600,7 @@ cdef class Permits(Limiter):
             step.was_end_ns)
 
     def holds(self, uint64_t tag, uint64_t seen):
-        """Whether the gate is as entering has left it."""
+        """Whether the fetch slot is still as `enter` left it."""
         cdef uint64_t slot
         self.ensure_attached()
         table_find(&self.table, self.fetch_slot_of(tag), &slot)

@@ -88,7 +88,7 @@ cdef enum:
     MAX_BUCKETS = 1 << 16
     # The running total stays with the cell through an insertion, whose claim needs the other bits.
     MAX_KEPT_BITS = 32
-    # Of memory, for as many keys as nobody has asked for otherwise.
+    # The default size of the records of all keys.
     DEFAULT_WORDS = 1 << 16
 
 
@@ -323,8 +323,8 @@ cdef class BucketedWindow(CellLimiter):
         self.params.limit = self.params.rate_limit = self.rate.limit
         self.params.period_ns = -(-self.rate.period_ns // buckets)
         self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
-        # As many as there can be: a process that was stopped tells an old total from a new one unless half of what
-        # these bits hold was allowed meanwhile. A quantum, 2**(low_bits - 2) ns, is at most half a bucket.
+        # As many as there can be: a process that was stopped distinguishes an old total from a new one unless half of
+        # what these bits hold was allowed meanwhile. A quantum, 2**(low_bits - 2) ns, is at most half a bucket.
         self.params.low_bits = min(count_bits_for(self.params.period_ns), <int>MAX_KEPT_BITS)
         if count_bits_for(self.params.limit) + 2 > self.params.low_bits:
             raise InvalidLimiter(

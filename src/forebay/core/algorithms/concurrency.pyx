@@ -45,7 +45,7 @@ from forebay.segment.process_identity import Owners
 
 cdef enum:
     MAX_LIMIT = 1 << 24
-    # Of memory, for as many keys as nobody has asked for otherwise.
+    # The default size of the records of all keys.
     DEFAULT_WORDS = 1 << 16
     SWEEP_AT_LEAST = 1024
     # So seldom, while denials follow each other, all slots are looked at and ended processes looked for.
@@ -364,13 +364,13 @@ cdef class Concurrency(Limiter):
         return slots
 
     cdef bint take_unleased(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
-        """Take permits that no lease object stands for, and count the decision."""
+        """Take unleased permits, and count the decision."""
         cdef bint allowed = self.take_uncounted(tag, cost, verdict)
         self.count(&self.counters.allowed if allowed else &self.counters.denied, 1)
         return allowed
 
     cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
-        """Of the permits that were taken, the verdict's state is the end of the lease."""
+        """If permits were taken, the verdict's state is the end of their lease."""
         cdef ForebayCell lease
         taken = self.take(tag, cost, verdict, &lease)
         if taken is None:
@@ -578,7 +578,7 @@ cdef class Concurrency(Limiter):
         waiting.released(self, key)
 
     cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1:
-        """Of what no lease object stands for: what was taken until then, or if that is 0, any."""
+        """Free unleased permits: those taken until `until_ns`, or any if that is 0."""
         cdef uint64_t state, now_ns
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
         cdef list held = self.unleased.get(tag)

@@ -102,7 +102,7 @@ from forebay.segment import layout
 from forebay.segment.extents import ExtentShape, Purpose, open_extent
 
 
-# Of an entry; the rest is its time plus 1.
+# Bits of an entry; the rest is its time plus 1.
 cdef uint64_t GIVEN_BACK = <uint64_t>1 << 63
 cdef uint64_t LAP = <uint64_t>1 << 62
 
@@ -172,7 +172,7 @@ cdef inline uint64_t latest_ns(const LimitParams* params, uint64_t entry) noexce
 
 
 cdef inline uint64_t next_lap_ns(const LimitParams* params, uint64_t entry) noexcept nogil:
-    """The earliest date of who takes this entry's place: behind all that its writers bring."""
+    """The earliest date of a permit that takes this entry's place: behind every date that its writers may write."""
     if entry & GIVEN_BACK:
         return latest_ns(params, entry) + 1
     return time_of_entry(entry) + params.period_ns if entry & ~LAP else 0
@@ -181,7 +181,7 @@ cdef inline uint64_t next_lap_ns(const LimitParams* params, uint64_t entry) noex
 cdef inline uint64_t count_unwritten(
     const LimitParams* params, uint64_t* ring, uint64_t state, uint64_t newest
 ) noexcept nogil:
-    """Of the last claim, whose last entry is `newest`."""
+    """The number of unwritten entries of the last claim, whose last entry is `newest`."""
     cdef uint64_t position = newest
     cdef uint64_t unwritten = 0
     while unwritten < params.limit and load_acquire(&ring[position]) & LAP != lap_at(params, state, position):
@@ -209,9 +209,9 @@ cdef inline uint64_t newest_ns(const LimitParams* params, ForebayCell* cell, uin
 
 
 cdef inline uint64_t past_ns(const LimitParams* params, uint64_t newest_ns, uint64_t now_ns) noexcept nogil:
-    """By which time what has left the window is judged: our reading, or that of who came before us.
+    """The time by which to judge what has left the window: our reading, or that of an earlier request.
 
-    But the newest permit's date may be ahead of any reading: the clock says by how much.
+    The newest permit's date may be ahead of any reading, so it counts only up to the clock.
     """
     return now_ns if newest_ns <= now_ns else max(now_ns, min(newest_ns, table_now(params.table)))
 
@@ -279,9 +279,10 @@ cdef bint log_give_back(
     another key's. Likewise one that is later than the state: it has been claimed twice since, and its lap, of one bit,
     is the same again. By then, too, the charge that is given back may have left the window: the clock is read again.
 
-    No more is given back than counted at one moment, at which a state was seen to stand, and nothing when all that has
-    left: who refunds more than there is, or resets the key, has no right to what is charged later. Whoever refunds what
-    he was given has one to as much, also if others' refunds have taken the oldest entries, and so his.
+    No more is given back than counted at one moment, at which a state was seen to stand, and nothing once all of that
+    has left the window. A refund of more than there is, or a reset, has no right to permits that are charged later. A
+    refund of permits that were charged has a right to as many, even if other refunds have taken the oldest entries and
+    so its own.
     """
     cdef const Charge* charge = <const Charge*>parameters
     cdef const LimitParams* params = charge.params
@@ -335,9 +336,10 @@ cdef uint64_t date_behind(
 ) noexcept nogil:
     """A date that is not before the last claim's, of which the newest `unwritten` entries are missing.
 
-    Its state, which told the date, has gone: `state` has its position. What the date was made from has not: a clock
+    Its state, which had the date, has gone: `state` has its position. What the date was made from has not: a clock
     reading before ours, the permit before, and what stands in the entries; or has been written meanwhile, with that
-    date or a later one. The place of such an entry is nobody's yet, so it says nothing of when its time is over.
+    date or a later one. No claim has taken the place of such an entry yet, so the place doesn't show when its time is
+    over.
     """
     cdef uint64_t position = moved(params, position_of(params, state), params.limit - unwritten)
     cdef uint64_t before = load_acquire(&ring[moved(params, position, params.limit - 1)])

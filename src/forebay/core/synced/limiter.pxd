@@ -29,7 +29,7 @@ cdef enum:
 
 cdef enum:
     COUNT_BITS = 32              # of a word of a window
-    # Of keys of which Redis knows all, every so manieth is asked for in one exchange.
+    # One exchange reports one in so many of the keys of which Redis knows all.
     IDLE_ROUNDS = 8
     # In place of a round number: read only; nothing is marked as about to be reported.
     LOOK_ONLY = -3

@@ -83,7 +83,7 @@ cdef struct Both:
 
 
 cdef inline Both both_in(const LimitParams* params, uint64_t head, uint64_t counts, uint64_t end_ns) noexcept nogil:
-    """Of the window that ends then. The pair may be of the window after it, or before."""
+    """The counts of the window that ends then. The pair may be of the window after it, or before."""
     cdef uint64_t window_id = head >> COUNT_BITS
     cdef uint64_t count = counts >> COUNT_BITS
     cdef uint64_t before = counts & low_mask(COUNT_BITS)
@@ -295,7 +295,7 @@ cdef class SyncedWindow(SyncedLimiter):
         cdef uint64_t to_end_ns, estimate
         if self.slides:
             counted = sliding_counted_of_all(params, verdict.cell, verdict.state, verdict.now_ns)
-            # Of a window that is later than ours, the part of it that we haven't come to counts for waiting.
+            # If the window is later than ours, the time until it begins counts for waiting.
             to_end_ns = counted.end_ns - verdict.now_ns
             estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
             decision.retry_after_ns = 0 if decision.allowed else until_estimate(
@@ -326,7 +326,7 @@ cdef class SyncedWindow(SyncedLimiter):
         while True:
             # SYNC sequence -> reading
             asked = load128_acquire(pair_at(record, REPORTED))
-            # Of the clock, too: else the later question might be about the earlier window.
+            # The clock is read in this order, too: else the later report might be about the earlier window.
             time_ns = table_now(&self.table)
             seen = load128_acquire(cell)
             if not self.read_counts(cell, seen, time_ns, asks, &end_ns, &own, &previous):
@@ -393,7 +393,7 @@ cdef class SyncedWindow(SyncedLimiter):
         return others.count != 0 or others.before != 0
 
     def merge(self, tuple place, uint64_t end_ns, answer, answer_before=None):
-        """For the exchange: what Redis has answered of a cell's key, if that is still of this incarnation.
+        """For the exchange: take Redis' reply about a cell's key, if that is still of this incarnation.
 
         Of the window, and of the one before if it was asked for: what is known of this host, what of the others, and
         whether that is only the least that they have counted. None where it hasn't answered.
