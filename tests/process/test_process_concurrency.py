@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from typing import Any
 
 import pytest
 from process_helpers import Crew, Meeting, SharedNumbers, Worker, extents, path_of, wait_until
 
-from forebay import AllOf, Concurrency, FixedWindow, Lease, Store, TokenBucket
+from forebay import AllOf, Concurrency, FixedWindow, Store, TokenBucket
 from forebay.segment.process_identity import BY_PIDFD, PID_BITS, this_process
 from forebay.testing import ManualClock
 
@@ -234,82 +233,6 @@ def test_owners_in_other_time_namespaces_are_told_apart(as_root: None, name: str
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
     assert answer.stdout == "False\n"
     assert lease.release()
-
-
-class Spans:
-    """When each permit was certainly held: from after it was taken till before it was given back."""
-
-    def __init__(self, limiter: Concurrency, turns: int) -> None:
-        self.limiter = limiter
-        self.turns = turns
-
-    def work(self, who: int, meeting: Meeting) -> list[tuple[int, int]]:
-        chance = random.Random(who)
-        spans = []
-        held: list[tuple[Any, int]] = []
-        meeting.wait(who)
-        for _ in range(self.turns):
-            if held and chance.random() < 0.5:
-                lease, since = held.pop(chance.randrange(len(held)))
-                until = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-                if not lease.release():
-                    raise AssertionError("a permit was lost")
-                spans.append((since, until))
-            elif lease := self.limiter.acquire(KEY):
-                held.append((lease, time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
-        for lease, since in held:
-            spans.append((since, time.clock_gettime_ns(time.CLOCK_MONOTONIC)))
-            if not lease.release():
-                raise AssertionError("a permit was lost")
-        return spans
-
-
-def most_at_once(spans: list[tuple[int, int]]) -> int:
-    """Those that end at the instant at which another begins do not overlap."""
-    changes = sorted([(since, 1) for since, _ in spans] + [(until, -1) for _, until in spans])
-    most = held = 0
-    for _, change in changes:
-        held += change
-        most = max(most, held)
-    return most
-
-
-@pytest.mark.parametrize(
-    ("processes", "limit", "turns"), [(4, 1, 20_000), (4, 3, 20_000), (8, 70, 10_000), (32, 5, 1500)]
-)
-def test_never_more_than_the_limit_is_held(crew: Crew, processes: int, limit: int, turns: int) -> None:
-    limiter = Concurrency(Store.private(keys=1), "c", limit, lease=LEASE, keys=1)
-    results = crew.run(processes, Spans(limiter, turns).work, Meeting(processes))
-    spans = [span for result in results for span in result]
-    assert most_at_once(spans) == limit
-    assert acquirable(limiter) == limit
-
-
-def test_killed_at_any_instruction_no_permit_is_lost(crew: Crew) -> None:
-    limit = 130
-    limiter = Concurrency(Store.private(keys=1), "c", limit, lease=LEASE, keys=1)
-    chance = random.Random(limit)
-    progress = SharedNumbers(4)
-
-    def work(who: int) -> None:
-        held: list[Lease] = []
-        while True:
-            if held and (len(held) > 50 or chance.random() < 0.6):
-                held.pop().release()
-            elif lease := limiter.acquire(KEY, 1 + (limit > 1 and chance.random() < 0.2)):
-                held.append(lease)
-            progress[who] += 1
-
-    workers = [crew.start(work, who) for who in range(4)]
-    for _ in range(40):
-        who = chance.randrange(4)
-        wait_until(partial(has_passed, progress, who, progress[who] + 20), "some work")
-        workers[who].kill()
-        progress[who] = 0
-        workers[who] = crew.start(work, who)
-    for worker in workers:
-        worker.kill()
-    assert acquirable(limiter) == limit
 
 
 def test_who_waits_in_another_process_gets_the_permit(crew: Crew) -> None:
