@@ -561,7 +561,7 @@ cdef class Permits(Limiter):
         return BUSY, time_of(verdict.state, FETCH_SLOT_LOW_BITS), 0, size_of(verdict.state)
 
     def leave(self, uint64_t tag, uint64_t seen, uint64_t size, uint64_t until_ns=0, uint64_t cost=0):
-        """Open the fetch slot, or keep it closed until `until_ns` for requests of `cost` or more, if it holds so much."""
+        """Open the fetch slot, or close it until `until_ns` for requests of `cost` or more, if it holds so much."""
         cdef SlotRequest request
         request.cost = cost
         request.until_ns = until_ns if cost <= MOST_SLOT_COST else 0
