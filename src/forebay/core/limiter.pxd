@@ -1,5 +1,6 @@
 """The fields of every limiter, and a request as the core sees it."""
 
+from cpython.object cimport newfunc
 from libc.stdint cimport uint32_t, uint64_t
 
 from forebay.core.decision cimport Decision
@@ -11,7 +12,7 @@ from forebay.core.table.table cimport Events, Table, Verdict
 
 
 # Let stores other than shared memory make limiters of a class in their own way.
-cdef int let_stores_make(type kind) except -1
+cdef int let_stores_make(type kind, newfunc make=*) except -1
 
 
 # A limit in the units of its decision. Each algorithm uses the fields that it needs.

@@ -68,13 +68,16 @@ cdef object make_limiter(type kind, PyObject* args, PyObject* kwargs):
     raise TypeError(f"{kind.__name__} isn't a class of limiters")
 
 
-cdef int let_stores_make(type kind) except -1:
-    """Only for final classes: a derived class would inherit this function, which would not find it."""
+cdef int let_stores_make(type kind, newfunc make=NULL) except -1:
+    """Let stores make objects of `kind`. Otherwise `make` makes them, or the class itself if that is NULL.
+
+    Only for final classes: a derived class would inherit this function, which would not find it.
+    """
     global kind_count
     if kind_count == MOST_KINDS:
         raise SystemError("there are more kinds of limiters than MOST_KINDS")
     kinds[kind_count].type = <PyTypeObject*>kind
-    kinds[kind_count].make = (<PyTypeObject*>kind).tp_new
+    kinds[kind_count].make = (<PyTypeObject*>kind).tp_new if make == NULL else make
     kind_count += 1
     (<PyTypeObject*>kind).tp_new = <newfunc>make_limiter
     # Of a compiled class, inspect and help() find no other signature.

@@ -101,9 +101,7 @@ cdef class GcraLimiter(CellLimiter):
         return gcra_charge_for(self, cost, params, charge)
 
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
-        if self.take == gcra_take:
-            return decide_batch_by(batch, events, gcra_take, NULL)
-        return CellLimiter.decide_batch(self, batch, events)
+        return decide_batch_by(batch, events, gcra_take, NULL)
 
     cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
         """A request that may wait meets a tolerance that is wider by so much; states stay below 2**62 all the same."""
