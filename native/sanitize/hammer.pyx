@@ -12,8 +12,8 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Charge
 from forebay.core.table.native cimport ForebayCell, fetch_add_relaxed, load128_acquire, load_relaxed
 from forebay.core.table.table cimport (
-    ALLOWED, LOST, Events, Outcome, Verdict, table_amend, table_count_live, table_decide, table_find, table_now,
-    table_peek, table_remove, table_try,
+    ALLOWED, LOST, Events, Outcome, Verdict, no_events, table_amend, table_count_live, table_decide, table_find,
+    table_now, table_peek, table_remove, table_try,
 )
 
 
@@ -68,7 +68,7 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
     limiter.ensure_attached()
     stripe = limiter.claim_stripe
     sequence = &limiter.counters.claims
-    events.inserted = events.evicted = events.full = events.cas_retries = 0
+    events = no_events()
     with nogil:
         for i in range(turns):
             chance = next_random(&seed)

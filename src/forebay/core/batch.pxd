@@ -12,7 +12,7 @@ from forebay.core.table.keys cimport hash_ascii_text
 from forebay.core.table.native cimport ForebayCell, ForebayHashKey, prefetch
 from forebay.core.table.table cimport (
     ALLOWED, DENIED, LOST, UNDECIDED, Decide, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
-    prefetch_away, table_decide, table_now, table_peek, table_try_cell,
+    no_events, prefetch_away, table_decide, table_now, table_peek, table_try_cell,
 )
 
 
@@ -78,7 +78,7 @@ cdef inline uint64_t decide_batch_by(
     cdef ForebayCell* cell
     cdef Outcome outcome
     cdef Py_ssize_t i
-    events.inserted = events.evicted = events.full = events.cas_retries = 0
+    events[0] = no_events()
     for i in range(min(batch.size, CELLS_AHEAD)):
         fetch_home(&table, &batch, i)
     for i in range(min(batch.size, CELLS_AHEAD // 2)):

@@ -21,8 +21,8 @@ from forebay.core.table.native cimport (
     FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, hide_from_collector, list_items, load128_acquire, prefetch,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, DENIED, TIME_BITS, UNDECIDED, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of,
-    home_line, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
+    ALLOWED, DENIED, TIME_BITS, UNDECIDED, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
+    no_events, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )
 
 import operator
@@ -229,7 +229,7 @@ cdef class CellLimiter(Limiter):
         if not self.remembers(mark_tag):
             allowed = self.decide(tag, charge, &verdict) == ALLOWED
             if allowed:
-                events.inserted = events.evicted = events.full = events.cas_retries = 0
+                events = no_events()
                 marked.now_ns = table_now(&self.segment.table)
                 table_decide(
                     &self.segment.table, mark_tag, self.claim_stripe, &self.counters.claims, mark, &marking, &marked,
@@ -300,7 +300,7 @@ cdef class CellLimiter(Limiter):
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
         cdef Events events
         self.ensure_attached()
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         table_amend(&self.table, tag, self.give_back, charge, &events)
         self.count_events(&events)
         return 0
@@ -330,7 +330,7 @@ cdef class CellLimiter(Limiter):
             if permits > params.limit:
                 # Nothing that was charged once.
                 return
-            events.inserted = events.evicted = events.full = events.cas_retries = 0
+            events = no_events()
             self.ensure_attached()
             remembered = table_amend(
                 &self.segment.table, self.mark_of(key, request_id, &charge), unmark, NULL, &events)
@@ -350,7 +350,7 @@ cdef class CellLimiter(Limiter):
 
     cdef int forget(self, uint64_t tag) except -1:
         cdef Events events
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         table_remove(&self.table, tag, &events)
         self.count_events(&events)
         return 0
@@ -408,7 +408,7 @@ cdef class CellLimiter(Limiter):
 
     cdef int commit(self, Attempt* attempt) except -1:
         cdef Events events
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         attempt.verdict.full = False
         attempt.verdict.now_ns = table_now(&self.table)
         table_decide(

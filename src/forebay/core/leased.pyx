@@ -128,7 +128,7 @@ from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, load128_acquire, monotonic_ns, prefetch
 from forebay.core.table.table cimport (
     ALLOWED, DENIED, UNDECIDED, Decide, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
-    table_amend, table_decide, table_find, table_now, table_remove, table_try,
+    no_events, table_amend, table_decide, table_find, table_now, table_remove, table_try,
 )
 
 from forebay.errors import CostExceedsLimit, InvalidLimiter
@@ -387,7 +387,7 @@ cdef class Permits(Limiter):
         verdict.now_ns = table_now(&self.table)
         outcome = table_try(&self.table, tag, verdict.now_ns, spend, charge, verdict)
         if outcome > ALLOWED:
-            events.inserted = events.evicted = events.full = events.cas_retries = 0
+            events = no_events()
             outcome = ALLOWED if table_amend(&self.table, tag, spend, charge, &events) else DENIED
             table_find(&self.table, tag, &verdict.state)
             self.count_events(&events)
@@ -539,7 +539,7 @@ cdef class Permits(Limiter):
         cdef Verdict verdict
         cdef Events events
         self.ensure_attached()
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         request.cost = min(cost, MOST_SLOT_COST)
         request.until_ns = self.keep_ns
         request.mark = 1 + monotonic_ns() % MOST_MARK
@@ -583,7 +583,7 @@ cdef class Permits(Limiter):
         cdef Verdict verdict
         cdef Events events
         self.ensure_attached()
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         step.charge = &self.unit
         step.epoch_ns = self.table.epoch_ns
         step.keep_ns = self.cell_keep_ns
@@ -647,7 +647,7 @@ cdef class Permits(Limiter):
         cdef Events events
         cdef bint amended
         self.ensure_attached()
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         amended = table_amend(&self.table, tag, decide, parameters, &events)
         self.count_events(&events)
         return amended
@@ -662,7 +662,7 @@ cdef class Permits(Limiter):
         """Neither lease nor denial."""
         cdef Events events
         self.ensure_attached()
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         table_remove(&self.table, tag, &events)
         table_remove(&self.table, self.fetch_slot_of(tag), &events)
         self.count_events(&events)

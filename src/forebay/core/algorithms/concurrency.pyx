@@ -29,8 +29,8 @@ from forebay.core.table.native cimport (
     ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, home_line, table_decide,
-    table_find, table_now, table_try,
+    ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, home_line, no_events, table_decide, table_find,
+    table_now, table_try,
 )
 
 from inspect import Signature
@@ -266,7 +266,7 @@ cdef class Concurrency(Limiter):
         verdict.tag = tag
         outcome = table_try(&self.table, tag, verdict.now_ns, touch, &self.lease, verdict)
         if outcome > ALLOWED:
-            events.inserted = events.evicted = events.full = 0
+            events = no_events()
             events.cas_retries = outcome == LOST
             table_decide(
                 &self.table, tag, self.claim_stripe, &self.counters.claims, touch, &self.lease, verdict, &events)

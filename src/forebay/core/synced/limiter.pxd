@@ -7,8 +7,8 @@ from forebay.core.limiter cimport Attempt, Charge, AfterCharge, LimitParams
 from forebay.core.table.native cimport ForebayCell, ForebayHashKey, load128_acquire, prefetch
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport (
-    ALLOWED, LOST, UNDECIDED, Clear, Decide, Events, Outcome, Table, Verdict, home_line, table_decide, table_now,
-    table_try,
+    ALLOWED, LOST, UNDECIDED, Clear, Decide, Events, Outcome, Table, Verdict, home_line, no_events, table_decide,
+    table_now, table_try,
 )
 
 
@@ -107,7 +107,7 @@ cdef inline Outcome decide_named(
         if key is not None:
             limiter.note(key, tag)
         limiter.name_charge(tag, charge, &named)
-        events.inserted = events.evicted = events.full = 0
+        events = no_events()
         events.cas_retries = outcome == LOST
         table_decide(
             &limiter.table, tag, limiter.claim_stripe, &limiter.counters.claims, take, &named.charge, verdict, &events)

@@ -120,7 +120,7 @@ from forebay.core.table.native cimport (
     ForebayCell, ForebayHashKey, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, UNDECIDED, Clear, Events, Outcome, Verdict, fingerprint_of, table_decide, table_find, table_now,
+    ALLOWED, UNDECIDED, Clear, Events, Outcome, Verdict, fingerprint_of, no_events, table_decide, table_find, table_now,
 )
 
 from forebay.errors import InvalidCost, InvalidKey, shown
@@ -236,7 +236,7 @@ cdef class SyncedLimiter(CellLimiter):
         cdef Events events
         cdef NamedCharge named
         self.name_charge(attempt.tag, attempt.charge, &named)
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         attempt.verdict.full = False
         attempt.verdict.now_ns = table_now(&self.table)
         table_decide(

@@ -58,7 +58,7 @@ from forebay.core.synced.limiter cimport (
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_COUNT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, monotonic_ns,
 )
-from forebay.core.table.table cimport ALLOWED, Events, Next, Verdict, table_amend, table_find, table_now
+from forebay.core.table.table cimport ALLOWED, Events, Next, Verdict, no_events, table_amend, table_find, table_now
 
 from forebay.core.algorithms.window import rounds_up
 from forebay.errors import InvalidLimiter
@@ -284,7 +284,7 @@ cdef class SyncedWindow(SyncedLimiter):
                 break
         all_of_it = self.unit
         all_of_it.amount = ~<uint64_t>0
-        events.inserted = events.evicted = events.full = events.cas_retries = 0
+        events = no_events()
         table_amend(&self.table, tag, self.give_back, &all_of_it, &events)
         self.count_events(&events)
         return 0

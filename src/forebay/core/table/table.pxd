@@ -87,6 +87,10 @@ cdef struct Events:
     uint64_t cas_retries
 
 
+cdef inline Events no_events() noexcept nogil:
+    return Events(0, 0, 0, 0)
+
+
 # No time in a state is later than this: 73 years of segment time and as much ahead. One that is, is damage.
 cdef enum:
     TIME_BITS = 62
