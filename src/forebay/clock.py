@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRate, shown
-from forebay.rate import Duration, as_delay_ns
+from forebay.rate import NS, Duration, as_delay_ns
 
 if TYPE_CHECKING:
     from forebay.core.table.segment_view import Segment
 
 __all__ = ["ManualClock"]
 
-NS: Final = 1_000_000_000
 # Half of the time that a segment can tell: the other half is for what lies ahead of now.
 MAX_NS: Final = 2**61
 

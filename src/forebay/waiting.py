@@ -22,14 +22,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import ForebayError, StoreClosed, shown
-from forebay.rate import Duration, as_delay_ns
+from forebay.rate import NS, Duration, as_delay_ns
 
 if TYPE_CHECKING:
     from forebay.clock import ManualClock
 
 __all__ = ["FIRST_BACKOFF_NS", "LAST_BACKOFF_NS", "check_pauses", "jittered", "released", "wait", "wait_async"]
 
-NS: Final = 1_000_000_000
 NEVER_NS: Final = 2**63
 LONGEST_SLEEP_NS: Final = 86_400 * NS  # every kind of sleep supports this; a longer sleep is several
 FIRST_BACKOFF_NS: Final = 1_000_000

@@ -36,6 +36,22 @@
 #define FOREBAY_ALGORITHM_LEASED_TOKEN_BUCKET 12 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_FIXED_WINDOW 13 /* of a limiter over a `LeasedStore` */
 #define FOREBAY_ALGORITHM_LEASED_SLIDING_WINDOW 14 /* of a limiter over a `LeasedStore` */
+#define FOREBAY_MAX_LOG_LIMIT 8388608 /* largest limit of a sliding log, and most words of its cells */
+#define FOREBAY_MAX_BUCKETS 65536 /* most buckets of a bucketed window, and most words of its cells */
+#define FOREBAY_MAX_KEPT_BITS 32 /* most bits of a bucketed window's state that stay with its cell */
+#define FOREBAY_MAX_CONCURRENCY_LIMIT 16777216 /* largest limit of a concurrency limit, and most slots of its cells */
+#define FOREBAY_SYNCED_NAME_WORD 0 /* of a synced limiter's cell, the first of two words: the key's name at Redis */
+#define FOREBAY_SYNCED_INCARNATION_WORD 2 /* the id of the claim by which the key has come to the cell */
+#define FOREBAY_SYNCED_CHECKSUM_WORD 3 /* a hash of the words before and of the cell's tag */
+#define FOREBAY_SYNCED_OTHERS_WORD 4 /* of a window, the first of two words: what other hosts have counted */
+#define FOREBAY_SYNCED_REPORTED_WORD 6 /* of a window, the first of two words: what Redis knows of this host's counts */
+#define FOREBAY_SYNCED_CHARGED_WORD 4 /* of a bucket: ns that the cell's keys have been charged */
+#define FOREBAY_SYNCED_CHARGED_BEFORE_WORD 5 /* of a bucket: what that was at the key's birth */
+#define FOREBAY_SYNCED_CHARGED_REPORTED_WORD 6 /* of a bucket: what Redis knows of it */
+#define FOREBAY_SYNCED_REPORTED_UNTIL_WORD 7 /* of a bucket: when that was read */
+#define FOREBAY_SYNCED_WORDS_PER_CELL 8 /* words of a synced limiter's cell */
+#define FOREBAY_SYNCED_COUNT_BITS 32 /* bits of a count in the words of a synced window; the highest is a flag */
+#define FOREBAY_LEASE_GENERATION_BITS 8 /* bits of a lease's generation in its state; permits, generation and one flag take the bits below the time */
 #define FOREBAY_OWNED_COUNTER_LINES 768 /* counter lines that one process each can own */
 #define FOREBAY_LIMITER_CAPACITY 256 /* limiters that a segment can hold: pairs of a name and an algorithm */
 #define FOREBAY_EXTENT_CAPACITY 256 /* extents that a segment can have */

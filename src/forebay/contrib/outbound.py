@@ -21,7 +21,7 @@ from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.all_of import AllOf
 from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, shown
-from forebay.rate import Duration, as_delay_ns, as_period_ns
+from forebay.rate import NS, Duration, as_delay_ns, as_period_ns
 from forebay.web.functions import check_function, has_to_be_awaited, is_cost, is_key
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __all__ = ["Options", "OutboundLimiter", "OutboundRequest", "WaitTimeout", "orig
 
 Request = TypeVar("Request")
 
-NS: Final = 1_000_000_000
 GRAIN_NS: Final = 1_000_000
 """One permit of the pauses' bucket is so much of a pause."""
 RATE: Final = "1000/second"

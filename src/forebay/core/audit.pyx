@@ -17,7 +17,9 @@ from forebay.core.table.native cimport (
     FOREBAY_ALGORITHM_BUCKETED_WINDOW, FOREBAY_ALGORITHM_CONCURRENCY, FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW,
     FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW, FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET, FOREBAY_CELLS_PER_LINE,
     FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS, FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM, FOREBAY_KIND_COUNT,
-    FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayHashKey, load_acquire,
+    FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, FOREBAY_SYNCED_CHECKSUM_WORD,
+    FOREBAY_SYNCED_COUNT_BITS, FOREBAY_SYNCED_INCARNATION_WORD, FOREBAY_SYNCED_REPORTED_UNTIL_WORD,
+    FOREBAY_SYNCED_REPORTED_WORD, FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell, ForebayHashKey, load_acquire,
     multiply_high, prefetch, siphash13,
 )
 from forebay.core.table.table cimport TIME_BITS
@@ -36,12 +38,11 @@ cdef enum:
     LAP_BIT = 62
     GIVEN_BACK_BIT = 63
     # Of a synced limiter's words, see docs/segment-format.md.
-    INCARNATION = 2
-    CHECKSUM = 3
-    REPORTED_COUNTS = 7
-    TOLD_UNTIL = 7
-    SYNCED_WORDS = 8
-    UNANSWERED_BIT = 31
+    INCARNATION = FOREBAY_SYNCED_INCARNATION_WORD
+    CHECKSUM = FOREBAY_SYNCED_CHECKSUM_WORD
+    REPORTED_COUNTS = FOREBAY_SYNCED_REPORTED_WORD + 1
+    REPORTED_UNTIL = FOREBAY_SYNCED_REPORTED_UNTIL_WORD
+    UNANSWERED_BIT = FOREBAY_SYNCED_COUNT_BITS - 1
 
 cdef uint64_t PID_MASK = (<uint64_t>1 << <int>PID_BITS) - 1
 cdef uint64_t CLAIM_STRIPES = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
@@ -402,15 +403,15 @@ cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* 
     """A synced limiter's, see synced/limiter.pyx. Each word by itself, as they change while a cell stays what it is."""
     cdef uint64_t checksum = load_acquire(&own[CHECKSUM])
     cdef uint64_t incarnation = load_acquire(&own[INCARNATION])
-    cdef uint64_t last = load_acquire(&own[TOLD_UNTIL])
+    cdef uint64_t last = load_acquire(&own[REPORTED_UNTIL])
     cdef uint64_t told, before
     if checksum != 0 and checksum & 1 == 0:
         return Found(BAD_CHECKSUM, CHECKSUM, checksum, False)
     if claim_stripe(incarnation, 0) >= CLAIM_STRIPES:
         return Found(BAD_INCARNATION, INCARNATION, incarnation, False)
     if algorithm == FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET:
-        return Found(BAD_UNTIL if last > words.now_ns else FINE, TOLD_UNTIL, last, False)
-    told = low_of(last >> 32, UNANSWERED_BIT)
+        return Found(BAD_UNTIL if last > words.now_ns else FINE, REPORTED_UNTIL, last, False)
+    told = low_of(last >> FOREBAY_SYNCED_COUNT_BITS, UNANSWERED_BIT)
     before = low_of(last, UNANSWERED_BIT)
     # A state has one count, or two if the window slides.
     if max(told, before) > low_mask(
@@ -442,7 +443,7 @@ def look_at_words(
     if algorithm == FOREBAY_ALGORITHM_CONCURRENCY:
         needed = (limit + 127) // 128 * 2 + 2 * limit
     elif is_synced:
-        needed = SYNCED_WORDS
+        needed = FOREBAY_SYNCED_WORDS_PER_CELL
     if word_count < max(needed, <uint64_t>1) or period_ns == 0 or not 0 <= low_bits <= TIME_BITS:
         raise ValueError("these are no words of a limiter")
     words.first = <const uint64_t*>&memory[begin]

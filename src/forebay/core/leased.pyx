@@ -125,7 +125,9 @@ from forebay.core.cell_limiter cimport whole_cost
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Limiter
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
-from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, load128_acquire, monotonic_ns, prefetch
+from forebay.core.table.native cimport (
+    FOREBAY_KIND_COUNT, FOREBAY_LEASE_GENERATION_BITS, ForebayCell, load128_acquire, monotonic_ns, prefetch,
+)
 from forebay.core.table.table cimport (
     ALLOWED, DENIED, UNDECIDED, Decide, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
     no_events, table_amend, table_decide, table_find, table_now, table_remove, table_try,
@@ -135,7 +137,7 @@ from forebay.errors import CostExceedsLimit, InvalidLimiter
 
 
 cdef enum:
-    GENERATION_BITS = 8
+    GENERATION_BITS = FOREBAY_LEASE_GENERATION_BITS
     FETCH_SLOT_COST_BITS = 16
     FETCH_SLOT_SIZE_BITS = 5
     FETCH_SLOT_SIZE_SHIFT = 17

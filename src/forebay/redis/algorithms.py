@@ -15,6 +15,7 @@ from forebay.core.decision import Decision, _decision
 from forebay.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, shown
 from forebay.rate import Duration, Rate, as_delay_ns, as_period_ns, as_rate
 from forebay.redis.keys import digest
+from forebay.segment import layout
 
 __all__ = [
     "Algorithm",
@@ -32,8 +33,7 @@ __all__ = [
 US: Final = 1_000_000
 # 71 years, so far ahead of now may a state lie: with the time since 1970 that is below 2**53 for longer than a century.
 MAX_AHEAD_US: Final = 2**51
-MAX_BUCKETS: Final = 1000
-MAX_CONCURRENCY: Final = 2**24
+MAX_REDIS_BUCKETS: Final = 1000
 
 
 class Charge(NamedTuple):
@@ -416,9 +416,9 @@ class BucketedWindow(Algorithm):
     def __init__(self, name: str, rate: str | Rate, buckets: int) -> None:
         self.rate, self.period_us = rate_us(rate)
         self.limit = self.rate.limit
-        if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= MAX_BUCKETS:
+        if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= MAX_REDIS_BUCKETS:
             raise InvalidLimiter(
-                f"over Redis the buckets of limiter {name!r} are a whole number from 1 to {MAX_BUCKETS}, as each "
+                f"over Redis the buckets of limiter {name!r} are a whole number from 1 to {MAX_REDIS_BUCKETS}, as each "
                 f"decision reads all of them; not {shown(buckets)}"
             )
         if buckets > self.period_us:
@@ -460,7 +460,7 @@ class Concurrency(Algorithm):
     suffix = b"held"  # whatever the limit and the lease
 
     def __init__(self, name: str, limit: int, lease: Any) -> None:
-        self.limit = whole(limit, "limit", name, most=MAX_CONCURRENCY)
+        self.limit = whole(limit, "limit", name, most=layout.MAX_CONCURRENCY_LIMIT)
         self.lease_us = period_us(as_period_ns(lease))
 
     def charge_for(self, cost: int) -> Charge:

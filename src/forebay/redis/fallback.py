@@ -26,7 +26,7 @@ from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.all_of import AllOf
 from forebay.core.decision import Decision, _decision
 from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
-from forebay.rate import Duration, Rate, as_rate
+from forebay.rate import NS, Duration, Rate, as_rate
 from forebay.redis.all_of import Admitted
 from forebay.redis.commands import Booked, CommandFlow, LimiterCommands
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
@@ -35,7 +35,6 @@ from forebay.store import Store
 __all__ = ["AllowFallback", "HostShareFallback", "HostSharesFallback", "Policy", "checked_policy"]
 
 SWEEP_AT_LEAST: Final = 1024
-NS: Final = 1_000_000_000
 
 
 class UnleasedCounts:

@@ -12,10 +12,10 @@ import time
 from typing import Final
 
 from forebay.errors import ClockMismatch, SegmentError, SegmentSpaceError
+from forebay.rate import NS
 
 __all__ = ["monotonic_ns", "read_boot_id", "read_offset_ns"]
 
-NS: Final = 1_000_000_000
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 OFFSETS: Final = "/proc/self/timens_offsets"
 OWN_NAMESPACE: Final = "/proc/self/ns/time"

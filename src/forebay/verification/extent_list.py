@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from forebay.core.algorithms.concurrency import words_for
 from forebay.core.audit import keyed_hash, look_at_unused
@@ -18,13 +17,6 @@ from forebay.verification.lists import limiters_in_place
 from forebay.verification.mapped_segment import MappedSegment
 
 __all__ = ["Extents", "KnownExtent"]
-
-# As in sliding_log.pyx, bucketed_window.pyx, concurrency.pyx and synced/limiter.pxd.
-MAX_LOG_LIMIT: Final = 2**23
-MAX_BUCKETS: Final = 2**16
-MAX_KEPT_BITS: Final = 32
-MAX_CONCURRENCY: Final = 2**24
-SYNCED_WORDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +147,7 @@ def _is_possible(purpose: Purpose) -> bool:
     match purpose.algorithm:
         case layout.ALGORITHM_SLIDING_LOG:
             return (
-                1 <= limit <= MAX_LOG_LIMIT
+                1 <= limit <= layout.MAX_LOG_LIMIT
                 and words == limit
                 and 1 <= period_ns <= MAX_PERIOD_NS
                 and purpose.low_bits == 1 + (limit - 1).bit_length() <= period_ns.bit_length()
@@ -163,20 +155,24 @@ def _is_possible(purpose: Purpose) -> bool:
         case layout.ALGORITHM_BUCKETED_WINDOW:
             return (
                 limit == 0
-                and 1 <= words <= MAX_BUCKETS
+                and 1 <= words <= layout.MAX_BUCKETS
                 and 1 <= period_ns <= MAX_PERIOD_NS
-                and purpose.low_bits == min(period_ns.bit_length(), MAX_KEPT_BITS)
+                and purpose.low_bits == min(period_ns.bit_length(), layout.MAX_KEPT_BITS)
             )
         case layout.ALGORITHM_CONCURRENCY:
-            return 1 <= limit <= MAX_CONCURRENCY and words == words_for(limit) and period_ns == purpose.low_bits == 0
+            return (
+                1 <= limit <= layout.MAX_CONCURRENCY_LIMIT
+                and words == words_for(limit)
+                and period_ns == purpose.low_bits == 0
+            )
         case layout.ALGORITHM_SYNCED_FIXED_WINDOW | layout.ALGORITHM_SYNCED_SLIDING_WINDOW:
             return (
                 limit == 0
-                and words == SYNCED_WORDS
+                and words == layout.SYNCED_WORDS_PER_CELL
                 and 1 <= period_ns <= MAX_PERIOD_NS
                 and 1 <= purpose.low_bits <= period_ns.bit_length()
             )
         case layout.ALGORITHM_SYNCED_TOKEN_BUCKET:
-            return words == SYNCED_WORDS and limit == period_ns == purpose.low_bits == 0
+            return words == layout.SYNCED_WORDS_PER_CELL and limit == period_ns == purpose.low_bits == 0
         case _:
             return False

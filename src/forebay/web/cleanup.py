@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.core.algorithms.concurrency import Concurrency, Lease
 from forebay.core.reservation import Reservation
 from forebay.errors import ForeignState, StoreClosed, StoreUnavailable
+from forebay.rate import NS
 from forebay.web.rules import DISCONNECTED, Rule
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BackgroundRelease", "LeaseRenewal", "RequestCleanup"]
 
-NS: Final = 1_000_000_000
 
 _log: Final = logging.getLogger("forebay.web")
 # An event loop holds its tasks by weak references only.

@@ -11,6 +11,7 @@ from typing import Final
 
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable
+from forebay.rate import NS
 from forebay.web.answers import AWAY, FULL, UNKNOWN
 from forebay.web.client import UnknownPeer
 from forebay.web.header_fields import Policy, Writer, header_writer
@@ -19,7 +20,6 @@ from forebay.web.rules import Denial, Rule
 
 __all__ = ["DENYING_ERRORS", "HOLDER_WAIT_S", "STORE_WAIT_S", "Denials", "log_for_operator", "seconds_up"]
 
-NS: Final = 1_000_000_000
 HOLDER_WAIT_S: Final = 1
 """``Retry-After`` while all permits are held: a holder may be done at any time."""
 STORE_WAIT_S: Final = 1

@@ -16,13 +16,12 @@ from typing import Any, Final, TypeAlias
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.decision import Decision
 from forebay.errors import InvalidLimiter, shown
-from forebay.rate import Rate
+from forebay.rate import NS, Rate
 from forebay.web.fastpath import RateLimitFields
 from forebay.web.rules import kind_of
 
 __all__ = ["Policy", "header_writer", "rate_of"]
 
-NS: Final = 1_000_000_000
 Fields: TypeAlias = list[Any]
 Pair: TypeAlias = Callable[[str, str], tuple[Any, Any]]
 Writer: TypeAlias = Callable[[Sequence[Decision], Sequence[str]], Fields]

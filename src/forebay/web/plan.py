@@ -11,6 +11,7 @@ from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.all_of import AllOf
 from forebay.core.decision import Decision
 from forebay.errors import InvalidCost, InvalidKey
+from forebay.rate import NS
 from forebay.web.cleanup import BackgroundRelease, RequestCleanup
 from forebay.web.client import UnknownPeer
 from forebay.web.denials import DENYING_ERRORS, HOLDER_WAIT_S, Denials
@@ -23,7 +24,6 @@ from forebay.web.rules import Denial, Rule, kind_of
 
 __all__ = ["LocalPlan", "Plan", "RedisPlan", "plan_of"]
 
-NS: Final = 1_000_000_000
 MOST_CHARGED_AT_ONCE: Final = 16
 """As ``AllOf``."""
 

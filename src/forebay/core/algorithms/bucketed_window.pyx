@@ -74,7 +74,10 @@ from forebay.core.algorithms.counts cimport count_bits_for, count_time, low_mask
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
-from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire
+from forebay.core.table.native cimport (
+    FOREBAY_KIND_COUNT, FOREBAY_MAX_BUCKETS, FOREBAY_MAX_KEPT_BITS, ForebayCell, cas_acq_rel, load128_acquire,
+    load_acquire,
+)
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport TIME_BITS, Next, Verdict, table_find, table_now
 
@@ -85,9 +88,9 @@ from forebay.segment.extents import ExtentShape, Purpose, open_extent
 
 
 cdef enum:
-    MAX_BUCKETS = 1 << 16
+    MAX_BUCKETS = FOREBAY_MAX_BUCKETS
     # The running total stays with the cell through an insertion, whose claim needs the other bits.
-    MAX_KEPT_BITS = 32
+    MAX_KEPT_BITS = FOREBAY_MAX_KEPT_BITS
     # The default size of the records of all keys.
     DEFAULT_WORDS = 1 << 16
 

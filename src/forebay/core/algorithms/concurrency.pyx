@@ -26,7 +26,7 @@ from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Attempt, Limiter, let_stores_make
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
-    ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
+    FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
 )
 from forebay.core.table.table cimport (
     ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, home_line, no_events, table_decide, table_find,
@@ -44,7 +44,7 @@ from forebay.segment.process_identity import Owners
 
 
 cdef enum:
-    MAX_LIMIT = 1 << 24
+    MAX_LIMIT = FOREBAY_MAX_CONCURRENCY_LIMIT
     # The default size of the records of all keys.
     DEFAULT_WORDS = 1 << 16
     SWEEP_AT_LEAST = 1024

@@ -92,7 +92,9 @@ from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, count
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
-from forebay.core.table.native cimport FOREBAY_KIND_COUNT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire
+from forebay.core.table.native cimport (
+    FOREBAY_KIND_COUNT, FOREBAY_MAX_LOG_LIMIT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire,
+)
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport Next, Verdict, table_find, table_now
 
@@ -108,7 +110,7 @@ cdef uint64_t LAP = <uint64_t>1 << 62
 
 cdef enum:
     # The position and the lap stay with the cell through an insertion, whose claim needs the other bits.
-    MAX_LIMIT = 1 << 23
+    MAX_LIMIT = FOREBAY_MAX_LOG_LIMIT
 
 
 cdef inline uint64_t* ring_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:

@@ -4,7 +4,12 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Attempt, Charge, AfterCharge, LimitParams
-from forebay.core.table.native cimport ForebayCell, ForebayHashKey, load128_acquire, prefetch
+from forebay.core.table.native cimport (
+    FOREBAY_SYNCED_CHARGED_BEFORE_WORD, FOREBAY_SYNCED_CHARGED_REPORTED_WORD, FOREBAY_SYNCED_CHARGED_WORD,
+    FOREBAY_SYNCED_CHECKSUM_WORD, FOREBAY_SYNCED_COUNT_BITS, FOREBAY_SYNCED_INCARNATION_WORD, FOREBAY_SYNCED_NAME_WORD,
+    FOREBAY_SYNCED_OTHERS_WORD, FOREBAY_SYNCED_REPORTED_UNTIL_WORD, FOREBAY_SYNCED_REPORTED_WORD,
+    FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell, ForebayHashKey, load128_acquire, prefetch,
+)
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport (
     ALLOWED, LOST, UNDECIDED, Clear, Decide, Events, Outcome, Table, Verdict, home_line, no_events, table_decide,
@@ -13,22 +18,31 @@ from forebay.core.table.table cimport (
 
 
 cdef enum:
-    NAME = 0                     # two words: what the key is called at Redis, 128 bits
-    INCARNATION = 2              # the id of the claim by which the key has come to the cell
-    CHECKSUM = 3                 # of the words before and of the cell's tag: they belong together
+    # Two words: the key's name at Redis, 128 bits.
+    NAME = FOREBAY_SYNCED_NAME_WORD
+    # The id of the claim by which the key came to the cell.
+    INCARNATION = FOREBAY_SYNCED_INCARNATION_WORD
+    # Of the words before and of the cell's tag: they belong together.
+    CHECKSUM = FOREBAY_SYNCED_CHECKSUM_WORD
     # Of a window, two pairs of words: a window's id and a sequence, and the counts of that window and the one before.
-    OTHERS = 4                   # by other hosts, as the reply to the report with this sequence has it
-    REPORTED = 6                 # by this host, as Redis knows it; the sequence of the last report
-    # Of a bucket, two pairs of words:
-    CHARGED = 4                  # ns that the cell's keys have been charged, less what was given back; it never stops
-    CHARGED_BEFORE = 5           # what that was when the incarnation began
-    CHARGED_REPORTED = 6         # us of the incarnation that Redis knows of, and the sequence of the last report
-    REPORTED_UNTIL = 7           # when that was read
-    WORDS_PER_CELL = 8
+    # By other hosts, as the reply to the report with this sequence has it.
+    OTHERS = FOREBAY_SYNCED_OTHERS_WORD
+    # By this host, as Redis knows it; the sequence of the last report.
+    REPORTED = FOREBAY_SYNCED_REPORTED_WORD
+    # Of a bucket, two pairs of words.
+    # ns that the cell's keys have been charged, less what was given back; it never stops.
+    CHARGED = FOREBAY_SYNCED_CHARGED_WORD
+    # What that was when the incarnation began.
+    CHARGED_BEFORE = FOREBAY_SYNCED_CHARGED_BEFORE_WORD
+    # us of the incarnation that Redis knows of, and the sequence of the last report.
+    CHARGED_REPORTED = FOREBAY_SYNCED_CHARGED_REPORTED_WORD
+    # When that was read.
+    REPORTED_UNTIL = FOREBAY_SYNCED_REPORTED_UNTIL_WORD
+    WORDS_PER_CELL = FOREBAY_SYNCED_WORDS_PER_CELL
 
 
 cdef enum:
-    COUNT_BITS = 32              # of a word of a window
+    COUNT_BITS = FOREBAY_SYNCED_COUNT_BITS  # of a word of a window
     # One exchange reports one in so many of the keys of which Redis knows all.
     IDLE_ROUNDS = 8
     # In place of a round number: read only; nothing is marked as about to be reported.

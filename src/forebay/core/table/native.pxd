@@ -22,6 +22,23 @@ cdef extern from "forebay/layout.h" nogil:
     const uint64_t FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW
     const uint64_t FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET
 
+    const int FOREBAY_MAX_LOG_LIMIT
+    const int FOREBAY_MAX_BUCKETS
+    const int FOREBAY_MAX_KEPT_BITS
+    const int FOREBAY_MAX_CONCURRENCY_LIMIT
+    const int FOREBAY_SYNCED_NAME_WORD
+    const int FOREBAY_SYNCED_INCARNATION_WORD
+    const int FOREBAY_SYNCED_CHECKSUM_WORD
+    const int FOREBAY_SYNCED_OTHERS_WORD
+    const int FOREBAY_SYNCED_REPORTED_WORD
+    const int FOREBAY_SYNCED_CHARGED_WORD
+    const int FOREBAY_SYNCED_CHARGED_BEFORE_WORD
+    const int FOREBAY_SYNCED_CHARGED_REPORTED_WORD
+    const int FOREBAY_SYNCED_REPORTED_UNTIL_WORD
+    const int FOREBAY_SYNCED_WORDS_PER_CELL
+    const int FOREBAY_SYNCED_COUNT_BITS
+    const int FOREBAY_LEASE_GENERATION_BITS
+
     ctypedef struct ForebayHeader:
         uint64_t manual_ns
         uint64_t extents_maker

@@ -17,13 +17,13 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
-from forebay.rate import Duration
+from forebay.rate import NS, Duration
 from forebay.redis.commands import Command, costs_of, keys_of
 from forebay.redis.executor import AsyncExecutor, Executor
 from forebay.redis.leased.fetch import (
@@ -42,7 +42,6 @@ from forebay.redis.leased.single_flight import SingleFlight
 __all__ = ["AsyncLeaseExecutor", "LeaseExecutor"]
 
 T = TypeVar("T")
-NS: Final = 1_000_000_000
 
 
 class LeaseExecutorBase(ABC):

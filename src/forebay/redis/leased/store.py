@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 from forebay.errors import shown, without_url
-from forebay.rate import Duration
+from forebay.rate import NS, Duration
 from forebay.redis.commands import LimiterCommands
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
 from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
@@ -17,8 +17,6 @@ from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
 
 __all__ = ["AsyncLeasedStore", "LeasedStore"]
-
-NS: Final = 1_000_000_000
 
 
 class LeasedStoreBase:

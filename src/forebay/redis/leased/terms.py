@@ -27,8 +27,7 @@ T = TypeVar("T")
 MS: Final = 1_000_000
 LEAST_LEASE_NS: Final = 10 * MS
 MOST_LEASE_NS: Final = 60_000 * MS
-# Of a lease's state, besides the permits.
-GENERATION_BITS: Final = 9
+STATE_BITS_BESIDES_PERMITS: Final = layout.LEASE_GENERATION_BITS + 1
 MOST_PERMIT_BITS: Final = 30
 OVERTAKEN: Final = 2
 # The version of the meaning of the words of leases and fetch slots.
@@ -120,7 +119,7 @@ class Terms(ABC):
     def _set_most(self, finest: int) -> None:
         """Set the most permits that a host may have on loan: its share, and what a lease's state has bits for."""
         quantum_bits = (self.longest_ns // finest).bit_length() + 1
-        bits = min(quantum_bits - GENERATION_BITS, MOST_PERMIT_BITS)
+        bits = min(quantum_bits - STATE_BITS_BESIDES_PERMITS, MOST_PERMIT_BITS)
         self.most_on_loan = max(min(int(self.limit * self.share), 2**bits - 1), 1)
 
     @abstractmethod

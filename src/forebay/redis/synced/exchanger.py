@@ -15,14 +15,13 @@ from typing import Final
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.window import FixedWindow
 from forebay.errors import ForebayError, StoreUnavailable
-from forebay.rate import Rate
+from forebay.rate import NS, Rate
 from forebay.redis.store import RedisStore
 from forebay.redis.synced.exchange import UNREPORTED_ONLY, Exchange
 from forebay.store import Store
 
 __all__ = ["Exchanger", "SyncStatus"]
 
-NS: Final = 1_000_000_000
 ELECTION: Final = "forebay.sync"
 """The limiter in a host's store that elects the process that exchanges."""
 LAST: Final = "forebay.synced"

@@ -16,7 +16,7 @@ from forebay.core.limiter import bound_arguments
 from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
 from forebay.errors import InvalidLimiter, StoreClosed, shown, without_url
-from forebay.rate import Duration, as_period_ns
+from forebay.rate import NS, Duration, as_period_ns
 from forebay.redis.algorithms import Gcra, rate_us
 from forebay.redis.store import RedisStore
 from forebay.redis.synced.exchange import ALL_KEYS, BucketExchange, Exchange, WindowExchange, name_of
@@ -25,7 +25,6 @@ from forebay.store import Store
 
 __all__ = ["SyncStatus", "SyncedStore"]
 
-NS: Final = 1_000_000_000
 MIN_INTERVAL_NS: Final = 10_000_000
 HOST_BYTES: Final = 8
 

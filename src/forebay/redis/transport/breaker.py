@@ -71,12 +71,11 @@ from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow
 from forebay.errors import StoreUnavailable
-from forebay.rate import Rate
+from forebay.rate import NS, Rate
 from forebay.store import Store
 
 __all__ = ["Breaker", "RedisStatus", "is_failure"]
 
-NS: Final = 1_000_000_000
 THRESHOLD: Final = 3
 FORGET_NS: Final = 86_400 * NS
 RECOVERY_S: Final = 1
