@@ -28,7 +28,7 @@ from forebay.rate import NS, Rate, as_rate
 from forebay.store import Store
 from forebay.web import ClientAddress, Passage
 from forebay.web.answers import AWAY, FULL, again
-from forebay.web.denials import STORE_WAIT_S, log_for_operator, seconds_up
+from forebay.web.denials import STORE_WAIT_S, log_for_operator, whole_seconds_up
 from forebay.web.functions import described, is_key
 from forebay.web.header_fields import Policy, Writer, checked_styles, header_writer
 from forebay.web.rules import is_redis
@@ -136,7 +136,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             log_for_operator(LimitsUnavailable.status_code, error)
             raise LimitsUnavailable(FULL) from error
         if decision.full and not decision.allowed:
-            raise LimitsUnavailable(FULL, max(1, seconds_up(decision.retry_after_ns)))
+            raise LimitsUnavailable(FULL, max(1, whole_seconds_up(decision.retry_after_ns)))
         visit: Visit | None = getattr(request._request, VISIT, None)
         if visit is not None:
             visit.add(Passage(fields_of([decision], ())))
@@ -173,7 +173,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
     def wait(self) -> float | None:
         """Whole seconds, rounded up: REST framework sends them as ``Retry-After``."""
         if self.decision is not None:
-            return max(1, seconds_up(self.decision.retry_after_ns))
+            return max(1, whole_seconds_up(self.decision.retry_after_ns))
         # Without a decision, as for a limit of 0: REST framework's answer without a history.
         return None if self.duration is None else float(self.duration / (self.num_requests + 1))
 

@@ -26,6 +26,7 @@ from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from forebay.core.table.table cimport table_now
 
 from forebay import waiting
+from forebay.core.arguments import costs_of, keys_of
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
 
@@ -235,14 +236,8 @@ cdef class AllOf:
         with everything before it charged.
         """
         cdef Attempt[MOST] attempts
-        if isinstance(keys, (str, bytes)):
-            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
-        keys = list(keys)
-        if isinstance(costs, int):
-            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
-        costs = [1] * len(keys) if costs is None else list(costs)
-        if len(costs) != len(keys):
-            raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
+        keys = keys_of(keys)
+        costs = costs_of(costs, len(keys))
         return [self.decide(key, cost, attempts, False) for key, cost in zip(keys, costs, strict=True)]
 
     cdef Reservation reserve_all(self, object key, object cost, Attempt* attempts):

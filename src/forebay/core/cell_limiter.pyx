@@ -25,9 +25,8 @@ from forebay.core.table.table cimport (
     no_events, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )
 
-import operator
-
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, shown
+from forebay.core.arguments import cost_of, costs_of, keys_of
+from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, shown
 from forebay.rate import as_period_ns
 
 
@@ -43,17 +42,12 @@ cdef int64_t whole_cost(object cost) except -1:
     cdef int overflow = 0
     cdef int64_t value
     if not PyLong_CheckExact(cost):
-        try:
-            if isinstance(cost, bool):
-                raise TypeError
-            cost = operator.index(cost)
-        except TypeError:
-            raise InvalidCost(f"a cost is a whole number of at least 0, not {shown(cost)}") from None
+        cost = cost_of(cost)
     value = PyLong_AsLongLongAndOverflow(cost, &overflow)
     if overflow > 0:
         return 0x7FFFFFFFFFFFFFFF
     if value < 0:
-        raise InvalidCost(f"a cost is a whole number of at least 0, not {shown(cost)}")
+        cost_of(cost)  # which raises
     return value
 
 
@@ -437,9 +431,7 @@ cdef class CellLimiter(Limiter):
         decided, or an exception is raised and none is charged. Not atomic: other processes' requests may come
         between. Faster than a loop of ``allow``, because cells are fetched ahead; large batches release the GIL.
         """
-        if isinstance(keys, (str, bytes)):
-            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
-        cdef list key_list = keys if type(keys) is list else list(keys)
+        cdef list key_list = keys if type(keys) is list else keys_of(keys)
         cdef bint with_gil = PyList_GET_SIZE(key_list) <= KEYS_WITH_GIL
         cdef Batch batch
         cdef Events events
@@ -454,12 +446,8 @@ cdef class CellLimiter(Limiter):
         batch.table = &self.table
         batch.hash_key = self.hash_key
         batch.kind = self.kind
-        if isinstance(costs, int):
-            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
         if costs is not None:
-            costs = list(costs)
-            if len(costs) != batch.size:
-                raise InvalidCost(f"{batch.size} keys need {batch.size} costs, not {len(costs)}")
+            costs = costs_of(costs, batch.size)
         # Until a key is decided, its place in the list of results holds its tag: every page of new memory costs a
         # large batch a fault. Nothing but this call can find the list meanwhile.
         results = PyList_New(batch.size)

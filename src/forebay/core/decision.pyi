@@ -54,3 +54,5 @@ def _decision(
     degraded: bool = False,
     full: bool = False,
 ) -> Decision: ...
+def seconds_from_ns(duration_ns: int) -> float:
+    """`seconds_up`, for Python."""

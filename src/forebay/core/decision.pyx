@@ -15,6 +15,11 @@ cdef double seconds_up(uint64_t duration_ns) noexcept:
     return seconds if duration_ns < <uint64_t>1 << 50 else nextafter(nextafter(seconds, INFINITY), INFINITY)
 
 
+def seconds_from_ns(uint64_t duration_ns):
+    """`seconds_up`, for Python."""
+    return seconds_up(duration_ns)
+
+
 @cython.final
 @cython.freelist(64)
 @cython.no_gc                            # its one object is a str

@@ -20,6 +20,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 from redis.crc import key_slot
 
 from forebay.core.all_of import ambiguous_key
+from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision, _decision
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidKey
@@ -32,9 +33,7 @@ from forebay.redis.commands import (
     Command,
     CommandFlow,
     LimiterCommands,
-    costs_of,
     encode_args,
-    keys_of,
 )
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
 from forebay.redis.executor import AsyncExecutor, Executor

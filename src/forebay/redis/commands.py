@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -13,9 +11,10 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from forebay.core.arguments import cost_of
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, ForeignState, InvalidCost, InvalidKey, StoreUnavailable, shown
+from forebay.errors import ForebayError, ForeignState, InvalidKey, StoreUnavailable, shown
 from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, Seen, delay_us
 from forebay.redis.keys import KeySpace, fingerprint
@@ -29,15 +28,11 @@ __all__ = [
     "LimiterCommands",
     "LimiterSpec",
     "StaggeredCommands",
-    "costs_of",
     "encode_args",
     "given_up",
-    "keys_of",
     "noop",
     "read_nothing",
-    "seconds_up",
     "was_allowed",
-    "whole_cost",
 ]
 
 T = TypeVar("T")
@@ -120,34 +115,6 @@ def encode_args(arguments: Iterable[int | bytes | str]) -> list[bytes | str]:
     return [argument if isinstance(argument, bytes | str) else b"%d" % argument for argument in arguments]
 
 
-def whole_cost(cost: Any) -> int:
-    if type(cost) is not int:
-        try:
-            if isinstance(cost, bool):
-                raise TypeError
-            cost = operator.index(cost)
-        except TypeError:
-            raise InvalidCost(f"a cost is a whole number of at least 0, not {shown(cost)}") from None
-    if cost < 0:
-        raise InvalidCost(f"a cost is a whole number of at least 0, not {shown(cost)}")
-    return int(cost)
-
-
-def keys_of(keys: Iterable[T]) -> list[T]:
-    if isinstance(keys, (str, bytes)):
-        raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
-    return list(keys)
-
-
-def costs_of(costs: Iterable[Any] | None, count: int) -> list[Any]:
-    if isinstance(costs, int):
-        raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
-    listed = [1] * count if costs is None else list(costs)
-    if len(listed) != count:
-        raise InvalidCost(f"{count} keys need {count} costs, not {len(listed)}")
-    return listed
-
-
 @dataclass(slots=True)
 class Booked:
     """What became of a ``reserve``, and how to cancel it."""
@@ -173,11 +140,6 @@ class Booked:
         if self.cancelling and self.pid == os.getpid():
             cancelling, self.cancelling = self.cancelling, None
             yield from cancelling
-
-
-def seconds_up(duration_ns: int) -> float:
-    seconds = duration_ns / 1e9
-    return seconds if duration_ns < 2**50 else math.nextafter(seconds, math.inf)
 
 
 class LimiterSpec(NamedTuple):
@@ -233,12 +195,12 @@ class LimiterCommands:
         algorithm = algorithm or self.algorithm
         if type(cost) is int and cost == 1:
             return algorithm.unit
-        return algorithm.charge(whole_cost(cost), self.name)
+        return algorithm.charge(cost_of(cost), self.name)
 
     def refund_charge(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
         """What a refund gives back: at most what a new key has."""
         algorithm = algorithm or self.algorithm
-        return self.charge_for(key, min(whole_cost(cost), algorithm.limit), algorithm)
+        return self.charge_for(key, min(cost_of(cost), algorithm.limit), algorithm)
 
     def tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
         """The limiter's own algorithm, or one with what a call brings along."""
@@ -310,7 +272,7 @@ class LimiterCommands:
         charge = self.refund_charge(key, cost, self.tier(rate, burst))
         command = self._command(b"refund", self.key(key), charge, 2, read_nothing)
         if request_id is not None:
-            if whole_cost(cost) > charge.cost:
+            if cost_of(cost) > charge.cost:
                 # Nothing that was charged once.
                 return
             command.arguments[1] = b"1"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, NoReturn, TypeVar
 
-from forebay.core.decision import Decision
+from forebay.core.arguments import costs_of, keys_of
+from forebay.core.decision import Decision, seconds_from_ns
 from forebay.core.table.keys import Key
 from forebay.rate import Duration, Rate
 from forebay.redis.commands import (
@@ -13,10 +14,7 @@ from forebay.redis.commands import (
     Booked,
     CommandFlow,
     LimiterCommands,
-    costs_of,
-    keys_of,
     noop,
-    seconds_up,
     was_allowed,
 )
 from forebay.redis.executor import AsyncExecutor, Executor
@@ -66,7 +64,7 @@ class BaseReservation(Operated[E], Generic[E]):
     @property
     def delay(self) -> float:
         """In seconds; never less than ``delay_ns``."""
-        return seconds_up(self._booked.delay_ns)
+        return seconds_from_ns(self._booked.delay_ns)
 
     @operation
     def cancel(self) -> Pending[None]:

@@ -18,7 +18,7 @@ from forebay.web.header_fields import Policy, Writer, header_writer
 from forebay.web.request import Request
 from forebay.web.rules import Denial, Rule
 
-__all__ = ["DENYING_ERRORS", "HOLDER_WAIT_S", "STORE_WAIT_S", "Denials", "log_for_operator", "seconds_up"]
+__all__ = ["DENYING_ERRORS", "HOLDER_WAIT_S", "STORE_WAIT_S", "Denials", "log_for_operator", "whole_seconds_up"]
 
 HOLDER_WAIT_S: Final = 1
 """``Retry-After`` while all permits are held: a holder may be done at any time."""
@@ -41,7 +41,7 @@ def log_for_operator(status: int, error: Exception) -> None:
         _log.error("requests are answered by %d: %s", status, error)
 
 
-def seconds_up(duration_ns: int) -> int:
+def whole_seconds_up(duration_ns: int) -> int:
     """Whole seconds, rounded up: a client that waits for so long is not too early."""
     return -(-duration_ns // NS)
 
@@ -71,7 +71,7 @@ class Denials:
         rule, decision = max(denied, key=lambda pair: (not pair[1].full, pair[1].retry_after_ns))
         if decision.full:
             return self.full(decision.retry_after_ns)
-        wait_s = HOLDER_WAIT_S if rule.is_held else max(1, seconds_up(decision.retry_after_ns))
+        wait_s = HOLDER_WAIT_S if rule.is_held else max(1, whole_seconds_up(decision.retry_after_ns))
         # A shadow ban has the fields of success.
         visible = [pair for pair in (pairs if rule.is_hidden else denied) if not pair[0].is_hidden]
         visible_rules = [rule for rule, _ in visible]
@@ -92,7 +92,7 @@ class Denials:
 
     def full(self, wait_ns: int) -> Denial:
         """The store has no room for another key, and its ``on_full`` is ``"deny"``."""
-        return Denial(self._unavailable_rule, (), None, max(1, seconds_up(wait_ns)), (), FULL)
+        return Denial(self._unavailable_rule, (), None, max(1, whole_seconds_up(wait_ns)), (), FULL)
 
     def _never(self, error: CostExceedsLimit) -> Denial:
         rule = next((rule for rule in self._rules if rule.limiter.name == error.limiter), None)

@@ -36,7 +36,8 @@ from forebay.core.table.table cimport (
 from inspect import Signature
 
 from forebay import holding, waiting
-from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, shown
+from forebay.core.arguments import costs_of, keys_of
+from forebay.errors import CostExceedsLimit, InvalidLimiter, LimitExceeded, shown
 from forebay.rate import as_period_ns
 from forebay.segment import layout
 from forebay.segment.extents import ExtentShape, Purpose, open_extent
@@ -528,12 +529,8 @@ cdef class Concurrency(Limiter):
     def allow_many(self, keys, costs=None):
         """A list of bools, one per key, decided in order: ``allow`` for each. `costs` is an iterable of as many."""
         cdef Verdict verdict
-        if isinstance(keys, (str, bytes)):
-            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
-        tags = [self.tag_of(key) for key in keys]
-        cost_list = [1] * len(tags) if costs is None else [self.checked_cost(cost) for cost in costs]
-        if len(cost_list) != len(tags):
-            raise InvalidCost(f"{len(tags)} keys need {len(tags)} costs, not {len(cost_list)}")
+        tags = [self.tag_of(key) for key in keys_of(keys)]
+        cost_list = [self.checked_cost(cost) for cost in costs_of(costs, len(tags))]
         return [
             bool(self.take_unleased(tag, cost, &verdict)) if cost else True
             for tag, cost in zip(tags, cost_list, strict=True)

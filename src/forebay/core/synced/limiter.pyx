@@ -123,7 +123,7 @@ from forebay.core.table.table cimport (
     ALLOWED, UNDECIDED, Clear, Events, Outcome, Verdict, fingerprint_of, no_events, table_decide, table_find, table_now,
 )
 
-from forebay.errors import InvalidCost, InvalidKey, shown
+from forebay.core.arguments import costs_of, keys_of
 from forebay.segment.extents import ExtentShape, open_extent
 
 
@@ -197,14 +197,8 @@ cdef class SyncedLimiter(CellLimiter):
     def allow_many(self, keys, costs=None):
         """Decide a batch in order: a list of bools, one per key. As so many calls of ``hit``, after all are checked."""
         cdef Charge charge
-        if isinstance(keys, (str, bytes)):
-            raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
-        if isinstance(costs, int):
-            raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
-        keys = list(keys)
-        costs = [1] * len(keys) if costs is None else [whole_cost(cost) for cost in costs]
-        if len(costs) != len(keys):
-            raise InvalidCost(f"{len(keys)} keys need {len(keys)} costs, not {len(costs)}")
+        keys = keys_of(keys)
+        costs = [whole_cost(cost) for cost in costs_of(costs, len(keys))]
         for key, cost in zip(keys, costs, strict=True):
             self.tag_of(key)
             self.charge_for(cost, &self.params, &charge)

@@ -19,12 +19,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, cast
 
+from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.rate import NS, Duration
-from forebay.redis.commands import Command, costs_of, keys_of
+from forebay.redis.commands import (
+    Command,
+)
 from forebay.redis.executor import AsyncExecutor, Executor
 from forebay.redis.leased.fetch import (
     CHECKS_PER_LEASE,

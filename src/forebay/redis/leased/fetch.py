@@ -13,11 +13,14 @@ from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from forebay.core.arguments import cost_of
 from forebay.core.decision import Decision
 from forebay.core.leased import BUSY, CLOSED, FETCH_SLOT_QUANTUM_NS, UNKNOWN_SIZE, Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
-from forebay.redis.commands import Command, whole_cost
+from forebay.redis.commands import (
+    Command,
+)
 from forebay.redis.leased.terms import OVERTAKEN, BucketTerms, Place, Terms, WindowTerms
 
 __all__ = [
@@ -330,7 +333,7 @@ def peeked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:
 
 def refunded(permits: Permits, key: Key, cost: int) -> Steps[None]:
     """Refund in Redis: permits added to the lease would exceed the loan that Redis has recorded."""
-    cost = min(whole_cost(cost), permits.terms.limit)
+    cost = min(cost_of(cost), permits.terms.limit)
     if isinstance(permits.terms, WindowTerms):
         yield from permits.terms.refund(key, cost)
         forgive(permits, key)
