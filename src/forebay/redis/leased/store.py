@@ -48,7 +48,7 @@ class LeasedStoreBase:
             args = (self.redis_store, *args[1:])
         else:
             kwargs = {**kwargs, "store": self.redis_store}
-        strict: LimiterCommands = self.redis_store._make_limiter(kind, args, kwargs).commands
+        strict: LimiterCommands = kind(*args, **kwargs).commands
         terms = terms_of(kind, strict, self.host_store, self._options, round(self.redis_store.executor.timeout_s * NS))
         return strict.name, terms
 
