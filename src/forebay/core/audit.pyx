@@ -1,11 +1,11 @@
-"""What can be wrong with the bytes of a segment: for `forebay.verification`.
+"""Consistency checks of a segment's bytes, for `forebay.verification`.
 
-Others may be deciding meanwhile, and the mapping may be read-only. So nothing here writes, nothing takes a load that
-may be a CAS on some processors, and what is found may only have been on its way from one good state to the next: the
-caller looks again before it believes it.
+Processes may take decisions during a check, and the mapping may be read-only. So nothing here writes, and no load here
+may be a CAS on any processor. A finding may be an intermediate state of a running operation: the caller checks again
+before it reports the finding.
 
-Where a key's cells may lie is written here once more, on purpose: a check that asked table.pyx would find every place
-right that table.pyx has chosen.
+This module computes a key's probe set by its own code, on purpose. A check that called table.pyx would accept every
+place that table.pyx has chosen.
 """
 
 cimport cython
@@ -30,14 +30,14 @@ from forebay.segment.process_identity import PID_BITS
 
 cdef enum:
     CELLS_PER_GROUP = FOREBAY_CELLS_PER_LINE * FOREBAY_LINES_PER_GROUP
-    # So often is something read again that has changed meanwhile.
+    # The most reads of a value that changes while it is read.
     MOST_READS = 100
-    # Of so many in one stretch of cells it is said what they are.
+    # The most problems that one `Counts` describes. It counts all of them.
     MOST_PROBLEMS = 1000
-    # Of a sliding log's entry.
+    # Bits of a sliding log's entry.
     LAP_BIT = 62
     GIVEN_BACK_BIT = 63
-    # Of a synced limiter's words, see docs/segment-format.md.
+    # Places of a synced limiter's words, see docs/segment-format.md.
     INCARNATION = FOREBAY_SYNCED_INCARNATION_WORD
     CHECKSUM = FOREBAY_SYNCED_CHECKSUM_WORD
     REPORTED_COUNTS = FOREBAY_SYNCED_REPORTED_WORD + 1
@@ -51,7 +51,7 @@ cdef uint64_t CLAIM_STRIPES = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACI
 LATEST_NS = (<uint64_t>1 << TIME_BITS) - 1
 
 
-# What is wrong with a cell or its words; 0 for nothing.
+# A problem of a cell or its words; 0 for none.
 cdef enum Problem:
     FINE
     BAD_KIND
@@ -86,16 +86,16 @@ PROBLEMS = (
 
 @cython.final
 cdef class Counts:
-    """What a look at a stretch of cells has counted, and the problems that it found."""
+    """The counts and problems that the checks of a range of cells have found."""
 
     cdef public list kinds               # cells, by kind
     cdef public uint64_t live
     cdef public uint64_t stale_claims
-    cdef public uint64_t unfinished      # rings with entries that are claimed and not written
+    cdef public uint64_t unfinished      # rings with entries that are claimed, but not written
     cdef public uint64_t held            # slots
-    cdef public uint64_t busy            # cells that changed whenever they were looked at
+    cdef public uint64_t busy            # cells that changed during each of `MOST_READS` reads
     cdef public uint64_t problem_count
-    cdef public list problems            # the first: (problem, cell, its tag, its state, where else, what is there)
+    cdef public list problems            # the first: (problem, cell, its tag, its state, place, value there)
 
     def __cinit__(self):
         self.kinds = [0] * (1 << FOREBAY_KIND_BITS)
@@ -112,7 +112,7 @@ cdef int add_problem(
 
 
 cdef ForebayCell read_pair(const ForebayCell* cell) noexcept nogil:
-    """Both halves of a cell, unless they never stand still."""
+    """Both halves of a cell as of one moment; if they change during each of `MOST_READS` reads, of two moments."""
     cdef ForebayCell seen
     cdef int _
     for _ in range(MOST_READS):
@@ -128,7 +128,7 @@ cdef inline uint64_t kind_of(uint64_t tag) noexcept nogil:
 
 
 cdef inline void probe_groups(uint64_t tag, uint64_t group_count, uint64_t* groups) noexcept nogil:
-    """The groups that a key's cells lie in; with fewer groups than that, some of them more than once."""
+    """The groups of a key's probe set. If the table has fewer groups than a probe set, some of them repeat."""
     cdef uint64_t fingerprint = tag & ~low_mask(FOREBAY_KIND_BITS)
     groups[0] = multiply_high(fingerprint, group_count)
     groups[1] = multiply_high(fingerprint * <uint64_t>0x9E3779B97F4A7C15, group_count)
@@ -149,8 +149,8 @@ cdef struct Cells:
     uint64_t used                # cells that keys may live in
     uint64_t kinds               # a bit for each kind that may be there
     uint64_t now_ns
-    uint64_t latest_ns           # no state is later
-    int kept_bits                # of a state, that belong to the cell; -1: it isn't known how many
+    uint64_t latest_ns           # no valid state is later
+    int kept_bits                # bits of a state that belong to the cell; -1: their number is unknown
 
 
 cdef Cells cells_at(
@@ -173,7 +173,7 @@ cdef Cells cells_at(
 
 
 cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) noexcept nogil:
-    """What is wrong with a cell by itself."""
+    """The problem of one cell, judged without other cells."""
     cdef uint64_t[FOREBAY_GROUPS_PER_KEY] groups
     cdef uint64_t kind = kind_of(seen.tag)
     if index >= cells.used:
@@ -193,7 +193,7 @@ cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) no
     return FINE if is_among(index // CELLS_PER_GROUP, groups) else BAD_PLACE
 
 
-# A claim's id, as docs/segment-format.md charges it.
+# The length of a claim's sequence number, part of its id: see docs/segment-format.md.
 cdef inline int claim_sequence_bits(int kept_bits) noexcept nogil:
     return 28 if kept_bits <= 16 else 20 if kept_bits <= 24 else 16
 
@@ -210,7 +210,7 @@ cdef bint is_stale_claim(const Cells* cells, uint64_t state) noexcept nogil:
 
 
 cdef int64_t find_again(const Cells* cells, uint64_t index, uint64_t tag) noexcept nogil:
-    """Another cell of the probe set, at a higher place, that has this tag; -1 for none."""
+    """The index of another cell of the probe set that has this tag, if it is greater than `index`; -1 for none."""
     cdef uint64_t[FOREBAY_GROUPS_PER_KEY] groups
     cdef uint64_t group, i
     cdef int g
@@ -226,7 +226,7 @@ cdef int64_t find_again(const Cells* cells, uint64_t index, uint64_t tag) noexce
 
 
 cdef void prefetch_probes(const Cells* cells, uint64_t first) noexcept nogil:
-    """Of the cells of one group, the groups that come later: to read one after the other would be to wait for each."""
+    """Prefetch the later groups in the probe sets of one group's cells. Without it each read would wait for memory."""
     cdef uint64_t[FOREBAY_GROUPS_PER_KEY] groups
     cdef uint64_t tag
     cdef int i, g, line
@@ -244,7 +244,7 @@ def look_at_cells(
     Counts counts, const uint8_t[::1] memory, uint64_t offset, uint64_t group_count, uint64_t first, uint64_t last, *,
     uint64_t used, tuple kinds, int kept_bits, uint64_t now_ns, uint64_t latest_ns,
 ):
-    """The cells from `first` to before `last` of the table at `offset`: each by itself, and against others of its key.
+    """Check the cells `first` to `last` - 1 of the table at `offset`: each one alone, and for a second cell of its key.
     """
     cdef Cells cells = cells_at(memory, offset, group_count, used, kinds, kept_bits, now_ns, latest_ns)
     cdef uint64_t[1 << FOREBAY_KIND_BITS] by_kind
@@ -268,7 +268,7 @@ def look_at_cells(
                 live += (seen.state if kind == FOREBAY_KIND_TAT else seen.state >> FRACTION_BITS) > now_ns
                 if problem == FINE:
                     other = find_again(&cells, index, seen.tag)
-                    # It may have moved there meanwhile.
+                    # The key may have moved to that cell between the two reads.
                     if other >= 0 and load_acquire(&cells.cells[index].tag) == seen.tag:
                         problem = TWICE
             elif kind == FOREBAY_KIND_CLAIM and kept_bits >= 0:
@@ -285,27 +285,27 @@ def look_at_cells(
 # The words of an extent, and how to read them.
 cdef struct Words:
     const uint64_t* first
-    uint64_t count               # of each cell
+    uint64_t count               # words per cell
     uint64_t limit
     uint64_t period_ns           # the window, the length of a bucket, or the longest lease
     uint64_t phase_ns
-    int low_bits                 # of a state
-    uint64_t now_ns              # as late as any time can be
+    int low_bits                 # bits of a state below its time
+    uint64_t now_ns              # the latest valid time
 
 
 cdef struct Found:
     Problem problem
-    uint64_t where               # which of the cell's words, or which slot
-    uint64_t there
+    uint64_t where               # index of the cell's word, or of the slot
+    uint64_t there               # the value there
     bint unfinished
 
 
 cdef Found check_ring(const Words* words, ForebayCell seen, const uint64_t* ring) noexcept nogil:
-    """A sliding log's, see sliding_log.pyx: its entries are times plus 1.
+    """Check the ring of a sliding log, see sliding_log.pyx. An entry is a time plus 1.
 
-    From the oldest to the newest, times fall by less than a quantum: by as much as the time of who helps may be later
-    than that of who is helped, when both write entries of one request. What was given back counts for nothing, and may
-    be of an older key.
+    From the oldest entry to the newest, a time may be earlier than the one before by less than a quantum. This happens
+    if two processes write the entries of one request: the helper's time may be that much later than the claimant's.
+    An entry that was given back doesn't count, and may belong to an older key.
     """
     cdef uint64_t limit = words.limit
     cdef uint64_t quantum_ns = max(<uint64_t>1, <uint64_t>1 << words.low_bits >> FRACTION_BITS)
@@ -321,7 +321,8 @@ cdef Found check_ring(const Words* words, ForebayCell seen, const uint64_t* ring
         return Found(BAD_POSITION, position, 0, False)
     if is_member:
         latest = min(latest, leaves_ns - min(leaves_ns, words.period_ns) + 1)
-    # The newest first: the last request's may not be written yet, or never if its process was killed.
+    # Newest entry first. The last request may not have written its entries yet; if its process was killed, it never
+    # will.
     for i in range(limit):
         place = position + limit - 1 - i
         if place >= limit:
@@ -343,7 +344,7 @@ cdef Found check_ring(const Words* words, ForebayCell seen, const uint64_t* ring
 
 
 cdef Found check_marks(const Words* words, ForebayCell seen, const uint64_t* marks) noexcept nogil:
-    """A bucketed window's, see bucketed_window.pyx."""
+    """Check the marks of a bucketed window, see bucketed_window.pyx."""
     cdef uint64_t buckets = words.count
     cdef uint64_t total = low_of(seen.state, words.low_bits)
     cdef uint64_t leaves_ns = time_of(seen.state, words.low_bits)
@@ -364,7 +365,7 @@ cdef Found check_marks(const Words* words, ForebayCell seen, const uint64_t* mar
             continue
         if bucket % buckets != i or bucket > last:
             return Found(BAD_MARK_PLACE, i, mark, False)
-        # One of a later bucket than the state's is of a process that was killed, or is about to move the state there.
+        # A process wrote the mark of a bucket later than the state's. It was killed, or will move the state there next.
         if is_member and bucket <= newest < bucket + buckets and (
                 low_of(total - mark, words.low_bits) > low_mask(words.low_bits) >> 1):
             return Found(BAD_TOTAL, i, mark, False)
@@ -372,7 +373,7 @@ cdef Found check_marks(const Words* words, ForebayCell seen, const uint64_t* mar
 
 
 cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) noexcept nogil:
-    """A concurrency limit's, see slots.pxd: hints, slots, and nothing up to the end of the cache line."""
+    """Check the words of a concurrency limit, see slots.pxd: hints, slots, and zeros to the end of the cache line."""
     cdef uint64_t limit = words.limit
     cdef uint64_t bit_words = (limit + 127) // 128 * 2
     cdef uint64_t i, bits, beyond
@@ -400,7 +401,7 @@ cdef Found check_slots(const Words* words, const uint64_t* own, uint64_t* held) 
 
 
 cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* own) noexcept nogil:
-    """A synced limiter's, see synced/limiter.pyx. Each word by itself, as they change while a cell stays what it is."""
+    """Check a synced limiter's words, see synced/limiter.pyx: each alone, as they change while the cell doesn't."""
     cdef uint64_t checksum = load_acquire(&own[CHECKSUM])
     cdef uint64_t incarnation = load_acquire(&own[INCARNATION])
     cdef uint64_t last = load_acquire(&own[REPORTED_UNTIL])
@@ -413,7 +414,7 @@ cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* 
         return Found(BAD_UNTIL if last > words.now_ns else FINE, REPORTED_UNTIL, last, False)
     told = low_of(last >> FOREBAY_SYNCED_COUNT_BITS, UNANSWERED_BIT)
     before = low_of(last, UNANSWERED_BIT)
-    # A state has one count, or two if the window slides.
+    # A fixed window's state holds one count, a sliding window's two.
     if max(told, before) > low_mask(
             words.low_bits // 2 if algorithm == FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW else words.low_bits):
         return Found(BAD_REPORTED, REPORTED_COUNTS, last, False)
@@ -425,7 +426,7 @@ def look_at_words(
     uint64_t used, uint64_t algorithm, uint64_t word_count, uint64_t limit, uint64_t period_ns, uint64_t phase_ns,
     int low_bits, uint64_t now_ns,
 ):
-    """The words of each cell from `first` to before `last`, read while the cell's state stayed what it was."""
+    """Check the words of the cells `first` to `last` - 1, read while the cell itself didn't change."""
     cdef Cells cells = cells_at(memory, offset, group_count, used, (), -1, now_ns, 0)
     cdef Words words = Words(NULL, word_count, limit, period_ns, phase_ns, low_bits, now_ns)
     cdef uint64_t begin = offset + group_count * <uint64_t>layout.GROUP_BYTES
@@ -480,7 +481,7 @@ cdef ForebayHashKey hash_key_from(tuple hash_key) except *:
 
 
 def keyed_hash(tuple hash_key, bytes text):
-    """What the list of limiters has for a name, and the list of extents for what an extent is for."""
+    """The identity of a limiter or an extent in its list: the keyed hash of its text."""
     return siphash13(
         hash_key_from(hash_key), <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)) | 1
 
@@ -503,8 +504,8 @@ cdef int64_t first_used(const uint8_t* bytes, uint64_t first, uint64_t last, uin
 
 
 def look_at_unused(const uint8_t[::1] memory, uint64_t first, uint64_t last):
-    """Of bytes that belong to nobody: how many blocked cells are there, and the place of the first word that is neither
-    of those nor zero; -1 if there is none."""
+    """Check bytes that no limiter uses: the number of blocked cells, and the place of the first word that is neither
+    blocked nor zero; -1 if there is none."""
     cdef uint64_t blocked = 0
     cdef int64_t used = -1
     if first % 8 or last > <uint64_t>len(memory):

@@ -6,11 +6,11 @@ from forebay.core.table.segment_view cimport Segment
 cdef class Reservation:
     cdef object limiter
     cdef Segment segment
-    cdef uint64_t forks                      # in which process it was booked
+    cdef uint64_t forks                      # the fork count of the process that booked
     cdef object key
     cdef object cost
     cdef bint booked                         # and not cancelled
-    cdef uint64_t charged_state              # what the limiter's ``_cancel`` knows it by
+    cdef uint64_t charged_state              # the state that the booking left, for the limiter's ``_cancel``
     cdef readonly bint allowed
     cdef readonly bint full                  # whether `on_full` decided, as the store had no room for the key
     cdef readonly uint64_t delay_ns
@@ -21,5 +21,5 @@ cdef Reservation new_reservation(
     object limiter, Segment segment, object key, object cost, bint allowed, bint booked, uint64_t now_ns,
     uint64_t delay_ns, uint64_t charged_state, bint full)
 
-# A longest delay in ns; None is none.
+# `max_delay` in ns; for None the largest number.
 cdef uint64_t delay_ns_of(object max_delay) except? 0

@@ -2,12 +2,11 @@ from typing import NoReturn, final
 
 @final
 class Reservation:
-    """Permits booked for later. True when they were.
+    """Permits booked for later use. True if they were booked.
 
-    ``allowed``; ``delay``, the seconds from the booking on after which they may be used, or, when nothing was booked,
-    after which asking again may succeed; ``delay_ns`` and ``due_ns``, the same in exact nanoseconds, and as the
-    segment's time; ``full``, whether the store had no room for the key, so that its ``on_full`` has decided.
-    Reservations are made by limiters only.
+    ``allowed``; ``delay``: the seconds from the booking until the permits may be used, or, if nothing was booked, until
+    another attempt may succeed; ``delay_ns``, the same in exact nanoseconds, and ``due_ns``, the segment's time at its
+    end; ``full``: the store had no room for the key, and its ``on_full`` decided. Only limiters make reservations.
     """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property
@@ -21,10 +20,10 @@ class Reservation:
     @property
     def full(self) -> bool: ...
     def cancel(self) -> None:
-        """Give the permits back, once, as far as they still count.
+        """Give back those of the permits that still count. Further calls do nothing.
 
-        Who has booked behind keeps its time. So as long as one of them may not go yet, nothing is given back: the place
-        of this booking can't be given to anybody else. In a child that was forked since, it does nothing: only the
-        process that has booked cancels.
+        Later bookings keep their times, so no other request can take the place of this one. Nothing is given back while
+        a later booking still waits for its time. In a child that was forked since the booking, ``cancel`` does nothing:
+        only the process that booked can cancel.
         """
     def __bool__(self) -> bool: ...

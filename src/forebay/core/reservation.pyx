@@ -1,7 +1,7 @@
-"""The answer to `reserve`.
+"""The result of `reserve`.
 
-Compiled, so that no signal handler, and no KeyboardInterrupt, comes between a booking and the object that can cancel
-it.
+Compiled, so that no signal handler, and so no KeyboardInterrupt, can run between a booking and the creation of the
+object that cancels it.
 """
 
 cimport cython
@@ -42,15 +42,14 @@ cdef Reservation new_reservation(
 
 @cython.final
 cdef class Reservation:
-    """Permits booked for later. True when they were.
+    """Permits booked for later use. True if they were booked.
 
-    ``allowed``; ``delay``, the seconds from the booking on after which they may be used, or, when nothing was booked,
-    after which asking again may succeed; ``delay_ns`` and ``due_ns``, the same in exact nanoseconds, and as the
-    segment's time; ``full``, whether the store had no room for the key, so that its ``on_full`` has decided.
-    Reservations are made by limiters only.
+    ``allowed``; ``delay``: the seconds from the booking until the permits may be used, or, if nothing was booked, until
+    another attempt may succeed; ``delay_ns``, the same in exact nanoseconds, and ``due_ns``, the segment's time at its
+    end; ``full``: the store had no room for the key, and its ``on_full`` decided. Only limiters make reservations.
     """
 
-    __signature__ = Signature()  # of no compiled class does inspect find one by itself
+    __signature__ = Signature()  # inspect finds no signature of a compiled class by itself
 
     def __init__(self):
         raise TypeError("reservations are made by limiters: use limiter.reserve(key)")
@@ -60,11 +59,11 @@ cdef class Reservation:
         return seconds_up(self.delay_ns)
 
     def cancel(self):
-        """Give the permits back, once, as far as they still count.
+        """Give back those of the permits that still count. Further calls do nothing.
 
-        Who has booked behind keeps its time. So as long as one of them may not go yet, nothing is given back: the place
-        of this booking can't be given to anybody else. In a child that was forked since, it does nothing: only the
-        process that has booked cancels.
+        Later bookings keep their times, so no other request can take the place of this one. Nothing is given back while
+        a later booking still waits for its time. In a child that was forked since the booking, ``cancel`` does nothing:
+        only the process that booked can cancel.
         """
         if self.booked and self.forks == self.segment.forks[0]:
             self.booked = False

@@ -1,4 +1,4 @@
-"""From a key to its hash: the same in every process, and secret to a process without the segment."""
+"""The hash of a key: equal in every process of the segment, and unknown to a process without the segment."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
@@ -23,12 +23,12 @@ cdef inline ForebayHashKey in_domain(ForebayHashKey key, KeyDomain domain) noexc
     return key
 
 
-# A limiter's own hash key, so that one user has unrelated fingerprints in two limiters.
+# The limiter's own hash key, so that one key has unrelated fingerprints in two limiters.
 cdef ForebayHashKey derive_key(ForebayHashKey segment_key, bytes name)
 
 cdef uint64_t hash_other_key(object key, ForebayHashKey hash_key) except? 0
 
-# A hash of two hashes.
+# The hash of two hashes.
 cdef uint64_t hash_pair(uint64_t first, uint64_t second, ForebayHashKey hash_key, KeyDomain domain) noexcept
 
 

@@ -1,4 +1,4 @@
-"""Hashing the keys that are not plain ASCII text."""
+"""Hashes of keys that are not plain ASCII text."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
@@ -14,7 +14,7 @@ Key = str | bytes | int | tuple[str | bytes | int, ...]
 
 
 cdef uint64_t hash_bytes(object data, ForebayHashKey key, KeyDomain domain) noexcept:
-    """Of a bytes object or an instance of a subclass."""
+    """The hash of a bytes object, or of an instance of a subclass."""
     return siphash13(
         in_domain(key, domain), <const uint8_t*>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data))
 
@@ -32,7 +32,7 @@ cdef uint64_t hash_pair(uint64_t first, uint64_t second, ForebayHashKey hash_key
 
 
 cdef bytes utf8(object text):
-    """Of ASCII text, the text itself; lone surrogates, as in undecodable file names, get a form of their own."""
+    """UTF-8. Lone surrogates, as in undecodable file names, are encoded as if they were characters."""
     return PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass")
 
 
@@ -41,7 +41,7 @@ cdef bytes two_complement(object number):
 
 
 cdef bytes encode_part(object part):
-    """One part of a tuple: its type and its length, so that no two tuples have one encoding."""
+    """The encoding of one part of a tuple, with its type and length: different tuples have different encodings."""
     cdef bytes data
     if isinstance(part, str):
         kind, data = b"s", utf8(part)
@@ -55,12 +55,12 @@ cdef bytes encode_part(object part):
 
 
 cdef uint64_t hash_other_key(object key, ForebayHashKey hash_key) except? 0:
-    """Subclasses count as what they derive from, by value: none of their own methods is called."""
+    """The hash of any key. An instance of a subclass hashes as its base type does; no method of it is called."""
     cdef int overflow = 0
     cdef int64_t number
     if isinstance(key, str):
         return hash_bytes(utf8(key), hash_key, TEXT)
-    # True would be one client with 1: whoever gives an answer for a key has forgotten what it was asked about.
+    # True would be the same client as 1. A bool as a key is most likely the result of a test, passed by mistake.
     if isinstance(key, int) and not isinstance(key, bool):
         number = PyLong_AsLongLongAndOverflow(key, &overflow)
         if overflow == 0:

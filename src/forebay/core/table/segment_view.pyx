@@ -1,4 +1,4 @@
-"""Mapping a segment, its clock, and the process-wide generation."""
+"""The mappings of a segment and its extents, the segment's clock, and the process-wide generation."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -34,21 +34,21 @@ if watch_forks() != 0:
 
 
 def forks():
-    """How many forks lie between the process that imported this module and this one."""
+    """The number of forks between the process that imported this module and this process."""
     return forebay_forks
 
 
 def next_generation():
-    """Make every limiter of this process look again at what it holds, before its next decision."""
+    """Start a new generation: each limiter of this process attaches again before its next decision."""
     native_next_generation()
 
 
 @cython.final
 cdef class Extent:
-    """The mapping of an extent: `group_count` groups, and behind them `word_count` words.
+    """The mapping of an extent: `group_count` groups, followed by `word_count` words.
 
-    Its first `used_cells` cells are for keys; with fewer than the table has, the others are blocked. Takes the open
-    file, and keeps no reference to it. The mapping lives as long as the object.
+    Keys use the first `used_cells` cells; the other cells of the table are blocked. The constructor takes an open file
+    descriptor and keeps no reference to it. The mapping lives as long as the object.
     """
 
     def __cinit__(
@@ -70,7 +70,7 @@ cdef class Extent:
         self.table.has_record = word_count != 0
         self.table.end = self.table.cells + used_cells
         self.table.line_mask = <uint64_t>(FOREBAY_LINES_PER_GROUP - 1)
-        # Where there are lines without a cell to use, they are nobody's home.
+        # A line without a usable cell must not be the home line of any key.
         while self.table.line_mask and used_cells <= self.table.line_mask // 2 * FOREBAY_CELLS_PER_LINE + (
                 FOREBAY_CELLS_PER_LINE):
             self.table.line_mask //= 2
@@ -81,14 +81,15 @@ cdef class Extent:
             munmap(self.base, self.size)
 
     def block_cells(self, uint64_t used_cells):
-        """Mark every cell from that one on as never to be used. For its creator, before anybody else sees it."""
+        """Block every cell from `used_cells` on. Only for the extent's creator, before other processes can find it."""
         cdef uint64_t i
         cdef uint64_t cells = self.table.group_count * FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
         for i in range(used_cells, cells):
             self.table.cells[i].tag = FOREBAY_KIND_BLOCKED
 
 
-# In seconds: with what any state may be ahead of now, two of the longest periods and a quantum, none reaches TIME_BITS.
+# In seconds. A state is ahead of now by at most two of the longest periods and a quantum. With this limit on the time,
+# no state reaches TIME_BITS.
 cdef object LAST_PYTHON_S = (2**62 - 3 * MAX_PERIOD_NS) // 10**9
 
 
@@ -96,8 +97,8 @@ cdef object LAST_PYTHON_S = (2**62 - 3 * MAX_PERIOD_NS) // 10**9
 cdef class Segment:
     """The mapping of a segment whose header has been validated.
 
-    Takes the open file and the header's fields; keeps no reference to the file. The mapping lives as long as the
-    object, and limiters hold the object, so a decision can never touch memory that was given back.
+    The constructor takes an open file descriptor and the header's fields; it keeps no reference to the file. The
+    mapping lives as long as the object, and limiters hold the object, so no decision touches unmapped memory.
 
     Thread-safe. After a fork the child has the same mapping of the same memory.
     """
@@ -116,7 +117,7 @@ cdef class Segment:
         if <uint64_t>clock_kind == FOREBAY_CLOCK_MONOTONIC:
             self.wall_epoch_ns = wall_epoch_ns
         else:
-            # The time that a test or Python's clock tells is the wall clock's.
+            # A manual clock and Python's clock show wall clock time, so the offset to the wall clock stays 0.
             self.table.manual_ns = &(<ForebayHeader*>self.base).manual_ns
         self.follows_python = <uint64_t>clock_kind == FOREBAY_CLOCK_PYTHON
         self.table.line_mask = <uint64_t>(FOREBAY_LINES_PER_GROUP - 1)
@@ -131,12 +132,12 @@ cdef class Segment:
             munmap(self.base, self.size)
 
     cdef int follow_python(self) except -1:
-        """Move the segment's time on to Python's, if that is later."""
+        """Advance the segment's time to ``time.time()``, if that is later."""
         cdef uint64_t python_ns, seen_ns
         seconds = time.time()
         if not 0 <= seconds <= LAST_PYTHON_S:
             raise ValueError(f"time.time() says {seconds!r}: a segment's time is from 1970 to 2086")
-        # A double holds no more than microseconds of the present.
+        # Today a double resolves seconds since 1970 to less than a microsecond, but not to a nanosecond.
         python_ns = round(seconds * 1e6) * 1000
         seen_ns = load_acquire(self.table.manual_ns)
         while seen_ns < python_ns and not cas_acq_rel(self.table.manual_ns, seen_ns, python_ns):
@@ -152,13 +153,13 @@ cdef class Segment:
         return self.counter_line(<size_t>layout.OWNED_COUNTER_LINES + limiter)
 
     def limiter_number(self, bytes name, uint32_t algorithm, *, bint add=True):
-        """The number of the limiter of that name and algorithm; -1 if the list has no room for it.
+        """The number of the limiter with this name and algorithm; -1 if the list has no room for it.
 
-        A new limiter is added. Without `add` nothing is written: the result is the number that a new limiter would get
-        now.
+        Adds a new limiter to the list. Without `add` it writes nothing, and returns the number that a new limiter would
+        get now.
 
-        Lock-free: the limiter's identity claims an entry by one CAS. Two limiters with one 64-bit keyed hash would be
-        one, at odds of one in 10**14 for a full list.
+        Lock-free: one CAS claims an entry for the limiter's identity. Two limiters whose 64-bit keyed hashes collide
+        would share an entry; the odds are one in 10**14 for a full list.
         """
         cdef uint64_t identity = self.identity_of(name + b"\0" + algorithm.to_bytes(4, "little"))
         cdef ForebayLimiterEntry* entries = <ForebayLimiterEntry*>(self.base + <size_t>layout.LIMITERS_OFFSET)
@@ -181,27 +182,27 @@ cdef class Segment:
         return -1
 
     def secret(self, bytes purpose):
-        """16 bytes that every process of the segment derives from its hash key, which they don't reveal."""
+        """16 bytes derived from the segment's hash key: equal in all its processes. They don't reveal the hash key."""
         cdef ForebayHashKey key = derive_key(self.hash_key, b"secret " + purpose)
         return key.k0.to_bytes(8) + key.k1.to_bytes(8)
 
     def identity_of(self, bytes text):
-        """The keyed hash by which a limiter or an extent of that text is found in its list."""
+        """The keyed hash of `text`, by which the list of limiters or of extents is searched."""
         return siphash13(
             self.hash_key, <const uint8_t*>PyBytes_AS_STRING(text), <size_t>PyBytes_GET_SIZE(text)) | 1
 
     def extent_entry(self, uint64_t identity):
-        """The bytes of the entry of the extent of that identity; None if there is none."""
+        """The bytes of the extent entry with this identity; None if there is none."""
         cdef ForebayExtentEntry* entries = <ForebayExtentEntry*>(self.base + <size_t>layout.EXTENTS_OFFSET)
         cdef int number
         for number in range(layout.EXTENT_CAPACITY):
-            # SYNC entry -> identity: who reads an identity reads the whole entry. A killed writer leaves 0.
+            # SYNC entry -> identity: a process that reads an identity reads the whole entry. A killed writer leaves 0.
             if load_acquire(&entries[number].identity) == identity:
                 return PyBytes_FromStringAndSize(<char*>&entries[number], sizeof(ForebayExtentEntry))
         return None
 
     def publish_extent(self, int number, bytes entry):
-        """Let every process find an extent. Call with the list's lock held, when its bytes are in place."""
+        """Publish an extent to every process. The caller holds the list's lock and has written the extent's bytes."""
         cdef ForebayExtentEntry* place = (
             <ForebayExtentEntry*>(self.base + <size_t>layout.EXTENTS_OFFSET) + number)
         cdef ForebayExtentEntry made
@@ -223,22 +224,22 @@ cdef class Segment:
             self, fd, offset=offset, keys=keys, group_count=group_count, used_cells=used_cells, word_count=word_count)
 
     def extents_maker(self):
-        """The attachment id of the process that is changing the list of extents, or died of it; 0 if there is none."""
+        """The attachment id of the process that is changing the list of extents, or died doing so; 0 for none."""
         return load_acquire(&(<ForebayHeader*>self.base).extents_maker)
 
     def replace_extents_maker(self, uint64_t seen, uint64_t maker):
-        """Put `maker` where `seen` is, or leave what is there now. Whether it was done."""
+        """Replace the maker `seen` by `maker`, by one CAS. False if another value is there."""
         return cas_acq_rel(&(<ForebayHeader*>self.base).extents_maker, seen, maker)
 
     def take_counter_line(self, size_t number, uint32_t limiter):
-        """Give an unused line to `limiter`. Whether it is that limiter's now. Call with the line's lock held."""
+        """Assign an unused line to `limiter`. Whether the line is that limiter's now. The caller holds its lock."""
         cdef ForebayCounterLine* line = self.counter_line(number)
         if line.limiter == 0:
             line.limiter = limiter + 1
         return line.limiter == limiter + 1
 
     def read(self, size_t offset, size_t size):
-        """A copy of `size` bytes from `offset`."""
+        """A copy of the `size` bytes at `offset`."""
         if offset > self.size or size > self.size - offset:
             raise IndexError(f"{size} bytes at {offset} are not in a segment of {self.size}")
         return PyBytes_FromStringAndSize(self.base + offset, size)
@@ -256,7 +257,7 @@ cdef class Segment:
         store_release(self.table.manual_ns, now_ns)
 
     def count_live(self):
-        """How many keys hold a state that still matters. Reads the whole table: some ms per million keys."""
+        """The number of keys whose state hasn't expired. Reads the whole table: some ms per million keys."""
         cdef uint64_t live, now_ns = self.now_ns()
         with nogil:
             live = table_count_live(&self.table, now_ns)
