@@ -1,4 +1,4 @@
-"""What a denied request is told: problem reports, answers of one's own, and the worked examples W25 and W26."""
+"""Responses to denied requests: problem reports, custom answers, and the worked examples W25 and W26."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def store(clock: ManualClock) -> Store:
     return Store.private(keys=100, clock=clock)
 
 
-def test_w25(site: MakeSite, store: Store, clock: ManualClock) -> None:
-    """A denied request: 429, a JSON body with status and detail, Retry-After, how many requests in which period."""
-    asked = site([Rule(FixedWindow(store, "api", "2/minute"))])
+def test_w25_denial_is_a_problem_report(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    """W25: a denial is a 429 with Retry-After and a JSON body of status and detail: the limit and its period."""
+    limited = site([Rule(FixedWindow(store, "api", "2/minute"))])
     clock.set(61.5)
-    assert [asked.ask().status for _ in range(2)] == [200, 200]
-    answer = asked.ask()
+    assert [limited.ask().status for _ in range(2)] == [200, 200]
+    answer = limited.ask()
     assert answer.status == 429
     assert answer["content-type"] == "application/problem+json"
     assert answer["retry-after"] == "59"
@@ -52,27 +52,27 @@ def test_w25(site: MakeSite, store: Store, clock: ManualClock) -> None:
     assert answer.json["type"] == TYPES + "quota-exceeded"
     assert answer.json["violated-policies"] == ["api"]
     assert answer.json["detail"] == "The limit is 2 requests per minute: ask again in 59 seconds."
-    assert asked.handled == 2
+    assert limited.handled == 2
 
 
-def test_w26(site: MakeSite, store: Store) -> None:
-    """A known abuser is told 200, and the work is not done."""
+def test_w26_shadow_ban_gets_a_success(site: MakeSite, store: Store) -> None:
+    """W26: a known abuser gets a 200, and the handler does not run."""
     welcome = Answer(200, (("Content-Type", "text/plain"),), b"done")
     abusers = {"203.0.113.66"}
     limit = FixedWindow(store, "abusers", "1/day")
-    asked = site([Rule(limit, cost=2, exempt=lambda request: request.peer not in abusers, answer=welcome)])
-    honest, banned = asked.ask(), asked.ask(client="203.0.113.66")
+    limited = site([Rule(limit, cost=2, exempt=lambda request: request.peer not in abusers, answer=welcome)])
+    honest, banned = limited.ask(), limited.ask(client="203.0.113.66")
     assert (honest.status, honest.body) == (banned.status, banned.body) == (200, b"done")
-    assert asked.handled == 1
+    assert limited.handled == 1
 
 
-def test_shadow_ban_has_the_fields_of_success(site: MakeSite, store: Store) -> None:
-    """Neither before nor after it does anything show that there is such a limit."""
+def test_shadow_ban_has_the_header_fields_of_a_success(site: MakeSite, store: Store) -> None:
+    """No response, admitted or denied, reveals that the limit exists."""
     welcome = Answer(200, (("Content-Type", "text/plain"),), b"done")
     shadow, shown = FixedWindow(store, "shadow", "2/day"), FixedWindow(store, "shown", "99/day")
-    asked = site([Rule(shadow, answer=welcome), Rule(shown)])
-    answers = [asked.ask() for _ in range(4)]
-    assert asked.handled == 2
+    limited = site([Rule(shadow, answer=welcome), Rule(shown)])
+    answers = [limited.ask() for _ in range(4)]
+    assert limited.handled == 2
     for answer in answers:
         assert (answer.status, answer.body) == (200, b"done")
         assert "retry-after" not in answer
@@ -93,7 +93,7 @@ def test_shadow_ban_has_the_fields_of_success(site: MakeSite, store: Store) -> N
         (lambda s: Concurrency(s, "x", 4), "4 requests at a time"),
     ],
 )
-def test_detail_has_the_limit_and_its_period(
+def test_detail_states_the_limit_and_its_period(
     site: MakeSite, store: Store, make: Callable[[Store], Any], allowance: str
 ) -> None:
     answer = site([Rule(make(store), cost=1000_000)]).ask()
@@ -102,18 +102,18 @@ def test_detail_has_the_limit_and_its_period(
     )
 
 
-def test_one_second_is_singular(site: MakeSite, store: Store) -> None:
-    asked = site([Rule(FixedWindow(store, "x", "1/second"))])
-    asked.ask()
-    assert asked.ask().json["detail"].endswith("ask again in 1 second.")
+def test_detail_writes_one_second_in_the_singular(site: MakeSite, store: Store) -> None:
+    limited = site([Rule(FixedWindow(store, "x", "1/second"))])
+    limited.ask()
+    assert limited.ask().json["detail"].endswith("ask again in 1 second.")
 
 
 @pytest.mark.parametrize(
     "name", ["a", 'quo"ted', "back\\slash", "caf\xe9", "\u20ac \U0001f600", "\n\t", " ", "\x7f", "a;b=c, d"]
 )
-def test_any_name_can_be_reported(site: MakeSite, store: Store, name: str) -> None:
-    asked = site([Rule(FixedWindow(store, name, "1/minute"))], headers=("draft-10", "x-ratelimit"))
-    allowed, denied = asked.ask(), asked.ask()
+def test_report_carries_any_limiter_name(site: MakeSite, store: Store, name: str) -> None:
+    limited = site([Rule(FixedWindow(store, name, "1/minute"))], headers=("draft-10", "x-ratelimit"))
+    allowed, denied = limited.ask(), limited.ask()
     assert (allowed.status, denied.status) == (200, 429)
     for answer in (allowed, denied):
         for field, value in answer.fields:
@@ -121,26 +121,26 @@ def test_any_name_can_be_reported(site: MakeSite, store: Store, name: str) -> No
             assert value.isascii(), field
 
 
-def test_reports_forbid_caching(site: MakeSite, store: Store) -> None:
+def test_report_forbids_caching(site: MakeSite, store: Store) -> None:
     assert site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)]).ask()["cache-control"] == "no-store"
 
 
-def test_head_has_no_body(site: MakeSite, store: Store) -> None:
-    """Where a server passes it on, the next answer on the connection would be taken for its end."""
-    asked = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)])
-    if asked.kind == "wsgi":
-        answer = asked.ask(method="HEAD")
+def test_denied_head_request_gets_no_body(site: MakeSite, store: Store) -> None:
+    """If a server sent the body, the client would read it as the start of the connection's next response."""
+    limited = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)])
+    if limited.kind == "wsgi":
+        answer = limited.ask(method="HEAD")
         assert (answer.status, answer.body) == (429, b"")
         assert int(answer["content-length"]) > 0
 
 
 class TestStatuses:
     @pytest.mark.parametrize(("status", "kind"), [(429, "quota-exceeded"), (503, "temporary-reduced-capacity")])
-    def test_a_chosen_status(self, site: MakeSite, store: Store, status: int, kind: str) -> None:
+    def test_rule_chooses_the_status(self, site: MakeSite, store: Store, status: int, kind: str) -> None:
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=status)]).ask()
         assert (answer.status, answer.json["status"], answer.json["type"]) == (status, status, TYPES + kind)
 
-    def test_status_without_a_phrase_is_sent(self, site: MakeSite, store: Store) -> None:
+    def test_status_without_a_reason_phrase_is_sent(self, site: MakeSite, store: Store) -> None:
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=499)]).ask()
         assert (answer.status, answer.json["title"]) == (499, "Refused")
 
@@ -148,17 +148,19 @@ class TestStatuses:
         ("options", "status"),
         [({"key": everyone}, 503), ({}, 429), ({"key": everyone, "status": 429}, 429), ({"status": 503}, 503)],
     )
-    def test_status_of_a_denial_of_held_permits(self, site: MakeSite, store: Store, options: Any, status: int) -> None:
+    def test_concurrency_shared_by_all_clients_denies_with_503(
+        self, site: MakeSite, store: Store, options: Any, status: int
+    ) -> None:
         held = Concurrency(store, "held", 1)
         with held.acquire("everyone"), held.acquire(CLIENT):
             assert site([Rule(held, **options)]).ask().status == status
 
-    def test_a_limit_of_all_together_is_429(self, site: MakeSite, store: Store) -> None:
-        asked = site([Rule(FixedWindow(store, "x", "1/minute"), key=everyone)])
-        assert [asked.ask().status for _ in range(2)] == [200, 429]
+    def test_rate_shared_by_all_clients_denies_with_429(self, site: MakeSite, store: Store) -> None:
+        limited = site([Rule(FixedWindow(store, "x", "1/minute"), key=everyone)])
+        assert [limited.ask().status for _ in range(2)] == [200, 429]
 
 
-class TestOwnAnswers:
+class TestCustomAnswers:
     def test_answer_of_a_rule_is_sent(self, site: MakeSite, store: Store) -> None:
         teapot = Answer(418, (("Content-Type", "text/plain"), ("X-Tea", "yes")), b"short and stout")
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=teapot)]).ask()
@@ -171,19 +173,19 @@ class TestOwnAnswers:
         answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=own)]).ask()
         assert answer["content-length"] == "2"
 
-    def test_answer_may_be_a_callable(self, site: MakeSite, store: Store) -> None:
-        told: list[tuple[str, Denial]] = []
+    def test_callable_answer_gets_the_request_and_the_denial(self, site: MakeSite, store: Store) -> None:
+        calls: list[tuple[str, Denial]] = []
 
         def answer(request: Request, denial: Denial) -> Answer:
-            told.append((request.path, denial))
+            calls.append((request.path, denial))
             return Answer(429, (("Content-Type", "text/html"), *denial.fields), b"<p>Later!</p>")
 
         rule = Rule(FixedWindow(store, "x", "1/minute"), answer=answer)
-        asked = site([rule])
-        asked.ask("/a")
-        denied = asked.ask("/a")
-        (path, denial), *_ = told
-        assert (denied.body, path, len(told)) == (b"<p>Later!</p>", "/a", 1)
+        limited = site([rule])
+        limited.ask("/a")
+        denied = limited.ask("/a")
+        (path, denial), *_ = calls
+        assert (denied.body, path, len(calls)) == (b"<p>Later!</p>", "/a", 1)
         assert denied["ratelimit"].startswith('"x";r=0;t=')
         assert denial.rule is rule
         assert denial.violated == ("x",)
@@ -191,7 +193,7 @@ class TestOwnAnswers:
         assert not denial.decision
         assert 0 < denial.decision.retry_after <= (denial.retry_after_s or 0)
 
-    def test_a_callable_that_adds_to_the_report(self, site: MakeSite, store: Store) -> None:
+    def test_callable_answer_extends_the_report(self, site: MakeSite, store: Store) -> None:
         def answer(request: Request, denial: Denial) -> Answer:
             report = problem_report(denial)
             return report._replace(headers=(*report.headers, ("X-More", "yes")))
@@ -199,30 +201,32 @@ class TestOwnAnswers:
         denied = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=answer)]).ask()
         assert (denied.status, denied["x-more"]) == (429, "yes")
 
-    def test_binding_rule_answers(self, site: MakeSite, store: Store) -> None:
+    def test_binding_rule_gives_the_answer(self, site: MakeSite, store: Store) -> None:
         def answer(body: bytes) -> Answer:
             return Answer(429, (("Content-Type", "text/plain"),), body)
 
-        asked = site(
+        limited = site(
             [
                 Rule(FixedWindow(store, "short", "1/second"), answer=answer(b"short")),
                 Rule(FixedWindow(store, "long", "1/day"), answer=answer(b"long")),
             ]
         )
-        asked.ask()
-        assert asked.ask().body == b"long"
+        limited.ask()
+        assert limited.ask().body == b"long"
 
 
 @pytest.mark.parametrize("wrong", [None, (429, (), b""), "no"])
-def test_callable_that_returns_no_answer_is_an_error(site: MakeSite, store: Store, wrong: Any) -> None:
-    asked = site([Rule(FixedWindow(store, "x", "1/day"), answer=lambda request, denial: wrong)])
-    assert asked.ask().status == 200
+def test_callable_that_returns_another_type_is_an_error(site: MakeSite, store: Store, wrong: Any) -> None:
+    limited = site([Rule(FixedWindow(store, "x", "1/day"), answer=lambda request, denial: wrong)])
+    assert limited.ask().status == 200
     with pytest.raises(InvalidLimiter, match=r"returned .*, not an Answer\(status, headers, body\)"):
-        asked.ask()
+        limited.ask()
 
 
 @pytest.mark.parametrize("others", [[], [{"charge_on": {200}}]])
-def test_a_key_functions_own_limiter_may_fail(site: MakeSite, store: Store, others: list[dict[str, Any]]) -> None:
+def test_error_of_a_limiter_inside_a_key_function_is_raised(
+    site: MakeSite, store: Store, others: list[dict[str, Any]]
+) -> None:
     own = FixedWindow(store, "own", "1/day")
     rules = [Rule(FixedWindow(store, "x", "9/day"), key=lambda request: str(own.hit("key", 2)))]
     rules += [Rule(FixedWindow(store, "y", "9/day"), **options) for options in others]

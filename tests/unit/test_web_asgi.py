@@ -1,4 +1,4 @@
-"""The ASGI middleware: streams and WebSockets and their ends, bodies that are too large, lifespan untouched."""
+"""The ASGI middleware: how streams and WebSockets end, bodies over the limit, and the unchanged lifespan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = {"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"
 REQUEST = {"type": "http.request", "body": b"", "more_body": False}
 GONE = {"type": "http.disconnect"}
 CONNECT, ACCEPT, CLOSE = {"type": "websocket.connect"}, {"type": "websocket.accept"}, {"type": "websocket.close"}
-PATIENCE_S = 120.0  # a wait that long is a failure; nothing else is said about how long anything takes
+PATIENCE_S = 120.0  # A wait of this length fails the test. No test asserts another duration.
 CLOSED = {"type": "websocket.disconnect", "code": 1001}
 
 
@@ -38,14 +38,14 @@ def store(clock: ManualClock) -> Store:
 
 
 class Ending:
-    """Rules that show how a request ended: what `charge_on` was told, and whether the permit is back."""
+    """Rules that record a request's end: the statuses that `charge_on` received, and whether the permit is back."""
 
     def __init__(self, store: Store, lease: str = "30s") -> None:
-        self.told: list[int] = []
+        self.statuses: list[int] = []
         self.booked, self.held = FixedWindow(store, "booked", "100/hour"), Concurrency(store, "held", 2, lease)
 
         def charge_on(status: int) -> bool:
-            self.told.append(status)
+            self.statuses.append(status)
             return status < 400
 
         self.rules = [Rule(self.booked, charge_on=charge_on), Rule(self.held)]
@@ -55,7 +55,7 @@ class Ending:
         return self.held.peek(CLIENT, 0).remaining == 1
 
     def check(self, status: int) -> None:
-        assert self.told[-1:] == [status]
+        assert self.statuses[-1:] == [status]
         assert not self.is_held
         assert self.booked.peek(CLIENT, 0).remaining == 100 - (status < 400)
 
@@ -71,7 +71,7 @@ def run(app: Callable[..., Any], rules: Any, *messages: Any, scope: Any = None) 
     return wire
 
 
-def test_servers_recognize_an_asgi_3_application() -> None:
+def test_middleware_is_a_coroutine_function_for_servers() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(START)
         await send(part(b"all"))
@@ -86,7 +86,7 @@ def test_servers_recognize_an_asgi_3_application() -> None:
 
 
 class TestEnds:
-    def test_a_stream_is_held_until_its_end(self, ending: Ending) -> None:
+    def test_permit_is_held_until_the_stream_ends(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             for _ in range(3):
@@ -137,7 +137,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("has_begun", [True, False])
     @pytest.mark.parametrize("error", [LookupError, OSError, ExceptionGroup("some", [LookupError()])])
-    def test_an_error_of_the_handler(self, ending: Ending, has_begun: bool, error: Any) -> None:
+    def test_error_of_the_handler_ends_the_request(self, ending: Ending, has_begun: bool, error: Any) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if has_begun:
                 await send(START)
@@ -148,8 +148,8 @@ class TestEnds:
             run(app, ending.rules)
         ending.check(500)
 
-    def test_an_error_after_the_answer(self, ending: Ending) -> None:
-        """Of something that is done in the background: the client has had its answer."""
+    def test_error_after_the_response_changes_nothing(self, ending: Ending) -> None:
+        """A background task raises after the client has the whole response."""
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
@@ -160,14 +160,14 @@ class TestEnds:
             run(app, ending.rules)
         ending.check(200)
 
-    def test_an_application_that_answers_nothing(self, ending: Ending) -> None:
+    def test_application_without_a_response_ends_the_request(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
         run(app, ending.rules)
         ending.check(500)
 
     @pytest.mark.parametrize("has_begun", [True, False])
-    def test_a_task_that_is_cancelled(self, ending: Ending, has_begun: bool) -> None:
+    def test_cancelled_task_ends_the_request(self, ending: Ending, has_begun: bool) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if has_begun:
                 await send(START)
@@ -185,7 +185,7 @@ class TestEnds:
         asyncio.run(main())
         ending.check(DISCONNECTED)
 
-    def test_no_timer_is_left(self, ending: Ending) -> None:
+    def test_finished_request_leaves_no_timer(self, ending: Ending) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             await send(part(b""))
@@ -201,7 +201,7 @@ class TestEnds:
     def test_lease_is_renewed_while_the_handler_runs(
         self, store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """However long a handler takes, and however short the lease: here ten of them."""
+        """The handler runs for ten leases, and its permit stays held."""
         ending = Ending(store, "30ms")
         delays: list[float] = []
         call_later = asyncio.BaseEventLoop.call_later
@@ -229,7 +229,7 @@ class TestEnds:
 
 class TestFields:
     @pytest.mark.parametrize("charge_on", [None, {200}])
-    def test_fields_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
+    def test_header_fields_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             await send(part(b"all"))
@@ -239,7 +239,7 @@ class TestFields:
             assert [name for name, _ in wire.answered().fields] == ["x-own", "ratelimit-policy", "ratelimit"]
         assert START["headers"] == [(b"x-own", b"1")], "the application's message is its own"
 
-    def test_an_answer_without_headers(self, store: Store) -> None:
+    def test_response_without_headers_gets_header_fields(self, store: Store) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 204})
             await send({"type": "http.response.body"})
@@ -263,7 +263,7 @@ class TestFields:
         assert [wire.sent[i] for i in (0, 2, 3, 4)] == [messages[i] for i in (0, 2, 3, 4)]
 
     @pytest.mark.parametrize("kind", ["lifespan", "something.else"])
-    def test_lifespan_is_unchanged(self, store: Store, kind: str) -> None:
+    def test_other_scopes_pass_unchanged(self, store: Store, kind: str) -> None:
         seen: list[Any] = []
 
         async def app(*arguments: Any) -> None:
@@ -276,8 +276,8 @@ class TestFields:
         )
         assert seen == [scope, receive, send]
 
-    def test_fields_of_the_servers_own_header_bytes(self, store: Store) -> None:
-        """A denial's fields are bytes, their names in small letters."""
+    def test_denial_has_lower_case_header_names_in_bytes(self, store: Store) -> None:
+        """ASGI servers require bytes, and names in lower case."""
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             raise AssertionError
@@ -293,7 +293,7 @@ class TestWebSockets:
         while (await receive())["type"] != "websocket.disconnect":
             pass
 
-    def test_accepted_websocket_gets_fields(self, store: Store, ending: Ending) -> None:
+    def test_accepted_websocket_gets_header_fields(self, store: Store, ending: Ending) -> None:
         wire = run(
             self.accepts,
             ending.rules,
@@ -355,14 +355,16 @@ class TestWebSockets:
         assert (answer.status, answer.json["status"]) == (429, 429)
 
     @pytest.mark.parametrize("extensions", [None, {}, {"tls": {}}, "absent"])
-    def test_denied_websocket_is_closed_if_the_server_sends_no_responses(self, store: Store, extensions: Any) -> None:
+    def test_denied_websocket_is_closed_if_the_server_cannot_send_a_response(
+        self, store: Store, extensions: Any
+    ) -> None:
         scope = socket_scope(extensions=extensions)
         if extensions == "absent":
             del scope["extensions"]
         wire = run(self.accepts, [Rule(FixedWindow(store, "x", "1/hour"), cost=2)], CONNECT, scope=scope)
         assert [(message["type"], message["code"]) for message in wire.sent] == [("websocket.close", 1013)]
 
-    def test_rule_may_be_for_websockets_alone(self, store: Store) -> None:
+    def test_rule_can_match_websockets_only(self, store: Store) -> None:
         rules = [Rule(FixedWindow(store, "x", "1/hour"), cost=2, methods="WEBSOCKET")]
         assert run(self.accepts, rules, CONNECT, scope=socket_scope()).answered().status == 429
 
@@ -377,7 +379,7 @@ class TestWebSockets:
         wire = run(self.accepts, [BodyLimit(1)], *messages, scope=socket_scope())
         assert wire.received == 3
 
-    def test_the_answer_of_a_rule(self, store: Store) -> None:
+    def test_denied_websocket_gets_the_answer_of_its_rule(self, store: Store) -> None:
         rules = [Rule(FixedWindow(store, "x", "1/hour"), cost=2, answer=Answer(418, (), b"tea"))]
         assert run(self.accepts, rules, CONNECT, scope=socket_scope()).answered().body == b"tea"
 
@@ -407,7 +409,7 @@ class TestBodies:
     @pytest.mark.parametrize("size", [LIMIT + 1, 10 * LIMIT])
     @pytest.mark.parametrize("shape", ["plain", "swallows", "wraps", "grouped", "reads again", "answers and raises"])
     def test_body_over_the_limit_is_413(self, store: Store, size: int, shape: str) -> None:
-        told: list[int] = []
+        statuses: list[int] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             try:
@@ -427,15 +429,15 @@ class TestBodies:
                 raise LookupError
 
         def charge_on(status: int) -> bool:
-            told.append(status)
+            statuses.append(status)
             return True
 
         rules = [BodyLimit(LIMIT), Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)]
         answer = ask_asgi(ASGIMiddleware(app, rules), "/", "POST", body=b"x" * size, chunked=True)
         assert (answer.status, answer.json["status"]) == (413, 413)
-        assert told[-1:] == [413]
+        assert statuses[-1:] == [413]
 
-    def test_response_that_has_started_goes_on(self) -> None:
+    def test_response_that_has_started_continues(self) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send(START)
             try:
@@ -446,7 +448,7 @@ class TestBodies:
         answer = ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * 200, chunked=True)
         assert (answer.status, answer.body) == (200, b"too much")
 
-    def test_other_error_is_raised(self) -> None:
+    def test_error_of_another_type_is_raised(self) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await read(receive)
             raise LookupError
@@ -466,8 +468,8 @@ class TestBodies:
             assert "connection" not in answer, "what HTTP/2 forbids"
 
 
-def test_held_permit_is_back_before_the_last_part(store: Store) -> None:
-    """A client that has its whole answer may ask again at once."""
+def test_permit_is_released_before_the_last_part(store: Store) -> None:
+    """A client that has the whole response can send its next request at once."""
     held, wrong = Concurrency(store, "slots", 1), FixedWindow(store, "wrong", "1/hour")
     seen: list[tuple[int, int]] = []
 
@@ -485,11 +487,11 @@ def test_held_permit_is_back_before_the_last_part(store: Store) -> None:
     rules = [Rule(held, key=lambda request: "all"), Rule(wrong, key=lambda request: "all", charge_on={401})]
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": ("192.0.2.1", 1)}
     asyncio.run(ASGIMiddleware(app, rules)(scope, receive, send))
-    # What no end would charge is back at the beginning.
+    # A charge that no end would keep is refunded when the response starts.
     assert seen == [(0, 1), (0, 1), (1, 1)]
 
 
-def test_message_of_the_application_is_not_changed(store: Store) -> None:
+def test_messages_of_the_application_are_not_mutated(store: Store) -> None:
     kept = {"type": "http.response.start", "status": 200, "headers": ((b"x", b"y"),)}
     begun: list[Any] = []
 

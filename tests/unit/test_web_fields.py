@@ -1,4 +1,4 @@
-"""The header fields of answers, read with a parser of structured fields, against what the limiter says."""
+"""Header fields of responses, read with a parser of structured fields and compared with the limiter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(clock: ManualClock) -> Store:
 
 
 def items(answer: Answered, name: str) -> list[tuple[Any, dict[str, Any]]]:
-    """Of a List whose members are Items."""
+    """The values and parameters of a List whose members are Items."""
     found: Any = http_sf.parse(answer[name].encode(), tltype="list")
     return list(found)
 
@@ -51,11 +51,13 @@ def items(answer: Answered, name: str) -> list[tuple[Any, dict[str, Any]]]:
         (lambda s: Concurrency(s, "x", 4), {"q": 4, "qu": "concurrent-requests"}),
     ],
 )
-def test_policies(site: MakeSite, store: Store, make: Callable[[Store], Any], policy: dict[str, Any]) -> None:
+def test_policy_states_the_quota_and_the_window(
+    site: MakeSite, store: Store, make: Callable[[Store], Any], policy: dict[str, Any]
+) -> None:
     assert items(site([Rule(make(store))]).ask(), "ratelimit-policy") == [("x", policy)]
 
 
-def test_every_limit_has_an_item_in_both_fields(site: MakeSite, store: Store) -> None:
+def test_both_fields_have_an_item_for_every_limit(site: MakeSite, store: Store) -> None:
     fast, slow = FixedWindow(store, "fast", "10/minute"), FixedWindow(store, "slow", "99/day")
     booked, held = TokenBucket(store, "booked", "5/minute"), Concurrency(store, "held", 3)
     answer = site([Rule(held), Rule(booked, charge_on={200}), Rule(fast), Rule(slow, cost=9)]).ask()
@@ -65,14 +67,14 @@ def test_every_limit_has_an_item_in_both_fields(site: MakeSite, store: Store) ->
         "booked": {"q": 5, "w": 60},
         "held": {"q": 3, "qu": "concurrent-requests"},
     }
-    told = dict(items(answer, "ratelimit"))
-    assert {name: item["r"] for name, item in told.items()} == {"fast": 9, "slow": 90, "booked": 4}
-    assert all(item["t"] > 0 for item in told.values())
+    members = dict(items(answer, "ratelimit"))
+    assert {name: item["r"] for name, item in members.items()} == {"fast": 9, "slow": 90, "booked": 4}
+    assert all(item["t"] > 0 for item in members.values())
 
 
-def test_policies_stay_the_same_when_denied(site: MakeSite, store: Store) -> None:
-    asked = site([Rule(FixedWindow(store, "a", "1/minute")), Rule(FixedWindow(store, "b", "9/minute"))])
-    allowed, denied = asked.ask(), asked.ask()
+def test_denied_request_has_the_same_policies(site: MakeSite, store: Store) -> None:
+    limited = site([Rule(FixedWindow(store, "a", "1/minute")), Rule(FixedWindow(store, "b", "9/minute"))])
+    allowed, denied = limited.ask(), limited.ask()
     assert allowed["ratelimit-policy"] == denied["ratelimit-policy"]
     assert items(denied, "ratelimit") == [("a", {"r": 0, "t": int(denied["retry-after"])})]
 
@@ -81,11 +83,11 @@ def test_policies_stay_the_same_when_denied(site: MakeSite, store: Store) -> Non
     "name",
     ["a", 'quo"ted', "back\\slash", '\\"', "caf\xe9", "\u20ac \U0001f600", "\n\t", " ", "\x7f", 'a";r=9, "b', "x" * 48],
 )
-def test_names_stay_distinct_and_can_be_parsed(site: MakeSite, store: Store, name: str) -> None:
-    asked = site([Rule(FixedWindow(store, name, "1/minute"))])
-    for answer in (asked.ask(), asked.ask()):
-        ((policy, told),) = items(answer, "ratelimit-policy")
-        assert told == {"q": 1, "w": 60}
+def test_any_two_names_stay_distinct_and_parse(site: MakeSite, store: Store, name: str) -> None:
+    limited = site([Rule(FixedWindow(store, name, "1/minute"))])
+    for answer in (limited.ask(), limited.ask()):
+        ((policy, parameters),) = items(answer, "ratelimit-policy")
+        assert parameters == {"q": 1, "w": 60}
         assert [item for item, _ in items(answer, "ratelimit")] == [policy]
         if answer.status == 429:
             assert answer.json["violated-policies"] == [policy]
@@ -93,30 +95,30 @@ def test_names_stay_distinct_and_can_be_parsed(site: MakeSite, store: Store, nam
             assert policy == name
 
 
-def test_fields_have_the_remaining_number_and_the_time_until_more(
+def test_ratelimit_field_has_the_remaining_permits_and_the_reset_time(
     site: MakeSite, store: Store, clock: ManualClock
 ) -> None:
-    asked = site([Rule(TokenBucket(store, "x", "6/minute", burst=3))])
+    limited = site([Rule(TokenBucket(store, "x", "6/minute", burst=3))])
     seen = []
     for _ in range(4):
-        seen.append(items(asked.ask(), "ratelimit")[0][1])
+        seen.append(items(limited.ask(), "ratelimit")[0][1])
         clock.advance(1)
-    # One comes every ten seconds, and the first was used up at 0.
+    # One permit refills every ten seconds, and the first one was spent at 0.
     assert seen == [{"r": 2, "t": 10}, {"r": 1, "t": 9}, {"r": 0, "t": 8}, {"r": 0, "t": 7}]
 
 
-def test_a_denial_agrees_with_retry_after(site: MakeSite, store: Store, clock: ManualClock) -> None:
-    asked = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=("draft-10", "x-ratelimit"))
+def test_reset_time_of_a_denial_equals_retry_after(site: MakeSite, store: Store, clock: ManualClock) -> None:
+    limited = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=("draft-10", "x-ratelimit"))
     clock.set(120.001)
-    asked.ask()
+    limited.ask()
     before = time.time()
-    denied = asked.ask()
+    denied = limited.ask()
     assert (denied["retry-after"], denied["ratelimit"]) == ("60", '"x";r=0;t=60')
     assert before + 60 <= int(denied["x-ratelimit-reset"]) <= time.time() + 61
 
 
 class TestForerunners:
-    def test_draft_06(self, site: MakeSite, store: Store) -> None:
+    def test_draft_06_writes_its_three_fields(self, site: MakeSite, store: Store) -> None:
         fast, slow = FixedWindow(store, "fast", "10/minute"), FixedWindow(store, "slow", "99/day")
         slow.hit(CLIENT, 95)
         answer = site([Rule(fast), Rule(slow), Rule(Concurrency(store, "held", 3))], headers="draft-06").ask()
@@ -129,7 +131,7 @@ class TestForerunners:
         assert (99, {"w": 86400}) in policies
         assert "ratelimit" not in answer
 
-    def test_x_ratelimit(self, site: MakeSite, store: Store) -> None:
+    def test_x_ratelimit_writes_its_three_fields(self, site: MakeSite, store: Store) -> None:
         before = time.time()
         answer = site([Rule(FixedWindow(store, "x", "10/minute"))], headers="x-ratelimit").ask()
         assert (answer["x-ratelimit-limit"], answer["x-ratelimit-remaining"]) == ("10", "9")
@@ -137,10 +139,10 @@ class TestForerunners:
         assert "ratelimit" not in answer
         assert "ratelimit-policy" not in answer
 
-    def test_no_style_writes_no_fields(self, site: MakeSite, store: Store) -> None:
-        asked = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=())
-        assert asked.ask().fields == [("content-type", "text/plain")]
-        denied = asked.ask()
+    def test_empty_styles_write_no_fields(self, site: MakeSite, store: Store) -> None:
+        limited = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=())
+        assert limited.ask().fields == [("content-type", "text/plain")]
+        denied = limited.ask()
         assert "ratelimit" not in denied
         assert "retry-after" in denied
 
@@ -159,17 +161,19 @@ class TestForerunners:
         assert denied["ratelimit-reset"] == denied["retry-after"] == "1080"
 
     @pytest.mark.parametrize("headers", ["draft-06", "x-ratelimit"])
-    def test_held_permits_have_no_remaining_number(self, site: MakeSite, store: Store, headers: str) -> None:
+    def test_concurrency_has_no_remaining_permits_in_older_styles(
+        self, site: MakeSite, store: Store, headers: str
+    ) -> None:
         answer = site([Rule(Concurrency(store, "held", 3))], headers=headers).ask()
         assert answer.status == 200
         assert "ratelimit-remaining" not in answer
         assert "x-ratelimit-remaining" not in answer
 
 
-def test_partition_is_a_hash_that_is_equal_in_all_processes(name: str) -> None:
-    """The same key, the same text; another key or limiter, another one; nothing of the key in it."""
+def test_partition_key_is_a_hash_equal_in_all_processes(name: str) -> None:
+    """Key and limiter determine the hash, which reveals no part of the key."""
     with Store(name, keys=10) as store, Store(name, keys=10) as same:
-        told = []
+        hashes = []
         for each in (store, same):
             rules = [Rule(FixedWindow(each, "hour", "5/hour")), Rule(FixedWindow(each, "day", "9/day"))]
             gate = Gate(rules, headers="draft-10", partition_keys=True)
@@ -178,30 +182,30 @@ def test_partition_is_a_hash_that_is_equal_in_all_processes(name: str) -> None:
                 assert isinstance(passage, Passage)
                 fields = dict(passage.fields)
                 items = http_sf.parse(fields["RateLimit"].encode(), tltype="list")
-                told.append([parameters["pk"] for _, parameters in items])
+                hashes.append([parameters["pk"] for _, parameters in items])
                 assert "192.0.2" not in fields["RateLimit"]
-        assert told[:2] == told[2:]
-        assert len({pk for pks in told[:2] for pk in pks}) == 4
+        assert hashes[:2] == hashes[2:]
+        assert len({pk for pks in hashes[:2] for pk in pks}) == 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 16])
 @pytest.mark.parametrize("partition_keys", [False, True])
-def test_many_limits_with_long_names_are_written_whole(
+def test_many_limits_with_long_names_are_not_truncated(
     site: MakeSite, store: Store, clock: ManualClock, count: int, partition_keys: bool
 ) -> None:
     names = [f"{n:02}" + "\\" * 20 for n in range(count)]
     limits = [10 ** (n + 1) if n < 11 else 2**40 for n in range(count)]
     limiters = [TokenBucket(store, name, f"{limit}/year") for name, limit in zip(names, limits, strict=True)]
-    asked = site([Rule(limiter, cost=2) for limiter in limiters], partition_keys=partition_keys)
-    asked.ask()
+    limited = site([Rule(limiter, cost=2) for limiter in limiters], partition_keys=partition_keys)
+    limited.ask()
     clock.advance(1e-9)
-    told = dict(items(asked.ask(), "ratelimit"))
+    members = dict(items(limited.ask(), "ratelimit"))
     decisions = {limiter.name: limiter.peek(CLIENT) for limiter in limiters}
-    assert {name: item["r"] for name, item in told.items()} == {n: d.remaining for n, d in decisions.items()}
-    assert {name: item["t"] for name, item in told.items()} == {
+    assert {name: item["r"] for name, item in members.items()} == {n: d.remaining for n, d in decisions.items()}
+    assert {name: item["t"] for name, item in members.items()} == {
         n: -(-d.next_after_ns // 10**9) for n, d in decisions.items()
     }
-    assert {len(item.get("pk", b"")) for item in told.values()} == {9 if partition_keys else 0}
+    assert {len(item.get("pk", b"")) for item in members.values()} == {9 if partition_keys else 0}
 
 
 def test_wrong_number_of_decisions_is_refused(store: Store) -> None:

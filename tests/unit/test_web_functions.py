@@ -1,4 +1,4 @@
-"""The functions that rules are given: awaited under ASGI, refused elsewhere, and held to what they are to return."""
+"""Functions of rules: awaited under ASGI, refused elsewhere, and checked for the type that they return."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def left(limiter: Any, key: Any = CLIENT) -> int:
 
 
 def later(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same as a coroutine function, which really waits."""
+    """Wrap a function in a coroutine function that yields to the event loop."""
 
     async def coroutine(about: Any) -> Any:
         await asyncio.sleep(0)
@@ -57,7 +57,7 @@ def later(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Called:
-    """An object that is called like a coroutine function."""
+    """An object whose `__call__` is a coroutine function."""
 
     async def __call__(self, about: Any) -> Any:
         await asyncio.sleep(0)
@@ -74,23 +74,23 @@ class TestAwaited:
         return [site.ask(**options).status for _ in range(times)]
 
     @pytest.mark.parametrize("path", [None, "/*"])
-    def test_exempt(self, limit: FixedWindow, path: str | None) -> None:
+    def test_async_exempt_is_awaited(self, limit: FixedWindow, path: str | None) -> None:
         rule = Rule(limit, exempt=later(lambda request: request.header("X-Who") == "root"), path=path)
         assert self.ask([rule]) == [200, 200, 200, 429, 429]
         assert self.ask([rule], fields=ROOT) == [200] * 5
 
     def test_async_exempt_is_not_awaited_if_the_path_does_not_match(self, limit: FixedWindow) -> None:
         async def fail(request: Any) -> bool:
-            raise AssertionError("nobody is to be asked")
+            raise AssertionError("exempt was called for another path")
 
         assert self.ask([Rule(limit, exempt=fail, path="/other")]) == [200] * 5
 
     @pytest.mark.parametrize("make", [lambda: Called(), lambda: later(lambda request: request.header("X-Who"))])
-    def test_key(self, limit: FixedWindow, make: Any) -> None:
+    def test_async_key_is_awaited(self, limit: FixedWindow, make: Any) -> None:
         assert self.ask([Rule(limit, key=make())], fields=ROOT) == [200, 200, 200, 429, 429]
         assert (left(limit, "root"), left(limit)) == (0, 3)
 
-    def test_key_by_a_partial_function(self, limit: FixedWindow) -> None:
+    def test_async_key_in_a_partial_is_awaited(self, limit: FixedWindow) -> None:
         async def key(prefix: str, request: Any) -> str:
             return prefix + request.header("X-Who")
 
@@ -98,19 +98,19 @@ class TestAwaited:
         assert left(limit, "my root") == 2
 
     def test_async_client_is_awaited_once_for_several_rules(self, store: Store, limit: FixedWindow) -> None:
-        asked = []
+        requests = []
         other = FixedWindow(store, "other", "2/hour")
-        client = later(lambda request: asked.append(request) or ("a", "b"))
+        client = later(lambda request: requests.append(request) or ("a", "b"))
         assert self.ask([Rule(limit), Rule(other)], client=client) == [200, 200, 429, 429, 429]
-        assert len(asked) == 5
+        assert len(requests) == 5
         assert left(limit, ("a", "b")) == 1
 
-    def test_cost(self, store: Store, limit: FixedWindow) -> None:
+    def test_async_cost_is_awaited(self, store: Store, limit: FixedWindow) -> None:
         other = FixedWindow(store, "other", "9/hour")
         assert self.ask([Rule(limit, cost=later(lambda request: 2)), Rule(other, key=everyone)]) == [200] + [429] * 4
         assert (left(limit), left(other, "everyone")) == (1, 8)
 
-    def test_async_cost_of_held_permits_is_awaited(self, store: Store) -> None:
+    def test_async_cost_of_a_concurrency_is_awaited(self, store: Store) -> None:
         slots = Concurrency(store, "slots", 2)
         rule = Rule(slots, cost=later(lambda request: 3 if request.header("X-Who") else 2), key=later(lambda _: "k"))
         assert self.ask([rule], times=2) == [200, 200]
@@ -124,27 +124,27 @@ class TestAwaited:
         assert self.ask([Rule(limit, key=header("X-Who", otherwise=Called()))], times=1, fields=ROOT) == [200]
         assert left(limit, ("header", "x-who", "root")) == 2
 
-    def test_charge_on(self, limit: FixedWindow) -> None:
+    def test_async_charge_on_is_awaited(self, limit: FixedWindow) -> None:
         statuses = iter([200, 401, 200, 401, 401, 200])
         rule = Rule(limit, charge_on=later(lambda status: status == 401))
         assert self.ask([rule], times=6, handle=lambda: next(statuses)) == [200, 401, 200, 401, 401, 429]
         assert left(limit) == 0
 
-    @pytest.mark.parametrize("said", [ValueError("nobody knows"), None, "yes"])
-    def test_charge_on_that_fails_charges(
-        self, limit: FixedWindow, said: Any, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("returned", [ValueError("unknown"), None, "yes"])
+    def test_async_charge_on_that_fails_keeps_the_charge(
+        self, limit: FixedWindow, returned: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def charge_on(status: int) -> Any:
-            if isinstance(said, Exception):
-                raise said
-            return said
+            if isinstance(returned, Exception):
+                raise returned
+            return returned
 
         with caplog.at_level(logging.ERROR, "forebay.web"):
             assert self.ask([Rule(limit, charge_on=charge_on)], times=4) == [200, 200, 200, 429]
         assert "stays charged" in caplog.records[0].message
         assert "'limit'" in caplog.records[0].message
 
-    def test_with_partition_keys(self, limit: FixedWindow) -> None:
+    def test_async_key_gives_one_partition_key(self, limit: FixedWindow) -> None:
         site = Site("asgi", [Rule(limit, key=Called())], {"partition_keys": True})
         answers = [site.ask(fields=ROOT) for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 200, 429]
@@ -170,7 +170,7 @@ class TestRefusedAtStart:
         with pytest.raises(InvalidLimiter, match="has to be awaited"):
             Site("wsgi", [Rule(limit)], {"client": Called()})
 
-    def test_async_answer_is_refused(self, limit: FixedWindow) -> None:
+    def test_async_answer_is_refused_at_start(self, limit: FixedWindow) -> None:
         async def answer(request: Any, denial: Any) -> Answer:
             return Answer(429)
 
@@ -190,7 +190,7 @@ class TestRefusedAtStart:
             Rule(limit, charge_on=statuses)
 
     @pytest.mark.parametrize("statuses", [{401, HTTPStatus.FORBIDDEN}, [401], range(401, 500, 100), {499}])
-    def test_statuses(self, limit: FixedWindow, statuses: Any) -> None:
+    def test_valid_statuses_are_accepted(self, limit: FixedWindow, statuses: Any) -> None:
         assert Rule(limit, charge_on=statuses).stays_charged(next(iter(statuses)))
 
     @pytest.mark.parametrize(
@@ -218,29 +218,29 @@ class TestRefusedAtStart:
             ({"path": {"/a": 1}}, "path is text or several texts"),
         ],
     )
-    def test_functions_that_would_fail_at_a_request_are_refused_at_start(
+    def test_values_that_would_fail_at_a_request_are_refused(
         self, limit: FixedWindow, options: Any, message: str
     ) -> None:
         with pytest.raises(InvalidLimiter, match=message):
             Rule(limit, **options)
 
     @pytest.mark.parametrize("rules", ["", b"", {}, {"api": 1}])
-    def test_empty_rules_of_a_wrong_type_are_refused(self, rules: Any) -> None:
+    def test_empty_rules_of_another_type_are_refused(self, rules: Any) -> None:
         with pytest.raises(InvalidLimiter, match="rules are of Rule and BodyLimit, in a list"):
             Gate(rules)
 
-    def test_wrong_styles_of_fields_are_refused(self, limit: FixedWindow) -> None:
+    def test_unknown_header_styles_are_refused(self, limit: FixedWindow) -> None:
         nothing: Any = {}
         with pytest.raises(InvalidLimiter, match="headers is the name of a style or several"):
             Gate([Rule(limit)], headers=nothing)
 
     @pytest.mark.parametrize("options", [{"client": ClientAddress}, {"partition_keys": "no"}, {"partition_keys": 1}])
-    def test_wrong_options_of_a_gate_are_refused(self, limit: FixedWindow, options: Any) -> None:
+    def test_invalid_options_of_a_gate_are_refused(self, limit: FixedWindow, options: Any) -> None:
         with pytest.raises(InvalidLimiter, match=next(iter(options))):
             Gate([Rule(limit)], **options)
 
     @pytest.mark.parametrize("otherwise", [None, "everyone", ClientAddress, lambda: "k"])
-    def test_wrong_otherwise_is_refused(self, otherwise: Any) -> None:
+    def test_invalid_otherwise_is_refused(self, otherwise: Any) -> None:
         for make in (user, functools.partial(header, "X-Key")):
             with pytest.raises(InvalidLimiter, match="otherwise is a key function"):
                 make(otherwise=otherwise)
@@ -251,11 +251,11 @@ async def coroutine(about: Any) -> bool:
 
 
 class TestRefusedAtARequest:
-    """Whatever else a function says might mean the one or the other."""
+    """A function must return the exact type: another value is ambiguous."""
 
-    @pytest.mark.parametrize("said", [None, 0, 1, "", "no", b"", 1.0, [], "a coroutine"])
-    def test_exempt(self, site: MakeSite, limit: FixedWindow, said: Any) -> None:
-        rule = Rule(limit, exempt=lambda request: coroutine(request) if said == "a coroutine" else said)
+    @pytest.mark.parametrize("returned", [None, 0, 1, "", "no", b"", 1.0, [], "a coroutine"])
+    def test_exempt_that_returns_no_bool_is_an_error(self, site: MakeSite, limit: FixedWindow, returned: Any) -> None:
+        rule = Rule(limit, exempt=lambda request: coroutine(request) if returned == "a coroutine" else returned)
         with pytest.raises(
             InvalidLimiter, match=r"exempt of the rule of limiter 'limit' returned .*, not True or False"
         ):
@@ -267,9 +267,11 @@ class TestRefusedAtARequest:
         with pytest.raises(InvalidKey, match=r"returned an awaitable \(only async def functions are awaited, "):
             site([rule]).ask()
 
-    @pytest.mark.parametrize("said", [None, 0, 1, "no", "a coroutine"])
-    def test_charge_on(self, site: MakeSite, limit: FixedWindow, said: Any) -> None:
-        rule = Rule(limit, charge_on=lambda status: coroutine(status) if said == "a coroutine" else said)
+    @pytest.mark.parametrize("returned", [None, 0, 1, "no", "a coroutine"])
+    def test_charge_on_that_returns_no_bool_is_an_error(
+        self, site: MakeSite, limit: FixedWindow, returned: Any
+    ) -> None:
+        rule = Rule(limit, charge_on=lambda status: coroutine(status) if returned == "a coroutine" else returned)
         with pytest.raises(
             InvalidLimiter, match=r"charge_on of the rule of limiter 'limit' returned .*, not True or False"
         ):
@@ -278,12 +280,12 @@ class TestRefusedAtARequest:
 
     @pytest.mark.parametrize("charge_on", [None, {401}])
     @pytest.mark.parametrize("several", [False, True])
-    @pytest.mark.parametrize("said", [None, 1.5, True, ["a", "b"], ["a"], {"a": 1}, ("a", None), "a coroutine"])
-    def test_key(
-        self, site: MakeSite, store: Store, limit: FixedWindow, several: bool, said: Any, charge_on: Any
+    @pytest.mark.parametrize("returned", [None, 1.5, True, ["a", "b"], ["a"], {"a": 1}, ("a", None), "a coroutine"])
+    def test_key_that_returns_no_key_is_an_error(
+        self, site: MakeSite, store: Store, limit: FixedWindow, several: bool, returned: Any, charge_on: Any
     ) -> None:
         def key(request: Any) -> Any:
-            return coroutine(request) if said == "a coroutine" else said
+            return coroutine(request) if returned == "a coroutine" else returned
 
         more = [Rule(FixedWindow(store, "other", "5/hour"), key=key)] if several else []
         with pytest.raises(InvalidKey, match=r"key of the rule of limiter '\w+' returned .*, which is no key"):
@@ -291,10 +293,14 @@ class TestRefusedAtARequest:
         assert store.stats().live_keys == 0
 
     @pytest.mark.parametrize("charge_on", [None, {401}])
-    @pytest.mark.parametrize("said", [None, 1.0, True, "1", -1, [1], "a coroutine"])
-    def test_cost(self, site: MakeSite, store: Store, limit: FixedWindow, said: Any, charge_on: Any) -> None:
+    @pytest.mark.parametrize("returned", [None, 1.0, True, "1", -1, [1], "a coroutine"])
+    def test_cost_that_returns_no_whole_number_is_an_error(
+        self, site: MakeSite, store: Store, limit: FixedWindow, returned: Any, charge_on: Any
+    ) -> None:
         rule = Rule(
-            limit, cost=lambda request: coroutine(request) if said == "a coroutine" else said, charge_on=charge_on
+            limit,
+            cost=lambda request: coroutine(request) if returned == "a coroutine" else returned,
+            charge_on=charge_on,
         )
         other = Rule(SlidingWindow(store, "other", "5/hour"))
         for rules in ([rule], [rule, other]):
@@ -302,50 +308,50 @@ class TestRefusedAtARequest:
                 site(rules).ask()
         assert left(limit) == 3
 
-    def test_answer_that_cannot_be_sent_is_refused(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, cost=3, answer=lambda request, denial: Answer(429, body="no"))])  # type: ignore[arg-type]
-        assert asked.ask().status == 200
+    def test_answer_without_a_body_of_bytes_is_an_error(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, cost=3, answer=lambda request, denial: Answer(429, body="no"))])  # type: ignore[arg-type]
+        assert limited.ask().status == 200
         with pytest.raises(InvalidLimiter, match="an Answer has a body of bytes"):
-            asked.ask()
+            limited.ask()
 
 
-def test_one_key_of_several_parts_is_one_key_for_several_rules(site: MakeSite, store: Store) -> None:
+def test_client_that_returns_a_tuple_gives_all_rules_one_key(site: MakeSite, store: Store) -> None:
     one, two = FixedWindow(store, "one", "2/hour"), FixedWindow(store, "two", "5/hour")
-    asked = site([Rule(one), Rule(two)], client=lambda request: ("user", "ada"))
-    assert [asked.ask().status for _ in range(3)] == [200, 200, 429]
+    limited = site([Rule(one), Rule(two)], client=lambda request: ("user", "ada"))
+    assert [limited.ask().status for _ in range(3)] == [200, 200, 429]
     assert (left(one, ("user", "ada")), left(two, ("user", "ada"))) == (0, 3)
 
 
 @pytest.mark.parametrize("number", [17, 40])
-def test_more_rules_than_one_all_of_takes_are_charged_together(site: MakeSite, store: Store, number: int) -> None:
+def test_more_rules_than_an_all_of_holds_are_charged_all_or_none(site: MakeSite, store: Store, number: int) -> None:
     limits = [FixedWindow(store, f"limit {i}", "9/hour") for i in range(number)]
     scarce = FixedWindow(store, "scarce", "2/hour")
     for paths in (None, "/*"):
         for limit in (*limits, scarce):
             limit.reset(CLIENT)
-        asked = site([*[Rule(limit, path=paths) for limit in limits], Rule(scarce, path=paths)])
-        answers = [asked.ask() for _ in range(4)]
+        limited = site([*[Rule(limit, path=paths) for limit in limits], Rule(scarce, path=paths)])
+        answers = [limited.ask() for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 429, 429]
         assert answers[0]["RateLimit"].count("r=") == number + 1
         assert answers[2].json["violated-policies"] == ["scarce"]
-        # All or none.
+        # Denied requests charged no rule.
         assert {left(limit) for limit in limits} == {7}
-        # Whichever denies, among those that are asked one by one as well.
+        # A rule beyond the capacity of the AllOf denies as well.
         limits[0].hit(CLIENT, 7)
         scarce.reset(CLIENT)
-        assert asked.ask().json["violated-policies"] == ["limit 0"]
+        assert limited.ask().json["violated-policies"] == ["limit 0"]
         assert [left(limit) for limit in (*limits[1:], scarce)] == [7] * (number - 1) + [2]
 
 
-def test_fields_of_more_rules_than_one_all_of_takes_name_their_limits(site: MakeSite, store: Store) -> None:
-    """The rules that exceed it are reserved before, and their decisions come last."""
-    asked = site([Rule(FixedWindow(store, f"limit {i}", f"{i + 2}/hour")) for i in range(20)])
-    remaining = re.findall(r'"limit (\d+)";r=(\d+)', asked.ask()["RateLimit"])
+def test_header_fields_of_more_rules_than_an_all_of_holds_name_their_limits(site: MakeSite, store: Store) -> None:
+    """Rules beyond the capacity of the AllOf are reserved first, and their decisions come last."""
+    limited = site([Rule(FixedWindow(store, f"limit {i}", f"{i + 2}/hour")) for i in range(20)])
+    remaining = re.findall(r'"limit (\d+)";r=(\d+)', limited.ask()["RateLimit"])
     assert {int(i): int(left) for i, left in remaining} == {i: i + 1 for i in range(20)}
 
 
 class TestNoRoom:
-    """Of a key for which the store has no room, nobody has counted a request."""
+    """A full store cannot count a new key, so its requests get a 503."""
 
     @pytest.fixture
     def crowded(self, clock: ManualClock) -> tuple[Store, FixedWindow, str]:
@@ -364,24 +370,24 @@ class TestNoRoom:
 
     @pytest.mark.parametrize("options", [{}, {"charge_on": {200}}, {"status": 418, "answer": Answer(200)}])
     @pytest.mark.parametrize("more", [False, True])
-    def test_full_store_is_503_whatever_the_rule_answers(
+    def test_full_store_answers_503_for_every_kind_of_rule(
         self, site: MakeSite, crowded: tuple[Store, FixedWindow, str], options: Any, more: bool
     ) -> None:
         store, limit, newcomer = crowded
         other = [Rule(FixedWindow(store, "other", "9/hour"), key=lambda request: "one")] if more else []
         store_had = left(FixedWindow(store, "other", "9/hour"), "one")
-        asked = site([Rule(limit, key=lambda request: request.header("X-Key"), **options), *other])
-        self.check(asked.ask(fields=[("X-Key", newcomer)]))
+        limited = site([Rule(limit, key=lambda request: request.header("X-Key"), **options), *other])
+        self.check(limited.ask(fields=[("X-Key", newcomer)]))
         assert left(FixedWindow(store, "other", "9/hour"), "one") == store_had
 
-    def test_full_store_of_a_concurrency_is_503(self, site: MakeSite, clock: ManualClock) -> None:
+    def test_full_store_of_a_concurrency_answers_503(self, site: MakeSite, clock: ManualClock) -> None:
         store = Store.private(keys=1, on_full="deny", clock=clock)
         slots = Concurrency(store, "slots", 1, keys=1)
         passed = [bool(slots.acquire(n)) for n in range(3000)]
-        asked = site([Rule(slots, key=lambda request: passed.index(False))])
-        self.check(asked.ask())
+        limited = site([Rule(slots, key=lambda request: passed.index(False))])
+        self.check(limited.ask())
 
-    def test_denial_beside_a_full_store_is_reported(
+    def test_denial_takes_precedence_over_a_full_store(
         self, site: MakeSite, crowded: tuple[Store, FixedWindow, str]
     ) -> None:
         store, limit, newcomer = crowded
@@ -399,7 +405,7 @@ class TestNoAddress:
         "options", [{}, {"charge_on": {401}}, {"status": 418, "answer": Answer(200)}, {"path": "/*"}]
     )
     @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-    def test_missing_address_is_reported_to_client_and_operator(
+    def test_missing_address_is_a_500_and_a_log_record(
         self,
         kind: Kind,
         limit: FixedWindow,
@@ -416,11 +422,11 @@ class TestNoAddress:
         assert site.handled == 0
         assert "doesn't report the client's address" in answers[0].json["detail"]
         assert "Retry-After" not in answers[0]
-        # Once a minute.
+        # Logged at most once a minute.
         [record] = caplog.records
         assert 'ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")' in record.message
 
-    def test_missing_address_is_reported_for_an_async_client(self, limit: FixedWindow) -> None:
+    def test_missing_address_with_an_async_client_is_a_500(self, limit: FixedWindow) -> None:
         address = ClientAddress()
         site = Site("asgi", [Rule(limit)], {"client": later(address)})
         assert ask_asgi(site.app, client=None).status == 500

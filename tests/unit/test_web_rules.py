@@ -1,4 +1,4 @@
-"""Which requests a rule is for, what they are charged, and that they are charged to all limits or to none."""
+"""Rules: the requests that a rule matches, their cost, and all-or-none charges over several limits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def left(limiter: Any, key: Any = CLIENT) -> int:
     return remaining
 
 
-class TestWhere:
+class TestMatching:
     @pytest.mark.parametrize(
         ("path", "matches", "others"),
         [
@@ -89,7 +89,9 @@ class TestWhere:
             (["/a", "/b/*"], ["/a", "/b", "/b/c"], ["/c"]),
         ],
     )
-    def test_paths(self, limit: FixedWindow, path: Any, matches: list[str], others: list[str]) -> None:
+    def test_path_pattern_matches_its_paths(
+        self, limit: FixedWindow, path: Any, matches: list[str], others: list[str]
+    ) -> None:
         where = Rule(limit, path=path).where
         assert [path for path in matches if not where.matches(("GET",), readings(path))] == []
         assert [path for path in others if where.matches(("GET",), readings(path))] == []
@@ -106,30 +108,30 @@ class TestWhere:
             ("/log_in", ["/log-in", "/log.in", "/log%in"]),
             ("/v1.0/log-in", ["/v1_0/log_in"]),
             ("/files/{rest:path}", ["/files/", "/files//", "/files/../..", "/files/a//b"]),
-            # In a pattern they are the same.
+            # Patterns are normalized in the same way.
             ("//a/./b/../c", ["/a/c", "//a//c"]),
             ("/caf%C3%A9", ["/caf\xe9"]),
             ("/a%2Fb", ["/a/b", "/a%2Fb"]),
         ],
     )
-    def test_spellings_of_a_path_match(self, limit: FixedWindow, path: str, spellings: list[str]) -> None:
+    def test_all_spellings_of_a_path_match(self, limit: FixedWindow, path: str, spellings: list[str]) -> None:
         where = Rule(limit, path=path).where
         assert [path for path in spellings if not where.matches(("GET",), readings(path))] == []
 
-    def test_a_path_that_is_too_long_to_be_read_may_be_any(self, limit: FixedWindow) -> None:
+    def test_path_too_long_to_normalize_matches_every_rule(self, limit: FixedWindow) -> None:
         where = Rule(limit, path="/login").where
         assert not where.matches(("GET",), readings("/" + "a" * 10_000))
         assert where.matches(("GET",), readings("/" + "a/../" * 10_000 + "login"))
         assert where.matches(("GET",), readings("/" + "a//" * 1_000))
         assert readings("/" + "a//" * 600) != ()
 
-    def test_a_plain_path_is_read_once(self) -> None:
+    def test_plain_path_has_one_reading(self) -> None:
         for path in ("/", "/a/b.c/", "/caf\xe9", "/a-b_c@d", "/" + "a" * 10_000):
             assert readings(path) == (path,)
         assert len(readings("/a/..;b//%2e./\ufffd@@/@@c")) > 9
 
     def test_pattern_matches_in_linear_time(self, limit: FixedWindow) -> None:
-        """Anybody can send such paths; to try all ways in which stars may match takes longer than anybody waits."""
+        """A client controls the path. A matcher that backtracks over the stars takes exponential time."""
         for path in (
             "/a/*/b/*/c",
             "/a/*/b/*/c/*",
@@ -148,8 +150,7 @@ class TestWhere:
         "path",
         [
             *("", "login", "*", 5, b"/a", [5], [""], "/a/{id", "/a/id}", "/a{b/{id}", "/a}b/{id}", []),
-            # Of aiohttp and Pyramid, where they may be more than one segment.
-            # And what begins where a path ends.
+            # A query or a fragment, and regular expressions of aiohttp and Pyramid that can span segments.
             *("/a?b=1", "/a#b", "/a/{rest:.*}", "/a/{rest:.+}/b", r"/a/{rest:[\w/]+}"),
         ],
     )
@@ -161,14 +162,14 @@ class TestWhere:
         with pytest.raises(InvalidLimiter, match="10001 characters"):
             Rule(limit, path="/" + "a//b/" * 2000)
 
-    def test_case_can_be_ignored(self, limit: FixedWindow) -> None:
+    def test_ignore_case_matches_any_case(self, limit: FixedWindow) -> None:
         assert Rule(limit, path="/login", ignore_case=True).where.matches(("GET",), readings("//LogIn"))
         assert BodyLimit(5, path="/login", ignore_case=True).where.matches(("GET",), readings("/LogIn"))
         assert not Rule(limit, path="/login").where.matches(("GET",), readings("/LogIn"))
         with pytest.raises(InvalidLimiter, match="ignore_case"):
             Rule(limit, path="/login", ignore_case="no")  # type: ignore[arg-type]
 
-    def test_a_placeholder_of_another_framework_is_no_path(self, limit: FixedWindow) -> None:
+    def test_placeholder_of_another_framework_is_refused(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="/users/<int:id>"):
             Rule(limit, path="/users/<int:id>")
 
@@ -184,7 +185,9 @@ class TestWhere:
             ("M-SEARCH", ["M-SEARCH"], ["SEARCH"]),
         ],
     )
-    def test_methods(self, limit: FixedWindow, methods: Any, matches: list[str], others: list[str]) -> None:
+    def test_rule_matches_its_methods(
+        self, limit: FixedWindow, methods: Any, matches: list[str], others: list[str]
+    ) -> None:
         where = Rule(limit, methods=methods).where
         assert all(where.matches((method,), ("/",)) for method in matches)
         assert not any(where.matches((method,), ("/",)) for method in others)
@@ -195,43 +198,43 @@ class TestWhere:
             Rule(limit, methods=methods)
 
     def test_requests_without_a_rule_are_unchanged(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, path="/login", methods="POST")])
+        limited = site([Rule(limit, path="/login", methods="POST")])
         for _ in range(5):
-            assert asked.ask("/").status == asked.ask("/login").status == 200
-            assert "ratelimit" not in asked.ask("/")
-        assert [asked.ask("/login/", "POST").status for _ in range(4)] == [200, 200, 200, 429]
-        assert asked.handled == 18
+            assert limited.ask("/").status == limited.ask("/login").status == 200
+            assert "ratelimit" not in limited.ask("/")
+        assert [limited.ask("/login/", "POST").status for _ in range(4)] == [200, 200, 200, 429]
+        assert limited.handled == 18
 
-    def test_method_in_small_letters_matches(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, methods="POST", cost=3)])
-        assert asked.ask(method="POST").status == 200
-        with pytest.warns() if asked.kind == "wsgi" else nullcontext():
-            assert asked.ask(method="post").status == 429
+    def test_lower_case_method_matches(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, methods="POST", cost=3)])
+        assert limited.ask(method="POST").status == 200
+        with pytest.warns() if limited.kind == "wsgi" else nullcontext():
+            assert limited.ask(method="post").status == 429
 
     @pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
     def test_overridden_method_matches(self, site: MakeSite, limit: FixedWindow, name: str) -> None:
-        """An application that goes by such a field may stand inside."""
-        asked = site([Rule(limit, path="/login", methods="POST")])
-        for told in ("POST", "post", " Post", "PUT, POST"):
-            answered = asked.ask("/login", "GET", fields=[(name, told)])
+        """The application inside may honour such a field."""
+        limited = site([Rule(limit, path="/login", methods="POST")])
+        for method in ("POST", "post", " Post", "PUT, POST"):
+            answered = limited.ask("/login", "GET", fields=[(name, method)])
         assert (answered.status, left(limit)) == (429, 0)
-        assert asked.ask("/login", "GET", fields=[(name, "PUT")]).status == 200
-        # Who asks for something else may be refused that, and is handled as a POST.
-        assert asked.ask("/login", "POST", fields=[(name, "PUT")]).status == 429
+        assert limited.ask("/login", "GET", fields=[(name, "PUT")]).status == 200
+        # An application may ignore the override and handle a POST, so the rule still matches.
+        assert limited.ask("/login", "POST", fields=[(name, "PUT")]).status == 429
 
-    def test_no_rules(self, site: MakeSite) -> None:
+    def test_gate_without_rules_adds_no_fields(self, site: MakeSite) -> None:
         assert site([]).ask().fields == [("content-type", "text/plain")]
 
-    def test_one_rule_alone(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_single_rule_needs_no_list(self, site: MakeSite, limit: FixedWindow) -> None:
         assert site(Rule(limit)).ask()["ratelimit"].startswith('"limit";r=2;t=')
 
 
-class TestPathsThatNobodyAsksFor:
+class TestUnseenPaths:
     def ask(self, gate: Gate, count: int, path: str = "/v1/api/orders") -> None:
         for _ in range(count):
             gate.enter(WSGIRequest(wsgi_environ(path)))
 
-    def test_a_warning_comes_after_a_thousand_requests(self, limit: FixedWindow) -> None:
+    def test_warning_comes_after_a_thousand_requests(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path=["/a", "/b"]), Rule(limit, cost=0)])
         self.ask(gate, 1000)
         with pytest.warns(UnseenPathsWarning, match=r"'/api/\*', \['/a', '/b'\], .*was for '/v1/api/orders'") as warned:
@@ -239,14 +242,14 @@ class TestPathsThatNobodyAsksFor:
         self.ask(gate, 1001)
         assert len(warned) == 1
 
-    def test_path_that_may_be_any_is_not_counted(self, limit: FixedWindow) -> None:
+    def test_path_too_long_to_normalize_is_not_a_match(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*")])
         self.ask(gate, 1, "/" + "a//" * 1000)
         self.ask(gate, 1000)
         with pytest.warns(UnseenPathsWarning):
             self.ask(gate, 1)
 
-    def test_no_warning_comes_once_a_path_has_matched(self, limit: FixedWindow) -> None:
+    def test_matched_path_causes_no_warning(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path="/b")])
         self.ask(gate, 1, "/api/orders")
         self.ask(gate, 1001)
@@ -257,55 +260,57 @@ class TestPathsThatNobodyAsksFor:
 
 class TestKeysAndCosts:
     def test_each_client_has_its_own_limit(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, cost=3)])
-        assert [asked.ask(client=c).status for c in ("1.1.1.1", "1.1.1.2", "1.1.1.1")] == [200, 200, 429]
+        limited = site([Rule(limit, cost=3)])
+        assert [limited.ask(client=c).status for c in ("1.1.1.1", "1.1.1.2", "1.1.1.1")] == [200, 200, 429]
 
-    def test_everyone_shares_one_limit(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, key=everyone)])
-        assert [asked.ask(client=f"1.1.1.{i}").status for i in range(4)] == [200, 200, 200, 429]
+    def test_everyone_gives_all_clients_one_limit(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, key=everyone)])
+        assert [limited.ask(client=f"1.1.1.{i}").status for i in range(4)] == [200, 200, 200, 429]
 
-    def test_key_may_be_a_field(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, key=header("X-API-Key", otherwise=everyone), cost=3)])
-        assert asked.ask(fields=[("X-API-Key", "a")]).status == 200
-        assert asked.ask(fields=[("X-API-Key", "a")]).status == 429
-        assert asked.ask(fields=[("x-api-key", "b")]).status == 200
-        assert asked.ask().status == 200
-        assert asked.ask(client="1.1.1.1").status == 429
+    def test_header_field_is_the_key(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, key=header("X-API-Key", otherwise=everyone), cost=3)])
+        assert limited.ask(fields=[("X-API-Key", "a")]).status == 200
+        assert limited.ask(fields=[("X-API-Key", "a")]).status == 429
+        assert limited.ask(fields=[("x-api-key", "b")]).status == 200
+        assert limited.ask().status == 200
+        assert limited.ask(client="1.1.1.1").status == 429
 
     def test_client_of_the_gate_is_the_default_key(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, cost=3)], client=ClientAddress(trusted_proxies=[CLIENT], header="X-Forwarded-For"))
-        assert asked.ask(fields=[("X-Forwarded-For", "1.1.1.1")]).status == 200
-        assert asked.ask(fields=[("X-Forwarded-For", "2.2.2.2, 1.1.1.1")]).status == 429
-        assert asked.ask(fields=[("X-Forwarded-For", "2.2.2.2")]).status == 200
+        limited = site([Rule(limit, cost=3)], client=ClientAddress(trusted_proxies=[CLIENT], header="X-Forwarded-For"))
+        assert limited.ask(fields=[("X-Forwarded-For", "1.1.1.1")]).status == 200
+        assert limited.ask(fields=[("X-Forwarded-For", "2.2.2.2, 1.1.1.1")]).status == 429
+        assert limited.ask(fields=[("X-Forwarded-For", "2.2.2.2")]).status == 200
 
-    def test_cost_may_depend_on_the_request(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, cost=lambda request: int(request.header("X-Cost") or 1))])
-        assert asked.ask(fields=[("X-Cost", "2")])["ratelimit"].startswith('"limit";r=1')
-        assert asked.ask(fields=[("X-Cost", "2")]).status == 429
-        assert asked.ask().status == 200
-        assert asked.ask(fields=[("X-Cost", "0")]).status == 200
+    def test_cost_depends_on_the_request(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, cost=lambda request: int(request.header("X-Cost") or 1))])
+        assert limited.ask(fields=[("X-Cost", "2")])["ratelimit"].startswith('"limit";r=1')
+        assert limited.ask(fields=[("X-Cost", "2")]).status == 429
+        assert limited.ask().status == 200
+        assert limited.ask(fields=[("X-Cost", "0")]).status == 200
 
-    def test_a_cost_that_never_fits(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, cost=4)])
-        answer = asked.ask()
+    def test_cost_above_the_limit_never_fits(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, cost=4)])
+        answer = limited.ask()
         assert answer.status == 429
         assert "retry-after" not in answer
         assert "never" in answer.json["detail"]
-        assert asked.handled == 0
+        assert limited.handled == 0
 
     def test_exempt_requests_are_not_charged(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, cost=3, exempt=lambda request: request.header("X-Health") == "yes")])
-        assert asked.ask().status == 200
-        assert asked.ask().status == 429
-        answer = asked.ask(fields=[("X-Health", "yes")])
+        limited = site([Rule(limit, cost=3, exempt=lambda request: request.header("X-Health") == "yes")])
+        assert limited.ask().status == 200
+        assert limited.ask().status == 429
+        answer = limited.ask(fields=[("X-Health", "yes")])
         assert answer.status == 200
         assert "ratelimit" not in answer
         assert left(limit) == 0
 
-    def test_exempt_from_one_rule_only(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
+    def test_request_exempt_from_one_rule_is_charged_to_the_others(
+        self, site: MakeSite, store: Store, limit: FixedWindow
+    ) -> None:
         other = FixedWindow(store, "other", "10/hour")
-        asked = site([Rule(limit, exempt=lambda request: True), Rule(other)])
-        assert asked.ask()["ratelimit"].startswith('"other";r=9;')
+        limited = site([Rule(limit, exempt=lambda request: True), Rule(other)])
+        assert limited.ask()["ratelimit"].startswith('"other";r=9;')
         assert left(limit) == 3
 
     @pytest.mark.parametrize("options", [{"cost": lambda request: -1}, {"cost": lambda request: "1"}])
@@ -318,7 +323,7 @@ class TestKeysAndCosts:
             site([Rule(limit, key=lambda request: None)]).ask()
 
     @pytest.mark.parametrize("what", ["key", "cost", "exempt"])
-    def test_error_of_a_function_charges_nothing(self, site: MakeSite, store: Store, what: str) -> None:
+    def test_error_of_a_function_charges_no_limit(self, site: MakeSite, store: Store, what: str) -> None:
         def fail(request: Any) -> Any:
             raise LookupError(what)
 
@@ -343,19 +348,19 @@ class TestSeveralLimits:
     @pytest.mark.parametrize("charge_on", [None, {200}], ids=["charged", "booked"])
     @pytest.mark.parametrize("denies_first", [True, False])
     @pytest.mark.parametrize("kind", LIMITERS)
-    def test_nothing_is_charged_if_one_denies(
+    def test_no_limit_is_charged_if_one_denies(
         self, site: MakeSite, store: Store, kind: str, denies_first: bool, charge_on: Any
     ) -> None:
-        """Whatever kind, booked or charged at once: three that have room, and one that hasn't."""
+        """For every kind of limiter, with and without `charge_on`: three limits have room, and one denies."""
         others = [self.LIMITERS[kind](store, f"other {i}") for i in range(2)]
         before = [left(other) for other in others]
         rules = [Rule(other, charge_on=None if isinstance(other, Concurrency) else charge_on) for other in others]
         full = FixedWindow(store, "full", "1/hour")
         full.allow(CLIENT)
-        asked = site([Rule(full), *rules] if denies_first else [*rules, Rule(full)])
-        answers = [asked.ask() for _ in range(5)]
+        limited = site([Rule(full), *rules] if denies_first else [*rules, Rule(full)])
+        answers = [limited.ask() for _ in range(5)]
         assert {answer.status for answer in answers} == {429}
-        assert asked.handled == 0
+        assert limited.handled == 0
         assert [left(other) for other in others] == before
         assert all(answer.json["violated-policies"] == ["full"] for answer in answers)
 
@@ -371,50 +376,50 @@ class TestSeveralLimits:
         leases = [full.acquire(CLIENT) for _ in range(3)] if denied == "held" else [full.hit(CLIENT, 3)]
         assert all(leases)
         for order in permutations(rules):
-            asked = site(order)
-            answer = asked.ask()
-            assert (answer.status, asked.handled) == (429, 0)
+            limited = site(order)
+            answer = limited.ask()
+            assert (answer.status, limited.handled) == (429, 0)
             assert answer.json["violated-policies"] == [denied]
             assert [left(limiter) for limiter in limiters.values()] == [3, 3]
 
     def test_all_denying_rules_are_named(self, site: MakeSite, store: Store) -> None:
         slow, fast = FixedWindow(store, "slow", "1/day"), FixedWindow(store, "fast", "1/minute")
-        asked = site([Rule(fast), Rule(FixedWindow(store, "free", "9/day")), Rule(slow)])
-        asked.ask()
-        answer = asked.ask()
+        limited = site([Rule(fast), Rule(FixedWindow(store, "free", "9/day")), Rule(slow)])
+        limited.ask()
+        answer = limited.ask()
         assert answer.json["violated-policies"] == ["fast", "slow"]
         assert answer.json["detail"].startswith("The limit is 1 request per day:")
         assert int(answer["retry-after"]) > 60
 
     def test_each_rule_has_its_own_key_and_cost(self, site: MakeSite, store: Store) -> None:
         mine, ours = FixedWindow(store, "mine", "2/day"), FixedWindow(store, "ours", "10/day")
-        asked = site([Rule(mine), Rule(ours, key=everyone, cost=3)])
-        assert [asked.ask(client=f"1.1.1.{i}").status for i in (1, 1, 1, 2, 3)] == [200, 200, 429, 200, 429]
+        limited = site([Rule(mine), Rule(ours, key=everyone, cost=3)])
+        assert [limited.ask(client=f"1.1.1.{i}").status for i in (1, 1, 1, 2, 3)] == [200, 200, 429, 200, 429]
         assert left(ours, "everyone") == 1
         assert left(mine, "1.1.1.3") == 2
 
-    def test_one_limiter_in_two_rules(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit), Rule(limit, path="/dear")])
-        assert asked.ask("/dear").status == 200
+    def test_limiter_in_two_rules_is_charged_by_both(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit), Rule(limit, path="/dear")])
+        assert limited.ask("/dear").status == 200
         assert left(limit) == 1
-        assert asked.ask("/dear").status == 429
+        assert limited.ask("/dear").status == 429
         assert left(limit) == 1
-        assert asked.ask("/").status == 200
+        assert limited.ask("/").status == 200
 
-    def test_many_rules_for_different_paths(self, site: MakeSite, store: Store) -> None:
+    def test_each_of_many_paths_has_its_own_rule(self, site: MakeSite, store: Store) -> None:
         limits = [FixedWindow(store, f"limit {i}", "1/hour") for i in range(40)]
-        asked = site([Rule(limit, path=f"/{i}") for i, limit in enumerate(limits)])
-        assert [asked.ask(f"/{i}").status for i in range(40)] == [200] * 40
-        assert [asked.ask(f"/{i}").status for i in range(40)] == [429] * 40
+        limited = site([Rule(limit, path=f"/{i}") for i, limit in enumerate(limits)])
+        assert [limited.ask(f"/{i}").status for i in range(40)] == [200] * 40
+        assert [limited.ask(f"/{i}").status for i in range(40)] == [429] * 40
 
-    def test_matching_rules_change_from_request_to_request(self, site: MakeSite, store: Store) -> None:
+    def test_each_request_is_charged_to_its_matching_rules(self, site: MakeSite, store: Store) -> None:
         limits = [FixedWindow(store, f"limit {i}", "100/hour") for i in range(6)]
-        asked = site(
+        limited = site(
             [Rule(limit, exempt=lambda request, i=i: str(i) not in request.path) for i, limit in enumerate(limits)]
         )
         for number in range(64):
             wanted = [i for i in range(6) if number >> i & 1]
-            answer = asked.ask("/" + "".join(map(str, wanted)))
+            answer = limited.ask("/" + "".join(map(str, wanted)))
             assert (
                 [item.split(";")[0] for item in answer["ratelimit"].split(", ")] == [f'"limit {i}"' for i in wanted]
                 if wanted
@@ -422,7 +427,7 @@ class TestSeveralLimits:
             )
         assert [left(limit) for limit in limits] == [100 - 32] * 6
 
-    def test_limiters_that_cannot_take_back_come_last(self, site: MakeSite, store: Store) -> None:
+    def test_limiters_without_refunds_are_charged_last(self, site: MakeSite, store: Store) -> None:
         for kind in (LeakyBucket, BucketedWindow):
             last = (
                 LeakyBucket(store, "queue", "3/hour", 3)
@@ -430,8 +435,8 @@ class TestSeveralLimits:
                 else BucketedWindow(store, "buckets", "3/hour", 8, keys=10)
             )
             first = FixedWindow(store, f"before {kind.__name__}", "1/hour")
-            asked = site([Rule(last), Rule(first)])
-            assert [asked.ask().status for _ in range(3)] == [200, 429, 429]
+            limited = site([Rule(last), Rule(first)])
+            assert [limited.ask().status for _ in range(3)] == [200, 429, 429]
             assert left(last) == 2
 
 
@@ -440,25 +445,27 @@ class TestChargeOn:
 
     @pytest.mark.parametrize("charge_on", [{401, 404}, range(400, 500), lambda status: 400 <= status < 500, [401, 404]])
     @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name].limit > 1])
-    def test_statuses_that_stay_charged(self, site: MakeSite, store: Store, kind: str, charge_on: Any) -> None:
+    def test_only_statuses_in_charge_on_stay_charged(
+        self, site: MakeSite, store: Store, kind: str, charge_on: Any
+    ) -> None:
         limiter = KINDS[kind].make(store, "limit", 10, 3_600_000)
         status = 0
-        asked = site([Rule(limiter, charge_on=charge_on)], lambda: status)
+        limited = site([Rule(limiter, charge_on=charge_on)], lambda: status)
         expected = 10
         for status in self.STATUSES:
-            assert asked.ask().status == status
+            assert limited.ask().status == status
             expected -= 400 <= status < 500
             assert left(limiter) == expected
 
-    def test_failed_logins_only(self, site: MakeSite, clock: ManualClock, limit: FixedWindow) -> None:
+    def test_only_failed_logins_are_charged(self, site: MakeSite, clock: ManualClock, limit: FixedWindow) -> None:
         status = 401
-        asked = site([Rule(limit, path="/login", methods="POST", charge_on={401, 403})], lambda: status)
-        assert [asked.ask("/login", "POST").status for _ in range(4)] == [401, 401, 401, 429]
+        limited = site([Rule(limit, path="/login", methods="POST", charge_on={401, 403})], lambda: status)
+        assert [limited.ask("/login", "POST").status for _ in range(4)] == [401, 401, 401, 429]
         clock.advance(3600)
         status = 200
-        assert [asked.ask("/login", "POST").status for _ in range(9)] == [200] * 9
+        assert [limited.ask("/login", "POST").status for _ in range(9)] == [200] * 9
         status = 403
-        assert [asked.ask("/login", "POST").status for _ in range(4)] == [403, 403, 403, 429]
+        assert [limited.ask("/login", "POST").status for _ in range(4)] == [403, 403, 403, 429]
 
     def test_permit_is_taken_before_the_handler_runs(self, site: MakeSite, limit: FixedWindow) -> None:
         seen = []
@@ -467,44 +474,44 @@ class TestChargeOn:
             seen.append(left(limit))
             return 200
 
-        asked = site([Rule(limit, charge_on={401})], handle)
-        asked.ask()
+        limited = site([Rule(limit, charge_on={401})], handle)
+        limited.ask()
         assert (seen, left(limit)) == ([2], 3)
 
-    def test_an_exception_of_the_handler_is_500(self, site: MakeSite, limit: FixedWindow) -> None:
-        told: list[int] = []
+    def test_exception_of_the_handler_counts_as_500(self, site: MakeSite, limit: FixedWindow) -> None:
+        statuses: list[int] = []
 
         def charge_on(status: int) -> bool:
-            told.append(status)
+            statuses.append(status)
             return status < 500
 
         def handle() -> int:
             raise LookupError
 
-        asked = site([Rule(limit, charge_on=charge_on)], handle)
+        limited = site([Rule(limit, charge_on=charge_on)], handle)
         with pytest.raises(LookupError):
-            asked.ask()
-        assert (told[-1:], left(limit)) == ([500], 3)
+            limited.ask()
+        assert (statuses[-1:], left(limit)) == ([500], 3)
 
-    def test_the_cost_is_given_back(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, cost=2, charge_on={401})])
-        assert [asked.ask().status for _ in range(5)] == [200] * 5
+    def test_whole_cost_is_refunded(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, cost=2, charge_on={401})])
+        assert [limited.ask().status for _ in range(5)] == [200] * 5
         assert left(limit) == 3
 
-    def test_a_cost_that_never_fits(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
+    def test_cost_above_the_limit_never_fits(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
         other = FixedWindow(store, "other", "9/hour")
-        asked = site([Rule(other, charge_on={401}), Rule(limit, cost=4, charge_on={401})])
-        answer = asked.ask()
+        limited = site([Rule(other, charge_on={401}), Rule(limit, cost=4, charge_on={401})])
+        answer = limited.ask()
         assert answer.status == 429
         assert "retry-after" not in answer
         assert answer.json["violated-policies"] == ["limit"]
         assert left(other) == 9
 
-    def test_fields_count_the_reserved_permit(self, site: MakeSite, limit: FixedWindow) -> None:
-        asked = site([Rule(limit, charge_on={401})], lambda: 401)
-        assert [asked.ask()["ratelimit"][:11] for _ in range(3)] == ['"limit";r=2', '"limit";r=1', '"limit";r=0']
+    def test_header_fields_count_the_reserved_permit(self, site: MakeSite, limit: FixedWindow) -> None:
+        limited = site([Rule(limit, charge_on={401})], lambda: 401)
+        assert [limited.ask()["ratelimit"][:11] for _ in range(3)] == ['"limit";r=2', '"limit";r=1', '"limit";r=0']
 
-    def test_all_are_refunded_even_if_one_function_fails(self, site: MakeSite, store: Store) -> None:
+    def test_error_of_one_charge_on_refunds_the_other_rules(self, site: MakeSite, store: Store) -> None:
         def fail(status: int) -> bool:
             raise LookupError
 
@@ -526,9 +533,9 @@ class TestConcurrency:
             seen.append(left(held))
             return 200
 
-        asked = site([Rule(held)], handle)
+        limited = site([Rule(held)], handle)
         for _ in range(3):
-            assert asked.ask().status == 200
+            assert limited.ask().status == 200
         assert seen == [1, 1, 1]
         assert left(held) == 2
 
@@ -539,40 +546,40 @@ class TestConcurrency:
         assert (answer.status, answer["retry-after"]) == (429, "1")
         assert answer.json["detail"].startswith("The limit is 1 request at a time:")
 
-    def test_shedding_is_503(self, site: MakeSite, store: Store) -> None:
+    def test_load_shedding_answers_503(self, site: MakeSite, store: Store) -> None:
         held = Concurrency(store, "workers", 1)
-        asked = site([Rule(held, key=everyone)])
+        limited = site([Rule(held, key=everyone)])
         with held.acquire("everyone"):
-            answer = asked.ask()
+            answer = limited.ask()
         assert (answer.status, answer["retry-after"]) == (503, "1")
         assert answer.json["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
         assert answer.json["status"] == 503
-        assert asked.ask().status == 200
+        assert limited.ask().status == 200
 
     def test_permit_is_released_after_an_exception(self, site: MakeSite, store: Store) -> None:
         def handle() -> int:
             raise LookupError
 
         held = Concurrency(store, "held", 1)
-        asked = site([Rule(held)], handle)
+        limited = site([Rule(held)], handle)
         for _ in range(3):
             with pytest.raises(LookupError):
-                asked.ask()
+                limited.ask()
         assert left(held) == 1
 
-    def test_a_flood_of_denied_requests_holds_nothing(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
+    def test_denied_requests_hold_no_permits(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
         held = Concurrency(store, "held", 1)
-        asked = site([Rule(held), Rule(limit)])
+        limited = site([Rule(held), Rule(limit)])
         limit.hit(CLIENT, 3)
         before = store.stats().limiters["held"]
-        assert {asked.ask().status for _ in range(20)} == {429}
+        assert {limited.ask().status for _ in range(20)} == {429}
         assert store.stats().limiters["held"] == before
 
     @pytest.mark.parametrize("readings", range(1, 8))
-    def test_permits_may_come_back_during_a_decision(
+    def test_permit_released_during_a_decision_charges_no_denied_request(
         self, site: MakeSite, monkeypatch: pytest.MonkeyPatch, readings: int
     ) -> None:
-        """Whatever is seen of them in between, a request that is denied in the end was charged nothing."""
+        """A request that is denied in the end is charged nothing, whichever permits its checks saw."""
         with Store.private(keys=10, clock="time") as store:
             held, limiter = Concurrency(store, "held", 1, "9 hours"), TokenBucket(store, "limit", "1/hour", 1)
             now, read = time.time(), 0
@@ -584,15 +591,15 @@ class TestConcurrency:
                 read += 1
                 return now + 7200 * (read > readings)
 
-            asked = site([Rule(held), Rule(limiter)])
+            limited = site([Rule(held), Rule(limiter)])
             with monkeypatch.context() as patched:
                 patched.setattr(time, "time", later)
-                assert asked.ask().status == 429
+                assert limited.ask().status == 429
             monkeypatch.setattr(time, "time", lambda: now + 7200)
             assert lease
-            assert (left(held), left(limiter), asked.handled) == (0, 1, 0)
+            assert (left(held), left(limiter), limited.handled) == (0, 1, 0)
 
-    def test_several_and_a_cost(self, site: MakeSite, store: Store) -> None:
+    def test_several_concurrencies_hold_each_cost(self, site: MakeSite, store: Store) -> None:
         one, other = Concurrency(store, "one", 4), Concurrency(store, "other", 4)
         seen = []
 
@@ -600,17 +607,17 @@ class TestConcurrency:
             seen.append((left(one), left(other, "everyone")))
             return 200
 
-        asked = site([Rule(one, cost=3), Rule(other, key=everyone)], handle)
-        assert asked.ask().status == 200
+        limited = site([Rule(one, cost=3), Rule(other, key=everyone)], handle)
+        assert limited.ask().status == 200
         with other.acquire("everyone", 4):
-            assert asked.ask().status == 503
+            assert limited.ask().status == 503
         assert left(one) == 4
         with one.acquire(CLIENT, 2):
-            assert asked.ask().status == 429
+            assert limited.ask().status == 429
         assert left(other, "everyone") == 4
         assert seen == [(1, 3)]
 
-    def test_a_cost_that_never_fits(self, site: MakeSite, store: Store) -> None:
+    def test_cost_above_the_limit_never_fits(self, site: MakeSite, store: Store) -> None:
         answer = site([Rule(Concurrency(store, "held", 2), cost=3)]).ask()
         assert (answer.status, "retry-after" in answer) == (429, False)
 
@@ -621,7 +628,7 @@ class TestRefusals:
         with pytest.raises(InvalidLimiter, match=r"Rule\(limiter\)"):
             site(rules)
 
-    def test_a_limiter_is_no_rule(self, site: MakeSite, limit: FixedWindow) -> None:
+    def test_limiter_without_a_rule_is_refused(self, site: MakeSite, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match=r"write Rule\(limiter\)"):
             site([limit])
 
@@ -630,7 +637,7 @@ class TestRefusals:
         with pytest.raises(InvalidLimiter, match="a rule is for one limiter"):
             Rule(limiter)
 
-    def test_several_limiters_are_several_rules(self, limit: FixedWindow) -> None:
+    def test_all_of_is_refused_as_a_limiter(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="several rules that match a request are charged as one"):
             Rule(AllOf(limit))  # type: ignore[arg-type]
 
@@ -662,7 +669,7 @@ class TestRefusals:
         with pytest.raises(InvalidLimiter, match=what):
             Rule(limit, **options)
 
-    def test_charge_on_of_held_permits_is_refused(self, store: Store) -> None:
+    def test_charge_on_of_a_concurrency_is_refused(self, store: Store) -> None:
         with pytest.raises(InvalidLimiter, match="charge_on has no effect on it"):
             Rule(Concurrency(store, "held", 1), charge_on={401})
 
@@ -690,12 +697,12 @@ class TestRefusals:
             with pytest.raises(InvalidLimiter, match="store"):
                 Gate(rules)
 
-    def test_held_limiter_of_another_store_is_refused(self, clock: ManualClock, limit: FixedWindow) -> None:
+    def test_concurrency_of_another_store_is_refused(self, clock: ManualClock, limit: FixedWindow) -> None:
         other = Concurrency(Store.private(keys=10, clock=clock), "other", 1)
         with pytest.raises(InvalidLimiter, match="store"):
             Gate([Rule(limit), Rule(other)])
 
-    def test_every_kind_of_limiter_is_allowed(self, site: MakeSite, store: Store) -> None:
+    def test_every_kind_of_limiter_is_accepted(self, site: MakeSite, store: Store) -> None:
         limiters = [
             TokenBucket(store, "1", "9/hour"),
             SlidingWindow(store, "2", "9/hour"),
@@ -704,5 +711,5 @@ class TestRefusals:
         ]
         assert site([Rule(limiter) for limiter in limiters]).ask().status == 200
 
-    def test_answer_is_not_changed(self, limit: FixedWindow) -> None:
+    def test_rule_keeps_its_answer(self, limit: FixedWindow) -> None:
         assert Rule(limit, answer=Answer(418)).answer == Answer(418)

@@ -1,4 +1,4 @@
-"""How many workers a process is one of, by how its server was started."""
+"""The number of workers beside a process, from its server's command line and environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forebay.web import ASGIMiddleware, ClientAddress, Gate, Rule, WSGIMiddlewar
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """As a child that a server has spawned, which has the server's arguments."""
+    """Start the process as a child that a server spawned, with the server's command line."""
 
     def start(command: str, *, is_child: bool = True, environment: str = "") -> None:
         monkeypatch.setattr(multiprocessing, "parent_process", lambda: object() if is_child else None)
@@ -71,7 +71,7 @@ def test_worker_count_is_read_from_the_command_line(started: Any, command: str, 
         assert 'Store("shop", keys=10)' in message
 
 
-def test_process_without_a_parent_is_no_worker(started: Any) -> None:
+def test_process_without_a_parent_is_not_a_worker(started: Any) -> None:
     started("/bin/uvicorn app:app --workers 4", is_child=False)
     assert warned(Store.private(keys=10)) == []
 
@@ -90,13 +90,15 @@ def test_store_from_before_a_fork_causes_no_warning(started: Any, in_child: Any)
 
 
 @pytest.mark.parametrize(("worker", "count"), [(0, 0), (1, 1)])
-def test_uwsgi(monkeypatch: pytest.MonkeyPatch, worker: int, count: int) -> None:
-    """Whose workers are forked after the application was loaded, or load it each for itself."""
+def test_uwsgi_worker_causes_a_warning_but_its_master_does_not(
+    monkeypatch: pytest.MonkeyPatch, worker: int, count: int
+) -> None:
+    """uWSGI loads the application in the master before it forks, or in each worker."""
     monkeypatch.setitem(sys.modules, "uwsgi", SimpleNamespace(numproc=4, worker_id=lambda: worker))  # type: ignore[arg-type]
     assert len(warned(Store.private(keys=10))) == count
 
 
-def test_no_rules_no_warning(started: Any) -> None:
+def test_gate_without_rules_causes_no_warning(started: Any) -> None:
     started("/bin/uvicorn app:app --workers 4")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,7 +118,7 @@ def test_no_rules_no_warning(started: Any) -> None:
         lambda limiter: forebay.contrib.fastapi.setup(Starlette(), [Rule(limiter)]),
     ],
 )
-def test_warning_points_at_the_line_that_made_the_limits(started: Any, make: Callable[[FixedWindow], object]) -> None:
+def test_warning_names_the_line_that_made_the_limits(started: Any, make: Callable[[FixedWindow], object]) -> None:
     started("/bin/uvicorn app:app --workers 4")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -124,7 +126,7 @@ def test_warning_points_at_the_line_that_made_the_limits(started: Any, make: Cal
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, make.__code__.co_firstlineno)]
 
 
-def test_warning_comes_once_for_a_store(started: Any) -> None:
+def test_warning_comes_once_per_store(started: Any) -> None:
     started("/bin/uvicorn app:app --workers 4")
     limits = forebay.contrib.flask.Limits()
     with warnings.catch_warnings(record=True) as caught:
@@ -141,7 +143,7 @@ ADDRESS = 'ClientAddress(trusted_proxies=["unix"], header="X-Forwarded-For")'
 
 
 class TestUnixSockets:
-    """Where the server listens at one only, no client has an address."""
+    """If a server listens only on a Unix socket, no client has an address."""
 
     @pytest.fixture(autouse=True)
     def fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +187,10 @@ class TestUnixSockets:
         for message in messages:
             assert f"Unix socket {socket}, where no client has an address" in message
             assert ADDRESS in message
-        # One cause, however many gates there are.
+        # The warning comes once for all gates.
         assert self.warned(limiter) == []
 
-    def test_server_that_trusts_every_peer_causes_no_warning(
+    def test_server_that_trusts_all_peers_causes_no_warning(
         self, started: Any, limiter: FixedWindow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         started("/bin/uvicorn --uds /run/app.sock app:app", is_child=False)
@@ -201,7 +203,7 @@ class TestUnixSockets:
         assert self.warned(limiter, client=proxied) == []
         assert self.warned(limiter, [Rule(limiter, key=everyone)]) == []
         assert self.warned(limiter, []) == []
-        # Whom a view's limit is for, its application says.
+        # A view's limit takes the client function of its application.
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             forebay.contrib.flask.Limits(client=proxied).limit(limiter)(lambda: "")

@@ -1,4 +1,4 @@
-"""The WSGI middleware: streamed answers and their ends, bodies that are too large, and nothing that isn't WSGI."""
+"""The WSGI middleware: how streamed responses end, bodies over the limit, and conformance to WSGI."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def store(clock: ManualClock) -> Store:
 
 
 class Ending:
-    """Rules that show how a request ended: what `charge_on` was told, and whether the permit is back."""
+    """Rules that record a request's end: the statuses that `charge_on` received, and whether the permit is back."""
 
     def __init__(self, store: Store, keep: Callable[[int], bool] = lambda status: status < 400) -> None:
-        self.told: list[int] = []
+        self.statuses: list[int] = []
         self.booked, self.held = FixedWindow(store, "booked", "100/hour"), Concurrency(store, "held", 2, "9s")
 
         def charge_on(status: int) -> bool:
-            self.told.append(status)
+            self.statuses.append(status)
             return keep(status)
 
         self.rules = [Rule(self.booked, charge_on=charge_on), Rule(self.held)]
@@ -47,8 +47,8 @@ class Ending:
         return self.held.peek(CLIENT, 0).remaining == 1
 
     def check(self, status: int) -> None:
-        """It has ended once, with `status`."""
-        assert self.told[-1:] == [status]
+        """Assert that the request ended once, with `status`."""
+        assert self.statuses[-1:] == [status]
         assert not self.is_held
         assert self.booked.peek(CLIENT, 0).remaining == 100 - (status < 400)
 
@@ -59,7 +59,7 @@ def ending(store: Store) -> Ending:
 
 
 class Stream:
-    """An answer in three parts, that can fail before a part, and notes that it was closed."""
+    """A response in three parts that can fail before a part and records that it was closed."""
 
     def __init__(self, fail_before: int = 9) -> None:
         self.parts, self.fail_before, self.closed = 0, fail_before, 0
@@ -130,7 +130,7 @@ class TestEnds:
             start(WSGIMiddleware(app, ending.rules))
         ending.check(500)
 
-    def test_an_answer_that_cannot_be_iterated(self, ending: Ending) -> None:
+    def test_response_that_cannot_be_iterated_is_500(self, ending: Ending) -> None:
         def app(environ: Any, start_response: Any) -> Any:
             start_response("200 OK", TEXT)
             return 5
@@ -139,7 +139,7 @@ class TestEnds:
             start(WSGIMiddleware(app, ending.rules))
         ending.check(500)
 
-    def test_an_error_while_it_is_closed(self, ending: Ending) -> None:
+    def test_error_of_close_ends_the_request(self, ending: Ending) -> None:
         class Failing(Stream):
             def close(self) -> None:
                 raise LookupError
@@ -150,8 +150,8 @@ class TestEnds:
             answer.close()
         ending.check(200)
 
-    def test_a_generator(self, ending: Ending) -> None:
-        """It says its status when it is asked for its first part."""
+    def test_generator_starts_its_response_at_the_first_part(self, ending: Ending) -> None:
+        """A generator calls `start_response` when the server iterates to its first part."""
 
         def app(environ: Any, start_response: Any) -> Iterator[bytes]:
             start_response("204 No Content", [])
@@ -160,7 +160,7 @@ class TestEnds:
         assert ask_wsgi(WSGIMiddleware(app, ending.rules)).status == 204
         ending.check(204)
 
-    def test_a_generator_that_is_never_begun(self, ending: Ending) -> None:
+    def test_generator_that_is_never_started_ends_the_request(self, ending: Ending) -> None:
         def app(environ: Any, start_response: Any) -> Iterator[bytes]:
             raise AssertionError
             yield
@@ -168,7 +168,7 @@ class TestEnds:
         start(WSGIMiddleware(app, ending.rules)).close()
         ending.check(DISCONNECTED)
 
-    def test_the_status_that_replaced_another(self, ending: Ending) -> None:
+    def test_replaced_status_ends_the_request(self, ending: Ending) -> None:
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             start_response("200 OK", TEXT)
             try:
@@ -182,7 +182,7 @@ class TestEnds:
         assert len(answer.all("ratelimit")) == 1
         ending.check(502)
 
-    def test_the_write_callable(self, ending: Ending) -> None:
+    def test_write_callable_sends_the_response(self, ending: Ending) -> None:
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             start_response("200 OK", TEXT)(b"written, ")
             return [b"returned"]
@@ -199,7 +199,7 @@ class TestEnds:
         answer.close()
         ending.check(DISCONNECTED)
 
-    def test_each_of_many_threads_ends_its_own_request(self, store: Store) -> None:
+    def test_each_thread_ends_its_own_request(self, store: Store) -> None:
         held = Concurrency(store, "held", 8)
         app = WSGIMiddleware(Stream(), [Rule(held)])
 
@@ -217,7 +217,7 @@ class TestEnds:
 
 class TestFields:
     @pytest.mark.parametrize("charge_on", [None, {200}])
-    def test_fields_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
+    def test_header_fields_come_once_after_the_applications(self, store: Store, charge_on: Any) -> None:
         own = [*TEXT, ("X-Own", "1")]
 
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -231,7 +231,7 @@ class TestFields:
         assert len(own) == 2
 
     def test_response_of_the_application_is_unchanged(self, store: Store) -> None:
-        """A server knows the length of a list, and sends a file by itself."""
+        """A server computes the length of a list, and sends a file with its own file wrapper."""
         parts = [b"a", b"b"]
 
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -298,7 +298,7 @@ class TestBodies:
         "shape", ["plain", "swallows", "wraps", "lazy", "started", "swallows lazily", "reads again"]
     )
     def test_body_over_the_limit_is_413(self, store: Store, reader: Any, size: int, shape: str) -> None:
-        told: list[int] = []
+        statuses: list[int] = []
 
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             body = environ["wsgi.input"]
@@ -322,7 +322,7 @@ class TestBodies:
         inner: Any = lazy_app if "laz" in shape else app
 
         def charge_on(status: int) -> bool:
-            told.append(status)
+            statuses.append(status)
             return True
 
         rules = [BodyLimit(LIMIT), Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)]
@@ -331,24 +331,24 @@ class TestBodies:
         assert (answer.status, answer.json["status"]) == (413, 413)
         assert str(LIMIT) in answer.json["detail"]
         assert stream.tell() == LIMIT + 1, "no more is read than tells that it is too large"
-        assert told[-1:] == [413]
+        assert statuses[-1:] == [413]
 
-    @pytest.mark.parametrize(("told", "status"), [(LIMIT, 200), (LIMIT + 1, 413), (10**30, 413)])
-    def test_declared_length_over_the_limit_is_413(self, store: Store, told: int, status: int) -> None:
+    @pytest.mark.parametrize(("declared", "status"), [(LIMIT, 200), (LIMIT + 1, 413), (10**30, 413)])
+    def test_declared_length_over_the_limit_is_413(self, store: Store, declared: int, status: int) -> None:
         limit = FixedWindow(store, "x", "9/hour")
-        app = _with_length(WSGIMiddleware(_hello, [BodyLimit(LIMIT), Rule(limit)]), str(told))
+        app = _with_length(WSGIMiddleware(_hello, [BodyLimit(LIMIT), Rule(limit)]), str(declared))
         assert ask_wsgi(app, "/", "POST").status == status
 
-    @pytest.mark.parametrize("told", ["-1", "+9999", "0x9999", "9999,9999", "1e9", "\xb2", ""])
-    def test_body_with_an_invalid_length_is_counted(self, told: str) -> None:
+    @pytest.mark.parametrize("declared", ["-1", "+9999", "0x9999", "9999,9999", "1e9", "\xb2", ""])
+    def test_body_with_an_invalid_length_is_counted_while_it_is_read(self, declared: str) -> None:
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
             environ["wsgi.input"].read()
             return _hello(environ, start_response)
 
-        limited = _with_length(WSGIMiddleware(app, [BodyLimit(LIMIT)]), told)
+        limited = _with_length(WSGIMiddleware(app, [BodyLimit(LIMIT)]), declared)
         assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
 
-    def test_limit_applies_to_its_paths_and_methods(self) -> None:
+    def test_body_limit_applies_to_its_paths_and_methods(self) -> None:
         rules = [BodyLimit(10, path="/small/*"), BodyLimit(100), BodyLimit(0, methods="GET")]
         app = WSGIMiddleware(_hello, rules)
         sizes = [
@@ -387,8 +387,8 @@ def _with_input(app: Any, stream: Any) -> Any:
     return lambda environ, start_response: app(environ | {"wsgi.input": stream}, start_response)
 
 
-def _with_length(app: Any, told: str) -> Any:
-    return lambda environ, start_response: app(environ | {"CONTENT_LENGTH": told}, start_response)
+def _with_length(app: Any, declared: str) -> Any:
+    return lambda environ, start_response: app(environ | {"CONTENT_LENGTH": declared}, start_response)
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -400,8 +400,8 @@ class _Quiet(WSGIRequestHandler):
 
 
 @pytest.mark.parametrize(("size", "status"), [(10, 200), (LIMIT + 1, 413)])
-def test_pythons_own_server(store: Store, size: int, status: int) -> None:
-    """It asserts more than others: no connection-level field may come from an application."""
+def test_wsgiref_server_accepts_the_responses(store: Store, size: int, status: int) -> None:
+    """wsgiref asserts more than other servers: an application must send no connection-level field."""
     rules = [
         BodyLimit(LIMIT),
         Rule(FixedWindow(store, "x", "1/hour"), charge_on={200}),
@@ -426,13 +426,13 @@ def test_pythons_own_server(store: Store, size: int, status: int) -> None:
     assert [answer.status for answer in answers] == ([200, 429] if status == 200 else [413, 413])
 
 
-class TestBeforeTheClientCanAskAgain:
-    """What comes back is there before the last part of the answer goes out."""
+class TestBeforeTheNextRequest:
+    """Permits and refunds are back before the server sends the last part of the response."""
 
     @pytest.mark.parametrize(
-        "body", [[b"one part"], [b"two ", b"parts"], (part for part in [b"of a told", b" length"])], ids=repr
+        "body", [[b"one part"], [b"two ", b"parts"], (part for part in [b"of known", b" lengths"])], ids=repr
     )
-    def test_held_permit_is_back_before_the_last_part(self, ending: Ending, body: Any) -> None:
+    def test_permit_is_released_before_the_last_part(self, ending: Ending, body: Any) -> None:
         length = [("Content-Length", "16")] if not isinstance(body, list) else []
 
         def app(environ: Any, start_response: Any) -> Any:
@@ -443,7 +443,7 @@ class TestBeforeTheClientCanAskAgain:
         assert was_held[-1] is False
         assert all(was_held[:-1])
 
-    def test_refund_that_no_end_changes_comes_when_the_response_starts(self, store: Store) -> None:
+    def test_refund_for_every_end_comes_when_the_response_starts(self, store: Store) -> None:
         limit = FixedWindow(store, "wrong", "5/hour")
 
         def app(environ: Any, start_response: Any) -> Any:
@@ -455,8 +455,8 @@ class TestBeforeTheClientCanAskAgain:
         assert limit.peek(CLIENT, 0).remaining == 5
 
 
-def test_refusal_is_charged_although_the_client_disconnects(store: Store) -> None:
-    """Else who leaves as soon as the status is there would guess for nothing."""
+def test_refused_login_is_charged_although_the_client_disconnects(store: Store) -> None:
+    """Otherwise a client that disconnects after the status could guess passwords without a charge."""
     wrong = FixedWindow(store, "wrong", "3/hour")
 
     def app(environ: Any, start_response: Any) -> Iterator[bytes]:
@@ -472,8 +472,8 @@ def test_refusal_is_charged_although_the_client_disconnects(store: Store) -> Non
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("how", ["charged", "ended", "bounded"])
-def test_application_may_pass_exc_info_to_start_response(store: Store, fails: bool, how: str) -> None:
-    told: list[Any] = []
+def test_application_can_pass_exc_info_to_start_response(store: Store, fails: bool, how: str) -> None:
+    started: list[Any] = []
     sent: list[bytes] = []
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
@@ -488,21 +488,21 @@ def test_application_may_pass_exc_info_to_start_response(store: Store, fails: bo
         return []
 
     def start_response(*arguments: Any) -> Callable[[bytes], object]:
-        told.append(arguments)
+        started.append(arguments)
         return sent.append
 
     limiter = FixedWindow(store, "x", "5/hour")
     rules = [Rule(limiter, charge_on={200} if how == "ended" else None), *([BodyLimit(9)] * (how == "bounded"))]
     list(WSGIMiddleware(app, rules)(wsgi_environ(), start_response))
-    [(status, fields, *exc_info)] = told
+    [(status, fields, *exc_info)] = started
     assert (status, fields[0]) == ("200 OK", TEXT[0])
     assert [name for name, _ in fields[1:]] == ["RateLimit-Policy", "RateLimit"]
     assert [error[0] for error in exc_info] == [RuntimeError] * fails
     assert sent == [b"part"]
 
 
-def test_the_application_and_the_gate_can_be_replaced(store: Store) -> None:
-    def says(text: bytes) -> Any:
+def test_application_and_gate_can_be_replaced(store: Store) -> None:
+    def answers_with(text: bytes) -> Any:
         def app(environ: Any, start_response: Any) -> list[bytes]:
             start_response("200 OK", TEXT)
             return [text]
@@ -510,8 +510,8 @@ def test_the_application_and_the_gate_can_be_replaced(store: Store) -> None:
         return app
 
     one, other = FixedWindow(store, "one", "5/hour"), FixedWindow(store, "other", "1/hour")
-    limited = WSGIMiddleware(says(b"one"), [Rule(one)])
-    limited.app, limited.gate = says(b"other"), Gate([Rule(other)])
+    limited = WSGIMiddleware(answers_with(b"one"), [Rule(one)])
+    limited.app, limited.gate = answers_with(b"other"), Gate([Rule(other)])
     answers = [ask_wsgi(limited) for _ in range(2)]
     assert [(answer.status, answer.body == b"other") for answer in answers] == [(200, True), (429, False)]
     assert one.peek(CLIENT).remaining == 5
@@ -528,7 +528,7 @@ async def hello_asgi(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.mark.parametrize("middleware", [WSGIMiddleware, ASGIMiddleware])
-def test_object_that_is_no_gate_is_refused(store: Store, middleware: Any) -> None:
+def test_object_of_another_type_is_refused_as_a_gate(store: Store, middleware: Any) -> None:
     class AlmostAGate:
         body_limits = ()
         has_ends = True
@@ -540,7 +540,7 @@ def test_object_that_is_no_gate_is_refused(store: Store, middleware: Any) -> Non
     assert limited.gate is gate
 
 
-def test_refused_gate_leaves_the_present_one(store: Store) -> None:
+def test_refused_gate_leaves_the_current_one(store: Store) -> None:
     limited = WSGIMiddleware(hello_wsgi, [Rule(FixedWindow(store, "one", "1/hour"))])
     with pytest.raises(AttributeError):
         limited.gate = object()
@@ -553,14 +553,14 @@ def test_refused_gate_leaves_the_present_one(store: Store) -> None:
 def test_gate_can_be_replaced_during_a_decision(
     store: Store, in_child: Callable[[Callable[[], object]], object], middleware: Any, hello: Any, ask: Any
 ) -> None:
-    """As where limits are read anew: what a request was asked by is there until it has its answer."""
+    """A configuration reload replaces the gate; a request's own gate stays alive until its response."""
     old, new = FixedWindow(store, "old", "5/hour"), FixedWindow(store, "new", "1/hour")
     gates = [Gate([Rule(new)], headers=())]
 
     def key(request: object) -> str:
         limited.gate = gates[0]
         gc.collect()
-        # What was freed is used for something else.
+        # New objects reuse the freed memory.
         gates.extend(Gate([Rule(new)]) for _ in range(1000))
         return "k"
 
