@@ -105,6 +105,41 @@ def test_a_warning_as_an_error_fails_no_decision(store_name: str, monkeypatch: p
     assert seen == [SegmentRemovedWarning]
 
 
+def test_a_warning_that_cannot_be_shown_fails_no_decision(store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(*_: object, **__: object) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: seen.append(report.exc_type))
+    with Store(store_name, keys=1000) as store, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        bucket = TokenBucket(store, "api", "2/hour", 2)
+        os.unlink(store.path or "")
+        _let_the_check_be_due(store)
+        assert bucket.allow("a")
+        assert [bucket.allow("a"), bucket.allow("a")] == [True, False]
+    assert seen == [ValueError]
+
+
+def test_an_interrupt_while_the_warning_is_shown_ends_the_call(
+    store_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with Store(store_name, keys=1000) as store, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        bucket = TokenBucket(store, "api", "2/hour", 2)
+        os.unlink(store.path or "")
+        _let_the_check_be_due(store)
+        assert bucket.allow("a")
+        with pytest.raises(KeyboardInterrupt):
+            bucket.allow("a")
+        assert [bucket.allow("a"), bucket.allow("a")] == [True, False]
+
+
 def test_a_forked_child_warns(store_name: str) -> None:
     with Store(store_name, keys=1000) as store:
         bucket = TokenBucket(store, "api", "10/hour")
@@ -174,6 +209,19 @@ def test_an_ending_process_reports_every_store_even_with_warnings_as_errors(stor
         "    os.unlink(store.path)\n"
     )
     errors = _errors_of(program, str(tmp_path / "a"), str(tmp_path / "b"), options=("-W", "error"))
+    assert f"{tmp_path}/a {REMOVED}" in errors
+    assert f"{tmp_path}/b {REMOVED}" in errors
+
+
+def test_an_ending_process_reports_every_store_even_if_no_warning_can_be_shown(tmp_path: Path) -> None:
+    program = (
+        "stores = [forebay.Store('a', keys=1000, path=path) for path in sys.argv[1:]]\n"
+        "for store in stores:\n"
+        "    os.unlink(store.path)\n"
+        "import warnings\n"
+        "warnings.showwarning = None\n"  # so each warning raises
+    )
+    errors = _errors_of(program, str(tmp_path / "a"), str(tmp_path / "b"))
     assert f"{tmp_path}/a {REMOVED}" in errors
     assert f"{tmp_path}/b {REMOVED}" in errors
 

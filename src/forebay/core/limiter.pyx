@@ -9,6 +9,7 @@ from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events
 
 import inspect
+import warnings
 from functools import lru_cache
 
 from forebay import waiting
@@ -94,13 +95,17 @@ cdef void report_unraisable(object error) noexcept:
 cdef int check_name(object store) except -1:
     """Warn if the segment's file was removed. Before a decision, which this never makes fail.
 
-    If a filter turns the warning into an error, ``sys.unraisablehook`` reports it. An exception that a signal
-    handler raises meanwhile, such as KeyboardInterrupt, ends the call before anything is decided.
+    A filter may turn the warning into an error, and a closed ``sys.stderr`` or a handler of a log may raise one:
+    ``sys.unraisablehook`` reports it. An exception that a signal handler raises while the name is looked up ends the
+    call before anything is decided. While the warning is shown, only exceptions that aren't an ``Exception`` do, such
+    as KeyboardInterrupt.
     """
-    try:
-        store.attachment.name_watch.warn_if_removed_by_others(stacklevel=1)
-    except SegmentRemovedWarning as error:
-        report_unraisable(error)
+    message = store.attachment.name_watch.take_removal_by_others()
+    if message is not None:
+        try:
+            warnings.warn(message, SegmentRemovedWarning, stacklevel=1)
+        except Exception as error:
+            report_unraisable(error)
     return 0
 
 

@@ -47,10 +47,16 @@ class NameWatch:
         self._path = None
 
     def warn_if_removed(self, stacklevel: int) -> None:
-        """Warn once with ``SegmentRemovedWarning`` if the path no longer leads to the file. Takes about 3 us."""
+        """Warn once with ``SegmentRemovedWarning`` if the path no longer leads to the file."""
+        message = self.take_removal()
+        if message is not None:
+            warnings.warn(message, SegmentRemovedWarning, stacklevel=stacklevel + 1)
+
+    def take_removal(self) -> str | None:
+        """The text of the warning, once, if the path no longer leads to the file. Takes about 3 us."""
         path = self._path
         if path is None:
-            return
+            return None
         try:
             # If the directory is gone too, as after ``private_stores``, no process makes another segment there.
             os.stat(os.path.dirname(path))
@@ -58,15 +64,15 @@ class NameWatch:
         except OSError as error:
             if error.errno is None:  # a signal handler raised it
                 raise
-            return
-        if is_removed:
-            self._path = None
-            warnings.warn(removal_message(path), SegmentRemovedWarning, stacklevel=stacklevel + 1)
+            return None
+        if not is_removed:
+            return None
+        self._path = None
+        return removal_message(path)
 
-    def warn_if_removed_by_others(self, stacklevel: int) -> None:
-        """``warn_if_removed``, unless this process has unlinked the file itself."""
-        if not self._is_expected:
-            self.warn_if_removed(stacklevel + 1)
+    def take_removal_by_others(self) -> str | None:
+        """``take_removal``, unless this process has unlinked the file itself."""
+        return None if self._is_expected else self.take_removal()
 
     def expect_removal(self, status: os.stat_result) -> None:
         """This process has unlinked the file of that status."""
@@ -89,10 +95,13 @@ def _check_names() -> None:
     """Check at the end of the process. A worker that ends is often replaced, and its successor makes a new segment."""
     errors = []
     for watch in _all_watches():
+        message = watch.take_removal_by_others()
+        if message is None:
+            continue
         try:
-            watch.warn_if_removed_by_others(stacklevel=1)
-        except SegmentRemovedWarning as error:  # a filter turns warnings into errors
-            errors.append(str(error))
+            warnings.warn(message, SegmentRemovedWarning, stacklevel=1)
+        except Exception:  # a filter turns warnings into errors, or the warning can't be shown
+            errors.append(message)
     if errors:
         raise SegmentRemovedWarning("\n".join(errors))  # the interpreter reports it
 
