@@ -1,4 +1,4 @@
-"""What is for asyncio, called as if it weren't: so that one test serves both."""
+"""Synchronous calls of the asyncio storage and strategies, so that each test covers both."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import limits.aio.strategies
 import limits.strategies
 from limits.storage import storage_from_string
 
-import forebay.limits  # noqa: F401  # which makes the library know it
+import forebay.limits  # noqa: F401  # registers the URI schemes with the library
 
 SCHEMES = ("forebay", "async+forebay")
 STRATEGIES = ("fixed-window", "sliding-window-counter", "moving-window", "gcra")
 
 
 class Blocking:
-    """Runs whatever coroutine a method returns."""
+    """A wrapper that runs the coroutine of each asynchronous method and returns its result."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
@@ -41,7 +41,7 @@ def open_storage(uri: str, **options: Any) -> Any:
 
 
 def limiter(strategy: str, storage: Any) -> Any:
-    """The strategy of that name, over a storage of `open_storage`."""
+    """The strategy with that name over a storage from `open_storage`."""
     asynchronous = isinstance(storage.wrapped, limits.aio.storage.Storage)
     strategies = limits.aio.strategies.STRATEGIES if asynchronous else limits.strategies.STRATEGIES
     return Blocking(strategies[strategy](storage.wrapped))

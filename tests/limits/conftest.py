@@ -11,7 +11,7 @@ from forebay import Store
 
 @pytest.fixture
 def store_name() -> Iterator[str]:
-    """A store's name that nobody else uses; the store is gone afterwards."""
+    """A unique store name; the store is unlinked afterwards."""
     name = f"test-limits-{os.getpid()}-{secrets.token_hex(4)}"
     yield name
     Store.unlink(name, missing_ok=True)

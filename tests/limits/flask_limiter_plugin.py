@@ -1,7 +1,8 @@
-"""Runs Flask-Limiter's own tests on our storage: a pytest plugin for ``ci/limits``.
+"""Runs Flask-Limiter's own tests on the forebay storage: a pytest plugin for ``ci/limits``.
 
-Wherever those tests have a storage, in memory or on a server, they get a forebay storage over a new store, whose clock
-follows Python's, as they move that. What can't apply is deselected, and named. None may be skipped.
+The plugin replaces each storage of those tests, in memory or on a server, by a forebay storage over a new store. The
+store's clock follows Python's, because the tests move that clock. Inapplicable tests are deselected and listed with a
+reason. A skipped test fails the run.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import forebay.limits
 from forebay import Store
 
 STORAGES: Final = ("memory://", "redis://localhost:46379", "memcached://localhost:31211", "mongodb://localhost:47017")
-REDIS_AWAY: Final = "makes the client of Redis fail, and empties the server by it afterwards"
+REDIS_OUTAGE: Final = "makes the Redis client fail, then flushes the server through it"
 INAPPLICABLE: Final = {
-    "test_error_handling.py::test_fallback_to_memory": REDIS_AWAY,
-    "test_error_handling.py::test_fallback_to_memory_backoff_check": REDIS_AWAY,
-    "test_error_handling.py::test_fallback_to_memory_with_global_override": REDIS_AWAY,
-    "test_flask_ext.py::test_reset_unsupported": "is of memcached, which can't be reset; our storage can",
-    "test_views.py::test_flask_restx_resource": "is expected to fail on any storage, by themselves",
+    "test_error_handling.py::test_fallback_to_memory": REDIS_OUTAGE,
+    "test_error_handling.py::test_fallback_to_memory_backoff_check": REDIS_OUTAGE,
+    "test_error_handling.py::test_fallback_to_memory_with_global_override": REDIS_OUTAGE,
+    "test_flask_ext.py::test_reset_unsupported": "expects that memcached cannot be reset; the forebay storage can",
+    "test_views.py::test_flask_restx_resource": "is marked by Flask-Limiter as an expected failure on any storage",
 }
 
 DESELECTED = pytest.StashKey[dict[str, str]]()
@@ -38,9 +39,9 @@ numbers = itertools.count()
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[DESELECTED] = {}
     config.stash[ON_FOREBAY] = []
-    # Some look for what stands in one line of a table.
+    # Some tests search for text in one line of a table.
     os.environ["COLUMNS"] = "200"
-    # Some ask for the class, or patch it. The extension has the library's own, to fall back on.
+    # Some tests use or patch the class. The extension imports the library's own as its fallback.
     limits.storage.MemoryStorage = forebay.limits.ForebayStorage  # type: ignore[misc, assignment]
 
 
@@ -65,7 +66,7 @@ def storages_of_forebay(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def docker_services(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Their own starts servers and connects to them, which nobody asks here."""
+    """Replaces the fixture that starts servers and connects to them; no test here sends them a request."""
     for client in ("redis.from_url", "pymemcache.Client", "pymongo.MongoClient"):
         monkeypatch.setattr(client, Mock())
     return Mock()
@@ -89,8 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
-    left_out = [len(reporter.stats.get(outcome, ())) for outcome in ("skipped", "xfailed", "xpassed", "rerun")]
-    if session.exitstatus == 0 and (any(left_out) or not session.config.stash[ON_FOREBAY]):
+    not_passed = [len(reporter.stats.get(outcome, ())) for outcome in ("skipped", "xfailed", "xpassed", "rerun")]
+    if session.exitstatus == 0 and (any(not_passed) or not session.config.stash[ON_FOREBAY]):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -1,8 +1,8 @@
-"""Runs the `limits` library's own tests on our storage: a pytest plugin for ``ci/limits``.
+"""Runs the `limits` library's own tests on the forebay storage: a pytest plugin for ``ci/limits``.
 
-Wherever those tests take the library's memory storage they get a forebay storage, with an empty store for each test,
-as they flush a Redis. Tests that need a server are deselected, and named. None may be skipped, nor run again for being
-flaky.
+The plugin replaces the library's memory storage by a forebay storage with an empty store for each test, as the tests
+flush Redis. Tests that need a server are deselected and listed. A skipped test, or a rerun of a flaky one, fails the
+run.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SERVERS: Final = (
     *("redis", "redis_sentinel", "redis_cluster", "memcached", "mongodb"),
     *("valkey", "valkey_cluster"),
 )
-# A million entries are 8 MB for each key.
+# A million entries take 8 MB per key.
 FEW_KEYS: Final = {"test_moving_window_huge_cost": {"moving_window_keys": 2}}
-LONGEST_SLEEPS_S: Final = 4
+LONGEST_SLEEP_S: Final = 4
 
 DESELECTED = pytest.StashKey[dict[str, list[str]]]()
 ON_FOREBAY = pytest.StashKey[dict[str, int]]()
@@ -44,7 +44,7 @@ ON_FOREBAY = pytest.StashKey[dict[str, int]]()
 def pytest_configure(config: pytest.Config) -> None:
     for marker in ("flaky: not here", "benchmark: not here"):
         config.addinivalue_line("markers", marker)
-    # Their tests leave storages open, whose segment is removed for the next one.
+    # The tests leave storages open, and the next test removes their segment.
     config.addinivalue_line("filterwarnings", "ignore::forebay.errors.SegmentRemovedWarning")
     config.stash[DESELECTED] = cast(dict[str, list[str]], defaultdict(list))
     config.stash[ON_FOREBAY] = {}
@@ -81,16 +81,16 @@ def empty_store() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def away_from_the_minutes_end() -> None:
-    """Some tests sleep for seconds between requests of a window by the clock, a minute long, and take it for one."""
+def start_early_in_the_minute() -> None:
+    """Some tests sleep for seconds between requests and expect one window; windows end with each clock minute."""
     left_s = 60 - time.time() % 60
-    if left_s < LONGEST_SLEEPS_S:
+    if left_s < LONGEST_SLEEP_S:
         time.sleep(left_s)
 
 
 @pytest.fixture(autouse=True)
 def memory_storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the tests of the memory storage alone, which make it by its class."""
+    """Replace the class in the tests of the memory storage, which construct it directly."""
     if Path(request.path).name == "test_memory.py":
         request.getfixturevalue("empty_store")
         kind = STORAGES[request.module.MemoryStorage]
@@ -100,7 +100,7 @@ def memory_storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if collection_path.name == "benchmarks":
-        config.stash[DESELECTED]["tests/benchmarks: they measure, and need servers"] = []
+        config.stash[DESELECTED]["tests/benchmarks: benchmarks that need servers"] = []
         return True
     return None
 
@@ -130,8 +130,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
-    left_out = [len(reporter.stats.get(outcome, ())) for outcome in ("skipped", "xfailed", "xpassed", "rerun")]
-    if session.exitstatus == 0 and (any(left_out) or not session.config.stash[ON_FOREBAY]):
+    not_passed = [len(reporter.stats.get(outcome, ())) for outcome in ("skipped", "xfailed", "xpassed", "rerun")]
+    if session.exitstatus == 0 and (any(not_passed) or not session.config.stash[ON_FOREBAY]):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -1,4 +1,4 @@
-"""An example shop under a real server with four workers, and as many requests as it takes until each has answered."""
+"""An example shop under a real server with four workers, and requests until each worker has answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 WORKERS = 4
 PATIENCE_S = 120.0
 
-# Of gunicorn and of uvicorn.
+# The line that gunicorn or uvicorn logs.
 _LISTENING = re.compile(r"(?:Listening at: |running on )http://127\.0\.0\.1:(?P<port>\d+) ")
 
 
@@ -44,7 +44,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 @contextmanager
 def served(example: str, command: list[str], log_path: Path, **environment: str) -> Iterator[int]:
-    """The port of ``examples/<example>``. All processes are in one session of their own and end with the block."""
+    """Serve ``examples/<example>`` and yield its port. All processes form one session and end with the block."""
     command = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
     with log_path.open("wb") as log:
         server = subprocess.Popen(
@@ -80,7 +80,7 @@ def served(example: str, command: list[str], log_path: Path, **environment: str)
 
 
 def free_port() -> int:
-    """For a server that doesn't say which one it got."""
+    """A free port for a server that does not log the port that it binds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -114,7 +114,7 @@ def ask(port: int) -> Answer:
 
 
 def ask_all_workers(port: int) -> list[Answer]:
-    """A hundred requests, twenty at a time, and again until all workers have answered."""
+    """Send a hundred requests, twenty at a time, and repeat until all workers have answered."""
     answers: list[Answer] = []
     with ThreadPoolExecutor(20) as clients:
 

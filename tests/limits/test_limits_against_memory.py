@@ -1,6 +1,6 @@
-"""The library's own memory storage is the oracle: what it decides in one process, ours decides.
+"""The library's memory storage is the oracle: in one process, the forebay storage makes the same decisions.
 
-Time is Python's, and moved. Steps are such that nothing happens within a rounding error of a window's end.
+The test moves Python's clock. No step falls within a rounding error of a window's end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forebay import Store
 T0 = 1_700_000_000.123456
 STEP_S = 7.3
 
-# The largest limit of a moving window that is exact.
+# Includes the largest limit of an exact moving window.
 ITEMS = ("1/minute", "10/minute", "40 per 2 minute", "100/hour")
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 12), st.sampled_from("ab"), st.sampled_from((1, 1, 1, 2, 5, 9, 300))), max_size=60
@@ -45,7 +45,7 @@ def storage(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.mark.parametrize("limit", ITEMS)
 @examples(15)
 @given(requests=REQUESTS)
-def test_decides_as_the_memory_storage(
+def test_storage_decides_as_the_memory_storage(
     storage: Any, strategy: str, limit: str, requests: list[tuple[int, str, int]]
 ) -> None:
     item = parse(limit)
@@ -58,9 +58,9 @@ def test_decides_as_the_memory_storage(
             traveller.move_to(T0 + steps_taken * STEP_S)
             assert ours.test(item, key, cost=cost) == theirs.test(item, key, cost=cost)
             assert ours.hit(item, key, cost=cost) == theirs.hit(item, key, cost=cost)
-            told, expected = ours.get_window_stats(item, key), theirs.get_window_stats(item, key)
-            assert told.remaining == expected.remaining
-            # Of a moving window in which nothing counts any more, the library tells an end that is over.
-            if told.remaining < item.amount and strategy != "sliding-window-counter":
-                # A fixed window begins up to half a millisecond before its first request, and so ends.
-                assert -0.0006 < told.reset_time - expected.reset_time < 1e-5
+            stats, expected = ours.get_window_stats(item, key), theirs.get_window_stats(item, key)
+            assert stats.remaining == expected.remaining
+            # For a moving window without live entries, the library returns an end in the past.
+            if stats.remaining < item.amount and strategy != "sliding-window-counter":
+                # A fixed window starts, and so ends, up to half a millisecond early.
+                assert -0.0006 < stats.reset_time - expected.reset_time < 1e-5

@@ -1,4 +1,4 @@
-"""Many processes, one limit: whatever the strategy, exactly the limit is admitted over all of them."""
+"""Many processes share one limit: with each strategy, together they admit exactly the limit."""
 
 from __future__ import annotations
 

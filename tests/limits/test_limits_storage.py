@@ -1,4 +1,4 @@
-"""The storage for the limits library: what a caller of it can rely on, sync and async alike."""
+"""The storage for the limits library: the guarantees for its callers, sync and async."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def opened(scheme: str, store_name: str, clock: ManualClock) -> Iterator[Open]:
-    """Open a storage over the test's store, whose clock stands still."""
+    """Open a storage over the test's store, whose clock does not move by itself."""
     storages = []
 
     def open_one(query: str = "keys=1000&moving_window_keys=100", **options: Any) -> Any:
@@ -77,12 +77,12 @@ def opened(scheme: str, store_name: str, clock: ManualClock) -> Iterator[Open]:
 
 
 @contextlib.contextmanager
-def told_within(seconds: float) -> Iterator[list[float]]:
-    """What is told in the block is the time so many seconds from some moment of it, by the wall clock."""
-    told: list[float] = []
+def reported_in(seconds: float) -> Iterator[list[float]]:
+    """Assert that the block appends a wall-clock time `seconds` after some moment of the block."""
+    times: list[float] = []
     before = time.time()
-    yield told
-    assert before + seconds - 0.5 <= told[0] <= time.time() + seconds + 0.5
+    yield times
+    assert before + seconds - 0.5 <= times[0] <= time.time() + seconds + 0.5
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -113,7 +113,7 @@ def test_reset_forgets_all_keys(opened: Open, strategy: str) -> None:
     for key in "abc":
         limited.hit(item, key, cost=2)
     live = storage.reset()
-    # The keys of moving windows are in a memory of their own and not counted.
+    # The keys of moving windows are in a separate part of the segment and not counted.
     assert live == (0 if strategy == "moving-window" else 3)
     assert all(limited.hit(item, key, cost=2) for key in "abc")
 
@@ -122,37 +122,37 @@ def test_reset_forgets_all_keys(opened: Open, strategy: str) -> None:
     ("strategy", "fresh_s", "used_s"),
     [("fixed-window", 0, 50), ("moving-window", 60, 50), ("gcra", 0, 2)],
 )
-def test_window_stats_have_the_time_of_the_next_permit(
+def test_window_stats_report_the_time_of_the_next_permit(
     opened: Open, strategy: str, fresh_s: float, used_s: float, clock: ManualClock
 ) -> None:
     limited, item = limiter(strategy, opened()), parse("5/minute")
-    with told_within(fresh_s) as told:
-        told.append(limited.get_window_stats(item, "ada").reset_time)
+    with reported_in(fresh_s) as times:
+        times.append(limited.get_window_stats(item, "ada").reset_time)
     limited.hit(item, "ada", cost=2)
     clock.advance(10)
     limited.hit(item, "ada")
-    with told_within(used_s) as told:
+    with reported_in(used_s) as times:
         stats = limited.get_window_stats(item, "ada")
-        told.append(stats.reset_time)
+        times.append(stats.reset_time)
     assert stats.remaining == 2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_limit_of_nothing(opened: Open, strategy: str) -> None:
+def test_limit_of_zero_denies_all_requests(opened: Open, strategy: str) -> None:
     limited, item = limiter(strategy, opened()), parse("0/minute")
     assert not limited.test(item, "ada")
     assert not limited.hit(item, "ada")
     assert limited.get_window_stats(item, "ada").remaining == 0
 
 
-def test_fixed_window_counts_denied_requests_as_the_library_does(opened: Open) -> None:
+def test_fixed_window_counts_denied_requests_as_the_library(opened: Open) -> None:
     storage = opened()
     limited, item = limiter("fixed-window", storage), parse("3/minute")
     assert [limited.hit(item) for _ in range(5)] == [True, True, True, False, False]
     assert storage.get(item.key_for()) == 5
 
 
-def test_count_that_cannot_be_kept_is_above_every_limit(opened: Open, clock: ManualClock) -> None:
+def test_count_beyond_the_maximum_is_above_every_limit(opened: Open, clock: ManualClock) -> None:
     storage = opened()
     most = 2**20 - 1
     assert storage.incr("key", 1, most) == most
@@ -164,7 +164,7 @@ def test_count_that_cannot_be_kept_is_above_every_limit(opened: Open, clock: Man
 
 
 @pytest.mark.parametrize("limit", [999_999, 1_000_000, 12_345_678, 999_999_999_999])
-def test_fixed_window_of_a_large_limit(opened: Open, clock: ManualClock, limit: int) -> None:
+def test_fixed_window_enforces_a_large_limit(opened: Open, clock: ManualClock, limit: int) -> None:
     item = parse(f"{limit}/day")
     limited, other = limiter("fixed-window", opened()), limiter("fixed-window", opened())
     assert limited.hit(item, "ada", cost=limit - 1)
@@ -178,15 +178,15 @@ def test_fixed_window_of_a_large_limit(opened: Open, clock: ManualClock, limit: 
     assert other.get_window_stats(item, "ada").remaining == limit
 
 
-def test_fixed_window_of_a_count_beyond_every_window(opened: Open) -> None:
-    """What a window of a second counts to is less than that many digits have."""
+def test_fixed_window_denies_above_the_largest_count(opened: Open) -> None:
+    """The largest count of a window of a second is below this limit."""
     limited, item = limiter("fixed-window", opened()), parse("9999999999999/second")
     assert limited.hit(item, "ada", cost=2**29 - 1)
     assert not limited.hit(item, "ada")
 
 
 @pytest.mark.parametrize("key", ["a/b/c", "a/1/2/3", "a/12345678/1/day", "a/x/1/day", "///", "a/१२३४५६७८/1/day"])
-def test_keys_without_a_limit_or_with_another_one(opened: Open, key: str) -> None:
+def test_keys_of_any_form_are_counted_by_all_storages(opened: Open, key: str) -> None:
     storage, other = opened(), opened()
     assert [storage.incr(key, 60), other.incr(key, 60)] == [1, 2]
     assert (other.get(key), storage.get(key + "x")) == (2, 0)
@@ -200,7 +200,7 @@ def test_fixed_window_ends_at_the_reported_time(opened: Open, clock: ManualClock
         storage.incr("key", period_s)
         before_s = time.time()
         left_s = storage.get_expiry("key") - time.time()
-        # It began up to half a millisecond before its first request.
+        # The window starts up to half a millisecond before its first request.
         assert period_s - 0.0006 - (time.time() - before_s) <= left_s <= period_s + (time.time() - before_s)
         clock.advance(period_s - 0.0006)
         assert storage.get("key") == 1
@@ -209,7 +209,7 @@ def test_fixed_window_ends_at_the_reported_time(opened: Open, clock: ManualClock
 
 
 @pytest.mark.parametrize("strategy", ["fixed-window", "moving-window"])
-def test_whole_seconds_are_reported_as_such(store_name: str, scheme: str, strategy: str) -> None:
+def test_reset_time_in_whole_seconds_is_exact(store_name: str, scheme: str, strategy: str) -> None:
     with time_machine.travel(1_700_000_000, tick=False) as traveller:
         storage = open_storage(f"{scheme}:///{store_name}?keys=1000&moving_window_keys=10&clock=time")
         limited, item = limiter(strategy, storage), parse("1/minute")
@@ -232,13 +232,13 @@ def test_full_store_denies_or_allows_by_on_full(scheme: str, store_name: str) ->
             Store.unlink(f"{store_name}-{on_full}")
 
 
-def test_another_storage_knows_windows_and_limits_that_this_one_made(opened: Open) -> None:
+def test_storages_share_windows_and_limits(opened: Open) -> None:
     here, there = opened(), opened()
     here.incr("key", 61)
     assert there.get("key") == 1
     here.incr("key2", 62)
-    with told_within(62) as told:
-        told.append(there.get_expiry("key2"))
+    with reported_in(62) as times:
+        times.append(there.get_expiry("key2"))
     large, log = parse("1000000/hour"), parse("7/minute")
     assert limiter("sliding-window-counter", here).hit(large, "ada", cost=999_999)
     assert limiter("sliding-window-counter", there).get_window_stats(large, "ada").remaining == 1
@@ -248,8 +248,8 @@ def test_another_storage_knows_windows_and_limits_that_this_one_made(opened: Ope
 
 
 @pytest.mark.parametrize("limit", [100_000_000, 10**12 // 17])
-def test_large_sliding_window(opened: Open, limit: int) -> None:
-    """Above what is counted exactly, what remains is told all the same."""
+def test_sliding_window_enforces_a_large_limit(opened: Open, limit: int) -> None:
+    """Remaining permits are reported even above the largest exact count."""
     item = parse(f"{limit} per 1000 second")
     limited = limiter("sliding-window-counter", opened())
     assert limited.hit(item, "ada", cost=limit - 3)
@@ -264,7 +264,7 @@ def test_large_sliding_window(opened: Open, limit: int) -> None:
     ("previous", "current"), [(0, 0), (0, 1), (1, 0), (1, 1), (3, 2), (7, 93), (100, 0), (1000, 0)]
 )
 @pytest.mark.parametrize("share_left", [0.999, 0.5, 0.25, 0.001])
-def test_both_counts_of_a_sliding_window(
+def test_sliding_window_reports_both_counts_and_their_ends(
     opened: Open, clock: ManualClock, previous: int, current: int, share_left: float
 ) -> None:
     storage = opened()
@@ -277,18 +277,18 @@ def test_both_counts_of_a_sliding_window(
     if current:
         assert storage.acquire_sliding_window_entry("key", 10_000, period_s, current)
     found_previous, previous_s, found_current, current_s = storage.get_sliding_window("key", period_s)
-    # A count that weighs less than one is as good as none.
+    # A weighted count below one is reported as zero.
     expected = previous if previous * share_left >= 1 else 0
     assert (found_previous, found_current) == (expected, current)
     assert previous_s == pytest.approx(period_s * share_left if expected else 0)
     assert current_s == pytest.approx(period_s * (1 + share_left))
 
 
-def test_check(opened: Open, store_name: str) -> None:
+def test_check_is_true_while_the_store_is_open_and_linked(opened: Open, store_name: str) -> None:
     storage = opened()
     assert storage.check()
     Store.unlink(store_name)
-    assert not storage.check()  # who comes now would count in another segment
+    assert not storage.check()  # new storages would count in another segment
     with pytest.warns(SegmentRemovedWarning):
         assert opened().check()
     assert not storage.check()
@@ -316,7 +316,7 @@ def test_moving_window_without_room_names_the_option(opened: Open) -> None:
     assert raised.value.path.endswith(storage.store.name)
 
 
-def test_memory_of_moving_windows_that_are_named_is_taken_at_the_start(opened: Open) -> None:
+def test_moving_windows_option_allocates_memory_at_start(opened: Open) -> None:
     storage = opened("keys=1000&moving_windows=50/minute;1000000/day")
     size = storage.store.stats().bytes
     assert list(storage.store.stats().limiters) == [
@@ -329,13 +329,13 @@ def test_memory_of_moving_windows_that_are_named_is_taken_at_the_start(opened: O
     assert opened("keys=1000", moving_windows="50/minute, 1000000/day").store.stats().bytes == size
 
 
-def test_start_is_refused_without_room_for_the_moving_windows_that_are_named(opened: Open, store_name: str) -> None:
+def test_start_is_refused_without_room_for_the_moving_windows_option(opened: Open, store_name: str) -> None:
     with pytest.raises(SegmentSpaceError, match="for the 4000000000 keys of limiter 'limits moving-window 60 50'"):
         opened("keys=1000&moving_window_keys=4000000000&moving_windows=50/minute")
     assert not any(store_name in mapped for mapped in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_refused_start_leaves_no_file_but_one_that_was_there(opened: Open, store_name: str, clock: ManualClock) -> None:
+def test_refused_start_leaves_only_an_existing_file(opened: Open, store_name: str, clock: ManualClock) -> None:
     options = "keys=1000&moving_window_keys=4000000000&moving_windows=50/minute"
     with pytest.raises(SegmentSpaceError):
         opened(options)
@@ -351,7 +351,7 @@ def test_refused_start_leaves_no_file_but_one_that_was_there(opened: Open, store
     ("limit", "most_bytes"),
     [("10/day", 1_300_000), ("157/day", 2**24), ("158/day", 10_900_000), ("10000000/day", 10_900_000)],
 )
-def test_moving_window_takes_little_memory_whatever_the_limit(opened: Open, limit: str, most_bytes: int) -> None:
+def test_moving_window_takes_little_memory_for_any_limit(opened: Open, limit: str, most_bytes: int) -> None:
     storage = opened("keys=100000")
     before = storage.store.stats().bytes
     assert limiter("moving-window", storage).hit(parse(limit), "ada")
@@ -359,8 +359,8 @@ def test_moving_window_takes_little_memory_whatever_the_limit(opened: Open, limi
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_storages_of_other_moving_window_keys_have_one_moving_window(opened: Open, first: int) -> None:
-    """One of them has the memory to remember each request, the other one hasn't."""
+def test_storages_with_different_moving_window_keys_share_a_moving_window(opened: Open, first: int) -> None:
+    """One storage has the memory to log each request; the other does not."""
     queries = ["keys=1000&moving_window_keys=10", "keys=1000&moving_window_keys=10000"]
     storages = [opened(query) for query in (queries if first == 0 else reversed(queries))]
     item = parse("1000/day")
@@ -371,7 +371,9 @@ def test_storages_of_other_moving_window_keys_have_one_moving_window(opened: Ope
     assert len(storages[0].store.stats().limiters) == 1
 
 
-def test_moving_window_that_two_storages_make_at_once_is_one(store_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_storages_that_make_a_moving_window_at_once_share_it(
+    store_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = (
         ForebayStorage(f"forebay:///{store_name}?keys=1000&moving_window_keys={keys}") for keys in (10, 10_000)
     )
@@ -382,10 +384,10 @@ def test_moving_window_that_two_storages_make_at_once_is_one(store_name: str, mo
         return make(*arguments)
 
     monkeypatch.setattr(here, "_log", make_late)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert limiter("moving-window", Blocking(here)).hit(item, "ada")
-    assert [warning.category for warning in told] == [SegmentSizeWarning]
+    assert [warning.category for warning in caught] == [SegmentSizeWarning]
     assert not limiter("moving-window", Blocking(there)).hit(item, "ada")
 
 
@@ -425,7 +427,7 @@ def test_pickled_storage_opens_the_store_again(store_name: str, scheme: str) -> 
     assert again.wrap_exceptions
 
 
-def test_gcra_gives_back_evenly(opened: Open, clock: ManualClock) -> None:
+def test_gcra_refills_evenly(opened: Open, clock: ManualClock) -> None:
     limited, item = limiter("gcra", opened()), parse("6/minute")
     assert limited.hit(item, "ada", cost=6)
     for _ in range(3):
@@ -435,7 +437,7 @@ def test_gcra_gives_back_evenly(opened: Open, clock: ManualClock) -> None:
         assert limited.hit(item, "ada")
 
 
-def test_gcra_needs_this_storage() -> None:
+def test_gcra_refuses_other_storages() -> None:
     for strategy in (GCRARateLimiter, AsyncGCRARateLimiter):
         with pytest.raises(NotImplementedError, match="forebay:///shop or async"):
             strategy(MemoryStorage())
@@ -474,12 +476,12 @@ def test_invalid_options_are_refused(scheme: str, uri: str, options: dict[str, A
         open_storage(uri.replace("forebay:", f"{scheme}:"), **options)
 
 
-def test_storage_made_by_its_class_needs_a_name_too() -> None:
+def test_storage_class_without_a_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="None names no store"):
         ForebayStorage()
 
 
-def test_moving_windows_that_cannot_be(store_name: str, scheme: str) -> None:
+def test_invalid_moving_windows_option_is_refused(store_name: str, scheme: str) -> None:
     with pytest.raises(ConfigurationError, match=r"the option moving_windows .*: a rate allows at least 1"):
         open_storage(f"{scheme}:///{store_name}?keys=100&moving_windows=0/minute")
 
@@ -494,14 +496,16 @@ def test_moving_windows_that_cannot_be(store_name: str, scheme: str) -> None:
         ("group=www-data", "group='www-data' needs mode=0o660"),
     ],
 )
-def test_values_that_the_store_refuses(scheme: str, store_name: str, query: str, message: str) -> None:
+def test_values_that_the_store_refuses_are_configuration_errors(
+    scheme: str, store_name: str, query: str, message: str
+) -> None:
     uri = f"{scheme}:///{store_name}?{query}"
     with pytest.raises(ConfigurationError, match=f"^'{re.escape(uri)}' can't be a forebay storage.*: {message}"):
         open_storage(uri)
 
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "/a", "a:b", ".a", "ä", "a" * 101, "user@host"])
-def test_names_that_no_store_can_have(scheme: str, name: str) -> None:
+def test_invalid_store_names_are_refused(scheme: str, name: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         open_storage(f"{scheme}:///{name}")
     message = str(raised.value)
@@ -511,12 +515,12 @@ def test_names_that_no_store_can_have(scheme: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [ForebayStorage, AsyncForebayStorage])
-def test_text_that_is_no_uri_is_refused(kind: Any) -> None:
+def test_invalid_uri_is_refused(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^'forebay://\[shop' is no URI: .* like forebay:///shop"):
         kind("forebay://[shop")
 
 
-def test_frameworks_show_why_a_name_is_refused() -> None:
+def test_frameworks_raise_the_reason_of_a_refused_name() -> None:
     refusal = r"'forebay:///my shop' can't be .* letters, digits"
     with pytest.raises(ConfigurationError, match=refusal):
         FlaskLimiter(str, app=Flask(__name__), storage_uri="forebay:///my shop")
@@ -524,8 +528,8 @@ def test_frameworks_show_why_a_name_is_refused() -> None:
         SlowapiLimiter(str, storage_uri="forebay:///my shop")
 
 
-def test_the_size_of_the_store_is_that_of_its_file(opened: Open) -> None:
-    """With the memory of moving windows, which is taken when they are first met."""
+def test_store_statistics_report_the_size_of_the_file(opened: Open) -> None:
+    """The size includes the memory of moving windows, allocated at their first request."""
     storage = opened()
     before = storage.store.stats().bytes
     assert before == os.path.getsize(storage.store.path)
@@ -537,7 +541,7 @@ def test_the_size_of_the_store_is_that_of_its_file(opened: Open) -> None:
         storage.store.stats()
 
 
-def test_ways_to_name_a_store(store_name: str, tmp_path: Any) -> None:
+def test_uri_or_options_name_a_store(store_name: str, tmp_path: Any) -> None:
     for uri in (f"forebay://{store_name}", f"forebay:///{store_name}", f"async+forebay://{store_name}?keys=100000"):
         storage = open_storage(uri)
         assert (storage.store.path, storage.store.keys) == (f"/dev/shm/forebay-{store_name}", 100_000)
@@ -547,7 +551,7 @@ def test_ways_to_name_a_store(store_name: str, tmp_path: Any) -> None:
     assert open_storage("forebay://", path=tmp_path / "limits", keys=1000, mode=0o660).check()
 
 
-def test_storage_in_a_private_store() -> None:
+def test_storage_counts_in_a_private_store() -> None:
     clock = ManualClock()
     with private_stores(clock):
         storage = open_storage("forebay:///shop")
@@ -557,7 +561,7 @@ def test_storage_in_a_private_store() -> None:
         assert storage.check()
 
 
-def test_limiters_of_the_storage_are_few_and_leave_others_alone(opened: Open) -> None:
+def test_storage_makes_few_limiters_and_leaves_others_unchanged(opened: Open) -> None:
     storage = opened()
     own = TokenBucket(storage.store, "own", "1/hour")
     assert own.allow("key")
@@ -576,7 +580,7 @@ def test_limiters_of_the_storage_are_few_and_leave_others_alone(opened: Open) ->
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", [float, Decimal, Fraction], ids=lambda kind: kind.__name__)
-def test_cost_of_any_type_is_taken_rounded_up(opened: Open, strategy: str, kind: Any) -> None:
+def test_cost_of_any_number_type_is_rounded_up(opened: Open, strategy: str, kind: Any) -> None:
     limited, item = limiter(strategy, opened()), parse("10/hour")
     assert limited.hit(item, "ada", cost=kind(1))
     assert limited.hit(item, "ada", cost=kind(15) / 2)
@@ -586,10 +590,10 @@ def test_cost_of_any_type_is_taken_rounded_up(opened: Open, strategy: str, kind:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("cost", [-1, -0.5, math.nan, math.inf, "1", None, "many"], ids=repr)
-def test_cost_that_is_no_number_is_denied_and_logged(
+def test_invalid_cost_is_denied_and_logged(
     opened: Open, strategy: str, cost: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception would be taken for an outage, and the request be let in."""
+    """Callers would treat an exception as an outage and admit the request."""
     limited, item = limiter(strategy, opened()), parse("10/hour")
     assert not limited.hit(item, "ada", cost=cost)
     assert caplog.messages == [f"a cost is a number of at least 0, not {cost!r}: the request is denied"]
@@ -597,7 +601,7 @@ def test_cost_that_is_no_number_is_denied_and_logged(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_limit_that_cannot_be_used_is_no_outage(opened: Open, strategy: str) -> None:
+def test_unusable_limit_raises_no_storage_error(opened: Open, strategy: str) -> None:
     limited, item = limiter(strategy, opened(wrap_exceptions=True)), parse(f"{10**30}/second")
     if strategy == "fixed-window":
         assert limited.hit(item, "ada")
@@ -606,7 +610,7 @@ def test_limit_that_cannot_be_used_is_no_outage(opened: Open, strategy: str) -> 
             limited.hit(item, "ada")
 
 
-def test_flask_limiter_never_takes_a_callers_error_for_an_outage(store_name: str) -> None:
+def test_flask_limiter_does_not_fall_back_on_an_invalid_cost(store_name: str) -> None:
     app = Flask(__name__)
     limits = FlaskLimiter(
         lambda: "ada",
@@ -626,7 +630,7 @@ def test_flask_limiter_never_takes_a_callers_error_for_an_outage(store_name: str
     assert [client.get("/").status_code for _ in range(5)] == [200, 429, 429, 200, 429]
 
 
-def test_slowapi_takes_a_cost_that_is_no_integer(store_name: str) -> None:
+def test_slowapi_accepts_a_cost_that_is_not_an_integer(store_name: str) -> None:
     limits = SlowapiLimiter(lambda: "ada", storage_uri=f"forebay:///{store_name}?keys=1000")
     app = Starlette()
     app.state.limiter = limits
@@ -638,14 +642,14 @@ def test_slowapi_takes_a_cost_that_is_no_integer(store_name: str) -> None:
 
     app.add_route("/", view)
 
-    async def ask_twice() -> list[int]:
+    async def send_twice() -> list[int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
             return [(await client.get("/")).status_code for _ in range(2)]
 
-    assert asyncio.run(ask_twice()) == [200, 429]
+    assert asyncio.run(send_twice()) == [200, 429]
 
 
-def test_flask_limiters_commands_work(store_name: str) -> None:
+def test_flask_limiter_commands_report_the_limits(store_name: str) -> None:
     app = Flask(__name__)
     limits = FlaskLimiter(lambda: "ada", app=app, storage_uri=f"forebay:///{store_name}?keys=1000")
 
@@ -662,6 +666,6 @@ def test_flask_limiters_commands_work(store_name: str) -> None:
     assert "1 out of 2 remaining" in result.output
 
 
-def test_storage_has_its_store_where_the_library_has_it(opened: Open) -> None:
+def test_storage_attribute_is_the_store(opened: Open) -> None:
     storage = opened()
     assert storage.wrapped.storage is storage.store

@@ -15,7 +15,7 @@ from forebay import Store
 
 @pytest.fixture
 def store_name() -> Iterator[str]:
-    """A store's name that nobody else uses; the store is gone afterwards."""
+    """A unique store name; the store is unlinked afterwards."""
     name = f"test-web-{os.getpid()}-{secrets.token_hex(4)}"
     yield name
     Store.unlink(name, missing_ok=True)
@@ -23,7 +23,7 @@ def store_name() -> Iterator[str]:
 
 @pytest.fixture
 def serve(store_name: str, tmp_path: Path) -> Iterator[Serve]:
-    """Start gunicorns that serve one shop, with ``ShopServer``'s options; all end with the test."""
+    """Start gunicorn servers of one shop with ``ShopServer``'s options; all of them end with the test."""
     with ExitStack() as servers:
 
         def start(**options: Any) -> ShopServer:

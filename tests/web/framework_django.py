@@ -1,6 +1,6 @@
-"""Django and Django REST framework, settings and all: see framework_limits.py.
+"""Django and Django REST framework with their settings: see framework_limits.py.
 
-Users are who their session says they are, and in no database: `/enter?user=` begins a session.
+The session alone identifies a user; there is no database. `/enter?user=` starts a session.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from forebay.contrib.django import limited  # noqa: E402
 
 
 class Backend(BaseBackend):
-    # As the database is.
+    # Unsafe in an event loop, as a database query is.
     @async_unsafe
     def get_user(self, user_id: int) -> User:
         return User(pk=int(user_id), username=f"user {user_id}")

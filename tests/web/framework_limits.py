@@ -3,12 +3,12 @@
 | path | what is limited |
 | --- | --- |
 | `/worker` | nothing; every path answers with the worker's pid |
-| `/orders` | the view, by customer; `/orders/other` is the same in the framework's other colour |
+| `/orders` | the view, by customer; `/orders/other` is the same in the framework's other colour (sync or async) |
 | `/both` | the view, by two limits |
-| `/wide/...` | the application's rule, but for requests from inside |
-| `/login?status=` | the view: what is charged is the failures |
-| `/fragile?status=` | the view: all but the server's own errors; 0 is an exception |
-| `/held` | the view: so many at a time, and so many sent as a whole; the second line waits for the file `open` |
+| `/wide/...` | the application's rule, except for internal requests |
+| `/login?status=` | the view: only failures are charged |
+| `/fragile?status=` | the view: server errors are not charged; status 0 raises an exception |
+| `/held` | the view: concurrent responses, and responses sent whole; the second line waits for the file `open` |
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STORE_KEYS = 10_000
 
 
 class Limits:
-    """In one store, by name: of all workers, and of the test."""
+    """The limiters, in one named store that all workers and the test share."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -43,7 +43,7 @@ class Limits:
         self.users = TokenBucket(store, "users", f"{LIMIT}/day")
 
     def of_streams(self) -> list[Rule]:
-        """At a time; and those that were sent as a whole."""
+        """Limit concurrent streams, and the streams that were sent whole."""
         return [Rule(self.held, key=customer), Rule(self.sent, key=customer, charge_on=was_sent)]
 
 
@@ -59,7 +59,7 @@ customer = header("X-Customer", otherwise=nobody)
 
 
 def key_of(name: str) -> tuple[str, str, str]:
-    """What `customer` makes of a request by `name`."""
+    """The key that `customer` returns for a request from `name`."""
     return ("header", "x-customer", name)
 
 

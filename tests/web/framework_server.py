@@ -37,13 +37,13 @@ class Answer:
 
     @property
     def report(self) -> dict[str, Any]:
-        """Of JSON."""
+        """The body, parsed as JSON."""
         found: dict[str, Any] = json.loads(self.body)
         return found
 
 
 class Served:
-    """An application on `port`, and its limits as this process sees them."""
+    """An application on `port`, and its limits, opened by this process."""
 
     def __init__(self, port: int, limits: Limits, directory: Path) -> None:
         self.port, self.limits, self._directory = port, limits, directory
@@ -52,13 +52,13 @@ class Served:
         return ask(self.port, path, method, **headers)
 
     def ask_many(self, count: int, path: str, **headers: str) -> list[Answer]:
-        """From several clients at once."""
+        """Send `count` requests from several concurrent clients."""
         with ThreadPoolExecutor(CLIENTS) as clients:
             return list(clients.map(lambda _: self.ask(path, **headers), range(count)))
 
     @contextmanager
-    def begun(self, path: str, **headers: str) -> Iterator[socket.socket]:
-        """A connection on which the first line of a streamed answer has come."""
+    def started_stream(self, path: str, **headers: str) -> Iterator[socket.socket]:
+        """A connection that has received the first line of a streamed response."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as connection:
             fields = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n{fields}\r\n".encode())
@@ -70,16 +70,16 @@ class Served:
             yield connection
 
     def open(self) -> None:
-        """From now on streamed answers come to their end."""
+        """Let all streamed responses end from now on."""
         (self._directory / "open").touch()
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
-    """A header's name may have underscores for hyphens."""
+    """Send a request. Underscores in header names stand for hyphens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
-        told = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, headers={"Connection": "close", **told})
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, headers={"Connection": "close", **fields})
         response = connection.getresponse()
         names = {name.lower() for name, _ in response.getheaders()}
         found = {name: ", ".join(response.headers.get_all(name, [])) for name in names}
@@ -90,7 +90,7 @@ def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
 
 @contextmanager
 def served(module: str, worker_class: str, store_name: str, directory: Path, app: str = "app") -> Iterator[Served]:
-    """``framework_*.py``, when several workers answer."""
+    """Serve a ``framework_*.py``; yield once several workers answer."""
     environment = {"FRAMEWORK_STORE": store_name, "FRAMEWORK_DIRECTORY": str(directory)}
     log_path = directory / "gunicorn.log"
     with (
@@ -104,7 +104,7 @@ def served(module: str, worker_class: str, store_name: str, directory: Path, app
 
 @contextmanager
 def running(app: str, worker_class: str, folder: Path, log_path: Path, **environment: str) -> Iterator[int]:
-    """The port of a gunicorn. All its processes are in one session of their own and end with the block."""
+    """Start gunicorn and yield its port. Its processes form one session and end with the block."""
     command = [
         *(str(Path(sys.executable).with_name("gunicorn")), "--config", str(EXAMPLE / "gunicorn.conf.py")),
         *("--bind", "127.0.0.1:0", "--workers", str(WORKERS), "--worker-class", worker_class),
@@ -136,7 +136,7 @@ def running(app: str, worker_class: str, folder: Path, log_path: Path, **environ
 
 
 def workers_of(answers: Iterable[Answer]) -> set[int]:
-    """The pids that let requests in."""
+    """The pids that admitted requests."""
     return {answer.report["worker"] for answer in answers if answer.status == 200}
 
 

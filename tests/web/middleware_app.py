@@ -1,8 +1,9 @@
-"""Applications behind the middleware, for real servers. What they do is said by the environment.
+"""Applications behind the middleware, for real servers. The environment selects their behaviour.
 
 ``MIDDLEWARE_STORE``: a store's name; empty: a private store.
 ``MIDDLEWARE_WHEN``: ``import``, or ``late`` for a middleware that is made in the worker, as frameworks do it.
-``MIDDLEWARE_KIND``: ``wsgi`` or ``asgi``. ``MIDDLEWARE_MADE``: a directory that tells which processes have made theirs.
+``MIDDLEWARE_KIND``: ``wsgi`` or ``asgi``.
+``MIDDLEWARE_MADE``: a directory with one file for each process that made its middleware.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 def _parts() -> Iterator[bytes]:
-    """Without an end, so that only a client that goes away ends it."""
+    """An endless body: only a disconnect ends it."""
     while True:
         yield PART
         time.sleep(0.001)
@@ -65,7 +66,7 @@ async def _gone(receive: Any) -> None:
 
 
 class Late:
-    """Makes its middleware when it is first asked: for its lifespan, if it is ASGI."""
+    """Makes its middleware at the first call: under ASGI, the lifespan scope."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.make, self.made = make, None
@@ -77,7 +78,7 @@ class Late:
 
 
 class LateASGI(Late):
-    # Some servers ask whether it is a coroutine function.
+    # Some servers check that the application is a coroutine function.
     async def __call__(self, scope: Any, receive: Any, send: Any) -> Any:
         return await super().__call__(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""What ``middleware_app`` and its tests both know. Importing the application itself would make its store."""
+"""Constants that ``middleware_app`` and its tests share. An import of the application would make its store."""
 
 KEYS = 1000
 LIMIT = 200

@@ -1,4 +1,4 @@
-"""``middleware_app`` under a real gunicorn or uvicorn, and clients that ask it."""
+"""``middleware_app`` under a real gunicorn or uvicorn, and concurrent clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answer:
 
 
 class MiddlewareServer:
-    """All its processes are in a session of their own; leaving the context ends them, and prints their log."""
+    """A running server. Its processes form one session; leaving the context ends them and prints their log."""
 
     def __init__(
         self, directory: Path, server: str, *, store_name: str = "", when: str = "import", workers: int = WORKERS,
@@ -93,7 +93,7 @@ class MiddlewareServer:
         return self.log_path.read_text()
 
     def wait_made(self, count: int) -> None:
-        """Until `count` processes have made their middleware."""
+        """Wait until `count` processes have made their middleware."""
         wait_until(lambda: len(list(self.made.iterdir())) >= count, f"{count} processes have made their middleware")
 
     def _port(self) -> int:
@@ -136,7 +136,7 @@ class MiddlewareServer:
         return Answer(status, fields["RateLimit"] or "", fields["Retry-After"] or "", answer.read())
 
     def open_stream(self) -> tuple[int, socket.socket]:
-        """The status of the answer of ``/stream``, and the connection, some of its body read."""
+        """Request ``/stream``; return the status, and the connection after the first part of the body."""
         connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
         connection.sendall(b"GET /stream HTTP/1.1\r\nHost: test\r\n\r\n")
         received = b""

@@ -1,8 +1,8 @@
-"""A server that limited clients ask, in a process of its own, and what it saw by its own clock.
+"""A server for limited clients, in its own process. It records each request with its own clock.
 
-The path of a request says how it is answered: ``/ok``; ``/429/2/1``, the first one of that path by 429 with a
-``Retry-After`` of 2, the others by 200; ``/503/date/1``, with a date about two seconds from then; ``/busy``, with a
-moment between the response's head and its body. A request's body says nothing, but its checksum is noted.
+The path selects the response: ``/ok``; ``/429/2/1``, a 429 with a ``Retry-After`` of 2 to the first request for that
+path, and a 200 to the others; ``/503/date/1``, with a date about two seconds later; ``/busy``, with a pause between the
+response's head and its body. The server ignores a request's body, and records its checksum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from process_helpers import Crew, SharedNumbers, nanoseconds, wait_until
 NS: Final = 1_000_000_000
 MOST_REQUESTS: Final = 1000
 WORDS: Final = 4
-"""Of a request: its arrival, its answer's status, until when the answer told to wait, the checksum of its body."""
+"""The words of one request: arrival, status of the response, end of the demanded pause, checksum of the body."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Seen:
 
     arrived_ns: int
     status: int
-    told_until_ns: int
+    pause_until_ns: int
     checksum: int
 
 
 class RecordingServer:
-    """On 127.0.0.1, until its crew ends."""
+    """A server on 127.0.0.1 that runs until its crew ends."""
 
     def __init__(self, crew: Crew) -> None:
         self._numbers = SharedNumbers(3 + MOST_REQUESTS * WORDS)
@@ -44,20 +44,20 @@ class RecordingServer:
         self.url = f"http://127.0.0.1:{self._numbers[0]}"
 
     def seen(self) -> list[Seen]:
-        """All requests so far, in the order in which they came."""
+        """All requests so far, in order of arrival."""
         words = list(self._numbers.values[3 : 3 + self._numbers[1] * WORDS])
         return sorted(
             (Seen(*words[i : i + WORDS]) for i in range(0, len(words), WORDS)), key=lambda seen: seen.arrived_ns
         )
 
     def most_at_once(self) -> int:
-        """Of those to ``/busy``."""
+        """The largest number of concurrent requests to ``/busy``."""
         return self._numbers[2]
 
     def _run(self) -> None:
         numbers = self._numbers
         lock = threading.Lock()
-        asked: Counter[str] = Counter()
+        requests: Counter[str] = Counter()
         busy = 0
 
         class Handler(BaseHTTPRequestHandler):
@@ -68,10 +68,10 @@ class RecordingServer:
                 arrived_ns = nanoseconds()
                 body = self.read_body()
                 with lock:
-                    asked[self.path] += 1
-                    status, retry_after, told_until_ns = self.decide(asked[self.path])
+                    requests[self.path] += 1
+                    status, retry_after, pause_until_ns = self.decide(requests[self.path])
                     at = 3 + numbers[1] * WORDS
-                    for i, word in enumerate((arrived_ns, status, told_until_ns, zlib.crc32(body))):
+                    for i, word in enumerate((arrived_ns, status, pause_until_ns, zlib.crc32(body))):
                         numbers[at + i] = word
                     numbers[1] += 1
                     if self.path == "/busy":
@@ -92,18 +92,18 @@ class RecordingServer:
             do_GET = do_HEAD = do_POST = do_PUT = answer  # noqa: N815
 
             def decide(self, count: int) -> tuple[int, str, int]:
-                """Status, ``Retry-After``, and until when that asks to wait: the time is read before it is told."""
+                """Status, ``Retry-After``, and the end of that pause: the time is read before the response is sent."""
                 if self.path in ("/ok", "/busy"):
                     return 200, "", 0
                 status, retry_after, times = self.path.split("/")[1:]
                 if count > int(times):
                     return 200, "", 0
-                told_ns = nanoseconds()
+                decided_ns = nanoseconds()
                 if retry_after == "date":
                     until_s = int(time.time()) + 2
-                    return int(status), formatdate(until_s, usegmt=True), told_ns + int((until_s - time.time()) * NS)
-                asked_s = int(retry_after) if retry_after.isdigit() else 0
-                return int(status), retry_after, told_ns + asked_s * NS
+                    return int(status), formatdate(until_s, usegmt=True), decided_ns + int((until_s - time.time()) * NS)
+                pause_s = int(retry_after) if retry_after.isdigit() else 0
+                return int(status), retry_after, decided_ns + pause_s * NS
 
             def read_body(self) -> bytes:
                 if self.headers.get("Transfer-Encoding") != "chunked":

@@ -1,4 +1,4 @@
-"""One application of each framework, whose views say which of ``ROUTES`` they are of."""
+"""One application for each framework. Each view responds with its route, one of ``ROUTES``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from forebay.contrib import flask as flask_limits
 from forebay.web import ASGIMiddleware, Rule, WSGIMiddleware
 
 with warnings.catch_warnings():
-    # Of the standard library, about what they import.
+    # The standard library warns about modules that they import.
     warnings.simplefilter("ignore")
     import cherrypy
     import quart
@@ -51,10 +51,10 @@ django.setup()
 
 urlpatterns: list[Any] = []
 ROUTES = ("/", "/login", "/api/orders", "/log_in", "/users/{id}", "/users/{id}/posts", "/files/{rest:path}")
-"""As a rule's pattern has them."""
+"""The routes, written as a rule's patterns."""
 
 Ask = Callable[[str, str], Answered]
-"""A request's target as it is sent, and the path that the server takes for the application's root."""
+"""Takes the target of a request, and the path that the server uses as the application's root."""
 
 
 def _in_angles(route: str) -> str:
@@ -62,7 +62,7 @@ def _in_angles(route: str) -> str:
 
 
 def _wsgi(app: Any) -> Ask:
-    """As gunicorn has it."""
+    """Call `app` with the environment that gunicorn builds."""
 
     def ask(target: str, root: str) -> Answered:
         path = unquote_to_bytes(target).decode("latin-1")
@@ -72,7 +72,7 @@ def _wsgi(app: Any) -> Ask:
 
 
 def _asgi(app: Any, has_root_in_path: bool = True) -> Ask:
-    """As uvicorn has it with ``--root-path``, or hypercorn, which leaves the path as it is."""
+    """Call `app` with the scope of uvicorn with ``--root-path``, or of hypercorn, which leaves the path unchanged."""
 
     def ask(target: str, root: str) -> Answered:
         path = root + unquote(target) if has_root_in_path else unquote(target)
@@ -105,10 +105,10 @@ def around_quart(rules: list[Rule], has_root_in_path: bool = True) -> Ask:
     app = quart.Quart(__name__)
 
     def view(route: str) -> Any:
-        async def told(**_: Any) -> str:
+        async def respond(**_: Any) -> str:
             return route
 
-        return told
+        return respond
 
     for route in ROUTES:
         app.add_url_rule(_in_angles(route), route, view(route))
@@ -121,10 +121,10 @@ def around_quart_under_hypercorn(rules: list[Rule]) -> Ask:
 
 def _django_urls() -> ModuleType:
     def view(route: str) -> Any:
-        def told(request: HttpRequest, **_: Any) -> HttpResponse:
+        def respond(request: HttpRequest, **_: Any) -> HttpResponse:
             return HttpResponse(route)
 
-        return told
+        return respond
 
     module = ModuleType("urls")
     module.urlpatterns = [django_path(_in_angles(route)[1:], view(route)) for route in ROUTES]  # type: ignore[attr-defined]
@@ -132,11 +132,11 @@ def _django_urls() -> ModuleType:
 
 
 def _django(ask: Ask, **changed: Any) -> Ask:
-    def asked(target: str, root: str) -> Answered:
+    def ask_with_settings(target: str, root: str) -> Answered:
         with override_settings(**changed):
             return ask(target, root)
 
-    return asked
+    return ask_with_settings
 
 
 def around_django(rules: list[Rule]) -> Ask:
@@ -162,10 +162,10 @@ def in_django(rules: list[Rule]) -> Ask:
 
 
 def _plain(route: str) -> Any:
-    async def told(request: Any) -> PlainTextResponse:
+    async def respond(request: Any) -> PlainTextResponse:
         return PlainTextResponse(route)
 
-    return told
+    return respond
 
 
 def around_starlette(rules: list[Rule]) -> Ask:
@@ -173,7 +173,7 @@ def around_starlette(rules: list[Rule]) -> Ask:
 
 
 def in_a_mount(rules: list[Rule]) -> Ask:
-    """The same, and the rules with it, beneath a path of another application."""
+    """The application and its rules, mounted at a path of another application."""
     inner = ASGIMiddleware(Starlette(routes=[Route(route, _plain(route)) for route in ROUTES]), rules)
     ask = _asgi(Starlette(routes=[Mount("/outer", inner)]))
     return lambda target, root: ask("/outer" + target, root)
@@ -220,34 +220,34 @@ def around_falcon_asgi(rules: list[Rule]) -> Ask:
 
 def around_litestar(rules: list[Rule]) -> Ask:
     def handler(route: str) -> Any:
-        async def told() -> str:
+        async def respond() -> str:
             return route
 
-        return litestar.get(re.sub(r"\{id\}", "{id:str}", route), media_type="text/plain")(told)
+        return litestar.get(re.sub(r"\{id\}", "{id:str}", route), media_type="text/plain")(respond)
 
     return _asgi(ASGIMiddleware(litestar.Litestar([handler(route) for route in ROUTES], openapi_config=None), rules))
 
 
 def around_pyramid(rules: list[Rule]) -> Ask:
-    """By routes and, of what has one name, by traversal."""
+    """Dispatch by routes, and by traversal for paths of one segment."""
     config = Configurator()
     for route in ROUTES:
         config.add_route(route, route.replace("{rest:path}", "{rest:.*}"))
         config.add_view(lambda request, route=route: PyramidResponse(route), route_name=route)
         if re.fullmatch(r"/\w+", route):
             config.add_view(_without_subpath(route), name=route[1:])
-    # It leaves the answer to what isn't UTF-8 to the server.
+    # Pyramid leaves the response to a path that is not UTF-8 to the server.
     config.add_view(lambda request: PyramidResponse(status=400), context=URLDecodeError)
     return _wsgi(WSGIMiddleware(config.make_wsgi_app(), rules))
 
 
 def _without_subpath(route: str) -> Any:
-    """A view that takes what is beneath its path has a rule that says so."""
+    """A view that responds 404 below its path: a view that accepts a subpath needs a rule that matches it."""
     return lambda request: PyramidResponse(route, status=404 if request.subpath else 200)
 
 
 def around_cherrypy(rules: list[Rule]) -> Ask:
-    """Its dispatcher has no placeholders."""
+    """CherryPy's dispatcher has no placeholders."""
 
     def page(route: str) -> Any:
         return cherrypy.expose(lambda self: route)
@@ -258,8 +258,8 @@ def around_cherrypy(rules: list[Rule]) -> Ask:
     return _wsgi(WSGIMiddleware(cherrypy.Application(root, script_name=None), rules))
 
 
-class in_aiohttp:  # noqa: N801  # as the others
-    """A server, since nothing else routes a request."""
+class in_aiohttp:  # noqa: N801  # named like the functions above
+    """A server: aiohttp routes requests only in a server."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.runner = asyncio.Runner()
@@ -269,10 +269,10 @@ class in_aiohttp:  # noqa: N801  # as the others
 
     def app(self, rules: list[Rule]) -> web.Application:
         def handler(route: str) -> Any:
-            async def told(request: web.Request) -> web.Response:
+            async def respond(request: web.Request) -> web.Response:
                 return web.Response(text=route)
 
-            return told
+            return respond
 
         app = web.Application()
         for route in ROUTES:

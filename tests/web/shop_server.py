@@ -1,4 +1,4 @@
-"""The example shop under a real gunicorn, and a client that asks it many things at once."""
+"""The example shop under a real gunicorn, and a client that sends concurrent requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import psutil
 from forebay import LimiterStats, Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shop"
-STORE_KEYS = 100_000  # as the example asks for
+STORE_KEYS = 100_000  # the same as in the example
 WORKERS = 4
-PATIENCE_S = 120.0  # a wait that long is a failure; nothing else is said about how long anything takes
+PATIENCE_S = 120.0  # A wait of this length fails the test. No test asserts another duration.
 UVICORN = "uvicorn_worker.UvicornWorker"
 
 _LISTENING = re.compile(r"Listening at: http://127\.0\.0\.1:(?P<port>\d+) \((?P<master>\d+)\)")
@@ -33,7 +33,7 @@ _LISTENING = re.compile(r"Listening at: http://127\.0\.0\.1:(?P<port>\d+) \((?P<
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The shop's answer. Status 0 and worker 0 when there was none: the worker was ended while it had the request."""
+    """The shop's response. Status 0 and worker 0 mean that the worker ended during the request."""
 
     status: int
     worker: int
@@ -44,7 +44,7 @@ Serve = Callable[..., "ShopServer"]
 
 
 def statuses(answers: Iterable[Answer]) -> dict[int, int]:
-    """How many answers of each status."""
+    """The number of answers of each status."""
     return dict(Counter(answer.status for answer in answers))
 
 
@@ -63,7 +63,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 class ShopServer:
-    """A gunicorn on a free loopback port that serves the shop, with a limit that refills nothing during a test.
+    """A gunicorn on a free loopback port that serves the shop. Its limit does not refill during a test.
 
     All its processes, workers, upgraded masters and orphans, are in one session of their own; leaving the context
     ends them and prints their log, which pytest shows when the test has failed.
@@ -126,11 +126,11 @@ class ShopServer:
         return list(_LISTENING.finditer(self.log_path.read_text()))
 
     def masters(self) -> list[int]:
-        """The pids of all masters there have been, the first first."""
+        """The pids of all masters so far, in order of their start."""
         return [int(match["master"]) for match in self._listening()]
 
     def processes(self) -> list[psutil.Process]:
-        """All that live."""
+        """All live processes."""
         found = []
         for process in psutil.process_iter():
             self._popen.poll()
@@ -140,12 +140,12 @@ class ShopServer:
         return found
 
     def workers(self) -> list[psutil.Process]:
-        """The workers that live, of all masters and of none."""
+        """The live workers: of all masters, and orphans."""
         masters = self.masters()
         return [process for process in self.processes() if process.pid not in masters]
 
     def signal(self, pids: Iterable[int], signal_number: int) -> None:
-        """Signal those of `pids` that still live."""
+        """Signal the live processes among `pids`."""
         self._signal([process for process in self.processes() if process.pid in set(pids)], signal_number)
 
     def wait_gone(self, pids: Iterable[int]) -> None:
@@ -164,22 +164,22 @@ class ShopServer:
     def ask(
         self, count: int, *, at_once: int = 200, every: int = 0, then: Callable[[], object] = lambda: None
     ) -> list[Answer]:
-        """`count` requests, `at_once` of them at any time. After each `every` of them `then()`, amid the others."""
+        """Send `count` requests, `at_once` of them concurrently. Call `then()` after each `every` answers."""
         return asyncio.run(self._ask_all(count, at_once, every, then))
 
     def ask_until(self, enough: Callable[[list[Answer]], bool], what: str) -> list[Answer]:
-        """200 concurrent requests, and 200 again, until the answers are `enough`."""
+        """Send 200 concurrent requests at a time until the answers are `enough`."""
         answers: list[Answer] = []
 
-        def asked_enough() -> bool:
+        def has_enough() -> bool:
             answers.extend(self.ask(200))
             return enough(answers)
 
-        wait_until(asked_enough, what)
+        wait_until(has_enough, what)
         return answers
 
     def ask_all_workers(self) -> list[Answer]:
-        """As many requests as it takes until all workers live and each has answered."""
+        """Send requests until all workers are alive and each one has answered."""
 
         def all_answered(answers: list[Answer]) -> bool:
             pids = {process.pid for process in self.workers()}
@@ -217,13 +217,13 @@ class ShopServer:
             with suppress(ConnectionError):
                 await writer.wait_closed()
         status_line = answer.readline().split()
-        # A sync worker that is told to quit gives a 500 of gunicorn's own to the request that it breaks off.
+        # A sync worker that quits aborts its request with a 500 of gunicorn.
         worker = parse_headers(answer)["X-Worker"]
         return Answer(int(status_line[1]), int(worker)) if worker else LOST
 
-    # What the store says
+    # Statistics
 
     def stats(self) -> LimiterStats:
-        """The limiter's statistics, from a process that gunicorn knows nothing of."""
+        """The limiter's statistics, read by a process outside gunicorn."""
         with Store(self.store_name, keys=STORE_KEYS) as store:
             return store.stats().limiters["orders"]

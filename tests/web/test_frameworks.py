@@ -1,4 +1,4 @@
-"""The frameworks' extensions under real servers with several workers: one test for all, what differs below."""
+"""The frameworks' extensions under real servers with several workers: shared tests first, then each framework's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def statuses(answers: list[Answer]) -> dict[int, int]:
 def test_every_worker_counts_the_same_limits(server: Served) -> None:
     limits = server.limits
 
-    # A view's limit is exact over all workers, in both colours of view together.
+    # A view's limit is exact over all workers, and over sync and async views together.
     workers: set[int] = set()
     customers = 0
 
@@ -57,7 +57,7 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
 
     wait_until(every_worker_admitted, "more than one worker has admitted")
 
-    # What is let in is told how much is left, what isn't when to come back.
+    # An admitted response states the remaining permits; a denial states when to retry.
     first = server.ask("/orders", X_Customer="ada")
     assert first.headers["ratelimit-policy"] == f'"orders";q={LIMIT};w=86400'
     assert re.fullmatch(rf'"orders";r={LIMIT - 1};t=\d+', first.headers["ratelimit"])
@@ -70,7 +70,7 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
     assert 0 < int(denied.headers["retry-after"]) <= 86400 / LIMIT
     assert denied.headers["ratelimit"] == f'"orders";r=0;t={denied.headers["retry-after"]}'
 
-    # Two limits of one view are charged both or not at all.
+    # The two limits of one view are both charged, or neither is.
     answers = server.ask_many(LIMIT + 20, "/both", X_Customer="ada")
     assert statuses(answers) == {200: LIMIT, 429: 20}
     assert limits.ample.peek(key_of("ada"), 0).remaining == LIMIT
@@ -78,7 +78,7 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
         f'"ample";q={2 * LIMIT};w=86400, "narrow";q={LIMIT};w=86400'
     }
 
-    # The application's rule is for whom it is for.
+    # The application's rule applies to its paths and clients only.
     answers = server.ask_many(WIDE + 20, "/wide/1", X_Customer="ada")
     assert statuses(answers) == {200: WIDE, 429: 20}
     assert server.ask("/wide/2", X_Customer="ada").status == 429
@@ -88,39 +88,39 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
     assert missing.status == 404
     assert missing.headers["ratelimit-policy"] == f'"wide";q={WIDE};w=86400'
 
-    # Only failures are charged, and only so many.
+    # Only failures are charged, up to the limit.
     for _ in range(FAILURES):
         assert server.ask("/login?status=200", "POST", X_Customer="ada").status == 200
-    wait_until(lambda: limits.failures.peek(key_of("ada"), 0).remaining == FAILURES, "successes are given back")
+    wait_until(lambda: limits.failures.peek(key_of("ada"), 0).remaining == FAILURES, "successes are refunded")
     for attempt in range(FAILURES):
         assert server.ask(f"/login?status={401 + 2 * (attempt % 2)}", "POST", X_Customer="ada").status in (401, 403)
     assert server.ask("/login?status=200", "POST", X_Customer="ada").status == 429
     assert limits.failures.peek(key_of("ada"), 0).remaining == 0
 
-    # The server's own errors aren't.
+    # Server errors are not charged.
     for status in (500, 503, 0):
         assert server.ask(f"/fragile?status={status}", X_Customer="ada").status == (status or 500)
-    wait_until(lambda: limits.handled.peek(key_of("ada"), 0).remaining == LIMIT, "errors are given back")
+    wait_until(lambda: limits.handled.peek(key_of("ada"), 0).remaining == LIMIT, "errors are refunded")
     assert server.ask("/fragile?status=404", X_Customer="ada").status == 404
     assert limits.handled.peek(key_of("ada"), 0).remaining == LIMIT - 1
 
 
-def test_held_permits_come_back(server: Served) -> None:
+def test_held_permits_are_released(server: Served) -> None:
     held, sent = server.limits.held, server.limits.sent
     key = key_of("ada")
 
-    with server.begun("/held", X_Customer="ada") as one, server.begun("/held", X_Customer="ada"):
+    with server.started_stream("/held", X_Customer="ada") as one, server.started_stream("/held", X_Customer="ada"):
         assert held.peek(key, 0).remaining == 0
         denied = server.ask("/held", X_Customer="ada")
         assert denied.status == 429
         assert denied.headers["retry-after"] == "1"
 
-        # The client of one has gone.
+        # One client disconnects.
         one.close()
         wait_until(lambda: held.peek(key, 0).remaining == 1, "its permit is back")
-        wait_until(lambda: sent.peek(key, 0).remaining == LIMIT - 1, "what was not sent is not charged")
+        wait_until(lambda: sent.peek(key, 0).remaining == LIMIT - 1, "the unsent response is not charged")
 
-        # The other gets its whole answer.
+        # The other client gets its whole response.
         server.open()
         wait_until(lambda: held.peek(key, 0).remaining == AT_ONCE, "all permits are back")
     assert sent.peek(key, 0).remaining == LIMIT - 1
@@ -128,7 +128,7 @@ def test_held_permits_come_back(server: Served) -> None:
 
 
 @only("fastapi", "aiohttp")
-def test_a_websocket_is_limited(server: Served) -> None:
+def test_websocket_is_limited(server: Served) -> None:
     held, key = server.limits.held, key_of("ada")
     with open_websocket(server.port) as first, open_websocket(server.port) as second:
         for connection in first, second:
@@ -157,9 +157,9 @@ def head_of(connection: socket.socket) -> bytes:
 
 
 @only("django", "django async")
-def test_django_limits_its_users(server: Served) -> None:
+def test_django_limits_each_user(server: Served) -> None:
     cookies = [server.ask(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
-    # By all workers, sync views and async ones.
+    # All workers share the limit, in sync and async views.
     answers = server.ask_many(LIMIT, "/account", Cookie=cookies[0])
     answers += server.ask_many(10, "/account/other", Cookie=cookies[0])
     assert statuses(answers) == {200: LIMIT, 429: 10}
@@ -170,37 +170,37 @@ def test_django_limits_its_users(server: Served) -> None:
 
 
 @only("django")
-def test_the_throttles_of_rest_framework(server: Served) -> None:
+def test_rest_framework_throttles_limit_addresses_users_and_scopes(server: Served) -> None:
     cookies = [server.ask(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
 
-    # Strangers by address, whatever they say about it.
+    # Anonymous clients count by address; a forged field changes nothing.
     answers = server.ask_many(30, "/api")
     answers += server.ask_many(30, "/api", X_Forwarded_For="192.0.2.1")
     assert statuses(answers) == {200: 40, 429: 20}
     denied = server.ask("/api")
     assert 0 < int(denied.headers["retry-after"]) <= 86400
     assert f"{denied.headers['retry-after']} second" in denied.report["detail"]
-    # REST framework asks all throttles, and the one for users counts strangers, too.
+    # REST framework calls all throttles, and the user throttle counts anonymous clients as well.
     policies = denied.headers["ratelimit-policy"]
     assert policies == '"throttle anon 40/86400s";q=40;w=86400, "throttle user 60/86400s";q=60;w=86400'
     assert denied.headers["ratelimit"].startswith(f'"throttle anon 40/86400s";r=0;t={denied.headers["retry-after"]}, ')
 
-    # Users by themselves.
+    # Each user has its own limit.
     assert statuses(server.ask_many(70, "/api", Cookie=cookies[0])) == {200: 60, 429: 10}
-    # A scope by itself.
+    # Each scope has its own limit.
     assert statuses(server.ask_many(15, "/api/uploads", Cookie=cookies[1])) == {200: 10, 429: 5}
     assert server.ask("/api", Cookie=cookies[1]).status == 200
 
 
 @only("flask")
-def test_flask_handles_denials_as_its_other_errors(server: Served) -> None:
+def test_flask_error_handler_answers_denials(server: Served) -> None:
     assert statuses(server.ask_many(LIMIT + 5, "/handled", X_Customer="ada")) == {200: LIMIT, 429: 5}
     denied = server.ask("/handled", X_Customer="ada")
     assert denied.report == {"violated": ["orders"]}
     assert 0 < int(denied.headers["retry-after"]) <= 86400 / LIMIT
     assert denied.headers["ratelimit"] == f'"orders";r=0;t={denied.headers["retry-after"]}'
 
-    # A view that is exempt from the application's rules.
+    # An exempt view is not charged by the application's rules.
     assert statuses(server.ask_many(WIDE + 1, "/wide/1", X_Customer="ada")) == {200: WIDE, 429: 1}
     assert statuses(server.ask_many(WIDE + 1, "/wide/exempt", X_Customer="ada")) == {200: WIDE + 1}
     assert "ratelimit" not in server.ask("/wide/exempt", X_Customer="ada").headers
@@ -223,7 +223,7 @@ def test_example_admits_exactly_its_limit(name: str, store_name: str, tmp_path: 
         answers = [ask(port, "/orders", "POST")]
         while answers[-1].status == 200:
             answers.append(ask(port, "/orders", "POST"))
-        # Another one is due every twelve seconds.
+        # One permit refills every twelve seconds.
         assert 5 <= statuses(answers)[200] <= 5 + (time.monotonic() - began_s) / 12
         denied = answers[-1]
         assert denied.report["violated-policies"] == ["orders"]

@@ -1,4 +1,4 @@
-"""The frameworks' extensions in one process: what goes wrong, and what is seldom."""
+"""The frameworks' extensions in one process: errors and rare cases."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Its:
     async def outlast_the_lease(self) -> None:
         for _ in range(4):
             self.clock.advance(0.2)
-            # It is renewed every 0.1 s of the event loop's, so before this is over, however late.
+            # The event loop renews the lease every 0.1 s of its clock, so before this sleep ends, even if it runs late.
             await asyncio.sleep(0.15)
             assert self.left()[2] == 0
 
@@ -76,7 +76,7 @@ def its() -> Iterator[Its]:
 
 
 def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator of somebody else."""
+    """A decorator of a third party."""
 
     @functools.wraps(function)
     def wrapper(*arguments: Any, **named: Any) -> Any:
@@ -85,10 +85,10 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-# What all have in common
+# All frameworks
 
 
-def test_overriding_methods_are_read() -> None:
+def test_method_override_fields_are_read() -> None:
     fields = {"X-HTTP-Method-Override": "delete", "X-HTTP-Method": "PUT, POST"}
     ours: list[Any] = [in_django.DjangoRequest(RequestFactory().get("/", headers=fields))]
     ours.append(AiohttpRequest(make_mocked_request("GET", "/", fields)))
@@ -96,7 +96,7 @@ def test_overriding_methods_are_read() -> None:
         assert request.methods == ("GET", "DELETE", "PUT", "POST")
 
 
-def test_limits_of_a_view_must_be_limits(its: Its) -> None:
+def test_invalid_limits_of_a_view_are_refused(its: Its) -> None:
     limited = forebay.contrib.fastapi.limited
     with pytest.raises(InvalidLimiter, match="no limiter is given"):
         limited()
@@ -115,7 +115,7 @@ def test_limits_of_a_view_must_be_limits(its: Its) -> None:
 
 
 @pytest.mark.parametrize("encode", [str, str.encode])
-def test_lists_grow_and_other_fields_are_replaced(encode: Callable[[str], Any]) -> None:
+def test_visit_joins_list_fields_and_replaces_others(encode: Callable[[str], Any]) -> None:
     names = [encode(name) for name in ("RateLimit", "X-RateLimit-Limit")]
     if encode is str.encode:
         names = [name.lower() for name in names]
@@ -157,12 +157,12 @@ def test_flask_charges_stacked_decorators_as_one(its: Its) -> None:
     client = app.test_client()
     assert [client.get("/stacked").status_code for _ in range(3)] == [200, 200, 429]
     assert its.left() == (0, 1, 1)
-    # The outer one lets it in before the inner one is reached.
+    # The outer decorator admits the request before the inner one runs.
     assert client.get("/between").status_code == 429
     assert its.left() == (0, 0, 1)
 
 
-def test_flask_releases_when_a_view_raises(its: Its) -> None:
+def test_flask_releases_permits_when_a_view_raises(its: Its) -> None:
     app, limits = flask_app(its)
     app.testing = True
 
@@ -179,7 +179,7 @@ def test_flask_releases_when_a_view_raises(its: Its) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_flask_holds_while_a_file_is_sent(its: Its, method: str) -> None:
+def test_flask_holds_permits_while_it_sends_a_file(its: Its, method: str) -> None:
     app, limits = flask_app(its)
     app.get("/")(limits.limit(its.held, key=everyone)(lambda: flask.send_file(Path(__file__))))
     response = app.test_client().open("/", method=method)
@@ -188,7 +188,7 @@ def test_flask_holds_while_a_file_is_sent(its: Its, method: str) -> None:
     assert its.left()[2] == 1
 
 
-def test_flask_views_may_be_async(its: Its) -> None:
+def test_flask_limits_async_views(its: Its) -> None:
     app, limits = flask_app(its)
 
     @app.get("/")
@@ -212,7 +212,7 @@ def test_flask_exempts_blueprints_and_limits_bodies(its: Its) -> None:
     assert its.left()[1] == 2
 
 
-def test_flask_refuses_an_object_that_is_no_view(its: Its) -> None:
+def test_flask_refuses_an_object_that_is_not_a_view(its: Its) -> None:
     _, limits = flask_app(its)
     for decorate in (limits.exempt, limits.limit(its.two)):
         for neither in ("view", MethodView):
@@ -227,13 +227,13 @@ def test_flask_sends_a_shadow_ban_as_a_success(its: Its) -> None:
     app.errorhandler(429)(lambda error: ("no", 429))
     responses = [app.test_client().get("/") for _ in range(3)]
     assert {(response.status_code, response.data) for response in responses} == {(200, b"there")}
-    # Nor do its fields tell.
+    # Its header fields do not reveal the limit.
     assert [sorted(response.headers.keys()) for response in responses] == [sorted(responses[0].headers.keys())] * 3
     assert responses[2].headers["RateLimit"].startswith('"three";r=0')
     assert its.left() == (0, 0, 1)
 
 
-def test_flask_keeps_a_denials_fields_whatever_hooks_answer(its: Its) -> None:
+def test_flask_keeps_the_header_fields_of_a_denial_after_hooks(its: Its) -> None:
     app, limits = flask_app(its)
     app.get("/")(limits.limit(its.two, key=everyone)(lambda: "there"))
 
@@ -253,7 +253,7 @@ def test_flask_keeps_a_denials_fields_whatever_hooks_answer(its: Its) -> None:
     assert response.headers["Retry-After"] == "43200"
 
 
-def test_flask_handles_a_denial_with_another_request_of_its_own(its: Its) -> None:
+def test_flask_error_handler_can_send_a_nested_request(its: Its) -> None:
     app, limits = flask_app(its)
     app.add_url_rule("/kept", "kept", lambda: "kept")
     app.add_url_rule("/", "fresh", limits.limit(its.two, key=everyone, cost=2)(lambda: "fresh"))
@@ -268,7 +268,7 @@ def test_flask_handles_a_denial_with_another_request_of_its_own(its: Its) -> Non
     assert answers[1].headers["Retry-After"] == "86400"
 
 
-def test_flask_holds_beneath_an_application_that_begins_late(its: Its) -> None:
+def test_flask_holds_permits_if_outer_middleware_starts_late(its: Its) -> None:
     app = flask.Flask("late")
     inner = app.wsgi_app
     app.wsgi_app = lambda environ, start_response: (yield from inner(environ, start_response))  # type: ignore[method-assign,misc]
@@ -278,7 +278,7 @@ def test_flask_holds_beneath_an_application_that_begins_late(its: Its) -> None:
     assert its.left() == (2, 3, 1)
 
 
-def test_flask_releases_at_once_permits_taken_while_a_body_is_sent(its: Its) -> None:
+def test_flask_releases_permits_taken_during_the_body_at_once(its: Its) -> None:
     app, limits = flask_app(its)
     part = limits.limit(its.held, key=everyone)(lambda: "there")
 
@@ -294,10 +294,10 @@ def test_flask_releases_at_once_permits_taken_while_a_body_is_sent(its: Its) -> 
 
 
 def ask_asgi(app: Any, path: str = "/", kind: str = "http", body: bytes = b"", **scope: Any) -> list[dict[str, Any]]:
-    """What an ASGI application sends."""
+    """Call an ASGI application; return the messages that it sends."""
     sent: list[dict[str, Any]] = []
     headers = [(b"content-length", str(len(body)).encode())] if body else []
-    asked = {"type": kind, "method": "GET", "path": path, "query_string": b"", "headers": headers, "client": None}
+    base_scope = {"type": kind, "method": "GET", "path": path, "query_string": b"", "headers": headers, "client": None}
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body} if kind == "http" else {"type": "websocket.connect"}
@@ -305,7 +305,7 @@ def ask_asgi(app: Any, path: str = "/", kind: str = "http", body: bytes = b"", *
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(app(asked | scope, receive, send))
+    asyncio.run(app(base_scope | scope, receive, send))
     return sent
 
 
@@ -331,7 +331,7 @@ def test_starlette_needs_the_middleware(its: Its) -> None:
         ask_asgi(app)
 
 
-def test_dependency_that_denies_rolls_back(its: Its) -> None:
+def test_denying_dependency_refunds_the_others(its: Its) -> None:
     limited = forebay.contrib.fastapi.limited
     app = starlette_app(
         its,
@@ -348,7 +348,7 @@ def test_dependency_that_denies_rolls_back(its: Its) -> None:
     assert dict(denied["headers"])[b"ratelimit"].startswith(b'"two";r=0;')
 
 
-def test_a_denial_by_the_rules_is_for_the_exception_handlers(its: Its) -> None:
+def test_exception_handlers_get_a_denial_by_the_rules(its: Its) -> None:
     for kind in (forebay.contrib.fastapi.LimitDenied, 429):
         app = starlette_app(its)
         forebay.contrib.fastapi.setup(app, its.rules)
@@ -365,7 +365,7 @@ def test_a_denial_by_the_rules_is_for_the_exception_handlers(its: Its) -> None:
         its.clock.advance(86400)
 
 
-def test_handler_for_every_error_gets_no_denial(its: Its) -> None:
+def test_catch_all_handler_gets_no_denial(its: Its) -> None:
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, its.rules)
     app.add_exception_handler(Exception, lambda request, error: PlainTextResponse("it broke", 500))
@@ -373,7 +373,7 @@ def test_handler_for_every_error_gets_no_denial(its: Its) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_browser_may_read_denials_and_ask_beforehand(its: Its, is_first: bool) -> None:
+def test_browser_can_read_denials_and_send_preflights(its: Its, is_first: bool) -> None:
     app = starlette_app(its)
     if not is_first:
         forebay.contrib.fastapi.setup(app, its.rules)
@@ -385,20 +385,20 @@ def test_a_browser_may_read_denials_and_ask_beforehand(its: Its, is_first: bool)
     assert [ask_asgi(app, headers=[origin])[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
     denied = dict(ask_asgi(app, headers=[origin])[0]["headers"])
     assert denied[b"access-control-allow-origin"] == b"https://shop"
-    # They stand as they were: the last of them outside.
+    # The order of the middleware is unchanged: the last one is the outermost.
     assert denied[b"access-control-expose-headers"] == b"RateLimit"
-    beforehand = [origin, (b"access-control-request-method", b"GET")]
-    assert ask_asgi(app, method="OPTIONS", headers=beforehand)[0]["status"] == 200
+    preflight = [origin, (b"access-control-request-method", b"GET")]
+    assert ask_asgi(app, method="OPTIONS", headers=preflight)[0]["status"] == 200
 
 
-def test_a_websocket_that_the_rules_deny_is_closed(its: Its) -> None:
+def test_websocket_that_the_rules_deny_is_closed(its: Its) -> None:
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, [Rule(its.three, key=everyone, cost=3)])
     assert ask_asgi(app)[0]["status"] == 200
     assert [message["type"] for message in ask_asgi(app, kind="websocket")] == ["websocket.close"]
 
 
-def test_starlette_limits_bodies_and_leaves_the_lifespan_alone(its: Its) -> None:
+def test_starlette_limits_bodies_and_passes_the_lifespan(its: Its) -> None:
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, [*its.rules, BodyLimit(4)])
     assert ask_asgi(app, body=b"12345")[0]["status"] == 413
@@ -416,7 +416,7 @@ def test_starlette_limits_bodies_and_leaves_the_lifespan_alone(its: Its) -> None
     assert seen == ["lifespan"]
 
 
-def test_starlette_holds_on_for_as_long_as_it_takes(its: Its) -> None:
+def test_starlette_renews_the_lease_while_the_handler_runs(its: Its) -> None:
     async def endpoint(connection: HTTPConnection) -> None:
         await its.outlast_the_lease()
 
@@ -443,7 +443,7 @@ def ask_aiohttp(app: web.Application, count: int, path: str = "/", **options: An
 
 
 def test_aiohttp_limits_only_async_handlers(its: Its) -> None:
-    """aiohttp takes a plain function with a warning, but a decorator that awaits it can't."""
+    """aiohttp accepts a plain function with a warning, but a decorator cannot await it."""
     decorate = forebay.contrib.aiohttp.limited(its.two, key=everyone)
 
     def handler(request: web.Request) -> web.StreamResponse:
@@ -479,7 +479,7 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_aiohttp_sets_fields_of_streams_when_it_is_set_up(its: Its, whole: bool) -> None:
+def test_aiohttp_sets_header_fields_of_streams_after_setup(its: Its, whole: bool) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -495,7 +495,7 @@ def test_aiohttp_sets_fields_of_streams_when_it_is_set_up(its: Its, whole: bool)
     assert ["RateLimit" in headers for _, headers in answers] == [whole, whole, whole, True]
 
 
-def test_aiohttp_holds_until_a_file_is_sent(its: Its, tmp_path: Path) -> None:
+def test_aiohttp_holds_permits_until_it_has_sent_a_file(its: Its, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(1 << 16))
     left: list[int] = []
 
@@ -516,7 +516,7 @@ def test_aiohttp_holds_until_a_file_is_sent(its: Its, tmp_path: Path) -> None:
     assert its.left()[2] == 1
 
 
-def test_aiohttp_holds_on_for_as_long_as_it_takes(its: Its) -> None:
+def test_aiohttp_renews_the_lease_while_the_handler_runs(its: Its) -> None:
     @forebay.contrib.aiohttp.limited(its.held, key=everyone)
     async def handler(request: web.Request) -> web.StreamResponse:
         await its.outlast_the_lease()
@@ -533,7 +533,7 @@ def test_aiohttp_holds_on_for_as_long_as_it_takes(its: Its) -> None:
 
 
 class DjangoSettings:
-    """``settings.FOREBAY`` as a test sets it."""
+    """Sets ``settings.FOREBAY`` for a test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -558,13 +558,13 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[DjangoSettings]:
         ({"RULES": f"{__name__}.nothing"}, "does not define a"),
     ],
 )
-def test_django_refuses_settings_that_it_cannot_use(configure: DjangoSettings, value: Any, message: str) -> None:
+def test_django_refuses_invalid_settings(configure: DjangoSettings, value: Any, message: str) -> None:
     configure(value)
     with pytest.raises(ImproperlyConfigured, match=message):
         in_django.LimitsMiddleware(lambda request: HttpResponse())
 
 
-def test_django_leaves_bodies_to_others(configure: DjangoSettings) -> None:
+def test_django_refuses_body_limits(configure: DjangoSettings) -> None:
     configure({"RULES": [BodyLimit(10)]})
     with pytest.raises(InvalidLimiter, match=r"comes too late here: put WSGIMiddleware or ASGIMiddleware .* wsgi.py"):
         in_django.LimitsMiddleware(lambda request: HttpResponse())
@@ -576,7 +576,7 @@ def test_django_needs_the_middleware(its: Its) -> None:
         view(RequestFactory().get("/"))
 
 
-def test_django_holds_while_a_file_is_sent(its: Its, configure: DjangoSettings) -> None:
+def test_django_holds_permits_while_it_sends_a_file(its: Its, configure: DjangoSettings) -> None:
     configure({"RULES": its.rules, "HEADERS": ["draft-10", "x-ratelimit"]})
 
     @in_django.limited(its.held, key=everyone)
@@ -594,12 +594,12 @@ def test_django_holds_while_a_file_is_sent(its: Its, configure: DjangoSettings) 
     response.close()
     assert its.left() == (1, 2, 1)
 
-    # A view that denies tells of what it denies.
+    # A denial by a view lists the view's limits only.
     handle(RequestFactory().get("/")).close()
     denied = handle(RequestFactory().get("/"))
     assert denied["RateLimit-Policy"] == '"two";q=2;w=86400, "held";q=1;qu="concurrent-requests"'
 
-    # Whatever the view raises through the middleware.
+    # An error that the view raises through the middleware releases the permit.
     its.three.reset("everyone")
     broken = in_django.LimitsMiddleware(unwrapped(in_django.limited(its.held, key=everyone)(lambda request: 1 / 0)))
     with pytest.raises(ZeroDivisionError):
@@ -607,7 +607,7 @@ def test_django_holds_while_a_file_is_sent(its: Its, configure: DjangoSettings) 
     assert its.left() == (0, 2, 1)
 
 
-def test_an_async_django_request_that_is_cancelled_gives_back(its: Its, configure: DjangoSettings) -> None:
+def test_cancelled_async_django_request_releases_permits(its: Its, configure: DjangoSettings) -> None:
     configure({"RULES": [*its.rules, Rule(its.two, key=everyone, charge_on=range(499))]})
 
     @in_django.limited(its.held, key=everyone)
@@ -628,7 +628,7 @@ def test_an_async_django_request_that_is_cancelled_gives_back(its: Its, configur
     assert its.left() == (2, 2, 1)
 
 
-def test_async_django_holds_on_for_as_long_as_it_takes(its: Its, configure: DjangoSettings) -> None:
+def test_async_django_renews_the_lease_while_the_view_runs(its: Its, configure: DjangoSettings) -> None:
     configure({})
 
     @in_django.limited(its.held, key=everyone)
@@ -638,20 +638,20 @@ def test_async_django_holds_on_for_as_long_as_it_takes(its: Its, configure: Djan
         return HttpResponse()
 
     asyncio.run(in_django.LimitsMiddleware(view)(AsyncRequestFactory().get("/")))
-    # Before the client has its answer and can ask again.
+    # Released before the client has the response and can send its next request.
     assert its.left()[2] == 1
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_django_releases_although_another_response_is_sent(
+def test_django_releases_permits_if_another_response_is_sent(
     its: Its, configure: DjangoSettings, is_stream: bool
 ) -> None:
-    """As outer middleware does, for a missing slash or what the client has already; nobody closes the first one."""
+    """Outer middleware replaces the response, for a missing slash or a 304, and never closes the first one."""
     configure({"RULES": [Rule(its.held, key=everyone)]})
     first = StreamingHttpResponse([b"a"]) if is_stream else HttpResponse(b"a")
     request = RequestFactory().get("/")
     in_django.LimitsMiddleware(lambda _: first)(request)
-    # What Django does at the end of every request.
+    # Django closes every request at its end.
     request.close()
     assert its.left()[2] == 1
 
@@ -662,12 +662,12 @@ def test_aiohttp_routes_and_rules_see_the_same_path() -> None:
     assert (seen.method, seen.path) == ("POST", "/users/1%2F2/A")
 
 
-# Where the store has no room for another client
+# Full stores
 
 
 @pytest.fixture
 def crowded() -> Iterator[tuple[TokenBucket, str]]:
-    """A limiter, and an address of which it can't count anything."""
+    """A limiter, and an address that its full store cannot count."""
     with Store.private(keys=1, on_full="deny", clock=ManualClock(1000)) as store:
         bucket = TokenBucket(store, "crowded", "2/day")
         addresses = [f"10.0.{n // 256}.{n % 256}" for n in range(5000)]
@@ -727,33 +727,33 @@ def test_django_answers_503_if_the_store_is_full(
     assert (response.status_code, NO_ROOM in response.content) == (503, True)
 
 
-# Where functions of rules are awaited
+# Async functions of rules
 
 
-async def nobody(request: Any) -> bool:
+async def exempt_none(request: Any) -> bool:
     await asyncio.sleep(0)
     return False
 
 
-async def whom(request: Any) -> str:
+async def async_key(request: Any) -> str:
     await asyncio.sleep(0)
     return "ada"
 
 
 def test_coroutine_functions_are_refused_without_an_event_loop(its: Its, configure: DjangoSettings) -> None:
     with pytest.raises(InvalidLimiter, match="has to be awaited"):
-        Limits(flask.Flask(__name__), [Rule(its.two, exempt=nobody)])
+        Limits(flask.Flask(__name__), [Rule(its.two, exempt=exempt_none)])
     with pytest.raises(InvalidLimiter, match="has to be awaited"):
-        Limits().limit(its.two, key=whom)
+        Limits().limit(its.two, key=async_key)
     with pytest.raises(InvalidLimiter, match="has to be awaited"):
-        in_django.limited(its.two, key=whom)(lambda request: HttpResponse())
-    for value in ({"RULES": [Rule(its.two, key=whom)]}, {"CLIENT": whom}):
+        in_django.limited(its.two, key=async_key)(lambda request: HttpResponse())
+    for value in ({"RULES": [Rule(its.two, key=async_key)]}, {"CLIENT": async_key}):
         configure(value)
         with pytest.raises(InvalidLimiter, match="has to be awaited"):
             in_django.LimitsMiddleware(lambda request: HttpResponse())
 
 
-@pytest.mark.parametrize("options", [{"key": whom}, {"key": whom, "exempt": nobody}])
+@pytest.mark.parametrize("options", [{"key": async_key}, {"key": async_key, "exempt": exempt_none}])
 def test_functions_of_rules_are_awaited(its: Its, configure: DjangoSettings, options: Any) -> None:
     limited = forebay.contrib.fastapi.limited
     app = starlette_app(its, limited(its.two, **options))

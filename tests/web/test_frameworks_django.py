@@ -1,4 +1,4 @@
-"""Django in one process: what `manage.py check` says of settings, views that are exempt, and rates of throttles."""
+"""Django in one process: messages of `manage.py check`, exempt views, and rates of throttles."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def checked(FOREBAY: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> li
         ({"RULE": (), "CLEINT": None}, "E001", "FOREBAY has no 'CLEINT'", 'Is "CLIENT" meant?'),
     ],
 )
-def test_settings_that_cannot_work(
+def test_check_reports_invalid_settings(
     forebay: Any, number: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_limits.py").write_text("from forebay import Rate\nrules = [Rate.parse('often')]\n")
@@ -130,7 +130,7 @@ def test_settings_that_cannot_work(
     assert hint in (found.hint or "")
 
 
-def test_settings_that_work(its: Its) -> None:
+def test_check_accepts_valid_settings(its: Its) -> None:
     assert checked(None) == []
     assert checked(None, MIDDLEWARE=[]) == []
     assert checked({}, MIDDLEWARE=[]) == []
@@ -143,21 +143,21 @@ def test_settings_that_work(its: Its) -> None:
     assert checked({}, REST_FRAMEWORK=ours) == []
 
 
-def test_rules_without_the_middleware_are_an_error(its: Its) -> None:
+def test_check_reports_rules_without_the_middleware(its: Its) -> None:
     [found] = checked({"RULES": its.rules}, MIDDLEWARE=[USERS])
     assert found.id == "forebay.E003"
     assert f'"{LIMITS}" isn\'t in MIDDLEWARE' in found.msg
 
 
 @pytest.mark.parametrize("middleware", [[LIMITS], [LIMITS, USERS]])
-def test_rules_of_users_without_authentication_are_a_warning(its: Its, middleware: list[str]) -> None:
+def test_check_warns_of_user_rules_without_authentication(its: Its, middleware: list[str]) -> None:
     [found] = checked({"RULES": its.of_users}, MIDDLEWARE=middleware)
     assert found.id == "forebay.W001"
     assert not found.is_serious()
     assert "everybody counts as a stranger" in found.msg
 
 
-def test_throttles_that_cannot_count() -> None:
+def test_check_reports_throttles_without_a_store_or_a_valid_rate() -> None:
     rates = {"anon": "2/10s", "user": "10/fortnight", "uploads": None}
     found = checked({}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": rates})
     assert [message.id for message in found] == ["forebay.E004", "forebay.E005"]
@@ -168,7 +168,7 @@ def test_throttles_that_cannot_count() -> None:
     assert found_one.id == "forebay.E004"
 
 
-def test_private_stores_are_a_warning_before_a_deployment(its: Its, store_name: str) -> None:
+def test_deployment_check_warns_of_private_stores(its: Its, store_name: str) -> None:
     with Store(store_name, keys=100) as named:
         shared = [Rule(TokenBucket(named, "bucket", "3/day"))]
         for forebay, count in (
@@ -184,8 +184,8 @@ def test_private_stores_are_a_warning_before_a_deployment(its: Its, store_name: 
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_manage_py_check(is_right: bool, tmp_path: Path) -> None:
-    """The application of that name brings the checks."""
+def test_manage_py_check_runs_the_checks(is_right: bool, tmp_path: Path) -> None:
+    """The installed application `forebay.contrib.django` registers the checks."""
     (tmp_path / "site_settings.py").write_text(
         f"""
 from forebay import Store, TokenBucket
@@ -206,7 +206,7 @@ FOREBAY = {{"RULES": [Rule(TokenBucket(Store.private(keys=10), "bucket", "3/day"
         assert "(forebay.W002)" in deployed.stderr
 
 
-# Views that are exempt
+# Exempt views
 
 
 @exempt
@@ -255,42 +255,42 @@ def site(its: Its) -> Iterator[Its]:
         yield its
 
 
-def asked(url: str, *, is_async: bool) -> int:
+def status_of(url: str, *, is_async: bool) -> int:
     return asyncio.run(AsyncClient().get(url)).status_code if is_async else Client().get(url).status_code
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("url", ["/free", "/free/async", "/free/class", "/free/class/async", "/free/as-view"])
-def test_exempt_views_are_not_counted(site: Its, url: str, is_async: bool) -> None:
-    assert [asked(url, is_async=is_async) for _ in range(5)] == [200] * 5
+def test_exempt_view_is_not_charged(site: Its, url: str, is_async: bool) -> None:
+    assert [status_of(url, is_async=is_async) for _ in range(5)] == [200] * 5
     assert site.left() == 3
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_other_views_are_counted(site: Its, is_async: bool) -> None:
+def test_other_views_are_charged(site: Its, is_async: bool) -> None:
     urls = ["/paid", "/paid/class", "/nowhere", "/paid"]
-    assert [asked(url, is_async=is_async) for url in urls] == [200, 200, 404, 429]
-    assert asked("/free", is_async=is_async) == 200
+    assert [status_of(url, is_async=is_async) for url in urls] == [200, 200, 404, 429]
+    assert status_of("/free", is_async=is_async) == 200
 
 
 @pytest.mark.parametrize("is_exempt_first", [False, True])
-def test_an_exempt_view_has_its_own_limits(site: Its, is_exempt_first: bool) -> None:
+def test_exempt_view_is_charged_to_its_own_limits(site: Its, is_exempt_first: bool) -> None:
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
     own = limited(TokenBucket(site.store, "own", "2/day"), key=everyone)
     urlpatterns.append(path("own", own(exempt(view)) if is_exempt_first else exempt(own(view))))
     try:
-        assert [asked("/own", is_async=False) for _ in range(3)] == [200, 200, 429]
+        assert [status_of("/own", is_async=False) for _ in range(3)] == [200, 200, 429]
         assert site.left() == 3
     finally:
         urlpatterns.pop()
 
 
-def test_the_first_request_of_a_worker_may_be_to_an_exempt_view(
+def test_first_request_of_a_worker_can_be_to_an_exempt_view(
     its: Its, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is exempt before the views have been imported."""
+    """A worker knows no exempt view before it imports the views."""
     (tmp_path / "late_urls.py").write_text(
         """
 from django.http import HttpResponse
@@ -302,24 +302,24 @@ urlpatterns = [path("free", exempt(lambda request: HttpResponse()))]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(forebay.contrib.django, "_has_exempted", False)
     with override_settings(ROOT_URLCONF="late_urls", FOREBAY={"RULES": its.rules}, MIDDLEWARE=[LIMITS]):
-        assert asked("/free", is_async=False) == 200
+        assert status_of("/free", is_async=False) == 200
     assert its.left() == 3
 
 
-def test_a_request_may_have_urls_of_its_own(site: Its) -> None:
+def test_request_with_its_own_urlconf_finds_the_exempt_view(site: Its) -> None:
     other = ModuleType("other_urls")
     other.urlpatterns = [path("paid", free)]  # type: ignore[attr-defined]
     request = RequestFactory().get("/paid")
     request.urlconf = other  # type: ignore[assignment]  # Django takes modules, too
-    asked_async = AsyncRequestFactory().get("/paid")
-    asked_async.urlconf = other  # type: ignore[assignment]
+    async_request = AsyncRequestFactory().get("/paid")
+    async_request.urlconf = other  # type: ignore[assignment]
     LimitsMiddleware(paid)(request)
-    asyncio.run(LimitsMiddleware(free_async)(asked_async))
+    asyncio.run(LimitsMiddleware(free_async)(async_request))
     assert site.left() == 3
 
 
 @pytest.mark.parametrize("what", [Paid, "shop.views.paid"])
-def test_only_views_are_decorated(its: Its, what: Any) -> None:
+def test_decorators_refuse_objects_that_are_not_views(its: Its, what: Any) -> None:
     with pytest.raises(
         InvalidLimiter, match=r"^exempt is for views, and .* isn't one: .* exempt\(TheView.as_view\(\)\)"
     ):
@@ -349,12 +349,12 @@ def test_only_views_are_decorated(its: Its, what: Any) -> None:
         (None, (None, None)),
     ],
 )
-def test_rates_of_throttles(rate: str | None, expected: tuple[Any, Any]) -> None:
+def test_throttle_parses_its_rate(rate: str | None, expected: tuple[Any, Any]) -> None:
     assert throttle_with(rate).parse_rate(rate) == expected
 
 
 @pytest.mark.parametrize("rate", ["2/fortnight", "5/month", "0/month", "2/10", "10", "", "/day", "1/2/day", "x/day", 5])
-def test_rates_that_no_throttle_has(rate: Any) -> None:
+def test_throttle_refuses_an_invalid_rate(rate: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"^the throttle of scope 'sketches': .*; the accepted forms are"):
         throttle_with(rate).parse_rate(rate)
 
@@ -368,7 +368,7 @@ def throttle_with(rate: Any) -> Any:
     return throttle
 
 
-def test_a_throttle_counts_by_such_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttle_counts_at_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(1000)
     with Store.private(keys=100, clock=clock) as store, override_settings(FOREBAY={"STORE": store}, REST_FRAMEWORK={}):
         from forebay.contrib.rest_framework import SimpleRateThrottle
@@ -397,7 +397,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def rest(clock: ManualClock) -> Iterator[ModuleType]:
-    """The module of the throttles, which have a store."""
+    """The module of the throttles, with a store configured."""
     with Store.private(keys=100, clock=clock) as store, override_settings(FOREBAY={"STORE": store}, REST_FRAMEWORK={}):
         import forebay.contrib.rest_framework
 
@@ -413,15 +413,15 @@ def keyed(base: type[Any], **body: Any) -> type[Any]:
     return type("Sketches", (base,), {"get_cache_key": lambda self, request, view: "ada"} | body)
 
 
-def test_a_throttle_that_overrides_what_rest_framework_calls(rest: ModuleType) -> None:
-    told: list[str] = []
+def test_throttle_can_override_the_hooks_of_rest_framework(rest: ModuleType) -> None:
+    calls: list[str] = []
 
     def succeed(self: Any) -> bool:
-        told.append(f"{self.key} may, {self.decision.remaining} left")
+        calls.append(f"{self.key} may, {self.decision.remaining} left")
         return True
 
     def fail(self: Any) -> bool:
-        told.append(f"{self.key} may not")
+        calls.append(f"{self.key} may not")
         return False
 
     def key(self: Any, request: Any, view: Any) -> str:
@@ -432,14 +432,14 @@ def test_a_throttle_that_overrides_what_rest_framework_calls(rest: ModuleType) -
         rest.SimpleRateThrottle, rate="1/day", throttle_success=succeed, throttle_failure=fail, get_cache_key=key
     )
     assert throttled(throttle, 3) == [True, True, False]
-    assert told == ["ada may, 1 left", "ada may, 0 left", "ada may not"]
+    assert calls == ["ada may, 1 left", "ada may, 0 left", "ada may not"]
     forgiving = keyed(rest.SimpleRateThrottle, rate="1/day", throttle_failure=lambda self: True)
     assert throttled(forgiving, 2) == [True, True]
     odd = keyed(rest.SimpleRateThrottle, rate="3 in 5 minutes", parse_rate=lambda self, rate: (3, 300))
     assert throttled(odd, 4) == [True, True, True, False]
 
 
-def test_throttle_of_a_full_store_is_unavailable(rest: ModuleType, clock: ManualClock) -> None:
+def test_throttle_answers_503_if_the_store_is_full(rest: ModuleType, clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="deny", clock=clock) as store, override_settings(FOREBAY={"STORE": store}):
         crowd = TokenBucket(store, "crowd", "1/minute")
         crowd.allow_many(range(5000))
@@ -451,7 +451,7 @@ def test_throttle_of_a_full_store_is_unavailable(rest: ModuleType, clock: Manual
         assert 1 <= raised.value.wait <= 60
 
 
-def test_throttle_without_memory_for_its_log_is_unavailable(
+def test_throttle_answers_503_without_memory_for_its_log(
     rest: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.web.denials._logged_s", {})
@@ -469,7 +469,7 @@ def test_throttle_without_memory_for_its_log_is_unavailable(
     assert "4000000000 keys" in message
 
 
-def test_throttle_allows_what_a_store_without_room_allows(rest: ModuleType, clock: ManualClock) -> None:
+def test_throttle_admits_requests_if_a_full_store_allows(rest: ModuleType, clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="allow", clock=clock) as store, override_settings(FOREBAY={"STORE": store}):
         TokenBucket(store, "crowd", "1/minute").allow_many(range(5000))
         before = store.stats().total.full
@@ -479,7 +479,7 @@ def test_throttle_allows_what_a_store_without_room_allows(rest: ModuleType, cloc
         assert store.stats().total.full > before
 
 
-def test_a_throttle_by_no_key_is_an_error(rest: ModuleType) -> None:
+def test_client_that_returns_no_key_is_an_error(rest: ModuleType) -> None:
     async def client(request: Any) -> str:
         return "ada"
 
@@ -492,21 +492,21 @@ def test_a_throttle_by_no_key_is_an_error(rest: ModuleType) -> None:
             keyed(rest.SimpleRateThrottle, rate="1/min")().get_ident(request)
 
 
-def test_a_throttle_of_nothing_denies_everything(rest: ModuleType) -> None:
+def test_throttle_with_a_limit_of_zero_denies_all_requests(rest: ModuleType) -> None:
     throttle = keyed(rest.SimpleRateThrottle, rate="0/min")
     assert throttled(throttle, 2) == [False, False]
     assert throttle().wait() == 60
 
 
 @pytest.mark.parametrize("name", ["timer", "cache"])
-def test_attribute_without_effect_is_refused_when_the_class_is_made(rest: ModuleType, name: str) -> None:
+def test_throttle_class_refuses_an_attribute_without_effect(rest: ModuleType, name: str) -> None:
     message = f"Sketches sets {name}, which has no effect on a throttle of forebay"
     with pytest.raises(ImproperlyConfigured, match=message):
         keyed(rest.UserRateThrottle, **{name: lambda self: 0})
 
 
 @pytest.mark.parametrize("name", ["history", "now"])
-def test_attribute_that_no_throttle_has_raises_when_it_is_read(rest: ModuleType, name: str) -> None:
+def test_throttle_raises_on_an_unsupported_attribute(rest: ModuleType, name: str) -> None:
     throttle = keyed(rest.SimpleRateThrottle, rate="1/day", throttle_success=lambda self: bool(getattr(self, name)))
     with pytest.raises(ImproperlyConfigured, match=f"Sketches reads {name}, .* self.decision has limit, remaining"):
         throttled(throttle, 1)
@@ -525,7 +525,7 @@ def test_attribute_that_no_throttle_has_raises_when_it_is_read(rest: ModuleType,
         (100_000, "100000000/day", SlidingWindow),
     ],
 )
-def test_a_throttle_logs_requests_where_that_takes_little_memory(keys: int, rate: str, kind: type) -> None:
+def test_throttle_logs_requests_if_the_log_is_small(keys: int, rate: str, kind: type) -> None:
     with override_settings(REST_FRAMEWORK={}):
         from forebay.contrib.rest_framework import MOST_LOG_BYTES, log_or_window
     with Store.private(keys=keys) as store:
@@ -535,8 +535,8 @@ def test_a_throttle_logs_requests_where_that_takes_little_memory(keys: int, rate
         assert store.stats().bytes - before <= MOST_LOG_BYTES + 4096
 
 
-def test_a_small_limit_holds_at_the_edge_of_a_minute(rest: ModuleType, clock: ManualClock) -> None:
-    """An estimate, rounded down, would let the second one in."""
+def test_small_limit_holds_across_the_edge_of_a_minute(rest: ModuleType, clock: ManualClock) -> None:
+    """An estimate, rounded down, would admit the second request."""
     throttle = keyed(rest.SimpleRateThrottle, rate="1/min")
     assert throttled(throttle, 1) == [True]
     for _ in range(59):
@@ -546,12 +546,12 @@ def test_a_small_limit_holds_at_the_edge_of_a_minute(rest: ModuleType, clock: Ma
     assert throttled(throttle, 2) == [True, False]
 
 
-def test_a_scope_of_any_length(rest: ModuleType) -> None:
+def test_throttle_accepts_a_scope_of_any_length(rest: ModuleType) -> None:
     for scope in ("a" * 34, "a" * 35, "é" * 100):
         assert throttled(keyed(rest.SimpleRateThrottle, rate="1/day", scope=scope), 2) == [True, False]
 
 
-def test_check_finds_scopes_that_no_limiter_can_have(its: Its) -> None:
+def test_check_reports_scopes_that_are_invalid_limiter_names(its: Its) -> None:
     endless = "a\0b"
     found = checked({"STORE": its.store}, REST_FRAMEWORK=THROTTLES | {"DEFAULT_THROTTLE_RATES": {endless: "1/day"}})
     assert [message.id for message in found] == ["forebay.E005"]
@@ -560,7 +560,7 @@ def test_check_finds_scopes_that_no_limiter_can_have(its: Its) -> None:
     assert checked({"STORE": its.store}, REST_FRAMEWORK=long) == []
 
 
-def test_throttles_of_views_are_checked_too(its: Its) -> None:
+def test_check_includes_throttles_of_views(its: Its) -> None:
     with override_settings(REST_FRAMEWORK={}):
         from rest_framework.views import APIView
 

@@ -1,7 +1,7 @@
-"""Life under gunicorn: all its workers share one limit, and the limit outlives every one of them.
+"""Under gunicorn all workers share one limit, and the limit outlives each of them.
 
-A limit that refills nothing is used up while processes come and go. However many there were, exactly its burst is
-admitted, and the statistics, read from outside, have every request.
+The limit does not refill. Requests use it up while processes start and end. Over all processes, exactly its burst is
+admitted, and the statistics, read from another process, count every request.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import signal
 import pytest
 from shop_server import LOST, UVICORN, WORKERS, Answer, Serve, ShopServer, statuses, wait_until, workers_of
 
-# Each worker class and both ways of loading, without every combination.
+# Each worker class once, with and without preload in turn.
 LIVES = pytest.mark.parametrize(
     ("worker_class", "preload"), [("sync", True), ("gthread", False), ("gevent", True), (UVICORN, False)]
 )
 
 
 def check_exact(shop: ShopServer, answers: list[Answer], burst: int) -> None:
-    """Use up what is left and ask every worker once more: exactly the burst was charged, and every request counted.
+    """Use up the rest and reach every worker once more: exactly the burst was charged, and every request counted.
 
-    A request whose answer was lost with its worker may have been charged or not; nothing else is left open.
+    A request whose answer was lost with its worker may have been charged or not; every other request is certain.
     """
     answers = (
         answers + shop.ask_until(lambda more: 429 in statuses(more), "the limit is reached") + shop.ask_all_workers()
@@ -32,7 +32,7 @@ def check_exact(shop: ShopServer, answers: list[Answer], burst: int) -> None:
     assert len(answers) - lost <= stats.allowed + stats.denied <= len(answers)
 
 
-# `LIVES` has the other pairs, and each of its tests asserts this, too.
+# `LIVES` has the other pairs, and each of its tests makes the same assertion.
 @pytest.mark.parametrize(
     ("worker_class", "preload"), [("sync", False), ("gthread", True), ("gevent", False), (UVICORN, True)]
 )
@@ -45,17 +45,17 @@ def test_all_workers_share_one_limit(serve: Serve, worker_class: str, preload: b
 
 
 @LIVES
-def test_recycled_workers_go_on_counting(serve: Serve, worker_class: str, preload: bool) -> None:
+def test_recycled_workers_continue_the_count(serve: Serve, worker_class: str, preload: bool) -> None:
     shop = serve(worker_class=worker_class, preload=preload, burst=300, options=["--max-requests", "25"])
     answers = shop.ask(150, at_once=20)
     first_workers = workers_of(answers)
-    # One of four has answered 25 and more, so it goes.
+    # One of the four workers has answered at least 25 requests, so it exits.
     wait_until(lambda: not first_workers <= {process.pid for process in shop.workers()}, "a worker is gone")
     answers += shop.ask_until(
         lambda more: bool(workers_of(more) - first_workers) and len(more) - more.count(LOST) >= 300,
-        "a new worker has answered, and more than the burst has been asked for",
+        "a new worker has answered, and more requests than the burst were sent",
     )
-    # A uvicorn worker that goes closes connections that it accepted and has not read: those were not charged.
+    # A uvicorn worker that exits closes connections that it accepted but did not read: these were not charged.
     answers = [answer for answer in answers if answer != LOST]
     assert statuses(answers) == {200: 300, 429: len(answers) - 300}
     stats = shop.stats()
@@ -72,7 +72,7 @@ def test_reload_keeps_the_limit(serve: Serve, worker_class: str, preload: bool) 
     check_exact(shop, answers, 600)
 
 
-# Each signal with two worker classes; uvicorn's workers do nothing on QUIT until their time is over.
+# Each signal with two worker classes; on QUIT, uvicorn's workers keep running until the timeout.
 @pytest.mark.parametrize(
     ("worker_class", "preload", "end_old"),
     [
@@ -116,7 +116,7 @@ def test_limit_outlives_a_killed_master(serve: Serve, worker_class: str, preload
     first = serve(worker_class=worker_class, preload=preload, burst=600)
     answers = first.ask_all_workers()
     answers += first.ask(300, at_once=20, every=200, then=lambda: first.signal(first.masters(), signal.SIGKILL))
-    # Its workers end by themselves or not, as their class has it; end them as a service manager would.
+    # Whether orphaned workers exit depends on their class, so end them as a service manager would.
     first.signal([process.pid for process in first.workers()], signal.SIGKILL)
     wait_until(lambda: not first.processes(), "the first gunicorn is gone")
 

@@ -1,4 +1,4 @@
-"""The middleware under real servers with four workers: the limit is the host's, and answers say what was decided."""
+"""The middleware under real servers with four workers: one limit per host, and true header fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ every_server = pytest.mark.parametrize("server", ["sync", "gthread", "gevent", U
 
 
 @every_server
-def test_exactly_the_limit_is_admitted_and_each_response_has_another_remaining(
+def test_servers_admit_exactly_the_limit_and_count_down_the_remaining_permits(
     server: str, store_name: str, tmp_path: Path
 ) -> None:
     with MiddlewareServer(tmp_path, server, store_name=store_name) as site:
@@ -28,15 +28,19 @@ def test_exactly_the_limit_is_admitted_and_each_response_has_another_remaining(
         denied = [answer for answer in answers if answer.status == 429]
         assert (len(allowed), len(denied)) == (LIMIT, LIMIT)
         assert len({answer.body for answer in allowed}) > 1, "several workers answered"
-        told = [re.fullmatch(r'"limit";r=(\d+);t=(\d+)', answer.ratelimit) for answer in answers]
-        assert sorted(int(match[1]) for match in told[: len(told)] if match) == sorted([*range(LIMIT), *[0] * LIMIT])
+        fields = [re.fullmatch(r'"limit";r=(\d+);t=(\d+)', answer.ratelimit) for answer in answers]
+        assert sorted(int(match[1]) for match in fields[: len(fields)] if match) == sorted(
+            [*range(LIMIT), *[0] * LIMIT]
+        )
         assert sorted(int(answer.ratelimit.split("=")[1].split(";")[0]) for answer in allowed) == list(range(LIMIT))
         for answer in denied:
             assert answer.ratelimit == f'"limit";r=0;t={answer.retry_after}'
 
 
 @every_server
-def test_disconnect_during_the_response_releases_all(server: str, store_name: str, tmp_path: Path) -> None:
+def test_disconnect_during_the_response_releases_permits_and_charges(
+    server: str, store_name: str, tmp_path: Path
+) -> None:
     with MiddlewareServer(tmp_path, server, store_name=store_name) as site, Store(store_name, keys=KEYS) as store:
         site.wait_made(site.workers)
         held = Concurrency(store, "held", 3, "10 minutes")
@@ -50,8 +54,8 @@ def test_disconnect_during_the_response_releases_all(server: str, store_name: st
             assert status == 503
             refused.close()
             for _, connection in streams:
-                # Gone for good, without a farewell.
+                # Reset the connection: no FIN.
                 connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
-            wait_until(lambda: held.peek("everyone", 0).remaining == 3, "what was held is given back")
-            wait_until(lambda: kept.peek("everyone", 0).remaining == 100, "what was charged is given back")
+            wait_until(lambda: held.peek("everyone", 0).remaining == 3, "the held permits are released")
+            wait_until(lambda: kept.peek("everyone", 0).remaining == 100, "the charges are refunded")

@@ -1,4 +1,4 @@
-"""Who counts in each worker alone is warned when the server starts, and nobody else is."""
+"""Warnings at a server's start: each worker counts in a store of its own, or no client has an address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARNING = "CountsPerWorkerWarning"
 
 @pytest.mark.parametrize("when", ["import", "late"])
 @pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
-def test_a_private_store_in_each_worker(server: str, when: str, tmp_path: Path) -> None:
+def test_private_store_in_each_worker_causes_a_warning(server: str, when: str, tmp_path: Path) -> None:
     with MiddlewareServer(tmp_path, server, when=when) as site:
         _let_all_make(site, server, when)
         log = site.log
@@ -25,8 +25,8 @@ def test_a_private_store_in_each_worker(server: str, when: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("when", ["import", "late"])
 @pytest.mark.parametrize("server", ["sync", UVICORN])
-def test_a_private_store_made_before_the_fork(server: str, when: str, tmp_path: Path) -> None:
-    """It is shared by all workers, however late the middleware is made."""
+def test_private_store_made_before_the_fork_causes_no_warning(server: str, when: str, tmp_path: Path) -> None:
+    """All workers share the store, even if each makes its middleware late."""
     with MiddlewareServer(tmp_path, server, when=when, preload=True) as site:
         answers = site.ask("/", 50)
         site.wait_made(1)
@@ -35,14 +35,14 @@ def test_a_private_store_made_before_the_fork(server: str, when: str, tmp_path: 
 
 
 @pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
-def test_a_named_store(server: str, store_name: str, tmp_path: Path) -> None:
+def test_named_store_causes_no_warning(server: str, store_name: str, tmp_path: Path) -> None:
     with MiddlewareServer(tmp_path, server, store_name=store_name) as site:
         site.wait_made(site.workers)
         assert WARNING not in site.log
 
 
 @pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
-def test_one_worker(server: str, tmp_path: Path) -> None:
+def test_single_worker_causes_no_warning(server: str, tmp_path: Path) -> None:
     with MiddlewareServer(tmp_path, server, workers=1) as site:
         site.ask("/")
         site.wait_made(1)
@@ -50,7 +50,7 @@ def test_one_worker(server: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
-def test_workers_of_the_environment(server: str, tmp_path: Path) -> None:
+def test_worker_count_of_the_environment_is_in_the_warning(server: str, tmp_path: Path) -> None:
     with MiddlewareServer(tmp_path, server, environment={"WEB_CONCURRENCY": "3"}) as site:
         site.wait_made(3)
         assert "one of 3 workers" in site.log
@@ -58,25 +58,25 @@ def test_workers_of_the_environment(server: str, tmp_path: Path) -> None:
 
 def _let_all_make(site: MiddlewareServer, server: str, when: str) -> None:
     if when == "import" or server != "sync":
-        # An ASGI application is asked at the start of each worker for its lifespan.
+        # Each worker starts the lifespan of an ASGI application.
         site.wait_made(site.workers)
     else:
         site.ask("/", 50)
         site.wait_made(1)
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
-    """As gunicorn loads the application, in a worker or before."""
+def test_unix_socket_without_trusted_proxies_causes_a_warning(tmp_path: Path) -> None:
+    """gunicorn loads the application, as in a worker or before the fork."""
     (tmp_path / "behind.py").write_text(
         "from forebay import Store, TokenBucket\n"
         "from forebay.web import Rule, WSGIMiddleware\n"
         "store = Store.private(keys=10)\n"
         "app = WSGIMiddleware(lambda environ, start: [], [Rule(TokenBucket(store, 'api', '5/hour'))])\n"
     )
-    for bind, is_told in ((f"unix:{tmp_path}/app.sock", True), ("127.0.0.1:0", False)):
+    for bind, is_warned in ((f"unix:{tmp_path}/app.sock", True), ("127.0.0.1:0", False)):
         options = ["--check-config", "--chdir", str(tmp_path), "-b", bind]
         result = subprocess.run(
             [sys.executable, "-m", "gunicorn", *options, "behind:app"], capture_output=True, text=True, check=True
         )
-        assert ("UnknownClientsWarning: the server listens at the Unix socket" in result.stderr) is is_told
-        assert ("behind.py:4" in result.stderr) is is_told
+        assert ("UnknownClientsWarning: the server listens at the Unix socket" in result.stderr) is is_warned
+        assert ("behind.py:4" in result.stderr) is is_warned

@@ -1,4 +1,4 @@
-"""What docs/migration.md says of Flask-Limiter, side by side with it."""
+"""The replacement for Flask-Limiter in docs/migration.md decides as Flask-Limiter does."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ def statuses(limit: Callable[[flask.Flask, Store | None], None], store: Store | 
     for name in "abc":
         app.add_url_rule(f"/{name}", name, lambda: "")
     limit(app, store)
-    asking = app.test_client()
-    return [asking.get(path, environ_overrides={"REMOTE_ADDR": address}).status_code for address, path in REQUESTS]
+    client = app.test_client()
+    return [client.get(path, environ_overrides={"REMOTE_ADDR": address}).status_code for address, path in REQUESTS]
 
 
 @pytest.mark.parametrize("limit", [default_limits, application_limits])
-def test_flask_limiters_limits_of_all_routes(limit: Callable[[flask.Flask, Store | None], None], store: Store) -> None:
+def test_limits_of_all_routes_decide_as_flask_limiter(
+    limit: Callable[[flask.Flask, Store | None], None], store: Store
+) -> None:
     theirs = statuses(limit, None)
     assert statuses(limit, store) == theirs
     assert set(theirs) == {200, 429}

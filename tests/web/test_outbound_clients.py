@@ -1,7 +1,7 @@
-"""Real clients against a real server, in several processes: judged by what the server saw, at its own times.
+"""Real clients in several processes against a real server: the tests check the server's record and its clock.
 
-A request arrives later than it was sent. So the server can be sure of this much: that by any time no more had come than
-had got a permit by then, and that none came too early.
+A request arrives later than the client sends it. The record therefore proves two facts: at any time, no more requests
+have arrived than permits were granted by then, and no request arrives too early.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROCESSES: Final = 3
 
 
 class Ask(Protocol):
-    """A client's request: the status of the final response."""
+    """Sends a request and returns the status of the final response."""
 
     def __call__(self, url: str, method: str = "GET", body: Any = None) -> int: ...
 
@@ -118,17 +118,17 @@ def shared(name: str) -> Iterator[Store]:
 
 
 @EACH_CLIENT
-def test_the_server_sees_no_more_than_the_limit(
+def test_server_receives_no_more_than_the_limit(
     crew: Crew, server: RecordingServer, shared: Store, client: Client
 ) -> None:
     rate, burst, each = "50/second", 5, 8
 
-    def ask_often(who: int) -> list[int]:
+    def send_often(who: int) -> list[int]:
         with client(TokenBucket(shared, "partner", rate, burst=burst)) as ask:
             return [ask(f"{server.url}/ok") for _ in range(each)]
 
     begun_ns = nanoseconds()
-    assert crew.run(PROCESSES, ask_often) == [[200] * each] * PROCESSES
+    assert crew.run(PROCESSES, send_often) == [[200] * each] * PROCESSES
     seen = server.seen()
     assert len(seen) == PROCESSES * each
     for number, request in enumerate(seen, start=1):
@@ -145,16 +145,16 @@ def test_the_server_sees_no_more_than_the_limit(
     ],
     ids=["sliding log", "all of"],
 )
-def test_in_each_period_no_more_than_the_limit(
+def test_server_receives_no_more_than_the_limit_in_any_period(
     crew: Crew, server: RecordingServer, shared: Store, make: Callable[[Store], Any]
 ) -> None:
-    def ask_often(who: int) -> None:
+    def send_often(who: int) -> None:
         with httpx_client(make(shared), key="partner") as ask:
             for _ in range(5):
                 assert ask(f"{server.url}/ok") == 200
 
     begun_ns = nanoseconds()
-    crew.run(PROCESSES, ask_often)
+    crew.run(PROCESSES, send_often)
     seen = server.seen()
     assert len(seen) == PROCESSES * 5
     for number, request in enumerate(seen):
@@ -162,48 +162,48 @@ def test_in_each_period_no_more_than_the_limit(
 
 
 def test_clients_of_all_kinds_share_a_limit(crew: Crew, server: RecordingServer, shared: Store) -> None:
-    def ask_once(client: Client) -> int:
+    def send_once(client: Client) -> int:
         with client(MinInterval(shared, "gap", "100 ms")) as ask:
             return int(ask(f"{server.url}/ok"))
 
     begun_ns = nanoseconds()
-    assert crew.results([crew.start(ask_once, client) for client in CLIENTS.values()]) == [200] * len(CLIENTS)
+    assert crew.results([crew.start(send_once, client) for client in CLIENTS.values()]) == [200] * len(CLIENTS)
     for number, request in enumerate(server.seen()):
         assert request.arrived_ns >= begun_ns + number * 100_000_000
 
 
 @EACH_CLIENT
-def test_a_permit_is_held_until_the_response_is_read(
+def test_permit_is_held_until_the_response_is_read(
     crew: Crew, server: RecordingServer, shared: Store, client: Client
 ) -> None:
     limit = 2
 
-    def ask_often(who: int) -> None:
+    def send_often(who: int) -> None:
         with client(Concurrency(shared, "slots", limit), key="partner") as ask:
             for _ in range(6):
                 assert ask(f"{server.url}/busy") == 200
 
     slots = Concurrency(shared, "slots", limit)
-    crew.run(PROCESSES, ask_often)
+    crew.run(PROCESSES, send_often)
     assert len(server.seen()) == PROCESSES * 6
     assert 1 <= server.most_at_once() <= limit
     assert slots.acquire("partner", limit)
 
 
 @EACH_CLIENT
-def test_permits_come_back_in_the_same_process(server: RecordingServer, shared: Store, client: Client) -> None:
-    """A process that has ended doesn't hold any in any case."""
+def test_permit_is_released_before_the_process_ends(server: RecordingServer, shared: Store, client: Client) -> None:
+    """The process lives on: the end of a process would release its permits anyway."""
     slots = Concurrency(shared, "slots", 1)
     with client(slots, key="partner", timeout=0) as ask:
         for path in ("ok", "429/0/1", "429/soon/1", "503/0/9", "ok"):
             ask(f"{server.url}/{path}")
             assert slots.peek("partner").remaining == 1
         with pytest.raises((httpx.ConnectError, requests.ConnectionError, aiohttp.ClientError)):
-            ask("http://127.0.0.1:1/nobody-listens-there")
+            ask("http://127.0.0.1:1/no-server-listens-there")
     assert slots.peek("partner").remaining == 1
 
 
-def test_a_streamed_response_holds_its_permit_until_it_is_closed(server: RecordingServer, shared: Store) -> None:
+def test_streamed_response_holds_its_permit_until_it_is_closed(server: RecordingServer, shared: Store) -> None:
     slots = Concurrency(shared, "slots", 1)
     with httpx.Client(transport=LimitedTransport(slots, key="x")) as client:
         with client.stream("GET", f"{server.url}/ok") as response:
@@ -222,14 +222,14 @@ def test_a_streamed_response_holds_its_permit_until_it_is_closed(server: Recordi
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "429/1/1"), ("POST", "429/1/1"), ("PUT", "503/1/1"), ("GET", "503/date/1")]
 )
-def test_request_is_sent_again_after_the_demanded_pause(
+def test_request_is_retried_after_the_demanded_pause(
     server: RecordingServer, shared: Store, client: Client, method: str, path: str
 ) -> None:
     body = b"order 7" if method != "GET" else None
     with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as ask:
         assert ask(f"{server.url}/{path}", method, body) == 200
     first, again = server.seen()
-    assert again.arrived_ns >= first.told_until_ns > first.arrived_ns
+    assert again.arrived_ns >= first.pause_until_ns > first.arrived_ns
     assert first.checksum == again.checksum == zlib.crc32(body or b"")
 
 
@@ -237,15 +237,15 @@ def test_request_is_sent_again_after_the_demanded_pause(
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("POST", "503/1/1", b"order 7"),  # it may have been taken, and refused by somebody behind it
-        ("POST", "429/1/1", [b"order ", b"7"]),  # read, and gone
+        ("POST", "503/1/1", b"order 7"),  # An upstream server may have processed it.
+        ("POST", "429/1/1", [b"order ", b"7"]),  # The iterator is consumed.
         ("GET", "429/soon/1", None),
         ("GET", "429/301/1", None),
         ("GET", "500/1/1", None),
     ],
-    ids=["not idempotent", "a body that is gone", "nonsense", "too long", "another error"],
+    ids=["not idempotent", "a consumed body", "nonsense", "too long", "another error"],
 )
-def test_a_request_that_is_not_sent_again_gets_its_response(
+def test_request_without_a_retry_gets_its_first_response(
     server: RecordingServer, shared: Store, client: Client, method: str, path: str, body: Any
 ) -> None:
     with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as ask:
@@ -255,59 +255,59 @@ def test_a_request_that_is_not_sent_again_gets_its_response(
 
 
 @EACH_CLIENT
-def test_the_last_response_is_the_callers(server: RecordingServer, shared: Store, client: Client) -> None:
+def test_caller_gets_the_last_response(server: RecordingServer, shared: Store, client: Client) -> None:
     with client(TokenBucket(shared, "partner", "1000/second", burst=1000), retries=2) as ask:
         assert ask(f"{server.url}/429/0/9") == 429
     assert len(server.seen()) == 3
 
 
 def test_all_processes_pause(crew: Crew, server: RecordingServer, shared: Store) -> None:
-    """One is told; then all others send, and none of them before that is over."""
-    told = Meeting(1 + len(CLIENTS))
+    """One process gets a pause; all the others then send, and no request arrives before the pause ends."""
+    paused = Meeting(1 + len(CLIENTS))
 
     def limiter() -> TokenBucket:
         return TokenBucket(shared, "partner", "1000/second", burst=1000)
 
-    def be_told() -> int:
+    def get_the_pause() -> int:
         with httpx_client(limiter(), retries=0) as ask:
             status = ask(f"{server.url}/429/1/1")
-            told.wait(0)
+            paused.wait(0)
             return int(status)
 
-    def ask_after(who: int, client: Client) -> list[int]:
+    def send_after(who: int, client: Client) -> list[int]:
         with client(limiter()) as ask:
-            told.wait(who)
+            paused.wait(who)
             return [ask(f"{server.url}/ok") for _ in range(3)]
 
-    first = crew.start(be_told)
-    others = [crew.start(ask_after, who, client) for who, client in enumerate(CLIENTS.values(), start=1)]
+    first = crew.start(get_the_pause)
+    others = [crew.start(send_after, who, client) for who, client in enumerate(CLIENTS.values(), start=1)]
     assert first.result() == 429
     assert crew.results(others) == [[200] * 3] * len(CLIENTS)
     refused, *rest = server.seen()
     assert refused.status == 429
     assert len(rest) == 3 * len(CLIENTS)
     for seen in rest:
-        assert seen.arrived_ns >= refused.told_until_ns
+        assert seen.arrived_ns >= refused.pause_until_ns
 
 
-def test_after_a_pause_the_limit_holds(crew: Crew, server: RecordingServer, shared: Store) -> None:
-    """Those that a pause has held up don't all come at its end, but by the limit."""
+def test_limit_holds_after_a_pause(crew: Crew, server: RecordingServer, shared: Store) -> None:
+    """Requests that a pause delayed arrive at the limit's rate, not all at the end of the pause."""
     limit, period_ns = 3, 300_000_000
-    told = Meeting(1 + PROCESSES)
+    paused = Meeting(1 + PROCESSES)
 
-    def ask_often(who: int) -> None:
+    def send_often(who: int) -> None:
         with httpx_client(SlidingLog(shared, "log", "3/300ms", keys=10), key="partner", retries=0) as ask:
             if who == 0:
                 assert ask(f"{server.url}/429/1/1") == 429
-            told.wait(who)
+            paused.wait(who)
             for _ in range(3 if who else 0):
                 assert ask(f"{server.url}/ok") == 200
 
-    crew.run(1 + PROCESSES, ask_often)
+    crew.run(1 + PROCESSES, send_often)
     refused, *rest = server.seen()
     assert len(rest) == 3 * PROCESSES
     for number, seen in enumerate(rest):
-        assert seen.arrived_ns >= refused.told_until_ns + number // limit * period_ns
+        assert seen.arrived_ns >= refused.pause_until_ns + number // limit * period_ns
 
 
 def test_only_the_key_of_the_response_pauses(server: RecordingServer, shared: Store) -> None:
@@ -320,7 +320,7 @@ def test_only_the_key_of_the_response_pauses(server: RecordingServer, shared: St
 
 
 @EACH_CLIENT
-def test_a_timeout_is_an_error_of_the_client(server: RecordingServer, shared: Store, client: Client) -> None:
+def test_timeout_is_an_error_type_of_the_client(server: RecordingServer, shared: Store, client: Client) -> None:
     kinds: dict[Client, tuple[type[Exception], type[Exception]]] = {
         requests_client: (forebay.contrib.requests.WaitTimeout, requests.Timeout),
         aiohttp_client: (forebay.contrib.aiohttp_client.WaitTimeout, aiohttp.ClientError),
@@ -362,12 +362,12 @@ def test_waiting_does_not_block_the_loop_and_a_cancelled_request_charges_nothing
             assert task.cancelled()
             assert bucket.peek("x").reset_after <= before
 
-    # In a process that is ended if it hangs.
+    # The crew ends a child process that hangs.
     crew.start(lambda: asyncio.run(cancel_while_it_waits())).result()
     assert len(server.seen()) == 1
 
 
-def test_a_cancelled_request_that_was_under_way_gives_its_permit_back(shared: Store) -> None:
+def test_cancelled_request_in_flight_releases_its_permit(shared: Store) -> None:
     slots = Concurrency(shared, "slots", 1)
 
     class Silent(httpx.AsyncBaseTransport):
@@ -411,7 +411,7 @@ def test_manual_clock_needs_no_sleep() -> None:
         assert clock.now() >= 100
 
 
-def test_the_transport_within_is_closed(shared: Store) -> None:
+def test_inner_transport_is_closed(shared: Store) -> None:
     closed: list[str] = []
 
     class Within(httpx.BaseTransport):
@@ -429,7 +429,7 @@ def test_the_transport_within_is_closed(shared: Store) -> None:
     assert closed == ["sync", "async"]
 
 
-def test_an_adapter_is_not_copied_to_another_process(shared: Store) -> None:
+def test_adapter_refuses_pickle_and_copy(shared: Store) -> None:
     adapter = LimitedAdapter(TokenBucket(shared, "partner", "1/hour"))
     for function in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match="a LimitedAdapter can't be pickled or copied: make one with a limiter"):
@@ -437,9 +437,9 @@ def test_an_adapter_is_not_copied_to_another_process(shared: Store) -> None:
 
 
 @pytest.mark.parametrize("client", ["httpx", "requests", "aiohttp"])
-def test_the_example_spares_the_partner(client: str, store_name: str) -> None:
+def test_example_gets_fewer_refusals_with_a_limit(client: str, store_name: str) -> None:
     example = Path(__file__).parents[2] / "examples" / "outbound"
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "send.py", client],
         cwd=example,
         env=os.environ | {"OUTBOUND_STORE": store_name},
@@ -447,6 +447,6 @@ def test_the_example_spares_the_partner(client: str, store_name: str) -> None:
         text=True,
         check=True,
     ).stdout
-    without, limited = re.findall(r"limit: *(\{.*\}) in .* refused (\d+)", told)
+    without, limited = re.findall(r"limit: *(\{.*\}) in .* refused (\d+)", output)
     assert "429" in without[0]
     assert int(without[1]) > int(limited[1])

@@ -1,4 +1,4 @@
-"""What a framework hands to a view is counted by the rule for that view, however the path is spelled."""
+"""A rule for a view counts each request that the framework routes to that view, for any spelling of the path."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from web_requests import Answered
 from forebay import FixedWindow, Store
 from forebay.web import Rule
 
-SAID = {route: f"route-{i}" for i, route in enumerate(ROUTES)}
-BELOW = {route: f"below-{i}" for i, route in enumerate(ROUTES)}
-"""What a rule for a route, and one for the route and all below, are called."""
+NAMES = {route: f"route-{i}" for i, route in enumerate(ROUTES)}
+NAMES_BELOW = {route: f"below-{i}" for i, route in enumerate(ROUTES)}
+"""The names of the rule for each route, and of the rule for the route and all paths below it."""
 Draw = Callable[[Any], Any]
 
 
@@ -30,8 +30,8 @@ def router(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def ask(router: str) -> Iterator[Ask]:
     with Store.private(keys=1000) as store:
-        named = {name: route for route, name in SAID.items()}
-        named |= {name: route.rstrip("/") + "/*" for route, name in BELOW.items()}
+        named = {name: route for route, name in NAMES.items()}
+        named |= {name: route.rstrip("/") + "/*" for route, name in NAMES_BELOW.items()}
         ask = ROUTERS[router](
             [Rule(FixedWindow(store, name, "1000000/day"), path=path) for name, path in named.items()]
         )
@@ -41,17 +41,19 @@ def ask(router: str) -> Iterator[Ask]:
 
 
 def handled(answered: Answered) -> str | None:
-    """The route whose view has answered."""
+    """The route whose view responded."""
     route = answered.body.decode(errors="replace")
-    return route if answered.status == 200 and route in SAID else None
+    return route if answered.status == 200 and route in NAMES else None
 
 
 def check(ask: Ask, target: str, root: str = "") -> str | None:
     answered = ask(target, root)
     route = handled(answered)
     if route is not None:
-        for name in (SAID[route], BELOW[route]):
-            assert f'"{name}"' in answered["ratelimit"], f"{target} was handled by {route}, and {name} didn't count it"
+        for name in (NAMES[route], NAMES_BELOW[route]):
+            assert f'"{name}"' in answered["ratelimit"], (
+                f"{target} was handled by {route}, and rule {name} didn't count it"
+            )
     return route
 
 
@@ -59,7 +61,7 @@ def texts(*several: str) -> Any:
     return st.sampled_from([text for texts in several for text in texts.split(" ")])
 
 
-# Two spaces: nothing stands between them.
+# Two adjacent spaces give the empty text.
 starts = texts(
     "/ / // // /// /%2F /./ /x/../ /../ /%2e%2e/ /;/ /;a/ /@@ /a//../  %2F /.",
     "http://localhost/ /v1/ /v1 /x/v1/ /v2/ /outer/ /index/ /%0A",
@@ -74,7 +76,7 @@ rests = texts("a a/b  a//b ../a a/.. %0A / a%252Fb")
 
 @st.composite
 def targets(draw: Draw) -> str:
-    """The target of a request for one of the routes, spelled in some way."""
+    """The target of a request for one of the routes, in one of its spellings."""
     written = []
     for segment in draw(st.sampled_from(ROUTES)).split("/")[1:]:
         if segment == "{id}":
@@ -97,14 +99,14 @@ def spellings(character: str) -> list[str]:
 
 @settings(max_examples=80)
 @given(target=targets(), root=st.sampled_from(["", "", "/v1", "/v1/v2"]))
-def test_handled_request_is_charged(ask: Ask, target: str, root: str) -> None:
+def test_request_that_a_view_handles_is_charged(ask: Ask, target: str, root: str) -> None:
     check(ask, target, root)
 
 
 NOT_IN_FRONT = ["//login", "///login", "/%2Flogin", "//users/5"]
 MERGED = [*NOT_IN_FRONT, "/api//orders", "/login/", "//login//"]
 LINE_ENDED = ["/login%0A", "/users/%0A", "/files//", "/files/a%0A"]
-TAKEN = {
+ACCEPTED = {
     "around Flask": NOT_IN_FRONT,
     "in Flask": NOT_IN_FRONT,
     "around Quart": [*NOT_IN_FRONT, "http://localhost/login", "http://localhost/login%23a"],
@@ -126,20 +128,20 @@ TAKEN = {
 }
 
 
-def test_spellings_of_each_router(router: str, ask: Ask) -> None:
-    for target in ["/", *TAKEN[router]]:
-        assert check(ask, target) is not None, f"{router} doesn't take {target}"
+def test_router_accepts_its_spellings_and_the_rule_counts_them(router: str, ask: Ask) -> None:
+    for target in ["/", *ACCEPTED[router]]:
+        assert check(ask, target) is not None, f"{router} doesn't accept {target}"
 
 
-def test_beneath_a_root(router: str, ask: Ask) -> None:
+def test_request_beneath_a_root_path_is_charged(router: str, ask: Ask) -> None:
     if router == "around Quart under hypercorn":
-        # It wants the root in the path.
+        # This router needs the root in the path.
         for target in ("/v1/login", "http://localhost/v1/login", "http://v1/v1/login"):
             assert check(ask, target, "/v1") == "/login"
     elif router != "around Falcon, ASGI":
-        # That one wants the root in its routes.
+        # Falcon under ASGI needs the root in its routes.
         assert check(ask, "/login", "/v1") == "/login"
     check(ask, "/v1/login", "/v1")
     check(ask, "//v1//login", "/v1")
-    # A client may give its host the root's name.
+    # A client can send a host with the root's name.
     check(ask, "http://v1/v1/login", "/v1")
