@@ -97,6 +97,10 @@ class TestAwaited:
         assert self.ask([Rule(limit, key=functools.partial(key, "my "))], times=1, fields=ROOT) == [200]
         assert left(limit, "my root") == 2
 
+    def test_async_object_in_a_partial_is_awaited(self, limit: FixedWindow) -> None:
+        assert self.ask([Rule(limit, key=functools.partial(Called()))], times=1, fields=ROOT) == [200]
+        assert left(limit, "root") == 2
+
     def test_async_client_is_awaited_once_for_several_rules(self, store: Store, limit: FixedWindow) -> None:
         requests = []
         other = FixedWindow(store, "other", "2/hour")

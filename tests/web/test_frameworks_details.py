@@ -460,11 +460,16 @@ def test_aiohttp_limits_only_async_handlers(its: Its) -> None:
     async def async_handler(prefix: str, request: web.Request) -> web.StreamResponse:
         return web.Response()
 
-    for handled in (partial(async_handler, ""), View):
+    class Handler:
+        async def __call__(self, request: web.Request) -> web.StreamResponse:
+            return web.Response()
+
+    for handled in (partial(async_handler, ""), View, Handler(), partial(Handler())):
         app = web.Application()
         forebay.contrib.aiohttp.setup(app)
         app.router.add_get("/", decorate(handled))
-        assert ask_aiohttp(app, 1)[0][0] == 200
+        assert [status for status, _ in ask_aiohttp(app, 3)] == [200, 200, 429]
+        its.two.reset("everyone")
 
 
 def test_aiohttp_needs_the_middleware(its: Its) -> None:

@@ -5,6 +5,7 @@ Coroutine functions are awaited before a plan charges its limiters: a `ResolvedR
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,9 @@ STATUSES: Final = range(100, 600)
 
 
 def has_to_be_awaited(function: Any) -> bool:
-    """Whether it is a coroutine function, or an object whose ``__call__`` is one."""
+    """Whether it is a coroutine function, an object whose ``__call__`` is one, or a ``functools.partial`` of either."""
+    while isinstance(function, functools.partial):
+        function = function.func
     called = inspect.getattr_static(type(function), "__call__", None)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
