@@ -159,6 +159,12 @@ def exchange_algorithm(vandal: Vandal) -> None:
     vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY_NAME_BYTES, length + (algorithm << 32))
 
 
+def repeat_a_limiter(vandal: Vandal) -> None:
+    size = layout.LIMITER_ENTRY.size
+    first = [vandal.read(layout.LIMITERS_OFFSET + place) for place in range(0, size, 8)]
+    vandal.write(layout.LIMITERS_OFFSET + size, *first)
+
+
 def free_a_limiter(vandal: Vandal) -> None:
     vandal.write(layout.LIMITERS_OFFSET + layout.LIMITER_ENTRY.size, *[0] * 8)
 
@@ -331,6 +337,7 @@ DAMAGES: list[tuple[Callable[[Vandal], None], str]] = [
     (damage_name_length, "limiter 0: found 49 bytes"),
     (damage_algorithm, "limiter 0: found algorithm 99 of limiter b'bucket'"),
     (exchange_algorithm, "limiter 0: found an identity that is not that of SlidingWindow b'bucket'"),
+    (repeat_a_limiter, "limiter 1: found the identity of limiter 0"),
     (free_a_limiter, "limiter 2: found a free entry before it"),
     (count_for_nobody, "counter line 500: found counts of limiter 199"),
     (count_in_a_free_line, "counter line 500: found counts in a line that was never used"),

@@ -52,6 +52,7 @@ def limiter_labels(segment: MappedSegment) -> tuple[str, ...]:
 
 def limiter_findings(segment: MappedSegment) -> list[Finding]:
     found = []
+    numbers: dict[int, int] = {}
     entries = dict(segment.records(layout.LIMITER_ENTRY.size, layout.LIMITERS_OFFSET, layout.LIMITER_CAPACITY))
     for number, raw in entries.items():
         where = f"limiter {number}"
@@ -62,6 +63,8 @@ def limiter_findings(segment: MappedSegment) -> list[Finding]:
             found.append(damage(where, "a name in a free entry", "zeros"))
         elif number and number - 1 not in entries:
             found.append(damage(where, "a free entry before it", "none: entries are taken in order"))
+        elif numbers.setdefault(identity, number) != number:
+            found.append(damage(where, f"the identity of limiter {numbers[identity]}", "one that no other has"))
         elif not length:
             found.append(note(where, "a name that is not in place", "the next process that makes it to finish it"))
         elif length > layout.LIMITER_NAME_BYTES or any(padded[length:]) or b"\0" in name or not _is_utf8(name):
