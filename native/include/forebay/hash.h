@@ -1,5 +1,5 @@
 /* SipHash-1-3 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012), the variant that CPython and Rust
- * use for their tables: keyed, so that nobody without the key can craft keys that collide. */
+ * use for their tables: keyed, so that a client without the key can't craft keys that collide. */
 #ifndef FOREBAY_HASH_H
 #define FOREBAY_HASH_H
 

@@ -17,7 +17,7 @@ cdef class AllOf:
     cdef readonly str name
     cdef readonly tuple limiters
     cdef readonly bint may_free_early
-    cdef void* parts[MOST]               # the limiters once more, held by the tuple
+    cdef void* parts[MOST]               # borrowed references to the limiters, which the tuple owns
     cdef int count
 
     cdef int begin_attempts(self, object key, object cost, Attempt* attempts) except -1

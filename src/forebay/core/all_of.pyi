@@ -20,14 +20,14 @@ def ambiguous_key(key: tuple[Any, ...], count: int) -> InvalidKey: ...
 class AllOf:
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
-    ``AllOf(per_second, per_hour, for_everybody)``. A key is for all of them, or a list with one key for each:
-    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. A tuple of as many parts as there are limiters is
-    refused, as it may be either: for one key say ``[key] * 3``. The order matters for speed only: put first what
-    denies most often.
+    ``AllOf(per_second, per_hour, for_everybody)``. A key is for all limiters, or a list with one key for each:
+    ``limits.hit(["user:42", "user:42", "everybody"])``. The same holds for a cost. A tuple with as many parts as there
+    are limiters is refused, as it may mean either: for one key write ``[key] * 3``. The order matters for speed only:
+    put the limiter first that denies most often.
 
-    A ``Decision`` names the limit that bound it, ``decision.limiter``: of those that denied, the one with the longest
-    ``retry_after``; of an allowed request's, the one with the fewest ``remaining``. ``limit`` is that one's;
-    ``remaining`` is the least and ``reset_after`` the longest of all.
+    A ``Decision`` names the limit that bound the request, ``decision.limiter``. For a denial it is the limit with the
+    longest ``retry_after`` among those that denied, for an allowed request the one with the fewest ``remaining``.
+    ``limit`` is that limit's; ``remaining`` is the least and ``reset_after`` the longest of all.
 
     Raises ``InvalidLimiter`` unless given 1 to 16 limiters of one store. Threads, processes, fork: as the limiters.
     O(number of limiters), lock-free; a denied request writes nothing shared. In a race of several requests for the last
@@ -55,22 +55,22 @@ class AllOf:
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
         """
     def hit_each(self, key: _Keys, cost: _Costs = 1) -> list[Decision]:
-        """``hit``, with the ``Decision`` of each limiter, in their order, instead of the one that binds.
+        """``hit``, but returns the ``Decision`` of each limiter, in order, instead of the one that binds.
 
-        The request is allowed if all of them are; else nothing was charged, whatever the others say is left.
+        The request is allowed if all decisions allow it. Otherwise nothing was charged, even in limits that allow it.
         """
     def peek(self, key: _Keys, cost: _Costs = 1) -> Decision:
-        """What ``hit`` would decide now, without charging or counting anything."""
+        """The decision that ``hit`` would return now. Charges and counts nothing."""
     def allow_many(self, keys: Iterable[_Keys], costs: Iterable[_Costs] | None = None) -> list[bool]:
-        """Decide a batch in order: a list of bools, one per key; of keys and costs as for ``hit``.
+        """Decide a batch in order: a list of bools, one per key. Takes keys and costs as ``hit`` does.
 
-        Not atomic: other processes' requests may come between. A key or cost that can't be used raises an exception,
-        with everything before it charged.
+        Not atomic: requests of other processes may be decided in between. An invalid key or cost raises an exception,
+        after everything before it was charged.
         """
     def reserve(self, key: _Keys, cost: _Costs = 1, max_delay: Duration | None = None) -> Reservation:
         """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.
 
-        Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
+        Otherwise nothing is charged, and ``delay`` is the time until another attempt may succeed.
         """
     def _reserve_each(self, key: _Keys, cost: _Costs) -> tuple[Reservation, list[Decision]]: ...
     def wait(self, key: _Keys, cost: _Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
@@ -80,6 +80,6 @@ class AllOf:
     ) -> Coroutine[Any, Any, bool]:
         """``wait`` for asyncio."""
     def refund(self, key: _Keys, cost: _Costs = 1) -> None:
-        """Give back to every limiter what an allowed ``hit`` with the same arguments charged: see its ``refund``."""
+        """Give back the charges of an allowed ``hit`` with the same arguments: see each limiter's ``refund``."""
     def reset(self, key: _Keys) -> None:
         """Forget `key` in every limiter."""

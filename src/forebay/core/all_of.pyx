@@ -2,18 +2,18 @@
 
 Optimistic and in two phases. **Transitions:**
 
-* *check*: reads every limit without writing. If one denies, the request is denied.
-* *try to commit*: charges each limit in order, by a CAS from the very state that was checked.
-* *commit*: where that state has changed meanwhile, charges by a new decision of that limit.
+* *check*: reads the state of every limit, without a write. If one limit denies, the request is denied.
+* *try to commit*: charges each limit in order, by a CAS from the state that was checked.
+* *commit*: if that state has changed since, charges by a new decision of that limit.
 * *roll back*: if such a decision denies, gives the charges of the earlier limits back.
 
 **Invariant.** A request is allowed only if every limit has charged it. A request that the check denies writes nothing.
 
 **Crash and stall.** A process that is killed between two charges leaves the first limits charged.
 
-**Not handled.** A request that loses a race holds permits for a moment, in which other requests may be denied. A leaky
-bucket can't take back a place behind which others already stand, nor a bucketed window what was charged in a bucket
-that is over: such a limiter belongs last.
+**Not handled.** A request that loses a race holds permits for a moment, during which other requests may be denied. A
+leaky bucket can't take back a place behind which other requests already stand, nor a bucketed window a charge in a
+bucket that is over: such a limiter belongs last.
 """
 
 cimport cython
@@ -35,14 +35,14 @@ from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
 cdef class AllOf:
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
-    ``AllOf(per_second, per_hour, for_everybody)``. A key is for all of them, or a list with one key for each:
-    ``limits.hit(["user:42", "user:42", "everybody"])``. So is a cost. A tuple of as many parts as there are limiters is
-    refused, as it may be either: for one key say ``[key] * 3``. The order matters for speed only: put first what
-    denies most often.
+    ``AllOf(per_second, per_hour, for_everybody)``. A key is for all limiters, or a list with one key for each:
+    ``limits.hit(["user:42", "user:42", "everybody"])``. The same holds for a cost. A tuple with as many parts as there
+    are limiters is refused, as it may mean either: for one key write ``[key] * 3``. The order matters for speed only:
+    put the limiter first that denies most often.
 
-    A ``Decision`` names the limit that bound it, ``decision.limiter``: of those that denied, the one with the longest
-    ``retry_after``; of an allowed request's, the one with the fewest ``remaining``. ``limit`` is that one's;
-    ``remaining`` is the least and ``reset_after`` the longest of all.
+    A ``Decision`` names the limit that bound the request, ``decision.limiter``. For a denial it is the limit with the
+    longest ``retry_after`` among those that denied, for an allowed request the one with the fewest ``remaining``.
+    ``limit`` is that limit's; ``remaining`` is the least and ``reset_after`` the longest of all.
 
     Raises ``InvalidLimiter`` unless given 1 to 16 limiters of one store. Threads, processes, fork: as the limiters.
     O(number of limiters), lock-free; a denied request writes nothing shared. In a race of several requests for the last
@@ -100,18 +100,19 @@ cdef class AllOf:
             (<Limiter>self.parts[i]).attempt_for(
                 key if keys is None else keys[i], cost if costs is None else costs[i], &attempts[i])
         for i in range(self.count):
-            # Last: what was asked before may have run Python code.
+            # Last, because the keys and costs above may have run Python code.
             (<Limiter>self.parts[i]).ensure_attached()
         return 0
 
     cdef int check_key(self, object key) except -1:
-        """One key of as many parts, or a key for each? What is meant for everybody would be counted for each key."""
+        """Raise InvalidKey for a tuple that may be one key or a key for each limiter. A wrong guess would apply a
+        limit that is meant for all clients to each client alone."""
         if isinstance(key, tuple) and self.count > 1 and len(key) == self.count:
             raise ambiguous_key(key, self.count)
         return 0
 
     cdef bint check_all(self, Attempt* attempts, bint at_each) except -1:
-        """Whether all would allow. With `at_each`, all are asked even if one denies."""
+        """Whether all limits would allow the request. With `at_each`, checks all even if one denies."""
         cdef int i
         cdef bint allowed = True
         cdef uint64_t now_ns = table_now(&(<Limiter>self.parts[0]).table)
@@ -123,7 +124,7 @@ cdef class AllOf:
         return allowed
 
     cdef int try_commit(self, Attempt* attempts, int first) except -1:
-        """Charge from the first on for as long as nothing has changed since they were looked at; up to which."""
+        """Charge limits from `first` on, until one whose state has changed since the check; return its index."""
         cdef int i
         for i in range(first, self.count):
             if not (<Limiter>self.parts[i]).try_commit(&attempts[i]):
@@ -131,7 +132,7 @@ cdef class AllOf:
         return self.count
 
     cdef bint commit_rest(self, Attempt* attempts, int charged) except -1:
-        """Charge the others as well, whatever has changed; or none, the first `charged` included."""
+        """Charge the other limits, even if states have changed. Unless all are charged, give every charge back."""
         cdef int i
         cdef bint allowed = False
         try:
@@ -142,7 +143,7 @@ cdef class AllOf:
             allowed = True
         finally:
             if not allowed:
-                # The last one first: several may be charged in one cell.
+                # In reverse order: several charges may be in one cell.
                 for i in reversed(range(charged)):
                     (<Limiter>self.parts[i]).roll_back(&attempts[i])
         return True
@@ -168,7 +169,7 @@ cdef class AllOf:
         return allowed
 
     cdef Decision binding(self, Attempt* attempts, bint allowed):
-        """The decision of the limit that bound the request, with what all of them have left together."""
+        """The decision of the limit that bound the request, with the ``remaining`` and ``reset_after`` of all."""
         cdef Decision decision, binding = None
         cdef uint64_t remaining, least = ~<uint64_t>0
         cdef uint64_t reset_after_ns = 0
@@ -215,25 +216,25 @@ cdef class AllOf:
         return self.binding(attempts, allowed)
 
     def hit_each(self, key, cost=1):
-        """``hit``, with the ``Decision`` of each limiter, in their order, instead of the one that binds.
+        """``hit``, but returns the ``Decision`` of each limiter, in order, instead of the one that binds.
 
-        The request is allowed if all of them are; else nothing was charged, whatever the others say is left.
+        The request is allowed if all decisions allow it. Otherwise nothing was charged, even in limits that allow it.
         """
         cdef Attempt[MOST] attempts
         self.decide(key, cost, attempts, True)
         return self.decisions(attempts)
 
     def peek(self, key, cost=1):
-        """What ``hit`` would decide now, without charging or counting anything."""
+        """The decision that ``hit`` would return now. Charges and counts nothing."""
         cdef Attempt[MOST] attempts
         self.begin_attempts(key, cost, attempts)
         return self.binding(attempts, self.check_all(attempts, True))
 
     def allow_many(self, keys, costs=None):
-        """Decide a batch in order: a list of bools, one per key; of keys and costs as for ``hit``.
+        """Decide a batch in order: a list of bools, one per key. Takes keys and costs as ``hit`` does.
 
-        Not atomic: other processes' requests may come between. A key or cost that can't be used raises an exception,
-        with everything before it charged.
+        Not atomic: requests of other processes may be decided in between. An invalid key or cost raises an exception,
+        after everything before it was charged.
         """
         cdef Attempt[MOST] attempts
         keys = keys_of(keys)
@@ -249,10 +250,10 @@ cdef class AllOf:
         costs = [read_once(its_cost) for its_cost in costs]
         cdef bint allowed = self.decide(keys, costs, attempts, True)
         for i in range(self.count if allowed else 0):
-            # What was allowed because the table was full has left nothing in it.
+            # A request that was allowed because the table was full has left no charge.
             if attempts[i].charge.amount != 0 and not attempts[i].verdict.full:
                 charges.append((self.limiters[i]._cancel, keys[i], costs[i], attempts[i].verdict.state))
-        # The last one first: several may be charged in one cell.
+        # In reverse order: several charges may be in one cell.
         charges.reverse()
         cdef Decision binding = self.binding(attempts, allowed)
         return new_reservation(
@@ -262,14 +263,14 @@ cdef class AllOf:
     def reserve(self, key, cost=1, max_delay=None):
         """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.
 
-        Otherwise nothing is charged, and ``delay`` says after how long asking again may succeed.
+        Otherwise nothing is charged, and ``delay`` is the time until another attempt may succeed.
         """
         cdef Attempt[MOST] attempts
         delay_ns_of(max_delay)
         return self.reserve_all(key, cost, attempts)
 
     def _reserve_each(self, key, cost):
-        """``reserve``, and what ``hit_each`` says."""
+        """The result of ``reserve``, and the decisions that ``hit_each`` returns."""
         cdef Attempt[MOST] attempts
         cdef Reservation reservation = self.reserve_all(key, cost, attempts)
         return reservation, self.decisions(attempts)
@@ -283,9 +284,9 @@ cdef class AllOf:
         return waiting.wait_async(self, key, cost, timeout, jitter)
 
     def refund(self, key, cost=1):
-        """Give back to every limiter what an allowed ``hit`` with the same arguments charged: see its ``refund``."""
+        """Give back the charges of an allowed ``hit`` with the same arguments: see each limiter's ``refund``."""
         cdef Attempt[MOST] attempts
-        # Whatever is wrong with the arguments is found before anything is given back.
+        # Invalid arguments raise before anything is given back.
         costs = [whole_cost(each) for each in (cost if type(cost) is list else [cost] * self.count)]
         self.begin_attempts(key, [0] * len(costs), attempts)
         keys = key if type(key) is list else [key] * self.count
@@ -313,13 +314,13 @@ def ambiguous_key(key, int count):
 
 
 cdef int do_each(list calls) except -1:
-    """Each call, also if another one raises: a signal handler may, where a limiter wakes those who wait."""
+    """Make every call even if one raises, then raise. A signal handler may raise where a limiter wakes waiters."""
     cdef object raised = None
     for call, *arguments in calls:
         try:
             call(*arguments)
         except BaseException as error:
-            # An interrupt says more than that a store was closed.
+            # An interrupt takes precedence over an error such as StoreClosed.
             if raised is None or isinstance(raised, Exception):
                 raised = error
     if raised is not None:

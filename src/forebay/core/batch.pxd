@@ -1,7 +1,7 @@
-"""Deciding many keys in one call: while some keys' cells are fetched, others are decided.
+"""Deciding many keys in one call: some keys' cells are prefetched while other keys are decided.
 
-A large batch costs what its cache misses cost, so they are taken side by side, in three stages: hash a key and fetch
-its home line; half way to the decision, find its cell there, or fetch the other lines of its probe set; decide.
+Cache misses dominate the time of a large batch, so they overlap, in three stages: hash a key and prefetch its home
+line; half way to the decision, find its cell there, or prefetch the other lines of its probe set; decide.
 """
 
 from cpython.object cimport PyObject
@@ -17,15 +17,15 @@ from forebay.core.table.table cimport (
 
 
 cdef enum:
-    CELLS_AHEAD = 32                 # how far the next cells are fetched ahead of deciding
-    KEYS_PER_READING = 256           # a batch reads the clock once for so many keys: every 10 microseconds or so
+    CELLS_AHEAD = 32                 # how many keys ahead of the decision the prefetch runs
+    KEYS_PER_READING = 256           # a batch reads the clock once per this many keys: about every 10 microseconds
 
 
-# A batch under way: arrays of `size` each.
+# A running batch. Each array has `size` elements.
 cdef struct Batch:
     Py_ssize_t size
-    PyObject** keys              # held by the caller; NULL if every tag is there already
-    uint64_t* tags               # each replaced by its key's result
+    PyObject** keys              # the caller holds references; NULL if all tags are already computed
+    uint64_t* tags               # the result of a key replaces its tag
     Charge* charges                  # NULL: every request is `unit`
     const Charge* unit
     const Table* table
@@ -33,29 +33,29 @@ cdef struct Batch:
     uint64_t kind
     PyObject* yes                # True and False
     PyObject* no
-    uint64_t claim_stripe        # of one counter line, with its sequence; the limiter's own may change meanwhile
+    uint64_t claim_stripe        # of one counter line, with its sequence; the limiter's own may change during the batch
     uint64_t* claim_sequence
 
 
-# Whether `decide_batch_by` may hash these keys itself, while it waits for CASes: that runs no Python code.
+# Whether `decide_batch_by` may hash these keys itself, while it waits for memory: hashing them runs no Python code.
 cdef bint all_ascii_text(list keys, Py_ssize_t size) noexcept
 
 # The tag of every key.
 cdef int hash_batch(list keys, const Batch* batch) except -1
 
-# Take the references that a list of so many True and else False holds.
+# Take the references of a list that holds `allowed` times True, and else False.
 cdef void own_results(list results, uint64_t allowed) noexcept
 
 
 cdef inline void fetch_home(const Table* table, const Batch* batch, Py_ssize_t i) noexcept nogil:
-    """Hash key i, if that was left to do, and start fetching its home line."""
+    """Hash key i, if its tag is not computed yet, and prefetch its home line."""
     if batch.keys != NULL:
         batch.tags[i] = fingerprint_of(hash_ascii_text(batch.keys[i], batch.hash_key)) | batch.kind
     prefetch(home_line(table, batch.tags[i]))
 
 
 cdef inline ForebayCell* find_home(const Table* table, const Batch* batch, Py_ssize_t i) noexcept nogil:
-    """Key i's cell in its home line; or NULL, with the other lines of its probe set on their way."""
+    """Key i's cell in its home line; or NULL, after a prefetch of the other lines of its probe set."""
     cdef ForebayCell* cell = find_in_line(home_line(table, batch.tags[i]), batch.tags[i])
     if cell == NULL:
         prefetch_away(batch.table, batch.tags[i])
@@ -65,11 +65,11 @@ cdef inline ForebayCell* find_home(const Table* table, const Batch* batch, Py_ss
 cdef inline uint64_t decide_batch_by(
     const Batch* given, Events* events, Decide take, AfterCharge after_charge
 ) noexcept nogil:
-    """Decide the batch without counting; how many were allowed. Inlined with functions that are given as constants."""
-    # Copies whose address goes to no call stay in registers.
+    """Decide the batch without counting it; return how many were allowed. Inlined, with constant functions."""
+    # Copies stay in registers, as no call gets their address.
     cdef Batch batch = given[0]
     cdef Table table = batch.table[0]
-    cdef ForebayCell* cells[CELLS_AHEAD]        # of the keys between the second stage and the third, in a ring
+    cdef ForebayCell* cells[CELLS_AHEAD]        # a ring: the keys between the second stage and the third
     cdef uint64_t* tags = batch.tags
     cdef const Charge* charge = batch.unit
     cdef uint64_t now_ns = 0
@@ -104,7 +104,7 @@ cdef inline uint64_t decide_batch_by(
                 events.cas_retries += outcome == LOST
                 table_decide(
                     batch.table, tags[i], batch.claim_stripe, batch.claim_sequence, take, charge, &verdict, events)
-                # An insertion has read the clock again; the key's next request must not be judged by an older one.
+                # An insertion has read the clock again; the key's next request must not be judged by an older reading.
                 now_ns = max(now_ns, verdict.now_ns)
                 outcome = verdict.outcome
             if after_charge != NULL and outcome == ALLOWED:

@@ -13,7 +13,7 @@ from forebay.core.table.table cimport (
 )
 
 
-# The cost as an integer; larger ones than an int64_t come back as the largest, which no limit allows.
+# The cost as an integer. A cost above the largest int64_t becomes that, which no limit allows.
 cdef int64_t whole_cost(object cost) except -1
 cdef object read_once(object cost)
 
@@ -22,9 +22,9 @@ cdef class CellLimiter(Limiter):
     cdef LimitParams params
     cdef Charge unit                         # a cost of 1
     cdef Decide take                         # the algorithm's decision function
-    cdef Decide give_back                    # and what undoes it
-    cdef AfterCharge after_charge            # NULL: the cell is all there is
-    cdef uint64_t kind                       # of its cells
+    cdef Decide give_back                    # the function that undoes it
+    cdef AfterCharge after_charge            # NULL: all state is in the cell
+    cdef uint64_t kind                       # the kind of its cells
 
     cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1
@@ -51,11 +51,11 @@ cdef class CellLimiter(Limiter):
 cdef inline Outcome decide_by(
     CellLimiter limiter, uint64_t tag, const Charge* charge, Verdict* verdict, Decide take, AfterCharge after_charge
 ) except UNDECIDED:
-    """One decision and its counting. Inlined with the decision function that is given as a constant."""
+    """Decide one request and count it. Inlined, with a constant decision function."""
     cdef Events events
     cdef Outcome outcome
     limiter.ensure_attached()
-    # The cell is on its way while the clock is read: that takes as long as half a cache miss.
+    # The prefetch runs while the clock is read, which takes as long as half a cache miss.
     prefetch(home_line(&limiter.table, tag))
     verdict.now_ns = table_now(&limiter.table)
     verdict.full = False

@@ -23,36 +23,37 @@ class CellLimiter(Limiter):
     ) -> Decision:
         """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
 
-        `cost` is a whole number; 0 asks whether the key is within its limit, and charges nothing. A denial is a value:
-        only what can never be allowed is an exception.
+        `cost` is a whole number; with 0 the call checks whether the key is within its limit, and charges nothing. A
+        denial is a value. Only a request that can never be allowed raises an exception.
 
         With `rate` this one request is judged by that limit instead of the limiter's own, on the same state: the tiers
-        of one limit. A token bucket takes any rate, and a `burst` beside it; a fixed or sliding window takes rates of
+        of one limit. A token bucket takes any rate, and optionally a `burst`; a fixed or sliding window takes rates of
         its own period; a leaky bucket and a minimum interval take any rate; other limiters have one limit.
 
-        With a `request_id` (str, bytes, int or a tuple of them) a request that is repeated under the same id within
-        `request_ttl` (5 minutes by default) is allowed again without being charged again, whichever worker it comes to.
-        An id takes a cell of the store for that time. Should a process be killed between charging and remembering, the
-        repeated request is charged again: never the other way round. So is one that is repeated while it is being
-        charged, and whose place in a leaky bucket others already stand behind.
+        With a `request_id` (str, bytes, int or a tuple of them), a request that is repeated with the same id within
+        `request_ttl` (5 minutes by default) is allowed again without a second charge, in any worker. An id takes a cell
+        of the store for that time. If a process is killed after it charged and before it remembered the id, the
+        repeated request is charged again. A kill never leaves an id remembered without its charge. A request that is
+        repeated while it is being charged is also charged again, if others already stand behind its place in a leaky
+        bucket.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidRate``, ``InvalidLimiter``, ``InvalidKey``,
         ``StoreClosed``.
         """
     def peek(self, key: Key, cost: int = 1, *, rate: str | Rate | None = None, burst: int | None = None) -> Decision:
-        """What `hit` with the same arguments would decide now, without charging or counting anything.
+        """The decision that `hit` with the same arguments would return now. Charges and counts nothing.
 
-        ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is.
-        Only ``hit`` finds out that a new key has no room, so here ``on_full`` doesn't come in.
+        ``allowed`` and ``retry_after`` describe the request, ``remaining`` and ``reset_after`` the key's current state.
+        Only ``hit`` finds that a new key has no room, so ``on_full`` doesn't apply here.
         """
     def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Reservation:
-        """Book `cost` permits of `key` and say after how many seconds they may be used: a ``Reservation``.
+        """Book `cost` permits of `key`: a ``Reservation``, with the ``delay`` in seconds until they may be used.
 
         A token bucket, a leaky bucket and a minimum interval book ahead, by at most `max_delay`: text like
-        ``"500 ms"``, seconds or a ``timedelta``. Every other limiter can only charge what is allowed now, with a delay
-        of 0; otherwise nothing is booked and ``delay`` says after how long asking again may succeed.
+        ``"500 ms"``, seconds or a ``timedelta``. Every other limiter charges only a request that is allowed now, with a
+        delay of 0. If nothing is booked, ``delay`` is the time until another attempt may succeed.
 
-        Raises what ``hit`` raises, and ``ValueError`` for a `max_delay` that is none.
+        Raises what ``hit`` raises, and ``ValueError`` for an invalid `max_delay`.
         """
     def refund(
         self,
@@ -63,20 +64,20 @@ class CellLimiter(Limiter):
         burst: int | None = None,
         request_id: Key | None = None,
     ) -> None:
-        """Give back what an allowed ``hit`` with the same arguments charged; never more than a fresh key has.
+        """Give back the charge of an allowed ``hit`` with the same arguments; never more than a fresh key has.
 
-        A cost above the limit, which several requests may have charged, gives back as much as the limit. With the
-        `request_id` of a ``hit``, once, and only as long as it is remembered.
+        Several requests may have charged a cost above the limit together: such a refund gives back as much as the
+        limit. With the `request_id` of a ``hit``, gives back once, and only while the id is remembered.
         """
     def reset(self, key: Key) -> None:
-        """Forget `key`: its next request meets a fresh one.
+        """Forget `key`: its next request finds a fresh key.
 
-        O(1); of a sliding log O(limit), of a bucketed window O(buckets).
+        O(1); in a sliding log O(limit), in a bucketed window O(buckets).
         """
     def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
         """Decide a batch in order: a list of bools, one per key.
 
         `keys` is an iterable of keys, `costs` an iterable of as many costs (default: 1 each). Either every key is
-        decided, or an exception is raised and none is charged. Not atomic: other processes' requests may come
-        between. Faster than a loop of ``allow``, because cells are fetched ahead; large batches release the GIL.
+        decided, or an exception is raised and none is charged. Not atomic: requests of other processes may be decided
+        in between. Faster than a loop of ``allow``, because it prefetches cells. Large batches release the GIL.
         """

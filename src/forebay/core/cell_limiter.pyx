@@ -1,7 +1,7 @@
-"""The methods of the limiters whose decision is one CAS: every way to request a permit.
+"""The methods of limiters whose decision is one CAS: every way to request a permit.
 
-An algorithm brings a decision function (a pure function of state, time and request, see `Decide`), one that undoes it,
-and the arithmetic that turns a state into a `Decision`. Everything else is here.
+An algorithm provides a decision function (a pure function of state, time and request, see `Decide`), a function that
+undoes it, and the conversion of a state to a `Decision`. Everything else is here.
 """
 
 cimport cython
@@ -30,7 +30,7 @@ from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, shown
 from forebay.rate import as_period_ns
 
 
-# The integer as Python has it, once: most costs are this very object.
+# Python's one object for the integer 1: most costs are this object.
 cdef object ONE = 1
 
 
@@ -52,11 +52,12 @@ cdef int64_t whole_cost(object cost) except -1:
 
 
 cdef object read_once(object cost):
-    """A cost that may have code of its own, as what it says now: so what is given back is what was charged."""
+    """Convert a cost to an int once. An object's own code may return another value later; a cancel must return the
+    cost that was charged."""
     return cost if type(cost) is int else whole_cost(cost)
 
 
-# Marks of requests that have been charged: a state is the time until which one is remembered.
+# The mark of a request that was charged. Its state is the time until which the request is remembered.
 cdef struct Marking:
     uint64_t ttl_ns
 
@@ -79,7 +80,7 @@ cdef class CellLimiter(Limiter):
     """Base class of the limiters that decide by one CAS; not used by itself."""
 
     cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
-        """The charge of a request of `cost` under a limit with these params."""
+        """Fill in the charge of a request of `cost` under a limit with these params."""
         charge.amount = <uint64_t>whole_cost(cost)
         if charge.amount > params.limit:
             raise CostExceedsLimit(cost, params.limit, self.name)
@@ -90,26 +91,26 @@ cdef class CellLimiter(Limiter):
         return 0
 
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
-        """The limiter's own params, or those that a call brings along."""
+        """Fill in the limiter's own params, or those of a call with a rate."""
         if rate is not None or burst is not None:
             raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
         params[0] = self.params
         return 0
 
     cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
-        """Let the request book ahead by so much, if this limiter can."""
+        """Let the request book ahead by up to `max_wait_ns`, if this limiter can."""
         return 0
 
     cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
-        """How long after now a booked request may go."""
+        """The time from now until a booked request may proceed."""
         return 0
 
     cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
-        """How long after now a request might have gone that wasn't booked."""
+        """The time from now until a refused request could have proceeded."""
         return self.new_decision(charge, verdict, False).retry_after_ns
 
     cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        """Fill in everything of a decision but `allowed` and `limit`."""
+        """Fill in all fields of a decision except `allowed` and `limit`."""
         return 0
 
     cdef Decision new_decision(self, const Charge* charge, const Verdict* verdict, bint allowed):
@@ -120,18 +121,18 @@ cdef class CellLimiter(Limiter):
         if verdict.full:
             decision.flags = NO_ROOM
         if verdict.full and not allowed:
-            # Nothing is known of the key; the state is the time at which a cell of its neighbourhood is free.
+            # The key has no state. The verdict's state is the time at which a cell of its probe set becomes free.
             decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
         else:
             self.describe(charge, verdict, decision)
         return decision
 
     cdef Outcome decide(self, uint64_t tag, const Charge* charge, Verdict* verdict) except UNDECIDED:
-        """One decision and its counting."""
+        """Decide one request and count it."""
         return decide_by(self, tag, charge, verdict, self.take, self.after_charge)
 
     cdef bint peek_verdict(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1:
-        """Whether the request would be allowed now; `verdict` is left with the state as it is."""
+        """Whether the request would be allowed now. Puts the current state in `verdict`."""
         self.ensure_attached()
         verdict.full = False
         verdict.tag = tag
@@ -144,7 +145,7 @@ cdef class CellLimiter(Limiter):
         return self.new_decision(charge, &verdict, allowed)
 
     cdef bint decide_or_peek(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1:
-        """A request that costs nothing changes nothing, but it is counted."""
+        """Decide a request. One of cost 0 changes no state, but is counted."""
         cdef bint allowed
         if charge.amount != 0:
             return self.decide(tag, charge, verdict) == ALLOWED
@@ -156,18 +157,19 @@ cdef class CellLimiter(Limiter):
     def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None):
         """Charge `cost` permits to `key` if they are allowed, and return the ``Decision``.
 
-        `cost` is a whole number; 0 asks whether the key is within its limit, and charges nothing. A denial is a value:
-        only what can never be allowed is an exception.
+        `cost` is a whole number; with 0 the call checks whether the key is within its limit, and charges nothing. A
+        denial is a value. Only a request that can never be allowed raises an exception.
 
         With `rate` this one request is judged by that limit instead of the limiter's own, on the same state: the tiers
-        of one limit. A token bucket takes any rate, and a `burst` beside it; a fixed or sliding window takes rates of
+        of one limit. A token bucket takes any rate, and optionally a `burst`; a fixed or sliding window takes rates of
         its own period; a leaky bucket and a minimum interval take any rate; other limiters have one limit.
 
-        With a `request_id` (str, bytes, int or a tuple of them) a request that is repeated under the same id within
-        `request_ttl` (5 minutes by default) is allowed again without being charged again, whichever worker it comes to.
-        An id takes a cell of the store for that time. Should a process be killed between charging and remembering, the
-        repeated request is charged again: never the other way round. So is one that is repeated while it is being
-        charged, and whose place in a leaky bucket others already stand behind.
+        With a `request_id` (str, bytes, int or a tuple of them), a request that is repeated with the same id within
+        `request_ttl` (5 minutes by default) is allowed again without a second charge, in any worker. An id takes a cell
+        of the store for that time. If a process is killed after it charged and before it remembered the id, the
+        repeated request is charged again. A kill never leaves an id remembered without its charge. A request that is
+        repeated while it is being charged is also charged again, if others already stand behind its place in a leaky
+        bucket.
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidRate``, ``InvalidLimiter``, ``InvalidKey``,
         ``StoreClosed``.
@@ -191,9 +193,9 @@ cdef class CellLimiter(Limiter):
         return self.decide_once(key, &charge)
 
     cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0:
-        """The tag of the mark that a request leaves. Marks stand in the store's table, whatever table the limiter has.
+        """The tag of a request's mark. Marks are in the store's table, even if the limiter has a table of its own.
 
-        The amount is part of it: a request of another cost is another request.
+        The tag includes the amount: with another cost it is another request.
         """
         cdef uint64_t id_hash
         try:
@@ -206,10 +208,10 @@ cdef class CellLimiter(Limiter):
             hash_pair(hash_key_of(key, self.hash_key), id_hash, self.hash_key, MARK)) | FOREBAY_KIND_TAT
 
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl):
-        """Charge, then leave a mark. A request that finds another's mark by then gives its own charge back.
+        """Charge, then insert a mark. If another process has inserted the mark by then, give the charge back.
 
-        A crash between the two steps leaves a charge without a mark, so the retried request is charged twice: the safe
-        side.
+        A crash between the two steps leaves a charge without a mark, so the retried request is charged twice. That is
+        the safe side.
         """
         cdef Marking marking
         cdef Verdict verdict, marked
@@ -238,7 +240,7 @@ cdef class CellLimiter(Limiter):
                 return self.new_decision(charge, &verdict, False)
         else:
             self.count(&self.counters.allowed, 1)
-        # Charged before: the answer is what a request that costs nothing would be told, but it is allowed.
+        # Charged before: return the decision of a request of cost 0, but always allowed.
         own_charge.amount = 0
         own_charge.room = charge.room + charge.amount
         self.peek_verdict(tag, &own_charge, &verdict)
@@ -250,10 +252,10 @@ cdef class CellLimiter(Limiter):
         return until_ns > table_now(&self.segment.table) and until_ns >> TIME_BITS == 0
 
     def peek(self, key, cost=1, *, rate=None, burst=None):
-        """What `hit` with the same arguments would decide now, without charging or counting anything.
+        """The decision that `hit` with the same arguments would return now. Charges and counts nothing.
 
-        ``allowed`` and ``retry_after`` speak of that request, ``remaining`` and ``reset_after`` of the key as it is.
-        Only ``hit`` finds out that a new key has no room, so here ``on_full`` doesn't come in.
+        ``allowed`` and ``retry_after`` describe the request, ``remaining`` and ``reset_after`` the key's current state.
+        Only ``hit`` finds that a new key has no room, so ``on_full`` doesn't apply here.
         """
         cdef Charge charge
         cdef LimitParams params
@@ -265,13 +267,13 @@ cdef class CellLimiter(Limiter):
         return self.new_decision(&charge, &verdict, allowed)
 
     def reserve(self, key, cost=1, max_delay=None):
-        """Book `cost` permits of `key` and say after how many seconds they may be used: a ``Reservation``.
+        """Book `cost` permits of `key`: a ``Reservation``, with the ``delay`` in seconds until they may be used.
 
         A token bucket, a leaky bucket and a minimum interval book ahead, by at most `max_delay`: text like
-        ``"500 ms"``, seconds or a ``timedelta``. Every other limiter can only charge what is allowed now, with a delay
-        of 0; otherwise nothing is booked and ``delay`` says after how long asking again may succeed.
+        ``"500 ms"``, seconds or a ``timedelta``. Every other limiter charges only a request that is allowed now, with a
+        delay of 0. If nothing is booked, ``delay`` is the time until another attempt may succeed.
 
-        Raises what ``hit`` raises, and ``ValueError`` for a `max_delay` that is none.
+        Raises what ``hit`` raises, and ``ValueError`` for an invalid `max_delay`.
         """
         cdef Charge charge
         cdef Verdict verdict
@@ -286,7 +288,7 @@ cdef class CellLimiter(Limiter):
             delay_ns = self.booked_delay_ns(&charge, &verdict)
         else:
             delay_ns = verdict.state - verdict.now_ns if verdict.full else self.refused_delay_ns(&charge, &verdict)
-        # What a full table has let in was not charged, so there is nothing to cancel.
+        # A request that was allowed because the table was full was not charged, so there is nothing to cancel.
         return new_reservation(
             self, self.segment, key, cost, allowed, allowed and not verdict.full, verdict.now_ns, delay_ns,
             verdict.state, verdict.full)
@@ -300,17 +302,17 @@ cdef class CellLimiter(Limiter):
         return 0
 
     def _cancel(self, key, cost, uint64_t charged_state):
-        """For ``Reservation``: give back a charge of which it is known what state it left, if it still counts."""
+        """For ``Reservation``: give back the charge that left `charged_state`, if it still counts."""
         cdef Charge charge
         self.charge_for(cost, &self.params, &charge)
         charge.charged_state = charged_state
         self.return_charge(self.tag_of(key), &charge)
 
     def refund(self, key, cost=1, *, rate=None, burst=None, request_id=None):
-        """Give back what an allowed ``hit`` with the same arguments charged; never more than a fresh key has.
+        """Give back the charge of an allowed ``hit`` with the same arguments; never more than a fresh key has.
 
-        A cost above the limit, which several requests may have charged, gives back as much as the limit. With the
-        `request_id` of a ``hit``, once, and only as long as it is remembered.
+        Several requests may have charged a cost above the limit together: such a refund gives back as much as the
+        limit. With the `request_id` of a ``hit``, gives back once, and only while the id is remembered.
         """
         cdef Charge charge
         cdef LimitParams params
@@ -322,7 +324,7 @@ cdef class CellLimiter(Limiter):
         self.charge_for(min(permits, params.limit), &params, &charge)
         if request_id is not None:
             if permits > params.limit:
-                # Nothing that was charged once.
+                # No single request can have charged that much.
                 return
             events = no_events()
             self.ensure_attached()
@@ -334,9 +336,9 @@ cdef class CellLimiter(Limiter):
         self.return_charge(tag, &charge)
 
     def reset(self, key):
-        """Forget `key`: its next request meets a fresh one.
+        """Forget `key`: its next request finds a fresh key.
 
-        O(1); of a sliding log O(limit), of a bucketed window O(buckets).
+        O(1); in a sliding log O(limit), in a bucketed window O(buckets).
         """
         cdef uint64_t tag = self.tag_of(key)
         self.ensure_attached()
@@ -415,7 +417,7 @@ cdef class CellLimiter(Limiter):
 
     cdef int roll_back(self, Attempt* attempt) except -1:
         cdef Charge own_charge = attempt.charge[0]
-        # What was allowed because the table was full has left nothing in it.
+        # A request that was allowed because the table was full has left no charge.
         if own_charge.amount != 0 and not attempt.verdict.full:
             own_charge.charged_state = attempt.verdict.state
             self.return_charge(attempt.tag, &own_charge)
@@ -428,8 +430,8 @@ cdef class CellLimiter(Limiter):
         """Decide a batch in order: a list of bools, one per key.
 
         `keys` is an iterable of keys, `costs` an iterable of as many costs (default: 1 each). Either every key is
-        decided, or an exception is raised and none is charged. Not atomic: other processes' requests may come
-        between. Faster than a loop of ``allow``, because cells are fetched ahead; large batches release the GIL.
+        decided, or an exception is raised and none is charged. Not atomic: requests of other processes may be decided
+        in between. Faster than a loop of ``allow``, because it prefetches cells. Large batches release the GIL.
         """
         cdef list key_list = keys if type(keys) is list else keys_of(keys)
         cdef bint with_gil = PyList_GET_SIZE(key_list) <= KEYS_WITH_GIL
@@ -448,8 +450,8 @@ cdef class CellLimiter(Limiter):
         batch.kind = self.kind
         if costs is not None:
             costs = costs_of(costs, batch.size)
-        # Until a key is decided, its place in the list of results holds its tag: every page of new memory costs a
-        # large batch a fault. Nothing but this call can find the list meanwhile.
+        # Until a key is decided, its place in the list of results holds its tag. A second array would cost a large
+        # batch a page fault for every new page. Only this call can reach the list until it returns.
         results = PyList_New(batch.size)
         hide_from_collector(results)
         batch.tags = <uint64_t*>list_items(results)
@@ -461,8 +463,8 @@ cdef class CellLimiter(Limiter):
             if batch.charges != NULL:
                 for i, cost in enumerate(costs):
                     self.charge_for(cost, &self.params, &batch.charges[i])
-            # ensure_attached may run Python code, which may change the list: none may run between looking at keys that
-            # are to be hashed later, and that.
+            # ensure_attached may run Python code, which may change the list. No Python code may run between the check
+            # of keys that are hashed later and their hashing.
             self.ensure_attached()
             if with_gil and all_ascii_text(key_list, batch.size):
                 batch.keys = list_items(key_list)
@@ -482,7 +484,8 @@ cdef class CellLimiter(Limiter):
             own_results(results, allowed)
             decided = True
             if generation != self.generation[0]:
-                # Another thread closed a store meanwhile. If it was this one, its line may be another process's now.
+                # Another thread closed a store during the batch. If that was this limiter's store, another process may
+                # own the line now.
                 self.attach_shared_line()
             self.count(&self.counters.allowed, allowed)
             self.count(&self.counters.denied, batch.size - allowed)
@@ -490,7 +493,7 @@ cdef class CellLimiter(Limiter):
             return results
         finally:
             if not decided and batch.size != 0:
-                # Tags are no objects: the list must not give them up as such.
+                # Tags are no objects: the list must not release them as references.
                 memset(batch.tags, 0, batch.size * sizeof(uint64_t))
             PyMem_Free(batch.charges)
 

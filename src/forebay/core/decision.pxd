@@ -3,19 +3,19 @@ from libc.stdint cimport uint64_t
 from forebay.core.table.native cimport multiply_divide_down, multiply_divide_up
 
 
-# Never less than the duration.
+# A duration in seconds, never less than in ns.
 cdef double seconds_up(uint64_t duration_ns) noexcept
 
 
 cdef enum Flag:
-    DEGRADED = 1                         # a policy decided, as the limiter's store was away
+    DEGRADED = 1                         # a policy decided, as the limiter's store was unavailable
     NO_ROOM = 2                          # `on_full` decided, as the store had no room for the key
 
 
-# Without methods of its own: a table of them would make each decision a tenth dearer.
+# A class without C methods: a pointer to their table would make each decision a tenth slower.
 cdef class Decision:
-    cdef readonly bint allowed           # whether the request may go ahead
-    cdef unsigned int flags              # of `Flag`; in one word, as each more makes every decision dearer
+    cdef readonly bint allowed           # whether the request may proceed
+    cdef unsigned int flags              # of `Flag`; in one word, as each further field makes every decision slower
     cdef readonly str limiter            # the name of the limit that bound it
     cdef readonly uint64_t limit         # permits that can be allowed at once
     cdef uint64_t available              # room left: as time at the rate below, or, at 1 per 1, in permits
@@ -47,6 +47,7 @@ cdef inline uint64_t next_after_ns_of(Decision decision) noexcept:
         return 0
     if decision.available != 0:
         return time_of(decision, remaining + 1) - decision.available
-    # Nobody knows how far it is overdrawn. But all are back after that, and the others come after the next one.
+    # The overdraft is unknown. But after `reset_after_ns` all permits are back, and the others come back after the next
+    # one.
     others_ns = time_of(decision, decision.limit) - time_of(decision, 1)
     return decision.reset_after_ns - min(others_ns, decision.reset_after_ns)

@@ -2,18 +2,18 @@ from typing import NoReturn, final
 
 @final
 class Decision:
-    """What a limiter decided about one request. True when it allowed it.
+    """A limiter's decision about one request. True if the request was allowed.
 
-    ``allowed``; ``limiter``, the name of the limiter whose limit bound it; ``limit``, the most permits that can be
-    allowed at once (a bucket's burst); ``remaining``, the permits that would still be allowed right after this
-    decision; ``retry_after``, the seconds after which the same request is allowed if nothing else happens, 0.0 when
-    allowed; ``reset_after``, the seconds after which the key is as if it had never been seen; ``next_after``, those
-    after which more than now is allowed: of a denial ``retry_after``, of a bucket's the time to its next permit, else
-    ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact nanoseconds.
-    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``). ``full``: the
-    store had no room for the key, and its ``on_full`` has decided.
+    ``allowed``; ``limiter``: the name of the limiter whose limit bound the request; ``limit``: the most permits that
+    can be allowed at once (a bucket's burst); ``remaining``: the permits that would still be allowed right after this
+    decision; ``retry_after``: the seconds after which the same request is allowed if nothing else happens, 0.0 when
+    allowed; ``reset_after``: the seconds after which the key is as if it had never been seen; ``next_after``: the
+    seconds after which more than now is allowed. That is ``retry_after`` for a denial, the time to the next permit for
+    a bucket, else ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact
+    nanoseconds. ``degraded``: Redis was unavailable, and the store's ``when_unavailable`` policy decided. ``full``: the
+    store had no room for the key, and its ``on_full`` decided.
 
-    Immutable, so safe to share between threads. Decisions are made by limiters only.
+    Immutable, so safe to share between threads. Only limiters make decisions.
     """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property

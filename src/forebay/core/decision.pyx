@@ -1,4 +1,4 @@
-"""The answer to `hit` and `peek`."""
+"""The result of `hit` and `peek`."""
 
 cimport cython
 from libc.math cimport INFINITY, nextafter
@@ -8,10 +8,10 @@ from inspect import Signature
 
 
 cdef double seconds_up(uint64_t duration_ns) noexcept:
-    """Never less than the duration: whoever sleeps that long must not come too early."""
+    """A duration in seconds, never less than in ns: a caller that sleeps that long must not wake too early."""
     cdef double seconds = <double>duration_ns / 1e9
     # Below 2**50 ns (13 days) the division's error is under half a nanosecond, and rounding gives the duration back.
-    # Above, conversion and division may each have lost half of the last place.
+    # Above that, conversion and division may each lose half a unit in the last place.
     return seconds if duration_ns < <uint64_t>1 << 50 else nextafter(nextafter(seconds, INFINITY), INFINITY)
 
 
@@ -24,21 +24,21 @@ def seconds_from_ns(uint64_t duration_ns):
 @cython.freelist(64)
 @cython.no_gc                            # its one object is a str
 cdef class Decision:
-    """What a limiter decided about one request. True when it allowed it.
+    """A limiter's decision about one request. True if the request was allowed.
 
-    ``allowed``; ``limiter``, the name of the limiter whose limit bound it; ``limit``, the most permits that can be
-    allowed at once (a bucket's burst); ``remaining``, the permits that would still be allowed right after this
-    decision; ``retry_after``, the seconds after which the same request is allowed if nothing else happens, 0.0 when
-    allowed; ``reset_after``, the seconds after which the key is as if it had never been seen; ``next_after``, those
-    after which more than now is allowed: of a denial ``retry_after``, of a bucket's the time to its next permit, else
-    ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact nanoseconds.
-    ``degraded``: Redis was away, and the store's policy for that has decided (``when_unavailable``). ``full``: the
-    store had no room for the key, and its ``on_full`` has decided.
+    ``allowed``; ``limiter``: the name of the limiter whose limit bound the request; ``limit``: the most permits that
+    can be allowed at once (a bucket's burst); ``remaining``: the permits that would still be allowed right after this
+    decision; ``retry_after``: the seconds after which the same request is allowed if nothing else happens, 0.0 when
+    allowed; ``reset_after``: the seconds after which the key is as if it had never been seen; ``next_after``: the
+    seconds after which more than now is allowed. That is ``retry_after`` for a denial, the time to the next permit for
+    a bucket, else ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact
+    nanoseconds. ``degraded``: Redis was unavailable, and the store's ``when_unavailable`` policy decided. ``full``: the
+    store had no room for the key, and its ``on_full`` decided.
 
-    Immutable, so safe to share between threads. Decisions are made by limiters only.
+    Immutable, so safe to share between threads. Only limiters make decisions.
     """
 
-    __signature__ = Signature()  # of no compiled class does inspect find one by itself
+    __signature__ = Signature()  # inspect finds no signature of a compiled class by itself
 
     def __cinit__(self):
         # For limiters that count permits, not time.
@@ -94,7 +94,7 @@ def _decision(
     str limiter, bint allowed, uint64_t limit, uint64_t available, uint64_t rate_limit, uint64_t rate_period_ns,
     uint64_t retry_after_ns, uint64_t reset_after_ns, bint degraded=False, bint full=False,
 ):
-    """For limiters whose state is elsewhere."""
+    """Make a Decision, for limiters whose state is not in shared memory."""
     cdef Decision decision = Decision.__new__(Decision)
     decision.limiter = limiter
     decision.allowed = allowed

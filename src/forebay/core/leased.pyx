@@ -249,7 +249,7 @@ cdef bint deposit_permits(
     if not is_own(step, state) or step.end_ns <= now_ns:
         return False
     if permits != 0 and step.same_ns != 0:
-        # The end of a window is told a little earlier each time, by what the answer took.
+        # Each reply shows the end of the window a little earlier, by the time that the reply took.
         if end_ns + step.same_ns <= step.end_ns or not runs(charge, state, now_ns):
             permits = 0
         else:
@@ -346,11 +346,11 @@ cdef bint lower_size(
 
 
 cdef class Permits(Limiter):
-    """Permits of a limit that is elsewhere, borrowed in batches; the base of what fetches them.
+    """Permits of a limit at a server, borrowed in batches; the base of the classes that fetch them.
 
-    `terms` says how much and for how long (``forebay.redis.leased.terms.Terms``). The fast paths are here, and the
-    steps of a fetch, each one CAS. Who derives from it has `_lacking(key, cost)` and `_lacking_hit(key, cost)` for when
-    the lease doesn't suffice.
+    `terms` gives the size of batches and the length of leases (``forebay.redis.leased.terms.Terms``). This class has
+    the fast paths and the steps of a fetch, each one CAS. A derived class has `_lacking(key, cost)` and
+    `_lacking_hit(key, cost)` for requests that need more permits than the lease has.
     """
 
     def __cinit__(self, store, name, terms):

@@ -11,7 +11,7 @@ from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events, Table, Verdict
 
 
-# Let stores other than shared memory make limiters of a class in their own way.
+# Let stores other than shared memory make objects of their own for this class.
 cdef int let_stores_make(type kind, newfunc make=*) except -1
 
 
@@ -21,41 +21,41 @@ cdef struct LimitParams:
     uint64_t rate_limit          # the rate: so many permits
     uint64_t period_ns           # per this time, which is the window of a window
     uint64_t tolerance_ns        # GCRA: how far ahead of now the theoretical arrival time may be
-    uint64_t due_ns              # and so far ahead, every request that booked may have gone
-    uint64_t phase_ns            # windows begin where time plus this is a multiple of the period
-    bint staggered               # and plus a phase of each key's own
-    uint64_t steps               # of windows that begin with a request: the moments of a period at which one may
-    int low_bits                 # of a KIND_COUNT state: how many bits below its time
-    int previous_bits            # of those, how many hold the previous window's count
-    int previous_shift           # which is kept in units of 2 to the power of this
-    bint rounds_up               # and whose part that still counts is rounded up
-    int buckets                  # of a bucketed window
-    int window_shift             # of a synced window: 2 to the power of this is at most its period
-    const ForebayCell* cells    # of an extent: its table, and the words behind it
+    uint64_t due_ns              # GCRA: if it is at most this far ahead, the time of every booking has come
+    uint64_t phase_ns            # a window begins when time plus this is a multiple of the period
+    bint staggered               # whether each key's phase has an offset of its own
+    uint64_t steps               # windows that begin with a request: how many moments of a period may begin one
+    int low_bits                 # KIND_COUNT states: bits below the time
+    int previous_bits            # sliding window: bits that hold the previous window's count
+    int previous_shift           # sliding window: that count is in units of 2 to the power of this
+    bint rounds_up               # sliding window: whether the previous window's part is rounded up
+    int buckets                  # bucketed window
+    int window_shift             # synced window: 2 to the power of this is at most its period
+    const ForebayCell* cells    # an extent's table; the words of its cells follow
     uint64_t* records
     uint64_t words_per_cell
-    uint64_t last_cell           # that has words
-    uint64_t end_ns              # of some window: a cache
-    const Table* table           # of the extent
+    uint64_t last_cell           # the last cell that has words
+    uint64_t end_ns              # the end of some window: a cache
+    const Table* table           # the extent's
 
 
-# What one request charges a limit.
+# The charge of one request to one limit.
 cdef struct Charge:
-    uint64_t amount              # what it adds to the state: permits or ns
-    uint64_t room                # what there may be before, in the same unit
-    uint64_t max_wait_ns         # for limits that can be booked ahead: how far
-    uint64_t charged_state       # to take a charge back: the state that it left; 0 for a refund of some earlier one
+    uint64_t amount              # added to the state: permits or ns
+    uint64_t room                # the most that the state may hold before, in the same unit
+    uint64_t max_wait_ns         # the longest delay of a booking, for limits that can be booked ahead
+    uint64_t charged_state       # to give a charge back: the state that it left; 0 for a refund of some earlier charge
     const LimitParams* params
 
 
-# Runs after a request was allowed: what has to be written outside of the cell.
+# Writes the words outside of the cell, after a request was allowed.
 ctypedef void (*AfterCharge)(const Charge* charge, const Verdict* verdict) noexcept nogil
 
 
-# One limit's part of a request of several limits.
+# One limit's part of a request to several limits.
 cdef struct Attempt:
     uint64_t tag
-    const Charge* charge             # the limiter's for a cost of 1, or this one:
+    const Charge* charge             # the limiter's for a cost of 1, or the next field
     Charge own_charge
     Verdict verdict
     ForebayCell seen
@@ -68,7 +68,7 @@ cdef class Limiter:
     cdef ForebayCounterLine* counters       # this process's line, or the limiter's shared one
     cdef bint counters_are_shared
     cdef uint64_t line_generation            # the generation in which `counters` was taken; 0: not yet
-    cdef uint64_t attached_generation        # the same; but 0 if something has to be done before every decision
+    cdef uint64_t attached_generation        # the same; 0 if every decision must first call `attach_process`
     cdef const uint64_t* generation
     cdef uint64_t claim_stripe               # the counter line's number, part of claim ids
     cdef Segment segment                     # keeps the mapping alive
@@ -82,8 +82,8 @@ cdef class Limiter:
     cdef int attach_shared_line(self) except -1
     cdef void count_events(self, const Events* events) noexcept
 
-    # For AllOf: begin an attempt; check it without writing; charge it if nothing has changed since; charge it by a new
-    # decision; give it back; its Decision.
+    # For AllOf, in order: begin an attempt; check it without a write; charge it if the state hasn't changed since;
+    # charge it by a new decision; give it back; make its Decision.
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1
     cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1
     cdef int try_commit(self, Attempt* attempt) except -1
@@ -98,7 +98,8 @@ cdef class Limiter:
         return 0
 
     cdef inline void count(self, uint64_t* counter, uint64_t n) noexcept:
-        """Called with the GIL held, which makes load and store one step among this process's threads."""
+        """Add to a counter. The caller holds the GIL, which makes load and store atomic among this process's threads.
+        """
         if self.counters_are_shared:
             fetch_add_relaxed(counter, n)
         else:

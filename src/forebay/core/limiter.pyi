@@ -13,12 +13,12 @@ def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, obje
 class Limiter:
     """Base class of every limiter; not used by itself.
 
-    A limiter is a name in a store. Limiters of one name, algorithm and window share their state, in one process or in
-    many.
+    A limiter is a name in a store. Limiters with the same name, algorithm and window share their state, within a
+    process and across processes.
 
-    *Threads*: every method may be called from any thread. *Processes*: state is shared through the store; the object
-    itself isn't picklable, make one per process from the same store and name. *Fork*: a limiter made before a fork
-    works in parent and child; the child takes counters of its own at its first decision.
+    *Threads*: every method may be called from any thread. *Processes*: the store shares the state. The object itself
+    can't be pickled: make one in each process, from the same store and name. *Fork*: a limiter made before a fork works
+    in parent and child; the child takes counters of its own at its first decision.
     """
 
     may_free_early: ClassVar[bool]
@@ -30,12 +30,12 @@ class Limiter:
         """Wait until the request is allowed, and charge it. False if that would take longer than `timeout`: text
         like ``"500 ms"``, seconds or a ``timedelta``.
 
-        Sleeps, and never polls another process. Waiters of one process get their permits in the order in which they
-        came. A wait that is given up (``KeyboardInterrupt``, any exception) or would take too long charges nothing.
-        With `jitter` 0.1 each sleep is longer by a random share of up to a tenth, as far as the timeout allows.
-        With a ``ManualClock`` nobody sleeps: the wait moves the clock.
+        Sleeps, and never polls another process. Waiters in one process get their permits in the order of their calls.
+        A wait charges nothing if it ends early (``KeyboardInterrupt``, any exception) or would take too long. With
+        `jitter` 0.1 each sleep is longer by a random share of up to a tenth, within the timeout. With a ``ManualClock``
+        the thread doesn't sleep: the wait advances the clock.
 
-        Raises what ``hit`` raises, and ``ValueError`` for a timeout or a jitter that is none.
+        Raises what ``hit`` raises, and ``ValueError`` for an invalid timeout or jitter.
         """
     def wait_async(
         self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0

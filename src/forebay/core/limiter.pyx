@@ -1,4 +1,4 @@
-"""The base of all limiters: its place in a store, its counters, and the effect of a fork on them."""
+"""The base class of all limiters: its number in the store's list, its counters, and how a fork changes them."""
 
 from cpython.object cimport PyObject, PyTypeObject, newfunc
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
@@ -18,7 +18,7 @@ from forebay.segment import layout
 from forebay.segment.limiter_list import encode_limiter_name
 
 
-@lru_cache  # as it takes longer than all else of making a limiter
+@lru_cache  # as this takes longer than all the rest of making a limiter
 def _signature_of(kind):
     signature = inspect.signature(kind.__init__)
     _, *parameters = signature.parameters.values()
@@ -28,7 +28,7 @@ def _signature_of(kind):
 def bound_arguments(kind, args, kwargs):
     """The arguments of a limiter of this class, by name.
 
-    Where they don't fit, Cython would name ``__cinit__`` instead of the class.
+    Its TypeError names the class. Cython's own would name ``__cinit__``.
     """
     signature = _signature_of(kind)
     try:
@@ -41,7 +41,7 @@ cdef enum:
     MOST_KINDS = 16
 
 
-# A class of which a store may make the objects, and its own constructor.
+# A class whose objects a store may make, and its own constructor.
 cdef struct Kind:
     PyTypeObject* type
     newfunc make
@@ -51,8 +51,8 @@ cdef int kind_count = 0
 
 
 cdef object make_limiter(type kind, PyObject* args, PyObject* kwargs):
-    """The `tp_new` of all limiters. If the first argument, a store or for ``AllOf`` a limiter, has ``_make_limiter``,
-    that makes the object. The object isn't of this class then, so Python calls no ``__init__``.
+    """The `tp_new` of all limiters. If the first argument has ``_make_limiter``, that makes the object: a store, or for
+    ``AllOf`` a limiter. The object isn't an instance of this class then, so Python calls no ``__init__``.
     """
     cdef int i
     cdef object first = None
@@ -81,24 +81,24 @@ cdef int let_stores_make(type kind, newfunc make=NULL) except -1:
     kinds[kind_count].make = (<PyTypeObject*>kind).tp_new if make == NULL else make
     kind_count += 1
     (<PyTypeObject*>kind).tp_new = <newfunc>make_limiter
-    # Of a compiled class, inspect and help() find no other signature.
+    # inspect and help() find no other signature of a compiled class.
     (<dict>(<PyTypeObject*>kind).tp_dict)["__signature__"] = _signature_of(kind)
     PyType_Modified(kind)
     return 0
 
 
 cdef void report_unraisable(object error) noexcept:
-    """Give an exception to ``sys.unraisablehook``, as every function does that declares that it raises none."""
+    """Pass an exception to ``sys.unraisablehook``, as every `noexcept` function does."""
     raise error
 
 
 cdef int check_name(object store) except -1:
-    """Warn if the segment's file was removed. Before a decision, which this never makes fail.
+    """Warn if the segment's file was removed. Runs before a decision, and never makes it fail.
 
-    A filter may turn the warning into an error, and a closed ``sys.stderr`` or a handler of a log may raise one:
-    ``sys.unraisablehook`` reports it. An exception that a signal handler raises while the name is looked up ends the
-    call before anything is decided. While the warning is shown, only exceptions that aren't an ``Exception`` do, such
-    as KeyboardInterrupt.
+    A filter may turn the warning into an error, and a closed ``sys.stderr`` or a log handler may raise one:
+    ``sys.unraisablehook`` reports it. An exception that a signal handler raises during the look-up of the name ends the
+    call before a decision. While the warning is shown, only an exception that isn't an ``Exception`` does so, such as
+    KeyboardInterrupt.
     """
     message = store.attachment.name_watch.take_removal_by_others()
     if message is not None:
@@ -112,12 +112,12 @@ cdef int check_name(object store) except -1:
 cdef class Limiter:
     """Base class of every limiter; not used by itself.
 
-    A limiter is a name in a store. Limiters of one name, algorithm and window share their state, in one process or in
-    many.
+    A limiter is a name in a store. Limiters with the same name, algorithm and window share their state, within a
+    process and across processes.
 
-    *Threads*: every method may be called from any thread. *Processes*: state is shared through the store; the object
-    itself isn't picklable, make one per process from the same store and name. *Fork*: a limiter made before a fork
-    works in parent and child; the child takes counters of its own at its first decision.
+    *Threads*: every method may be called from any thread. *Processes*: the store shares the state. The object itself
+    can't be pickled: make one in each process, from the same store and name. *Fork*: a limiter made before a fork works
+    in parent and child; the child takes counters of its own at its first decision.
     """
 
     may_free_early = False
@@ -139,11 +139,11 @@ cdef class Limiter:
         self.generation = self.segment.generation
 
     cdef int register(self, uint32_t algorithm, bytes encoding) except -1:
-        """Take a place among the segment's limiters. Last, so that parameters that are refused don't use one up.
+        """Take a number in the segment's list of limiters. Constructors call this last: invalid parameters take none.
 
-        `algorithm` is one of `ALGORITHM_SLIDING_LOG` and those below it: counts are kept by name and algorithm.
-        `encoding` identifies the format of states. It goes into the keys' hash: a limiter of the same name with another
-        format starts afresh instead of misreading them.
+        `algorithm` is one of `ALGORITHM_SLIDING_LOG` and those below it: counters are kept by name and algorithm.
+        `encoding` identifies the format of states and is part of the keys' hash. So a limiter of the same name with
+        another format starts afresh instead of misreading states.
         """
         name = encode_limiter_name(self.name)
         self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)
@@ -153,7 +153,7 @@ cdef class Limiter:
     cdef int attach_process(self) except -1:
         cdef uint64_t generation
         if self.checks_name:
-            # First, as other threads may run meanwhile, and one of them may fork or close the store.
+            # First, because other threads may run during the check, and one of them may fork or close the store.
             self.checks_name = False
             check_name(self.store)
         generation = self.generation[0]
@@ -172,7 +172,7 @@ cdef class Limiter:
         return 0
 
     cdef int attach_shared_line(self) except -1:
-        """Until the next `attach_process`, count in the line that all processes may use at any time."""
+        """Count in the line that all processes share, until the next `attach_process`."""
         self.counters = self.segment.shared_counter_line(self.number)
         self.counters_are_shared = True
         self.claim_stripe = layout.OWNED_COUNTER_LINES + self.number
@@ -183,7 +183,7 @@ cdef class Limiter:
         self.count(&self.counters.evicted, events.evicted)
         self.count(&self.counters.full, events.full)
         self.count(&self.counters.cas_retries, events.cas_retries)
-        # Every insertion comes here, and every lost CAS, but no usual decision.
+        # Every insertion and every lost CAS calls this, but no usual decision does.
         if self.segment.take_name_check():
             self.checks_name = True
             self.attached_generation = 0
@@ -210,12 +210,12 @@ cdef class Limiter:
         """Wait until the request is allowed, and charge it. False if that would take longer than `timeout`: text
         like ``"500 ms"``, seconds or a ``timedelta``.
 
-        Sleeps, and never polls another process. Waiters of one process get their permits in the order in which they
-        came. A wait that is given up (``KeyboardInterrupt``, any exception) or would take too long charges nothing.
-        With `jitter` 0.1 each sleep is longer by a random share of up to a tenth, as far as the timeout allows.
-        With a ``ManualClock`` nobody sleeps: the wait moves the clock.
+        Sleeps, and never polls another process. Waiters in one process get their permits in the order of their calls.
+        A wait charges nothing if it ends early (``KeyboardInterrupt``, any exception) or would take too long. With
+        `jitter` 0.1 each sleep is longer by a random share of up to a tenth, within the timeout. With a ``ManualClock``
+        the thread doesn't sleep: the wait advances the clock.
 
-        Raises what ``hit`` raises, and ``ValueError`` for a timeout or a jitter that is none.
+        Raises what ``hit`` raises, and ``ValueError`` for an invalid timeout or jitter.
         """
         return waiting.wait(self, key, cost, timeout, jitter)
 

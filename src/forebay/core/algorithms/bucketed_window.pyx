@@ -134,7 +134,7 @@ cdef inline uint64_t base_of(
     cdef uint64_t slot = first % params.buckets
     later[0] = 0
     for bucket in range(first, last + 1):
-        # SYNC mark -> state
+        # SYNC mark -> state: the acquire load of the state came first, so the mark of its bucket is visible.
         mark = load_acquire(&marks[slot])
         if mark >> params.low_bits == bucket:
             return low_of(mark, params.low_bits)
@@ -226,7 +226,7 @@ cdef void bucketed_prepare(
         return
     if time_of(state, params.low_bits) == 0 or bucket >= bucket_of(params, state) + params.buckets:
         raise_marks(params, marks, first_of(params, bucket), bucket, total)
-    # SYNC mark -> state
+    # SYNC mark -> state: the mark is written before the CAS that moves the state into its bucket.
     raise_mark(params, marks, bucket, total, True)
 
 

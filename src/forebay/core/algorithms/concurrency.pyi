@@ -31,7 +31,7 @@ class Lease:
     def release(self) -> bool:
         """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
     def renew(self) -> bool:
-        """Let the lease begin anew. False if it has ended; then the permits may be somebody else's."""
+        """Restart the lease. False if it has ended; then another request may hold the permits."""
     def __bool__(self) -> bool: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -134,7 +134,7 @@ class Concurrency(Limiter):
     def hit(self, key: Key, cost: int = 1) -> Decision:
         """Take `cost` permits of `key` if they are free, and return the ``Decision``.
 
-        ``retry_after`` is the time until enough leases end if nobody gives anything back.
+        ``retry_after`` is the time until enough leases end if no permit is given back before.
         """
     def peek(self, key: Key, cost: int = 1) -> Decision:
         """What ``hit`` would decide now, without taking anything."""
@@ -144,7 +144,7 @@ class Concurrency(Limiter):
         """Take `cost` permits if they are free now: a ``Reservation`` with a delay of 0, whose ``cancel`` gives them
         back.
 
-        Otherwise nothing is taken, and ``delay`` says when enough leases end if nobody gives anything back.
+        Otherwise nothing is taken, and ``delay`` is the time until enough leases end if no permit is given back before.
         """
     def refund(self, key: Key, cost: int = 1) -> None:
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.

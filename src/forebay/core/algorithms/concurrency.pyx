@@ -107,7 +107,7 @@ cdef class Lease:
         return held
 
     def renew(self):
-        """Let the lease begin anew. False if it has ended; then the permits may be somebody else's."""
+        """Restart the lease. False if it has ended; then another request may hold the permits."""
         cdef Slots slots
         cdef ForebayCell renewed
         cdef Verdict verdict
@@ -115,10 +115,11 @@ cdef class Lease:
         if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
             return False
         renewed = lease_of(self.held.tag, self.limiter.begin_lease(self.key, &verdict))
-        # That may have run Python code, in which another thread has released it.
+        # begin_lease may run Python code, during which another thread may release this lease.
         if self.cell == NULL or verdict.cell != self.cell:
             return False
         slots = self.limiter.slots_of(self.cell)
+        # Linearizes here, for one permit; each further permit by its own CAS below.
         if not cas128_acq_rel(&slots.slots[self.slot], self.held, renewed):
             return False
         held = True
@@ -467,7 +468,7 @@ cdef class Concurrency(Limiter):
     def hit(self, key, cost=1):
         """Take `cost` permits of `key` if they are free, and return the ``Decision``.
 
-        ``retry_after`` is the time until enough leases end if nobody gives anything back.
+        ``retry_after`` is the time until enough leases end if no permit is given back before.
         """
         cdef Verdict verdict
         cdef int64_t slots = self.checked_cost(cost)
@@ -540,7 +541,7 @@ cdef class Concurrency(Limiter):
         """Take `cost` permits if they are free now: a ``Reservation`` with a delay of 0, whose ``cancel`` gives them
         back.
 
-        Otherwise nothing is taken, and ``delay`` says when enough leases end if nobody gives anything back.
+        Otherwise nothing is taken, and ``delay`` is the time until enough leases end if no permit is given back before.
         """
         cdef Verdict verdict
         cdef Decision decision

@@ -42,12 +42,12 @@ cdef inline uint64_t low_of(uint64_t state, int low_bits) noexcept nogil:
 
 
 cdef inline uint64_t time_of(uint64_t state, int low_bits) noexcept nogil:
-    """In ns: less than a quantum later than the time that went in."""
+    """The time in ns, less than a quantum later than the time that `count_time` got."""
     return (state & ~low_mask(low_bits)) >> FRACTION_BITS
 
 
 cdef inline uint64_t most_rounded_ns(int low_bits) noexcept nogil:
-    """The most by which `time_of` is later than the time that went in."""
+    """The most by which `time_of` is later than the time that `count_time` got."""
     return low_mask(low_bits) >> FRACTION_BITS
 
 
@@ -72,9 +72,9 @@ cdef inline uint64_t window_end_ns(const LimitParams* params, uint64_t tag, uint
 
 
 cdef inline uint64_t last_step_ns(const LimitParams* params, uint64_t time_ns) noexcept nogil:
-    """The last moment up to then at which a window may begin, or end, that begins with a request.
+    """The last step up to `time_ns`: a moment at which a window that begins with a request may begin or end.
 
-    There are `steps` of them in each period, as even as whole nanoseconds are: the first is a multiple of the period.
+    Each period has `steps` of them, spaced as evenly as whole nanoseconds allow; the first is a multiple of the period.
     """
     cdef uint64_t into_ns = time_ns % params.period_ns
     cdef uint64_t step = multiply_divide_down(into_ns, params.steps, params.period_ns)

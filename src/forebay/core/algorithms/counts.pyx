@@ -11,10 +11,10 @@ cdef int count_bits_for(uint64_t most) noexcept:
 
 
 cdef uint64_t steps_for(uint64_t period_ns, int low_bits) noexcept:
-    """None is shorter than a quantum, so a time that was rounded up to that tells its step.
+    """The number of steps in a period. No step is shorter than a quantum, so a rounded time still identifies its step.
 
-    The shortest of 1, 2, 5, 10, 20, 50 ... ns that will do, if they divide the period: so times that are round in
-    decimal are steps. Else as many as there can be.
+    A step is the shortest of 1, 2, 5, 10, 20, 50 ... ns that is long enough, if that divides the period: so times that
+    are round in decimal are steps. Otherwise a period has the largest possible number of steps.
     """
     cdef uint64_t quantum_ns = most_rounded_ns(low_bits) + 1
     cdef uint64_t power = 1

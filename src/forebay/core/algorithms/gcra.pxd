@@ -1,12 +1,13 @@
 """The generic cell rate algorithm: its decision functions.
 
 The state of a key is its *theoretical arrival time* (TAT): the time at which the bucket is full again, or the queue
-empty. A request moves it on by its cost at the rate. It is allowed if the TAT was no further ahead of now than the
-burst has room for. One number, no refill job (ITU-T I.371, 1993, virtual scheduling).
+is empty. A request advances the TAT by the time in which the rate brings its cost. The request is allowed if the TAT
+was ahead of now by at most the tolerance less that increment. The state is one number, and there is no refill job
+(ITU-T I.371, 1993, virtual scheduling).
 
-Rounding: a request's increment is rounded up to the nanosecond, so a burst of n single requests may take up to n ns
-more than one request of cost n. The tolerance is widened by that much, but by less than one permit's time. So a burst
-of single requests passes whole, and no more than `burst` permits ever pass at one instant.
+Rounding: a request's increment is rounded up to the nanosecond, so n requests of cost 1 may advance the TAT by up to
+n ns more than one request of cost n. The tolerance is wider by that much, but by less than one permit's time. So a
+whole burst of requests of cost 1 passes, and no more than `burst` permits ever pass at one instant.
 """
 
 from libc.stdint cimport uint64_t
@@ -29,7 +30,7 @@ cdef inline bint gcra_take(
         return True
     if tat_ns >> TIME_BITS == 0:
         return False
-    # A state that no limiter can have written: the key starts afresh.
+    # No limiter can have written this state: the key starts afresh.
     next.state = now_ns + charge.amount
     return True
 
@@ -44,7 +45,7 @@ cdef inline bint gcra_give_back(
         return False
     if charge.charged_state != 0:
         if charge.charged_state <= now_ns or (
-            # Later bookings behind it keep their times, so its own time can't be given away.
+            # Later bookings keep their times, so no other request can take the time of this one.
             charge.charged_state != tat_ns and tat_ns - now_ns > charge.params.due_ns
         ):
             return False
@@ -55,13 +56,14 @@ cdef inline bint gcra_give_back(
 
 
 cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
-    """How far a state is ahead of now."""
-    # A state that no limiter can have written is taken for a fresh key's.
+    """How far a state is ahead of now, in ns."""
+    # A state that no limiter can have written counts as a fresh key's.
     return verdict.state - verdict.now_ns if verdict.state > verdict.now_ns and verdict.state >> TIME_BITS == 0 else 0
 
 
-# The methods of its limiters, as functions for limiters that derive from another class: the furthest that a state is
-# ahead of now; a rate and a burst as params; a request as a charge; its delay; and its Decision.
+# The methods of GcraLimiter as functions, for limiters that derive from another class. In order: the furthest that a
+# state is ahead of now; the params of a rate and a burst; the charge of a request; the delay of a booking and of a
+# refusal; the Decision.
 cdef uint64_t most_ahead_of(CellLimiter limiter) noexcept
 cdef int gcra_params_of(
     CellLimiter limiter, object rate, object burst, str burst_name, uint64_t most_ahead_ns, LimitParams* params
@@ -74,6 +76,6 @@ cdef int gcra_describe(const Charge* charge, const Verdict* verdict, Decision de
 
 cdef class GcraLimiter(CellLimiter):
     cdef readonly object rate
-    cdef uint64_t most_ahead_ns              # of now: no state is later, so none reaches TIME_BITS
+    cdef uint64_t most_ahead_ns              # of now: no state is further ahead, so none reaches TIME_BITS
 
     cdef int gcra_params(self, object rate, object burst, str burst_name, LimitParams* params) except -1

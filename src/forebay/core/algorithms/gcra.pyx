@@ -1,4 +1,4 @@
-"""What limiters by GCRA have in common: their params, and decisions in permits and seconds."""
+"""The base of limiters by GCRA: their params, and decisions in permits and seconds."""
 
 from libc.stdint cimport uint64_t
 
@@ -14,12 +14,12 @@ from forebay.rate import MAX_PERIOD_NS, as_rate
 
 
 cdef object YEAR_NS = 365 * 86_400 * 10**9
-# 73 years: with a segment time of as much, no state reaches TIME_BITS.
+# 73 years: no state reaches TIME_BITS, as long as the segment's time is at most 73 years, too.
 cdef uint64_t MAX_AHEAD_NS = (<uint64_t>1 << 61) - 1
 
 
 cdef uint64_t most_ahead_of(CellLimiter limiter) noexcept:
-    # Python's clock may be told any time, also one that is nearer to the last that there is.
+    # A test may set Python's clock to any time up to `LAST_PYTHON_S`: states may then be ahead by this much only.
     return 2 * <uint64_t>MAX_PERIOD_NS if limiter.segment.follows_python else MAX_AHEAD_NS
 
 
@@ -56,13 +56,13 @@ cdef int gcra_charge_for(CellLimiter limiter, object cost, const LimitParams* pa
 
 
 cdef uint64_t gcra_booked_delay_ns(const Charge* charge, const Verdict* verdict) noexcept:
-    """Until the state that the request left is within the burst."""
+    """The time until the state that the request left is within the tolerance."""
     cdef uint64_t ahead_ns = ahead_of(verdict)
     return ahead_ns - charge.params.tolerance_ns if ahead_ns > charge.params.tolerance_ns else 0
 
 
 cdef uint64_t gcra_refused_delay_ns(const Charge* charge, const Verdict* verdict) noexcept:
-    """As if it had been booked."""
+    """The delay that the request would have if it had been booked."""
     return verdict.state + charge.amount - verdict.now_ns - charge.params.tolerance_ns
 
 
@@ -104,7 +104,7 @@ cdef class GcraLimiter(CellLimiter):
         return decide_batch_by(batch, events, gcra_take, NULL)
 
     cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
-        """A request that may wait meets a tolerance that is wider by so much; states stay below 2**62 all the same."""
+        """Widen the tolerance by the time that the request may wait. States stay below 2**62 nevertheless."""
         charge.room += min(max_wait_ns, self.most_ahead_ns - charge.params.tolerance_ns)
         return 0
 

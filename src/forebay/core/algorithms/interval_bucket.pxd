@@ -1,11 +1,11 @@
-"""A bucket that is refilled in intervals: its decision functions.
+"""A token bucket with refill in intervals: its decision functions.
 
-Permits are put back at the boundaries of clock-aligned periods, `rate_limit` of them each time. The state is the
-boundary F at which the bucket is full again, and the *rest*: how many permits of that last refill find a place, less
-one. So the deficit, the permits missing, is ``(boundaries from now until F, less one) * rate_limit + rest + 1``, and it
-shrinks at every boundary by itself, as with GCRA: nothing is ever refilled. F is rounded up to a quantum, as
-`count_time` in counts.pxd says; a boundary is at least two quanta from the next one, so it can be told from its
-neighbours. Of two states the larger one lacks more, so who has used more is evicted later.
+Each boundary of clock-aligned periods puts back `rate_limit` permits. The state holds the boundary F at which the
+bucket is full again, and the *rest*: the number of permits of that last refill that fit, less one. So the deficit, the
+number of missing permits, is ``(boundaries from now until F, less one) * rate_limit + rest + 1``. It shrinks at every
+boundary without a write, as with GCRA: there is no refill job. F is rounded up to a quantum (`count_time` in
+counts.pxd). Boundaries are at least two quanta apart, so a rounded F still identifies its boundary. The larger of two
+states has the larger deficit, so eviction removes the key that has used less first.
 """
 
 from libc.stdint cimport uint64_t
@@ -17,18 +17,18 @@ from forebay.core.table.table cimport Next
 
 
 cdef inline uint64_t deficit_of(const LimitParams* params, uint64_t state, uint64_t end_ns) noexcept nogil:
-    """The permits missing in the period that ends at `end_ns`."""
+    """The number of missing permits in the period that ends at `end_ns`."""
     cdef uint64_t full_ns = time_of(state, params.low_bits)
     cdef uint64_t boundaries
     if full_ns < end_ns:
         return 0
-    # Rounded up by less than half a period, so rounding down finds it.
+    # The boundary was rounded up by less than half a period, so this division rounds down to it.
     boundaries = (full_ns - end_ns) // params.period_ns + 1
     return (boundaries - 1) * params.rate_limit + low_of(state, params.low_bits) + 1
 
 
 cdef inline uint64_t boundaries_for(const LimitParams* params, uint64_t permits) noexcept nogil:
-    """How many refills bring so many permits."""
+    """The number of refills that bring `permits` permits."""
     return (permits + params.rate_limit - 1) // params.rate_limit
 
 
@@ -44,7 +44,7 @@ cdef inline uint64_t state_of_deficit(const LimitParams* params, uint64_t defici
 cdef inline uint64_t delay_of(
     const LimitParams* params, uint64_t deficit, uint64_t now_ns, uint64_t end_ns
 ) noexcept nogil:
-    """Until a bucket that lacks `deficit` permits, perhaps more than it can hold, holds at least none too few."""
+    """The time until a bucket that lacks `deficit` permits, perhaps more than its limit, lacks at most its limit."""
     if deficit <= params.limit:
         return 0
     return end_ns - now_ns + (boundaries_for(params, deficit - params.limit) - 1) * params.period_ns
@@ -71,7 +71,7 @@ cdef inline bint interval_give_back(
     cdef uint64_t amount = charge.amount
     if charge.charged_state != 0:
         if charge.charged_state != state and deficit > charge.params.limit:
-            # Others have booked behind it, and keep their times: its own can't be given to anybody.
+            # Later bookings keep their times, so no other request can take the permits of this one.
             return False
         # The rest has been refilled.
         amount = min(amount, deficit_of(charge.params, charge.charged_state, end_ns))

@@ -9,19 +9,18 @@ from forebay.store import Store
 
 @final
 class LeakyBucket(GcraLimiter):
-    """A queue of `capacity` places that is emptied at `rate`, however the requests come.
+    """A queue of `capacity` places that empties at `rate`, however requests arrive.
 
-    ``LeakyBucket(store, "printer", "1/second", capacity=4)``. ``reserve`` and ``wait`` give each request its time of
-    departure, one rate's interval after the one before it; when the queue is full they deny. ``allow`` and ``hit`` take
-    a place in the queue just the same, and leave it to the caller when to go: use them where the work itself is
+    ``LeakyBucket(store, "printer", "1/second", capacity=4)``. ``reserve`` and ``wait`` give each request a time of
+    departure, one interval of the rate after the departure before it; they deny when the queue is full. ``allow`` and
+    ``hit`` also take a place in the queue, but the caller decides when to proceed: use them where the work itself is
     queued.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: with ``reserve`` and ``wait`` any two departures are at least the time of the first
-    one's cost apart, over all processes. Algorithm: GCRA, ITU-T Recommendation I.371 (its "continuous-state leaky
-    bucket").
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: with ``reserve`` and ``wait``, any two departures are apart by at least the time of the first one's
+    cost, over all processes. Algorithm: GCRA, ITU-T Recommendation I.371 (its "continuous-state leaky bucket").
     """
     @overload
     def __new__(cls, store: Store, name: str, rate: str | Rate, capacity: int) -> Self: ...

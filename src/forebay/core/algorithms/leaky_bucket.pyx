@@ -14,19 +14,18 @@ from forebay.segment import layout
 
 @cython.final
 cdef class LeakyBucket(GcraLimiter):
-    """A queue of `capacity` places that is emptied at `rate`, however the requests come.
+    """A queue of `capacity` places that empties at `rate`, however requests arrive.
 
-    ``LeakyBucket(store, "printer", "1/second", capacity=4)``. ``reserve`` and ``wait`` give each request its time of
-    departure, one rate's interval after the one before it; when the queue is full they deny. ``allow`` and ``hit`` take
-    a place in the queue just the same, and leave it to the caller when to go: use them where the work itself is
+    ``LeakyBucket(store, "printer", "1/second", capacity=4)``. ``reserve`` and ``wait`` give each request a time of
+    departure, one interval of the rate after the departure before it; they deny when the queue is full. ``allow`` and
+    ``hit`` also take a place in the queue, but the caller decides when to proceed: use them where the work itself is
     queued.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: with ``reserve`` and ``wait`` any two departures are at least the time of the first
-    one's cost apart, over all processes. Algorithm: GCRA, ITU-T Recommendation I.371 (its "continuous-state leaky
-    bucket").
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: with ``reserve`` and ``wait``, any two departures are apart by at least the time of the first one's
+    cost, over all processes. Algorithm: GCRA, ITU-T Recommendation I.371 (its "continuous-state leaky bucket").
     """
 
     cdef readonly uint64_t capacity
@@ -56,18 +55,18 @@ cdef class LeakyBucket(GcraLimiter):
         return allow_by(self, key, gcra_take, NULL)
 
     cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
-        """The queue has its capacity and no more; less, if the request would have to wait for too long."""
+        """Limit the queue to the places that depart within `max_wait_ns`; it never has more than its capacity."""
         charge.max_wait_ns = max_wait_ns
         charge.room = min(charge.room, max_wait_ns)
         return 0
 
     cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
-        """Its departure, if that would have been too late; else until there is room."""
+        """The time until its departure, if that would be too late; else until the queue has room."""
         cdef uint64_t ahead_ns = verdict.state - verdict.now_ns
         return ahead_ns if ahead_ns > charge.max_wait_ns else ahead_ns + charge.amount - charge.params.tolerance_ns
 
     cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
-        """Until those are gone who came before."""
+        """The time until all earlier requests have departed."""
         cdef uint64_t ahead_ns = ahead_of(verdict)
         return ahead_ns - charge.amount if ahead_ns > charge.amount else 0
 

@@ -15,8 +15,8 @@ class MinInterval(GcraLimiter):
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes.
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes.
     """
     @overload
     def __new__(cls, store: Store, name: str, interval: Duration) -> Self: ...

@@ -151,7 +151,7 @@ cdef inline bint is_of_lap_before(uint64_t entry, uint64_t lap, uint64_t time_ns
 cdef void write_entries(
     const LimitParams* params, uint64_t* ring, uint64_t state, uint64_t count, uint64_t time_ns
 ) noexcept nogil:
-    """The newest `count` of a state, oldest first: when the newest is written, all are."""
+    """Write the newest `count` entries of a state, oldest first: once the newest is written, all are."""
     cdef uint64_t position = moved(params, position_of(params, state), params.limit - count)
     cdef uint64_t _, lap, seen
     for _ in range(count):
@@ -273,18 +273,20 @@ cdef uint64_t count_left(const LimitParams* params, uint64_t* ring, uint64_t pos
 cdef bint log_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    """Mark the oldest entries that count; the state stays as it is.
+    """Mark the oldest entries that count as given back; the state doesn't change.
 
-    The oldest: then those that count nothing are still the oldest ones, which is what a request of several permits
-    relies on, and what is left is never earlier than the permits that were kept. An entry of another lap than the state
-    tells has been claimed since: which the oldest are must be seen from a newer state, and by then the cell may be
-    another key's. Likewise one that is later than the state: it has been claimed twice since, and its lap, of one bit,
-    is the same again. By then, too, the charge that is given back may have left the window: the clock is read again.
+    The oldest entries, so that the entries that don't count stay the oldest ones: a request of several permits relies
+    on that. And the entries that stay are never earlier than the permits that were kept.
 
-    No more is given back than counted at one moment, at which a state was seen to stand, and nothing once all of that
-    has left the window. A refund of more than there is, or a reset, has no right to permits that are charged later. A
-    refund of permits that were charged has a right to as many, even if other refunds have taken the oldest entries and
-    so its own.
+    An entry whose lap differs from the state's has been claimed since. Then a newer state must show which entries are
+    the oldest, and by then the cell may be another key's. The same holds for an entry that is later than the state: it
+    was claimed twice since, so its lap bit is the same again. By then the charge may also have left the window, so the
+    clock is read again.
+
+    A refund gives back at most as many permits as counted at one moment at which its state stood, and none once all of
+    those have left the window. A refund of more than there is, or a reset, has no right to permits that are charged
+    later. A refund of permits that were charged has a right to as many, even if other refunds took the oldest entries,
+    its own among them.
     """
     cdef const Charge* charge = <const Charge*>parameters
     cdef const LimitParams* params = charge.params
@@ -314,6 +316,7 @@ cdef bint log_give_back(
                 i += 1
             elif time_of_entry(entry) > told_ns(params, state):
                 break
+            # Linearizes here, for one permit.
             elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):
                 amount -= 1
                 i += 1

@@ -17,15 +17,15 @@ class TokenBucket(GcraLimiter):
 
     ``TokenBucket(store, "api", "100/minute", burst=20)``. `rate` is text or a ``Rate``; `burst` a whole number of
     permits, by default as many as the rate allows per period. `name` identifies the limiter in its store. With
-    ``refill="continuous"`` permits trickle back one by one; with ``refill="interval"`` a whole rate's limit is put back
-    at the top of each period by the wall clock, and what is above the burst is lost.
+    ``refill="continuous"`` permits come back one by one. With ``refill="interval"`` the permits of a whole period come
+    back at once, at the start of each period by the wall clock; permits above the burst are lost.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all
-    processes; with intervals, at most ``burst`` and a rate's limit for each top of a period in the span. Algorithm:
-    GCRA, ITU-T Recommendation I.371.
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all processes. With
+    intervals, at most ``burst``, and the rate's limit for each start of a period in the span. Algorithm: GCRA, ITU-T
+    Recommendation I.371.
     """
     @overload
     def __new__(

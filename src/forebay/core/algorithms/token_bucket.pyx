@@ -27,15 +27,15 @@ cdef class TokenBucket(GcraLimiter):
 
     ``TokenBucket(store, "api", "100/minute", burst=20)``. `rate` is text or a ``Rate``; `burst` a whole number of
     permits, by default as many as the rate allows per period. `name` identifies the limiter in its store. With
-    ``refill="continuous"`` permits trickle back one by one; with ``refill="interval"`` a whole rate's limit is put back
-    at the top of each period by the wall clock, and what is above the burst is lost.
+    ``refill="continuous"`` permits come back one by one. With ``refill="interval"`` the permits of a whole period come
+    back at once, at the start of each period by the wall clock; permits above the burst are lost.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all
-    processes; with intervals, at most ``burst`` and a rate's limit for each top of a period in the span. Algorithm:
-    GCRA, ITU-T Recommendation I.371.
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: in any span of time t, at most ``burst + t * rate`` permits, rounded up, over all processes. With
+    intervals, at most ``burst``, and the rate's limit for each start of a period in the span. Algorithm: GCRA, ITU-T
+    Recommendation I.371.
     """
 
     cdef readonly uint64_t burst
@@ -106,7 +106,7 @@ cdef class IntervalTokenBucket(TokenBucket):
         return allow_by(self, key, interval_take, NULL)
 
     cdef object full_ns(self):
-        """After so long at the latest, an empty bucket is full, with a quantum to spare."""
+        """The longest time in which an empty bucket fills, plus at least a quantum, in ns."""
         return (int(boundaries_for(&self.params, self.params.limit)) + 1) * self.params.period_ns
 
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
@@ -153,7 +153,7 @@ cdef newfunc make_interval = (<PyTypeObject*>IntervalTokenBucket).tp_new
 
 
 cdef object make_bucket(type kind, PyObject* args, PyObject* kwargs):
-    """Make a ``TokenBucket`` of the class that its `refill` stands for."""
+    """Make a ``TokenBucket``, of the class for its `refill`."""
     refill = None
     if args != NULL and PyTuple_GET_SIZE(<object>args) > 4:
         refill = <object>PyTuple_GET_ITEM(<object>args, 4)
@@ -165,6 +165,6 @@ cdef object make_bucket(type kind, PyObject* args, PyObject* kwargs):
 
 
 let_stores_make(TokenBucket, <newfunc>make_bucket)
-# For Python, there is one final class.
+# Python code sees one final class.
 (<PyTypeObject*>TokenBucket).tp_flags &= ~<unsigned long>Py_TPFLAGS_BASETYPE
 (<PyTypeObject*>IntervalTokenBucket).tp_name = (<PyTypeObject*>TokenBucket).tp_name

@@ -1,4 +1,4 @@
-"""What the states of windows say: the counts, and the window that they are for. See window.pyx."""
+"""Decoding the states of windows: the counts, and the window that they belong to. See window.pyx."""
 
 from libc.stdint cimport uint64_t
 
@@ -7,7 +7,7 @@ from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport multiply_divide_down, multiply_divide_up, product_below
 
 
-# What a state says at a time: the counts, and the window that they are for.
+# A state, decoded at a given time.
 cdef struct Counted:
     uint64_t count
     uint64_t previous
@@ -36,7 +36,7 @@ cdef inline Counted fixed_counted(
 
 
 cdef inline bint was_charged_before(const Charge* charge, uint64_t state) noexcept nogil:
-    """Whether the charge that is to be taken back was in another window than the state is."""
+    """Whether the charge to be given back belongs to another window than the state."""
     return charge.charged_state != 0 and (charge.charged_state ^ state) & ~low_mask(charge.params.low_bits) != 0
 
 
@@ -53,13 +53,13 @@ cdef inline Counted sliding_counted(const LimitParams* params, uint64_t state, u
     counted.previous = 0
     if time < counted.time:
         if time == count_time(counted.end_ns, params.low_bits):
-            # The state is of the window before ours.
+            # The state belongs to the window before ours.
             counted.previous = (count + low_mask(params.previous_shift)) >> params.previous_shift
     else:
         counted.count = count
         counted.previous = previous
         if time > counted.time:
-            # A later window than ours, of which nothing is over: now is its beginning.
+            # The state's window is later than ours. None of it has passed: now counts as its beginning.
             counted.time = time
             counted.end_ns += (
                 (time_of(state, params.low_bits) - counted.end_ns) // params.period_ns - 1) * params.period_ns
@@ -68,7 +68,7 @@ cdef inline Counted sliding_counted(const LimitParams* params, uint64_t state, u
 
 
 cdef inline uint64_t weighted(const LimitParams* params, uint64_t previous, uint64_t left_ns) noexcept nogil:
-    """What the previous count still counts for."""
+    """The previous window's share of the estimate."""
     if params.rounds_up:
         return multiply_divide_up(previous << params.previous_shift, left_ns, params.period_ns)
     return multiply_divide_down(previous << params.previous_shift, left_ns, params.period_ns)
@@ -88,7 +88,7 @@ cdef inline uint64_t sliding_state(const LimitParams* params, const Counted* cou
     return counted.time | counted.previous << (params.low_bits - params.previous_bits) | counted.count
 
 
-# How long until the estimate is at most `most`, if nothing else is counted; `to_end_ns` from now is the window's end.
+# The time until the estimate is at most `most`, if nothing else is counted. The window ends `to_end_ns` from now.
 cdef uint64_t until_estimate(
     const LimitParams* params, const Counted* counted, uint64_t to_end_ns, uint64_t most
 ) noexcept

@@ -23,16 +23,16 @@ class WindowLimiter(CellLimiter):
 class FixedWindow(WindowLimiter):
     """At most as many permits in each window as the rate allows per period.
 
-    ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. They begin at multiples of the
-    period by the wall clock; with ``align="first"`` with a key's first request after its last window ended (up to 1.25
-    ns for each permit of the limit before it, which keeps it all in one cell); with ``align="stagger"`` at a time of
-    each key's own, so that not all keys begin afresh at one moment.
+    ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. Windows begin at multiples of the
+    period by the wall clock. With ``align="first"`` a key's window begins with its first request after the last window
+    ended (up to 1.25 ns earlier for each permit of the limit, so that the state fits in one cell). With
+    ``align="stagger"`` each key's windows begin at an offset of its own, so that not all keys start afresh at once.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: never more than the limit in a window; so up to twice the limit within one period
-    that lies across two of them.
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: never more than the limit in a window; so up to twice the limit within one period that overlaps two
+    windows.
     """
     @overload
     def __new__(
@@ -71,20 +71,20 @@ class SlidingWindow(WindowLimiter):
     """At most as many permits as the rate allows, in an estimate of the period up to now.
 
     ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
-    multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
-    period still covers: as if those requests had come evenly. That part is rounded up or down, as `rounding` says
-    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and rate share
-    their state, however they round. A rate for one call is rounded as the limiter's own.
+    multiple of the period by the wall clock, plus the previous window's count times the share of that window that the
+    last period still covers: as if its requests had come evenly. `rounding` (``"up"`` or ``"down"``) rounds that part;
+    the default is up for limits to 5, down for larger ones. Limiters of one name and rate share their state, however
+    they round. A rate for one call is rounded like the limiter's own.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it. So
-    within a period of which the time t lies behind an edge at most ``limit * (1 + t / period)``; rounded down, one
-    permit more. Rounded up, a key that always asks for more gets up to one permit less in each period. Both counts
-    are exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above
-    that the previous count is rounded up, by less than a seventh of the limit, so a little less is admitted than by
-    the formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it. So any period
+    of which the time t lies behind a window's edge has at most ``limit * (1 + t / period)`` permits; rounded down, one
+    more. Rounded up, a key that always requests more gets up to one permit less in each period. Both counts are exact
+    as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second). Above that the
+    previous count is rounded up, by less than a seventh of the limit, so slightly fewer permits are allowed than by the
+    formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth is
     refused.
     """
     @overload

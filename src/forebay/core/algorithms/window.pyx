@@ -1,25 +1,25 @@
 """Fixed and sliding windows: the count, the window that it belongs to and its expiry in one cell.
 
-One CAS decides, so a count is never added to a window that another process has already left (the state would have
-changed). A process whose clock reading is from an earlier window than the state's takes the state's window for its own:
+One CAS decides, so no process adds to a window that another process has already left: the state would have changed,
+and the CAS fails. A process whose clock reading lies in an earlier window than the state counts in the state's window:
 time never goes back (I-7).
 
 Fixed window
 ------------
 The time in the state is the window's end, the low bits are the count.
 
-A window that begins with a key's first request is exactly a period long, too, though its end isn't known but from the
-state, where it is rounded up. For it begins at a *step*: one of moments that are further apart than times are rounded,
-and at which, as each period has the same, the window also ends. So the end is the last step that isn't later than the
-time in the state. A window begins at the last step before the first request, less than 2.5 quanta earlier than that.
+A window that begins with a key's first request is also exactly a period long, although only the state holds its end,
+rounded up. Such a window begins at a *step*. Steps are further apart than the rounding of times, and each period has
+the same steps, so the window also ends at a step: the last one that isn't later than the time in the state. A window
+begins at the last step before the first request, less than 2.5 quanta before it.
 
 Sliding window
 --------------
-An estimate of the last period: the current window's count, plus the previous window's weighted by how much of it the
-last period still covers. (Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017.)
-That part is rounded up or down; the state means the same with either. Both counts stand in the state; its time is the
-end of the window *after* the current one, when both are forgotten. If two whole counts don't fit, the previous one is
-kept in units of ``2**previous_shift``, rounded up.
+The estimate for the last period is the current window's count, plus the previous window's count times the share of
+that window that the last period still covers. (Cloudflare, "How we built rate limiting capable of scaling to millions
+of domains", 2017.) The previous window's part is rounded up or down; the state has the same format with either. The
+state holds both counts; its time is the end of the window *after* the current one, when both counts expire. If two
+whole counts don't fit, the previous one is kept in units of ``2**previous_shift``, rounded up.
 """
 
 cimport cython
@@ -42,17 +42,17 @@ from forebay.segment import layout
 
 
 cdef enum:
-    # Room above a limiter's own limit for the larger ones of its tiers, where it costs nothing.
+    # Bits above those of a limiter's own limit, for tiers with larger limits; fewer if a quantum would be too long.
     TIER_BITS = 10
-    # A quantum longer than this share of a window is avoided where it can be.
+    # A quantum is at most 2**-FINE_BITS of a window, where the counts leave enough bits.
     FINE_BITS = 16
     LEAST_PREVIOUS_BITS = 4
-    # Sliding windows of limits up to this round up, if they aren't told: one permit is a fifth of it, or more.
+    # The largest limit for which a sliding window rounds up by default: there one permit is a fifth of it, or more.
     MOST_ROUNDED_UP = 5
 
 
 def rounds_up(rounding, limit):
-    """Whether a sliding window of this limit rounds up what the window before still counts for."""
+    """Whether a sliding window with this limit rounds up the previous window's part of the estimate."""
     if rounding is not None and (not isinstance(rounding, str) or rounding not in ("up", "down")):
         raise InvalidLimiter(f"rounding is 'up' or 'down', not {shown(rounding)}; left out, it depends on the limit")
     return limit <= MOST_ROUNDED_UP if rounding is None else rounding == "up"
@@ -79,11 +79,11 @@ cdef bint fixed_give_back(
 
 
 cdef inline Counted first_counted(const LimitParams* params, uint64_t state, uint64_t now_ns) noexcept nogil:
-    """Of a window that began with the key's first request."""
+    """The count of a window that began with the key's first request."""
     cdef Counted counted
     cdef uint64_t rounded_ns = time_of(state, params.low_bits)
     counted.previous = 0
-    # The time in the state is later than the window's end by less than a quantum: before that no division is needed.
+    # The time in the state is less than a quantum later than the window's end: until then no division is needed.
     if rounded_ns > now_ns and (
         rounded_ns - now_ns > most_rounded_ns(params.low_bits) or last_step_ns(params, rounded_ns) > now_ns
     ):
@@ -114,7 +114,7 @@ cdef bint first_give_back(
     cdef Counted counted = first_counted(charge.params, state, now_ns)
     if was_charged_before(charge, state):
         return False
-    # The window stays what it is, though nothing is counted in it any more: its end was told to whoever asked.
+    # The window stays, even with a count of 0: earlier decisions have reported its end.
     next.state = counted.time | (counted.count - min(counted.count, charge.amount))
     return counted.count != 0
 
@@ -135,7 +135,7 @@ cdef bint sliding_take(
 cdef bint sliding_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    """From the current count first, then from the previous one."""
+    """Subtract from the current count first, then from the previous one."""
     cdef const Charge* charge = <const Charge*>parameters
     cdef Counted counted = sliding_counted(charge.params, state, now_ns)
     cdef uint64_t from_count = min(counted.count, charge.amount)
@@ -179,7 +179,7 @@ cdef class WindowLimiter(CellLimiter):
         return 0
 
     cdef uint64_t most(self) noexcept:
-        """The largest limit that its states can count to."""
+        """The largest limit that fits into its states."""
         return 0
 
 
@@ -187,16 +187,16 @@ cdef class WindowLimiter(CellLimiter):
 cdef class FixedWindow(WindowLimiter):
     """At most as many permits in each window as the rate allows per period.
 
-    ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. They begin at multiples of the
-    period by the wall clock; with ``align="first"`` with a key's first request after its last window ended (up to 1.25
-    ns for each permit of the limit before it, which keeps it all in one cell); with ``align="stagger"`` at a time of
-    each key's own, so that not all keys begin afresh at one moment.
+    ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. Windows begin at multiples of the
+    period by the wall clock. With ``align="first"`` a key's window begins with its first request after the last window
+    ended (up to 1.25 ns earlier for each permit of the limit, so that the state fits in one cell). With
+    ``align="stagger"`` each key's windows begin at an offset of its own, so that not all keys start afresh at once.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: never more than the limit in a window; so up to twice the limit within one period
-    that lies across two of them.
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: never more than the limit in a window; so up to twice the limit within one period that overlaps two
+    windows.
     """
 
     cdef readonly str align
@@ -260,20 +260,20 @@ cdef class SlidingWindow(WindowLimiter):
     """At most as many permits as the rate allows, in an estimate of the period up to now.
 
     ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
-    multiple of the period by the wall clock, plus the previous window's count times the share of it that the last
-    period still covers: as if those requests had come evenly. That part is rounded up or down, as `rounding` says
-    (``"up"``, ``"down"``); by default up for limits to 5, down for larger ones. Limiters of one name and rate share
-    their state, however they round. A rate for one call is rounded as the limiter's own.
+    multiple of the period by the wall clock, plus the previous window's count times the share of that window that the
+    last period still covers: as if its requests had come evenly. `rounding` (``"up"`` or ``"down"``) rounds that part;
+    the default is up for limits to 5, down for larger ones. Limiters of one name and rate share their state, however
+    they round. A rate for one call is rounded like the limiter's own.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
-    A decision is O(1), one CAS on one cache line in the usual case; a denied one writes nothing shared. 21 bytes of
-    the store per key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it. So
-    within a period of which the time t lies behind an edge at most ``limit * (1 + t / period)``; rounded down, one
-    permit more. Rounded up, a key that always asks for more gets up to one permit less in each period. Both counts
-    are exact as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second); above
-    that the previous count is rounded up, by less than a seventh of the limit, so a little less is admitted than by
-    the formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth
+    A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
+    key. Guarantee: never more than the limit in a window by the clock, and never an estimate above it. So any period
+    of which the time t lies behind a window's edge has at most ``limit * (1 + t / period)`` permits; rounded down, one
+    more. Rounded up, a key that always requests more gets up to one permit less in each period. Both counts are exact
+    as long as the limit squared is below about the period in ns (250,000 a minute, 30,000 a second). Above that the
+    previous count is rounded up, by less than a seventh of the limit, so slightly fewer permits are allowed than by the
+    formula. A limit up to a sixteenth of the period in ns is accepted (62 million a second), one above an eighth is
     refused.
     """
 
@@ -326,13 +326,13 @@ cdef class SlidingWindow(WindowLimiter):
 
     cdef uint64_t most(self) noexcept:
         cdef int count_bits = self.params.low_bits - self.params.previous_bits
-        # With a rounded previous count, rounding up must not carry out of its bits.
+        # A previous count that is rounded up must not overflow its bits.
         return low_mask(count_bits) if self.params.previous_shift == 0 else self.params.limit
 
     cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
         cdef const LimitParams* params = charge.params
         cdef Counted counted = sliding_counted(params, verdict.state, verdict.now_ns)
-        # Of a window that is later than ours, the part of it that we haven't come to counts for waiting.
+        # If the state's window is later than ours, the time before that window adds to the wait.
         cdef uint64_t to_end_ns = counted.end_ns - verdict.now_ns
         cdef uint64_t estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
         decision.available = params.limit - estimate if estimate < params.limit else 0
@@ -350,13 +350,13 @@ cdef uint64_t until_estimate(
         left_ns = left_for(params, counted.previous, most - counted.count)
         if left_ns != 0:
             return to_end_ns - min(left_ns, to_end_ns)
-        # Not before the window's end; and then its own count is the previous one, which may be rounded above `most`.
+        # Only after the window's end. Then its count is the previous one, which may be rounded above `most`.
     shifted = (counted.count + low_mask(params.previous_shift)) >> params.previous_shift
     return to_end_ns + params.period_ns - left_for(params, shifted, most)
 
 
 cdef uint64_t left_for(const LimitParams* params, uint64_t previous, uint64_t most) noexcept:
-    """How much of a window may be left, at most, for the previous count to be worth no more than `most`."""
+    """The most time that may be left of a window for the previous count's part to be at most `most`."""
     cdef uint64_t whole = previous << params.previous_shift
     if whole <= most:
         return params.period_ns

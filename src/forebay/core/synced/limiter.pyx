@@ -142,7 +142,7 @@ cdef void begin_pair(
     ForebayCell* cell, ForebayCell claim, ForebayCell* pair, uint64_t first, uint64_t second
 ) noexcept nogil:
     cdef ForebayCell wanted = ForebayCell(first, second)
-    # SYNC pair -> claim
+    # SYNC pair -> claim: the pair is read before the claim is seen to stand.
     cdef ForebayCell seen = load128_acquire(pair)
     while stands(cell, claim) and not cas128_acq_rel(pair, seen, wanted):
         seen = load128_acquire(pair)
@@ -159,7 +159,7 @@ cdef void begin_record(ForebayCell* cell, ForebayCell claim, const NamedCharge* 
 cdef class SyncedLimiter(CellLimiter):
     """Base class of the limiters that are synced; not used by itself.
 
-    A new key gets its name before it gets its cell, whichever way it is asked for.
+    Every method that may insert a key gives it a name before it gets a cell.
     """
 
     cdef int begin(
@@ -186,9 +186,9 @@ cdef class SyncedLimiter(CellLimiter):
         return self.extent.keys
 
     def reserve(self, key, cost=1, max_delay=None):
-        """Book `cost` permits of `key` and say after how many seconds they may be used, as far as this host knows.
+        """Book `cost` permits of `key`. The ``delay`` until they may be used is by this host's knowledge.
 
-        A window can't be booked ahead: it can only be charged what is allowed now.
+        A window can't be booked ahead: it only charges a request that is allowed now.
         """
         self.note(key, self.tag_of(key))
         return CellLimiter.reserve(self, key, cost, max_delay)

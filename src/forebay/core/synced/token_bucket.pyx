@@ -124,7 +124,7 @@ cdef void bucket_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, co
     cdef uint64_t* record = record_of(named.charge.params, cell)
     cdef ForebayCell seen, wanted
     begin_record(cell, claim, named)
-    # SYNC pair -> claim
+    # SYNC pair -> claim: the pair is read before the claim is seen to stand.
     seen = load128_acquire(pair_at(record, CHARGED))
     while stands(cell, claim):
         wanted.tag = wanted.state = seen.tag
@@ -139,8 +139,8 @@ cdef class SyncedTokenBucket(SyncedLimiter):
     """What ``TokenBucket`` is over a ``SyncedStore``; made by that.
 
     Each method decides in this host's memory, as over a ``Store``, and may be called from any thread and in asyncio's.
-    ``reset`` fills the bucket for this host, and tells the others what of that it had charged itself; what they have
-    charged is known again after the next exchange.
+    ``reset`` fills the bucket for this host, and reports to the others the part that this host had charged itself. The
+    next exchange brings back what they have charged.
     """
 
     cdef readonly object rate
@@ -208,10 +208,10 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         return gcra_describe(charge, verdict, decision)
 
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
-        """Of what this host has charged. The other hosts learn it.
+        """Give back at most what this host has charged. The other hosts learn it.
 
-        A reservation that is cancelled comes back as far as it hasn't been refilled, though what was learned of others
-        since lies behind it: that it was charged at all is known to be so.
+        A cancelled reservation gives back the part that hasn't been refilled, even if charges of other hosts that were
+        learned since lie behind it: the reservation itself is known to have been charged.
         """
         cdef Charge own = charge[0]
         cdef uint64_t state, now_ns
@@ -237,6 +237,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
                 return 0
             wanted.tag = tag
             wanted.state = next.state
+            # Linearizes here, on this host.
             if cas128_acq_rel(cell, seen, wanted):
                 fetch_add_relaxed(&record[CHARGED], next.state - seen.state)
                 return 0
@@ -263,6 +264,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             given = min(given, seen.state - now_ns)
             wanted.tag = tag
             wanted.state = now_ns
+            # Linearizes here, on this host.
             if cas128_acq_rel(cell, seen, wanted):
                 fetch_add_relaxed(&record[CHARGED], 0 - given)
                 return 0
@@ -280,7 +282,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         if load_acquire(&cell.tag) & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_TAT:
             return None
         while True:
-            # SYNC sequence -> reading
+            # SYNC sequence -> reading: the sequence is loaded before the cell and the clock are read.
             asked = wanted = load128_acquire(pair_at(record, CHARGED_REPORTED))
             seen = load128_acquire(cell)
             if seen.tag & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_TAT:
@@ -288,7 +290,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             reported = reported_in(asked.tag)
             is_reported = reported.us == charged_by_incarnation(record) // 1000 and not reported.is_unanswered
             if is_reported and (seen.state <= now_ns or not is_due(index, round_number)):
-                # There is nothing to tell of the time until now.
+                # There is nothing to report of the time until now.
                 wanted.state = max(asked.state, now_ns)
                 cas128_acq_rel(pair_at(record, CHARGED_REPORTED), asked, wanted)
                 return None
@@ -308,7 +310,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             reported.sequence = (reported.sequence + 1) & low_mask(SEQUENCE_BITS)
             reported.is_unanswered = True
             wanted.tag = reported_word(reported)
-            # SYNC reading -> sequence
+            # SYNC reading -> sequence: the sequence is raised after the cell and the clock were read.
             if cas128_acq_rel(pair_at(record, CHARGED_REPORTED), asked, wanted):
                 break
         return (
@@ -330,7 +332,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         cell = self.table.cells + index
         record = record_of(&self.params, cell)
         while True:
-            # SYNC pair -> claim
+            # SYNC pair -> claim: the pair is read before the cell, so the CAS fails after a later claim.
             seen = wanted = load128_acquire(pair_at(record, CHARGED_REPORTED))
             reported = reported_in(seen.tag)
             if load_acquire(&cell.tag) != tag or load_acquire(&record[INCARNATION]) != incarnation:

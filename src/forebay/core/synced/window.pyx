@@ -205,8 +205,8 @@ cdef class SyncedWindow(SyncedLimiter):
     """What ``FixedWindow`` and ``SlidingWindow`` are over a ``SyncedStore``; made by those.
 
     Each method decides in this host's memory, as those do over a ``Store``, and may be called from any thread and in
-    asyncio's. ``reset`` forgets what this host has counted, and tells the others so; what they have counted is known
-    again after the next exchange.
+    asyncio's. ``reset`` forgets what this host has counted, and reports that to the others. The next exchange brings
+    back what they have counted.
     """
 
     cdef readonly object rate
@@ -324,7 +324,7 @@ cdef class SyncedWindow(SyncedLimiter):
         if not self.read_counts(cell, load128_acquire(cell), now_ns, asks, &end_ns, &own, &previous):
             return None
         while True:
-            # SYNC sequence -> reading
+            # SYNC sequence -> reading: the sequence is loaded before the cell and the clock are read.
             asked = load128_acquire(pair_at(record, REPORTED))
             # The clock is read in this order, too: else the later report might be about the earlier window.
             time_ns = table_now(&self.table)
@@ -411,7 +411,7 @@ cdef class SyncedWindow(SyncedLimiter):
         cell = self.table.cells + index
         record = record_of(params, cell)
         while True:
-            # SYNC pair -> claim
+            # SYNC pair -> claim: the pair is read before the cell, so the CAS fails after a later claim.
             seen = load128_acquire(pair_at(record, OTHERS))
             if load_acquire(&cell.tag) != tag or load_acquire(&record[INCARNATION]) != incarnation:
                 return
@@ -420,6 +420,7 @@ cdef class SyncedWindow(SyncedLimiter):
             both = both_in(params, seen.tag, seen.state, end_ns)
             both.count = others_by(answer, both.count)
             both.before = others_by(answer_before, both.before)
+            # Linearizes here, for the others' counts.
             if cas128_acq_rel(pair_at(record, OTHERS), seen, pair_of(params, end_ns, sequence, both)):
                 break
         while True:
