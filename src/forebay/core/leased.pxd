@@ -6,12 +6,12 @@ from forebay.core.table.native cimport ForebayCell
 from forebay.core.table.table cimport UNDECIDED, Decide, Next, Outcome, Verdict
 
 
-# What a cell of permits means, and how long.
+# How to read the state of a cell of permits.
 cdef struct LeaseCharge:
     uint64_t amount              # of the request
     int permit_bits              # the lowest bits of a state
     int low_bits                 # all below its time
-    uint64_t longest_ns          # no lease ends later than so long after now
+    uint64_t longest_ns          # the longest time from now to the end of a lease
 
 
 # A step of a fetch, and what it met. The outcome is written by the decision function, whose last call is the one that
@@ -21,10 +21,10 @@ cdef struct Step:
     uint64_t epoch_ns            # of the segment
     uint64_t amount              # of the request that fetches
     uint64_t stamp               # of the clock, in the units of generations
-    uint64_t keep_ns             # a cell without permits is kept for so long
+    uint64_t keep_ns             # how long a cell without permits is kept
     uint64_t generation              # the generation that must still be there
     uint64_t granted
-    uint64_t dropped             # so many of those that were reported don't count any more
+    uint64_t dropped             # the number of reported permits that don't count any more
     uint64_t end_ns              # of the lease
     uint64_t same_ns             # permits of a lease that ends so much earlier are not of the same one
     bint was_known

@@ -101,8 +101,8 @@ Crash and stall
 ---------------
 * Before the request was sent: the fetch slot is closed until its time; the next fetch begins then.
 * After it was sent, or with the reply: the same. The grant stays on loan until the next report, and is lost. The next
-  fetch asks for no more than it needs, as does every fetch until a reply has come. So of several lost replies in a row,
-  the first loses a batch, and each other one loses what its request would have had.
+  fetch borrows no more than it needs, as does every fetch until a reply arrives. So if several replies in a row are
+  lost, the first one loses a batch, and each other one loses what its request would have had.
 * Between deposit and leaving the fetch slot: the same; meanwhile requests spend what was deposited.
 * After a withdrawal: the withdrawn permits stay on loan until the next report or the lease's end, and are lost.
 * A reserved fetch slot whose waiter was killed, or was served meanwhile: the others wait until its time.
@@ -506,7 +506,7 @@ cdef class Permits(Limiter):
         return self.checked_cost(cost)
 
     def tag(self, key):
-        """What the steps of a fetch know a key by."""
+        """The tag by which the steps of a fetch identify a key."""
         return fingerprint_of(hash_key_of(key, self.hash_key)) | FOREBAY_KIND_COUNT
 
     def now_ns(self):
@@ -515,7 +515,7 @@ cdef class Permits(Limiter):
         return table_now(&self.table)
 
     def take(self, uint64_t tag, uint64_t cost):
-        """Whether so many permits were there, and have been taken."""
+        """Take `cost` permits of the lease; False if it doesn't have as many."""
         cdef Verdict verdict
         cdef LeaseCharge charge = self.unit
         charge.amount = cost
@@ -572,7 +572,7 @@ cdef class Permits(Limiter):
         self.amend(self.fetch_slot_of(tag), leave_fetch_slot, &request)
 
     def shrink(self, uint64_t tag):
-        """What was borrowed hasn't been needed."""
+        """Borrow less next time, as the last batch was not needed."""
         self.amend(self.fetch_slot_of(tag), lower_size, NULL)
 
     def begin(self, uint64_t tag):

@@ -95,13 +95,13 @@ cdef enum:
     DEFAULT_WORDS = 1 << 16
 
 
-# What a state says at a time.
+# A state, decoded at a given time.
 cdef struct Summed:
-    uint64_t bucket              # the number of the current one
-    uint64_t newest              # of the one in which the key was last allowed something
+    uint64_t bucket              # the number of the current bucket
+    uint64_t newest              # the number of the bucket in which the key was last allowed a permit
     bint fresh                   # nothing in the window; then `newest` means nothing
-    uint64_t total               # running
-    uint64_t sum                 # of the window
+    uint64_t total               # the running total
+    uint64_t sum                 # the window's sum
 
 
 cdef inline uint64_t* marks_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
@@ -114,12 +114,12 @@ cdef inline uint64_t begin_ns(const LimitParams* params, uint64_t bucket) noexce
 
 
 cdef inline uint64_t bucket_of(const LimitParams* params, uint64_t state) noexcept nogil:
-    """In which the last request of a state was allowed. Rounding up, by less than half a bucket, doesn't change it."""
+    """The bucket of a state's last allowed request. Rounding up, by less than half a bucket, doesn't change it."""
     return (time_of(state, params.low_bits) + params.phase_ns) // params.period_ns - params.buckets
 
 
 cdef inline uint64_t first_of(const LimitParams* params, uint64_t bucket) noexcept nogil:
-    """The oldest bucket of the window that ends with this one."""
+    """The oldest bucket of the window that ends with `bucket`."""
     return bucket + 1 - params.buckets if bucket + 1 > <uint64_t>params.buckets else 0
 
 
@@ -181,7 +181,7 @@ cdef inline bint is_behind(const LimitParams* params, uint64_t mark, uint64_t to
 cdef inline void raise_mark(
     const LimitParams* params, uint64_t* marks, uint64_t bucket, uint64_t total, bint new
 ) noexcept nogil:
-    """See to it that the bucket's mark is at least `total`; if there is none, only if it may be `new`."""
+    """Raise the bucket's mark to `total`, unless it is larger; write a missing mark only if it may be `new`."""
     cdef uint64_t* place = &marks[bucket % params.buckets]
     cdef uint64_t seen = load_acquire(place)
     while (
@@ -194,7 +194,7 @@ cdef inline void raise_mark(
 cdef void raise_marks(
     const LimitParams* params, uint64_t* marks, uint64_t first, uint64_t last, uint64_t total
 ) noexcept nogil:
-    """To `total`, those of the buckets from `last` down to `first`."""
+    """Raise the marks of the buckets from `last` down to `first` to `total`."""
     cdef uint64_t bucket = last + 1
     while bucket > first:
         bucket -= 1
@@ -217,7 +217,7 @@ cdef bint bucketed_take(
 cdef void bucketed_prepare(
     ForebayCell* cell, uint64_t state, const Next* next, const void* parameters
 ) noexcept nogil:
-    """The mark of a bucket that the next state is the first in."""
+    """Write the mark of a bucket before the first state in it."""
     cdef const LimitParams* params = (<const Charge*>parameters).params
     cdef uint64_t* marks = marks_of(params, cell)
     cdef uint64_t total = low_of(state, params.low_bits)
@@ -233,7 +233,7 @@ cdef void bucketed_prepare(
 cdef bint bucketed_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    """At most what the newest bucket holds; the state stays as it is."""
+    """Give back at most what the newest bucket holds; the state doesn't change."""
     cdef const Charge* charge = <const Charge*>parameters
     cdef const LimitParams* params = charge.params
     cdef Summed now = summed(params, cell, state, now_ns)
@@ -258,12 +258,12 @@ cdef bint bucketed_give_back(
         while mark >> params.low_bits == bucket:
             raised = low_of(mark + amount, params.low_bits)
             if bucket == now.newest:
-                # Read after the mark: others may have charged, and given back, since the first reading.
+                # Read after the mark: other processes may have charged and given back since the first reading.
                 seen = load128_acquire(cell)
                 if seen.tag == tag and (seen.state ^ state) & ~low_mask(params.low_bits) == 0:
                     ceiling = low_of(seen.state, params.low_bits)
             elif newer != NULL:
-                # The marks never fall from one bucket to the next; and others may have raised the newer one further.
+                # Marks never fall from one bucket to the next. Another process may have raised the newer mark further.
                 raised_newer = load_acquire(newer)
                 if raised_newer >> params.low_bits == newer_bucket:
                     ceiling = low_of(raised_newer, params.low_bits)
@@ -386,7 +386,7 @@ cdef class BucketedWindow(CellLimiter):
         cdef const LimitParams* params = charge.params
         cdef Summed now = summed(params, verdict.cell, verdict.state, verdict.now_ns)
         if verdict.full:
-            # Allowed though the table is full: as if it had been counted.
+            # Allowed because the table is full: describe it as if it had been counted.
             now.sum = charge.amount
             now.newest = now.bucket
         decision.available = params.limit - now.sum if now.sum < params.limit else 0
@@ -398,7 +398,7 @@ cdef class BucketedWindow(CellLimiter):
 
 
 cdef uint64_t until_sum(const LimitParams* params, const Verdict* verdict, const Summed* now, uint64_t most) noexcept:
-    """How long until the window's sum is at most `most`, if nothing else is allowed.
+    """The time until the window's sum is at most `most`, if nothing else is allowed.
 
     That is when the last bucket leaves at whose beginning the total was further behind than that.
     """

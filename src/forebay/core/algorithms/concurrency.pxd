@@ -1,4 +1,4 @@
-"""What a concurrency limiter is in each process, and a lease."""
+"""The fields of a concurrency limiter in each process, and of a lease."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
@@ -32,9 +32,9 @@ cdef class Concurrency(Limiter):
     cdef object owners
     cdef uint64_t me                     # this process as an owner
     cdef uint64_t my_forks               # for which `me` is right
-    cdef uint64_t watch_again_ns         # when ended processes may be looked for again
+    cdef uint64_t watch_again_ns         # the earliest time of the next search for ended processes
     cdef ForebayCell* scanned           # the cell whose slots were all found held, and until when at the least
-    cdef uint64_t scan_again_ns          # when they may be looked at again
+    cdef uint64_t scan_again_ns          # the earliest time of their next scan
     cdef uint64_t first_end_ns
     cdef dict unleased                       # by tag, what was taken without a lease object: lists of (slot, end)
     cdef Py_ssize_t unleased_swept           # how many tags there may be before lapsed ones are swept out

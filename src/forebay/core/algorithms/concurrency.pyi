@@ -17,11 +17,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @final
 class Lease:
-    """Permits that are held. True when there are any.
+    """Permits that this process holds. True if the request was allowed.
 
-    Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
-    or with the process; it doesn't end when this object is garbage. ``full``: the store had no room for the key, and
-    its ``on_full`` has decided.
+    Give them back with ``release``, or use the lease as a context manager. Without that, the permits come back at the
+    end of the lease, or with the end of the process, but not when this object is garbage. ``full``: the store had no
+    room for the key, and its ``on_full`` decided.
     """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property
@@ -29,7 +29,7 @@ class Lease:
     @property
     def full(self) -> bool: ...
     def release(self) -> bool:
-        """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
+        """Give the permits back. Whether they were still held. Does nothing if repeated or after the lease's end."""
     def renew(self) -> bool:
         """Restart the lease. False if it has ended; then another request may hold the permits."""
     def __bool__(self) -> bool: ...
@@ -52,28 +52,27 @@ class Concurrency(Limiter):
     ``Concurrency(store, "reports", 20)``, then one of
 
     * ``with reports.hold("user:42", timeout=0.5):`` or ``async with``: waits for a permit, gives it back at the end of
-      the block, and raises ``LimitExceeded`` if there was none in time; the default is to wait for as long as it takes;
+      the block, and raises ``LimitExceeded`` if there was none in time; without a timeout it waits until there is one;
     * ``lease = reports.acquire("user:42")``: at once or not at all; then ``lease.release()``, or ``with lease:``;
     * ``@reports.limited("nightly")``: each call of the function holds a permit;
     * ``allow``, ``hit``, ``wait`` and the other methods of every limiter: they take permits that ``refund`` gives back.
 
-    A permit comes back when it is given back, when the process that holds it has ended, however it ended, or at the
-    end of its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews it: ``lease.renew()``.
+    A permit becomes free when it is given back, when the process that holds it has ended in any way, or at the end of
+    its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews the lease: ``lease.renew()``.
 
-    `keys` is how many keys can be live at once, that is, have been used in the last two leases; by default as many
-    as half a megabyte holds, but at least 64. Each takes 16 bytes for every permit and a bit (and from 49
-    keys on a third of that again, of some dozens up to two thirds); ``Concurrency.bytes_needed(limit, keys=...)`` says
-    how much that is altogether. It is taken when the limiter is first made, behind the store's table, and kept until
-    the store is unlinked.
+    `keys` is the number of keys that can be live at once, that is, used within the last two leases; by default as many
+    as half a megabyte holds, but at least 64. Each key takes 16 bytes and a bit for every permit (and from 49 keys on a
+    third of that again, of some dozens up to two thirds); ``Concurrency.bytes_needed(limit, keys=...)`` is the sum. The
+    first limiter of the name allocates the memory, behind the store's table; it stays until the store is unlinked.
 
-    Raises ``InvalidLimiter``, ``InvalidRate`` for a lease that is none, ``TooManyLimiters``, and
-    ``SegmentSpaceError`` with the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a
-    permit belongs to the process that took it, not to its children. Between pid namespaces (containers that share
-    ``/dev/shm``) an ended process is only noticed by the end of its leases; docs/operations.md has what else delays it.
+    Raises ``InvalidLimiter``, ``InvalidRate`` for an invalid lease, ``TooManyLimiters``, and ``SegmentSpaceError`` with
+    the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a permit belongs to the process
+    that took it, not to its children. Between pid namespaces (containers that share ``/dev/shm``) only the end of its
+    leases shows that a process has ended; docs/operations.md has what else delays it.
 
-    Taking and giving back is O(1) in the usual case, two CASes each. Before they deny, ``allow`` and ``acquire`` look
-    at a bit for each slot, and every tenth of a millisecond at the slots; ``hit`` and ``peek`` look at all slots each
-    time, to say when. Guarantee: never more than `limit` permits held, over all processes.
+    Taking and giving back is usually O(1), with two CASes each. Before ``allow`` and ``acquire`` deny, they read a bit
+    for each slot, and every tenth of a millisecond the slots. ``hit`` and ``peek`` read all slots each time, for
+    ``retry_after``. Guarantee: never more than `limit` permits held, over all processes.
     """
     @overload
     def __new__(
@@ -116,19 +115,19 @@ class Concurrency(Limiter):
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> Hold:
         """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
 
-        Entering raises ``LimitExceeded`` if they don't come free within `timeout`: text like ``"500 ms"``, seconds or
-        a ``timedelta``; None is for as long as it takes.
+        Entering raises ``LimitExceeded`` if they don't become free within `timeout`: text like ``"500 ms"``, seconds or
+        a ``timedelta``. With None it waits until they are free.
         """
     def limited(
         self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
     ) -> Callable[[_F], _F]:
         """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
 
-        `key` is a key, or a callable that makes one of the call's arguments.
+        `key` is a key, or a callable that makes a key from the call's arguments.
         """
     def _take_unleased(self, key: Key, cost: int) -> Lease: ...
     def exceeded(self, key: Key) -> LimitExceeded:
-        """The exception that says that there was no permit of `key` in time."""
+        """The exception for a wait in which no permit of `key` became free in time."""
     def allow(self, key: Key, /) -> bool:
         """Take one permit of `key` and say whether it was free. It comes back by ``refund``, or as leases do."""
     def hit(self, key: Key, cost: int = 1) -> Decision:
@@ -137,7 +136,7 @@ class Concurrency(Limiter):
         ``retry_after`` is the time until enough leases end if no permit is given back before.
         """
     def peek(self, key: Key, cost: int = 1) -> Decision:
-        """What ``hit`` would decide now, without taking anything."""
+        """The decision that ``hit`` would return now. Takes nothing."""
     def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
         """A list of bools, one per key, decided in order: ``allow`` for each. `costs` is an iterable of as many."""
     def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Reservation:
@@ -152,4 +151,4 @@ class Concurrency(Limiter):
         If those are fewer, all of them.
         """
     def reset(self, key: Key) -> None:
-        """Take all permits of `key` away from whoever holds them."""
+        """Free all permits of `key`, whichever process holds them."""

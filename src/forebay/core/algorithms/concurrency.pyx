@@ -49,7 +49,8 @@ cdef enum:
     # The default size of the records of all keys.
     DEFAULT_WORDS = 1 << 16
     SWEEP_AT_LEAST = 1024
-    # So seldom, while denials follow each other, all slots are looked at and ended processes looked for.
+    # The least time between two scans of all slots, and between two searches for ended processes, while denials follow
+    # each other.
     WATCH_INTERVAL_NS = 100_000
     LONGEST_WATCH_INTERVAL_NS = 10_000_000
 
@@ -57,14 +58,14 @@ cdef enum:
 cdef bint touch(
     ForebayCell* cell, uint64_t tag, uint64_t forget_ns, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    """Not to be forgotten before a lease that begins now has ended. Further than that, so as to be rare."""
+    """Keep the key's cell at least until a lease that begins now ends. Writes up to two leases, so writes are rare."""
     cdef uint64_t lease_ns = (<const uint64_t*>parameters)[0]
     next.state = now_ns + 2 * lease_ns
     return forget_ns < now_ns + lease_ns or forget_ns >> TIME_BITS != 0
 
 
 cdef int trim(list held, uint64_t now_ns) except -1:
-    """Take the leases that have ended off a list. The oldest come first."""
+    """Remove the leases that have ended from a list, oldest first."""
     cdef int ended = 0
     for _, end_ns in held:
         if <uint64_t>end_ns > now_ns:
@@ -77,20 +78,20 @@ cdef int trim(list held, uint64_t now_ns) except -1:
 @cython.final
 @cython.freelist(64)
 cdef class Lease:
-    """Permits that are held. True when there are any.
+    """Permits that this process holds. True if the request was allowed.
 
-    Give them back with ``release``, or use the lease as a context manager. It ends by itself at the end of the lease,
-    or with the process; it doesn't end when this object is garbage. ``full``: the store had no room for the key, and
-    its ``on_full`` has decided.
+    Give them back with ``release``, or use the lease as a context manager. Without that, the permits come back at the
+    end of the lease, or with the end of the process, but not when this object is garbage. ``full``: the store had no
+    room for the key, and its ``on_full`` decided.
     """
 
-    __signature__ = Signature()  # of no compiled class does inspect find one by itself
+    __signature__ = Signature()  # inspect finds no signature of a compiled class by itself
 
     def __init__(self):
         raise TypeError("leases are made by limiters: use limiter.acquire(key)")
 
     def release(self):
-        """Give the permits back. Whether they were still held; again, or after the lease has ended, does nothing."""
+        """Give the permits back. Whether they were still held. Does nothing if repeated or after the lease's end."""
         cdef bint held = False
         cdef Slots slots
         self.released = True
@@ -164,28 +165,27 @@ cdef class Concurrency(Limiter):
     ``Concurrency(store, "reports", 20)``, then one of
 
     * ``with reports.hold("user:42", timeout=0.5):`` or ``async with``: waits for a permit, gives it back at the end of
-      the block, and raises ``LimitExceeded`` if there was none in time; the default is to wait for as long as it takes;
+      the block, and raises ``LimitExceeded`` if there was none in time; without a timeout it waits until there is one;
     * ``lease = reports.acquire("user:42")``: at once or not at all; then ``lease.release()``, or ``with lease:``;
     * ``@reports.limited("nightly")``: each call of the function holds a permit;
     * ``allow``, ``hit``, ``wait`` and the other methods of every limiter: they take permits that ``refund`` gives back.
 
-    A permit comes back when it is given back, when the process that holds it has ended, however it ended, or at the
-    end of its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews it: ``lease.renew()``.
+    A permit becomes free when it is given back, when the process that holds it has ended in any way, or at the end of
+    its `lease`: text, seconds or a ``timedelta``. Work that takes longer renews the lease: ``lease.renew()``.
 
-    `keys` is how many keys can be live at once, that is, have been used in the last two leases; by default as many
-    as half a megabyte holds, but at least 64. Each takes 16 bytes for every permit and a bit (and from 49
-    keys on a third of that again, of some dozens up to two thirds); ``Concurrency.bytes_needed(limit, keys=...)`` says
-    how much that is altogether. It is taken when the limiter is first made, behind the store's table, and kept until
-    the store is unlinked.
+    `keys` is the number of keys that can be live at once, that is, used within the last two leases; by default as many
+    as half a megabyte holds, but at least 64. Each key takes 16 bytes and a bit for every permit (and from 49 keys on a
+    third of that again, of some dozens up to two thirds); ``Concurrency.bytes_needed(limit, keys=...)`` is the sum. The
+    first limiter of the name allocates the memory, behind the store's table; it stays until the store is unlinked.
 
-    Raises ``InvalidLimiter``, ``InvalidRate`` for a lease that is none, ``TooManyLimiters``, and
-    ``SegmentSpaceError`` with the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a
-    permit belongs to the process that took it, not to its children. Between pid namespaces (containers that share
-    ``/dev/shm``) an ended process is only noticed by the end of its leases; docs/operations.md has what else delays it.
+    Raises ``InvalidLimiter``, ``InvalidRate`` for an invalid lease, ``TooManyLimiters``, and ``SegmentSpaceError`` with
+    the bytes needed if there is no room. Threads, processes, fork: see ``Limiter``; a permit belongs to the process
+    that took it, not to its children. Between pid namespaces (containers that share ``/dev/shm``) only the end of its
+    leases shows that a process has ended; docs/operations.md has what else delays it.
 
-    Taking and giving back is O(1) in the usual case, two CASes each. Before they deny, ``allow`` and ``acquire`` look
-    at a bit for each slot, and every tenth of a millisecond at the slots; ``hit`` and ``peek`` look at all slots each
-    time, to say when. Guarantee: never more than `limit` permits held, over all processes.
+    Taking and giving back is usually O(1), with two CASes each. Before ``allow`` and ``acquire`` deny, they read a bit
+    for each slot, and every tenth of a millisecond the slots. ``hit`` and ``peek`` read all slots each time, for
+    ``retry_after``. Guarantee: never more than `limit` permits held, over all processes.
     """
 
     may_free_early = True
@@ -235,12 +235,12 @@ cdef class Concurrency(Limiter):
         return slots
 
     cdef int check_process(self) except -1:
-        """Before a slot is taken: after a fork, this is another owner, and holds nothing."""
+        """Called before a slot is taken. After a fork, this process is a new owner and holds nothing."""
         cdef int i
         self.ensure_attached()
         if self.my_forks != self.segment.forks[0]:
             owners = Owners()
-            # That ran Python code: another thread may have been faster, and have taken permits since.
+            # Owners() ran Python code: another thread may have made its own first, and taken permits since.
             if self.my_forks == self.segment.forks[0]:
                 return 0
             self.owners = owners
@@ -248,13 +248,13 @@ cdef class Concurrency(Limiter):
             self.unleased = {}
             self.unleased_swept = SWEEP_AT_LEAST
             for i in range(HINTS):
-                # Each process begins elsewhere, so that they don't fight for the same slots.
+                # Each process starts at another slot, so that processes don't contend for the same slots.
                 self.hints[i] = multiply_high((self.me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit)
             self.my_forks = self.segment.forks[0]
         return 0
 
     cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0:
-        """See to it that the key has a cell for long enough. The end of a lease that begins now."""
+        """Keep a cell for the key until the end of a lease that begins now. Returns that end."""
         cdef uint64_t tag = self.tag_of(key)
         return self.begin_lease_of(tag, verdict)
 
@@ -276,12 +276,12 @@ cdef class Concurrency(Limiter):
         return verdict.now_ns + self.lease
 
     cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, ForebayCell lease) except -2:
-        """One slot; -1 if all are held."""
+        """Take one slot; -1 if all are held."""
         cdef size_t hint = (verdict.cell - self.table.cells) % HINTS
         cdef int64_t slot = take_any_slot(slots, self.hints[hint], lease, verdict.now_ns)
         cdef uint64_t now_ns
         if slot < 0:
-            # Looking at the slots themselves takes as long as there are many: not for every denial of a flood.
+            # A scan of the slots themselves is O(limit): too slow for every denial in a flood of requests.
             now_ns = monotonic_ns()
             if (
                 self.scanned == verdict.cell and now_ns < max(self.scan_again_ns, self.watch_again_ns)
@@ -298,14 +298,14 @@ cdef class Concurrency(Limiter):
         return slot
 
     cdef bint free_ended(self, const Slots* slots) except -1:
-        """Take away the slots of processes that have ended. Whether there were any."""
+        """Free the slots of processes that have ended. Whether there were any."""
         cdef uint64_t i
         cdef ForebayCell seen
         cdef bint any_freed = False
         cdef uint64_t now_ns = monotonic_ns()
         if now_ns < self.watch_again_ns:
             return False
-        # First: other threads come here while this one looks.
+        # Set first, as other threads may call this during the search.
         self.watch_again_ns = now_ns + WATCH_INTERVAL_NS
         owners = set()
         for i in range(slots.count):
@@ -318,7 +318,7 @@ cdef class Concurrency(Limiter):
                 seen = load128_acquire(&slots.slots[i])
                 if seen.tag != 0 and seen.tag in dead:
                     any_freed |= free_slot(slots, i, seen)
-        # Looking at many takes longer than that: a tenth of the time at the most.
+        # With many slots a search takes longer than the interval. It may take at most about a tenth of the time.
         self.watch_again_ns = max(
             self.watch_again_ns, now_ns + min(11 * (monotonic_ns() - now_ns), <uint64_t>LONGEST_WATCH_INTERVAL_NS))
         return any_freed
@@ -331,7 +331,7 @@ cdef class Concurrency(Limiter):
         cdef int64_t slot
         cdef list taken
         lease.state = self.begin_lease_of(tag, verdict)
-        # Now: that may have found that this process is another owner, after a fork.
+        # Read now: after a fork, begin_lease_of has made this process a new owner.
         lease.tag = self.me
         if verdict.cell == NULL:
             return [] if verdict.outcome == ALLOWED else None
@@ -382,7 +382,7 @@ cdef class Concurrency(Limiter):
         return True
 
     cdef int add_unleased(self, uint64_t tag, list taken, uint64_t now_ns) except -1:
-        """Remember what was taken, and forget what has ended since: that needs no giving back."""
+        """Remember the permits that were taken, and forget those whose lease has ended."""
         cdef list held
         if taken:
             held = self.unleased.setdefault(tag, [])
@@ -430,15 +430,15 @@ cdef class Concurrency(Limiter):
     def hold(self, key, cost=1, timeout=None):
         """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
 
-        Entering raises ``LimitExceeded`` if they don't come free within `timeout`: text like ``"500 ms"``, seconds or
-        a ``timedelta``; None is for as long as it takes.
+        Entering raises ``LimitExceeded`` if they don't become free within `timeout`: text like ``"500 ms"``, seconds or
+        a ``timedelta``. With None it waits until they are free.
         """
         return holding.Hold(self, key, cost, timeout)
 
     def limited(self, key, cost=1, timeout=None):
         """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
 
-        `key` is a key, or a callable that makes one of the call's arguments.
+        `key` is a key, or a callable that makes a key from the call's arguments.
         """
         return holding.limited(self, key, cost, timeout)
 
@@ -456,7 +456,7 @@ cdef class Concurrency(Limiter):
         return self.new_lease(key, taken, &verdict, lease_of(self.me, 0))
 
     def exceeded(self, key):
-        """The exception that says that there was no permit of `key` in time."""
+        """The exception for a wait in which no permit of `key` became free in time."""
         return LimitExceeded(self.name, self.limit, self.peek(key).retry_after)
 
     @cython.binding(False)
@@ -484,13 +484,13 @@ cdef class Concurrency(Limiter):
         if verdict.full:
             decision.flags = NO_ROOM
         if verdict.full and not allowed:
-            # Nothing is known of the key; the state is the time at which a cell of its neighbourhood is free.
+            # The key has no state. The verdict's state is the time at which a cell of its probe set becomes free.
             decision.available = 0
             decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
         return decision
 
     def peek(self, key, cost=1):
-        """What ``hit`` would decide now, without taking anything."""
+        """The decision that ``hit`` would return now. Takes nothing."""
         cdef uint64_t tag = self.tag_of(key)
         cdef int64_t slots = self.checked_cost(cost)
         cdef Slots found
@@ -505,7 +505,7 @@ cdef class Concurrency(Limiter):
         return self.decision(cell, now_ns, slots, None)
 
     cdef Decision decision(self, const ForebayCell* cell, uint64_t now_ns, int64_t cost, object allowed):
-        """From the slots as they are. With `allowed` None, whether `cost` permits are free."""
+        """The Decision for the current slots. With `allowed` None, it allows if `cost` permits are free."""
         cdef Decision decision = Decision.__new__(Decision)
         cdef Slots slots
         cdef ForebayCell seen
@@ -570,13 +570,13 @@ cdef class Concurrency(Limiter):
         waiting.released(self, key)
 
     def _cancel(self, key, cost, uint64_t charged_state):
-        """For ``Reservation``: give back what was taken until that time."""
+        """For ``Reservation``: give back permits whose lease ends at `charged_state`."""
         self.check_process()
         self.give_back(self.tag_of(key), cost, charged_state)
         waiting.released(self, key)
 
     cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1:
-        """Free unleased permits: those taken until `until_ns`, or any if that is 0."""
+        """Free unleased permits: those whose lease ends at `until_ns`, or any if that is 0."""
         cdef uint64_t state, now_ns
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
         cdef list held = self.unleased.get(tag)
@@ -587,18 +587,18 @@ cdef class Concurrency(Limiter):
         if until_ns != 0:
             cost = self.free_unleased(cell, held, cost, until_ns)
         if until_ns == 0 or until_ns > now_ns:
-            # A refund knows no permits, and may have freed one of these instead of its own: then that one goes.
+            # A refund can't tell permits apart, and may have freed one of these instead of its own. Then free that one.
             self.free_unleased(cell, held, cost, 0)
         if not held:
             self.unleased.pop(tag, None)
         return 0
 
     cdef int64_t free_unleased(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1:
-        """How many of them there were too few."""
+        """Free up to `cost` of the permits in `held`; return the number that is missing."""
         cdef Slots slots
         cdef Py_ssize_t i = 0
         cdef bint was_held
-        # The oldest first: what is left then lasts longer than need be, never less.
+        # Oldest first: the permits that are left may last longer than necessary, but never shorter.
         while i < len(held) and cost > 0:
             slot, end_ns = held[i]
             if until_ns != 0 and end_ns != until_ns:
@@ -610,12 +610,12 @@ cdef class Concurrency(Limiter):
                 slots = self.slots_of(cell)
                 was_held = free_slot(&slots, slot, lease_of(self.me, end_ns))
                 self.hints[(cell - self.table.cells) % HINTS] = slot
-            # One that was taken away, by reset or with the key's cell, is none to give back: any next one is.
+            # A permit that a reset or the loss of the key's cell took away doesn't count: the next one is freed.
             cost -= was_held or until_ns != 0
         return cost
 
     def reset(self, key):
-        """Take all permits of `key` away from whoever holds them."""
+        """Free all permits of `key`, whichever process holds them."""
         cdef Slots slots
         cdef uint64_t i, state
         cdef uint64_t tag = self.tag_of(key)
@@ -635,7 +635,7 @@ cdef class Concurrency(Limiter):
         return 0
 
     cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1:
-        """Whether enough slots are free, or would be."""
+        """Whether enough slots are free, or would be for a new cell."""
         cdef Slots slots
         cdef uint64_t i, state, free = 0
         self.check_process()
@@ -646,7 +646,7 @@ cdef class Concurrency(Limiter):
         if attempt.verdict.cell == NULL:
             return True
         slots = self.slots_of(attempt.verdict.cell)
-        # A hint is enough here: it is the commit that takes them.
+        # Hints are enough here: the commit takes the slots.
         for i in range((slots.count + 63) // 64):
             free += free_bits(&slots, i) != 0
         if free >= attempt.charge.amount:
@@ -671,7 +671,7 @@ cdef class Concurrency(Limiter):
         return allowed
 
     cdef int roll_back(self, Attempt* attempt) except -1:
-        # What was allowed because the table was full has left nothing in it.
+        # A request that was allowed because the table was full holds no slot.
         if not attempt.verdict.full:
             self.give_back(attempt.tag, attempt.charge.amount, attempt.verdict.state)
         return 0

@@ -22,17 +22,17 @@ cdef enum:
     NAME = FOREBAY_SYNCED_NAME_WORD
     # The id of the claim by which the key came to the cell.
     INCARNATION = FOREBAY_SYNCED_INCARNATION_WORD
-    # Of the words before and of the cell's tag: they belong together.
+    # The checksum of the words before and of the cell's tag: shows that they belong together.
     CHECKSUM = FOREBAY_SYNCED_CHECKSUM_WORD
-    # Of a window, two pairs of words: a window's id and a sequence, and the counts of that window and the one before.
-    # By other hosts, as the reply to the report with this sequence has it.
+    # A synced window has two pairs of words: a window's id and a sequence, and the counts of that window and the one
+    # before. The counts of other hosts, from the reply to the report with this sequence:
     OTHERS = FOREBAY_SYNCED_OTHERS_WORD
-    # By this host, as Redis knows it; the sequence of the last report.
+    # The counts of this host that Redis knows; the sequence of the last report:
     REPORTED = FOREBAY_SYNCED_REPORTED_WORD
-    # Of a bucket, two pairs of words.
-    # ns that the cell's keys have been charged, less what was given back; it never stops.
+    # A synced bucket has two pairs of words. The ns that the cell's keys have been charged, less what was given back;
+    # it runs on from key to key:
     CHARGED = FOREBAY_SYNCED_CHARGED_WORD
-    # What that was when the incarnation began.
+    # CHARGED when the incarnation began.
     CHARGED_BEFORE = FOREBAY_SYNCED_CHARGED_BEFORE_WORD
     # us of the incarnation that Redis knows of, and the sequence of the last report.
     CHARGED_REPORTED = FOREBAY_SYNCED_CHARGED_REPORTED_WORD
@@ -43,13 +43,13 @@ cdef enum:
 
 cdef enum:
     COUNT_BITS = FOREBAY_SYNCED_COUNT_BITS  # of a word of a window
-    # One exchange reports one in so many of the keys of which Redis knows all.
+    # An exchange reports one in `IDLE_ROUNDS` of the keys of which Redis knows everything.
     IDLE_ROUNDS = 8
     # In place of a round number: read only; nothing is marked as about to be reported.
     LOOK_ONLY = -3
 
 
-# A request, with what its key is called at Redis.
+# A charge, with the name of its key at Redis.
 cdef struct NamedCharge:
     Charge charge                # first: a pointer to it is a pointer to this
     uint64_t[2] name

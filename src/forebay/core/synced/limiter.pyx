@@ -242,7 +242,7 @@ cdef class SyncedLimiter(CellLimiter):
         return attempt.verdict.outcome == ALLOWED
 
     cdef int note(self, object key, uint64_t tag) except -1:
-        """What a key is called, if it may have to be inserted: that takes a microsecond."""
+        """Compute and keep the name of a key that has no cell. That takes a microsecond."""
         cdef uint64_t state
         if table_find(&self.table, tag, &state) == NULL and tag not in self.names:
             if len(self.names) >= MOST_NAMES:
@@ -278,7 +278,7 @@ cdef class SyncedLimiter(CellLimiter):
         cdef uint64_t index
         cdef uint64_t unnamed = 0
         cdef list reports = []
-        # Where it follows Python's time, it stands still from here on.
+        # A segment's clock that follows Python's stands still from here on.
         cdef uint64_t now_ns = self.segment.now_ns()
         for index in range(first, min(last, self.extent.used_cells)):
             report = self.report_of(index, now_ns, round_number, &unnamed)

@@ -86,12 +86,12 @@ from forebay.segment.extents import Purpose
 
 
 cdef enum:
-    # Of CHARGED_REPORTED. If a sequence repeats because a process was stopped meanwhile, REPORTED_UNTIL differs.
+    # Bits of CHARGED_REPORTED. If a sequence repeats while a process is stopped, REPORTED_UNTIL differs.
     SEQUENCE_BITS = 10
     US_BITS = 53
 
 
-# What CHARGED_REPORTED holds: what Redis knows, or, unanswered, something that was reported since.
+# CHARGED_REPORTED, decoded: the us that Redis knows; if unanswered, Redis may know a later report.
 cdef struct Reported:
     uint64_t us
     uint64_t sequence
@@ -114,7 +114,8 @@ cdef void bucket_after_charge(const Charge* charge, const Verdict* verdict) noex
 
 
 cdef inline uint64_t charged_by_incarnation(const uint64_t* record) noexcept nogil:
-    """What a process that was late to charge the key before may have given back doesn't make it negative."""
+    """The ns charged in this incarnation; never negative, even if a late process gives back a charge of the key before.
+    """
     cdef uint64_t charged = load_acquire(&record[CHARGED]) - load_acquire(&record[CHARGED_BEFORE])
     return charged if charged >> 63 == 0 else 0
 
@@ -136,7 +137,7 @@ cdef void bucket_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, co
 
 @cython.final
 cdef class SyncedTokenBucket(SyncedLimiter):
-    """What ``TokenBucket`` is over a ``SyncedStore``; made by that.
+    """A ``TokenBucket`` over a ``SyncedStore``, which makes it.
 
     Each method decides in this host's memory, as over a ``Store``, and may be called from any thread and in asyncio's.
     ``reset`` fills the bucket for this host, and reports to the others the part that this host had charged itself. The
@@ -354,7 +355,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             if now_charged >= charged:
                 wanted.state = read_ns + ahead_ns + min(now_charged - charged, self.most_ahead_ns)
             else:
-                # What was given back since then isn't to be learned again.
+                # Permits that were given back since the report must not be learned as charged again.
                 wanted.state = read_ns + ahead_ns - min(charged - now_charged, ahead_ns)
             if wanted.state == read_ns or (seen.state >= wanted.state and seen.state >> TIME_BITS == 0):
                 return

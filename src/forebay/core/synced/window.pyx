@@ -76,14 +76,14 @@ cdef inline uint64_t id_of(const LimitParams* params, uint64_t end_ns) noexcept 
     return end_ns >> params.window_shift & low_mask(COUNT_BITS)
 
 
-# What a pair of words holds of a window and of the one before.
+# The counts in a pair of words: of a window and of the one before.
 cdef struct Both:
     uint64_t count
     uint64_t before
 
 
 cdef inline Both both_in(const LimitParams* params, uint64_t head, uint64_t counts, uint64_t end_ns) noexcept nogil:
-    """The counts of the window that ends then. The pair may be of the window after it, or before."""
+    """The counts of the window that ends at `end_ns`. The pair may belong to the window before or after it."""
     cdef uint64_t window_id = head >> COUNT_BITS
     cdef uint64_t count = counts >> COUNT_BITS
     cdef uint64_t before = counts & low_mask(COUNT_BITS)
@@ -202,7 +202,7 @@ cdef void window_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, co
 
 @cython.final
 cdef class SyncedWindow(SyncedLimiter):
-    """What ``FixedWindow`` and ``SlidingWindow`` are over a ``SyncedStore``; made by those.
+    """A ``FixedWindow`` or ``SlidingWindow`` over a ``SyncedStore``, which makes it.
 
     Each method decides in this host's memory, as those do over a ``Store``, and may be called from any thread and in
     asyncio's. ``reset`` forgets what this host has counted, and reports that to the others. The next exchange brings
@@ -360,11 +360,11 @@ cdef class SyncedWindow(SyncedLimiter):
         self, const ForebayCell* cell, ForebayCell seen, uint64_t now_ns, bint asks, uint64_t* end_ns, uint64_t* own,
         uint64_t* previous
     ) noexcept:
-        """What a cell says of this window and of the one before; False if it says nothing of them.
+        """The counts of a cell in this window and in the one before; False if there is nothing to report of them.
 
-        A key that was counted in the window before and is only denied in this one stays in that: what the others count
-        in this one must be asked for all the same. So it must (`asks`) as long as what they have counted in the window
-        before may deny it. A state of a later window is taken at its word.
+        The state of a key that was counted in the window before, and only denied in this one, stays in the one before.
+        Its report is still needed, to learn what the others count in this window. With `asks` it is needed as long as
+        the others' counts in the window before may deny it. A state of a later window is reported as it is.
         """
         cdef const LimitParams* params = &self.params
         cdef Both others
@@ -395,8 +395,8 @@ cdef class SyncedWindow(SyncedLimiter):
     def merge(self, tuple place, uint64_t end_ns, answer, answer_before=None):
         """For the exchange: take Redis' reply about a cell's key, if that is still of this incarnation.
 
-        Of the window, and of the one before if it was asked for: what is known of this host, what of the others, and
-        whether that is only the least that they have counted. None where it hasn't answered.
+        `answer` is for the window, `answer_before` for the one before if the report had it: the count that Redis knows
+        of this host, the count of the others, and whether that is only a lower bound. None if Redis hasn't answered.
         """
         cdef const LimitParams* params = &self.params
         cdef uint64_t index, tag, incarnation, sequence
@@ -437,7 +437,7 @@ cdef class SyncedWindow(SyncedLimiter):
                 return
 
     cdef uint64_t known_by(self, object answer, uint64_t before) except? 0:
-        """What Redis knows of this host: never more than a limit that this many bits hold."""
+        """The count that Redis knows of this host, at most the largest that a count's bits hold."""
         cdef int count_bits = self.params.low_bits - self.params.previous_bits
         return before if answer is None else min(<uint64_t>answer[0], low_mask(count_bits))
 
