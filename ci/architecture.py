@@ -50,7 +50,6 @@ REACHES: Final = {
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
     ("forebay/core/*", "_cancel"): "a reservation cancels at its limiter",
     ("*", "_take_unleased"): "a permit that no lease releases, for holds, fallbacks and outbound requests",
-    ("forebay/redis/leased/store.py", "_make_limiter"): "a leased store makes the limiter whose permits it lends",
     ("forebay/redis/operations.py", "_is_coroutine"): "the mark of coroutine functions before Python 3.12",
     ("forebay/store.py", "_attach"): "a class method that makes a store",
     (
