@@ -58,8 +58,8 @@ class Site:
         else:
             self.app = ASGIMiddleware(self._asgi, self.rules, **self.options)
 
-    def ask(self, path: str = "/", method: str = "GET", **options: Any) -> Answered:
-        return (ask_wsgi if self.kind == "wsgi" else ask_asgi)(self.app, path, method, **options)
+    def request(self, path: str = "/", method: str = "GET", **options: Any) -> Answered:
+        return (call_wsgi if self.kind == "wsgi" else call_asgi)(self.app, path, method, **options)
 
     def _handle(self) -> int:
         self.handled += 1
@@ -103,7 +103,7 @@ def wsgi_environ(
     return environ
 
 
-def ask_wsgi(app: Any, path: str = "/", method: str = "GET", **options: Any) -> Answered:
+def call_wsgi(app: Any, path: str = "/", method: str = "GET", **options: Any) -> Answered:
     """Call `app` as a server does: iterate to the end, then close."""
     started: list[tuple[str, list[tuple[str, str]]]] = []
     written: list[bytes] = []
@@ -176,7 +176,7 @@ class Wire:
         )
 
 
-def ask_asgi(
+def call_asgi(
     app: Any, path: str = "/", method: str = "GET", *, body: bytes = b"", chunked: bool = False, **options: Any
 ) -> Answered:
     parts = [body[at : at + 7] for at in range(0, len(body), 7)] or [b""]

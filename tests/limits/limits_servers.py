@@ -101,7 +101,7 @@ def processes_of(session: int) -> list[psutil.Process]:
     return found
 
 
-def ask(port: int) -> Answer:
+def send_request(port: int) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/", headers={"X-Customer": "ada", "Connection": "close"})
@@ -113,13 +113,13 @@ def ask(port: int) -> Answer:
         connection.close()
 
 
-def ask_all_workers(port: int) -> list[Answer]:
+def reach_all_workers(port: int) -> list[Answer]:
     """Send a hundred requests, twenty at a time, and repeat until all workers have answered."""
     answers: list[Answer] = []
     with ThreadPoolExecutor(20) as clients:
 
         def all_answered() -> bool:
-            answers.extend(clients.map(ask, [port] * 100))
+            answers.extend(clients.map(send_request, [port] * 100))
             return len({answer.worker for answer in answers}) == WORKERS
 
         wait_until(all_answered, "every worker has answered")

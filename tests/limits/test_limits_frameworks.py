@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from limits_servers import WORKERS, ask_all_workers, free_port, served, statuses
+from limits_servers import WORKERS, free_port, reach_all_workers, served, statuses
 
 LIMIT = 50
 STRATEGIES = ("fixed-window", "moving-window", "sliding-window-counter", "gcra")
@@ -20,7 +20,7 @@ def check_exact(example: str, command: list[str], strategy: str, store_name: str
         "SHOP_STORAGE": f"forebay:///{store_name}?keys=1000&moving_window_keys=100",
     }
     with served(example, command, tmp_path / "server.log", **environment) as port:
-        answers = ask_all_workers(port)
+        answers = reach_all_workers(port)
     assert statuses(answers) == {200: LIMIT, 429: len(answers) - LIMIT}
     admitted = [answer for answer in answers if answer.status == 200]
     # The remaining permits are read after the decision, so concurrent workers can report the same number.

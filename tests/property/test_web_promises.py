@@ -55,7 +55,7 @@ def test_header_fields_come_true(
         site = Site("wsgi", [rule])
         for wait_s, cost in [*steps, (0, 1)]:
             clock.advance(wait_s)
-            answer = site.ask()
+            answer = site.request()
             if "ratelimit" not in answer:
                 # The cost exceeds the limit.
                 assert answer.status == 429
@@ -80,4 +80,4 @@ def test_header_fields_come_true(
         # `left` requests pass at once, one by one.
         cost = 1
         left = limiter.peek(CLIENT, 0).remaining
-        assert [site.ask().status for _ in range(left + 1)] == [200] * left + [429]
+        assert [site.request().status for _ in range(left + 1)] == [200] * left + [429]

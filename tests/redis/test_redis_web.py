@@ -116,7 +116,7 @@ def site(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Ite
 
         def ask(path: str = "/") -> Answered:
             if request.param == "wsgi":
-                return application.ask(path)
+                return application.request(path)
             wire = Wire({"type": "http.request", "body": b"", "more_body": False})
             loop.run_until_complete(application.app(asgi_scope(path, "GET"), wire.receive, wire.send))
             return wire.answered()
@@ -209,7 +209,7 @@ def test_what_is_held_and_what_is_given_back(kind: Any, server: RedisServer, loo
 
         def ask(path: str) -> int:
             if kind == "wsgi":
-                return site.ask(path).status
+                return site.request(path).status
             wire = Wire({"type": "http.request", "body": b"", "more_body": False})
             run(site.app(asgi_scope(path, "GET"), wire.receive, wire.send))
             return wire.answered().status
@@ -436,7 +436,7 @@ def test_parts_of_a_long_response_do_not_wait_for_redis(server: RedisServer, cli
     with RedisStore(server.url, timeout=PATIENT_S) as store:
         held = Concurrency(store, "held", 1, lease="1 hour")
         site = Site("wsgi", [Rule(held, key=everyone)])
-        assert site.ask("/").status == 200
+        assert site.request("/").status == 200
         before = calls()
         limited = WSGIMiddleware(app, [Rule(held, key=everyone)])
         body: Any = limited(wsgi_environ("/", "GET"), lambda *_: None)
@@ -881,7 +881,7 @@ def asking(
 
         def ask(path: str = "/") -> int:
             if request.param == "wsgi":
-                return site.ask(path).status
+                return site.request(path).status
             wire = Wire({"type": "http.request", "body": b"", "more_body": False})
             run(site.app(asgi_scope(path, "GET"), wire.receive, wire.send))
             return wire.answered().status
@@ -1008,9 +1008,9 @@ def test_permit_is_released_by_a_redis_too_slow_for_the_refund_before(server: Re
         guesses = TokenBucket(store, "guesses", "100/hour")
         site = Site("wsgi", [Rule(guesses, key=everyone, charge_on={401}), Rule(held, key=everyone)])
         # The server then knows the scripts.
-        assert site.ask("/").status == 200
+        assert site.request("/").status == 200
         through.delay_s = 0.6
-        assert site.ask("/").status == 200
+        assert site.request("/").status == 200
         through.delay_s = 0
         for _ in range(500):
             if held.peek("everyone").remaining == 1:

@@ -41,8 +41,8 @@ def test_w25_denial_is_a_problem_report(site: MakeSite, store: Store, clock: Man
     """W25: a denial is a 429 with Retry-After and a JSON body of status and detail: the limit and its period."""
     limited = site([Rule(FixedWindow(store, "api", "2/minute"))])
     clock.set(61.5)
-    assert [limited.ask().status for _ in range(2)] == [200, 200]
-    answer = limited.ask()
+    assert [limited.request().status for _ in range(2)] == [200, 200]
+    answer = limited.request()
     assert answer.status == 429
     assert answer["content-type"] == "application/problem+json"
     assert answer["retry-after"] == "59"
@@ -61,7 +61,7 @@ def test_w26_shadow_ban_gets_a_success(site: MakeSite, store: Store) -> None:
     abusers = {"203.0.113.66"}
     limit = FixedWindow(store, "abusers", "1/day")
     limited = site([Rule(limit, cost=2, exempt=lambda request: request.peer not in abusers, answer=welcome)])
-    honest, banned = limited.ask(), limited.ask(client="203.0.113.66")
+    honest, banned = limited.request(), limited.request(client="203.0.113.66")
     assert (honest.status, honest.body) == (banned.status, banned.body) == (200, b"done")
     assert limited.handled == 1
 
@@ -71,7 +71,7 @@ def test_shadow_ban_has_the_header_fields_of_a_success(site: MakeSite, store: St
     welcome = Answer(200, (("Content-Type", "text/plain"),), b"done")
     shadow, shown = FixedWindow(store, "shadow", "2/day"), FixedWindow(store, "shown", "99/day")
     limited = site([Rule(shadow, answer=welcome), Rule(shown)])
-    answers = [limited.ask() for _ in range(4)]
+    answers = [limited.request() for _ in range(4)]
     assert limited.handled == 2
     for answer in answers:
         assert (answer.status, answer.body) == (200, b"done")
@@ -96,7 +96,7 @@ def test_shadow_ban_has_the_header_fields_of_a_success(site: MakeSite, store: St
 def test_detail_states_the_limit_and_its_period(
     site: MakeSite, store: Store, make: Callable[[Store], Any], allowance: str
 ) -> None:
-    answer = site([Rule(make(store), cost=1000_000)]).ask()
+    answer = site([Rule(make(store), cost=1000_000)]).request()
     assert (
         answer.json["detail"] == f"The limit is {allowance}: this request costs more than that, so it is never allowed."
     )
@@ -104,8 +104,8 @@ def test_detail_states_the_limit_and_its_period(
 
 def test_detail_writes_one_second_in_the_singular(site: MakeSite, store: Store) -> None:
     limited = site([Rule(FixedWindow(store, "x", "1/second"))])
-    limited.ask()
-    assert limited.ask().json["detail"].endswith("ask again in 1 second.")
+    limited.request()
+    assert limited.request().json["detail"].endswith("ask again in 1 second.")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_detail_writes_one_second_in_the_singular(site: MakeSite, store: Store) 
 )
 def test_report_carries_any_limiter_name(site: MakeSite, store: Store, name: str) -> None:
     limited = site([Rule(FixedWindow(store, name, "1/minute"))], headers=("draft-10", "x-ratelimit"))
-    allowed, denied = limited.ask(), limited.ask()
+    allowed, denied = limited.request(), limited.request()
     assert (allowed.status, denied.status) == (200, 429)
     for answer in (allowed, denied):
         for field, value in answer.fields:
@@ -122,14 +122,14 @@ def test_report_carries_any_limiter_name(site: MakeSite, store: Store, name: str
 
 
 def test_report_forbids_caching(site: MakeSite, store: Store) -> None:
-    assert site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)]).ask()["cache-control"] == "no-store"
+    assert site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)]).request()["cache-control"] == "no-store"
 
 
 def test_denied_head_request_gets_no_body(site: MakeSite, store: Store) -> None:
     """If a server sent the body, the client would read it as the start of the connection's next response."""
     limited = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2)])
     if limited.kind == "wsgi":
-        answer = limited.ask(method="HEAD")
+        answer = limited.request(method="HEAD")
         assert (answer.status, answer.body) == (429, b"")
         assert int(answer["content-length"]) > 0
 
@@ -137,11 +137,11 @@ def test_denied_head_request_gets_no_body(site: MakeSite, store: Store) -> None:
 class TestStatuses:
     @pytest.mark.parametrize(("status", "kind"), [(429, "quota-exceeded"), (503, "temporary-reduced-capacity")])
     def test_rule_chooses_the_status(self, site: MakeSite, store: Store, status: int, kind: str) -> None:
-        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=status)]).ask()
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=status)]).request()
         assert (answer.status, answer.json["status"], answer.json["type"]) == (status, status, TYPES + kind)
 
     def test_status_without_a_reason_phrase_is_sent(self, site: MakeSite, store: Store) -> None:
-        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=499)]).ask()
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, status=499)]).request()
         assert (answer.status, answer.json["title"]) == (499, "Refused")
 
     @pytest.mark.parametrize(
@@ -153,24 +153,24 @@ class TestStatuses:
     ) -> None:
         held = Concurrency(store, "held", 1)
         with held.acquire("everyone"), held.acquire(CLIENT):
-            assert site([Rule(held, **options)]).ask().status == status
+            assert site([Rule(held, **options)]).request().status == status
 
     def test_rate_shared_by_all_clients_denies_with_429(self, site: MakeSite, store: Store) -> None:
         limited = site([Rule(FixedWindow(store, "x", "1/minute"), key=everyone)])
-        assert [limited.ask().status for _ in range(2)] == [200, 429]
+        assert [limited.request().status for _ in range(2)] == [200, 429]
 
 
 class TestCustomAnswers:
     def test_answer_of_a_rule_is_sent(self, site: MakeSite, store: Store) -> None:
         teapot = Answer(418, (("Content-Type", "text/plain"), ("X-Tea", "yes")), b"short and stout")
-        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=teapot)]).ask()
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=teapot)]).request()
         assert answer.status == 418
         assert answer.fields == [("content-type", "text/plain"), ("x-tea", "yes"), ("content-length", "15")]
         assert answer.body == b"short and stout"
 
     def test_answer_has_one_content_length(self, site: MakeSite, store: Store) -> None:
         own = Answer(429, (("Content-Type", "text/plain"), ("content-length", "2")), b"no")
-        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=own)]).ask()
+        answer = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=own)]).request()
         assert answer["content-length"] == "2"
 
     def test_callable_answer_gets_the_request_and_the_denial(self, site: MakeSite, store: Store) -> None:
@@ -182,8 +182,8 @@ class TestCustomAnswers:
 
         rule = Rule(FixedWindow(store, "x", "1/minute"), answer=answer)
         limited = site([rule])
-        limited.ask("/a")
-        denied = limited.ask("/a")
+        limited.request("/a")
+        denied = limited.request("/a")
         (path, denial), *_ = calls
         assert (denied.body, path, len(calls)) == (b"<p>Later!</p>", "/a", 1)
         assert denied["ratelimit"].startswith('"x";r=0;t=')
@@ -198,7 +198,7 @@ class TestCustomAnswers:
             report = problem_report(denial)
             return report._replace(headers=(*report.headers, ("X-More", "yes")))
 
-        denied = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=answer)]).ask()
+        denied = site([Rule(FixedWindow(store, "x", "1/minute"), cost=2, answer=answer)]).request()
         assert (denied.status, denied["x-more"]) == (429, "yes")
 
     def test_binding_rule_gives_the_answer(self, site: MakeSite, store: Store) -> None:
@@ -211,16 +211,16 @@ class TestCustomAnswers:
                 Rule(FixedWindow(store, "long", "1/day"), answer=answer(b"long")),
             ]
         )
-        limited.ask()
-        assert limited.ask().body == b"long"
+        limited.request()
+        assert limited.request().body == b"long"
 
 
 @pytest.mark.parametrize("wrong", [None, (429, (), b""), "no"])
 def test_callable_that_returns_another_type_is_an_error(site: MakeSite, store: Store, wrong: Any) -> None:
     limited = site([Rule(FixedWindow(store, "x", "1/day"), answer=lambda request, denial: wrong)])
-    assert limited.ask().status == 200
+    assert limited.request().status == 200
     with pytest.raises(InvalidLimiter, match=r"returned .*, not an Answer\(status, headers, body\)"):
-        limited.ask()
+        limited.request()
 
 
 @pytest.mark.parametrize("others", [[], [{"charge_on": {200}}]])
@@ -231,4 +231,4 @@ def test_error_of_a_limiter_inside_a_key_function_is_raised(
     rules = [Rule(FixedWindow(store, "x", "9/day"), key=lambda request: str(own.hit("key", 2)))]
     rules += [Rule(FixedWindow(store, "y", "9/day"), **options) for options in others]
     with pytest.raises(CostExceedsLimit, match="own"):
-        site(rules).ask()
+        site(rules).request()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from web_requests import CLIENT, Wire, asgi_scope, ask_asgi
+from web_requests import CLIENT, Wire, asgi_scope, call_asgi
 
 from forebay import Concurrency, FixedWindow, Store
 from forebay.testing import ManualClock
@@ -403,7 +403,7 @@ class TestBodies:
             await send(START)
             await send(part(await read(receive)))
 
-        answer = ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * size, chunked=True)
+        answer = call_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * size, chunked=True)
         assert (answer.status, answer.body) == (200, b"x" * size)
 
     @pytest.mark.parametrize("size", [LIMIT + 1, 10 * LIMIT])
@@ -433,7 +433,7 @@ class TestBodies:
             return True
 
         rules = [BodyLimit(LIMIT), Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)]
-        answer = ask_asgi(ASGIMiddleware(app, rules), "/", "POST", body=b"x" * size, chunked=True)
+        answer = call_asgi(ASGIMiddleware(app, rules), "/", "POST", body=b"x" * size, chunked=True)
         assert (answer.status, answer.json["status"]) == (413, 413)
         assert statuses[-1:] == [413]
 
@@ -445,7 +445,7 @@ class TestBodies:
             except OSError:
                 await send(part(b"too much"))
 
-        answer = ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * 200, chunked=True)
+        answer = call_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x" * 200, chunked=True)
         assert (answer.status, answer.body) == (200, b"too much")
 
     def test_error_of_another_type_is_raised(self) -> None:
@@ -454,7 +454,7 @@ class TestBodies:
             raise LookupError
 
         with pytest.raises(LookupError):
-            ask_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x", chunked=True)
+            call_asgi(ASGIMiddleware(app, [BodyLimit(LIMIT)]), "/", "POST", body=b"x", chunked=True)
 
     @pytest.mark.parametrize(("version", "has_connection"), [("1.1", True), ("2", False), ("3", False)])
     def test_declared_length_over_the_limit_is_413(self, version: str, has_connection: bool) -> None:
@@ -462,7 +462,7 @@ class TestBodies:
             raise AssertionError
 
         limited = ASGIMiddleware(app, [BodyLimit(LIMIT)])
-        answer = ask_asgi(limited, "/", "POST", body=b"x" * 200, http_version=version)
+        answer = call_asgi(limited, "/", "POST", body=b"x" * 200, http_version=version)
         assert answer.status == 413
         if not has_connection:
             assert "connection" not in answer, "what HTTP/2 forbids"

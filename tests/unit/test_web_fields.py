@@ -54,13 +54,13 @@ def items(answer: Answered, name: str) -> list[tuple[Any, dict[str, Any]]]:
 def test_policy_states_the_quota_and_the_window(
     site: MakeSite, store: Store, make: Callable[[Store], Any], policy: dict[str, Any]
 ) -> None:
-    assert items(site([Rule(make(store))]).ask(), "ratelimit-policy") == [("x", policy)]
+    assert items(site([Rule(make(store))]).request(), "ratelimit-policy") == [("x", policy)]
 
 
 def test_both_fields_have_an_item_for_every_limit(site: MakeSite, store: Store) -> None:
     fast, slow = FixedWindow(store, "fast", "10/minute"), FixedWindow(store, "slow", "99/day")
     booked, held = TokenBucket(store, "booked", "5/minute"), Concurrency(store, "held", 3)
-    answer = site([Rule(held), Rule(booked, charge_on={200}), Rule(fast), Rule(slow, cost=9)]).ask()
+    answer = site([Rule(held), Rule(booked, charge_on={200}), Rule(fast), Rule(slow, cost=9)]).request()
     assert dict(items(answer, "ratelimit-policy")) == {
         "fast": {"q": 10, "w": 60},
         "slow": {"q": 99, "w": 86400},
@@ -74,7 +74,7 @@ def test_both_fields_have_an_item_for_every_limit(site: MakeSite, store: Store) 
 
 def test_denied_request_has_the_same_policies(site: MakeSite, store: Store) -> None:
     limited = site([Rule(FixedWindow(store, "a", "1/minute")), Rule(FixedWindow(store, "b", "9/minute"))])
-    allowed, denied = limited.ask(), limited.ask()
+    allowed, denied = limited.request(), limited.request()
     assert allowed["ratelimit-policy"] == denied["ratelimit-policy"]
     assert items(denied, "ratelimit") == [("a", {"r": 0, "t": int(denied["retry-after"])})]
 
@@ -85,7 +85,7 @@ def test_denied_request_has_the_same_policies(site: MakeSite, store: Store) -> N
 )
 def test_any_two_names_stay_distinct_and_parse(site: MakeSite, store: Store, name: str) -> None:
     limited = site([Rule(FixedWindow(store, name, "1/minute"))])
-    for answer in (limited.ask(), limited.ask()):
+    for answer in (limited.request(), limited.request()):
         ((policy, parameters),) = items(answer, "ratelimit-policy")
         assert parameters == {"q": 1, "w": 60}
         assert [item for item, _ in items(answer, "ratelimit")] == [policy]
@@ -101,7 +101,7 @@ def test_ratelimit_field_has_the_remaining_permits_and_the_reset_time(
     limited = site([Rule(TokenBucket(store, "x", "6/minute", burst=3))])
     seen = []
     for _ in range(4):
-        seen.append(items(limited.ask(), "ratelimit")[0][1])
+        seen.append(items(limited.request(), "ratelimit")[0][1])
         clock.advance(1)
     # One permit refills every ten seconds, and the first one was spent at 0.
     assert seen == [{"r": 2, "t": 10}, {"r": 1, "t": 9}, {"r": 0, "t": 8}, {"r": 0, "t": 7}]
@@ -110,9 +110,9 @@ def test_ratelimit_field_has_the_remaining_permits_and_the_reset_time(
 def test_reset_time_of_a_denial_equals_retry_after(site: MakeSite, store: Store, clock: ManualClock) -> None:
     limited = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=("draft-10", "x-ratelimit"))
     clock.set(120.001)
-    limited.ask()
+    limited.request()
     before = time.time()
-    denied = limited.ask()
+    denied = limited.request()
     assert (denied["retry-after"], denied["ratelimit"]) == ("60", '"x";r=0;t=60')
     assert before + 60 <= int(denied["x-ratelimit-reset"]) <= time.time() + 61
 
@@ -121,7 +121,7 @@ class TestForerunners:
     def test_draft_06_writes_its_three_fields(self, site: MakeSite, store: Store) -> None:
         fast, slow = FixedWindow(store, "fast", "10/minute"), FixedWindow(store, "slow", "99/day")
         slow.hit(CLIENT, 95)
-        answer = site([Rule(fast), Rule(slow), Rule(Concurrency(store, "held", 3))], headers="draft-06").ask()
+        answer = site([Rule(fast), Rule(slow), Rule(Concurrency(store, "held", 3))], headers="draft-06").request()
         assert http_sf.parse(answer["ratelimit-limit"].encode(), tltype="item") == (99, {})
         assert http_sf.parse(answer["ratelimit-remaining"].encode(), tltype="item") == (3, {})
         reset: Any = http_sf.parse(answer["ratelimit-reset"].encode(), tltype="item")
@@ -133,7 +133,7 @@ class TestForerunners:
 
     def test_x_ratelimit_writes_its_three_fields(self, site: MakeSite, store: Store) -> None:
         before = time.time()
-        answer = site([Rule(FixedWindow(store, "x", "10/minute"))], headers="x-ratelimit").ask()
+        answer = site([Rule(FixedWindow(store, "x", "10/minute"))], headers="x-ratelimit").request()
         assert (answer["x-ratelimit-limit"], answer["x-ratelimit-remaining"]) == ("10", "9")
         assert before < int(answer["x-ratelimit-reset"]) <= time.time() + 61
         assert "ratelimit" not in answer
@@ -141,8 +141,8 @@ class TestForerunners:
 
     def test_empty_styles_write_no_fields(self, site: MakeSite, store: Store) -> None:
         limited = site([Rule(FixedWindow(store, "x", "1/minute"))], headers=())
-        assert limited.ask().fields == [("content-type", "text/plain")]
-        denied = limited.ask()
+        assert limited.request().fields == [("content-type", "text/plain")]
+        denied = limited.request()
         assert "ratelimit" not in denied
         assert "retry-after" in denied
 
@@ -157,14 +157,14 @@ class TestForerunners:
         limits = {"slow": TokenBucket(store, "slow", "10/hour"), "fast": TokenBucket(store, "fast", "10/minute")}
         limits["slow"].hit(CLIENT, 8)
         limits["fast"].hit(CLIENT, 10)
-        denied = site([Rule(limits[name], cost=5) for name in order], headers="draft-06").ask()
+        denied = site([Rule(limits[name], cost=5) for name in order], headers="draft-06").request()
         assert denied["ratelimit-reset"] == denied["retry-after"] == "1080"
 
     @pytest.mark.parametrize("headers", ["draft-06", "x-ratelimit"])
     def test_concurrency_has_no_remaining_permits_in_older_styles(
         self, site: MakeSite, store: Store, headers: str
     ) -> None:
-        answer = site([Rule(Concurrency(store, "held", 3))], headers=headers).ask()
+        answer = site([Rule(Concurrency(store, "held", 3))], headers=headers).request()
         assert answer.status == 200
         assert "ratelimit-remaining" not in answer
         assert "x-ratelimit-remaining" not in answer
@@ -197,9 +197,9 @@ def test_many_limits_with_long_names_are_not_truncated(
     limits = [10 ** (n + 1) if n < 11 else 2**40 for n in range(count)]
     limiters = [TokenBucket(store, name, f"{limit}/year") for name, limit in zip(names, limits, strict=True)]
     limited = site([Rule(limiter, cost=2) for limiter in limiters], partition_keys=partition_keys)
-    limited.ask()
+    limited.request()
     clock.advance(1e-9)
-    members = dict(items(limited.ask(), "ratelimit"))
+    members = dict(items(limited.request(), "ratelimit"))
     decisions = {limiter.name: limiter.peek(CLIENT) for limiter in limiters}
     assert {name: item["r"] for name, item in members.items()} == {n: d.remaining for n, d in decisions.items()}
     assert {name: item["t"] for name, item in members.items()} == {

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from web_requests import CLIENT, Answered, Kind, Site, ask_asgi, ask_wsgi
+from web_requests import CLIENT, Answered, Kind, Site, call_asgi, call_wsgi
 
 from forebay import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, SlidingWindow, Store
 from forebay.testing import ManualClock
@@ -68,70 +68,72 @@ ROOT = [("X-Who", "root")]
 
 
 class TestAwaited:
-    def ask(self, rules: Any, times: int = 5, **options: Any) -> list[int]:
+    def request(self, rules: Any, times: int = 5, **options: Any) -> list[int]:
         handle = options.pop("handle", lambda: 200)
         site = Site("asgi", rules, {"client": options.pop("client", None)}, handle)
-        return [site.ask(**options).status for _ in range(times)]
+        return [site.request(**options).status for _ in range(times)]
 
     @pytest.mark.parametrize("path", [None, "/*"])
     def test_async_exempt_is_awaited(self, limit: FixedWindow, path: str | None) -> None:
         rule = Rule(limit, exempt=later(lambda request: request.header("X-Who") == "root"), path=path)
-        assert self.ask([rule]) == [200, 200, 200, 429, 429]
-        assert self.ask([rule], fields=ROOT) == [200] * 5
+        assert self.request([rule]) == [200, 200, 200, 429, 429]
+        assert self.request([rule], fields=ROOT) == [200] * 5
 
     def test_async_exempt_is_not_awaited_if_the_path_does_not_match(self, limit: FixedWindow) -> None:
         async def fail(request: Any) -> bool:
             raise AssertionError("exempt was called for another path")
 
-        assert self.ask([Rule(limit, exempt=fail, path="/other")]) == [200] * 5
+        assert self.request([Rule(limit, exempt=fail, path="/other")]) == [200] * 5
 
     @pytest.mark.parametrize("make", [lambda: Called(), lambda: later(lambda request: request.header("X-Who"))])
     def test_async_key_is_awaited(self, limit: FixedWindow, make: Any) -> None:
-        assert self.ask([Rule(limit, key=make())], fields=ROOT) == [200, 200, 200, 429, 429]
+        assert self.request([Rule(limit, key=make())], fields=ROOT) == [200, 200, 200, 429, 429]
         assert (left(limit, "root"), left(limit)) == (0, 3)
 
     def test_async_key_in_a_partial_is_awaited(self, limit: FixedWindow) -> None:
         async def key(prefix: str, request: Any) -> str:
             return prefix + request.header("X-Who")
 
-        assert self.ask([Rule(limit, key=functools.partial(key, "my "))], times=1, fields=ROOT) == [200]
+        assert self.request([Rule(limit, key=functools.partial(key, "my "))], times=1, fields=ROOT) == [200]
         assert left(limit, "my root") == 2
 
     def test_async_object_in_a_partial_is_awaited(self, limit: FixedWindow) -> None:
-        assert self.ask([Rule(limit, key=functools.partial(Called()))], times=1, fields=ROOT) == [200]
+        assert self.request([Rule(limit, key=functools.partial(Called()))], times=1, fields=ROOT) == [200]
         assert left(limit, "root") == 2
 
     def test_async_client_is_awaited_once_for_several_rules(self, store: Store, limit: FixedWindow) -> None:
         requests = []
         other = FixedWindow(store, "other", "2/hour")
         client = later(lambda request: requests.append(request) or ("a", "b"))
-        assert self.ask([Rule(limit), Rule(other)], client=client) == [200, 200, 429, 429, 429]
+        assert self.request([Rule(limit), Rule(other)], client=client) == [200, 200, 429, 429, 429]
         assert len(requests) == 5
         assert left(limit, ("a", "b")) == 1
 
     def test_async_cost_is_awaited(self, store: Store, limit: FixedWindow) -> None:
         other = FixedWindow(store, "other", "9/hour")
-        assert self.ask([Rule(limit, cost=later(lambda request: 2)), Rule(other, key=everyone)]) == [200] + [429] * 4
+        assert (
+            self.request([Rule(limit, cost=later(lambda request: 2)), Rule(other, key=everyone)]) == [200] + [429] * 4
+        )
         assert (left(limit), left(other, "everyone")) == (1, 8)
 
     def test_async_cost_of_a_concurrency_is_awaited(self, store: Store) -> None:
         slots = Concurrency(store, "slots", 2)
         rule = Rule(slots, cost=later(lambda request: 3 if request.header("X-Who") else 2), key=later(lambda _: "k"))
-        assert self.ask([rule], times=2) == [200, 200]
-        assert self.ask([rule], times=1, fields=ROOT) == [429]
+        assert self.request([rule], times=2) == [200, 200]
+        assert self.request([rule], times=1, fields=ROOT) == [429]
         assert left(slots, "k") == 2
 
     def test_async_otherwise_is_awaited(self, limit: FixedWindow) -> None:
         for ready_made in (header("X-Key", otherwise=Called()), user(otherwise=Called())):
-            assert self.ask([Rule(limit, key=ready_made)], times=1, fields=ROOT) == [200]
+            assert self.request([Rule(limit, key=ready_made)], times=1, fields=ROOT) == [200]
         assert left(limit, "root") == 1
-        assert self.ask([Rule(limit, key=header("X-Who", otherwise=Called()))], times=1, fields=ROOT) == [200]
+        assert self.request([Rule(limit, key=header("X-Who", otherwise=Called()))], times=1, fields=ROOT) == [200]
         assert left(limit, ("header", "x-who", "root")) == 2
 
     def test_async_charge_on_is_awaited(self, limit: FixedWindow) -> None:
         statuses = iter([200, 401, 200, 401, 401, 200])
         rule = Rule(limit, charge_on=later(lambda status: status == 401))
-        assert self.ask([rule], times=6, handle=lambda: next(statuses)) == [200, 401, 200, 401, 401, 429]
+        assert self.request([rule], times=6, handle=lambda: next(statuses)) == [200, 401, 200, 401, 401, 429]
         assert left(limit) == 0
 
     @pytest.mark.parametrize("returned", [ValueError("unknown"), None, "yes"])
@@ -144,13 +146,13 @@ class TestAwaited:
             return returned
 
         with caplog.at_level(logging.ERROR, "forebay.web"):
-            assert self.ask([Rule(limit, charge_on=charge_on)], times=4) == [200, 200, 200, 429]
+            assert self.request([Rule(limit, charge_on=charge_on)], times=4) == [200, 200, 200, 429]
         assert "stays charged" in caplog.records[0].message
         assert "'limit'" in caplog.records[0].message
 
     def test_async_key_gives_one_partition_key(self, limit: FixedWindow) -> None:
         site = Site("asgi", [Rule(limit, key=Called())], {"partition_keys": True})
-        answers = [site.ask(fields=ROOT) for _ in range(4)]
+        answers = [site.request(fields=ROOT) for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 200, 429]
         assert len({answer["RateLimit"].partition("pk=")[2] for answer in answers}) == 1
 
@@ -263,13 +265,13 @@ class TestRefusedAtARequest:
         with pytest.raises(
             InvalidLimiter, match=r"exempt of the rule of limiter 'limit' returned .*, not True or False"
         ):
-            site([rule]).ask()
+            site([rule]).request()
         assert left(limit) == 3
 
     def test_coroutine_returned_by_a_plain_function_is_an_error(self, site: MakeSite, limit: FixedWindow) -> None:
         rule = Rule(limit, key=lambda request: coroutine(request))
         with pytest.raises(InvalidKey, match=r"returned an awaitable \(only async def functions are awaited, "):
-            site([rule]).ask()
+            site([rule]).request()
 
     @pytest.mark.parametrize("returned", [None, 0, 1, "no", "a coroutine"])
     def test_charge_on_that_returns_no_bool_is_an_error(
@@ -279,7 +281,7 @@ class TestRefusedAtARequest:
         with pytest.raises(
             InvalidLimiter, match=r"charge_on of the rule of limiter 'limit' returned .*, not True or False"
         ):
-            site([rule]).ask()
+            site([rule]).request()
         assert left(limit) == 2
 
     @pytest.mark.parametrize("charge_on", [None, {401}])
@@ -293,7 +295,7 @@ class TestRefusedAtARequest:
 
         more = [Rule(FixedWindow(store, "other", "5/hour"), key=key)] if several else []
         with pytest.raises(InvalidKey, match=r"key of the rule of limiter '\w+' returned .*, which is no key"):
-            site([Rule(limit, key=key, charge_on=charge_on), *more]).ask()
+            site([Rule(limit, key=key, charge_on=charge_on), *more]).request()
         assert store.stats().live_keys == 0
 
     @pytest.mark.parametrize("charge_on", [None, {401}])
@@ -309,20 +311,20 @@ class TestRefusedAtARequest:
         other = Rule(SlidingWindow(store, "other", "5/hour"))
         for rules in ([rule], [rule, other]):
             with pytest.raises(InvalidCost, match=r"cost of the rule of limiter 'limit'"):
-                site(rules).ask()
+                site(rules).request()
         assert left(limit) == 3
 
     def test_answer_without_a_body_of_bytes_is_an_error(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, cost=3, answer=lambda request, denial: Answer(429, body="no"))])  # type: ignore[arg-type]
-        assert limited.ask().status == 200
+        assert limited.request().status == 200
         with pytest.raises(InvalidLimiter, match="an Answer has a body of bytes"):
-            limited.ask()
+            limited.request()
 
 
 def test_client_that_returns_a_tuple_gives_all_rules_one_key(site: MakeSite, store: Store) -> None:
     one, two = FixedWindow(store, "one", "2/hour"), FixedWindow(store, "two", "5/hour")
     limited = site([Rule(one), Rule(two)], client=lambda request: ("user", "ada"))
-    assert [limited.ask().status for _ in range(3)] == [200, 200, 429]
+    assert [limited.request().status for _ in range(3)] == [200, 200, 429]
     assert (left(one, ("user", "ada")), left(two, ("user", "ada"))) == (0, 3)
 
 
@@ -334,7 +336,7 @@ def test_more_rules_than_an_all_of_holds_are_charged_all_or_none(site: MakeSite,
         for limit in (*limits, scarce):
             limit.reset(CLIENT)
         limited = site([*[Rule(limit, path=paths) for limit in limits], Rule(scarce, path=paths)])
-        answers = [limited.ask() for _ in range(4)]
+        answers = [limited.request() for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 429, 429]
         assert answers[0]["RateLimit"].count("r=") == number + 1
         assert answers[2].json["violated-policies"] == ["scarce"]
@@ -343,14 +345,14 @@ def test_more_rules_than_an_all_of_holds_are_charged_all_or_none(site: MakeSite,
         # A rule beyond the capacity of the AllOf denies as well.
         limits[0].hit(CLIENT, 7)
         scarce.reset(CLIENT)
-        assert limited.ask().json["violated-policies"] == ["limit 0"]
+        assert limited.request().json["violated-policies"] == ["limit 0"]
         assert [left(limit) for limit in (*limits[1:], scarce)] == [7] * (number - 1) + [2]
 
 
 def test_header_fields_of_more_rules_than_an_all_of_holds_name_their_limits(site: MakeSite, store: Store) -> None:
     """Rules beyond the capacity of the AllOf are reserved first, and their decisions come last."""
     limited = site([Rule(FixedWindow(store, f"limit {i}", f"{i + 2}/hour")) for i in range(20)])
-    remaining = re.findall(r'"limit (\d+)";r=(\d+)', limited.ask()["RateLimit"])
+    remaining = re.findall(r'"limit (\d+)";r=(\d+)', limited.request()["RateLimit"])
     assert {int(i): int(left) for i, left in remaining} == {i: i + 1 for i in range(20)}
 
 
@@ -381,7 +383,7 @@ class TestNoRoom:
         other = [Rule(FixedWindow(store, "other", "9/hour"), key=lambda request: "one")] if more else []
         store_had = left(FixedWindow(store, "other", "9/hour"), "one")
         limited = site([Rule(limit, key=lambda request: request.header("X-Key"), **options), *other])
-        self.check(limited.ask(fields=[("X-Key", newcomer)]))
+        self.check(limited.request(fields=[("X-Key", newcomer)]))
         assert left(FixedWindow(store, "other", "9/hour"), "one") == store_had
 
     def test_full_store_of_a_concurrency_answers_503(self, site: MakeSite, clock: ManualClock) -> None:
@@ -389,7 +391,7 @@ class TestNoRoom:
         slots = Concurrency(store, "slots", 1, keys=1)
         passed = [bool(slots.acquire(n)) for n in range(3000)]
         limited = site([Rule(slots, key=lambda request: passed.index(False))])
-        self.check(limited.ask())
+        self.check(limited.request())
 
     def test_denial_takes_precedence_over_a_full_store(
         self, site: MakeSite, crowded: tuple[Store, FixedWindow, str]
@@ -401,7 +403,7 @@ class TestNoRoom:
             Rule(limit, key=lambda request: known),
             Rule(FixedWindow(store, "other", "1/minute"), key=lambda request: newcomer),
         ]
-        assert site(both).ask().status == 429
+        assert site(both).request().status == 429
 
 
 class TestNoAddress:
@@ -419,9 +421,9 @@ class TestNoAddress:
     ) -> None:
         monkeypatch.setattr("forebay.web.denials._logged_s", {})
         site = Site(kind, [Rule(limit, **options)])
-        ask = ask_wsgi if kind == "wsgi" else ask_asgi
+        call = call_wsgi if kind == "wsgi" else call_asgi
         with caplog.at_level(logging.ERROR, "forebay.web"):
-            answers = [ask(site.app, client=None) for _ in range(3)]
+            answers = [call(site.app, client=None) for _ in range(3)]
         assert [answer.status for answer in answers] == [500] * 3
         assert site.handled == 0
         assert "doesn't report the client's address" in answers[0].json["detail"]
@@ -433,5 +435,5 @@ class TestNoAddress:
     def test_missing_address_with_an_async_client_is_a_500(self, limit: FixedWindow) -> None:
         address = ClientAddress()
         site = Site("asgi", [Rule(limit)], {"client": later(address)})
-        assert ask_asgi(site.app, client=None).status == 500
-        assert ask_asgi(site.app).status == 200
+        assert call_asgi(site.app, client=None).status == 500
+        assert call_asgi(site.app).status == 200

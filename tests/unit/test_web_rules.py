@@ -200,97 +200,97 @@ class TestMatching:
     def test_requests_without_a_rule_are_unchanged(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, path="/login", methods="POST")])
         for _ in range(5):
-            assert limited.ask("/").status == limited.ask("/login").status == 200
-            assert "ratelimit" not in limited.ask("/")
-        assert [limited.ask("/login/", "POST").status for _ in range(4)] == [200, 200, 200, 429]
+            assert limited.request("/").status == limited.request("/login").status == 200
+            assert "ratelimit" not in limited.request("/")
+        assert [limited.request("/login/", "POST").status for _ in range(4)] == [200, 200, 200, 429]
         assert limited.handled == 18
 
     def test_lower_case_method_matches(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, methods="POST", cost=3)])
-        assert limited.ask(method="POST").status == 200
+        assert limited.request(method="POST").status == 200
         with pytest.warns() if limited.kind == "wsgi" else nullcontext():
-            assert limited.ask(method="post").status == 429
+            assert limited.request(method="post").status == 429
 
     @pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
     def test_overridden_method_matches(self, site: MakeSite, limit: FixedWindow, name: str) -> None:
         """The application inside may honour such a field."""
         limited = site([Rule(limit, path="/login", methods="POST")])
         for method in ("POST", "post", " Post", "PUT, POST"):
-            answered = limited.ask("/login", "GET", fields=[(name, method)])
+            answered = limited.request("/login", "GET", fields=[(name, method)])
         assert (answered.status, left(limit)) == (429, 0)
-        assert limited.ask("/login", "GET", fields=[(name, "PUT")]).status == 200
+        assert limited.request("/login", "GET", fields=[(name, "PUT")]).status == 200
         # An application may ignore the override and handle a POST, so the rule still matches.
-        assert limited.ask("/login", "POST", fields=[(name, "PUT")]).status == 429
+        assert limited.request("/login", "POST", fields=[(name, "PUT")]).status == 429
 
     def test_gate_without_rules_adds_no_fields(self, site: MakeSite) -> None:
-        assert site([]).ask().fields == [("content-type", "text/plain")]
+        assert site([]).request().fields == [("content-type", "text/plain")]
 
     def test_single_rule_needs_no_list(self, site: MakeSite, limit: FixedWindow) -> None:
-        assert site(Rule(limit)).ask()["ratelimit"].startswith('"limit";r=2;t=')
+        assert site(Rule(limit)).request()["ratelimit"].startswith('"limit";r=2;t=')
 
 
 class TestUnseenPaths:
-    def ask(self, gate: Gate, count: int, path: str = "/v1/api/orders") -> None:
+    def request(self, gate: Gate, count: int, path: str = "/v1/api/orders") -> None:
         for _ in range(count):
             gate.enter(WSGIRequest(wsgi_environ(path)))
 
     def test_warning_comes_after_a_thousand_requests(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path=["/a", "/b"]), Rule(limit, cost=0)])
-        self.ask(gate, 1000)
+        self.request(gate, 1000)
         with pytest.warns(UnseenPathsWarning, match=r"'/api/\*', \['/a', '/b'\], .*was for '/v1/api/orders'") as warned:
-            self.ask(gate, 1)
-        self.ask(gate, 1001)
+            self.request(gate, 1)
+        self.request(gate, 1001)
         assert len(warned) == 1
 
     def test_path_too_long_to_normalize_is_not_a_match(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*")])
-        self.ask(gate, 1, "/" + "a//" * 1000)
-        self.ask(gate, 1000)
+        self.request(gate, 1, "/" + "a//" * 1000)
+        self.request(gate, 1000)
         with pytest.warns(UnseenPathsWarning):
-            self.ask(gate, 1)
+            self.request(gate, 1)
 
     def test_matched_path_causes_no_warning(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path="/b")])
-        self.ask(gate, 1, "/api/orders")
-        self.ask(gate, 1001)
+        self.request(gate, 1, "/api/orders")
+        self.request(gate, 1001)
 
     def test_rules_without_a_path_cause_no_warning(self, limit: FixedWindow) -> None:
-        self.ask(Gate([Rule(limit, methods="POST")]), 1001)
+        self.request(Gate([Rule(limit, methods="POST")]), 1001)
 
 
 class TestKeysAndCosts:
     def test_each_client_has_its_own_limit(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, cost=3)])
-        assert [limited.ask(client=c).status for c in ("1.1.1.1", "1.1.1.2", "1.1.1.1")] == [200, 200, 429]
+        assert [limited.request(client=c).status for c in ("1.1.1.1", "1.1.1.2", "1.1.1.1")] == [200, 200, 429]
 
     def test_everyone_gives_all_clients_one_limit(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, key=everyone)])
-        assert [limited.ask(client=f"1.1.1.{i}").status for i in range(4)] == [200, 200, 200, 429]
+        assert [limited.request(client=f"1.1.1.{i}").status for i in range(4)] == [200, 200, 200, 429]
 
     def test_header_field_is_the_key(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, key=header("X-API-Key", otherwise=everyone), cost=3)])
-        assert limited.ask(fields=[("X-API-Key", "a")]).status == 200
-        assert limited.ask(fields=[("X-API-Key", "a")]).status == 429
-        assert limited.ask(fields=[("x-api-key", "b")]).status == 200
-        assert limited.ask().status == 200
-        assert limited.ask(client="1.1.1.1").status == 429
+        assert limited.request(fields=[("X-API-Key", "a")]).status == 200
+        assert limited.request(fields=[("X-API-Key", "a")]).status == 429
+        assert limited.request(fields=[("x-api-key", "b")]).status == 200
+        assert limited.request().status == 200
+        assert limited.request(client="1.1.1.1").status == 429
 
     def test_client_of_the_gate_is_the_default_key(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, cost=3)], client=ClientAddress(trusted_proxies=[CLIENT], header="X-Forwarded-For"))
-        assert limited.ask(fields=[("X-Forwarded-For", "1.1.1.1")]).status == 200
-        assert limited.ask(fields=[("X-Forwarded-For", "2.2.2.2, 1.1.1.1")]).status == 429
-        assert limited.ask(fields=[("X-Forwarded-For", "2.2.2.2")]).status == 200
+        assert limited.request(fields=[("X-Forwarded-For", "1.1.1.1")]).status == 200
+        assert limited.request(fields=[("X-Forwarded-For", "2.2.2.2, 1.1.1.1")]).status == 429
+        assert limited.request(fields=[("X-Forwarded-For", "2.2.2.2")]).status == 200
 
     def test_cost_depends_on_the_request(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, cost=lambda request: int(request.header("X-Cost") or 1))])
-        assert limited.ask(fields=[("X-Cost", "2")])["ratelimit"].startswith('"limit";r=1')
-        assert limited.ask(fields=[("X-Cost", "2")]).status == 429
-        assert limited.ask().status == 200
-        assert limited.ask(fields=[("X-Cost", "0")]).status == 200
+        assert limited.request(fields=[("X-Cost", "2")])["ratelimit"].startswith('"limit";r=1')
+        assert limited.request(fields=[("X-Cost", "2")]).status == 429
+        assert limited.request().status == 200
+        assert limited.request(fields=[("X-Cost", "0")]).status == 200
 
     def test_cost_above_the_limit_never_fits(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, cost=4)])
-        answer = limited.ask()
+        answer = limited.request()
         assert answer.status == 429
         assert "retry-after" not in answer
         assert "never" in answer.json["detail"]
@@ -298,9 +298,9 @@ class TestKeysAndCosts:
 
     def test_exempt_requests_are_not_charged(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, cost=3, exempt=lambda request: request.header("X-Health") == "yes")])
-        assert limited.ask().status == 200
-        assert limited.ask().status == 429
-        answer = limited.ask(fields=[("X-Health", "yes")])
+        assert limited.request().status == 200
+        assert limited.request().status == 429
+        answer = limited.request(fields=[("X-Health", "yes")])
         assert answer.status == 200
         assert "ratelimit" not in answer
         assert left(limit) == 0
@@ -310,17 +310,17 @@ class TestKeysAndCosts:
     ) -> None:
         other = FixedWindow(store, "other", "10/hour")
         limited = site([Rule(limit, exempt=lambda request: True), Rule(other)])
-        assert limited.ask()["ratelimit"].startswith('"other";r=9;')
+        assert limited.request()["ratelimit"].startswith('"other";r=9;')
         assert left(limit) == 3
 
     @pytest.mark.parametrize("options", [{"cost": lambda request: -1}, {"cost": lambda request: "1"}])
     def test_invalid_cost_is_an_error(self, site: MakeSite, limit: FixedWindow, options: Any) -> None:
         with pytest.raises(InvalidCost):
-            site([Rule(limit, **options)]).ask()
+            site([Rule(limit, **options)]).request()
 
     def test_invalid_key_is_an_error(self, site: MakeSite, limit: FixedWindow) -> None:
         with pytest.raises(InvalidKey):
-            site([Rule(limit, key=lambda request: None)]).ask()
+            site([Rule(limit, key=lambda request: None)]).request()
 
     @pytest.mark.parametrize("what", ["key", "cost", "exempt"])
     def test_error_of_a_function_charges_no_limit(self, site: MakeSite, store: Store, what: str) -> None:
@@ -331,7 +331,7 @@ class TestKeysAndCosts:
         held = Concurrency(store, "held", 1)
         last = Rule(FixedWindow(store, "last", "3/hour"), **{what: fail})
         with pytest.raises(LookupError):
-            site([Rule(booked, charge_on={200}), Rule(charged), Rule(held), last]).ask()
+            site([Rule(booked, charge_on={200}), Rule(charged), Rule(held), last]).request()
         assert left(booked) == left(charged) == 3
         assert held.acquire(CLIENT)
 
@@ -358,7 +358,7 @@ class TestSeveralLimits:
         full = FixedWindow(store, "full", "1/hour")
         full.allow(CLIENT)
         limited = site([Rule(full), *rules] if denies_first else [*rules, Rule(full)])
-        answers = [limited.ask() for _ in range(5)]
+        answers = [limited.request() for _ in range(5)]
         assert {answer.status for answer in answers} == {429}
         assert limited.handled == 0
         assert [left(other) for other in others] == before
@@ -377,7 +377,7 @@ class TestSeveralLimits:
         assert all(leases)
         for order in permutations(rules):
             limited = site(order)
-            answer = limited.ask()
+            answer = limited.request()
             assert (answer.status, limited.handled) == (429, 0)
             assert answer.json["violated-policies"] == [denied]
             assert [left(limiter) for limiter in limiters.values()] == [3, 3]
@@ -385,8 +385,8 @@ class TestSeveralLimits:
     def test_all_denying_rules_are_named(self, site: MakeSite, store: Store) -> None:
         slow, fast = FixedWindow(store, "slow", "1/day"), FixedWindow(store, "fast", "1/minute")
         limited = site([Rule(fast), Rule(FixedWindow(store, "free", "9/day")), Rule(slow)])
-        limited.ask()
-        answer = limited.ask()
+        limited.request()
+        answer = limited.request()
         assert answer.json["violated-policies"] == ["fast", "slow"]
         assert answer.json["detail"].startswith("The limit is 1 request per day:")
         assert int(answer["retry-after"]) > 60
@@ -394,23 +394,23 @@ class TestSeveralLimits:
     def test_each_rule_has_its_own_key_and_cost(self, site: MakeSite, store: Store) -> None:
         mine, ours = FixedWindow(store, "mine", "2/day"), FixedWindow(store, "ours", "10/day")
         limited = site([Rule(mine), Rule(ours, key=everyone, cost=3)])
-        assert [limited.ask(client=f"1.1.1.{i}").status for i in (1, 1, 1, 2, 3)] == [200, 200, 429, 200, 429]
+        assert [limited.request(client=f"1.1.1.{i}").status for i in (1, 1, 1, 2, 3)] == [200, 200, 429, 200, 429]
         assert left(ours, "everyone") == 1
         assert left(mine, "1.1.1.3") == 2
 
     def test_limiter_in_two_rules_is_charged_by_both(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit), Rule(limit, path="/dear")])
-        assert limited.ask("/dear").status == 200
+        assert limited.request("/dear").status == 200
         assert left(limit) == 1
-        assert limited.ask("/dear").status == 429
+        assert limited.request("/dear").status == 429
         assert left(limit) == 1
-        assert limited.ask("/").status == 200
+        assert limited.request("/").status == 200
 
     def test_each_of_many_paths_has_its_own_rule(self, site: MakeSite, store: Store) -> None:
         limits = [FixedWindow(store, f"limit {i}", "1/hour") for i in range(40)]
         limited = site([Rule(limit, path=f"/{i}") for i, limit in enumerate(limits)])
-        assert [limited.ask(f"/{i}").status for i in range(40)] == [200] * 40
-        assert [limited.ask(f"/{i}").status for i in range(40)] == [429] * 40
+        assert [limited.request(f"/{i}").status for i in range(40)] == [200] * 40
+        assert [limited.request(f"/{i}").status for i in range(40)] == [429] * 40
 
     def test_each_request_is_charged_to_its_matching_rules(self, site: MakeSite, store: Store) -> None:
         limits = [FixedWindow(store, f"limit {i}", "100/hour") for i in range(6)]
@@ -419,7 +419,7 @@ class TestSeveralLimits:
         )
         for number in range(64):
             wanted = [i for i in range(6) if number >> i & 1]
-            answer = limited.ask("/" + "".join(map(str, wanted)))
+            answer = limited.request("/" + "".join(map(str, wanted)))
             assert (
                 [item.split(";")[0] for item in answer["ratelimit"].split(", ")] == [f'"limit {i}"' for i in wanted]
                 if wanted
@@ -436,7 +436,7 @@ class TestSeveralLimits:
             )
             first = FixedWindow(store, f"before {kind.__name__}", "1/hour")
             limited = site([Rule(last), Rule(first)])
-            assert [limited.ask().status for _ in range(3)] == [200, 429, 429]
+            assert [limited.request().status for _ in range(3)] == [200, 429, 429]
             assert left(last) == 2
 
 
@@ -453,19 +453,19 @@ class TestChargeOn:
         limited = site([Rule(limiter, charge_on=charge_on)], lambda: status)
         expected = 10
         for status in self.STATUSES:
-            assert limited.ask().status == status
+            assert limited.request().status == status
             expected -= 400 <= status < 500
             assert left(limiter) == expected
 
     def test_only_failed_logins_are_charged(self, site: MakeSite, clock: ManualClock, limit: FixedWindow) -> None:
         status = 401
         limited = site([Rule(limit, path="/login", methods="POST", charge_on={401, 403})], lambda: status)
-        assert [limited.ask("/login", "POST").status for _ in range(4)] == [401, 401, 401, 429]
+        assert [limited.request("/login", "POST").status for _ in range(4)] == [401, 401, 401, 429]
         clock.advance(3600)
         status = 200
-        assert [limited.ask("/login", "POST").status for _ in range(9)] == [200] * 9
+        assert [limited.request("/login", "POST").status for _ in range(9)] == [200] * 9
         status = 403
-        assert [limited.ask("/login", "POST").status for _ in range(4)] == [403, 403, 403, 429]
+        assert [limited.request("/login", "POST").status for _ in range(4)] == [403, 403, 403, 429]
 
     def test_permit_is_taken_before_the_handler_runs(self, site: MakeSite, limit: FixedWindow) -> None:
         seen = []
@@ -475,7 +475,7 @@ class TestChargeOn:
             return 200
 
         limited = site([Rule(limit, charge_on={401})], handle)
-        limited.ask()
+        limited.request()
         assert (seen, left(limit)) == ([2], 3)
 
     def test_exception_of_the_handler_counts_as_500(self, site: MakeSite, limit: FixedWindow) -> None:
@@ -490,18 +490,18 @@ class TestChargeOn:
 
         limited = site([Rule(limit, charge_on=charge_on)], handle)
         with pytest.raises(LookupError):
-            limited.ask()
+            limited.request()
         assert (statuses[-1:], left(limit)) == ([500], 3)
 
     def test_whole_cost_is_refunded(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, cost=2, charge_on={401})])
-        assert [limited.ask().status for _ in range(5)] == [200] * 5
+        assert [limited.request().status for _ in range(5)] == [200] * 5
         assert left(limit) == 3
 
     def test_cost_above_the_limit_never_fits(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
         other = FixedWindow(store, "other", "9/hour")
         limited = site([Rule(other, charge_on={401}), Rule(limit, cost=4, charge_on={401})])
-        answer = limited.ask()
+        answer = limited.request()
         assert answer.status == 429
         assert "retry-after" not in answer
         assert answer.json["violated-policies"] == ["limit"]
@@ -509,7 +509,7 @@ class TestChargeOn:
 
     def test_header_fields_count_the_reserved_permit(self, site: MakeSite, limit: FixedWindow) -> None:
         limited = site([Rule(limit, charge_on={401})], lambda: 401)
-        assert [limited.ask()["ratelimit"][:11] for _ in range(3)] == ['"limit";r=2', '"limit";r=1', '"limit";r=0']
+        assert [limited.request()["ratelimit"][:11] for _ in range(3)] == ['"limit";r=2', '"limit";r=1', '"limit";r=0']
 
     def test_error_of_one_charge_on_refunds_the_other_rules(self, site: MakeSite, store: Store) -> None:
         def fail(status: int) -> bool:
@@ -519,7 +519,7 @@ class TestChargeOn:
         held = Concurrency(store, "held", 1)
         rules = [Rule(limits[0], charge_on={401}), Rule(limits[1], charge_on=fail), Rule(limits[2], charge_on={401})]
         with pytest.raises(LookupError):
-            site([*rules, Rule(held)]).ask()
+            site([*rules, Rule(held)]).request()
         assert [left(limits[0]), left(limits[2])] == [3, 3]
         assert held.acquire(CLIENT)
 
@@ -535,14 +535,14 @@ class TestConcurrency:
 
         limited = site([Rule(held)], handle)
         for _ in range(3):
-            assert limited.ask().status == 200
+            assert limited.request().status == 200
         assert seen == [1, 1, 1]
         assert left(held) == 2
 
     def test_denial_has_a_retry_after(self, site: MakeSite, store: Store) -> None:
         held = Concurrency(store, "held", 1)
         with held.acquire(CLIENT):
-            answer = site([Rule(held)]).ask()
+            answer = site([Rule(held)]).request()
         assert (answer.status, answer["retry-after"]) == (429, "1")
         assert answer.json["detail"].startswith("The limit is 1 request at a time:")
 
@@ -550,11 +550,11 @@ class TestConcurrency:
         held = Concurrency(store, "workers", 1)
         limited = site([Rule(held, key=everyone)])
         with held.acquire("everyone"):
-            answer = limited.ask()
+            answer = limited.request()
         assert (answer.status, answer["retry-after"]) == (503, "1")
         assert answer.json["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
         assert answer.json["status"] == 503
-        assert limited.ask().status == 200
+        assert limited.request().status == 200
 
     def test_permit_is_released_after_an_exception(self, site: MakeSite, store: Store) -> None:
         def handle() -> int:
@@ -564,7 +564,7 @@ class TestConcurrency:
         limited = site([Rule(held)], handle)
         for _ in range(3):
             with pytest.raises(LookupError):
-                limited.ask()
+                limited.request()
         assert left(held) == 1
 
     def test_denied_requests_hold_no_permits(self, site: MakeSite, store: Store, limit: FixedWindow) -> None:
@@ -572,7 +572,7 @@ class TestConcurrency:
         limited = site([Rule(held), Rule(limit)])
         limit.hit(CLIENT, 3)
         before = store.stats().limiters["held"]
-        assert {limited.ask().status for _ in range(20)} == {429}
+        assert {limited.request().status for _ in range(20)} == {429}
         assert store.stats().limiters["held"] == before
 
     @pytest.mark.parametrize("readings", range(1, 8))
@@ -594,7 +594,7 @@ class TestConcurrency:
             limited = site([Rule(held), Rule(limiter)])
             with monkeypatch.context() as patched:
                 patched.setattr(time, "time", later)
-                assert limited.ask().status == 429
+                assert limited.request().status == 429
             monkeypatch.setattr(time, "time", lambda: now + 7200)
             assert lease
             assert (left(held), left(limiter), limited.handled) == (0, 1, 0)
@@ -608,17 +608,17 @@ class TestConcurrency:
             return 200
 
         limited = site([Rule(one, cost=3), Rule(other, key=everyone)], handle)
-        assert limited.ask().status == 200
+        assert limited.request().status == 200
         with other.acquire("everyone", 4):
-            assert limited.ask().status == 503
+            assert limited.request().status == 503
         assert left(one) == 4
         with one.acquire(CLIENT, 2):
-            assert limited.ask().status == 429
+            assert limited.request().status == 429
         assert left(other, "everyone") == 4
         assert seen == [(1, 3)]
 
     def test_cost_above_the_limit_never_fits(self, site: MakeSite, store: Store) -> None:
-        answer = site([Rule(Concurrency(store, "held", 2), cost=3)]).ask()
+        answer = site([Rule(Concurrency(store, "held", 2), cost=3)]).request()
         assert (answer.status, "retry-after" in answer) == (429, False)
 
 
@@ -709,7 +709,7 @@ class TestRefusals:
             SlidingLog(store, "3", "9/hour", keys=10),
             Concurrency(store, "4", 3),
         ]
-        assert site([Rule(limiter) for limiter in limiters]).ask().status == 200
+        assert site([Rule(limiter) for limiter in limiters]).request().status == 200
 
     def test_rule_keeps_its_answer(self, limit: FixedWindow) -> None:
         assert Rule(limit, answer=Answer(418)).answer == Answer(418)

@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.validate import validator
 
 import pytest
-from web_requests import CLIENT, Answered, ask_asgi, ask_wsgi, wsgi_environ
+from web_requests import CLIENT, Answered, call_asgi, call_wsgi, wsgi_environ
 
 from forebay import Concurrency, FixedWindow, Store
 from forebay.testing import ManualClock
@@ -114,7 +114,7 @@ class TestEnds:
     def test_error_of_the_stream_is_500(self, ending: Ending, part: int) -> None:
         stream = Stream(fail_before=part)
         with pytest.raises(LookupError):
-            ask_wsgi(WSGIMiddleware(stream, ending.rules))
+            call_wsgi(WSGIMiddleware(stream, ending.rules))
         assert stream.closed == 1
         ending.check(500)
 
@@ -157,7 +157,7 @@ class TestEnds:
             start_response("204 No Content", [])
             yield b""
 
-        assert ask_wsgi(WSGIMiddleware(app, ending.rules)).status == 204
+        assert call_wsgi(WSGIMiddleware(app, ending.rules)).status == 204
         ending.check(204)
 
     def test_generator_that_is_never_started_ends_the_request(self, ending: Ending) -> None:
@@ -177,7 +177,7 @@ class TestEnds:
                 start_response("502 Bad Gateway", TEXT, sys.exc_info())
             return [b"sorry"]
 
-        answer = ask_wsgi(WSGIMiddleware(app, ending.rules))
+        answer = call_wsgi(WSGIMiddleware(app, ending.rules))
         assert answer.status == 502
         assert len(answer.all("ratelimit")) == 1
         ending.check(502)
@@ -187,7 +187,7 @@ class TestEnds:
             start_response("200 OK", TEXT)(b"written, ")
             return [b"returned"]
 
-        assert ask_wsgi(WSGIMiddleware(app, ending.rules)).body == b"written, returned"
+        assert call_wsgi(WSGIMiddleware(app, ending.rules)).body == b"written, returned"
         ending.check(200)
 
     def test_long_stream_renews_its_lease(self, ending: Ending, clock: ManualClock) -> None:
@@ -203,11 +203,11 @@ class TestEnds:
         held = Concurrency(store, "held", 8)
         app = WSGIMiddleware(Stream(), [Rule(held)])
 
-        def ask() -> None:
+        def send_requests() -> None:
             for _ in range(50):
                 app(wsgi_environ(), lambda *started: lambda part: None).close()  # type: ignore[attr-defined]
 
-        threads = [threading.Thread(target=ask) for _ in range(8)]
+        threads = [threading.Thread(target=send_requests) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -226,7 +226,7 @@ class TestFields:
 
         limits = WSGIMiddleware(app, [Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)])
         for _ in range(2):
-            answer = ask_wsgi(limits)
+            answer = call_wsgi(limits)
             assert [name for name, _ in answer.fields] == ["content-type", "x-own", "ratelimit-policy", "ratelimit"]
         assert len(own) == 2
 
@@ -289,7 +289,7 @@ class TestBodies:
             start_response("200 OK", TEXT)
             return [reader(environ["wsgi.input"])]
 
-        answer = ask_wsgi(WSGIMiddleware(app, BodyLimit(LIMIT)), "/", "POST", body=body_of(size), chunked=True)  # type: ignore[arg-type]
+        answer = call_wsgi(WSGIMiddleware(app, BodyLimit(LIMIT)), "/", "POST", body=body_of(size), chunked=True)  # type: ignore[arg-type]
         assert (answer.status, answer.body) == (200, body_of(size))
 
     @pytest.mark.parametrize("reader", READERS)
@@ -327,7 +327,7 @@ class TestBodies:
 
         rules = [BodyLimit(LIMIT), Rule(FixedWindow(store, "x", "9/hour"), charge_on=charge_on)]
         stream = io.BytesIO(body_of(size))
-        answer = ask_wsgi(_with_input(WSGIMiddleware(inner, rules), stream), "/", "POST", chunked=True)
+        answer = call_wsgi(_with_input(WSGIMiddleware(inner, rules), stream), "/", "POST", chunked=True)
         assert (answer.status, answer.json["status"]) == (413, 413)
         assert str(LIMIT) in answer.json["detail"]
         assert stream.tell() == LIMIT + 1, "no more is read than tells that it is too large"
@@ -337,7 +337,7 @@ class TestBodies:
     def test_declared_length_over_the_limit_is_413(self, store: Store, declared: int, status: int) -> None:
         limit = FixedWindow(store, "x", "9/hour")
         app = _with_length(WSGIMiddleware(_hello, [BodyLimit(LIMIT), Rule(limit)]), str(declared))
-        assert ask_wsgi(app, "/", "POST").status == status
+        assert call_wsgi(app, "/", "POST").status == status
 
     @pytest.mark.parametrize("declared", ["-1", "+9999", "0x9999", "9999,9999", "1e9", "\xb2", ""])
     def test_body_with_an_invalid_length_is_counted_while_it_is_read(self, declared: str) -> None:
@@ -346,7 +346,7 @@ class TestBodies:
             return _hello(environ, start_response)
 
         limited = _with_length(WSGIMiddleware(app, [BodyLimit(LIMIT)]), declared)
-        assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
+        assert call_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
 
     def test_body_limit_applies_to_its_paths_and_methods(self) -> None:
         rules = [BodyLimit(10, path="/small/*"), BodyLimit(100), BodyLimit(0, methods="GET")]
@@ -358,7 +358,7 @@ class TestBodies:
             ("/small", "POST", 11),
             ("/", "GET", 1),
         ]
-        assert [ask_wsgi(app, path, method, body=b"x" * size).status for path, method, size in sizes] == [
+        assert [call_wsgi(app, path, method, body=b"x" * size).status for path, method, size in sizes] == [
             200,
             413,
             200,
@@ -373,9 +373,9 @@ class TestBodies:
             return _hello(environ, start_response)
 
         limited: Any = validator(WSGIMiddleware(validator(app), [BodyLimit(LIMIT)]))  # type: ignore[arg-type]
-        assert ask_wsgi(limited, "/", "POST", body=b"abc", chunked=True).status == 200
-        assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
-        assert ask_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1)).status == 413
+        assert call_wsgi(limited, "/", "POST", body=b"abc", chunked=True).status == 200
+        assert call_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1), chunked=True).status == 413
+        assert call_wsgi(limited, "/", "POST", body=body_of(LIMIT + 1)).status == 413
 
 
 def _hello(environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -512,7 +512,7 @@ def test_application_and_gate_can_be_replaced(store: Store) -> None:
     one, other = FixedWindow(store, "one", "5/hour"), FixedWindow(store, "other", "1/hour")
     limited = WSGIMiddleware(answers_with(b"one"), [Rule(one)])
     limited.app, limited.gate = answers_with(b"other"), Gate([Rule(other)])
-    answers = [ask_wsgi(limited) for _ in range(2)]
+    answers = [call_wsgi(limited) for _ in range(2)]
     assert [(answer.status, answer.body == b"other") for answer in answers] == [(200, True), (429, False)]
     assert one.peek(CLIENT).remaining == 5
 
@@ -544,14 +544,14 @@ def test_refused_gate_leaves_the_current_one(store: Store) -> None:
     limited = WSGIMiddleware(hello_wsgi, [Rule(FixedWindow(store, "one", "1/hour"))])
     with pytest.raises(AttributeError):
         limited.gate = object()
-    assert [ask_wsgi(limited).status for _ in range(2)] == [200, 429]
+    assert [call_wsgi(limited).status for _ in range(2)] == [200, 429]
 
 
 @pytest.mark.parametrize(
-    ("middleware", "hello", "ask"), [(WSGIMiddleware, hello_wsgi, ask_wsgi), (ASGIMiddleware, hello_asgi, ask_asgi)]
+    ("middleware", "hello", "call"), [(WSGIMiddleware, hello_wsgi, call_wsgi), (ASGIMiddleware, hello_asgi, call_asgi)]
 )
 def test_gate_can_be_replaced_during_a_decision(
-    store: Store, in_child: Callable[[Callable[[], object]], object], middleware: Any, hello: Any, ask: Any
+    store: Store, in_child: Callable[[Callable[[], object]], object], middleware: Any, hello: Any, call: Any
 ) -> None:
     """A configuration reload replaces the gate; a request's own gate stays alive until its response."""
     old, new = FixedWindow(store, "old", "5/hour"), FixedWindow(store, "new", "1/hour")
@@ -566,5 +566,5 @@ def test_gate_can_be_replaced_during_a_decision(
 
     limited = middleware(hello, [Rule(old, key=key)], headers=())
     del key
-    assert in_child(lambda: [ask(limited).status for _ in range(3)]) == [200, 200, 429]
+    assert in_child(lambda: [call(limited).status for _ in range(3)]) == [200, 200, 429]
     assert [old.peek("k").remaining, new.peek(CLIENT).remaining] == [4, 0]

@@ -48,13 +48,13 @@ class Served:
     def __init__(self, port: int, limits: Limits, directory: Path) -> None:
         self.port, self.limits, self._directory = port, limits, directory
 
-    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        return ask(self.port, path, method, **headers)
+    def request(self, path: str, method: str = "GET", **headers: str) -> Answer:
+        return send_request(self.port, path, method, **headers)
 
-    def ask_many(self, count: int, path: str, **headers: str) -> list[Answer]:
+    def send_requests(self, count: int, path: str, **headers: str) -> list[Answer]:
         """Send `count` requests from several concurrent clients."""
         with ThreadPoolExecutor(CLIENTS) as clients:
-            return list(clients.map(lambda _: self.ask(path, **headers), range(count)))
+            return list(clients.map(lambda _: self.request(path, **headers), range(count)))
 
     @contextmanager
     def started_stream(self, path: str, **headers: str) -> Iterator[socket.socket]:
@@ -74,7 +74,7 @@ class Served:
         (self._directory / "open").touch()
 
 
-def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
+def send_request(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
     """Send a request. Underscores in header names stand for hyphens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
@@ -98,7 +98,7 @@ def served(module: str, worker_class: str, store_name: str, directory: Path, app
         running(f"{module}:{app}", worker_class, Path(__file__).parent, log_path, **environment) as port,
     ):
         found = Served(port, Limits(store), directory)
-        wait_until(lambda: len(workers_of(found.ask_many(CLIENTS, "/worker"))) > 1, "several workers answer")
+        wait_until(lambda: len(workers_of(found.send_requests(CLIENTS, "/worker"))) > 1, "several workers answer")
         yield found
 
 

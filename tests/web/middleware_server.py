@@ -109,22 +109,22 @@ class MiddlewareServer:
                     found.append(process)
         return found
 
-    def ask(self, path: str, count: int = 1, at_once: int = 32) -> list[Answer]:
-        return asyncio.run(self._ask_all(path, count, at_once))
+    def send_requests(self, path: str, count: int = 1, at_once: int = 32) -> list[Answer]:
+        return asyncio.run(self._send_all(path, count, at_once))
 
-    async def _ask_all(self, path: str, count: int, at_once: int) -> list[Answer]:
+    async def _send_all(self, path: str, count: int, at_once: int) -> list[Answer]:
         answers: list[Answer] = []
         left = iter(range(count))
 
         async def client() -> None:
-            answers.extend([await self._ask_one(path) for _ in left])
+            answers.extend([await self._send_one(path) for _ in left])
 
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as clients:
             for _ in range(at_once):
                 clients.create_task(client())
         return answers
 
-    async def _ask_one(self, path: str) -> Answer:
+    async def _send_one(self, path: str) -> Answer:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(f"GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n".encode())

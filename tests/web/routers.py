@@ -28,7 +28,7 @@ from django.urls import path as django_path
 from fastapi.responses import PlainTextResponse
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
-from web_requests import Answered, ask_asgi, ask_wsgi
+from web_requests import Answered, call_asgi, call_wsgi
 
 from forebay.contrib import aiohttp as aiohttp_limits
 from forebay.contrib import fastapi as fastapi_limits
@@ -53,7 +53,7 @@ urlpatterns: list[Any] = []
 ROUTES = ("/", "/login", "/api/orders", "/log_in", "/users/{id}", "/users/{id}/posts", "/files/{rest:path}")
 """The routes, written as a rule's patterns."""
 
-Ask = Callable[[str, str], Answered]
+Send = Callable[[str, str], Answered]
 """Takes the target of a request, and the path that the server uses as the application's root."""
 
 
@@ -61,34 +61,34 @@ def _in_angles(route: str) -> str:
     return route.replace("{rest:path}", "<path:rest>").replace("{id}", "<id>")
 
 
-def _wsgi(app: Any) -> Ask:
+def _wsgi(app: Any) -> Send:
     """Call `app` with the environment that gunicorn builds."""
 
-    def ask(target: str, root: str) -> Answered:
+    def send(target: str, root: str) -> Answered:
         path = unquote_to_bytes(target).decode("latin-1")
-        return ask_wsgi(lambda environ, start: app(environ | {"SCRIPT_NAME": root}, start), path)
+        return call_wsgi(lambda environ, start: app(environ | {"SCRIPT_NAME": root}, start), path)
 
-    return ask
+    return send
 
 
-def _asgi(app: Any, has_root_in_path: bool = True) -> Ask:
+def _asgi(app: Any, has_root_in_path: bool = True) -> Send:
     """Call `app` with the scope of uvicorn with ``--root-path``, or of hypercorn, which leaves the path unchanged."""
 
-    def ask(target: str, root: str) -> Answered:
+    def send(target: str, root: str) -> Answered:
         path = root + unquote(target) if has_root_in_path else unquote(target)
         host = [("host", "localhost")]
-        return ask_asgi(
+        return call_asgi(
             app, path, fields=host, root_path=root, query_string=b"", scheme="http", server=("localhost", 80)
         )
 
-    return ask
+    return send
 
 
-def around_flask(rules: list[Rule]) -> Ask:
+def around_flask(rules: list[Rule]) -> Send:
     return _wsgi(WSGIMiddleware(_flask(), rules))
 
 
-def in_flask(rules: list[Rule]) -> Ask:
+def in_flask(rules: list[Rule]) -> Send:
     app = _flask()
     flask_limits.Limits(app, rules)
     return _wsgi(app)
@@ -101,7 +101,7 @@ def _flask() -> flask.Flask:
     return app
 
 
-def around_quart(rules: list[Rule], has_root_in_path: bool = True) -> Ask:
+def around_quart(rules: list[Rule], has_root_in_path: bool = True) -> Send:
     app = quart.Quart(__name__)
 
     def view(route: str) -> Any:
@@ -115,7 +115,7 @@ def around_quart(rules: list[Rule], has_root_in_path: bool = True) -> Ask:
     return _asgi(ASGIMiddleware(app, rules), has_root_in_path)
 
 
-def around_quart_under_hypercorn(rules: list[Rule]) -> Ask:
+def around_quart_under_hypercorn(rules: list[Rule]) -> Send:
     return around_quart(rules, has_root_in_path=False)
 
 
@@ -131,27 +131,27 @@ def _django_urls() -> ModuleType:
     return module
 
 
-def _django(ask: Ask, **changed: Any) -> Ask:
-    def ask_with_settings(target: str, root: str) -> Answered:
+def _django(send: Send, **changed: Any) -> Send:
+    def send_with_settings(target: str, root: str) -> Answered:
         with override_settings(**changed):
-            return ask(target, root)
+            return send(target, root)
 
-    return ask_with_settings
+    return send_with_settings
 
 
-def around_django(rules: list[Rule]) -> Ask:
+def around_django(rules: list[Rule]) -> Send:
     changed = {"ROOT_URLCONF": _django_urls(), "MIDDLEWARE": []}
     with override_settings(**changed):
         return _django(_wsgi(WSGIMiddleware(get_wsgi_application(), rules)), **changed)
 
 
-def around_django_asgi(rules: list[Rule]) -> Ask:
+def around_django_asgi(rules: list[Rule]) -> Send:
     changed = {"ROOT_URLCONF": _django_urls(), "MIDDLEWARE": []}
     with override_settings(**changed):
         return _django(_asgi(ASGIMiddleware(get_asgi_application(), rules)), **changed)
 
 
-def in_django(rules: list[Rule]) -> Ask:
+def in_django(rules: list[Rule]) -> Send:
     changed: dict[str, Any] = {
         "ROOT_URLCONF": _django_urls(),
         "MIDDLEWARE": ["forebay.contrib.django.LimitsMiddleware"],
@@ -168,18 +168,18 @@ def _plain(route: str) -> Any:
     return respond
 
 
-def around_starlette(rules: list[Rule]) -> Ask:
+def around_starlette(rules: list[Rule]) -> Send:
     return _asgi(ASGIMiddleware(Starlette(routes=[Route(route, _plain(route)) for route in ROUTES]), rules))
 
 
-def in_a_mount(rules: list[Rule]) -> Ask:
+def in_a_mount(rules: list[Rule]) -> Send:
     """The application and its rules, mounted at a path of another application."""
     inner = ASGIMiddleware(Starlette(routes=[Route(route, _plain(route)) for route in ROUTES]), rules)
-    ask = _asgi(Starlette(routes=[Mount("/outer", inner)]))
-    return lambda target, root: ask("/outer" + target, root)
+    send = _asgi(Starlette(routes=[Mount("/outer", inner)]))
+    return lambda target, root: send("/outer" + target, root)
 
 
-def in_fastapi(rules: list[Rule], has_root_in_path: bool = True) -> Ask:
+def in_fastapi(rules: list[Rule], has_root_in_path: bool = True) -> Send:
     app = fastapi.FastAPI(openapi_url=None)
     for route in ROUTES:
         app.add_api_route(route, lambda route=route: PlainTextResponse(route))
@@ -187,7 +187,7 @@ def in_fastapi(rules: list[Rule], has_root_in_path: bool = True) -> Ask:
     return _asgi(app, has_root_in_path)
 
 
-def in_fastapi_under_hypercorn(rules: list[Rule]) -> Ask:
+def in_fastapi_under_hypercorn(rules: list[Rule]) -> Send:
     return in_fastapi(rules, has_root_in_path=False)
 
 
@@ -204,21 +204,21 @@ class _AsyncFalcon(_Falcon):
         response.text = self.route
 
 
-def around_falcon(rules: list[Rule]) -> Ask:
+def around_falcon(rules: list[Rule]) -> Send:
     app = falcon.App()
     for route in ROUTES:
         app.add_route(route, _Falcon(route))
     return _wsgi(WSGIMiddleware(app, rules))
 
 
-def around_falcon_asgi(rules: list[Rule]) -> Ask:
+def around_falcon_asgi(rules: list[Rule]) -> Send:
     app = falcon.asgi.App()
     for route in ROUTES:
         app.add_route(route, _AsyncFalcon(route))
     return _asgi(ASGIMiddleware(app, rules))
 
 
-def around_litestar(rules: list[Rule]) -> Ask:
+def around_litestar(rules: list[Rule]) -> Send:
     def handler(route: str) -> Any:
         async def respond() -> str:
             return route
@@ -228,7 +228,7 @@ def around_litestar(rules: list[Rule]) -> Ask:
     return _asgi(ASGIMiddleware(litestar.Litestar([handler(route) for route in ROUTES], openapi_config=None), rules))
 
 
-def around_pyramid(rules: list[Rule]) -> Ask:
+def around_pyramid(rules: list[Rule]) -> Send:
     """Dispatch by routes, and by traversal for paths of one segment."""
     config = Configurator()
     for route in ROUTES:
@@ -246,7 +246,7 @@ def _without_subpath(route: str) -> Any:
     return lambda request: PyramidResponse(route, status=404 if request.subpath else 200)
 
 
-def around_cherrypy(rules: list[Rule]) -> Ask:
+def around_cherrypy(rules: list[Rule]) -> Send:
     """CherryPy's dispatcher has no placeholders."""
 
     def page(route: str) -> Any:
@@ -281,9 +281,9 @@ class in_aiohttp:  # noqa: N801  # named like the functions above
         return app
 
     def __call__(self, target: str, root: str) -> Answered:
-        return self.runner.run(self._ask(self.prefix + target))
+        return self.runner.run(self._send(self.prefix + target))
 
-    async def _ask(self, target: str) -> Answered:
+    async def _send(self, target: str) -> Answered:
         reader, writer = await asyncio.open_connection(self.server.host, self.server.port)
         with closing(writer):
             writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -305,7 +305,7 @@ class in_an_aiohttp_subapp(in_aiohttp):  # noqa: N801
         return outer
 
 
-ROUTERS: dict[str, Callable[[list[Rule]], Ask]] = {
+ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "around Flask": around_flask,
     "in Flask": in_flask,
     "around Quart": around_quart,

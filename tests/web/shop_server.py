@@ -161,39 +161,39 @@ class ShopServer:
 
     # Requests
 
-    def ask(
+    def send_requests(
         self, count: int, *, at_once: int = 200, every: int = 0, then: Callable[[], object] = lambda: None
     ) -> list[Answer]:
         """Send `count` requests, `at_once` of them concurrently. Call `then()` after each `every` answers."""
-        return asyncio.run(self._ask_all(count, at_once, every, then))
+        return asyncio.run(self._send_all(count, at_once, every, then))
 
-    def ask_until(self, enough: Callable[[list[Answer]], bool], what: str) -> list[Answer]:
+    def send_until(self, enough: Callable[[list[Answer]], bool], what: str) -> list[Answer]:
         """Send 200 concurrent requests at a time until the answers are `enough`."""
         answers: list[Answer] = []
 
         def has_enough() -> bool:
-            answers.extend(self.ask(200))
+            answers.extend(self.send_requests(200))
             return enough(answers)
 
         wait_until(has_enough, what)
         return answers
 
-    def ask_all_workers(self) -> list[Answer]:
+    def reach_all_workers(self) -> list[Answer]:
         """Send requests until all workers are alive and each one has answered."""
 
         def all_answered(answers: list[Answer]) -> bool:
             pids = {process.pid for process in self.workers()}
             return len(pids) == WORKERS and pids <= workers_of(answers)
 
-        return self.ask_until(all_answered, "every worker has answered")
+        return self.send_until(all_answered, "every worker has answered")
 
-    async def _ask_all(self, count: int, at_once: int, every: int, then: Callable[[], object]) -> list[Answer]:
+    async def _send_all(self, count: int, at_once: int, every: int, then: Callable[[], object]) -> list[Answer]:
         answers: list[Answer] = []
         started = iter(range(count))
 
         async def client() -> None:
             for _ in started:
-                answers.append(await self._ask_one())
+                answers.append(await self._send_one())
                 if every and len(answers) % every == 0:
                     then()
 
@@ -202,7 +202,7 @@ class ShopServer:
                 clients.create_task(client())
         return answers
 
-    async def _ask_one(self) -> Answer:
+    async def _send_one(self) -> Answer:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except ConnectionError:

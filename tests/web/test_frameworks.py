@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from framework_limits import AT_ONCE, FAILURES, LIMIT, WIDE, key_of
-from framework_server import Answer, Served, ask, running, served, workers_of
+from framework_server import Answer, Served, running, send_request, served, workers_of
 from shop_server import EXAMPLE, UVICORN, wait_until
 
 SERVERS = {
@@ -49,8 +49,8 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
     def every_worker_admitted() -> bool:
         nonlocal customers
         customers += 1
-        answers = server.ask_many(LIMIT, "/orders", X_Customer=str(customers))
-        answers += server.ask_many(LIMIT, "/orders/other", X_Customer=str(customers))
+        answers = server.send_requests(LIMIT, "/orders", X_Customer=str(customers))
+        answers += server.send_requests(LIMIT, "/orders/other", X_Customer=str(customers))
         assert statuses(answers) == {200: LIMIT, 429: LIMIT}
         workers.update(workers_of(answers))
         return len(workers) > 1
@@ -58,10 +58,10 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
     wait_until(every_worker_admitted, "more than one worker has admitted")
 
     # An admitted response states the remaining permits; a denial states when to retry.
-    first = server.ask("/orders", X_Customer="ada")
+    first = server.request("/orders", X_Customer="ada")
     assert first.headers["ratelimit-policy"] == f'"orders";q={LIMIT};w=86400'
     assert re.fullmatch(rf'"orders";r={LIMIT - 1};t=\d+', first.headers["ratelimit"])
-    denied = server.ask("/orders", X_Customer="1")
+    denied = server.request("/orders", X_Customer="1")
     assert denied.status == 429
     assert denied.headers["content-type"] == "application/problem+json"
     assert denied.headers["content-length"] == str(len(denied.body))
@@ -71,7 +71,7 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
     assert denied.headers["ratelimit"] == f'"orders";r=0;t={denied.headers["retry-after"]}'
 
     # The two limits of one view are both charged, or neither is.
-    answers = server.ask_many(LIMIT + 20, "/both", X_Customer="ada")
+    answers = server.send_requests(LIMIT + 20, "/both", X_Customer="ada")
     assert statuses(answers) == {200: LIMIT, 429: 20}
     assert limits.ample.peek(key_of("ada"), 0).remaining == LIMIT
     assert {answer.headers["ratelimit-policy"] for answer in answers if answer.status == 200} == {
@@ -79,29 +79,29 @@ def test_every_worker_counts_the_same_limits(server: Served) -> None:
     }
 
     # The application's rule applies to its paths and clients only.
-    answers = server.ask_many(WIDE + 20, "/wide/1", X_Customer="ada")
+    answers = server.send_requests(WIDE + 20, "/wide/1", X_Customer="ada")
     assert statuses(answers) == {200: WIDE, 429: 20}
-    assert server.ask("/wide/2", X_Customer="ada").status == 429
-    assert server.ask("/wide/1", X_Customer="ada", X_Internal="yes").status == 200
-    assert "ratelimit" not in server.ask("/worker").headers
-    missing = server.ask("/wide/2/missing", X_Customer="bob")
+    assert server.request("/wide/2", X_Customer="ada").status == 429
+    assert server.request("/wide/1", X_Customer="ada", X_Internal="yes").status == 200
+    assert "ratelimit" not in server.request("/worker").headers
+    missing = server.request("/wide/2/missing", X_Customer="bob")
     assert missing.status == 404
     assert missing.headers["ratelimit-policy"] == f'"wide";q={WIDE};w=86400'
 
     # Only failures are charged, up to the limit.
     for _ in range(FAILURES):
-        assert server.ask("/login?status=200", "POST", X_Customer="ada").status == 200
+        assert server.request("/login?status=200", "POST", X_Customer="ada").status == 200
     wait_until(lambda: limits.failures.peek(key_of("ada"), 0).remaining == FAILURES, "successes are refunded")
     for attempt in range(FAILURES):
-        assert server.ask(f"/login?status={401 + 2 * (attempt % 2)}", "POST", X_Customer="ada").status in (401, 403)
-    assert server.ask("/login?status=200", "POST", X_Customer="ada").status == 429
+        assert server.request(f"/login?status={401 + 2 * (attempt % 2)}", "POST", X_Customer="ada").status in (401, 403)
+    assert server.request("/login?status=200", "POST", X_Customer="ada").status == 429
     assert limits.failures.peek(key_of("ada"), 0).remaining == 0
 
     # Server errors are not charged.
     for status in (500, 503, 0):
-        assert server.ask(f"/fragile?status={status}", X_Customer="ada").status == (status or 500)
+        assert server.request(f"/fragile?status={status}", X_Customer="ada").status == (status or 500)
     wait_until(lambda: limits.handled.peek(key_of("ada"), 0).remaining == LIMIT, "errors are refunded")
-    assert server.ask("/fragile?status=404", X_Customer="ada").status == 404
+    assert server.request("/fragile?status=404", X_Customer="ada").status == 404
     assert limits.handled.peek(key_of("ada"), 0).remaining == LIMIT - 1
 
 
@@ -111,7 +111,7 @@ def test_held_permits_are_released(server: Served) -> None:
 
     with server.started_stream("/held", X_Customer="ada") as one, server.started_stream("/held", X_Customer="ada"):
         assert held.peek(key, 0).remaining == 0
-        denied = server.ask("/held", X_Customer="ada")
+        denied = server.request("/held", X_Customer="ada")
         assert denied.status == 429
         assert denied.headers["retry-after"] == "1"
 
@@ -124,7 +124,7 @@ def test_held_permits_are_released(server: Served) -> None:
         server.open()
         wait_until(lambda: held.peek(key, 0).remaining == AT_ONCE, "all permits are back")
     assert sent.peek(key, 0).remaining == LIMIT - 1
-    assert server.ask("/held", X_Customer="ada").body.rstrip().endswith(b"second")
+    assert server.request("/held", X_Customer="ada").body.rstrip().endswith(b"second")
 
 
 @only("fastapi", "aiohttp")
@@ -158,12 +158,12 @@ def head_of(connection: socket.socket) -> bytes:
 
 @only("django", "django async")
 def test_django_limits_each_user(server: Served) -> None:
-    cookies = [server.ask(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
+    cookies = [server.request(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
     # All workers share the limit, in sync and async views.
-    answers = server.ask_many(LIMIT, "/account", Cookie=cookies[0])
-    answers += server.ask_many(10, "/account/other", Cookie=cookies[0])
+    answers = server.send_requests(LIMIT, "/account", Cookie=cookies[0])
+    answers += server.send_requests(10, "/account/other", Cookie=cookies[0])
     assert statuses(answers) == {200: LIMIT, 429: 10}
-    assert server.ask("/account/other", Cookie=cookies[1]).status == 200
+    assert server.request("/account/other", Cookie=cookies[1]).status == 200
     assert server.limits.users.peek(("user", "1"), 0).remaining == 0
     assert server.limits.users.peek(("user", "2"), 0).remaining == LIMIT - 1
     assert server.limits.users.peek("nobody", 0).remaining == LIMIT
@@ -171,13 +171,13 @@ def test_django_limits_each_user(server: Served) -> None:
 
 @only("django")
 def test_rest_framework_throttles_limit_addresses_users_and_scopes(server: Served) -> None:
-    cookies = [server.ask(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
+    cookies = [server.request(f"/enter?user={user}").headers["set-cookie"].partition(";")[0] for user in (1, 2)]
 
     # Anonymous clients count by address; a forged field changes nothing.
-    answers = server.ask_many(30, "/api")
-    answers += server.ask_many(30, "/api", X_Forwarded_For="192.0.2.1")
+    answers = server.send_requests(30, "/api")
+    answers += server.send_requests(30, "/api", X_Forwarded_For="192.0.2.1")
     assert statuses(answers) == {200: 40, 429: 20}
-    denied = server.ask("/api")
+    denied = server.request("/api")
     assert 0 < int(denied.headers["retry-after"]) <= 86400
     assert f"{denied.headers['retry-after']} second" in denied.report["detail"]
     # REST framework calls all throttles, and the user throttle counts anonymous clients as well.
@@ -186,24 +186,24 @@ def test_rest_framework_throttles_limit_addresses_users_and_scopes(server: Serve
     assert denied.headers["ratelimit"].startswith(f'"throttle anon 40/86400s";r=0;t={denied.headers["retry-after"]}, ')
 
     # Each user has its own limit.
-    assert statuses(server.ask_many(70, "/api", Cookie=cookies[0])) == {200: 60, 429: 10}
+    assert statuses(server.send_requests(70, "/api", Cookie=cookies[0])) == {200: 60, 429: 10}
     # Each scope has its own limit.
-    assert statuses(server.ask_many(15, "/api/uploads", Cookie=cookies[1])) == {200: 10, 429: 5}
-    assert server.ask("/api", Cookie=cookies[1]).status == 200
+    assert statuses(server.send_requests(15, "/api/uploads", Cookie=cookies[1])) == {200: 10, 429: 5}
+    assert server.request("/api", Cookie=cookies[1]).status == 200
 
 
 @only("flask")
 def test_flask_error_handler_answers_denials(server: Served) -> None:
-    assert statuses(server.ask_many(LIMIT + 5, "/handled", X_Customer="ada")) == {200: LIMIT, 429: 5}
-    denied = server.ask("/handled", X_Customer="ada")
+    assert statuses(server.send_requests(LIMIT + 5, "/handled", X_Customer="ada")) == {200: LIMIT, 429: 5}
+    denied = server.request("/handled", X_Customer="ada")
     assert denied.report == {"violated": ["orders"]}
     assert 0 < int(denied.headers["retry-after"]) <= 86400 / LIMIT
     assert denied.headers["ratelimit"] == f'"orders";r=0;t={denied.headers["retry-after"]}'
 
     # An exempt view is not charged by the application's rules.
-    assert statuses(server.ask_many(WIDE + 1, "/wide/1", X_Customer="ada")) == {200: WIDE, 429: 1}
-    assert statuses(server.ask_many(WIDE + 1, "/wide/exempt", X_Customer="ada")) == {200: WIDE + 1}
-    assert "ratelimit" not in server.ask("/wide/exempt", X_Customer="ada").headers
+    assert statuses(server.send_requests(WIDE + 1, "/wide/1", X_Customer="ada")) == {200: WIDE, 429: 1}
+    assert statuses(server.send_requests(WIDE + 1, "/wide/exempt", X_Customer="ada")) == {200: WIDE + 1}
+    assert "ratelimit" not in server.request("/wide/exempt", X_Customer="ada").headers
 
 
 EXAMPLES = {
@@ -220,9 +220,9 @@ def test_example_admits_exactly_its_limit(name: str, store_name: str, tmp_path: 
     app, worker_class = EXAMPLES[name]
     with running(app, worker_class, EXAMPLE.parent / name, tmp_path / "log", SHOP_STORE=store_name) as port:
         began_s = time.monotonic()
-        answers = [ask(port, "/orders", "POST")]
+        answers = [send_request(port, "/orders", "POST")]
         while answers[-1].status == 200:
-            answers.append(ask(port, "/orders", "POST"))
+            answers.append(send_request(port, "/orders", "POST"))
         # One permit refills every twelve seconds.
         assert 5 <= statuses(answers)[200] <= 5 + (time.monotonic() - began_s) / 12
         denied = answers[-1]

@@ -293,7 +293,7 @@ def test_flask_releases_permits_taken_during_the_body_at_once(its: Its) -> None:
 # Starlette
 
 
-def ask_asgi(app: Any, path: str = "/", kind: str = "http", body: bytes = b"", **scope: Any) -> list[dict[str, Any]]:
+def call_asgi(app: Any, path: str = "/", kind: str = "http", body: bytes = b"", **scope: Any) -> list[dict[str, Any]]:
     """Call an ASGI application; return the messages that it sends."""
     sent: list[dict[str, Any]] = []
     headers = [(b"content-length", str(len(body)).encode())] if body else []
@@ -328,7 +328,7 @@ def starlette_app(its: Its, *dependencies: Callable[[HTTPConnection], Any]) -> S
 def test_starlette_needs_the_middleware(its: Its) -> None:
     app = starlette_app(its, forebay.contrib.fastapi.limited(its.two, key=everyone))
     with pytest.raises(NotInstalled, match=r"setup\(app\)"):
-        ask_asgi(app)
+        call_asgi(app)
 
 
 def test_denying_dependency_refunds_the_others(its: Its) -> None:
@@ -340,9 +340,9 @@ def test_denying_dependency_refunds_the_others(its: Its) -> None:
         limited(its.two, key=everyone),
     )
     forebay.contrib.fastapi.setup(app)
-    assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
+    assert [call_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
     assert its.left() == (0, 1, 1)
-    denied = ask_asgi(app)[0]
+    denied = call_asgi(app)[0]
     fields = [name for name, _ in denied["headers"]]
     assert sorted(fields) == sorted(set(fields))
     assert dict(denied["headers"])[b"ratelimit"].startswith(b'"two";r=0;')
@@ -358,8 +358,8 @@ def test_exception_handlers_get_a_denial_by_the_rules(its: Its) -> None:
 
         app.add_exception_handler(kind, answer)
         assert its.left()[1] == 3
-        assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 200]
-        start, body = ask_asgi(app)
+        assert [call_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 200]
+        start, body = call_asgi(app)
         assert (start["status"], body["body"]) == (418, b"three")
         assert b"retry-after" in dict(start["headers"])
         its.clock.advance(86400)
@@ -369,7 +369,7 @@ def test_catch_all_handler_gets_no_denial(its: Its) -> None:
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, its.rules)
     app.add_exception_handler(Exception, lambda request, error: PlainTextResponse("it broke", 500))
-    assert [ask_asgi(app)[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
+    assert [call_asgi(app)[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -382,27 +382,27 @@ def test_browser_can_read_denials_and_send_preflights(its: Its, is_first: bool) 
     if is_first:
         forebay.contrib.fastapi.setup(app, its.rules)
     origin = (b"origin", b"https://shop")
-    assert [ask_asgi(app, headers=[origin])[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
-    denied = dict(ask_asgi(app, headers=[origin])[0]["headers"])
+    assert [call_asgi(app, headers=[origin])[0]["status"] for _ in range(4)] == [200, 200, 200, 429]
+    denied = dict(call_asgi(app, headers=[origin])[0]["headers"])
     assert denied[b"access-control-allow-origin"] == b"https://shop"
     # The order of the middleware is unchanged: the last one is the outermost.
     assert denied[b"access-control-expose-headers"] == b"RateLimit"
     preflight = [origin, (b"access-control-request-method", b"GET")]
-    assert ask_asgi(app, method="OPTIONS", headers=preflight)[0]["status"] == 200
+    assert call_asgi(app, method="OPTIONS", headers=preflight)[0]["status"] == 200
 
 
 def test_websocket_that_the_rules_deny_is_closed(its: Its) -> None:
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, [Rule(its.three, key=everyone, cost=3)])
-    assert ask_asgi(app)[0]["status"] == 200
-    assert [message["type"] for message in ask_asgi(app, kind="websocket")] == ["websocket.close"]
+    assert call_asgi(app)[0]["status"] == 200
+    assert [message["type"] for message in call_asgi(app, kind="websocket")] == ["websocket.close"]
 
 
 def test_starlette_limits_bodies_and_passes_the_lifespan(its: Its) -> None:
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, [*its.rules, BodyLimit(4)])
-    assert ask_asgi(app, body=b"12345")[0]["status"] == 413
-    assert ask_asgi(app, body=b"1234")[0]["status"] == 200
+    assert call_asgi(app, body=b"12345")[0]["status"] == 413
+    assert call_asgi(app, body=b"1234")[0]["status"] == 200
     assert its.left()[1] == 2
     seen: list[str] = []
 
@@ -422,15 +422,15 @@ def test_starlette_renews_the_lease_while_the_handler_runs(its: Its) -> None:
 
     app = starlette_app(its, forebay.contrib.fastapi.limited(its.held, key=everyone), endpoint)
     forebay.contrib.fastapi.setup(app)
-    assert ask_asgi(app)[0]["status"] == 200
+    assert call_asgi(app)[0]["status"] == 200
     assert its.left()[2] == 1
 
 
 # aiohttp
 
 
-def ask_aiohttp(app: web.Application, count: int, path: str = "/", **options: Any) -> list[tuple[int, dict[str, str]]]:
-    async def ask() -> list[tuple[int, dict[str, str]]]:
+def call_aiohttp(app: web.Application, count: int, path: str = "/", **options: Any) -> list[tuple[int, dict[str, str]]]:
+    async def send_requests() -> list[tuple[int, dict[str, str]]]:
         async with TestClient(TestServer(app)) as client:
             answers = []
             for _ in range(count):
@@ -439,7 +439,7 @@ def ask_aiohttp(app: web.Application, count: int, path: str = "/", **options: An
                     answers.append((response.status, dict(response.headers)))
             return answers
 
-    return asyncio.run(ask())
+    return asyncio.run(send_requests())
 
 
 def test_aiohttp_limits_only_async_handlers(its: Its) -> None:
@@ -468,7 +468,7 @@ def test_aiohttp_limits_only_async_handlers(its: Its) -> None:
         app = web.Application()
         forebay.contrib.aiohttp.setup(app)
         app.router.add_get("/", decorate(handled))
-        assert [status for status, _ in ask_aiohttp(app, 3)] == [200, 200, 429]
+        assert [status for status, _ in call_aiohttp(app, 3)] == [200, 200, 429]
         its.two.reset("everyone")
 
 
@@ -478,7 +478,7 @@ def test_aiohttp_needs_the_middleware(its: Its) -> None:
 
     app = web.Application()
     app.router.add_get("/", forebay.contrib.aiohttp.limited(its.two, key=everyone)(handler))
-    assert ask_aiohttp(app, 1)[0][0] == 500
+    assert call_aiohttp(app, 1)[0][0] == 500
     with pytest.raises(InvalidLimiter, match=r"comes too late here: say web.Application\(client_max_size=...\)"):
         forebay.contrib.aiohttp.setup(app, [BodyLimit(10)])
 
@@ -495,7 +495,7 @@ def test_aiohttp_sets_header_fields_of_streams_after_setup(its: Its, whole: bool
     if whole:
         forebay.contrib.aiohttp.setup(app, its.rules)
     app.router.add_get("/", handler)
-    answers = ask_aiohttp(app, 4)
+    answers = call_aiohttp(app, 4)
     assert [status for status, _ in answers] == [200, 200, 200, 429]
     assert ["RateLimit" in headers for _, headers in answers] == [whole, whole, whole, True]
 
@@ -516,7 +516,7 @@ def test_aiohttp_holds_permits_until_it_has_sent_a_file(its: Its, tmp_path: Path
     app = web.Application()
     forebay.contrib.aiohttp.setup(app)
     app.router.add_get("/", handler)
-    assert [status for status, _ in ask_aiohttp(app, 2)] == [200, 200]
+    assert [status for status, _ in call_aiohttp(app, 2)] == [200, 200]
     assert left == [0, 0]
     assert its.left()[2] == 1
 
@@ -530,7 +530,7 @@ def test_aiohttp_renews_the_lease_while_the_handler_runs(its: Its) -> None:
     app = web.Application()
     forebay.contrib.aiohttp.setup(app)
     app.router.add_get("/", handler)
-    assert ask_aiohttp(app, 1)[0][0] == 200
+    assert call_aiohttp(app, 1)[0][0] == 200
     assert its.left()[2] == 1
 
 
@@ -621,7 +621,7 @@ def test_cancelled_async_django_request_releases_permits(its: Its, configure: Dj
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def ask() -> None:
+    async def send_requests() -> None:
         task = asyncio.ensure_future(in_django.LimitsMiddleware(view)(AsyncRequestFactory().get("/")))
         while its.left()[2]:
             await asyncio.sleep(0)
@@ -629,7 +629,7 @@ def test_cancelled_async_django_request_releases_permits(its: Its, configure: Dj
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(ask())
+    asyncio.run(send_requests())
     assert its.left() == (2, 2, 1)
 
 
@@ -697,11 +697,11 @@ def test_starlette_answers_503_if_the_store_is_full(its: Its, crowded: tuple[Tok
     bucket, address = crowded
     app = starlette_app(its, forebay.contrib.fastapi.limited(bucket, key=lambda request: address))
     forebay.contrib.fastapi.setup(app)
-    start, body = ask_asgi(app)
+    start, body = call_asgi(app)
     assert (start["status"], NO_ROOM in body["body"]) == (503, True)
     app = starlette_app(its)
     forebay.contrib.fastapi.setup(app, [Rule(bucket, key=lambda request: address)])
-    assert ask_asgi(app)[0]["status"] == 503
+    assert call_asgi(app)[0]["status"] == 503
 
 
 @pytest.mark.parametrize("of_view", [False, True])
@@ -715,7 +715,7 @@ def test_aiohttp_answers_503_if_the_store_is_full(crowded: tuple[TokenBucket, st
     app = web.Application()
     forebay.contrib.aiohttp.setup(app, [] if of_view else [rule])
     app.router.add_get("/", forebay.contrib.aiohttp.limited(rule)(handler) if of_view else handler)
-    [(status, fields)] = ask_aiohttp(app, 1)
+    [(status, fields)] = call_aiohttp(app, 1)
     assert status == 503
     assert int(fields["Retry-After"]) > 0
 
@@ -763,7 +763,7 @@ def test_functions_of_rules_are_awaited(its: Its, configure: DjangoSettings, opt
     limited = forebay.contrib.fastapi.limited
     app = starlette_app(its, limited(its.two, **options))
     forebay.contrib.fastapi.setup(app)
-    assert [ask_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
+    assert [call_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 429]
     its.two.reset("ada")
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -772,7 +772,7 @@ def test_functions_of_rules_are_awaited(its: Its, configure: DjangoSettings, opt
     site = web.Application()
     forebay.contrib.aiohttp.setup(site)
     site.router.add_get("/", forebay.contrib.aiohttp.limited(its.two, **options)(handler))
-    assert [status for status, _ in ask_aiohttp(site, 3)] == [200, 200, 429]
+    assert [status for status, _ in call_aiohttp(site, 3)] == [200, 200, 429]
     its.two.reset("ada")
 
     async def view(request: HttpRequest) -> HttpResponseBase:
@@ -781,7 +781,7 @@ def test_functions_of_rules_are_awaited(its: Its, configure: DjangoSettings, opt
     configure({"RULES": [Rule(its.two, **options)]})
     middleware = in_django.LimitsMiddleware(view)
 
-    async def ask() -> list[int]:
+    async def send_requests() -> list[int]:
         return [(await middleware(AsyncRequestFactory().get("/"))).status_code for _ in range(3)]
 
-    assert asyncio.run(ask()) == [200, 200, 429]
+    assert asyncio.run(send_requests()) == [200, 200, 429]

@@ -23,7 +23,7 @@ def check_exact(shop: ShopServer, answers: list[Answer], burst: int) -> None:
     A request whose answer was lost with its worker may have been charged or not; every other request is certain.
     """
     answers = (
-        answers + shop.ask_until(lambda more: 429 in statuses(more), "the limit is reached") + shop.ask_all_workers()
+        answers + shop.send_until(lambda more: 429 in statuses(more), "the limit is reached") + shop.reach_all_workers()
     )
     counts, stats, lost = statuses(answers), shop.stats(), answers.count(LOST)
     assert counts.keys() <= {200, 429, LOST.status}
@@ -38,7 +38,7 @@ def check_exact(shop: ShopServer, answers: list[Answer], burst: int) -> None:
 )
 def test_all_workers_share_one_limit(serve: Serve, worker_class: str, preload: bool) -> None:
     shop = serve(worker_class=worker_class, preload=preload, burst=50)
-    answers = shop.ask_all_workers()
+    answers = shop.reach_all_workers()
     assert statuses(answers) == {200: 50, 429: len(answers) - 50}
     stats = shop.stats()
     assert (stats.allowed, stats.denied) == (50, len(answers) - 50)
@@ -47,11 +47,11 @@ def test_all_workers_share_one_limit(serve: Serve, worker_class: str, preload: b
 @LIVES
 def test_recycled_workers_continue_the_count(serve: Serve, worker_class: str, preload: bool) -> None:
     shop = serve(worker_class=worker_class, preload=preload, burst=300, options=["--max-requests", "25"])
-    answers = shop.ask(150, at_once=20)
+    answers = shop.send_requests(150, at_once=20)
     first_workers = workers_of(answers)
     # One of the four workers has answered at least 25 requests, so it exits.
     wait_until(lambda: not first_workers <= {process.pid for process in shop.workers()}, "a worker is gone")
-    answers += shop.ask_until(
+    answers += shop.send_until(
         lambda more: bool(workers_of(more) - first_workers) and len(more) - more.count(LOST) >= 300,
         "a new worker has answered, and more requests than the burst were sent",
     )
@@ -65,9 +65,9 @@ def test_recycled_workers_continue_the_count(serve: Serve, worker_class: str, pr
 @LIVES
 def test_reload_keeps_the_limit(serve: Serve, worker_class: str, preload: bool) -> None:
     shop = serve(worker_class=worker_class, preload=preload, burst=600)
-    answers = shop.ask_all_workers()
+    answers = shop.reach_all_workers()
     old_workers = workers_of(answers)
-    answers += shop.ask(300, at_once=20, every=200, then=lambda: shop.signal(shop.masters(), signal.SIGHUP))
+    answers += shop.send_requests(300, at_once=20, every=200, then=lambda: shop.signal(shop.masters(), signal.SIGHUP))
     shop.wait_gone(old_workers)
     check_exact(shop, answers, 600)
 
@@ -84,12 +84,12 @@ def test_reload_keeps_the_limit(serve: Serve, worker_class: str, preload: bool) 
 )
 def test_upgrade_keeps_the_limit(serve: Serve, worker_class: str, preload: bool, end_old: signal.Signals) -> None:
     shop = serve(worker_class=worker_class, preload=preload, burst=900)
-    answers = shop.ask_all_workers()
+    answers = shop.reach_all_workers()
     [old_master], old_workers = shop.masters(), workers_of(answers)
     shop.signal([old_master], signal.SIGUSR2)
     wait_until(lambda: len(shop.masters()) == 2, "the new master listens")
-    answers += shop.ask_until(lambda more: bool(workers_of(more) - old_workers), "a new worker has answered")
-    answers += shop.ask(300, at_once=20, every=200, then=lambda: shop.signal([old_master], end_old))
+    answers += shop.send_until(lambda more: bool(workers_of(more) - old_workers), "a new worker has answered")
+    answers += shop.send_requests(300, at_once=20, every=200, then=lambda: shop.signal([old_master], end_old))
     shop.wait_gone([old_master, *old_workers])
     check_exact(shop, answers, 900)
 
@@ -97,7 +97,7 @@ def test_upgrade_keeps_the_limit(serve: Serve, worker_class: str, preload: bool,
 @LIVES
 def test_killed_workers_lose_no_state(serve: Serve, worker_class: str, preload: bool) -> None:
     shop = serve(worker_class=worker_class, preload=preload, burst=600)
-    answers = shop.ask_all_workers()
+    answers = shop.reach_all_workers()
     killed: list[int] = []
 
     def kill_one() -> None:
@@ -105,7 +105,7 @@ def test_killed_workers_lose_no_state(serve: Serve, worker_class: str, preload: 
         shop.signal(victims, signal.SIGKILL)
         killed.extend(victims)
 
-    answers += shop.ask(800, at_once=40, every=100, then=kill_one)
+    answers += shop.send_requests(800, at_once=40, every=100, then=kill_one)
     assert len(killed) > WORKERS
     shop.wait_gone(killed)
     check_exact(shop, answers, 600)
@@ -114,8 +114,10 @@ def test_killed_workers_lose_no_state(serve: Serve, worker_class: str, preload: 
 @LIVES
 def test_limit_outlives_a_killed_master(serve: Serve, worker_class: str, preload: bool) -> None:
     first = serve(worker_class=worker_class, preload=preload, burst=600)
-    answers = first.ask_all_workers()
-    answers += first.ask(300, at_once=20, every=200, then=lambda: first.signal(first.masters(), signal.SIGKILL))
+    answers = first.reach_all_workers()
+    answers += first.send_requests(
+        300, at_once=20, every=200, then=lambda: first.signal(first.masters(), signal.SIGKILL)
+    )
     # Whether orphaned workers exit depends on their class, so end them as a service manager would.
     first.signal([process.pid for process in first.workers()], signal.SIGKILL)
     wait_until(lambda: not first.processes(), "the first gunicorn is gone")

@@ -23,7 +23,7 @@ def test_servers_admit_exactly_the_limit_and_count_down_the_remaining_permits(
 ) -> None:
     with MiddlewareServer(tmp_path, server, store_name=store_name) as site:
         site.wait_made(site.workers)
-        answers = site.ask("/", 2 * LIMIT)
+        answers = site.send_requests("/", 2 * LIMIT)
         allowed = [answer for answer in answers if answer.status == 200]
         denied = [answer for answer in answers if answer.status == 429]
         assert (len(allowed), len(denied)) == (LIMIT, LIMIT)

@@ -28,7 +28,7 @@ def test_private_store_in_each_worker_causes_a_warning(server: str, when: str, t
 def test_private_store_made_before_the_fork_causes_no_warning(server: str, when: str, tmp_path: Path) -> None:
     """All workers share the store, even if each makes its middleware late."""
     with MiddlewareServer(tmp_path, server, when=when, preload=True) as site:
-        answers = site.ask("/", 50)
+        answers = site.send_requests("/", 50)
         site.wait_made(1)
         assert WARNING not in site.log
         assert {answer.ratelimit.split(";")[1] for answer in answers} == {f"r={199 - i}" for i in range(50)}
@@ -44,7 +44,7 @@ def test_named_store_causes_no_warning(server: str, store_name: str, tmp_path: P
 @pytest.mark.parametrize("server", ["sync", UVICORN, "uvicorn"])
 def test_single_worker_causes_no_warning(server: str, tmp_path: Path) -> None:
     with MiddlewareServer(tmp_path, server, workers=1) as site:
-        site.ask("/")
+        site.send_requests("/")
         site.wait_made(1)
         assert WARNING not in site.log
 
@@ -61,7 +61,7 @@ def _let_all_make(site: MiddlewareServer, server: str, when: str) -> None:
         # Each worker starts the lifespan of an ASGI application.
         site.wait_made(site.workers)
     else:
-        site.ask("/", 50)
+        site.send_requests("/", 50)
         site.wait_made(1)
 
 

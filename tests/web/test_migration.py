@@ -48,8 +48,8 @@ def statuses(limit: Callable[[flask.Flask, Store | None], None], store: Store | 
     for name in "abc":
         app.add_url_rule(f"/{name}", name, lambda: "")
     limit(app, store)
-    client = app.test_client()
-    return [client.get(path, environ_overrides={"REMOTE_ADDR": address}).status_code for address, path in REQUESTS]
+    test_client = app.test_client()
+    return [test_client.get(path, environ_overrides={"REMOTE_ADDR": address}).status_code for address, path in REQUESTS]
 
 
 @pytest.mark.parametrize("limit", [default_limits, application_limits])

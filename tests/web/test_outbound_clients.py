@@ -40,40 +40,40 @@ NS: Final = 1_000_000_000
 PROCESSES: Final = 3
 
 
-class Ask(Protocol):
+class Send(Protocol):
     """Sends a request and returns the status of the final response."""
 
     def __call__(self, url: str, method: str = "GET", body: Any = None) -> int: ...
 
 
 @contextmanager
-def httpx_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+def httpx_client(limiter: Any, **options: Any) -> Iterator[Send]:
     with httpx.Client(transport=LimitedTransport(limiter, **options), timeout=None) as client:
         yield lambda url, method="GET", body=None: client.request(method, url, content=body).status_code
 
 
 @contextmanager
-def async_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+def async_client(limiter: Any, **options: Any) -> Iterator[Send]:
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=AsyncLimitedTransport(limiter, **options), timeout=None)
 
-        async def ask(url: str, method: str, body: Any) -> int:
+        async def send(url: str, method: str, body: Any) -> int:
             content = body if isinstance(body, (bytes, str, type(None))) else as_async(body)
             return (await client.request(method, url, content=content)).status_code
 
-        yield lambda url, method="GET", body=None: runner.run(ask(url, method, body))
+        yield lambda url, method="GET", body=None: runner.run(send(url, method, body))
         runner.run(client.aclose())
 
 
 @contextmanager
-def requests_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+def requests_client(limiter: Any, **options: Any) -> Iterator[Send]:
     with requests.Session() as session:
         session.mount("http://", LimitedAdapter(limiter, **options))
         yield lambda url, method="GET", body=None: session.request(method, url, data=body).status_code
 
 
 @contextmanager
-def aiohttp_client(limiter: Any, **options: Any) -> Iterator[Ask]:
+def aiohttp_client(limiter: Any, **options: Any) -> Iterator[Send]:
     with asyncio.Runner() as runner:
 
         async def connect() -> aiohttp.ClientSession:
@@ -81,13 +81,13 @@ def aiohttp_client(limiter: Any, **options: Any) -> Iterator[Ask]:
 
         session = runner.run(connect())
 
-        async def ask(url: str, method: str, body: Any) -> int:
+        async def send(url: str, method: str, body: Any) -> int:
             content = body if isinstance(body, (bytes, str, type(None))) else as_async(body)
             async with session.request(method, url, data=content) as response:
                 assert method == "HEAD" or await response.read() == b"there"
                 return response.status
 
-        yield lambda url, method="GET", body=None: runner.run(ask(url, method, body))
+        yield lambda url, method="GET", body=None: runner.run(send(url, method, body))
         runner.run(session.close())
 
 
@@ -124,8 +124,8 @@ def test_server_receives_no_more_than_the_limit(
     rate, burst, each = "50/second", 5, 8
 
     def send_often(who: int) -> list[int]:
-        with client(TokenBucket(shared, "partner", rate, burst=burst)) as ask:
-            return [ask(f"{server.url}/ok") for _ in range(each)]
+        with client(TokenBucket(shared, "partner", rate, burst=burst)) as send:
+            return [send(f"{server.url}/ok") for _ in range(each)]
 
     begun_ns = nanoseconds()
     assert crew.run(PROCESSES, send_often) == [[200] * each] * PROCESSES
@@ -149,9 +149,9 @@ def test_server_receives_no_more_than_the_limit_in_any_period(
     crew: Crew, server: RecordingServer, shared: Store, make: Callable[[Store], Any]
 ) -> None:
     def send_often(who: int) -> None:
-        with httpx_client(make(shared), key="partner") as ask:
+        with httpx_client(make(shared), key="partner") as send:
             for _ in range(5):
-                assert ask(f"{server.url}/ok") == 200
+                assert send(f"{server.url}/ok") == 200
 
     begun_ns = nanoseconds()
     crew.run(PROCESSES, send_often)
@@ -163,8 +163,8 @@ def test_server_receives_no_more_than_the_limit_in_any_period(
 
 def test_clients_of_all_kinds_share_a_limit(crew: Crew, server: RecordingServer, shared: Store) -> None:
     def send_once(client: Client) -> int:
-        with client(MinInterval(shared, "gap", "100 ms")) as ask:
-            return int(ask(f"{server.url}/ok"))
+        with client(MinInterval(shared, "gap", "100 ms")) as send:
+            return int(send(f"{server.url}/ok"))
 
     begun_ns = nanoseconds()
     assert crew.results([crew.start(send_once, client) for client in CLIENTS.values()]) == [200] * len(CLIENTS)
@@ -179,9 +179,9 @@ def test_permit_is_held_until_the_response_is_read(
     limit = 2
 
     def send_often(who: int) -> None:
-        with client(Concurrency(shared, "slots", limit), key="partner") as ask:
+        with client(Concurrency(shared, "slots", limit), key="partner") as send:
             for _ in range(6):
-                assert ask(f"{server.url}/busy") == 200
+                assert send(f"{server.url}/busy") == 200
 
     slots = Concurrency(shared, "slots", limit)
     crew.run(PROCESSES, send_often)
@@ -194,12 +194,12 @@ def test_permit_is_held_until_the_response_is_read(
 def test_permit_is_released_before_the_process_ends(server: RecordingServer, shared: Store, client: Client) -> None:
     """The process lives on: the end of a process would release its permits anyway."""
     slots = Concurrency(shared, "slots", 1)
-    with client(slots, key="partner", timeout=0) as ask:
+    with client(slots, key="partner", timeout=0) as send:
         for path in ("ok", "429/0/1", "429/soon/1", "503/0/9", "ok"):
-            ask(f"{server.url}/{path}")
+            send(f"{server.url}/{path}")
             assert slots.peek("partner").remaining == 1
         with pytest.raises((httpx.ConnectError, requests.ConnectionError, aiohttp.ClientError)):
-            ask("http://127.0.0.1:1/no-server-listens-there")
+            send("http://127.0.0.1:1/no-server-listens-there")
     assert slots.peek("partner").remaining == 1
 
 
@@ -226,8 +226,8 @@ def test_request_is_retried_after_the_demanded_pause(
     server: RecordingServer, shared: Store, client: Client, method: str, path: str
 ) -> None:
     body = b"order 7" if method != "GET" else None
-    with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as ask:
-        assert ask(f"{server.url}/{path}", method, body) == 200
+    with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as send:
+        assert send(f"{server.url}/{path}", method, body) == 200
     first, again = server.seen()
     assert again.arrived_ns >= first.pause_until_ns > first.arrived_ns
     assert first.checksum == again.checksum == zlib.crc32(body or b"")
@@ -248,16 +248,16 @@ def test_request_is_retried_after_the_demanded_pause(
 def test_request_without_a_retry_gets_its_first_response(
     server: RecordingServer, shared: Store, client: Client, method: str, path: str, body: Any
 ) -> None:
-    with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as ask:
-        assert ask(f"{server.url}/{path}", method, iter(body) if isinstance(body, list) else body) == int(path[:3])
+    with client(TokenBucket(shared, "partner", "1000/second", burst=1000)) as send:
+        assert send(f"{server.url}/{path}", method, iter(body) if isinstance(body, list) else body) == int(path[:3])
     [seen] = server.seen()
     assert seen.checksum == zlib.crc32(b"order 7" if body else b"")
 
 
 @EACH_CLIENT
 def test_caller_gets_the_last_response(server: RecordingServer, shared: Store, client: Client) -> None:
-    with client(TokenBucket(shared, "partner", "1000/second", burst=1000), retries=2) as ask:
-        assert ask(f"{server.url}/429/0/9") == 429
+    with client(TokenBucket(shared, "partner", "1000/second", burst=1000), retries=2) as send:
+        assert send(f"{server.url}/429/0/9") == 429
     assert len(server.seen()) == 3
 
 
@@ -269,15 +269,15 @@ def test_all_processes_pause(crew: Crew, server: RecordingServer, shared: Store)
         return TokenBucket(shared, "partner", "1000/second", burst=1000)
 
     def get_the_pause() -> int:
-        with httpx_client(limiter(), retries=0) as ask:
-            status = ask(f"{server.url}/429/1/1")
+        with httpx_client(limiter(), retries=0) as send:
+            status = send(f"{server.url}/429/1/1")
             paused.wait(0)
             return int(status)
 
     def send_after(who: int, client: Client) -> list[int]:
-        with client(limiter()) as ask:
+        with client(limiter()) as send:
             paused.wait(who)
-            return [ask(f"{server.url}/ok") for _ in range(3)]
+            return [send(f"{server.url}/ok") for _ in range(3)]
 
     first = crew.start(get_the_pause)
     others = [crew.start(send_after, who, client) for who, client in enumerate(CLIENTS.values(), start=1)]
@@ -296,12 +296,12 @@ def test_limit_holds_after_a_pause(crew: Crew, server: RecordingServer, shared: 
     paused = Meeting(1 + PROCESSES)
 
     def send_often(who: int) -> None:
-        with httpx_client(SlidingLog(shared, "log", "3/300ms", keys=10), key="partner", retries=0) as ask:
+        with httpx_client(SlidingLog(shared, "log", "3/300ms", keys=10), key="partner", retries=0) as send:
             if who == 0:
-                assert ask(f"{server.url}/429/1/1") == 429
+                assert send(f"{server.url}/429/1/1") == 429
             paused.wait(who)
             for _ in range(3 if who else 0):
-                assert ask(f"{server.url}/ok") == 200
+                assert send(f"{server.url}/ok") == 200
 
     crew.run(1 + PROCESSES, send_often)
     refused, *rest = server.seen()
@@ -312,11 +312,11 @@ def test_limit_holds_after_a_pause(crew: Crew, server: RecordingServer, shared: 
 
 def test_only_the_key_of_the_response_pauses(server: RecordingServer, shared: Store) -> None:
     limiter = TokenBucket(shared, "partner", "1000/second", burst=1000)
-    with httpx_client(limiter, key=lambda request: request.url.path, timeout=0, retries=0) as ask:
-        assert ask(f"{server.url}/429/300/1") == 429
-        assert ask(f"{server.url}/ok") == 200
+    with httpx_client(limiter, key=lambda request: request.url.path, timeout=0, retries=0) as send:
+        assert send(f"{server.url}/429/300/1") == 429
+        assert send(f"{server.url}/ok") == 200
         with pytest.raises(outbound.WaitTimeout):
-            ask(f"{server.url}/429/300/1")
+            send(f"{server.url}/429/300/1")
 
 
 @EACH_CLIENT
@@ -328,15 +328,15 @@ def test_timeout_is_an_error_type_of_the_client(server: RecordingServer, shared:
     ours, theirs = kinds.get(client, (forebay.contrib.httpx.WaitTimeout, httpx.TimeoutException))
     assert issubclass(ours, outbound.WaitTimeout)
     bucket = TokenBucket(shared, "partner", "1/hour", burst=1)
-    with client(bucket, timeout=0.01) as ask:
-        assert ask(f"{server.url}/429/200/1") == 429
+    with client(bucket, timeout=0.01) as send:
+        assert send(f"{server.url}/429/200/1") == 429
         with pytest.raises(ours, match=r"not sent: the end of the pause .* for \('http', '127.0.0.1', ") as paused:
-            ask(f"{server.url}/ok")
+            send(f"{server.url}/ok")
     assert isinstance(paused.value, theirs)
-    with client(bucket, timeout=0.01, key="x", cost=lambda request: 1) as ask:
-        assert ask(f"{server.url}/ok") == 200
+    with client(bucket, timeout=0.01, key="x", cost=lambda request: 1) as send:
+        assert send(f"{server.url}/ok") == 200
         with pytest.raises(theirs, match="not sent: a permit of limiter 'partner' for 'x' would") as refused:
-            ask(f"{server.url}/ok")
+            send(f"{server.url}/ok")
     assert isinstance(refused.value, ours)
     if client is not aiohttp_client:
         assert refused.value.request.method == "GET"  # type: ignore[attr-defined]

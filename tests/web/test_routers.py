@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from routers import ROUTERS, ROUTES, Ask
+from routers import ROUTERS, ROUTES, Send
 from web_requests import Answered
 
 from forebay import FixedWindow, Store
@@ -28,16 +28,16 @@ def router(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def ask(router: str) -> Iterator[Ask]:
+def send(router: str) -> Iterator[Send]:
     with Store.private(keys=1000) as store:
         named = {name: route for route, name in NAMES.items()}
         named |= {name: route.rstrip("/") + "/*" for route, name in NAMES_BELOW.items()}
-        ask = ROUTERS[router](
+        send = ROUTERS[router](
             [Rule(FixedWindow(store, name, "1000000/day"), path=path) for name, path in named.items()]
         )
-        yield ask
-        if hasattr(ask, "close"):
-            ask.close()
+        yield send
+        if hasattr(send, "close"):
+            send.close()
 
 
 def handled(answered: Answered) -> str | None:
@@ -46,8 +46,8 @@ def handled(answered: Answered) -> str | None:
     return route if answered.status == 200 and route in NAMES else None
 
 
-def check(ask: Ask, target: str, root: str = "") -> str | None:
-    answered = ask(target, root)
+def check(send: Send, target: str, root: str = "") -> str | None:
+    answered = send(target, root)
     route = handled(answered)
     if route is not None:
         for name in (NAMES[route], NAMES_BELOW[route]):
@@ -99,8 +99,8 @@ def spellings(character: str) -> list[str]:
 
 @settings(max_examples=80)
 @given(target=targets(), root=st.sampled_from(["", "", "/v1", "/v1/v2"]))
-def test_request_that_a_view_handles_is_charged(ask: Ask, target: str, root: str) -> None:
-    check(ask, target, root)
+def test_request_that_a_view_handles_is_charged(send: Send, target: str, root: str) -> None:
+    check(send, target, root)
 
 
 NOT_IN_FRONT = ["//login", "///login", "/%2Flogin", "//users/5"]
@@ -128,20 +128,20 @@ ACCEPTED = {
 }
 
 
-def test_router_accepts_its_spellings_and_the_rule_counts_them(router: str, ask: Ask) -> None:
+def test_router_accepts_its_spellings_and_the_rule_counts_them(router: str, send: Send) -> None:
     for target in ["/", *ACCEPTED[router]]:
-        assert check(ask, target) is not None, f"{router} doesn't accept {target}"
+        assert check(send, target) is not None, f"{router} doesn't accept {target}"
 
 
-def test_request_beneath_a_root_path_is_charged(router: str, ask: Ask) -> None:
+def test_request_beneath_a_root_path_is_charged(router: str, send: Send) -> None:
     if router == "around Quart under hypercorn":
         # This router needs the root in the path.
         for target in ("/v1/login", "http://localhost/v1/login", "http://v1/v1/login"):
-            assert check(ask, target, "/v1") == "/login"
+            assert check(send, target, "/v1") == "/login"
     elif router != "around Falcon, ASGI":
         # Falcon under ASGI needs the root in its routes.
-        assert check(ask, "/login", "/v1") == "/login"
-    check(ask, "/v1/login", "/v1")
-    check(ask, "//v1//login", "/v1")
+        assert check(send, "/login", "/v1") == "/login"
+    check(send, "/v1/login", "/v1")
+    check(send, "//v1//login", "/v1")
     # A client can send a host with the root's name.
-    check(ask, "http://v1/v1/login", "/v1")
+    check(send, "http://v1/v1/login", "/v1")
