@@ -88,7 +88,8 @@ def targets(draw: Draw) -> str:
     target: str = draw(starts) + written[0]
     for segment in written[1:]:
         target += draw(between) + segment
-    return target + draw(ends)
+    # A request's target is never empty; Quart raises an IndexError on an empty path.
+    return target + draw(ends) or "/"
 
 
 def spellings(character: str) -> list[str]:
