@@ -8,7 +8,7 @@ the CAS; only an uncommon case calls a function.
 | entry: each limiter's own, with its decision function as a constant | ``allow`` | ``algorithms/token_bucket.pyx`` |
 | hash the key and add the kind: the tag | ``tag_of`` | ``cell_limiter.pxd`` |
 | | ``hash_key_of`` | ``table/keys.pxd`` |
-| after a fork or a close: attach the limiter to this process | ``ensure_attached`` | ``limiter.pxd`` |
+| after a fork: attach to this process; after a close: raise ``StoreClosed`` | ``ensure_attached`` | ``limiter.pxd`` |
 | fetch the key's home line, read the clock | ``home_line``, ``table_now`` | ``table/table.pxd`` |
 | find the tag in the home line | ``table_try`` | ``table/table.pxd`` |
 | decide: from state, time and request to the next state | ``gcra_take`` | ``algorithms/gcra.pxd`` |
@@ -17,6 +17,7 @@ the CAS; only an uncommon case calls a function.
 | a new key: claim, scan, promote | ``insert``, ``scan`` | ``table/table.pyx`` |
 | count the outcome | ``count``, ``count_events`` | ``limiter.pxd``, ``limiter.pyx`` |
 
-``decide_by`` in ``cell_limiter.pxd`` calls the stages one after the other. ``table`` knows no limiter; ``algorithms``,
-``leased`` and ``synced`` give it decision functions. ``batch`` decides many keys in one call, ``all_of`` many limits.
+``allow_by`` in ``cell_limiter.pxd`` makes the tag, and ``decide_by`` calls the other stages one after the other.
+``table`` knows no limiter; ``algorithms``, ``leased`` and ``synced`` give it decision functions. ``batch`` decides many
+keys in one call, ``all_of`` many limits.
 """
