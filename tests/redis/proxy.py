@@ -28,7 +28,7 @@ class Proxy:
         self.most_connections = 0
         """The most that were there at one time since `cut`."""
         self._sockets: set[socket.socket] = set()
-        self._open = 0
+        self.open_count = 0
         self._lock = threading.Lock()
         self._is_closed = False
         self._threads = [self._started(self._accept)]
@@ -58,8 +58,8 @@ class Proxy:
             with self._lock:
                 self._sockets |= {client, server}
                 self.connection_count += 1
-                self._open += 1
-                self.most_connections = max(self.most_connections, self._open)
+                self.open_count += 1
+                self.most_connections = max(self.most_connections, self.open_count)
             self._threads += [
                 self._started(self._pass_on, client, server, False),
                 self._started(self._pass_on, server, client, True),
@@ -85,7 +85,7 @@ class Proxy:
                 sock.shutdown(socket.SHUT_RDWR)
         if is_answer:
             with self._lock:
-                self._open -= 1
+                self.open_count -= 1
                 self._sockets -= {source, target}
             source.close()
             target.close()

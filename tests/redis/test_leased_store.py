@@ -706,6 +706,41 @@ def test_a_closed_asyncio_store_leaves_permits_while_redis_is_unavailable(
     asyncio.run(work())
 
 
+def test_a_cancelled_close_gives_back_what_it_has_withdrawn(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is cancelled before the permits are sent."""
+
+    async def work() -> None:
+        withdrawn, may_be_sent = asyncio.Event(), asyncio.Event()
+        with Store.private(keys=100) as host_store:
+            async with AsyncRedisStore(server.url, timeout=10) as redis_store:
+                store = AsyncLeasedStore(redis_store, host_store, lease=60)
+                limiter = cast(Any, FixedWindow(store, "l", "1000/year"))
+                permits, used = limiter._permits, 0
+                while permits.left(permits.tag(KEY))[0] < 30:
+                    used += await limiter.allow(KEY)
+                send = redis_store.executor.client.execute_many
+
+                async def late(*calls: Any) -> Any:
+                    withdrawn.set()
+                    await may_be_sent.wait()
+                    return await send(*calls)
+
+                monkeypatch.setattr(redis_store.executor.client, "execute_many", late)
+                closing = asyncio.create_task(store.close())
+                await withdrawn.wait()
+                closing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await closing
+                assert permits.left(permits.tag(KEY))[0] == 0
+                may_be_sent.set()
+        with RedisStore(server.url, timeout=10) as strict:
+            assert FixedWindow(strict, "l", "1000/year").peek(KEY).remaining == 1000 - used
+
+    asyncio.run(work())
+
+
 def test_a_cancelled_task_lets_the_next_one_fetch(server: RedisServer) -> None:
     async def work() -> None:
         async with AsyncRedisStore(server.url, timeout=10) as redis_store:

@@ -606,14 +606,21 @@ def answers(asker: Asker, limiter: Any) -> bool:
     return False
 
 
-def test_a_slow_handshake_is_late(make: Callable[..., Asker], through: Proxy) -> None:
-    """No single step is late."""
-    through.delay_s = 0.2
-    patient = make(through.url.replace("/0", "/1"))
-    assert patient(TokenBucket(patient.store, "api", "8/hour").allow, "ada")
+def test_a_slow_handshake_is_late(make: Callable[..., Asker], through: Proxy, client: redis.Redis) -> None:
+    """No single step is late, nor is any byte. The call ends before the last step: it sends no script."""
+    # The replies to the three steps have 15 bytes, whether they arrive apart or as one.
+    through.drip_s = 0.03
     hasty = make(through.url.replace("/0", "/1"), timeout=0.35)
+    client.config_resetstat()
     with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within"):
         hasty(TokenBucket(hasty.store, "api", "8/hour").allow, "ada")
+    # By then the server has read all that was sent.
+    wait_until(lambda: through.open_count == 0, "the end of the connection")
+    assert "cmdstat_evalsha" not in client.info("commandstats")
+    through.drip_s = None
+    patient = make(through.url.replace("/0", "/1"))
+    assert patient(TokenBucket(patient.store, "api", "8/hour").allow, "ada")
+    assert "cmdstat_evalsha" in client.info("commandstats")
 
 
 def test_connecting_and_the_reply_have_one_deadline(redis_store: RedisStore, through: Proxy) -> None:

@@ -262,6 +262,32 @@ def test_a_release_admits_the_next_waiter(redis_store: RedisStore) -> None:
     assert held.peek("ada").remaining == 1  # a block that held nothing gives nothing back
 
 
+GIVING_BACK: dict[str, Callable[[Any, Any], object]] = {
+    "release": lambda held, lease: lease.release(),
+    "end of a block": lambda held, lease: lease.__exit__(None, None, None),
+    "end of a web request": lambda held, lease: held.store.executor.give_back([lease], held.store.executor.patience()),
+    "refund": lambda held, lease: held.refund("ada"),
+}
+
+
+@pytest.mark.parametrize("how", GIVING_BACK)
+def test_a_permit_that_comes_back_wakes_the_waiter(
+    how: str, redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiter sends no request by itself: its pauses outlast the test."""
+    for name in ("FIRST_BACKOFF_NS", "LAST_BACKOFF_NS"):
+        monkeypatch.setattr(waiting, name, waiting.LONGEST_SLEEP_NS)
+    monkeypatch.setattr(waiting, "_queues", {})
+    held = Concurrency(redis_store, "c", 1, lease="1 hour")
+    lease = held.allow("ada") if how == "refund" else held.acquire("ada")
+    admitted = list[bool]()
+    threading.Thread(target=lambda: admitted.append(held.wait("ada")), daemon=True).start()
+    until(lambda: waiting._queues, "the thread waits")
+    GIVING_BACK[how](held, lease)
+    until(lambda: admitted, "the waiter has the permit")
+    assert admitted == [True]
+
+
 def test_permits_that_have_lapsed_are_not_given_back(redis_store: RedisStore, server_clock: ServerClock) -> None:
     held = Concurrency(redis_store, "c", 3, lease="30s")
     other = Concurrency(redis_store, "c", 3, lease="60s")
