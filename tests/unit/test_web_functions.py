@@ -16,6 +16,7 @@ from web_requests import CLIENT, Answered, Kind, Site, call_asgi, call_wsgi
 from forebay import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, SlidingWindow, Store
 from forebay.testing import ManualClock
 from forebay.web import Answer, ClientAddress, Gate, Rule, everyone, header, user
+from forebay.web.denials import Denials
 from forebay.web.rules import check_event_loop
 
 MakeSite = Callable[..., Site]
@@ -396,14 +397,23 @@ class TestNoRoom:
     def test_denial_takes_precedence_over_a_full_store(
         self, site: MakeSite, crowded: tuple[Store, FixedWindow, str]
     ) -> None:
-        store, limit, newcomer = crowded
+        store, limit, _ = crowded
         known = "192.0.2.0"
         assert not limit.hit(known)
-        both = [
-            Rule(limit, key=lambda request: known),
-            Rule(FixedWindow(store, "other", "1/minute"), key=lambda request: newcomer),
-        ]
-        assert site(both).request().status == 429
+        other = FixedWindow(store, "other", "1/minute")
+        newcomer = next(n for n in range(5000) if other.hit(n).full)
+        without_room = Rule(other, key=lambda request: newcomer)
+        self.check(site([without_room]).request())
+        answer = site([without_room, Rule(limit, key=lambda request: known)]).request()
+        assert (answer.status, answer.json["violated-policies"]) == (429, ["limit"])
+
+
+def test_denial_whose_permit_has_come_back_meanwhile_waits_a_second(limit: FixedWindow) -> None:
+    rule = Rule(limit)
+    denials = Denials([rule], rule, [], [], lambda request, rules: ())
+    request: Any = None
+    denial = denials.by_decisions(request, [rule], [limit.peek(CLIENT)])
+    assert denial.retry_after_s == 1
 
 
 class TestNoAddress:

@@ -439,6 +439,12 @@ def test_throttle_can_override_the_hooks_of_rest_framework(rest: ModuleType) -> 
     assert throttled(odd, 4) == [True, True, True, False]
 
 
+def test_throttle_that_denies_what_its_limit_allows_waits_a_second(rest: ModuleType) -> None:
+    throttle = keyed(rest.SimpleRateThrottle, rate="1/day", throttle_success=lambda self: False)()
+    assert not throttle.allow_request(SimpleNamespace(_request=SimpleNamespace()), None)
+    assert throttle.wait() == 1
+
+
 def test_throttle_answers_503_if_the_store_is_full(rest: ModuleType, clock: ManualClock) -> None:
     with Store.private(keys=1, on_full="deny", clock=clock) as store, override_settings(FOREBAY={"STORE": store}):
         crowd = TokenBucket(store, "crowd", "1/minute")

@@ -136,7 +136,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             log_for_operator(LimitsUnavailable.status_code, error)
             raise LimitsUnavailable(FULL) from error
         if decision.full and not decision.allowed:
-            raise LimitsUnavailable(FULL, max(1, whole_seconds_up(decision.retry_after_ns)))
+            raise LimitsUnavailable(FULL, whole_seconds_up(decision.retry_after_ns))
         visit: Visit | None = getattr(request._request, VISIT, None)
         if visit is not None:
             visit.add(Passage(fields_of([decision], ())))

@@ -66,9 +66,10 @@ class Denials:
     def by_decisions(self, request: Request, rules: Sequence[Rule], decisions: Sequence[Decision]) -> Denial:
         """By the decisions of these rules."""
         pairs = list(zip(rules, decisions, strict=True))
-        # If all allow by now, a permit has come back since the denial.
+        # If all allow by now, a permit has come back since the denial. A store without room denies alone: it is asked
+        # for room once all limits allow.
         denied = [pair for pair in pairs if not pair[1].allowed] or pairs
-        rule, decision = max(denied, key=lambda pair: (not pair[1].full, pair[1].retry_after_ns))
+        rule, decision = max(denied, key=lambda pair: pair[1].retry_after_ns)
         if decision.full:
             return self.full(decision.retry_after_ns)
         wait_s = HOLDER_WAIT_S if rule.is_held else max(1, whole_seconds_up(decision.retry_after_ns))
@@ -92,7 +93,7 @@ class Denials:
 
     def full(self, wait_ns: int) -> Denial:
         """The store has no room for another key, and its ``on_full`` is ``"deny"``."""
-        return Denial(self._unavailable_rule, (), None, max(1, whole_seconds_up(wait_ns)), (), FULL)
+        return Denial(self._unavailable_rule, (), None, whole_seconds_up(wait_ns), (), FULL)
 
     def _never(self, error: CostExceedsLimit) -> Denial:
         rule = next((rule for rule in self._rules if rule.limiter.name == error.limiter), None)
