@@ -13,8 +13,9 @@ def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, obje
 class Limiter:
     """Base class of every limiter; not used by itself.
 
-    A limiter is a name in a store. Limiters with the same name, algorithm and window share their state, within a
-    process and across processes.
+    A limiter is a name in a store. Limiters of the same name share their state, within a process and across processes:
+    ``TokenBucket``, ``LeakyBucket`` and ``MinInterval`` with each other, whatever their rates; others with their own
+    class only, if the parameters that docs/using.md names are the same.
 
     *Threads*: every method may be called from any thread. *Processes*: the store shares the state. The object itself
     can't be pickled: make one in each process, from the same store and name. *Fork*: a limiter made before a fork works
