@@ -10,7 +10,9 @@ import pytest
 from limiter_kinds import Kind, every_kind
 
 from forebay import (
+    AllOf,
     Concurrency,
+    FixedWindow,
     ForeignSegment,
     SegmentError,
     SegmentRemovedWarning,
@@ -138,6 +140,25 @@ def test_an_interrupt_while_the_warning_is_shown_ends_the_call(
         with pytest.raises(KeyboardInterrupt):
             bucket.allow("a")
         assert [bucket.allow("a"), bucket.allow("a")] == [True, False]
+
+
+def test_a_request_of_several_limits_rolls_back_before_the_check(
+    store_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with Store(store_name, keys=1000) as store, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        bucket, window = TokenBucket(store, "bucket", "9/hour"), FixedWindow(store, "window", "1/hour")
+        os.unlink(store.path or "")
+        _let_the_check_be_due(store)
+        # The bucket inserts the key. The window allows each of its two charges alone, but not both.
+        assert not AllOf(bucket, window, window).allow("a")
+        with pytest.raises(KeyboardInterrupt):
+            bucket.peek("a")
+        assert bucket.peek("a").remaining == 9
 
 
 def test_a_forked_child_warns(store_name: str) -> None:

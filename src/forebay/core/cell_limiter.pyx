@@ -295,7 +295,7 @@ cdef class CellLimiter(Limiter):
 
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
         cdef Events events
-        self.ensure_attached()
+        self.ensure_attached_to_return()
         events = no_events()
         table_amend(&self.table, tag, self.give_back, charge, &events)
         self.count_events(&events)

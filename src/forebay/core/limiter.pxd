@@ -97,6 +97,13 @@ cdef class Limiter:
             return self.attach_process()
         return 0
 
+    cdef inline int ensure_attached_to_return(self) except -1:
+        """``ensure_attached`` before a charge is given back, perhaps by a decision over several limits that is half
+        done: a check of the name, which may raise what a signal handler raises, waits for the next decision."""
+        if self.checks_name and self.line_generation == self.generation[0]:
+            return 0
+        return self.ensure_attached()
+
     cdef inline void count(self, uint64_t* counter, uint64_t n) noexcept:
         """Add to a counter. The caller holds the GIL, which makes load and store atomic among this process's threads.
         """

@@ -221,7 +221,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         cdef ForebayCell seen, wanted
         cdef Next next
         own.charged_state = 0
-        self.ensure_attached()
+        self.ensure_attached_to_return()
         while True:
             cell = table_find(&self.table, tag, &state)
             if cell == NULL:
