@@ -38,6 +38,7 @@ import forebay.contrib.flask
 from forebay import Concurrency, FixedWindow, InvalidLimiter, LeakyBucket, SlidingWindow, Store, TokenBucket
 from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
 from forebay.redis.transport.deadline import Patience
+from forebay.testing import ManualClock
 from forebay.web import DISCONNECTED, Answer, ASGIMiddleware, Rule, WSGIMiddleware, everyone
 from forebay.web.cleanup import BackgroundRelease
 
@@ -188,6 +189,30 @@ def test_w27_redis_is_gone(site: Callable[..., tuple[Any, Ask]], gone: str) -> N
         answers = [ask("/one") for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 429, 429]
         assert answers[0]["ratelimit"].startswith('"api";r=0')
+
+
+def test_a_full_host_store_while_redis_is_gone(site: Callable[..., tuple[Any, Ask]], gone: str) -> None:
+    """The answer is 503, or 429 if another rule denies by its limit."""
+
+    def rules(store: Any) -> list[Rule]:
+        limit, spent = FixedWindow(store, "limit", "10/hour"), FixedWindow(store, "spent", "2/hour")
+        return [
+            Rule(limit, key=lambda request: request.path, charge_on={200}),
+            Rule(spent, key=everyone, path="/spent/*", charge_on={200}),
+        ]
+
+    with Store.private(keys=1, on_full="deny", clock=ManualClock(1000)) as host:
+        _, ask = site(gone, rules, when_unavailable="local", host=host, hosts=2)
+        assert ask("/spent/first").status == 200
+        FixedWindow(host, "crowd", "1/hour").allow_many(list(range(5000)))
+        answers = [ask(f"/{number}") for number in range(100)]
+        assert {answer.status for answer in answers} <= {200, 503}
+        full = next(answer for answer in answers if answer.status == 503)
+        assert "no room to count another client" in full.json["detail"]
+        assert full["Retry-After"] == "2600"
+        for number in range(100):
+            denied = ask(f"/spent/{number}")
+            assert (denied.status, denied.json["violated-policies"]) == (429, ["spent"])
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])

@@ -309,13 +309,25 @@ class HostSharesFallback:
             give_back(taken)
             raise
         give_back(taken)
-        return [share.peek(key, cost) for share, key, cost in zip(self._shares, keys, costs, strict=True)], []
+        decisions = [share.peek(key, cost) for share, key, cost in zip(self._shares, keys, costs, strict=True)]
+        if taken[-1].full and all(decisions):
+            # A peek asks for no room.
+            last = len(taken) - 1
+            decisions[last] = without_room(decisions[last], taken[last])
+        return decisions, []
 
     def refund(self, key: Any, cost: Any, **more: Any) -> None:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
             # Permits that are held have been given back, without Redis.
             if share.unleased is None:
                 share.refund(its_key, its_cost)
+
+
+def without_room(peeked: Decision, denied: Booked | Taken) -> Decision:
+    """The decision of a request that the host's store has denied for want of room."""
+    # Held permits, and with them their places, may come back at any time.
+    wait_ns = denied.delay_ns if isinstance(denied, Booked) else NS
+    return _decision(peeked.limiter, False, peeked.limit, 0, 1, 1, wait_ns, wait_ns, True, True)
 
 
 def give_back(taken: Iterable[Booked | Taken]) -> None:
