@@ -175,7 +175,7 @@ class UnseenPathsWarning(UserWarning):
 
 
 class NotAwaited(ForebayError, TypeError):
-    """The result of a limiter over an asyncio store was used as true or false before it was awaited."""
+    """The result of an asyncio method of a limiter was used as true or false before it was awaited."""
 
 
 class UnknownClientsWarning(UserWarning):

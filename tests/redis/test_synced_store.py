@@ -28,6 +28,7 @@ from forebay import (
     InvalidLimiter,
     LeakyBucket,
     MinInterval,
+    NotAwaited,
     Rate,
     SlidingLog,
     SlidingWindow,
@@ -109,6 +110,14 @@ def test_limiters_work_in_an_event_loop(host: Host) -> None:
         return list(await asyncio.gather(*tasks))
 
     assert sorted(asyncio.run(ask())) == [False] * 2 + [True] * 10
+
+
+def test_a_forgotten_await_admits_no_request(host: Host) -> None:
+    for limiter in (host.limiter, AllOf(host.limiter, TokenBucket(host.limiter.store, "other", "10/day"))):
+        answer = limiter.wait_async("k", timeout=0)
+        with pytest.raises(NotAwaited, match=r"wait_async\(\) was not awaited"):
+            bool(answer)
+        answer.close()
 
 
 def test_a_refused_call_changes_nothing(host: Host) -> None:

@@ -26,6 +26,7 @@ from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from forebay.core.table.table cimport table_now
 
 from forebay import waiting
+from forebay.awaited import Awaited
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
@@ -281,7 +282,7 @@ cdef class AllOf:
 
     def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0):
         """``wait`` for asyncio."""
-        return waiting.wait_async(self, key, cost, timeout, jitter)
+        return Awaited(waiting.wait_async(self, key, cost, timeout, jitter))
 
     def refund(self, key, cost=1):
         """Give back the charges of an allowed ``hit`` with the same arguments: see each limiter's ``refund``."""

@@ -13,6 +13,7 @@ import warnings
 from functools import lru_cache
 
 from forebay import waiting
+from forebay.awaited import Awaited
 from forebay.errors import SegmentRemovedWarning, StoreClosed, without_url
 from forebay.segment import layout
 from forebay.segment.limiter_list import encode_limiter_name
@@ -222,7 +223,7 @@ cdef class Limiter:
 
     def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0):
         """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""
-        return waiting.wait_async(self, key, cost, timeout, jitter)
+        return Awaited(waiting.wait_async(self, key, cost, timeout, jitter))
 
     def __reduce__(self):
         raise TypeError(

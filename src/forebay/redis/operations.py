@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
-from forebay.redis.awaited import Awaited
+from forebay.awaited import Awaited
 from forebay.redis.commands import Command, CommandFlow
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a call that has to be awaited returns: its coroutine, which refuses to be a truth value.
+"""The result of a call that has to be awaited: its coroutine, which refuses to be a truth value.
 
 Compiled, as a call of a leased limiter takes a fraction of a microsecond."""
 
@@ -12,11 +12,11 @@ from forebay.errors import NotAwaited
 @cython.final
 @cython.freelist(16)
 cdef class Awaited:
-    """A coroutine for everybody but ``bool``, which raises ``NotAwaited``.
+    """A coroutine for all uses except ``bool``, which raises ``NotAwaited``.
 
-    A coroutine object is always true, so a forgotten ``await`` before ``allow`` would let everybody in. Awaited, given
-    to a task, gathered or cancelled it is the coroutine that it was made of. If nobody does any of that, Python warns
-    of that coroutine as of any other.
+    A coroutine object is always true, so a forgotten ``await`` before ``allow`` or ``wait_async`` would admit every
+    request. An awaited, gathered or cancelled object, or one given to a task, behaves as the coroutine that it was made
+    of. Python warns of a coroutine that is never awaited, and also of this one.
     """
 
     cdef object coroutine
@@ -26,7 +26,7 @@ cdef class Awaited:
 
     @property
     def __class__(self):
-        # Of some event loops' libraries, who starts a task asks for this very type.
+        # Some libraries of event loops accept only this type when they start a task.
         return CoroutineType
 
     def __bool__(self):
