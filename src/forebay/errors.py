@@ -175,7 +175,10 @@ class UnseenPathsWarning(UserWarning):
 
 
 class NotAwaited(ForebayError, TypeError):
-    """The result of an asyncio method of a limiter was used as true or false before it was awaited."""
+    """The result of an asyncio method of a limiter was used as true or false before it was awaited.
+
+    Also the result of ``hold``, which waits only in a ``with`` or ``async with`` block.
+    """
 
 
 class UnknownClientsWarning(UserWarning):

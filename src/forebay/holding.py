@@ -6,7 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from forebay.errors import NotAwaited
 
 if TYPE_CHECKING:
     from forebay.core.algorithms.concurrency import Concurrency, Lease
@@ -48,6 +50,12 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leases.pop().__exit__(kind, error, trace)
+
+    def __bool__(self) -> NoReturn:
+        raise NotAwaited(
+            f"the result of hold() of {self._limiter!r} is neither true nor false: it waits in a with block or an "
+            "async with block"
+        )
 
     def _held(self) -> Lease:
         key, cost, _ = self._arguments

@@ -92,6 +92,14 @@ def test_an_unawaited_wait_is_neither_true_nor_false(limiter: Any) -> None:
     assert asyncio.run(limiter.wait_async("key", timeout=0)) is False
 
 
+def test_a_hold_that_is_not_entered_is_neither_true_nor_false(store: Store) -> None:
+    hold = Concurrency(store, "reports", 1).hold("key", timeout=0)
+    with pytest.raises(NotAwaited, match="with block"):
+        bool(hold)
+    with hold as lease:
+        assert lease
+
+
 def test_event_loops_take_an_unawaited_wait(bucket: TokenBucket) -> None:
     async def main() -> None:
         assert await bucket.wait_async("key") is True
