@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #define FOREBAY_MAGIC UINT64_C(0x59414245524F46) /* the bytes `FOREBAY` and a zero, read as a little-endian integer */
-#define FOREBAY_LAYOUT_VERSION 1 /* changes whenever any byte of a segment changes its meaning */
-#define FOREBAY_STATE_CREATING 1 /* the creator has not sealed the segment yet; whoever takes the creation lock starts again */
+#define FOREBAY_LAYOUT_VERSION 1 /* raised when bytes of a released layout change their meaning */
+#define FOREBAY_STATE_CREATING 1 /* the creator has not sealed the segment yet; the next process that takes the creation lock starts again */
 #define FOREBAY_STATE_READY 2 /* sealed: everything else in the segment is in place */
 #define FOREBAY_CLOCK_MONOTONIC 1 /* the time is CLOCK_MONOTONIC, by the host's own time namespace, minus `epoch_ns` */
 #define FOREBAY_CLOCK_MANUAL 2 /* the time is `manual_ns`, moved by tests */
