@@ -77,12 +77,12 @@ def strict(redis_store: RedisStore, host: Store) -> Iterator[Host]:
 @contextmanager
 def leased(redis_store: RedisStore, host: Store) -> Iterator[Host]:
     with LeasedStore(redis_store, host) as store:
-        keeper = store._keeper()
+        keeper = store.executor.keeper
         keeper.end()
         yield Host(
             store,
             FixedWindow(store, "api", f"{LIMIT} per 10 seconds"),
-            lambda: store._give_back(keeper.holdings.unused()),
+            lambda: store.executor.give_back(keeper.holdings.unused()),
         )
 
 
