@@ -29,7 +29,7 @@ cdef enum:
     CELLS = 16
     OVERTAKEN = 2
     UNKNOWN = 31
-    # Of a fetch slot.
+    # The flags of a fetch slot.
     FETCHING = 1 << 16
     WAITED = 1 << 15
 

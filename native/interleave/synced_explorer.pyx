@@ -1,8 +1,8 @@
 """Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which answers.
 
-What is reported and learned are the limiters' own steps, `reports` and `merge`; what is between them in
-forebay/redis/synced/exchange.py is done by `run_exchange`. Redis is what scripts/sync_window.lua and sync_bucket.lua
-say of one host, without its failures: each message is one step.
+Limiters report and learn by their own steps, `reports` and `merge`. `run_exchange` stands for the code between them
+in forebay/redis/synced/exchange.py. Redis does what scripts/sync_window.lua and sync_bucket.lua do for one host, and
+never fails: each message is one step.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -139,7 +139,7 @@ cdef bint call(Message* message, Answer* answer) noexcept:
 
 
 cdef int read_messages(int64_t round_number, uint64_t later_us, Message* messages, bint* is_wrong) noexcept:
-    """What is to be reported; `is_wrong`: of some key by another one's name."""
+    """Collect the reports that are due; `is_wrong` if one has the name of another key."""
     cdef Message* message
     cdef int count = 0
     reports = syncing.limiter.reports(0, syncing.usable, round_number)[0]

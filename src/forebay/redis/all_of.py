@@ -116,7 +116,7 @@ class AllOfCommands:
         return Command(self._script, [part.key for part in parts], arguments_of(what, parts), 2, lambda reply: None)
 
     def _judging(self, what: bytes, parts: Sequence[Part], comes_back: bool = False) -> Command[Judged]:
-        """All of one slot. What is charged `comes_back` if nobody waits for the answer any more."""
+        """A command for parts of one slot. With `comes_back`, its charge is given back if the caller is cancelled."""
 
         def read(reply: list[int]) -> Judged:
             allowed, at, seen = reply[0] != 0, 2, []

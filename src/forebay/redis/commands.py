@@ -56,10 +56,10 @@ class Command(Generic[T]):
     keys: list[bytes]
     arguments: list[Any]
     size: int
-    """How many numbers answer it."""
+    """How many numbers the reply has."""
     read: Callable[[list[int]], T]
     if_given_up: Callable[[list[int]], CommandFlow[None]] | None = None
-    """Of a call that goes on when the task that waits for its answer is cancelled: what is to be done then."""
+    """Makes the flow that gives back what the call took, if the task that waited for the reply was cancelled."""
 
     @property
     def call(self) -> Call:
@@ -93,12 +93,12 @@ def checked(reply: Any, size: int, keys: Sequence[bytes]) -> list[int]:
     return reply
 
 
-# What takes one call or several: each is sent to whoever sends it, who sends back what it came to.
+# A generator of one or more commands: an executor runs each and sends its result back into the generator.
 CommandFlow = Generator[Command[Any], Any, T]
 
 
 def given_up(command: Sequence[Command[Any]], replies: Sequence[Any]) -> list[CommandFlow[None]]:
-    """What is to be done about calls whose answers nobody waits for any more."""
+    """The flows that give back what commands took, after the task that waited for the replies was cancelled."""
     flows = []
     for one, reply in zip(command, replies, strict=False):
         if one.if_given_up is not None and not isinstance(reply, Exception):
