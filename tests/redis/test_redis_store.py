@@ -58,16 +58,16 @@ from forebay.web import Rule
 
 make_log: Any = SlidingLog
 EVERY_KIND: dict[str, Callable[..., Any]] = {
-    "token bucket": lambda store, name: TokenBucket(store, name, "5/minute"),
-    "interval bucket": lambda store, name: TokenBucket(store, name, "5/minute", refill="interval"),
-    "leaky bucket": lambda store, name: LeakyBucket(store, name, "5/minute", capacity=5),
+    "token bucket": lambda store, name: TokenBucket(store, name, "5/day"),
+    "interval bucket": lambda store, name: TokenBucket(store, name, "5/day", refill="interval"),
+    "leaky bucket": lambda store, name: LeakyBucket(store, name, "5/day", capacity=5),
     "minimum interval": lambda store, name: MinInterval(store, name, "12s"),
-    "fixed window": lambda store, name: FixedWindow(store, name, "5/minute"),
-    "fixed window, first": lambda store, name: FixedWindow(store, name, "5/minute", align="first"),
-    "fixed window, stagger": lambda store, name: FixedWindow(store, name, "5/minute", align="stagger"),
-    "sliding window": lambda store, name: SlidingWindow(store, name, "5/minute"),
-    "bucketed window": lambda store, name: BucketedWindow(store, name, "5/minute", buckets=6),
-    "sliding log": lambda store, name: make_log(store, name, "5/minute"),
+    "fixed window": lambda store, name: FixedWindow(store, name, "5/day"),
+    "fixed window, first": lambda store, name: FixedWindow(store, name, "5/day", align="first"),
+    "fixed window, stagger": lambda store, name: FixedWindow(store, name, "5/day", align="stagger"),
+    "sliding window": lambda store, name: SlidingWindow(store, name, "5/day"),
+    "bucketed window": lambda store, name: BucketedWindow(store, name, "5/day", buckets=6),
+    "sliding log": lambda store, name: make_log(store, name, "5/day"),
     "concurrency": lambda store, name: Concurrency(store, name, 5, lease="1 minute"),
 }
 every_kind = pytest.mark.parametrize("make", EVERY_KIND.values(), ids=EVERY_KIND)
