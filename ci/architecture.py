@@ -45,17 +45,8 @@ IMPORTS: Final = {
 
 # (file, attribute): patterns, and the reason.
 REACHES: Final = {
-    ("*", "_replace"): "public: a method of named tuples",
-    ("*", "_getframe"): "public: a function of sys",
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
-    ("forebay/core/*", "_cancel"): "a reservation cancels at its limiter",
-    ("*", "_take_unleased"): "a permit that no lease releases, for holds, fallbacks and outbound requests",
     ("forebay/redis/operations.py", "_is_coroutine"): "the mark of coroutine functions before Python 3.12",
-    ("forebay/store.py", "_attach"): "a class method that makes a store",
-    (
-        "forebay/web/plan.py",
-        "_reserve_each",
-    ): "a plan needs the decision of every limit, and a charge that it can give back",
 }
 
 DOCSTRING: Final = re.compile(r'"""(?:.|\n)*?"""')

@@ -19,12 +19,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Hold:
-    """The result of ``Concurrency.hold``: waits for permits, holds them in the block, and releases them."""
+    """The result of ``Concurrency.hold``: waits for permits, holds them in the block, and releases them.
 
-    __slots__ = ("_arguments", "_leases", "_limiter")
+    `lease_taken` makes the lease of the permits that a ``wait`` of this process has just taken.
+    """
 
-    def __init__(self, limiter: Concurrency, key: Key, cost: int, timeout: Duration | None) -> None:
+    __slots__ = ("_arguments", "_lease_taken", "_leases", "_limiter")
+
+    def __init__(
+        self,
+        limiter: Concurrency,
+        lease_taken: Callable[[Concurrency, Key, int], Lease],
+        key: Key,
+        cost: int,
+        timeout: Duration | None,
+    ) -> None:
         self._limiter = limiter
+        self._lease_taken = lease_taken
         self._arguments = key, cost, timeout
         # One lease per entry, by several threads or nested: every lease is as good as another.
         self._leases: list[Lease] = []
@@ -59,7 +70,7 @@ class Hold:
 
     def _held(self) -> Lease:
         key, cost, _ = self._arguments
-        lease = self._limiter._take_unleased(key, cost)
+        lease = self._lease_taken(self._limiter, key, cost)
         self._leases.append(lease)
         return lease
 
@@ -70,7 +81,7 @@ def limited(
     """The decorator that ``Concurrency.limited`` returns."""
 
     def hold(*args: object, **kwargs: object) -> Hold:
-        return Hold(limiter, key(*args, **kwargs) if callable(key) else key, cost, timeout)
+        return limiter.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout)
 
     def decorate(function: F | None = None, /, *args: object, **kwargs: object) -> F:
         # With `@limiter.limited` alone the function is taken for a key, and its calls come here.

@@ -108,6 +108,14 @@ class Store:
     works in parent and child. As a context manager, it closes itself.
     """
 
+    name: str
+    path: str | None
+    keys: int
+    on_full: str
+    manual_clock: ManualClock | None
+    attachment: Attachment
+    segment: Segment
+
     def __init__(
         self,
         name: str,
@@ -130,7 +138,7 @@ class Store:
             gid=_gid(group),
             own_directory=directory is not None,
         )
-        self._attach(name, target, file, on_full, clock)
+        attach(self, name, target, file, on_full, clock)
 
     @classmethod
     def private(
@@ -143,7 +151,7 @@ class Store:
         """A store without a name, shared by this process and the children that it forks; it ends with the last one."""
         _check_options(keys, on_full, clock)
         store = cls.__new__(cls)
-        store._attach("private", None, create_anonymous(keys=keys, clock_kind=_clock_kind(clock)), on_full, clock)
+        attach(store, "private", None, create_anonymous(keys=keys, clock_kind=_clock_kind(clock)), on_full, clock)
         return store
 
     @staticmethod
@@ -169,36 +177,6 @@ class Store:
             if not missing_ok:
                 remedy = "check the name, or give missing_ok=True if there may be none"
                 raise SegmentError(target, "no such file", "a segment to remove", remedy) from None
-
-    def _attach(
-        self,
-        name: str,
-        path: str | None,
-        file: SegmentFile,
-        on_full: str,
-        clock: Literal["monotonic", "time"] | ManualClock,
-    ) -> None:
-        def map_segment(fd: int) -> Segment:
-            return Segment(
-                fd,
-                size=file.header.segment_size,
-                group_count=file.header.group_count,
-                epoch_ns=file.epoch_ns,
-                wall_epoch_ns=file.header.wall_epoch_ns,
-                clock_kind=file.header.clock_kind,
-                hash_key=file.header.hash_key,
-                on_full=on_full,
-            )
-
-        self.name = name
-        self.path = path
-        self.keys = file.header.advertised_keys
-        self.on_full = on_full
-        self.manual_clock = clock if isinstance(clock, ManualClock) else None
-        self.attachment = Attachment(path or name, path, file, map_segment, forks)
-        self.segment = cast(Segment, self.attachment.segment)
-        if self.manual_clock is not None:
-            self.manual_clock.attach(self.segment)
 
     @property
     def closed(self) -> bool:
@@ -269,6 +247,39 @@ class Store:
         if self.closed:
             raise StoreClosed(f"{self!r} has no time any more")
         return self.segment.now_ns()
+
+
+def attach(
+    store: Store,
+    name: str,
+    path: str | None,
+    file: SegmentFile,
+    on_full: str,
+    clock: Literal["monotonic", "time"] | ManualClock,
+) -> None:
+    """Map the segment of `file`, and set all attributes of a new store."""
+
+    def map_segment(fd: int) -> Segment:
+        return Segment(
+            fd,
+            size=file.header.segment_size,
+            group_count=file.header.group_count,
+            epoch_ns=file.epoch_ns,
+            wall_epoch_ns=file.header.wall_epoch_ns,
+            clock_kind=file.header.clock_kind,
+            hash_key=file.header.hash_key,
+            on_full=on_full,
+        )
+
+    store.name = name
+    store.path = path
+    store.keys = file.header.advertised_keys
+    store.on_full = on_full
+    store.manual_clock = clock if isinstance(clock, ManualClock) else None
+    store.attachment = Attachment(path or name, path, file, map_segment, forks)
+    store.segment = cast(Segment, store.attachment.segment)
+    if store.manual_clock is not None:
+        store.manual_clock.attach(store.segment)
 
 
 def _path_of(name: str | None, path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> str:

@@ -312,7 +312,7 @@ def test_a_reservation_whose_permits_are_gone_gives_back_others(
     held = Concurrency(redis_store, "c", 4, lease="30s")
     assert held.allow("ada")
     booked = held.reserve("ada", 2)
-    lease = held._take_unleased("ada", 1)  # type: ignore[attr-defined]  # what entering a `hold` does
+    lease = held.lease_taken("ada", 1)  # type: ignore[attr-defined]  # what entering a `hold` does
     booked.cancel()
     assert held.peek("ada").remaining == 3
     assert lease.release()

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
-from forebay.core.algorithms.concurrency import Concurrency, Lease
+from forebay.core.algorithms.concurrency import Concurrency, Lease, lease_taken
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.all_of import AllOf
 from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, shown
@@ -263,7 +263,7 @@ class OutboundRequest:
         parts = limiter.limiters if isinstance(limiter, AllOf) else (limiter,)
         keys = self.keys if isinstance(limiter, AllOf) else [self.key]
         return [
-            part._take_unleased(key, self.cost)
+            lease_taken(part, key, self.cost)
             for part, key in zip(parts, keys, strict=True)
             if isinstance(part, Concurrency)
         ]

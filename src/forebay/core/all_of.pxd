@@ -4,7 +4,7 @@ cimport cython
 
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Attempt
-from forebay.core.reservation cimport Reservation
+from forebay.core.reservation cimport Reservable, Reservation
 
 
 cdef enum:
@@ -12,7 +12,7 @@ cdef enum:
 
 
 @cython.final
-cdef class AllOf:
+cdef class AllOf(Reservable):
     cdef readonly object store
     cdef readonly str name
     cdef readonly tuple limiters

@@ -3,7 +3,7 @@ from typing import Any, Self, TypeAlias, final, overload
 
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
-from forebay.core.reservation import Reservation
+from forebay.core.reservation import Reservable, Reservation
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidKey
 from forebay.rate import Duration
@@ -14,10 +14,13 @@ from forebay.store import Store
 _Keys: TypeAlias = Key | list[Key] | list[str] | list[bytes] | list[int]
 _Costs: TypeAlias = int | list[int]
 
+def reserve_each(limits: AllOf, key: _Keys, cost: _Costs) -> tuple[Reservation, list[Decision]]:
+    """The results of ``limits.reserve`` and ``limits.hit_each`` for one request, which is charged once."""
+
 def ambiguous_key(key: tuple[Any, ...], count: int) -> InvalidKey: ...
 
 @final
-class AllOf:
+class AllOf(Reservable):
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
     ``AllOf(per_second, per_hour, for_everybody)``. A key is for all limiters, or a list with one key for each:
@@ -72,7 +75,6 @@ class AllOf:
 
         Otherwise nothing is charged, and ``delay`` is the time until another attempt may succeed.
         """
-    def _reserve_each(self, key: _Keys, cost: _Costs) -> tuple[Reservation, list[Decision]]: ...
     def wait(self, key: _Keys, cost: _Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> bool:
         """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""
     def wait_async(

@@ -22,7 +22,8 @@ from libc.stdint cimport uint64_t
 from forebay.core.cell_limiter cimport read_once, whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
 from forebay.core.limiter cimport Attempt, Limiter, let_stores_make
-from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
+from forebay.core.reservation cimport Reservable, Reservation, delay_ns_of, new_reservation
+from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport table_now
 
 from forebay import waiting
@@ -33,7 +34,7 @@ from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
 
 
 @cython.final
-cdef class AllOf:
+cdef class AllOf(Reservable):
     """Several limiters of one store as one: a request is charged to all of them or to none.
 
     ``AllOf(per_second, per_hour, for_everybody)``. A key is for all limiters, or a list with one key for each:
@@ -244,6 +245,7 @@ cdef class AllOf:
 
     cdef Reservation reserve_all(self, object key, object cost, Attempt* attempts):
         cdef list charges = []
+        cdef Segment segment = (<Limiter>self.parts[0]).segment
         cdef int i
         self.check_key(key)
         keys = key[:] if type(key) is list else [key] * self.count
@@ -253,12 +255,14 @@ cdef class AllOf:
         for i in range(self.count if allowed else 0):
             # A request that was allowed because the table was full has left no charge.
             if attempts[i].charge.amount != 0 and not attempts[i].verdict.full:
-                charges.append((self.limiters[i]._cancel, keys[i], costs[i], attempts[i].verdict.state))
+                charges.append(new_reservation(
+                    <Limiter>self.parts[i], segment, keys[i], costs[i], True, True, attempts[i].verdict.now_ns, 0,
+                    attempts[i].verdict.state, False))
         # In reverse order: several charges may be in one cell.
         charges.reverse()
         cdef Decision binding = self.binding(attempts, allowed)
         return new_reservation(
-            self, (<Limiter>self.parts[0]).segment, None, charges, allowed, allowed, attempts[0].verdict.now_ns,
+            self, segment, None, charges, allowed, allowed, attempts[0].verdict.now_ns,
             binding.retry_after_ns, 0, binding.flags & NO_ROOM != 0)
 
     def reserve(self, key, cost=1, max_delay=None):
@@ -269,12 +273,6 @@ cdef class AllOf:
         cdef Attempt[MOST] attempts
         delay_ns_of(max_delay)
         return self.reserve_all(key, cost, attempts)
-
-    def _reserve_each(self, key, cost):
-        """The result of ``reserve``, and the decisions that ``hit_each`` returns."""
-        cdef Attempt[MOST] attempts
-        cdef Reservation reservation = self.reserve_all(key, cost, attempts)
-        return reservation, self.decisions(attempts)
 
     def wait(self, key, cost=1, timeout=None, *, jitter=0.0):
         """Wait until all limiters allow the request, and charge it: see ``Limiter.wait``."""
@@ -295,9 +293,9 @@ cdef class AllOf:
             (limiter.refund, its_key, its_cost)
             for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True)])
 
-    def _cancel(self, key, charges, charged_state):
-        """For ``Reservation``."""
-        do_each(charges)
+    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
+        """`cost` is a list of the limiters' reservations."""
+        return do_each([(charge.cancel,) for charge in cost])
 
     def reset(self, key):
         """Forget `key` in every limiter."""
@@ -305,6 +303,13 @@ cdef class AllOf:
         self.begin_attempts(key, 1, attempts)
         keys = key if type(key) is list else [key] * self.count
         do_each([(limiter.reset, its_key) for limiter, its_key in zip(self.limiters, keys, strict=True)])
+
+
+def reserve_each(AllOf limits, key, cost):
+    """The results of ``limits.reserve`` and ``limits.hit_each`` for one request, which is charged once."""
+    cdef Attempt[MOST] attempts
+    cdef Reservation reservation = limits.reserve_all(key, cost, attempts)
+    return reservation, limits.decisions(attempts)
 
 
 def ambiguous_key(key, int count):

@@ -301,12 +301,11 @@ cdef class CellLimiter(Limiter):
         self.count_events(&events)
         return 0
 
-    def _cancel(self, key, cost, uint64_t charged_state):
-        """For ``Reservation``: give back the charge that left `charged_state`, if it still counts."""
+    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
         cdef Charge charge
         self.charge_for(cost, &self.params, &charge)
         charge.charged_state = charged_state
-        self.return_charge(self.tag_of(key), &charge)
+        return self.return_charge(self.tag_of(key), &charge)
 
     def refund(self, key, cost=1, *, rate=None, burst=None, request_id=None):
         """Give back the charge of an allowed ``hit`` with the same arguments; never more than a fresh key has.

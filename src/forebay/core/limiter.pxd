@@ -4,6 +4,7 @@ from cpython.object cimport newfunc
 from libc.stdint cimport uint32_t, uint64_t
 
 from forebay.core.decision cimport Decision
+from forebay.core.reservation cimport Reservable
 from forebay.core.table.native cimport (
     ForebayCell, ForebayCounterLine, ForebayHashKey, fetch_add_relaxed, load_relaxed, store_relaxed,
 )
@@ -62,7 +63,7 @@ cdef struct Attempt:
     ForebayCell wanted
 
 
-cdef class Limiter:
+cdef class Limiter(Reservable):
     cdef Table table                         # the segment's, copied here so that a decision reads one object
     cdef ForebayHashKey hash_key            # derived from the segment's and the limiter's name
     cdef ForebayCounterLine* counters       # this process's line, or the limiter's shared one

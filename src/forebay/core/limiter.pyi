@@ -3,6 +3,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import disjoint_base
 
+from forebay.core.reservation import Reservable
 from forebay.core.table.keys import Key
 from forebay.rate import Duration
 from forebay.store import Store
@@ -10,7 +11,7 @@ from forebay.store import Store
 def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]: ...
 
 @disjoint_base
-class Limiter:
+class Limiter(Reservable):
     """Base class of every limiter; not used by itself.
 
     A limiter is a name in a store. Limiters of the same name share their state, within a process and across processes:

@@ -4,6 +4,7 @@ from cpython.object cimport PyObject, PyTypeObject, newfunc
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.type cimport PyType_Modified
 
+from forebay.core.reservation cimport Reservable
 from forebay.core.table.keys cimport derive_key
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events
@@ -110,7 +111,7 @@ cdef int check_name(object store) except -1:
     return 0
 
 
-cdef class Limiter:
+cdef class Limiter(Reservable):
     """Base class of every limiter; not used by itself.
 
     A limiter is a name in a store. Limiters of the same name share their state, within a process and across processes:

@@ -1,5 +1,11 @@
 from typing import NoReturn, final
 
+from typing_extensions import disjoint_base
+
+@disjoint_base
+class Reservable:
+    """Base class of what makes reservations: limiters, and ``AllOf``."""
+
 @final
 class Reservation:
     """Permits booked for later use. True if they were booked.

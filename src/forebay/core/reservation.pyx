@@ -22,7 +22,7 @@ cdef uint64_t delay_ns_of(object max_delay) except? 0:
 
 
 cdef Reservation new_reservation(
-    object limiter, Segment segment, object key, object cost, bint allowed, bint booked, uint64_t now_ns,
+    Reservable limiter, Segment segment, object key, object cost, bint allowed, bint booked, uint64_t now_ns,
     uint64_t delay_ns, uint64_t charged_state, bint full,
 ):
     cdef Reservation reservation = Reservation.__new__(Reservation)
@@ -38,6 +38,14 @@ cdef Reservation new_reservation(
     reservation.delay_ns = delay_ns
     reservation.due_ns = now_ns + delay_ns
     return reservation
+
+
+cdef class Reservable:
+    """Base class of what makes reservations: limiters, and ``AllOf``."""
+
+    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
+        """Give back what a reservation of `key` and `cost` charged, if it still counts."""
+        return 0
 
 
 @cython.final
@@ -67,7 +75,7 @@ cdef class Reservation:
         """
         if self.booked and self.forks == self.segment.forks[0]:
             self.booked = False
-            self.limiter._cancel(self.key, self.cost, self.charged_state)
+            self.limiter.cancel_reserved(self.key, self.cost, self.charged_state)
 
     def __bool__(self):
         return self.allowed

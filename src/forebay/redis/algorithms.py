@@ -172,8 +172,8 @@ class Gcra(Algorithm):
         amount_us = self.amount_us(cost)
         return Charge(cost, (amount_us, self.tolerance_us - amount_us, self.due_us))
 
-    def with_room(self, charge: Charge, room_us: int) -> Charge:
-        return Charge(charge.cost, (charge.arguments[0], room_us, self.due_us))
+    def with_room(self, charge: Charge, room_us: int, max_wait_us: int = 0) -> Charge:
+        return Charge(charge.cost, (charge.arguments[0], room_us, self.due_us), max_wait_us)
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if rate is None:
@@ -249,7 +249,7 @@ class LeakyBucket(SameBurst):
 
     def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
         """The queue has its capacity and no more; less, if the request would have to wait for too long."""
-        return self.with_room(charge, min(whole_numbers(charge)[1], max_wait_us))._replace(max_wait_us=max_wait_us)
+        return self.with_room(charge, min(whole_numbers(charge)[1], max_wait_us), max_wait_us)
 
     def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
         return max(seen.told[0] - seen.now_us - whole_numbers(charge)[0], 0)

@@ -473,8 +473,8 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
         make: Any = self._lease
         return make(self, key, taken)
 
-    def _take_unleased(self, key: Key, cost: int) -> L:
-        """For a ``hold``: a lease for the permits that a ``wait`` of this process has just taken."""
+    def lease_taken(self, key: Key, cost: int) -> L:
+        """A lease for the permits that a ``wait`` of this process has just taken."""
         lease: L = self.view(key, self.commands.take_unleased(key, cost))
         return lease
 
@@ -486,7 +486,7 @@ class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], 
     _lease = RedisLease
 
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold:
-        return holding.Hold(cast(Any, self), key, cost, timeout)
+        return holding.Hold(cast(Any, self), cast(Any, RedisConcurrency.lease_taken), key, cost, timeout)
 
     def limited(
         self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
@@ -538,7 +538,7 @@ class AsyncRedisHold:
         limiter = self._limiter
         if not await limiter.wait(key, cost, timeout):
             raise await limiter.exceeded(key)
-        self._leases.append(limiter.view(key, limiter.commands.take_unleased(key, cost)))
+        self._leases.append(limiter.lease_taken(key, cost))
         return self._leases[-1]
 
     async def __aexit__(

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from forebay.core.algorithms.bucketed_window import BucketedWindow
-from forebay.core.algorithms.concurrency import Concurrency
+from forebay.core.algorithms.concurrency import Concurrency, lease_taken
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
 from forebay.core.algorithms.min_interval import MinInterval
 from forebay.core.algorithms.sliding_log import SlidingLog
@@ -235,7 +235,7 @@ class HostShareFallback:
 
     def take_unleased(self, key: Any, cost: int) -> tuple[Any, int]:
         count = self.unleased.take(key, cost) if self.unleased is not None else 0
-        return self.native._take_unleased(key, count) if count else None, count
+        return lease_taken(self.native, key, count) if count else None, count
 
     def give_back_unleased(self, key: Any, cost: int) -> int:
         count = self.unleased.take(key, cost) if self.unleased is not None else 0

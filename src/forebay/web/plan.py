@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from forebay.core.algorithms.bucketed_window import BucketedWindow
 from forebay.core.algorithms.leaky_bucket import LeakyBucket
-from forebay.core.all_of import AllOf
+from forebay.core.all_of import AllOf, reserve_each
 from forebay.core.decision import Decision
 from forebay.errors import InvalidCost, InvalidKey
 from forebay.rate import NS
@@ -199,7 +199,7 @@ class LocalPlan(Plan):
         keys, costs = self._keys(request), self._costs(request)
         if self.held and self._all_of.peek(keys, costs).allowed and (denial := self._hold(request, cleanup)):
             return denial
-        charge, decisions = self._all_of._reserve_each(keys, costs)
+        charge, decisions = reserve_each(self._all_of, keys, costs)
         if not charge:
             return self.denial(request, decisions)
         if self.held and not cleanup.leases:

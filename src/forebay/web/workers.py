@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import sys
@@ -129,7 +130,7 @@ def _gunicorn_config(within: str = "gunicorn.workers.") -> Any:
 
 
 def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -42,6 +42,9 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+def lease_taken(limiter: Concurrency, key: Key, cost: int) -> Lease:
+    """A lease for the permits that a ``wait`` of this process has just taken."""
+
 def words_for(limit: int) -> int: ...
 def default_keys(limit: int) -> int: ...
 
@@ -125,7 +128,6 @@ class Concurrency(Limiter):
 
         `key` is a key, or a callable that makes a key from the call's arguments.
         """
-    def _take_unleased(self, key: Key, cost: int) -> Lease: ...
     def exceeded(self, key: Key) -> LimitExceeded:
         """The exception for a wait in which no permit of `key` became free in time."""
     def allow(self, key: Key, /) -> bool:

@@ -433,7 +433,7 @@ cdef class Concurrency(Limiter):
         Entering raises ``LimitExceeded`` if they don't become free within `timeout`: text like ``"500 ms"``, seconds or
         a ``timedelta``. With None it waits until they are free.
         """
-        return holding.Hold(self, key, cost, timeout)
+        return holding.Hold(self, lease_taken, key, cost, timeout)
 
     def limited(self, key, cost=1, timeout=None):
         """A decorator: each call of the function, or each run of the coroutine, holds `cost` permits.
@@ -441,19 +441,6 @@ cdef class Concurrency(Limiter):
         `key` is a key, or a callable that makes a key from the call's arguments.
         """
         return holding.limited(self, key, cost, timeout)
-
-    def _take_unleased(self, key, cost):
-        """For ``Hold``: a lease for the permits that a ``wait`` of this process has just taken."""
-        cdef Verdict verdict
-        cdef uint64_t tag = self.tag_of(key)
-        cdef uint64_t state
-        held = self.unleased.get(tag, [])
-        taken = [held.pop() for _ in range(min(self.checked_cost(cost), len(held)))]
-        if not held:
-            self.unleased.pop(tag, None)
-        verdict.full = False
-        verdict.cell = table_find(&self.table, tag, &state)
-        return self.new_lease(key, taken, &verdict, lease_of(self.me, 0))
 
     def exceeded(self, key):
         """The exception for a wait in which no permit of `key` became free in time."""
@@ -569,11 +556,12 @@ cdef class Concurrency(Limiter):
         self.give_back(tag, slots, 0)
         waiting.released(self, key)
 
-    def _cancel(self, key, cost, uint64_t charged_state):
-        """For ``Reservation``: give back permits whose lease ends at `charged_state`."""
+    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
+        """`charged_state` is the end of the permits' lease."""
         self.check_process()
         self.give_back(self.tag_of(key), cost, charged_state)
         waiting.released(self, key)
+        return 0
 
     cdef int give_back(self, uint64_t tag, int64_t cost, uint64_t until_ns) except -1:
         """Free unleased permits: those whose lease ends at `until_ns`, or any if that is 0."""
@@ -678,6 +666,20 @@ cdef class Concurrency(Limiter):
 
     cdef Decision decision_of(self, const Attempt* attempt, bint allowed):
         return self.verdict_decision(&attempt.verdict, attempt.charge.amount, allowed)
+
+
+def lease_taken(Concurrency limiter, key, cost):
+    """A lease for the permits that a ``wait`` of this process has just taken."""
+    cdef Verdict verdict
+    cdef uint64_t tag = limiter.tag_of(key)
+    cdef uint64_t state
+    held = limiter.unleased.get(tag, [])
+    taken = [held.pop() for _ in range(min(limiter.checked_cost(cost), len(held)))]
+    if not held:
+        limiter.unleased.pop(tag, None)
+    verdict.full = False
+    verdict.cell = table_find(&limiter.table, tag, &state)
+    return limiter.new_lease(key, taken, &verdict, lease_of(limiter.me, 0))
 
 
 def words_for(limit):
