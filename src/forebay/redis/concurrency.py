@@ -62,6 +62,7 @@ __all__ = [
     "RedisConcurrency",
     "RedisLease",
     "Taken",
+    "lease_taken",
 ]
 
 T = TypeVar("T")
@@ -473,11 +474,6 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
         make: Any = self._lease
         return make(self, key, taken)
 
-    def lease_taken(self, key: Key, cost: int) -> L:
-        """A lease for the permits that a ``wait`` of this process has just taken."""
-        lease: L = self.view(key, self.commands.take_unleased(key, cost))
-        return lease
-
 
 class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], RedisLimiter):
     """Permits that are held for a while, as ``forebay.Concurrency``; but nobody notices that a process has ended: its
@@ -486,7 +482,7 @@ class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], 
     _lease = RedisLease
 
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold:
-        return holding.Hold(cast(Any, self), cast(Any, RedisConcurrency.lease_taken), key, cost, timeout)
+        return holding.Hold(cast(Any, self), lease_taken, key, cost, timeout)
 
     def limited(
         self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
@@ -538,7 +534,7 @@ class AsyncRedisHold:
         limiter = self._limiter
         if not await limiter.wait(key, cost, timeout):
             raise await limiter.exceeded(key)
-        self._leases.append(limiter.lease_taken(key, cost))
+        self._leases.append(lease_taken(limiter, key, cost))
         return self._leases[-1]
 
     async def __aexit__(
@@ -550,6 +546,11 @@ class AsyncRedisHold:
         raise NotAwaited(
             f"what hold() of {self._limiter!r} returns is neither true nor false: it waits in an async with block"
         )
+
+
+def lease_taken(limiter: Any, key: Key, cost: int) -> Any:
+    """A lease for the permits that a ``wait`` of this process has just taken."""
+    return limiter.view(key, limiter.commands.take_unleased(key, cost))
 
 
 def unimportant_after(error: BaseException | None) -> type[ForebayError]:
