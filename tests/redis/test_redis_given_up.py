@@ -112,7 +112,7 @@ def test_permits_of_a_cancelled_task_come_back(how: str, server: RedisServer, mo
 def test_permits_of_a_cancelled_batch_of_several_parts_come_back(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.redis.executor.CHUNK", 1)
+    monkeypatch.setattr("forebay.redis.executor_base.CHUNK", 1)
 
     async def body(store: Any) -> None:
         held, sent = held_of(store), itertools.count()

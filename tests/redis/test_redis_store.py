@@ -51,7 +51,7 @@ from forebay.redis import (
     SyncedStore,
 )
 from forebay.redis.concurrency import Remembered
-from forebay.redis.executor import LOG_EVERY_S
+from forebay.redis.executor_base import LOG_EVERY_S
 from forebay.redis.keys import fingerprint, plain
 from forebay.testing import ManualClock
 from forebay.web import Rule

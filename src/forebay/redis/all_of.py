@@ -26,6 +26,7 @@ from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidKey
 from forebay.rate import Duration
 from forebay.redis.algorithms import Charge, Seen, delay_us
+from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import (
     HIT,
     PEEK,
@@ -36,7 +37,7 @@ from forebay.redis.commands import (
     encode_args,
 )
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
-from forebay.redis.executor import AsyncExecutor, Executor
+from forebay.redis.executor import Executor
 from forebay.redis.limiter import AsyncRedisReservation, BaseLimiter, RedisReservation, would_block
 from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
 from forebay.redis.scripts import script

@@ -46,8 +46,9 @@ from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, NotAwaited, StoreUnavailable
 from forebay.rate import Duration, Rate
 from forebay.redis.algorithms import Algorithm, Charge, Concurrency, Seen
+from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import HIT, Command, CommandFlow, LimiterCommands, LimiterSpec
-from forebay.redis.executor import AsyncExecutor, Executor
+from forebay.redis.executor import Executor
 from forebay.redis.keys import KeySpace
 from forebay.redis.limiter import AsyncRedisLimiter, AsyncRedisReservation, BaseLimiter, RedisLimiter, RedisReservation
 from forebay.redis.operations import Operated, Pending, asyncio_operations, operation

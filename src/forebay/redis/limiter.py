@@ -9,6 +9,7 @@ from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision, seconds_from_ns
 from forebay.core.table.keys import Key
 from forebay.rate import Duration, Rate
+from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import (
     ONE,
     Booked,
@@ -17,7 +18,7 @@ from forebay.redis.commands import (
     noop,
     was_allowed,
 )
-from forebay.redis.executor import AsyncExecutor, Executor
+from forebay.redis.executor import Executor
 from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
 
 __all__ = [

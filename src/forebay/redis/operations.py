@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from forebay.rate import Duration
-    from forebay.redis.executor import AsyncExecutor, Executor
+    from forebay.redis.async_executor import AsyncExecutor
+    from forebay.redis.executor import Executor
     from forebay.redis.scripts import Script
     from forebay.redis.transport.deadline import Patience
 

@@ -19,9 +19,11 @@ from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidLimiter, shown
 from forebay.rate import Duration
 from forebay.redis.all_of import AsyncRedisAllOf, RedisAllOf
+from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import LimiterCommands, StaggeredCommands
 from forebay.redis.concurrency import AsyncRedisConcurrency, ConcurrencyCommands, RedisConcurrency
-from forebay.redis.executor import AsyncExecutor, Executor, ExecutorBase
+from forebay.redis.executor import Executor
+from forebay.redis.executor_base import ExecutorBase
 from forebay.redis.factory import spec_for
 from forebay.redis.fallback import checked_policy
 from forebay.redis.keys import KeySpace

@@ -25,10 +25,11 @@ from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.rate import NS, Duration
+from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import (
     Command,
 )
-from forebay.redis.executor import AsyncExecutor, Executor
+from forebay.redis.executor import Executor
 from forebay.redis.leased.fetch import (
     CHECKS_PER_LEASE,
     Holdings,

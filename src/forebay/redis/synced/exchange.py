@@ -12,7 +12,7 @@ from forebay.core.synced.window import SyncedWindow
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, StoreClosed, StoreUnavailable
 from forebay.redis.commands import Command, encode_args
-from forebay.redis.executor import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
+from forebay.redis.executor_base import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
 from forebay.redis.keys import digest, fingerprint
 from forebay.redis.scripts import script
 from forebay.redis.store import RedisStore
