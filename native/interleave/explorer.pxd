@@ -76,7 +76,7 @@ cdef enum Kind:
     BATCHED                      # the other requests of a batch
     HIT_ALL
     HIT_ONCE
-    HIT_TOLD
+    HIT_DECISION
     ACQUIRE
     RELEASE
     RENEW

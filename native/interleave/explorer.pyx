@@ -90,7 +90,7 @@ cdef void run_object(int index, Operation* operation) noexcept:
     cdef Attempt[MOST] attempts
     cdef Decision decision
     cdef bint allowed = False
-    cdef uint64_t now_ns = 0, told = 0
+    cdef uint64_t now_ns = 0, reset_after_ns = 0
     explore_begin(index, 1)
     if operation.kind == HIT_ALL:
         allowed = (<AllOf>operation.limiter).decide(<object>operation.key, 1, attempts, False)
@@ -99,9 +99,9 @@ cdef void run_object(int index, Operation* operation) noexcept:
         decision = (<CellLimiter>operation.limiter).hit_once(
             <object>operation.key, &operation.charge, <object>operation.request_id, 3600)
         allowed = decision.allowed
-    elif operation.kind == HIT_TOLD:
+    elif operation.kind == HIT_DECISION:
         decision = (<CellLimiter>operation.limiter).decide_once(<object>operation.key, &operation.charge)
-        allowed, told = decision.allowed, decision.reset_after_ns
+        allowed, reset_after_ns = decision.allowed, decision.reset_after_ns
     elif operation.kind == ACQUIRE:
         operation.slot_count = 0
         taken = (<Concurrency>operation.limiter).take(operation.tag, operation.cost, &verdict, &operation.lease)
@@ -116,7 +116,7 @@ cdef void run_object(int index, Operation* operation) noexcept:
         now_ns = verdict.now_ns
     else:
         allowed = undo_or_renew(<Concurrency>operation.limiter, operation, &now_ns)
-    explore_end(index, allowed, now_ns, told)
+    explore_end(index, allowed, now_ns, reset_after_ns)
 
 
 cdef bint undo_or_renew(Concurrency limiter, Operation* operation, uint64_t* now_ns) noexcept:
@@ -408,9 +408,9 @@ cdef class Program:
         self.held.append((limiter, key, request_id))
         operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
 
-    def hit_told(self, process, CellLimiter limiter, key, cost=1):
+    def hit_decision(self, process, CellLimiter limiter, key, cost=1):
         """``hit``; its value in the end is what it tells to be the time until all is as if nobody had asked."""
-        cdef Operation* operation = self.add(process, HIT_TOLD, limiter, key, cost)
+        cdef Operation* operation = self.add(process, HIT_DECISION, limiter, key, cost)
         self.held.append(key)
         operation.key = <void*>key
 

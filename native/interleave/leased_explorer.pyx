@@ -64,14 +64,14 @@ cpdef enum Said:
     DEPOSITED = 32
     BY_DEPOSIT = 64              # served by it
     FOUND_BUSY = 128             # the fetch slot
-    ASKED = 256                  # for a turn at it, or somebody had
+    REQUESTED = 256                  # for a turn at it, or somebody had
     GRANTED = 512                # times what was granted
 
 
 cdef struct Request:
     What what                    # ALLOW: borrow
     int host
-    uint64_t asked_us
+    uint64_t stamp_us
     int64_t left
     uint64_t unspent
     uint64_t need
@@ -101,7 +101,7 @@ cdef struct Act:
 cdef struct Loan:
     uint64_t permits
     uint64_t ends_ns
-    uint64_t asked_us
+    uint64_t stamp_us
     uint64_t is_known
 
 
@@ -162,13 +162,13 @@ cdef void answer_of_bucket(Lent* lent, const Request* request, Reply* reply, uin
     cdef uint64_t left, need = request.need, want = request.want
     move_on(lent, now_ns)
     own = loan[0]
-    if own.is_known and request.asked_us <= own.asked_us:
+    if own.is_known and request.stamp_us <= own.stamp_us:
         take_back(lent, request.undone, now_ns)
         reply.status = OVERTAKEN
         return
     if not own.is_known:
         own.ends_ns = now_ns + serving.lease_ns
-    own.asked_us = request.asked_us
+    own.stamp_us = request.stamp_us
     if request.left >= 0:
         left = request.left
         reply.dropped = left - min(left, own.permits)
@@ -265,16 +265,17 @@ cdef uint64_t fetched(
     """As `fetched` of redis/leased/fetch.py; what has become of it, and when something was granted."""
     cdef Reply reply
     cdef Request* request = &act.request
-    cdef uint64_t ticket, now_ns, end_ns, said = ENTERED | BEGUN, closed_until_ns = 0, closed_for = 0
-    cdef uint64_t asked_size = 0 if size == UNKNOWN else size
+    cdef uint64_t generation, now_ns, end_ns, said = ENTERED | BEGUN, closed_until_ns = 0, closed_for = 0
+    cdef uint64_t wanted_size = 0 if size == UNKNOWN else size
     cdef bint settles = True
     begun = permits.begin(tag)
-    ticket, now_ns, request.asked_us, request.left, request.unspent = begun[0], begun[1], begun[2], begun[3], begun[4]
+    generation, now_ns, request.stamp_us = begun[0], begun[1], begun[2]
+    request.left, request.unspent = begun[3], begun[4]
     begun = None
     request.what = ALLOW
     request.need = max(<int64_t>act.cost - max(request.left, 0), 1)
     request.want = max(
-        <int64_t>act.cost, <int64_t>min(<uint64_t>1 << asked_size, serving.most_on_loan) - max(request.left, 0))
+        <int64_t>act.cost, <int64_t>min(<uint64_t>1 << wanted_size, serving.most_on_loan) - max(request.left, 0))
     request.undone = 0
     size = UNKNOWN
     memset(&reply, 0, sizeof(reply))
@@ -284,7 +285,7 @@ cdef uint64_t fetched(
         said |= ANSWER | LATER
     elif reply.granted == 0:
         said |= ANSWER
-        size = asked_size
+        size = wanted_size
         closed_until_ns, closed_for = permits.now_ns() + reply.retry_ns, act.cost
     else:
         said |= ANSWER | reply.granted * GRANTED
@@ -296,13 +297,13 @@ cdef uint64_t fetched(
             said |= NOT_HELD
             settles = False
         else:
-            deposited, served = permits.deposit(tag, ticket, reply.granted, end_ns, act.cost, reply.dropped)
+            deposited, served = permits.deposit(tag, generation, reply.granted, end_ns, act.cost, reply.dropped)
             if deposited:
                 settles = False
-                size = asked_size
+                size = wanted_size
                 said |= DEPOSITED | (BY_DEPOSIT if served else 0)
     if settles:
-        permits.abort(tag, ticket, reply.dropped)
+        permits.abort(tag, generation, reply.dropped)
     permits.leave(tag, seen, size, closed_until_ns, closed_for)
     return said
 
@@ -327,20 +328,20 @@ cdef void run_allow(int index, Act* act, Permits permits, uint64_t tag) noexcept
             said = FOUND_BUSY
             # In the step by which it has found that out, or brought it about.
             if act.what == IN_TURN and serving.slot_now(act.host) & (FETCHING | WAITED) == FETCHING | WAITED:
-                said |= ASKED
+                said |= REQUESTED
     explore_end(index, YES if served else 0, now_ns, said)
 
 
 cdef void run_refund(int index, Act* act, Permits permits, uint64_t tag) noexcept:
     """As `reported`: who finds somebody at the fetch slot for too long goes on without it."""
     cdef Reply reply
-    cdef uint64_t ticket, seen, size, said = BEGUN
+    cdef uint64_t generation, seen, size, said = BEGUN
     entered = permits.enter(tag, 0)
     seen, size = entered[2], entered[3]
     entered = None
     begun = permits.begin(tag)
-    ticket = begun[0]
-    act.request.asked_us, act.request.left, act.request.unspent = begun[2], begun[3], begun[4]
+    generation = begun[0]
+    act.request.stamp_us, act.request.left, act.request.unspent = begun[2], begun[3], begun[4]
     begun = None
     act.request.what = REFUND
     act.request.need = act.request.want = 0
@@ -350,7 +351,7 @@ cdef void run_refund(int index, Act* act, Permits permits, uint64_t tag) noexcep
         said |= ANSWER | (LATER if reply.status == OVERTAKEN else 0)
     else:
         reply.dropped = 0
-    permits.abort(tag, ticket, reply.dropped)
+    permits.abort(tag, generation, reply.dropped)
     if seen:
         said |= ENTERED
         permits.leave(tag, seen, size)
@@ -366,7 +367,7 @@ cdef void run_withdraw(int index, Act* act, Permits permits, uint64_t tag) noexc
     if end_ns == serving.lent_until_ns[act.host]:
         withdrawn = permits.withdraw(tag)
         if withdrawn is not None:
-            request.asked_us, request.unspent = withdrawn[0], withdrawn[1]
+            request.stamp_us, request.unspent = withdrawn[0], withdrawn[1]
             withdrawn = None
             request.what = WITHDRAW
             request.left = 0
@@ -488,12 +489,12 @@ cdef class LeasedProgram(Program):
         cdef Request request
         cdef Reply reply
         _, _, seen, _ = its.enter(tag, 1)
-        ticket, now_ns, _, left, *_ = its.begin(tag)
-        request.what, request.host, request.asked_us, request.left = ALLOW, host, 0, left
+        generation, now_ns, _, left, *_ = its.begin(tag)
+        request.what, request.host, request.stamp_us, request.left = ALLOW, host, 0, left
         request.unspent = request.undone = 0
         request.need = request.want = permits
         call(&request, &reply)
-        its.deposit(tag, ticket, reply.granted, now_ns + reply.left_ns, 0)
+        its.deposit(tag, generation, reply.granted, now_ns + reply.left_ns, 0)
         its.leave(tag, seen, size)
         self.lent_until_ns[<int>host] = its.left(tag)[1]
 

@@ -212,8 +212,8 @@ BUGS = [
     Bug(
         "a refund takes an entry of two laps later",
         LOG,
-        "            elif time_of_entry(entry) > told_ns(params, state):",
-        "            elif not {here} and time_of_entry(entry) > told_ns(params, state):",
+        "            elif time_of_entry(entry) > rounded_date_ns(params, state):",
+        "            elif not {here} and time_of_entry(entry) > rounded_date_ns(params, state):",
     ),
     Bug(
         "two laps bear one date",
@@ -322,7 +322,7 @@ BUGS = [
         "a batch takes a lost CAS for one that was done",
         "src/forebay/core/batch.pxd",
         "            if outcome > ALLOWED:\n                events",
-        "            if {here} and outcome == LOST:\n                outcome = ALLOWED\n"
+        "            if {here} and outcome == CAS_FAILED:\n                outcome = ALLOWED\n"
         "            if outcome > ALLOWED:\n                events",
     ),
     Bug(

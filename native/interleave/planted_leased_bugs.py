@@ -35,20 +35,20 @@ LEASED_BUGS = [
     Bug(
         "a new cell's generations begin with the clock",
         LEASED,
-        "        return (stamp + (step.asked_us & MOST_AHEAD)) & mask",
-        "        return (stamp + (0 if {here} else step.asked_us & MOST_AHEAD)) & mask",
+        "        return (clock + (step.stamp_us & MOST_AHEAD)) & mask",
+        "        return (clock + (0 if {here} else step.stamp_us & MOST_AHEAD)) & mask",
     ),
     Bug(
         "a step is stamped before it has read the state",
         LEASED,
-        "    step.now_ns = now_ns\n    step.asked_us = stamp_us(step)",
-        "    step.now_ns = now_ns\n    step.asked_us = now_ns // 1000 if {here} else stamp_us(step)",
+        "    step.now_ns = now_ns\n    step.stamp_us = stamp_us(step)",
+        "    step.now_ns = now_ns\n    step.stamp_us = now_ns // 1000 if {here} else stamp_us(step)",
     ),
     Bug(
         "a step is stamped after it was taken",
         LEASED,
-        "            step.generation, step.now_ns, step.asked_us, step.left",
-        "            step.generation, step.now_ns, stamp_us(&step) if {here} else step.asked_us, step.left",
+        "            step.generation, step.now_ns, step.stamp_us, step.left",
+        "            step.generation, step.now_ns, stamp_us(&step) if {here} else step.stamp_us, step.left",
     ),
     Bug(
         "what a fetch has reported is withdrawn",

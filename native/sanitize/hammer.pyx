@@ -12,7 +12,7 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Charge
 from forebay.core.table.native cimport ForebayCell, fetch_add_relaxed, load128_acquire, load_relaxed
 from forebay.core.table.table cimport (
-    ALLOWED, LOST, Events, Outcome, Verdict, no_events, table_amend, table_count_live, table_decide, table_find,
+    ALLOWED, CAS_FAILED, Events, Outcome, Verdict, no_events, table_amend, table_count_live, table_decide, table_find,
     table_now, table_peek, table_remove, table_try,
 )
 
@@ -45,7 +45,7 @@ cdef void decide(
     verdict.tag = tag
     outcome = table_try(&limiter.table, tag, verdict.now_ns, limiter.take, charge, &verdict)
     if outcome > ALLOWED:
-        events.cas_retries += outcome == LOST
+        events.cas_retries += outcome == CAS_FAILED
         table_decide(&limiter.table, tag, stripe, sequence, limiter.take, charge, &verdict, events)
     if verdict.outcome == ALLOWED and limiter.after_charge != NULL:
         limiter.after_charge(charge, &verdict)

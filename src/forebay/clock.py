@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.errors import InvalidRate, shown
+from forebay.errors import InvalidRate, short_repr
 from forebay.rate import NS, Duration, as_delay_ns
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ManualClock:
     def set_ns(self, now_ns: int) -> None:
         """``set`` in nanoseconds."""
         if now_ns > MAX_NS:
-            raise InvalidRate(f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {shown(now_ns // NS)}")
+            raise InvalidRate(f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {short_repr(now_ns // NS)}")
         self._now_ns = now_ns
         for segment in self._segments:
             segment.set_manual_ns(now_ns)

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value that was refused, for a message: short, and never an error itself."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"an integer of {value.bit_length()} bits"
@@ -45,9 +45,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def without_url(value: object) -> str:
-    """As ``shown``, of what stands in a store's place: a text may be a URL with a password in it."""
-    return f"a {type(value).__name__}" if isinstance(value, (str, bytes)) else shown(value)
+def redacted_repr(value: object) -> str:
+    """As ``short_repr``, of what stands in a store's place: a text may be a URL with a password in it."""
+    return f"a {type(value).__name__}" if isinstance(value, (str, bytes)) else short_repr(value)
 
 
 class ForebayError(Exception):
@@ -82,7 +82,7 @@ class CostExceedsLimit(ForebayError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"a cost of {shown(self.cost)} can never be allowed by limiter {self.limiter!r}, which allows at most "
+            f"a cost of {short_repr(self.cost)} can never be allowed by limiter {self.limiter!r}, which allows at most "
             f"{self.limit} at once: raise its limit (a bucket's burst or capacity) or split the request"
         )
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final, TypeAlias
 
-from forebay.errors import InvalidRate, shown
+from forebay.errors import InvalidRate, short_repr
 
 __all__ = ["Duration", "Rate", "as_delay_ns", "as_period_ns", "as_rate"]
 
@@ -72,15 +72,16 @@ class Rate:
 
     def __init__(self, limit: int, period: Duration) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int):
-            raise InvalidRate(f"the limit of a rate is a whole number, not {shown(limit)}; {_FORMS}")
+            raise InvalidRate(f"the limit of a rate is a whole number, not {short_repr(limit)}; {_FORMS}")
         period_ns = _period_ns(period)
         if limit < 1:
-            raise InvalidRate(f"a rate allows at least 1 per period, not {shown(limit)}; {_FORMS}")
+            raise InvalidRate(f"a rate allows at least 1 per period, not {short_repr(limit)}; {_FORMS}")
         if not 1 <= period_ns <= MAX_PERIOD_NS:
-            raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {shown(period_ns)} ns")
+            raise InvalidRate(f"the period of a rate is from 1 ns to 10 years, not {short_repr(period_ns)} ns")
         if limit > period_ns or limit > MAX_LIMIT:
             raise InvalidRate(
-                f"{shown(limit)} per {_period_text(period_ns)} is too fast: the clock has nanoseconds, so a rate is "
+                f"{short_repr(limit)} per {_period_text(period_ns)} is too fast: the clock has "
+                f"nanoseconds, so a rate is "
                 f"at most 1_000_000_000 per second; and its limit is at most 2**40 = {MAX_LIMIT}"
             )
         object.__setattr__(self, "limit", limit)
@@ -96,14 +97,16 @@ class Rate:
         """Read ``"100/minute"``, ``"5 per 10 seconds"``, ``"5/10s"``."""
         match = _RATE.fullmatch(text)
         if match is None:
-            raise InvalidRate(f"{shown(text)} is not a rate; {_FORMS}")
+            raise InvalidRate(f"{short_repr(text)} is not a rate; {_FORMS}")
         period = _matched_period(match)
         if period is None:
-            raise InvalidRate(f"{shown(text)} is not a rate: there is no unit {shown(match['unit'])}; {_FORMS}")
+            raise InvalidRate(
+                f"{short_repr(text)} is not a rate: there is no unit {short_repr(match['unit'])}; {_FORMS}"
+            )
         try:
             return cls(int(match["limit"]), period)  # type: ignore[arg-type]  # a Fraction keeps it exact
         except InvalidRate as error:
-            raise InvalidRate(f"{shown(text)} is not a rate: {error}") from None
+            raise InvalidRate(f"{short_repr(text)} is not a rate: {error}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Rate is immutable; make another one")
@@ -135,7 +138,7 @@ def as_rate(rate: str | Rate) -> Rate:
         return rate
     if isinstance(rate, str):
         return _parse(rate)
-    raise InvalidRate(f"{shown(rate)} is not a rate; {_FORMS}")
+    raise InvalidRate(f"{short_repr(rate)} is not a rate; {_FORMS}")
 
 
 _parse = lru_cache(maxsize=1024)(Rate.parse)
@@ -146,9 +149,9 @@ def as_period_ns(period: Duration) -> int:
     try:
         period_ns = _period_ns(period)
     except InvalidRate:
-        raise InvalidRate(f"{shown(period)} is not a length of time; {_PERIOD_FORMS}") from None
+        raise InvalidRate(f"{short_repr(period)} is not a length of time; {_PERIOD_FORMS}") from None
     if not 1 <= period_ns <= MAX_PERIOD_NS:
-        raise InvalidRate(f"a length of time is from 1 ns to 10 years, not {shown(period)}; {_PERIOD_FORMS}")
+        raise InvalidRate(f"a length of time is from 1 ns to 10 years, not {short_repr(period)}; {_PERIOD_FORMS}")
     return period_ns
 
 
@@ -162,7 +165,7 @@ def as_delay_ns(delay: Duration, what: str) -> int:
     except InvalidRate:
         delay_ns = -1
     if delay_ns < 0:
-        raise InvalidRate(f"{what} a length of time of at least 0, not {shown(delay)}; {_PERIOD_FORMS}")
+        raise InvalidRate(f"{what} a length of time of at least 0, not {short_repr(delay)}; {_PERIOD_FORMS}")
     return delay_ns
 
 
@@ -171,7 +174,7 @@ def _text_ns(text: str) -> int:
     match = _PERIOD.fullmatch(text)
     period = _matched_period(match) if match else None
     if period is None:
-        raise InvalidRate(f"{shown(text)} is not a length of time; {_PERIOD_FORMS}")
+        raise InvalidRate(f"{short_repr(text)} is not a length of time; {_PERIOD_FORMS}")
     return round(period * NS)
 
 
@@ -191,7 +194,7 @@ def _period_ns(period: Duration | Fraction) -> int:
         return period // timedelta(microseconds=1) * 1000
     if isinstance(period, bool) or not isinstance(period, (int, float, Fraction)):
         raise InvalidRate(
-            f"the period of a rate is a number of seconds, a timedelta or text, not {shown(period)}; {_FORMS}"
+            f"the period of a rate is a number of seconds, a timedelta or text, not {short_repr(period)}; {_FORMS}"
         )
     if isinstance(period, float) and not math.isfinite(period):
         raise InvalidRate(f"the period of a rate is finite, not {period}")

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self, cast
 
 from forebay.clock import ManualClock
 from forebay.core.table.segment_view import Segment, forks, next_generation
-from forebay.errors import SegmentError, StoreClosed, shown
+from forebay.errors import SegmentError, StoreClosed, short_repr
 from forebay.segment import layout, removal
 from forebay.segment.attachment import Attachment
 from forebay.segment.file import SegmentFile, create_anonymous, open_or_create
@@ -286,7 +286,7 @@ def _path_of(name: str | None, path: str | os.PathLike[str] | None, directory: s
     if path is None:
         return default_path(name, directory)
     if directory is not None:
-        raise ValueError(f"path={shown(path)} is the whole path of the file: give it or directory=, not both")
+        raise ValueError(f"path={short_repr(path)} is the whole path of the file: give it or directory=, not both")
     return _checked_path(path, "path", "file")
 
 
@@ -298,7 +298,7 @@ def default_path(name: str | None, directory: str | os.PathLike[str] | None = No
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"a store's name is 1 to 100 letters, digits, '_', '.' and '-', and does not begin with '.' or '-'; "
-            f"not {shown(name)}"
+            f"not {short_repr(name)}"
         )
     where = DIRECTORY if directory is None else _checked_path(directory, "directory", "directory")
     return os.path.join(where, f"forebay-{name}")
@@ -308,19 +308,19 @@ def _checked_path(path: Any, option: str, kind: str) -> str:
     try:
         target = os.path.abspath(os.fsdecode(path))
     except TypeError:
-        raise ValueError(f"{option} is the path of a {kind}, as text or a Path, not {shown(path)}") from None
+        raise ValueError(f"{option} is the path of a {kind}, as text or a Path, not {short_repr(path)}") from None
     if "\0" in target:
-        raise ValueError(f"{option} is the path of a {kind}, which has no zero byte in it, not {shown(path)}")
+        raise ValueError(f"{option} is the path of a {kind}, which has no zero byte in it, not {short_repr(path)}")
     return target
 
 
 def _check_options(keys: int, on_full: str, clock: object) -> None:
     if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
-        raise ValueError(f"keys is a whole number from 1 to 2**36, not {shown(keys)}")
+        raise ValueError(f"keys is a whole number from 1 to 2**36, not {short_repr(keys)}")
     if on_full not in ("evict", "deny", "allow"):
-        raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {shown(on_full)}")
+        raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {short_repr(on_full)}")
     if not isinstance(clock, ManualClock) and clock not in ("monotonic", "time"):
-        raise ValueError(f"clock is 'monotonic', 'time' or a forebay.testing.ManualClock, not {shown(clock)}")
+        raise ValueError(f"clock is 'monotonic', 'time' or a forebay.testing.ManualClock, not {short_repr(clock)}")
 
 
 def _clock_kind(clock: object) -> int:
@@ -331,7 +331,7 @@ def _clock_kind(clock: object) -> int:
 
 def _checked_mode(mode: int, group: str | int | None) -> int:
     if not isinstance(mode, int) or mode not in (0o600, 0o660):
-        given = f"{mode:#o}" if isinstance(mode, int) else shown(mode)
+        given = f"{mode:#o}" if isinstance(mode, int) else short_repr(mode)
         raise ValueError(f"mode is 0o600 (this user) or 0o660 (with a group), not {given}")
     if group is not None and mode != 0o660:
         raise ValueError(f"group={group!r} needs mode=0o660: members of a group share a store by writing to it")
@@ -343,7 +343,7 @@ def _gid(group: str | int | None) -> int:
         return os.getegid()
     if isinstance(group, int):
         if isinstance(group, bool) or not 0 <= group < 2**32 - 1:
-            raise ValueError(f"group is a group's name or number, not {shown(group)}")
+            raise ValueError(f"group is a group's name or number, not {short_repr(group)}")
         return group
     try:
         return grp.getgrnam(group).gr_gid

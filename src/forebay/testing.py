@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.clock import ManualClock
-from forebay.errors import shown
+from forebay.errors import short_repr
 from forebay.segment import layout
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def reset_store(store: Store) -> None:
 
     if not isinstance(store, Store):
         raise TypeError(
-            f"reset_store takes a Store, not {shown(store)}: limits at Redis start empty in another database, or with "
+            f"reset_store takes a Store, not {short_repr(store)}: limits at Redis start empty in "
+            f"another database, or with "
             "another namespace for each test"
         )
     attachment = store.attachment

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from forebay.errors import ForebayError, StoreClosed, shown
+from forebay.errors import ForebayError, StoreClosed, short_repr
 from forebay.rate import NS, Duration, as_delay_ns
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Dur
 def check_pauses(timeout: Duration | None, jitter: float) -> int | None:
     """The timeout in ns."""
     if not isinstance(jitter, (int, float)) or not 0 <= jitter < 1:
-        raise ValueError(f"jitter is a number from 0 to below 1, not {shown(jitter)}")
+        raise ValueError(f"jitter is a number from 0 to below 1, not {short_repr(jitter)}")
     return None if timeout is None else as_delay_ns(timeout, "timeout is None or")
 
 

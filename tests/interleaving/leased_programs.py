@@ -191,7 +191,7 @@ class LeasedScene:
         for host, (_, fetching_ns, pending_or_reserved) in enumerate(hosts):
             its = [d for act, d in zip(self.acts, self.done, strict=True) if act.host == host]
             asked = any(
-                d.begun and (not d.done or d.value & Said.ASKED)
+                d.begun and (not d.done or d.value & Said.REQUESTED)
                 for act, d in zip(self.acts, self.done, strict=True)
                 if act.what == "allow in turn"
             )
@@ -215,7 +215,7 @@ class LeasedScene:
                 for j in waiting
                 if self.acts[j].process != self.acts[i].process
             )
-            if others_came or not self.done[i].done or not self.done[i].value & Said.ASKED:
+            if others_came or not self.done[i].done or not self.done[i].value & Said.REQUESTED:
                 continue
             for k, (act, d) in enumerate(zip(self.acts, self.done, strict=True)):
                 passed = act.what == "allow" and d.done and d.value & Said.ENTERED and i in d.before

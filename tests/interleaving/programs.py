@@ -423,7 +423,7 @@ class SceneOfAnswers(Scene):
 
     def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
         assert (kind, key) == ("hit", None)
-        self.program.hit_told(process, self.limiter, self.key, cost)
+        self.program.hit_decision(process, self.limiter, self.key, cost)
         return self.added(Operation(process, "hit" if cost else "peek", self.key, cost, len(self.operations)))
 
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:

@@ -108,7 +108,7 @@ class SyncedScene:
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
         early, unnamed, *sums, later, _, left = finals
         complaint = (
-            self.wrongly_told(done)
+            self.wrongly_reported(done)
             or self.wrongly_counted([sums[0] + later, sums[1]], later, done, final_ns)
             or ("" if self.evicts or self.nameless >= 0 or not unnamed else "nothing can be reported")
             or self.wrongly_denied(done)
@@ -123,7 +123,7 @@ class SyncedScene:
             f"{complaint}: {said}; at Redis {sums}, then {later}; {early} left, then {left}; {unnamed} without a name"
         )
 
-    def wrongly_told(self, done: Sequence[Done]) -> str:
+    def wrongly_reported(self, done: Sequence[Done]) -> str:
         reported = [d for act, d in zip(self.acts, done, strict=True) if act.what in {"exchange", "ask"}]
         wrong = "a key was reported by another one's name, or less than before"
         return wrong if any(d.done and not d.allowed for d in reported) else ""

@@ -92,9 +92,9 @@ def test_a_new_grant_extends_the_lease_of_reported_permits(hosts: Hosts) -> None
     terms, tag = limiter.terms, limiter.tag(KEY)
     place = terms.place(KEY)
     hosts.advance(2)
-    generation, now_ns, asked_us, reported, unspent, _ = limiter.begin(tag)
+    generation, now_ns, stamp_us, reported, unspent, _ = limiter.begin(tag)
     assert (reported, unspent) == (left(limiter), 0)
-    granted = hosts.executor.run_command(terms.borrow(place, asked_us, reported, 0, 1, 1))
+    granted = hosts.executor.run_command(terms.borrow(place, stamp_us, reported, 0, 1, 1))
     assert limiter.deposit(tag, generation, granted.permits, now_ns + granted.left_ns, 0) == (True, True)
     hosts.advance(2.5)
     assert left(limiter) == reported + 1
@@ -180,13 +180,13 @@ def test_an_overtaken_request_changes_nothing(hosts: Hosts, late: str) -> None:
     terms, tag = limiter.terms, limiter.tag(KEY)
     place = terms.place(KEY)
     if late == "report":
-        _, _, asked_us, *_ = limiter.begin(tag)
-        delayed: Any = terms.borrow(place, asked_us, 0, 0, 1, 1)
+        _, _, stamp_us, *_ = limiter.begin(tag)
+        delayed: Any = terms.borrow(place, stamp_us, 0, 0, 1, 1)
     else:
-        asked_us, permits = limiter.withdraw(tag)
-        delayed = terms.give_back(place, asked_us, permits, 0)
-    generation, now_ns, asked_us, reported, *_ = limiter.begin(tag)
-    granted = hosts.executor.run_command(terms.borrow(place, asked_us, reported, 0, 1, 30))
+        stamp_us, permits = limiter.withdraw(tag)
+        delayed = terms.give_back(place, stamp_us, permits, 0)
+    generation, now_ns, stamp_us, reported, *_ = limiter.begin(tag)
+    granted = hosts.executor.run_command(terms.borrow(place, stamp_us, reported, 0, 1, 30))
     assert limiter.deposit(tag, generation, granted.permits, now_ns + granted.left_ns, 0)[0]
     before = free(limiter)
     hosts.executor.run_command(delayed)

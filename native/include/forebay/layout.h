@@ -25,9 +25,9 @@
 #define FOREBAY_ALGORITHM_SLIDING_LOG 1 /* of a limiter; its extent's words are rings of entries */
 #define FOREBAY_ALGORITHM_BUCKETED_WINDOW 2 /* of a limiter; its extent's words are marks of buckets */
 #define FOREBAY_ALGORITHM_CONCURRENCY 3 /* of a limiter; its extent's words are hints and slots */
-#define FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW 4 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and what other hosts have counted */
+#define FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW 4 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the counts of other hosts */
 #define FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW 5 /* the same, of a window that slides */
-#define FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET 6 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and what this host has charged */
+#define FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET 6 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the charges of this host */
 #define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as all below it */
 #define FOREBAY_ALGORITHM_LEAKY_BUCKET 8 /* of a limiter */
 #define FOREBAY_ALGORITHM_MIN_INTERVAL 9 /* of a limiter */
@@ -43,12 +43,12 @@
 #define FOREBAY_SYNCED_NAME_WORD 0 /* of a synced limiter's cell, the first of two words: the key's name at Redis */
 #define FOREBAY_SYNCED_INCARNATION_WORD 2 /* the id of the claim by which the key has come to the cell */
 #define FOREBAY_SYNCED_CHECKSUM_WORD 3 /* a hash of the words before and of the cell's tag */
-#define FOREBAY_SYNCED_OTHERS_WORD 4 /* of a window, the first of two words: what other hosts have counted */
-#define FOREBAY_SYNCED_REPORTED_WORD 6 /* of a window, the first of two words: what Redis knows of this host's counts */
-#define FOREBAY_SYNCED_CHARGED_WORD 4 /* of a bucket: ns that the cell's keys have been charged */
-#define FOREBAY_SYNCED_CHARGED_BEFORE_WORD 5 /* of a bucket: what that was at the key's birth */
-#define FOREBAY_SYNCED_CHARGED_REPORTED_WORD 6 /* of a bucket: what Redis knows of it */
-#define FOREBAY_SYNCED_REPORTED_UNTIL_WORD 7 /* of a bucket: when that was read */
+#define FOREBAY_SYNCED_OTHERS_WORD 4 /* of a window, the first of two words: the counts of all other hosts */
+#define FOREBAY_SYNCED_REPORTED_WORD 6 /* of a window, the first of two words: the part of this host's counts that Redis knows */
+#define FOREBAY_SYNCED_CHARGED_WORD 4 /* of a bucket: the ns charged to the cell's keys, one after another */
+#define FOREBAY_SYNCED_CHARGED_BEFORE_WORD 5 /* of a bucket: the value of `SYNCED_CHARGED_WORD` when the key's incarnation began */
+#define FOREBAY_SYNCED_CHARGED_REPORTED_WORD 6 /* of a bucket: the part of the key's charges that Redis knows */
+#define FOREBAY_SYNCED_REPORTED_UNTIL_WORD 7 /* of a bucket: when the charges of the last report were read */
 #define FOREBAY_SYNCED_WORDS_PER_CELL 8 /* words of a synced limiter's cell */
 #define FOREBAY_SYNCED_COUNT_BITS 32 /* bits of a count in the words of a synced window; the highest is a flag */
 #define FOREBAY_LEASE_GENERATION_BITS 8 /* bits of a lease's generation in its state; permits, generation and one flag take the bits below the time */

@@ -32,7 +32,7 @@ from forebay.contrib.views import (
     without_body_limits,
 )
 from forebay.core.limiter import Limiter
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import DISCONNECTED, BodyLimit, Gate, Rule
 from forebay.web.functions import has_to_be_awaited
 from forebay.web.native_requests import methods, readings
@@ -184,7 +184,9 @@ def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable
     def decorate(handler: AnyHandler) -> AnyHandler:
         is_view = isinstance(handler, type) and issubclass(handler, AbstractView)
         if not is_view and not has_to_be_awaited(handler):
-            raise InvalidLimiter(f"limited(...) is for async handlers, and {shown(handler)} isn't one: write async def")
+            raise InvalidLimiter(
+                f"limited(...) is for async handlers, and {short_repr(handler)} isn't one: write async def"
+            )
         inner, all_rules = unstacked(handler, rules)
 
         @wraps(inner)

@@ -17,7 +17,7 @@ with Needs("flask", __name__):
 
 from forebay.contrib.views import AppGates, NotInstalled, RuleOptions, Rules, Visit, remember_rules, rules_of, unstacked
 from forebay.core.limiter import Limiter
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import Answer, BodyLimit, Denial, Gate, Rule, WSGIMiddleware
 from forebay.web.answers import retry_after
 from forebay.web.native_requests import WSGIRequest
@@ -71,7 +71,9 @@ class Limits:
         partition_keys: bool = False,
     ) -> None:
         if app is not None and not isinstance(app, Flask):
-            raise InvalidLimiter(f"Limits(app, rules), or Limits(rules=[...]): {shown(app)} is no Flask application")
+            raise InvalidLimiter(
+                f"Limits(app, rules), or Limits(rules=[...]): {short_repr(app)} is no Flask application"
+            )
         self._gate = Gate(rules, client=client, headers=headers, partition_keys=partition_keys, in_loop=False)
         self._gates = AppGates(self._gate, headers=headers, partition_keys=partition_keys, in_loop=False)
         # A visit's key in the environment: of these limits.
@@ -182,7 +184,7 @@ class _TrackedResponse(TrackedResponse):
 def _check_view(view: Any, decorator: str) -> None:
     if isinstance(view, type) or not callable(view):
         raise InvalidLimiter(
-            f"{decorator} is for views and blueprints, and {shown(view)} is neither: for a class say "
+            f"{decorator} is for views and blueprints, and {short_repr(view)} is neither: for a class say "
             f'{decorator}(TheView.as_view("name"))'
         )
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, Typ
 from forebay.core.algorithms.concurrency import Concurrency, Lease, lease_taken
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.all_of import AllOf
-from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, shown
+from forebay.errors import ForebayError, InvalidCost, InvalidKey, InvalidLimiter, short_repr
 from forebay.rate import NS, Duration, as_delay_ns, as_period_ns
 from forebay.web.functions import check_function, has_to_be_awaited, is_cost, is_key
 
@@ -72,7 +72,7 @@ class WaitTimeout(ForebayError):
     def __init__(self, limiter: str, key: _Keys, timeout: float, paused: bool) -> None:
         what = "the end of the pause that the server demanded" if paused else "a permit"
         super().__init__(
-            f"not sent: {what} of limiter {limiter!r} for {shown(key)} would have taken longer than {timeout:g} s"
+            f"not sent: {what} of limiter {limiter!r} for {short_repr(key)} would have taken longer than {timeout:g} s"
         )
         self.limiter, self.key, self.timeout, self.paused = limiter, key, timeout, paused
 
@@ -149,21 +149,22 @@ class OutboundLimiter(Generic[Request]):
             raise TypeError(f"there is no option {min(unknown)!r}: those are {', '.join(Options.__annotations__)}")
         if not all(hasattr(limiter, name) for name in ("name", "store", "wait", "wait_async")):
             raise InvalidLimiter(
-                f"a client waits for a limiter, like TokenBucket(store, 'api', '10/second'), not for {shown(limiter)}"
+                f"a client waits for a limiter, like TokenBucket(store, 'api', '10/second'), not for "
+                f"{short_repr(limiter)}"
             )
         timeout, retries = options.get("timeout"), options.get("retries", 2)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise ValueError(f"retries is a whole number of at least 0, not {shown(retries)}")
+            raise ValueError(f"retries is a whole number of at least 0, not {short_repr(retries)}")
         key, cost, store = options.get("key"), options.get("cost", 1), options.get("store")
         for what, function in (("key", key), ("cost", cost)):
             if callable(function):
                 check_function(f"{what} is one for all requests, or a callable that takes a request", function)
                 if has_to_be_awaited(function):
-                    raise InvalidLimiter(f"{what} is a plain function, and {shown(function)} has to be awaited")
+                    raise InvalidLimiter(f"{what} is a plain function, and {short_repr(function)} has to be awaited")
         if not callable(cost) and not is_cost(cost):
-            raise InvalidCost(f"cost is a whole number of at least 0 or a callable, not {shown(cost)}")
+            raise InvalidCost(f"cost is a whole number of at least 0 or a callable, not {short_repr(cost)}")
         if not (key is None or callable(key) or all(map(is_key, key if isinstance(key, list) else [key]))):
-            raise InvalidKey(f"key is str, bytes, int, a tuple of them or a callable, not {shown(key)}")
+            raise InvalidKey(f"key is str, bytes, int, a tuple of them or a callable, not {short_repr(key)}")
         self.timeout_ns = None if timeout is None else as_delay_ns(timeout, "timeout is None or")
         self.limiter, self.retries, self.error = limiter, retries, error
         self.key_of = key if callable(key) else find_origin if key is None else lambda _: key

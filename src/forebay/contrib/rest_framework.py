@@ -23,11 +23,11 @@ from forebay.contrib.django import VISIT, DjangoRequest, setting
 from forebay.contrib.views import Visit
 from forebay.core.algorithms.sliding_log import SlidingLog
 from forebay.core.algorithms.window import SlidingWindow
-from forebay.errors import InvalidKey, InvalidRate, SegmentSpaceError, StoreUnavailable, shown
+from forebay.errors import InvalidKey, InvalidRate, SegmentSpaceError, StoreUnavailable, short_repr
 from forebay.rate import NS, Rate, as_rate
 from forebay.store import Store
 from forebay.web import ClientAddress, Passage
-from forebay.web.answers import AWAY, FULL, again
+from forebay.web.answers import FULL, UNAVAILABLE, again
 from forebay.web.denials import STORE_WAIT_S, log_for_operator, whole_seconds_up
 from forebay.web.functions import described, is_key
 from forebay.web.header_fields import Policy, Writer, checked_styles, header_writer
@@ -68,7 +68,7 @@ class LimitsUnavailable(APIException):
     status_code = 503
     default_code = "service_unavailable"
 
-    def __init__(self, cause: str = AWAY, wait: int = STORE_WAIT_S) -> None:
+    def __init__(self, cause: str = UNAVAILABLE, wait: int = STORE_WAIT_S) -> None:
         super().__init__(cause.format(again=again(wait)))
         self.wait = wait
         """REST framework sends it as ``Retry-After``."""
@@ -165,7 +165,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
         except InvalidRate as error:
             # A month must not be read as a minute. REST framework has a limit of 0, which denies everything.
             if not _SHORT_RATE.fullmatch(str(rate)):
-                raise ImproperlyConfigured(f"the throttle of scope {shown(self.scope)}: {error}") from None
+                raise ImproperlyConfigured(f"the throttle of scope {short_repr(self.scope)}: {error}") from None
             return super().parse_rate(rate)
         period_s, rest_ns = divmod(read.period_ns, NS)
         return read.limit, read.period_ns / NS if rest_ns else period_s
@@ -215,7 +215,7 @@ def make_limiter(limiter_class: Any, scope: str, limit: int, duration_s: float) 
     if not isinstance(store, Store) and not is_redis(store):
         raise ImproperlyConfigured(
             "the throttles count in a store: name it, "
-            f'FOREBAY = {{"STORE": Store("shop", keys=100_000)}} or its dotted path, not {shown(store)}'
+            f'FOREBAY = {{"STORE": Store("shop", keys=100_000)}} or its dotted path, not {short_repr(store)}'
         )
     return limiter_class(store, f"throttle {scope} {limit}/{duration_s}s", Rate(limit, duration_s))
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from typing import Any, Final, TypeAlias, TypedDict
 
 from forebay.core.limiter import Limiter
-from forebay.errors import ForebayError, InvalidLimiter, shown
+from forebay.errors import ForebayError, InvalidLimiter, short_repr
 from forebay.web import Answer, Denial, Gate, Passage, Request, Rule, everyone
 from forebay.web.cleanup import LeaseRenewal, RequestCleanup
 from forebay.web.request import KeyFunction
@@ -160,7 +160,7 @@ def rules_of(limits: Iterable[Limiter | Rule], options: RuleOptions) -> Rules:
 
 def without_body_limits(gate: Gate, remedy: str) -> Gate:
     if gate.body_limits:
-        raise InvalidLimiter(f"{shown(gate.body_limits[0])} comes too late here: {remedy}")
+        raise InvalidLimiter(f"{short_repr(gate.body_limits[0])} comes too late here: {remedy}")
     return gate
 
 

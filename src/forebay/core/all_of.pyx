@@ -30,7 +30,7 @@ from forebay import waiting
 from forebay.awaited import Awaited
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.limiter import bound_arguments
-from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
+from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, short_repr
 
 
 @cython.final
@@ -63,7 +63,7 @@ cdef class AllOf(Reservable):
                         f"AllOf takes limiters one by one, AllOf(a, b), not a {type(limiter).__name__} of them: write "
                         f"AllOf(*limiters)")
                 raise InvalidLimiter(
-                    f"AllOf takes limiters of one store, not {shown(limiter)}"
+                    f"AllOf takes limiters of one store, not {short_repr(limiter)}"
                     + (f" beside {limiters[0]!r}" if limiter is not limiters[0] else ""))
             if limiter.store is not limiters[0].store:
                 raise InvalidLimiter(
@@ -315,8 +315,8 @@ def reserve_each(AllOf limits, key, cost):
 def ambiguous_key(key, int count):
     """The exception for a tuple that may be one key or several."""
     return InvalidKey(
-        f"{shown(key)} may be one key for all of {count} limiters, or a key for each: write a list of {count} keys, "
-        f"{shown(list(key))} for a key each, or {shown([key])} * {count} for that one")
+        f"{short_repr(key)} may be one key for all of {count} limiters, or a key for each: write a list of {count} "
+        f"keys, {short_repr(list(key))} for a key each, or {short_repr([key])} * {count} for that one")
 
 
 cdef int do_each(list calls) except -1:

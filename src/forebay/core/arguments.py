@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from forebay.errors import InvalidCost, InvalidKey, shown
+from forebay.errors import InvalidCost, InvalidKey, short_repr
 
 __all__ = ["cost_of", "costs_of", "keys_of"]
 
@@ -21,20 +21,20 @@ def cost_of(cost: Any) -> int:
             cost = operator.index(cost)
             if cost >= 0:
                 return int(cost)
-    raise InvalidCost(f"a cost is a whole number of at least 0, not {shown(cost)}")
+    raise InvalidCost(f"a cost is a whole number of at least 0, not {short_repr(cost)}")
 
 
 def keys_of(keys: Iterable[T]) -> list[T]:
     """The keys of a batch, as a list of its own. Raises ``InvalidKey`` for a single key."""
     if isinstance(keys, (str, bytes)):
-        raise InvalidKey(f"allow_many takes a list of keys, not the one key {shown(keys)}")
+        raise InvalidKey(f"allow_many takes a list of keys, not the one key {short_repr(keys)}")
     return list(keys)
 
 
 def costs_of(costs: Iterable[Any] | None, count: int) -> list[Any]:
     """The costs of a batch of `count` keys, not checked one by one. Raises ``InvalidCost`` for another number."""
     if isinstance(costs, int):
-        raise InvalidCost(f"costs is a list with one cost for each key, not {shown(costs)}")
+        raise InvalidCost(f"costs is a list with one cost for each key, not {short_repr(costs)}")
     listed = [1] * count if costs is None else list(costs)
     if len(listed) != count:
         raise InvalidCost(f"{count} keys need {count} costs, not {len(listed)}")

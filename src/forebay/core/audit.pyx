@@ -405,17 +405,17 @@ cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* 
     cdef uint64_t checksum = load_acquire(&own[CHECKSUM])
     cdef uint64_t incarnation = load_acquire(&own[INCARNATION])
     cdef uint64_t last = load_acquire(&own[REPORTED_UNTIL])
-    cdef uint64_t told, before
+    cdef uint64_t reported, before
     if checksum != 0 and checksum & 1 == 0:
         return Found(BAD_CHECKSUM, CHECKSUM, checksum, False)
     if claim_stripe(incarnation, 0) >= CLAIM_STRIPES:
         return Found(BAD_INCARNATION, INCARNATION, incarnation, False)
     if algorithm == FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET:
         return Found(BAD_UNTIL if last > words.now_ns else FINE, REPORTED_UNTIL, last, False)
-    told = low_of(last >> FOREBAY_SYNCED_COUNT_BITS, UNANSWERED_BIT)
+    reported = low_of(last >> FOREBAY_SYNCED_COUNT_BITS, UNANSWERED_BIT)
     before = low_of(last, UNANSWERED_BIT)
     # A fixed window's state holds one count, a sliding window's two.
-    if max(told, before) > low_mask(
+    if max(reported, before) > low_mask(
             words.low_bits // 2 if algorithm == FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW else words.low_bits):
         return Found(BAD_REPORTED, REPORTED_COUNTS, last, False)
     return Found(FINE, 0, 0, False)

@@ -11,8 +11,8 @@ from forebay.core.limiter cimport Charge, AfterCharge
 from forebay.core.table.keys cimport hash_ascii_text
 from forebay.core.table.native cimport ForebayCell, ForebayHashKey, prefetch
 from forebay.core.table.table cimport (
-    ALLOWED, DENIED, LOST, UNDECIDED, Decide, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of, home_line,
-    no_events, prefetch_away, table_decide, table_now, table_peek, table_try_cell,
+    ALLOWED, CAS_FAILED, DENIED, UNDECIDED, Decide, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of,
+    home_line, no_events, prefetch_away, table_decide, table_now, table_peek, table_try_cell,
 )
 
 
@@ -101,7 +101,7 @@ cdef inline uint64_t decide_batch_by(
                 outcome = table_try_cell(&table, cell, tags[i], now_ns, take, charge, &verdict)
             verdict.now_ns = now_ns
             if outcome > ALLOWED:
-                events.cas_retries += outcome == LOST
+                events.cas_retries += outcome == CAS_FAILED
                 table_decide(
                     batch.table, tags[i], batch.claim_stripe, batch.claim_sequence, take, charge, &verdict, events)
                 # An insertion has read the clock again; the key's next request must not be judged by an older reading.

@@ -8,8 +8,8 @@ from forebay.core.limiter cimport Charge, Limiter, AfterCharge, LimitParams
 from forebay.core.table.keys cimport hash_key_of
 from forebay.core.table.native cimport prefetch
 from forebay.core.table.table cimport (
-    ALLOWED, LOST, UNDECIDED, Decide, Events, Outcome, Verdict, fingerprint_of, home_line, no_events, table_decide,
-    table_now, table_try,
+    ALLOWED, CAS_FAILED, UNDECIDED, Decide, Events, Outcome, Verdict, fingerprint_of, home_line, no_events,
+    table_decide, table_now, table_try,
 )
 
 
@@ -63,7 +63,7 @@ cdef inline Outcome decide_by(
     outcome = table_try(&limiter.table, tag, verdict.now_ns, take, charge, verdict)
     if outcome > ALLOWED:
         events = no_events()
-        events.cas_retries = outcome == LOST
+        events.cas_retries = outcome == CAS_FAILED
         table_decide(
             &limiter.table, tag, limiter.claim_stripe, &limiter.counters.claims, take, charge, verdict, &events)
         limiter.count_events(&events)

@@ -26,7 +26,7 @@ from forebay.core.table.table cimport (
 )
 
 from forebay.core.arguments import cost_of, costs_of, keys_of
-from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, shown
+from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, short_repr
 from forebay.rate import as_period_ns
 
 
@@ -189,7 +189,8 @@ cdef class CellLimiter(Limiter):
                 return self.hit_once(key, &charge, request_id, "5 minutes" if request_ttl is None else request_ttl)
         elif request_ttl is not None:
             raise InvalidKey(
-                f"a request_ttl of {shown(request_ttl)} says how long a request_id is remembered, and none is given")
+                f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, and none is "
+                "given")
         return self.decide_once(key, &charge)
 
     cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0:
@@ -202,7 +203,7 @@ cdef class CellLimiter(Limiter):
             id_hash = hash_key_of(request_id, self.hash_key)
         except InvalidKey:
             raise InvalidKey(
-                f"a request_id is str, bytes, int or a tuple of them, not {shown(request_id)}") from None
+                f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
         id_hash = hash_pair(id_hash, charge.amount, self.hash_key, MARK)
         return fingerprint_of(
             hash_pair(hash_key_of(key, self.hash_key), id_hash, self.hash_key, MARK)) | FOREBAY_KIND_TAT

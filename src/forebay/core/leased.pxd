@@ -20,9 +20,9 @@ cdef struct Step:
     const LeaseCharge* charge
     uint64_t epoch_ns            # of the segment
     uint64_t amount              # of the request that fetches
-    uint64_t stamp               # of the clock, in the units of generations
+    uint64_t clock               # the segment time, in the units of generations
     uint64_t keep_ns             # how long a cell without permits is kept
-    uint64_t generation              # the generation that must still be there
+    uint64_t generation          # the generation that must still be there
     uint64_t granted
     uint64_t dropped             # the number of reported permits that don't count any more
     uint64_t end_ns              # of the lease
@@ -33,7 +33,7 @@ cdef struct Step:
     uint64_t unspent
     uint64_t was_end_ns
     uint64_t now_ns
-    uint64_t asked_us            # when the step was taken, by the monotonic clock: in the order of steps
+    uint64_t stamp_us            # when the step was taken, by the monotonic clock: in the order of steps
 
 
 # A step at a fetch slot.
@@ -55,7 +55,7 @@ cdef bint spend(
 cdef class Permits(Limiter):
     cdef readonly object terms               # a forebay.redis.leased.terms.Terms
     cdef LeaseCharge unit                    # a cost of 1
-    cdef int stamp_shift
+    cdef int clock_shift
     cdef uint64_t keep_ns                    # how long a fetch closes the fetch slot
     cdef uint64_t cell_keep_ns               # of a lease without permits
     cdef uint64_t longest_closed_ns          # no fetch slot is closed for longer

@@ -196,13 +196,13 @@ cdef inline bint is_own(const Step* step, uint64_t state) noexcept nogil:
 
 cdef inline uint64_t next_generation(const Step* step, uint64_t state) noexcept nogil:
     cdef uint64_t mask = low_mask(GENERATION_BITS)
-    cdef uint64_t stamp = step.stamp & mask
+    cdef uint64_t clock = step.clock & mask
     cdef uint64_t generation = generation_of(step.charge, state)
     if state == 0:
         # Not the one of a fetch that began in a cell which is lost.
-        return (stamp + (step.asked_us & MOST_AHEAD)) & mask
-    if (generation - stamp) & mask > mask // 2:
-        return stamp
+        return (clock + (step.stamp_us & MOST_AHEAD)) & mask
+    if (generation - clock) & mask > mask // 2:
+        return clock
     return (generation + is_pending(step.charge, state)) & mask
 
 
@@ -222,7 +222,7 @@ cdef bint begin_fetch(
     cdef uint64_t time = state & ~low_mask(charge.low_bits)
     cdef uint64_t permits = low_of(state, charge.permit_bits)
     step.now_ns = now_ns
-    step.asked_us = stamp_us(step)
+    step.stamp_us = stamp_us(step)
     step.was_end_ns = end_ns
     step.left = step.unspent = 0
     step.was_known = state != 0 and (end_ns <= now_ns or runs(charge, state, now_ns))
@@ -276,7 +276,7 @@ cdef bint withdraw_permits(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     cdef Step* step = <Step*>parameters
-    step.asked_us = stamp_us(step)
+    step.stamp_us = stamp_us(step)
     step.unspent = low_of(state, step.charge.permit_bits)
     if is_pending(step.charge, state) or step.unspent == 0 or not runs(step.charge, state, now_ns):
         return False
@@ -359,7 +359,7 @@ cdef class Permits(Limiter):
         self.unit.permit_bits = count_bits_for(terms.most_on_loan)
         self.unit.low_bits = self.unit.permit_bits + GENERATION_BITS + 1
         self.unit.longest_ns = terms.longest_ns + (<uint64_t>1 << (self.unit.low_bits - FRACTION_BITS))
-        self.stamp_shift = count_bits_for(terms.longest_fetch_ns >> (GENERATION_BITS - 1))
+        self.clock_shift = count_bits_for(terms.longest_fetch_ns >> (GENERATION_BITS - 1))
         self.keep_ns = terms.deadline_ns
         self.cell_keep_ns = min(terms.deadline_ns, terms.lease_ns // 2)
         self.same_ns = terms.same_ns
@@ -368,7 +368,7 @@ cdef class Permits(Limiter):
         # Other hosts have leases of their own length.
         self.longest_closed_ns = 2 * (self.unit.longest_ns + self.reset_ns) + <uint64_t>120_000_000_000
         self.register(
-            terms.host_algorithm, b"leased %d %d %b" % (self.unit.low_bits, self.stamp_shift, terms.encoding))
+            terms.host_algorithm, b"leased %d %d %b" % (self.unit.low_bits, self.clock_shift, terms.encoding))
 
     @cython.binding(False)
     def __init__(self, store, name, terms):
@@ -590,7 +590,7 @@ cdef class Permits(Limiter):
         step.epoch_ns = self.table.epoch_ns
         step.keep_ns = self.cell_keep_ns
         verdict.now_ns = table_now(&self.table)
-        step.stamp = verdict.now_ns >> self.stamp_shift
+        step.clock = verdict.now_ns >> self.clock_shift
         table_decide(
             &self.table, tag, self.claim_stripe, &self.counters.claims, begin_fetch, &step, &verdict, &events)
         self.count_events(&events)
@@ -598,7 +598,7 @@ cdef class Permits(Limiter):
             return None
         # Lease ends count from here, so it must not be later than the call.
         return (
-            step.generation, step.now_ns, step.asked_us, step.left if step.was_known else -1, step.unspent,
+            step.generation, step.now_ns, step.stamp_us, step.left if step.was_known else -1, step.unspent,
             step.was_end_ns)
 
     def holds(self, uint64_t tag, uint64_t seen):
@@ -643,7 +643,7 @@ cdef class Permits(Limiter):
         cdef Step step
         step.charge = &self.unit
         step.epoch_ns = self.table.epoch_ns
-        return (step.asked_us, step.unspent) if self.amend(tag, withdraw_permits, &step) else None
+        return (step.stamp_us, step.unspent) if self.amend(tag, withdraw_permits, &step) else None
 
     cdef bint amend(self, uint64_t tag, Decide decide, const void* parameters) except -1:
         cdef Events events

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from forebay import waiting
 from forebay.awaited import Awaited
-from forebay.errors import SegmentRemovedWarning, StoreClosed, without_url
+from forebay.errors import SegmentRemovedWarning, StoreClosed, redacted_repr
 from forebay.segment import layout
 from forebay.segment.limiter_list import encode_limiter_name
 
@@ -133,7 +133,7 @@ cdef class Limiter(Reservable):
         if not isinstance(getattr(store, "segment", None), Segment):
             raise TypeError(
                 f"the first argument of {type(self).__name__} is a Store, or a RedisStore(url) of forebay.redis, not "
-                f"{without_url(store)}")
+                f"{redacted_repr(store)}")
         self.store = store
         self.segment = store.segment
         encode_limiter_name(name)

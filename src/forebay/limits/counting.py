@@ -34,7 +34,7 @@ from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.cell_limiter import CellLimiter
 from forebay.core.decision import Decision
-from forebay.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters, shown
+from forebay.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters, short_repr
 from forebay.limits.options import StorageOptions
 from forebay.rate import NS, Rate
 from forebay.segment import layout
@@ -426,7 +426,7 @@ def _whole(amount: Any) -> int:
         if amount >= 0:
             whole: int = math.ceil(amount)
             return whole
-    _log.error("a cost is a number of at least 0, not %s: the request is denied", shown(amount))
+    _log.error("a cost is a number of at least 0, not %s: the request is denied", short_repr(amount))
     return NOT_COUNTED
 
 

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from limits import parse_many
 from limits.errors import ConfigurationError
 
-from forebay.errors import shown
+from forebay.errors import short_repr
 from forebay.segment.extents import MAX_KEYS
 from forebay.store import Store
 
@@ -53,16 +53,18 @@ class StorageOptions:
             parts = urlsplit(uri or "forebay://")
         except ValueError as error:
             raise ConfigurationError(
-                f"{shown(uri)} is no URI: that of a forebay storage is like forebay:///shop?keys=100000 ({error})"
+                f"{short_repr(uri)} is no URI: that of a forebay storage is like forebay:///shop?keys=100000 ({error})"
             ) from None
         options: dict[str, Any] = {}
         for option, value in [*parse_qsl(parts.query, keep_blank_values=True), *keywords.items()]:
             if option not in NAMES:
                 raise ConfigurationError(
-                    f"a forebay storage has no option {shown(option)}; its options are {', '.join(NAMES)}"
+                    f"a forebay storage has no option {short_repr(option)}; its options are {', '.join(NAMES)}"
                 )
             if option in options:
-                raise ConfigurationError(f"the option {option} of a forebay storage is given twice, in {shown(uri)}")
+                raise ConfigurationError(
+                    f"the option {option} of a forebay storage is given twice, in {short_repr(uri)}"
+                )
             options[option] = value
         for option, base in {"keys": 10, "moving_window_keys": 10, "mode": 8}.items():
             if isinstance(options.get(option), str):
@@ -82,7 +84,8 @@ class StorageOptions:
             return Store(self.name, **self.store)
         except ValueError as error:
             raise ConfigurationError(
-                f"{shown(self.uri)} can't be a forebay storage, whose URI is like forebay:///shop?keys=100000: {error}"
+                f"{short_repr(self.uri)} can't be a forebay storage, whose URI is like "
+                f"forebay:///shop?keys=100000: {error}"
             ) from None
 
 
@@ -90,11 +93,11 @@ def _name(uri: str | None, netloc: str, path: str, options: dict[str, Any]) -> s
     name = netloc + path.removeprefix("/")
     if "path" in options:
         if name:
-            raise ConfigurationError(f"{shown(uri)} names a store and a path: a forebay storage has one of them")
+            raise ConfigurationError(f"{short_repr(uri)} names a store and a path: a forebay storage has one of them")
         return str(options["path"])
     if not name or (netloc and path.removeprefix("/")):
         raise ConfigurationError(
-            f"{shown(uri)} names no store: the URI of a forebay storage is like forebay:///shop?keys=100000"
+            f"{short_repr(uri)} names no store: the URI of a forebay storage is like forebay:///shop?keys=100000"
         )
     return name
 
@@ -107,7 +110,7 @@ def _limits(text: object) -> list[tuple[int, int]]:
     except (ValueError, TypeError):
         raise ConfigurationError(
             "the option moving_windows of a forebay storage is text with limits, such as "
-            f'"100/minute; 10000/day", not {shown(text)}'
+            f'"100/minute; 10000/day", not {short_repr(text)}'
         ) from None
 
 
@@ -115,7 +118,8 @@ def _moving_window_keys(keys: Any) -> int:
     # Checked here, since a moving window may be made as late as by a request.
     if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
         raise ConfigurationError(
-            f"the option moving_window_keys of a forebay storage is a whole number from 1 to 2**32, not {shown(keys)}"
+            f"the option moving_window_keys of a forebay storage is a whole number from 1 to 2**32, not "
+            f"{short_repr(keys)}"
         )
     return keys
 
@@ -125,4 +129,6 @@ def _number(option: str, text: str, base: int) -> int:
         return int(text.removeprefix("0o"), base)
     except ValueError:
         kind = "a whole number" if base == 10 else "an octal number"
-        raise ConfigurationError(f"the option {option} of a forebay storage is {kind}, not {shown(text)}") from None
+        raise ConfigurationError(
+            f"the option {option} of a forebay storage is {kind}, not {short_repr(text)}"
+        ) from None

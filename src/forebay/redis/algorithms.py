@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from forebay.core.algorithms.window import rounds_up
 from forebay.core.decision import Decision, _decision
-from forebay.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, shown
+from forebay.errors import CostExceedsLimit, InvalidLimiter, InvalidRate, short_repr
 from forebay.rate import Duration, Rate, as_delay_ns, as_period_ns, as_rate
 from forebay.redis.keys import digest
 from forebay.segment import layout
@@ -47,19 +47,19 @@ class Charge(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a script has told of a limiter."""
+    """A script's reply for one limiter."""
 
     allowed: bool
     now_us: int
-    told: Sequence[int]
+    numbers: Sequence[int]
 
 
 class Algorithm(ABC):
     """A limit, as its script knows it."""
 
     script: ClassVar[str]
-    told: ClassVar[int]
-    """How many numbers it tells."""
+    number_count: ClassVar[int]
+    """How many numbers the script replies with for this limit."""
     may_free_early: ClassVar[bool] = False
     suffix: bytes
     """The end of a state's key: limiters of one name share a state if this is the same."""
@@ -100,7 +100,7 @@ class Algorithm(ABC):
 
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:
         """What gives back a charge, as far as it counts: what the charge had left stands in place of the room."""
-        return Charge(charge.cost, (charge.arguments[0], seen.told[0], *charge.arguments[2:]))
+        return Charge(charge.cost, (charge.arguments[0], seen.numbers[0], *charge.arguments[2:]))
 
     def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
         """Of a request for one permit."""
@@ -134,7 +134,7 @@ def rate_us(rate: str | Rate) -> tuple[Rate, int]:
 def whole(number: Any, what: str, name: str, least: int = 1, most: int | None = None) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < least or (most and number > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InvalidLimiter(f"the {what} of limiter {name!r} is a whole number {bounds}, not {shown(number)}")
+        raise InvalidLimiter(f"the {what} of limiter {name!r} is a whole number {bounds}, not {short_repr(number)}")
     return int(number)
 
 
@@ -142,7 +142,7 @@ class Gcra(Algorithm):
     """A token bucket with continuous refill, or a minimum interval."""
 
     script = "gcra"
-    told = 1
+    number_count = 1
     suffix = b"tat"  # which any rate can read
     burst_name: ClassVar[str] = "burst"
 
@@ -155,7 +155,8 @@ class Gcra(Algorithm):
         if self.tolerance_us > MAX_AHEAD_US:
             raise InvalidLimiter(
                 f"limiter {name!r} would take more than {MAX_AHEAD_US // (365 * 86_400 * US)} years to refill a "
-                f"{self.burst_name} of {shown(burst)} at {self.rate}: lower the {self.burst_name} or raise the rate"
+                f"{self.burst_name} of {short_repr(burst)} at {self.rate}: lower the {self.burst_name} "
+                f"or raise the rate"
             )
         self.rate_limit, self.period_ns = self.rate.limit, self.rate.period_ns
         self.unit_room_us = self.tolerance_us - unit_us
@@ -185,14 +186,14 @@ class Gcra(Algorithm):
         return self.with_room(charge, room_us + min(max_wait_us, MAX_AHEAD_US - self.tolerance_us))
 
     def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
-        return max(seen.told[0] - seen.now_us - self.tolerance_us, 0)
+        return max(seen.numbers[0] - seen.now_us - self.tolerance_us, 0)
 
     def refused_delay_us(self, charge: Charge, seen: Seen) -> int:
-        return seen.told[0] - seen.now_us + whole_numbers(charge)[0] - self.tolerance_us
+        return seen.numbers[0] - seen.now_us + whole_numbers(charge)[0] - self.tolerance_us
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         _, room_us, _ = whole_numbers(charge)
-        ahead_us = max(seen.told[0] - seen.now_us, 0)
+        ahead_us = max(seen.numbers[0] - seen.now_us, 0)
         left = max(self.tolerance_us - ahead_us, 0) * self.rate.limit // self.period_us
         return min(left, self.limit), max(ahead_us - room_us, 0), ahead_us
 
@@ -201,7 +202,7 @@ class Gcra(Algorithm):
         return self.decided(name, verdict != 0, self.unit_room_us, tat_us - now_us)
 
     def decision(self, name: str, charge: Charge, seen: Seen) -> Decision:
-        return self.decided(name, seen.allowed, whole_numbers(charge)[1], seen.told[0] - seen.now_us)
+        return self.decided(name, seen.allowed, whole_numbers(charge)[1], seen.numbers[0] - seen.now_us)
 
     def decided(self, name: str, allowed: bool, room_us: int, ahead_us: int) -> Decision:
         """Told as time, so that it can also say when there is one permit more."""
@@ -252,17 +253,17 @@ class LeakyBucket(SameBurst):
         return self.with_room(charge, min(whole_numbers(charge)[1], max_wait_us), max_wait_us)
 
     def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
-        return max(seen.told[0] - seen.now_us - whole_numbers(charge)[0], 0)
+        return max(seen.numbers[0] - seen.now_us - whole_numbers(charge)[0], 0)
 
     def refused_delay_us(self, charge: Charge, seen: Seen) -> int:
         """Its departure, if that would have been too late; else until there is room."""
-        ahead_us = seen.told[0] - seen.now_us
+        ahead_us = seen.numbers[0] - seen.now_us
         return ahead_us if ahead_us > charge.max_wait_us else ahead_us + whole_numbers(charge)[0] - self.tolerance_us
 
 
 class IntervalBucket(Algorithm):
     script = "interval"
-    told = 2
+    number_count = 2
 
     def __init__(self, name: str, rate: str | Rate, burst: int | None) -> None:
         self.rate, self.period_us = rate_us(rate)
@@ -271,7 +272,7 @@ class IntervalBucket(Algorithm):
         self.full_us = (self.refills(self.limit) + 1) * self.period_us
         if self.full_us > MAX_AHEAD_US:
             raise InvalidLimiter(
-                f"limiter {name!r} would take too long to refill a burst of {shown(burst)} at {self.rate}: "
+                f"limiter {name!r} would take too long to refill a burst of {short_repr(burst)} at {self.rate}: "
                 "lower the burst or raise the rate"
             )
 
@@ -294,10 +295,10 @@ class IntervalBucket(Algorithm):
         return self.charge_with(charge.cost, min(max_wait_us, MAX_AHEAD_US - self.full_us))
 
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:
-        return Charge(charge.cost, (charge.cost, *seen.told, *charge.arguments[3:]))
+        return Charge(charge.cost, (charge.cost, *seen.numbers, *charge.arguments[3:]))
 
     def missing(self, seen: Seen) -> int:
-        period, missing = seen.told
+        period, missing = seen.numbers
         return max(missing - (seen.now_us // self.period_us - period) * self.rate.limit, 0) if missing else 0
 
     def delay_us(self, permits: int, now_us: int) -> int:
@@ -344,12 +345,12 @@ class Window(Algorithm):
 
 class FixedWindow(Window):
     script = "fixed"
-    told = 2
+    number_count = 2
 
     def __init__(self, rate: str | Rate, align: str) -> None:
         super().__init__(rate)
         if align not in ("clock", "first", "stagger"):
-            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {shown(align)}")
+            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {short_repr(align)}")
         self.align = align
         self.phase_us = -1 if align == "first" else 0
         self.suffix = f"window-{digest(align, self.period_us)}".encode()
@@ -366,14 +367,14 @@ class FixedWindow(Window):
         return Charge(charge.cost, (*charge.arguments[:3], phase_us))
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
-        end_us, count = seen.told
+        end_us, count = seen.numbers
         left_us = end_us - seen.now_us
         return max(self.limit - count, 0), left_us, left_us if count else 0
 
 
 class SlidingWindow(Window):
     script = "sliding"
-    told = 3
+    number_count = 3
 
     def __init__(self, rate: str | Rate, rounding: str | None = None) -> None:
         super().__init__(rate)
@@ -387,7 +388,7 @@ class SlidingWindow(Window):
         return Charge(cost, (cost, self.limit - cost, self.period_us, int(self.rounding == "up")))
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
-        end_us, before, count = seen.told
+        end_us, before, count = seen.numbers
         to_end_us = end_us - seen.now_us
         weighted = before * min(to_end_us, self.period_us)
         estimate = count + (-(-weighted // self.period_us) if self.rounding == "up" else weighted // self.period_us)
@@ -411,7 +412,7 @@ class SlidingWindow(Window):
 
 class BucketedWindow(Algorithm):
     script = "bucketed"
-    told = 4
+    number_count = 4
 
     def __init__(self, name: str, rate: str | Rate, buckets: int) -> None:
         self.rate, self.period_us = rate_us(rate)
@@ -419,7 +420,7 @@ class BucketedWindow(Algorithm):
         if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= MAX_REDIS_BUCKETS:
             raise InvalidLimiter(
                 f"over Redis the buckets of limiter {name!r} are a whole number from 1 to {MAX_REDIS_BUCKETS}, as each "
-                f"decision reads all of them; not {shown(buckets)}"
+                f"decision reads all of them; not {short_repr(buckets)}"
             )
         if buckets > self.period_us:
             raise InvalidLimiter(f"{buckets} buckets of limiter {name!r} would be shorter than a microsecond")
@@ -431,13 +432,13 @@ class BucketedWindow(Algorithm):
         return Charge(cost, (cost, self.limit - cost, self.buckets, self.bucket_us))
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
-        _, total, retry_at_us, reset_at_us = seen.told
+        _, total, retry_at_us, reset_at_us = seen.numbers
         return max(self.limit - total, 0), max(retry_at_us - seen.now_us, 0), max(reset_at_us - seen.now_us, 0)
 
 
 class SlidingLog(Algorithm):
     script = "log"
-    told = 3
+    number_count = 3
 
     def __init__(self, rate: str | Rate) -> None:
         self.rate, self.period_us = rate_us(rate)
@@ -448,14 +449,14 @@ class SlidingLog(Algorithm):
         return Charge(cost, (cost, self.limit - cost, self.period_us))
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
-        date_us, used, retry_at_us = seen.told
+        date_us, used, retry_at_us = seen.numbers
         reset_us = date_us + self.period_us - seen.now_us if used else 0
         return max(self.limit - used, 0), max(retry_at_us - seen.now_us, 0), reset_us
 
 
 class Concurrency(Algorithm):
     script = "concurrency"
-    told = 3
+    number_count = 3
     may_free_early = True
     suffix = b"held"  # whatever the limit and the lease
 
@@ -471,7 +472,7 @@ class Concurrency(Algorithm):
         return Charge(charge.cost, (*charge.arguments[:3], name))
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
-        used, retry_at_us, reset_at_us = seen.told
+        used, retry_at_us, reset_at_us = seen.numbers
         return max(self.limit - used, 0), max(retry_at_us - seen.now_us, 0), max(reset_at_us - seen.now_us, 0)
 
 

@@ -122,7 +122,7 @@ class AllOfCommands:
         def read(reply: list[int]) -> Judged:
             allowed, at, seen = reply[0] != 0, 2, []
             for limiter, _, _ in parts:
-                end = at + 1 + limiter.algorithm.told
+                end = at + 1 + limiter.algorithm.number_count
                 seen.append(Seen(reply[at] != 0, reply[1], reply[at + 1 : end]))
                 at = end
             if allowed and what is HIT:
@@ -135,7 +135,7 @@ class AllOfCommands:
             if judged.allowed:
                 yield from self._cancel(parts, judged.seen)
 
-        size = 2 + sum(1 + part.limiter.algorithm.told for part in parts)
+        size = 2 + sum(1 + part.limiter.algorithm.number_count for part in parts)
         command = Command(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
         # Of what isn't held a charge stays else, as that of one limiter.
         if what is HIT and (comes_back or any(isinstance(part.limiter, ConcurrencyCommands) for part in parts)):

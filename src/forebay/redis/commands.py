@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from forebay.core.arguments import cost_of
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, ForeignState, InvalidKey, StoreUnavailable, shown
+from forebay.errors import ForebayError, ForeignState, InvalidKey, StoreUnavailable, short_repr
 from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, Seen, delay_us
 from forebay.redis.keys import KeySpace, fingerprint
@@ -85,11 +85,11 @@ class Command(Generic[T]):
 def checked(reply: Any, size: int, keys: Sequence[bytes]) -> list[int]:
     """No reply is taken on trust."""
     if type(reply) is not list or set(map(type, reply)) != ONLY_WHOLE_NUMBERS:
-        raise StoreUnavailable(f"Redis answered a limiter's script with {shown(reply)}, not with whole numbers")
+        raise StoreUnavailable(f"Redis answered a limiter's script with {short_repr(reply)}, not with whole numbers")
     if reply[0] == -1 and len(reply) == 2 and 1 <= reply[1] <= len(keys):
         raise ForeignState(keys[reply[1] - 1].decode("utf-8", "backslashreplace"))
     if len(reply) != size:
-        raise StoreUnavailable(f"Redis answered a limiter's script with {shown(reply)}: {size} were expected")
+        raise StoreUnavailable(f"Redis answered a limiter's script with {short_repr(reply)}: {size} were expected")
     return reply
 
 
@@ -168,7 +168,7 @@ class LimiterCommands:
         self.script = script("decide", algorithm.script)
         self._head, self._tail = keyspace.affixes(name, algorithm.suffix)
         self._encode_key = keyspace.encode
-        self.size = 3 + algorithm.told
+        self.size = 3 + algorithm.number_count
         # The arguments of the usual request. None if each request has arguments of its own.
         head = HIT, b"0", algorithm.script.encode()
         self.usual: tuple[bytes | str, ...] | None = (*head, *encode_args(algorithm.unit.arguments))
@@ -228,7 +228,8 @@ class LimiterCommands:
         command = self._decision(HIT, self.key(key), algorithm, charge)
         if request_id is None and request_ttl is not None:
             raise InvalidKey(
-                f"a request_ttl of {shown(request_ttl)} says how long a request_id is remembered, and none is given"
+                f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, "
+                f"and none is given"
             )
         if request_id is not None and charge.cost:
             ttl_ns = as_period_ns(DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
@@ -296,7 +297,9 @@ class LimiterCommands:
         try:
             hashed = fingerprint(request_id)
         except InvalidKey:
-            raise InvalidKey(f"a request_id is str, bytes, int or a tuple of them, not {shown(request_id)}") from None
+            raise InvalidKey(
+                f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}"
+            ) from None
         amount = str(charge.arguments[0]).encode()
         return key + b":request:" + blake2b(hashed + amount, digest_size=16).hexdigest().encode()
 

@@ -13,7 +13,7 @@ from forebay.core.algorithms.sliding_log import SlidingLog
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.limiter import bound_arguments
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.redis import algorithms
 from forebay.redis.commands import LimiterSpec
 
@@ -33,10 +33,11 @@ def spec_for(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) ->
         arguments.pop(what, None)
     name = arguments["name"]
     if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "replace")) <= 100 or not is_text(name):
-        raise InvalidLimiter(f"a limiter's name is text of 1 to 100 UTF-8 bytes, not {shown(name)}")
+        raise InvalidLimiter(f"a limiter's name is text of 1 to 100 UTF-8 bytes, not {short_repr(name)}")
     if keys is not None and (isinstance(keys, bool) or not isinstance(keys, int) or keys < 1):
         raise InvalidLimiter(
-            f"keys of limiter {name!r} is a whole number of at least 1, not {shown(keys)}; over Redis it needs none"
+            f"keys of limiter {name!r} is a whole number of at least 1, not {short_repr(keys)}; over "
+            f"Redis it needs none"
         )
     return name, _KINDS[kind](**arguments)
 
@@ -48,7 +49,7 @@ def is_text(name: str) -> bool:
 
 def _token_bucket(name: str, rate: Any, burst: Any = None, refill: Any = "continuous") -> LimiterSpec:
     if refill not in ("continuous", "interval"):
-        raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {shown(refill)}")
+        raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
     algorithm = (algorithms.Gcra if refill == "continuous" else algorithms.IntervalBucket)(name, rate, burst)
     return LimiterSpec(algorithm, {"rate": algorithm.rate, "burst": algorithm.limit, "refill": refill})
 

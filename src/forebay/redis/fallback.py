@@ -25,7 +25,7 @@ from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.all_of import AllOf
 from forebay.core.decision import Decision, _decision
-from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, shown
+from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, short_repr
 from forebay.rate import NS, Duration, Rate, as_rate
 from forebay.redis.all_of import Admitted
 from forebay.redis.commands import Booked, CommandFlow, LimiterCommands
@@ -170,8 +170,8 @@ class HostShareFallback:
                 f"which is {error.limit}"
             ) from error
 
-    def told(self, decision: Decision) -> Decision:
-        """In the limiter's own name."""
+    def in_own_name(self, decision: Decision) -> Decision:
+        """The decision of the host's limiter, under the name of the limiter over Redis."""
         return _decision(
             self.name,
             decision.allowed,
@@ -198,12 +198,12 @@ class HostShareFallback:
         decision = self.ask(self.native.hit, key, cost, **self._given(rate, burst, more))
         if decision.allowed:
             self.gave(key, cost)
-        return self.told(decision)
+        return self.in_own_name(decision)
 
     def peek(
         self, key: Any, cost: Any = 1, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
     ) -> Decision:
-        return self.told(self.ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
+        return self.in_own_name(self.ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
 
     def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
         reservation = self.ask(self.native.reserve, key, cost, max_delay)
@@ -264,24 +264,24 @@ class HostSharesFallback:
     def allow(self, key: Any, cost: Any = 1) -> bool:
         return self.hit(key, cost).allowed
 
-    def _told(self, decision: Decision) -> Decision:
+    def _in_own_name(self, decision: Decision) -> Decision:
         bound = next(share for share in self._shares if share.native.name == decision.limiter)
-        return bound.told(decision)
+        return bound.in_own_name(decision)
 
     def hit(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         decision = self._ask(self._native.hit, key, cost)
         if decision.allowed:
             self._gave(key, cost)
-        return self._told(decision)
+        return self._in_own_name(decision)
 
     def hit_each(self, key: Any, cost: Any) -> list[Decision]:
         decisions = self._ask(self._native.hit_each, key, cost)
         if all(decisions):
             self._gave(key, cost)
-        return [share.told(decision) for share, decision in zip(self._shares, decisions, strict=True)]
+        return [share.in_own_name(decision) for share, decision in zip(self._shares, decisions, strict=True)]
 
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
-        return self._told(self._ask(self._native.peek, key, cost))
+        return self._in_own_name(self._ask(self._native.peek, key, cost))
 
     def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
         reservation = self._ask(self._native.reserve, key, cost, max_delay)
@@ -424,9 +424,9 @@ class Policy:
 
 def checked_policy(when_unavailable: Any, namespace: str, host: Any, hosts: Any) -> Policy:
     if when_unavailable not in ("deny", "allow", "local"):
-        raise ValueError(f"when_unavailable is 'deny', 'allow' or 'local', not {shown(when_unavailable)}")
+        raise ValueError(f"when_unavailable is 'deny', 'allow' or 'local', not {short_repr(when_unavailable)}")
     if host is not None and not isinstance(host, Store):
-        raise TypeError(f"host is the Store of this host that its processes share, not {shown(host)}")
+        raise TypeError(f"host is the Store of this host that its processes share, not {short_repr(host)}")
     if when_unavailable == "local":
         if host is None:
             raise ValueError(
@@ -435,7 +435,7 @@ def checked_policy(when_unavailable: Any, namespace: str, host: Any, hosts: Any)
         if hosts is None:
             raise ValueError("when_unavailable='local' divides each limit by the number of hosts: say hosts=4")
         if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
-            raise ValueError(f"hosts is a whole number of at least 1, not {shown(hosts)}")
+            raise ValueError(f"hosts is a whole number of at least 1, not {short_repr(hosts)}")
     elif hosts is not None:
         raise ValueError("hosts says what a host's share of each limit is: it goes with when_unavailable='local'")
     return Policy(when_unavailable, namespace, host, hosts or 1)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from forebay.core.table.keys import Key
-from forebay.errors import InvalidKey, shown
+from forebay.errors import InvalidKey, short_repr
 
 __all__ = ["KeySpace", "digest", "fingerprint", "plain"]
 
@@ -60,12 +60,14 @@ def _encoded(key: Any) -> tuple[bytes, ...]:
         return (b"t", *(encoded for part in tuple.__iter__(key) for encoded in _encoded_part(part)))
     if isinstance(key, (str, bytes, int)) and not isinstance(key, bool):
         return _bytes_of(key)
-    raise InvalidKey(f"a key is str, bytes, int or a tuple of them, not {type(key).__name__}: {shown(key)}")
+    raise InvalidKey(f"a key is str, bytes, int or a tuple of them, not {type(key).__name__}: {short_repr(key)}")
 
 
 def _encoded_part(part: Any) -> tuple[bytes, ...]:
     if not isinstance(part, (str, bytes, int)) or isinstance(part, bool):
-        raise InvalidKey(f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {shown(part)}")
+        raise InvalidKey(
+            f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {short_repr(part)}"
+        )
     kind, data = _bytes_of(part)
     return kind, len(data).to_bytes(8, "little"), data
 

@@ -16,7 +16,7 @@ import redis.cluster
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
 from forebay.core.limiter import bound_arguments
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration
 from forebay.redis.all_of import AsyncRedisAllOf, RedisAllOf
 from forebay.redis.async_executor import AsyncExecutor
@@ -68,10 +68,12 @@ class BaseRedisStore(Generic[E]):
     ) -> None:
         if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
             raise ValueError(
-                f"a namespace is 1 to 100 letters, digits and characters of '_.:/-', not {shown(namespace)}"
+                f"a namespace is 1 to 100 letters, digits and characters of '_.:/-', not {short_repr(namespace)}"
             )
         if not isinstance(plain_keys, bool):
-            raise ValueError(f"plain_keys is True or False, not {shown(plain_keys)}: keys may be people's addresses")
+            raise ValueError(
+                f"plain_keys is True or False, not {short_repr(plain_keys)}: keys may be people's addresses"
+            )
         self.namespace = namespace
         self._policy = checked_policy(when_unavailable, namespace, host, hosts)
         client = client_of(server, timeout)
@@ -239,14 +241,16 @@ class AsyncRedisStore(BaseRedisStore[AsyncExecutor]):
 def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], of: type[Any]) -> tuple[Any, ...]:
     """The limiters of an ``AllOf``."""
     if kind is not AllOf:
-        raise TypeError(f"the first argument of {kind.__name__} is a store, not {shown(args[0] if args else kwargs)}")
+        raise TypeError(
+            f"the first argument of {kind.__name__} is a store, not {short_repr(args[0] if args else kwargs)}"
+        )
     bound_arguments(kind, args, kwargs)
     if not 1 <= len(args) <= MOST_LIMITERS:
         raise InvalidLimiter(f"AllOf takes 1 to {MOST_LIMITERS} limiters, not {len(args)}")
     for limiter in args:
         if not isinstance(limiter, of):
             raise InvalidLimiter(
-                f"AllOf takes limiters of one store, not {shown(limiter)} beside {args[0]!r}: make all of them "
+                f"AllOf takes limiters of one store, not {short_repr(limiter)} beside {args[0]!r}: make all of them "
                 f"over the same {type(args[0].store).__name__}"
             )
         if limiter.store is not args[0].store:

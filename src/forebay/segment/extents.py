@@ -50,7 +50,7 @@ from forebay.errors import (
     SegmentError,
     SegmentSizeWarning,
     SegmentSpaceError,
-    shown,
+    short_repr,
 )
 from forebay.segment import attachment_locks, free_space, layout, ofd_locks
 from forebay.segment.attachment import Attachment, MappedExtent
@@ -77,7 +77,7 @@ class ExtentShape:
         """Raises ``InvalidLimiter`` if `keys` isn't a whole number from 1 to 2**32."""
         if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
             raise InvalidLimiter(
-                f"the keys of limiter {limiter!r} are a whole number from 1 to 2**32, not {shown(keys)}"
+                f"the keys of limiter {limiter!r} are a whole number from 1 to 2**32, not {short_repr(keys)}"
             )
         return cls(keys, words_per_key)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.segment import layout
 
 __all__ = ["ALGORITHM_NAMES", "LIST_BYTES", "ListedLimiter", "encode_limiter_name", "labels_of", "listed_limiters"]
@@ -40,7 +40,7 @@ def encode_limiter_name(name: str) -> bytes:
     except UnicodeEncodeError:
         encoded = b""
     if not encoded or b"\0" in encoded:
-        raise InvalidLimiter(f"a limiter's name is text, and not empty; not {shown(name)}")
+        raise InvalidLimiter(f"a limiter's name is text, and not empty; not {short_repr(name)}")
     if len(encoded) > layout.LIMITER_NAME_BYTES:
         ending = b"~" + blake2b(encoded, digest_size=NAME_DIGEST_BYTES).hexdigest().encode()
         beginning = encoded[: layout.LIMITER_NAME_BYTES - len(ending)].decode(errors="ignore")

@@ -6,7 +6,7 @@ import json
 from http import HTTPStatus
 from typing import Any, Final
 
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.header_fields import allowance
 from forebay.web.request import Request
 from forebay.web.rules import Answer, Denial, check_answer
@@ -18,7 +18,7 @@ PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 QUOTA_EXCEEDED: Final = PROBLEM_TYPES + "quota-exceeded"
 REDUCED_CAPACITY: Final = PROBLEM_TYPES + "temporary-reduced-capacity"
 # Causes of a denial whose limits could not be checked.
-AWAY: Final = "The limits of this service can't be checked at the moment: {again}."
+UNAVAILABLE: Final = "The limits of this service can't be checked at the moment: {again}."
 FULL: Final = "This service has no room to count another client's requests at the moment: {again}."
 UNKNOWN: Final = "The limits of this service can't be checked, as its server doesn't report the client's address."
 
@@ -31,7 +31,7 @@ def answer_to(request: Request, denial: Denial) -> Answer:
     if not isinstance(wanted, Answer):
         answer = wanted(request, denial)
         if not isinstance(answer, Answer):
-            raise InvalidLimiter(f"a rule's answer returned {shown(answer)}, not an Answer(status, headers, body)")
+            raise InvalidLimiter(f"a rule's answer returned {short_repr(answer)}, not an Answer(status, headers, body)")
         check_answer(answer)
         return answer
     if denial.rule.is_hidden:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.native_requests import PeerKey
 
 __all__ = ["ClientAddress"]
@@ -65,23 +65,23 @@ class ClientAddress(PeerKey):
         ipv6_prefix: int = 64,
     ) -> None:
         if not isinstance(trusted_proxies, Iterable):
-            raise InvalidLimiter(f"trusted_proxies are networks, not {shown(trusted_proxies)}")
+            raise InvalidLimiter(f"trusted_proxies are networks, not {short_repr(trusted_proxies)}")
         proxies = [trusted_proxies] if isinstance(trusted_proxies, str) else list(trusted_proxies)
         if proxies and header is None:
             raise InvalidLimiter(
-                f"the proxies {shown(proxies)} are trusted, but no field is named: "
+                f"the proxies {short_repr(proxies)} are trusted, but no field is named: "
                 'write header="X-Forwarded-For", or the field that they set'
             )
         if header is not None and not proxies:
             raise InvalidLimiter(
-                f"the field {shown(header)} would be trusted from every client, and every client can send it: "
+                f"the field {short_repr(header)} would be trusted from every client, and every client can send it: "
                 'name the proxies that set it, trusted_proxies=["10.0.0.0/8"]'
             )
         if header is not None and not (isinstance(header, str) and re.fullmatch(_TOKEN, header)):
-            raise InvalidLimiter(f'a header field has a name such as "X-Forwarded-For", not {shown(header)}')
+            raise InvalidLimiter(f'a header field has a name such as "X-Forwarded-For", not {short_repr(header)}')
         for what, prefix, most in (("ipv4_prefix", ipv4_prefix, 32), ("ipv6_prefix", ipv6_prefix, 128)):
             if isinstance(prefix, bool) or not isinstance(prefix, int) or not 1 <= prefix <= most:
-                raise InvalidLimiter(f"{what} is from 1 to {most} bits, not {shown(prefix)}")
+                raise InvalidLimiter(f"{what} is from 1 to {most} bits, not {short_repr(prefix)}")
         self._networks = [_network(proxy) for proxy in proxies if proxy != UNIX]
         self._trusts_unix = UNIX in proxies
         self._header = header
@@ -140,14 +140,14 @@ def _network(text: str) -> IPv4Network | IPv6Network:
         network = ip_network(text)
     except (ValueError, TypeError) as error:
         raise InvalidLimiter(
-            f'a trusted proxy is a network such as "10.0.0.0/8", an address, or "unix", not {shown(text)}: {error}'
+            f'a trusted proxy is a network such as "10.0.0.0/8", an address, or "unix", not {short_repr(text)}: {error}'
         ) from None
     mapped = getattr(network.network_address, "ipv4_mapped", None)
     if mapped is not None and network.prefixlen >= 96:
         network = IPv4Network((mapped, network.prefixlen - 96))
     if network.prefixlen == 0:
         raise InvalidLimiter(
-            f"{shown(text)} is every address, so a client could invent its own: name your proxies' networks"
+            f"{short_repr(text)} is every address, so a client could invent its own: name your proxies' networks"
         )
     return network
 

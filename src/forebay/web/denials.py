@@ -12,7 +12,7 @@ from typing import Final
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable
 from forebay.rate import NS
-from forebay.web.answers import AWAY, FULL, UNKNOWN
+from forebay.web.answers import FULL, UNAVAILABLE, UNKNOWN
 from forebay.web.client import UnknownPeer
 from forebay.web.header_fields import Policy, Writer, header_writer
 from forebay.web.request import Request
@@ -86,7 +86,7 @@ class Denials:
         if isinstance(error, CostExceedsLimit):
             return self._never(error)
         if isinstance(error, StoreUnavailable):
-            return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), AWAY)
+            return Denial(self._unavailable_rule, (), None, STORE_WAIT_S, (), UNAVAILABLE)
         assert isinstance(error, UnknownPeer)
         log_for_operator(self._unknown_rule.denial_status, error)
         return Denial(self._unknown_rule, (), None, None, (), UNKNOWN)

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, shown
+from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, short_repr
 
 __all__ = [
     "ResolvedRequest",
@@ -41,10 +41,10 @@ def has_to_be_awaited(function: Any) -> bool:
 def check_function(expectation: str, function: Any, arguments: int = 1) -> None:
     """Refuse at start what can't be called with so many arguments. `expectation` begins the message."""
     if not callable(function):
-        raise InvalidLimiter(f"{expectation}, not {shown(function)}")
+        raise InvalidLimiter(f"{expectation}, not {short_repr(function)}")
     if isinstance(function, type):
         raise InvalidLimiter(
-            f"{expectation}, and {shown(function)} is a class: make an object of it, or write a function"
+            f"{expectation}, and {short_repr(function)} is a class: make an object of it, or write a function"
         )
     try:
         signature = inspect.signature(function)
@@ -54,21 +54,25 @@ def check_function(expectation: str, function: Any, arguments: int = 1) -> None:
     try:
         signature.bind(*range(arguments))
     except TypeError as error:
-        raise InvalidLimiter(f"{expectation}, and {shown(function)} can't be called so: {error}") from None
+        raise InvalidLimiter(f"{expectation}, and {short_repr(function)} can't be called so: {error}") from None
 
 
 def check_statuses(what: str, statuses: Any) -> None:
     """Refuse a set without any status: it would never charge a request."""
     if isinstance(statuses, (str, bytes, Mapping)) or not hasattr(statuses, "__contains__"):
-        raise InvalidLimiter(f"{what} is a set of statuses such as {{401, 403}} or a function, not {shown(statuses)}")
+        raise InvalidLimiter(
+            f"{what} is a set of statuses such as {{401, 403}} or a function, not {short_repr(statuses)}"
+        )
     if isinstance(statuses, Iterable) and not isinstance(statuses, range):
         for status in statuses:
             if not _is_status(status):
                 raise InvalidLimiter(
-                    f"{what} has {shown(status)}, which is no status: those are whole numbers from 100 to 599"
+                    f"{what} has {short_repr(status)}, which is no status: those are whole numbers from 100 to 599"
                 )
     if not any(status in statuses for status in STATUSES):
-        raise InvalidLimiter(f"{what} is {shown(statuses)}: no status is in it, so no request would ever be charged")
+        raise InvalidLimiter(
+            f"{what} is {short_repr(statuses)}: no status is in it, so no request would ever be charged"
+        )
 
 
 def _is_status(status: Any) -> bool:
@@ -121,7 +125,7 @@ def _name_of(rule: Any, what: str) -> str:
 def described(value: Any) -> str:
     """A function's unusable result, for a message."""
     if not inspect.isawaitable(value):
-        return shown(value)
+        return short_repr(value)
     if hasattr(value, "close"):
         # Otherwise Python warns that it was never awaited.
         value.close()

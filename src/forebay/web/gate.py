@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.answers import answer_to
 from forebay.web.client import ClientAddress
 from forebay.web.fastpath import Passage
@@ -59,7 +59,7 @@ class Gate:
             check_function("client is a ClientAddress or another key function", client)
         for what, value in (("partition_keys", partition_keys), ("encoded", encoded)):
             if not isinstance(value, bool):
-                raise InvalidLimiter(f"{what} is True or False, not {shown(value)}")
+                raise InvalidLimiter(f"{what} is True or False, not {short_repr(value)}")
         check_event_loop(self.rules, in_loop, self.client)
         self.is_awaited = has_to_be_awaited(self.client) or any(
             rule.is_awaited or rule.functions_to_await for rule in self.rules
@@ -132,11 +132,13 @@ def _parted(rules: Any) -> tuple[tuple[Rule, ...], tuple[BodyLimit, ...]]:
     """Raises ``InvalidLimiter`` for anything but rules and body limits."""
     if isinstance(rules, (str, bytes, Mapping)):
         # An empty one would limit nothing.
-        raise InvalidLimiter(f"rules are of Rule and BodyLimit, in a list, not {shown(rules)}: write [Rule(limiter)]")
+        raise InvalidLimiter(
+            f"rules are of Rule and BodyLimit, in a list, not {short_repr(rules)}: write [Rule(limiter)]"
+        )
     listed = [rules] if isinstance(rules, (Rule, BodyLimit)) or not isinstance(rules, Iterable) else list(rules)
     for rule in listed:
         if not isinstance(rule, (Rule, BodyLimit)):
-            raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {shown(rule)}: write Rule(limiter)")
+            raise InvalidLimiter(f"rules are of Rule and BodyLimit, not {short_repr(rule)}: write Rule(limiter)")
     return (
         tuple(rule for rule in listed if isinstance(rule, Rule)),
         tuple(limit for limit in listed if isinstance(limit, BodyLimit)),

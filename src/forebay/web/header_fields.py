@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.decision import Decision
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import NS, Rate
 from forebay.web.fastpath import RateLimitFields
 from forebay.web.rules import kind_of
@@ -111,12 +111,14 @@ def _encoded(name: str, value: str) -> tuple[bytes, bytes]:
 def checked_styles(styles: str | Iterable[str]) -> tuple[str, ...]:
     names = (styles,) if isinstance(styles, str) else tuple(styles) if isinstance(styles, Iterable) else (styles,)
     if isinstance(styles, Mapping):
-        raise InvalidLimiter(f"headers is the name of a style or several, not {shown(styles)}; () for none")
+        raise InvalidLimiter(f"headers is the name of a style or several, not {short_repr(styles)}; () for none")
     for name in names:
         if not isinstance(name, str) or name not in _WRITERS:
-            raise InvalidLimiter(f"the styles of headers are {', '.join(_WRITERS)}, not {shown(name)}; () for none")
+            raise InvalidLimiter(
+                f"the styles of headers are {', '.join(_WRITERS)}, not {short_repr(name)}; () for none"
+            )
     if len(set(names)) < len(names):
-        raise InvalidLimiter(f"headers has {shown(names)}, so fields would be sent twice: name each style once")
+        raise InvalidLimiter(f"headers has {short_repr(names)}, so fields would be sent twice: name each style once")
     if {"draft-10", "draft-06"} <= set(names):
         raise InvalidLimiter("draft-10 and draft-06 each have a RateLimit-Policy of their own: choose one of them")
     return names

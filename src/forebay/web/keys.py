@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forebay.core.table.keys import Key
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.functions import check_function, has_to_be_awaited
 from forebay.web.request import KeyFunction, Request
 
@@ -25,7 +25,7 @@ def header(name: str, *, otherwise: KeyFunction) -> KeyFunction:
     field, limit the client's address as well.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidLimiter(f"the name of a header field is text, not {shown(name)}")
+        raise InvalidLimiter(f"the name of a header field is text, not {short_repr(name)}")
 
     field = name.lower()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.errors import InvalidLimiter, UnseenPathsWarning, shown
+from forebay.errors import InvalidLimiter, UnseenPathsWarning, short_repr
 from forebay.web.native_requests import readings
 
 __all__ = ["TOKEN", "RequestPattern", "UnseenPaths"]
@@ -49,12 +49,14 @@ class RequestPattern:
         names = _listed(methods, "methods")
         for name in names:
             if not isinstance(name, str) or not TOKEN.fullmatch(name):
-                raise InvalidLimiter(f'methods are names such as "GET", not {shown(name)}')
+                raise InvalidLimiter(f'methods are names such as "GET", not {short_repr(name)}')
             if name.upper() in ("*", "ANY", "ALL"):
-                raise InvalidLimiter(f"no request has the method {shown(name)}: leave methods out for every method")
+                raise InvalidLimiter(
+                    f"no request has the method {short_repr(name)}: leave methods out for every method"
+                )
         capitals = {name.upper() for name in names}
         if not isinstance(ignore_case, bool):
-            raise InvalidLimiter(f"ignore_case is True or False, not {shown(ignore_case)}")
+            raise InvalidLimiter(f"ignore_case is True or False, not {short_repr(ignore_case)}")
         flags = re.DOTALL | re.IGNORECASE if ignore_case else re.DOTALL
         pattern = re.compile("|".join(map(_pattern, paths)), flags) if paths else None
         # Frameworks answer HEAD with the handler of GET.
@@ -102,8 +104,10 @@ class UnseenPaths:
         if self._request_count > UNSEEN_REQUESTS:
             self.patterns = []
             warnings.warn(
-                f"no rule's path, {', '.join(map(shown, self._written[:3]))}, has matched any of {UNSEEN_REQUESTS} "
-                f"requests; the last was for {shown(paths[0])}: write paths as from the root of the server, or of the "
+                f"no rule's path, {', '.join(map(short_repr, self._written[:3]))}, has matched any of "
+                f"{UNSEEN_REQUESTS} "
+                f"requests; the last was for {short_repr(paths[0])}: write paths as from the root of "
+                f"the server, or of the "
                 "application that the rules stand around",
                 UnseenPathsWarning,
                 stacklevel=2,
@@ -114,38 +118,43 @@ def _listed(values: Any, what: str) -> list[Any]:
     if isinstance(values, str):
         return [values]
     if not isinstance(values, Iterable) or isinstance(values, (Mapping, bytes)):
-        raise InvalidLimiter(f"{what} is text or several texts, not {shown(values)}")
+        raise InvalidLimiter(f"{what} is text or several texts, not {short_repr(values)}")
     return list(values)
 
 
 def _pattern(path: str) -> str:
     """A regular expression. It matches in time linear in the length of a path, which the client chooses."""
     if not isinstance(path, str) or not path.startswith("/"):
-        raise InvalidLimiter(f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {shown(path)}')
+        raise InvalidLimiter(
+            f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {short_repr(path)}'
+        )
     if "?" in path or "#" in path:
         raise InvalidLimiter(
-            f"the path pattern {shown(path)} has more than a path: look at a query in exempt or cost, and "
+            f"the path pattern {short_repr(path)} has more than a path: look at a query in exempt or cost, and "
             "write %3F and %23 within a path"
         )
     for placeholder in _PLACEHOLDER.finditer(path):
         if not _NAMED.fullmatch(placeholder[0]):
             raise InvalidLimiter(
-                f"the path pattern {shown(path)} has {placeholder[0]}, and no regular expressions are in one: write "
+                f"the path pattern {short_repr(path)} has {placeholder[0]}, and no regular expressions "
+                f"are in one: write "
                 "{name} for one segment, {name:path} or * for anything"
             )
     text = _PLACEHOLDER.sub(_character_of, path)
     for segment, written in zip(text.split("/"), path.split("/"), strict=True):
         if segment.count(_ANYTHING) + segment.count(_SEGMENT) > 1 or any(c in segment for c in "{}<>"):
             raise InvalidLimiter(
-                f"the path pattern {shown(path)} has {shown(written)}: a segment has one {{name}} or one * at the most"
+                f"the path pattern {short_repr(path)} has {short_repr(written)}: a segment has one "
+                f"{{name}} or one * at the most"
             )
     if text.rstrip("/").removesuffix("/" + _ANYTHING).count(_ANYTHING) > 1:
         raise InvalidLimiter(
-            f"the path pattern {shown(path)} has more than one *, besides the one at its end: write several patterns"
+            f"the path pattern {short_repr(path)} has more than one *, besides the one at its end: "
+            f"write several patterns"
         )
     texts = readings(text)
     if not texts:
-        raise InvalidLimiter(f"the path pattern {shown(path)} has {len(path)} characters: too many")
+        raise InvalidLimiter(f"the path pattern {short_repr(path)} has {len(path)} characters: too many")
     has_all_below = path.rstrip("/").endswith("/*")
     return "|".join(dict.fromkeys(_expression(text, has_all_below) for text in texts))
 

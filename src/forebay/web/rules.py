@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
 from forebay.core.limiter import Limiter
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web.functions import (
     check_function,
     check_statuses,
@@ -63,13 +63,15 @@ def check_answer(answer: Answer) -> None:
     """Raises ``InvalidLimiter`` for an answer that can't be sent."""
     status, headers, body = answer
     if type(status) is bool or not isinstance(status, int) or status not in range(200, 600):
-        raise InvalidLimiter(f"an Answer has a status such as 429, not {shown(status)}")
+        raise InvalidLimiter(f"an Answer has a status such as 429, not {short_repr(status)}")
     if not isinstance(headers, (list, tuple)) or not all(
         isinstance(pair, tuple) and len(pair) == 2 and _is_field(*pair) for pair in headers
     ):
-        raise InvalidLimiter(f'an Answer has headers such as (("Content-Type", "text/plain"),), not {shown(headers)}')
+        raise InvalidLimiter(
+            f'an Answer has headers such as (("Content-Type", "text/plain"),), not {short_repr(headers)}'
+        )
     if not isinstance(body, bytes):
-        raise InvalidLimiter(f"an Answer has a body of bytes, not {shown(body)}")
+        raise InvalidLimiter(f"an Answer has a body of bytes, not {short_repr(body)}")
 
 
 def _is_field(name: Any, value: Any) -> bool:
@@ -140,17 +142,19 @@ class Rule:
         limiter: Any = self.limiter
         if isinstance(limiter, AllOf) or hasattr(limiter, "limiters"):
             raise InvalidLimiter(
-                f"a rule is for one limiter, not {shown(limiter)}: several rules that match a request are charged as "
+                f"a rule is for one limiter, not {short_repr(limiter)}: several rules that match a "
+                f"request are charged as "
                 "one, all or none"
             )
         if hasattr(limiter, "_make_limiter") and not hasattr(limiter, "kind"):
             raise InvalidLimiter(
-                f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not {shown(limiter)}: call a "
+                f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not "
+                f"{short_repr(limiter)}: call a "
                 "leased limiter in the request's handler, or take a SyncedStore"
             )
         if not isinstance(limiter, Limiter) and not hasattr(limiter, "kind"):
             raise InvalidLimiter(
-                f"a rule is for one limiter, not {shown(limiter)}: write TokenBucket(store, 'orders', '5/minute')"
+                f"a rule is for one limiter, not {short_repr(limiter)}: write TokenBucket(store, 'orders', '5/minute')"
             )
         for what in ("key", "exempt"):
             if getattr(self, what) is not None:
@@ -158,15 +162,17 @@ class Rule:
         if callable(self.cost):
             check_function("cost is a whole number or a callable that takes a request", self.cost)
         elif isinstance(self.cost, bool) or not isinstance(self.cost, int) or self.cost < 0:
-            raise InvalidLimiter(f"cost is a whole number or a callable that takes a request, not {shown(self.cost)}")
+            raise InvalidLimiter(
+                f"cost is a whole number or a callable that takes a request, not {short_repr(self.cost)}"
+            )
         if self.status is not None and (type(self.status) is not int or self.status not in range(200, 600)):
-            raise InvalidLimiter(f"status is an HTTP status such as 429, not {shown(self.status)}")
+            raise InvalidLimiter(f"status is an HTTP status such as 429, not {short_repr(self.status)}")
         if isinstance(self.answer, Answer):
             check_answer(self.answer)
         elif self.answer is not None:
             check_function("answer is an Answer or a callable that makes one of a request and a denial", self.answer, 2)
             if has_to_be_awaited(self.answer):
-                raise InvalidLimiter(f"answer is a plain function, and {shown(self.answer)} has to be awaited")
+                raise InvalidLimiter(f"answer is a plain function, and {short_repr(self.answer)} has to be awaited")
         if callable(self.charge_on):
             check_function("charge_on is a set of statuses or a callable that takes a status", self.charge_on)
         elif self.charge_on is not None:
@@ -240,7 +246,7 @@ class BodyLimit:
 
     def __post_init__(self) -> None:
         if isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int) or self.max_bytes < 0:
-            raise InvalidLimiter(f"max_bytes is a whole number of bytes, not {shown(self.max_bytes)}")
+            raise InvalidLimiter(f"max_bytes is a whole number of bytes, not {short_repr(self.max_bytes)}")
         object.__setattr__(self, "where", RequestPattern.of(self.path, self.methods, self.ignore_case))
 
 
@@ -260,7 +266,7 @@ class Denial:
     retry_after_s: int | None
     fields: tuple[tuple[str, str], ...]
     cause: str = ""
-    """Why the limits could not be checked: `AWAY`, `FULL` or `UNKNOWN` of answers.py; empty if they were."""
+    """Why the limits could not be checked: `UNAVAILABLE`, `FULL` or `UNKNOWN` of answers.py; empty if they were."""
 
     @property
     def is_unavailable(self) -> bool:
@@ -278,7 +284,8 @@ def check_event_loop(rules: Iterable[Rule], in_loop: bool | None, client: KeyFun
     functions += [function for rule in rules for function in rule.functions_to_await]
     if functions and in_loop is False:
         raise InvalidLimiter(
-            f"{shown(functions[0])} has to be awaited, and this application has no event loop: write a plain function"
+            f"{short_repr(functions[0])} has to be awaited, and this application has no event loop: "
+            f"write a plain function"
         )
     for rule in rules:
         if not rule.is_remote or in_loop is None:

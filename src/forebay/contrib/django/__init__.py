@@ -35,7 +35,7 @@ from forebay.contrib.views import (
     without_body_limits,
 )
 from forebay.core.limiter import Limiter
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.web import DISCONNECTED, Answer, Gate, Rule
 from forebay.web.native_requests import methods, readings
 from forebay.web.rules import check_event_loop, outcome
@@ -117,10 +117,12 @@ def options() -> dict[str, Any]:
     """``settings.FOREBAY``."""
     given = getattr(settings, "FOREBAY", {})
     if not isinstance(given, dict):
-        raise ImproperlyConfigured(f'FOREBAY is a dict such as {{"RULES": "shop.limits.rules"}}, not {shown(given)}')
+        raise ImproperlyConfigured(
+            f'FOREBAY is a dict such as {{"RULES": "shop.limits.rules"}}, not {short_repr(given)}'
+        )
     unknown = given.keys() - SETTINGS.keys()
     if unknown:
-        raise ImproperlyConfigured(f"FOREBAY has no {min(map(shown, unknown))}: there are {', '.join(SETTINGS)}")
+        raise ImproperlyConfigured(f"FOREBAY has no {min(map(short_repr, unknown))}: there are {', '.join(SETTINGS)}")
     return given
 
 
@@ -263,7 +265,8 @@ _has_exempted = False
 def _check_view(view: Any, decorator: str) -> None:
     if isinstance(view, type) or not callable(view):
         raise InvalidLimiter(
-            f"{decorator} is for views, and {shown(view)} isn't one: for a class write {decorator}(TheView.as_view()), "
+            f"{decorator} is for views, and {short_repr(view)} isn't one: for a class write "
+            f"{decorator}(TheView.as_view()), "
             f'or put @method_decorator({decorator}, name="dispatch") above it'
         )
 

@@ -16,7 +16,7 @@ from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from forebay.contrib.django import SETTINGS, make_gates, options, setting
-from forebay.errors import shown
+from forebay.errors import short_repr
 from forebay.store import Store
 from forebay.web import Gate, Rule
 from forebay.web.rules import is_redis
@@ -64,7 +64,7 @@ def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]
 def _meant(given: object) -> str | None:
     unknown = [name for name in given if name not in SETTINGS] if isinstance(given, dict) else []
     # The one that the error names.
-    named = min(unknown, key=shown, default=None)
+    named = min(unknown, key=short_repr, default=None)
     near = get_close_matches(named.upper(), SETTINGS, 1) if isinstance(named, str) else []
     return f'Is "{near[0]}" meant?' if near else None
 
@@ -86,13 +86,13 @@ def _check_value(name: str) -> Iterator[CheckMessage]:
         return
     if name == "STORE" and value is not None and not isinstance(value, Store) and not is_redis(value):
         yield Error(
-            f'FOREBAY["STORE"] is a Store, a RedisStore or the dotted path of one, not {shown(value)}',
+            f'FOREBAY["STORE"] is a Store, a RedisStore or the dotted path of one, not {short_repr(value)}',
             hint='Write store = Store("shop", keys=100_000) into a module, and "STORE": "that.module.store".',
             id="forebay.E001",
         )
     if name == "CLIENT" and isinstance(value, type):
         yield Error(
-            f'FOREBAY["CLIENT"] is a key function, and {shown(value)} is a class',
+            f'FOREBAY["CLIENT"] is a key function, and {short_repr(value)} is a class',
             hint='Write client = ClientAddress(...) into a module, and "CLIENT": "that.module.client".',
             id="forebay.E001",
         )
@@ -206,7 +206,7 @@ def _check_throttles() -> Iterator[CheckMessage]:
                 make_limiter(kind.limiter_class, scope, limit, duration_s)
         except Exception as error:
             yield Error(
-                f"the throttles can't use the rate {shown(rate)} of {shown(scope)}: {error}",
+                f"the throttles can't use the rate {short_repr(rate)} of {short_repr(scope)}: {error}",
                 hint="Change it in DEFAULT_THROTTLE_RATES, or in the class.",
                 id="forebay.E005",
             )

@@ -81,7 +81,7 @@ from forebay.core.table.native cimport (
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport TIME_BITS, Next, Verdict, table_find, table_now
 
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
 from forebay.segment.extents import ExtentShape, Purpose, open_extent
@@ -316,7 +316,7 @@ cdef class BucketedWindow(CellLimiter):
         if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= min(
                 MAX_BUCKETS, self.rate.period_ns):
             raise InvalidLimiter(f"the buckets of limiter {name!r} are a whole number from 1 to 2**16, and none is "
-                                 f"shorter than 1 ns; not {shown(buckets)}")
+                                 f"shorter than 1 ns; not {short_repr(buckets)}")
         extent_shape = ExtentShape.checked(default_keys(buckets) if keys is None else keys, buckets, name)
         self.kind = FOREBAY_KIND_COUNT
         self.take = bucketed_take

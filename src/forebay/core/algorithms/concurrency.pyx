@@ -29,7 +29,8 @@ from forebay.core.table.native cimport (
     FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, DENIED, LOST, TIME_BITS, Events, Next, Outcome, Verdict, home_line, no_events, table_decide, table_find,
+    ALLOWED, CAS_FAILED, DENIED, TIME_BITS, Events, Next, Outcome, Verdict, home_line, no_events, table_decide,
+    table_find,
     table_now, table_try,
 )
 
@@ -37,7 +38,7 @@ from inspect import Signature
 
 from forebay import holding, waiting
 from forebay.core.arguments import costs_of, keys_of
-from forebay.errors import CostExceedsLimit, InvalidLimiter, LimitExceeded, shown
+from forebay.errors import CostExceedsLimit, InvalidLimiter, LimitExceeded, short_repr
 from forebay.rate import as_period_ns
 from forebay.segment import layout
 from forebay.segment.extents import ExtentShape, Purpose, open_extent
@@ -192,7 +193,8 @@ cdef class Concurrency(Limiter):
 
     def __cinit__(self, store, name, limit, lease="30s", *, keys=None):
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
-            raise InvalidLimiter(f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {shown(limit)}")
+            raise InvalidLimiter(
+                f"the limit of limiter {name!r} is a whole number from 1 to 2**24, not {short_repr(limit)}")
         self.limit = limit
         self.lease_ns = as_period_ns(lease)
         self.lease = self.lease_ns
@@ -269,7 +271,7 @@ cdef class Concurrency(Limiter):
         outcome = table_try(&self.table, tag, verdict.now_ns, touch, &self.lease, verdict)
         if outcome > ALLOWED:
             events = no_events()
-            events.cas_retries = outcome == LOST
+            events.cas_retries = outcome == CAS_FAILED
             table_decide(
                 &self.table, tag, self.claim_stripe, &self.counters.claims, touch, &self.lease, verdict, &events)
             self.count_events(&events)

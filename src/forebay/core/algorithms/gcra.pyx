@@ -9,7 +9,7 @@ from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport FOREBAY_KIND_TAT, multiply_divide_up
 from forebay.core.table.table cimport Events, Verdict
 
-from forebay.errors import CostExceedsLimit, InvalidLimiter, shown
+from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
 from forebay.rate import MAX_PERIOD_NS, as_rate
 
 
@@ -28,14 +28,14 @@ cdef int gcra_params_of(
 ) except -1:
     if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
         raise InvalidLimiter(
-            f"the {burst_name} of limiter {limiter.name!r} is a whole number of at least 1, not {shown(burst)}")
+            f"the {burst_name} of limiter {limiter.name!r} is a whole number of at least 1, not {short_repr(burst)}")
     limit, period_ns = rate.limit, rate.period_ns
     unit_ns = -(-period_ns // limit)
     tolerance_ns = min(burst * unit_ns, burst * period_ns // limit + unit_ns - 1)
     if tolerance_ns > most_ahead_ns:
         raise InvalidLimiter(
             f"limiter {limiter.name!r} would take more than {most_ahead_ns // YEAR_NS} years to refill a "
-            f"{burst_name} of {shown(burst)} at {rate}: lower the {burst_name} or raise the rate")
+            f"{burst_name} of {short_repr(burst)} at {rate}: lower the {burst_name} or raise the rate")
     params.rate_limit = limit
     params.period_ns = period_ns
     params.limit = burst

@@ -30,9 +30,9 @@ all n have or were, because dates never fall along the ring and the oldest are g
 * *write*: the claimant, after the claim. Its n entries in the order of the ring, each from the lap before. acq_rel CAS.
   "sliding log: larger costs"
 * *help*: a request that finds the newest entry unwritten, because the last claimant is between claim and write or was
-  killed there. It writes that request's entries first, with the date in the state, rounded up to a quantum (`told_ns`).
-  They are the entries of the wrong lap at the end of what was claimed, while the state stands. acq_rel CAS. "sliding
-  log: hits", with a crash
+  killed there. It writes that request's entries first, with the date in the state, rounded up to a quantum
+  (`rounded_date_ns`). They are the entries of the wrong lap at the end of the claimed ones, while the state stands.
+  acq_rel CAS. "sliding log: hits", with a crash
 * *give back*: a refund. The oldest entries that count -> marked. acq_rel CAS. "sliding log: a hit and a refund"
 * *clear*: each process that would promote a claim for another key, see *A cell for another key*. acq_rel CAS. "sliding
   log: a clean start after an eviction"
@@ -162,15 +162,15 @@ cdef void write_entries(
         position = moved(params, position, 1)
 
 
-cdef inline uint64_t told_ns(const LimitParams* params, uint64_t state) noexcept nogil:
-    """When the last request was decided: less than a quantum later than the truth."""
+cdef inline uint64_t rounded_date_ns(const LimitParams* params, uint64_t state) noexcept nogil:
+    """The date of the last claim, rounded up: less than a quantum later than the claim wrote."""
     cdef uint64_t leaves_ns = time_of(state, params.low_bits)
     return leaves_ns - params.period_ns if leaves_ns > params.period_ns else 0
 
 
 cdef inline uint64_t latest_ns(const LimitParams* params, uint64_t entry) noexcept nogil:
     """The latest time that any writer brings for the permit of this entry."""
-    return told_ns(params, count_state(time_of_entry(entry) + params.period_ns, params.low_bits, 0))
+    return rounded_date_ns(params, count_state(time_of_entry(entry) + params.period_ns, params.low_bits, 0))
 
 
 cdef inline uint64_t next_lap_ns(const LimitParams* params, uint64_t entry) noexcept nogil:
@@ -206,7 +206,7 @@ cdef inline uint64_t newest_ns(const LimitParams* params, ForebayCell* cell, uin
     unwritten = count_unwritten(params, ring, state, newest)
     # If the state has gone meanwhile, others' may have been taken for them, of a lap further on.
     if load_acquire(&cell.state) == state:
-        write_entries(params, ring, state, unwritten, told_ns(params, state))
+        write_entries(params, ring, state, unwritten, rounded_date_ns(params, state))
     return time_of_entry(load_acquire(&ring[newest]))
 
 
@@ -314,7 +314,7 @@ cdef bint log_give_back(
                 break
             if left_window(params, entry, gone_ns):
                 i += 1
-            elif time_of_entry(entry) > told_ns(params, state):
+            elif time_of_entry(entry) > rounded_date_ns(params, state):
                 break
             # Linearizes here, for one permit.
             elif cas_acq_rel(&ring[place], entry, entry | GIVEN_BACK):

@@ -17,7 +17,7 @@ from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT
 from forebay.core.table.table cimport Events, Verdict
 
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
 
@@ -49,7 +49,7 @@ cdef class TokenBucket(GcraLimiter):
             self.charge_for(1, &self.params, &self.unit)
             self.register(layout.ALGORITHM_TOKEN_BUCKET, b"")
         elif refill != "interval":
-            raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {shown(refill)}")
+            raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
         self.refill = refill
 
     @cython.binding(False)
@@ -90,7 +90,7 @@ cdef class IntervalTokenBucket(TokenBucket):
         self.params.low_bits = count_bits_for(self.params.rate_limit - 1)
         if self.full_ns() > self.most_ahead_ns:
             raise InvalidLimiter(
-                f"limiter {self.name!r} would take too long to refill a burst of {shown(burst)} at {self.rate}: "
+                f"limiter {self.name!r} would take too long to refill a burst of {short_repr(burst)} at {self.rate}: "
                 "lower the burst or raise the rate")
         self.charge_for(1, &self.params, &self.unit)
         self.register(

@@ -36,7 +36,7 @@ from forebay.core.table.native cimport (
 )
 from forebay.core.table.table cimport Next, Verdict
 
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
 
@@ -54,7 +54,8 @@ cdef enum:
 def rounds_up(rounding, limit):
     """Whether a sliding window with this limit rounds up the previous window's part of the estimate."""
     if rounding is not None and (not isinstance(rounding, str) or rounding not in ("up", "down")):
-        raise InvalidLimiter(f"rounding is 'up' or 'down', not {shown(rounding)}; left out, it depends on the limit")
+        raise InvalidLimiter(
+            f"rounding is 'up' or 'down', not {short_repr(rounding)}; left out, it depends on the limit")
     return limit <= MOST_ROUNDED_UP if rounding is None else rounding == "up"
 
 
@@ -209,7 +210,7 @@ cdef class FixedWindow(WindowLimiter):
         if align == "stagger":
             self.params.staggered = True
         elif align != "clock" and align != "first":
-            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {shown(align)}")
+            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {short_repr(align)}")
         self.align = align
         self.params.low_bits = count_bits_for(self.params.limit)
         if align != "first":

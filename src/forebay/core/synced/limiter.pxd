@@ -12,8 +12,8 @@ from forebay.core.table.native cimport (
 )
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport (
-    ALLOWED, LOST, UNDECIDED, Clear, Decide, Events, Outcome, Table, Verdict, home_line, no_events, table_decide,
-    table_now, table_try,
+    ALLOWED, CAS_FAILED, UNDECIDED, Clear, Decide, Events, Outcome, Table, Verdict, home_line, no_events,
+    table_decide, table_now, table_try,
 )
 
 
@@ -122,7 +122,7 @@ cdef inline Outcome decide_named(
             limiter.note(key, tag)
         limiter.name_charge(tag, charge, &named)
         events = no_events()
-        events.cas_retries = outcome == LOST
+        events.cas_retries = outcome == CAS_FAILED
         table_decide(
             &limiter.table, tag, limiter.claim_stripe, &limiter.counters.claims, take, &named.charge, verdict, &events)
         limiter.count_events(&events)

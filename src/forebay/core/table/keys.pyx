@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from forebay.core.table.native cimport ForebayHashKey, siphash13
 
-from forebay.errors import InvalidKey, shown
+from forebay.errors import InvalidKey, short_repr
 
 Key = str | bytes | int | tuple[str | bytes | int, ...]
 
@@ -50,7 +50,8 @@ cdef bytes encode_part(object part):
     elif isinstance(part, int) and not isinstance(part, bool):
         kind, data = b"i", two_complement(part)
     else:
-        raise InvalidKey(f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {shown(part)}")
+        raise InvalidKey(
+            f"a tuple that is a key holds str, bytes and int, not {type(part).__name__}: {short_repr(part)}")
     return kind + len(data).to_bytes(8, "little") + data
 
 
@@ -71,4 +72,4 @@ cdef uint64_t hash_other_key(object key, ForebayHashKey hash_key) except? 0:
     if isinstance(key, tuple):
         parts = [encode_part(<object>PyTuple_GET_ITEM(key, i)) for i in range(PyTuple_GET_SIZE(key))]
         return hash_bytes(b"".join(parts), hash_key, PARTS)
-    raise InvalidKey(f"a key is str, bytes, int or a tuple of them, not {type(key).__name__}: {shown(key)}")
+    raise InvalidKey(f"a key is str, bytes, int or a tuple of them, not {type(key).__name__}: {short_repr(key)}")

@@ -64,7 +64,7 @@ cdef enum Outcome:
     DENIED = 0
     ALLOWED = 1
     UNDECIDED = 2                # only from table_try: the key isn't there, or its cell holds something else
-    LOST = 3                     # only from table_try: the cell changed before the CAS
+    CAS_FAILED = 3               # only from table_try: the cell changed before the CAS
 
 
 # A decision and what it was made from. `state` is the state that it left when it allowed, that it met when it
@@ -160,7 +160,7 @@ cdef inline Outcome table_try_cell(
             table.prepare(cell, seen.state, &next, parameters)
         # Linearizes here.
         if not likely(cas128_acq_rel(cell, seen, wanted)):
-            return LOST
+            return CAS_FAILED
         verdict.state = next.state
         verdict.decided_ns = next.decided_ns
         verdict.outcome = ALLOWED

@@ -99,7 +99,7 @@ class Holdings:
         """
         if self.pid != os.getpid():
             return
-        has_asked = False
+        has_queried = False
         for at, holding in list(self.leases.items()):
             permits, terms = holding.permits, holding.permits.terms
             left, end_ns, is_pending = permits.left(holding.tag)
@@ -110,9 +110,9 @@ class Holdings:
                     self._drop(at, holding)
                 continue
             if everything or left == holding.seen or end_ns - now_ns < terms.lease_ns // CHECKS_PER_LEASE:
-                if not has_asked:
+                if not has_queried:
                     yield terms.peek(holding.place, 1)
-                    has_asked = True
+                    has_queried = True
                     # The state was read before the query: by now another lease may be there.
                     if permits.left(holding.tag)[1] != holding.end_ns:
                         continue
@@ -157,12 +157,12 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Outcome | None]:
     suffice together with what Redis has.
     """
     terms: Terms = permits.terms
-    asked_ns = permits.now_ns()
+    sent_ns = permits.now_ns()
     granted = yield terms.charge(terms.place(key), cost)
     tag = permits.tag(key)
     left, _, _ = permits.left(tag)
     if granted.permits:
-        rest_ns = asked_ns + granted.left_ns - permits.now_ns()
+        rest_ns = sent_ns + granted.left_ns - permits.now_ns()
         if rest_ns <= 0:
             return None
         permits.count_allowed()
@@ -257,20 +257,20 @@ def fetched(
         begun = permits.begin(tag)
         if begun is None:
             return Outcome(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
-        generation, now_ns, asked_us, left, unspent, was_end_ns = begun
-        asked_size = 0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns)
+        generation, now_ns, stamp_us, left, unspent, was_end_ns = begun
+        wanted_size = 0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns)
         # The want covers the request alone, as other requests spend what is left; the need is only what is missing.
         need = max(cost - max(left, 0), 1)
-        want = max(cost, min(1 << asked_size, terms.most_on_loan) - max(left, 0))
+        want = max(cost, min(1 << wanted_size, terms.most_on_loan) - max(left, 0))
         place = terms.place(key)
         # If this reply is lost, its grant is lost. So until a reply comes, no fetch borrows more than it needs.
         size = UNKNOWN_SIZE
-        granted = yield terms.borrow(place, asked_us, left, unspent, need, want)
+        granted = yield terms.borrow(place, stamp_us, left, unspent, need, want)
         dropped = granted.dropped
         if granted.status == OVERTAKEN:
             return None
         if granted.permits == 0:
-            size = asked_size
+            size = wanted_size
             now_ns = permits.now_ns()
             closed_until_ns, closed_for = closing_ns(now_ns + granted.retry_ns), cost
             return denied(permits, tag, closed_until_ns - now_ns)
@@ -284,7 +284,7 @@ def fetched(
         deposited, served = permits.deposit(tag, generation, granted.permits, end_ns, cost, dropped)
         if not deposited:
             return None
-        generation, size = None, asked_size
+        generation, size = None, wanted_size
         left, end_ns, _ = permits.left(tag)
         if left:
             holdings.add(Holding(permits, tag, place, end_ns, granted.window_us))
@@ -356,8 +356,8 @@ def reported(permits: Permits, key: Key, undone: int) -> Steps[None]:
     generation, dropped = None, 0
     try:
         begun = permits.begin(tag)
-        generation, _, asked_us, left, unspent, _ = begun or (None, 0, 0, -1, 0, 0)
-        granted = yield terms.refund(terms.place(key), asked_us, left, unspent, undone)
+        generation, _, stamp_us, left, unspent, _ = begun or (None, 0, 0, -1, 0, 0)
+        granted = yield terms.refund(terms.place(key), stamp_us, left, unspent, undone)
         dropped = granted.dropped
     finally:
         with contextlib.suppress(StoreClosed):

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from forebay.errors import shown, without_url
+from forebay.errors import redacted_repr, short_repr
 from forebay.rate import NS, Duration
 from forebay.redis.commands import LimiterCommands
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
@@ -30,11 +30,11 @@ class LeasedStoreBase:
         name = type(self).__name__
         if not isinstance(redis_store, self._redis_kind):
             raise TypeError(
-                f"the first argument of {name} is its {self._redis_kind.__name__}, not {without_url(redis_store)} (a "
+                f"the first argument of {name} is its {self._redis_kind.__name__}, not {redacted_repr(redis_store)} (a "
                 "LeasedStore is over a RedisStore, an AsyncLeasedStore over an AsyncRedisStore)"
             )
         if not isinstance(host_store, Store):
-            raise TypeError(f"the second argument of {name} is the host's Store, not {shown(host_store)}")
+            raise TypeError(f"the second argument of {name} is the host's Store, not {short_repr(host_store)}")
         self.redis_store, self.host_store = redis_store, host_store
         self._options = checked_options(lease, share)
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.table.keys import Key
-from forebay.errors import InvalidLimiter, shown
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, Gcra, Seen, Window
 from forebay.redis.commands import Command, CommandFlow, LimiterCommands, encode_args, read_nothing
@@ -64,9 +64,9 @@ class Granted(NamedTuple):
 def checked_options(lease: Any, share: Any) -> Options:
     lease_ns = as_period_ns(lease)
     if not LEAST_LEASE_NS <= lease_ns <= MOST_LEASE_NS:
-        raise ValueError(f"a lease is from 10 ms to a minute, not {shown(lease)}")
+        raise ValueError(f"a lease is from 10 ms to a minute, not {short_repr(lease)}")
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise ValueError(f"share is a number above 0 and up to 1, not {shown(share)}")
+        raise ValueError(f"share is a number above 0 and up to 1, not {short_repr(share)}")
     return Options(lease_ns, float(share))
 
 
@@ -127,7 +127,7 @@ class Terms(ABC):
 
     @abstractmethod
     def borrow(
-        self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int
+        self, place: Place, stamp_us: int, left: int, unspent: int, need: int, want: int
     ) -> Command[Granted]: ...
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Terms(ABC):
         """Spend permits at once, without a loan. The request may use them until the reply's `left_ns`."""
 
     @abstractmethod
-    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]: ...
+    def give_back(self, place: Place, stamp_us: int, permits: int, window_us: int) -> Command[None]: ...
 
     @abstractmethod
     def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
@@ -171,35 +171,35 @@ class BucketTerms(Terms):
     def place(self, key: Key) -> Place:
         return Place(self._head + self.strict.keyspace.encode(key) + self._tail, self._rate)
 
-    def _asked(self, place: Place, *arguments: int | bytes | str) -> Command[Granted]:
+    def _command(self, place: Place, *arguments: int | bytes | str) -> Command[Granted]:
         sent = encode_args((*place.arguments, *arguments))
         return Command(self._script, [place.redis_key], sent, 6, _of_bucket)
 
-    def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Command[Granted]:
-        return self._report(place, asked_us, left, unspent, need, want, 0)
+    def borrow(self, place: Place, stamp_us: int, left: int, unspent: int, need: int, want: int) -> Command[Granted]:
+        return self._report(place, stamp_us, left, unspent, need, want, 0)
 
     def _report(self, place: Place, *numbers: int) -> Command[Granted]:
         *report, undone = numbers
-        return self._asked(place, b"borrow", self.host, *report, self.lease_ns // 1000, undone)
+        return self._command(place, b"borrow", self.host, *report, self.lease_ns // 1000, undone)
 
     def charge(self, place: Place, permits: int) -> Command[Granted]:
-        command = self._asked(place, b"charge", permits)
+        command = self._command(place, b"charge", permits)
 
         def read(reply: list[int]) -> Granted:
             return Granted(reply[0], reply[2], self.timeout_ns, 1000 * reply[4])
 
         return Command(command.script, command.keys, command.arguments, command.size, read)
 
-    def refund(self, place: Place, asked_us: int, left: int, unspent: int, permits: int) -> Command[Granted]:
+    def refund(self, place: Place, stamp_us: int, left: int, unspent: int, permits: int) -> Command[Granted]:
         """Report what is left, and refund spent permits: Redis refunds only what isn't on loan."""
-        return self._report(place, asked_us, left, unspent, 0, 0, permits)
+        return self._report(place, stamp_us, left, unspent, 0, 0, permits)
 
-    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
-        command = self.borrow(place, asked_us, 0, permits, 0, 0)
+    def give_back(self, place: Place, stamp_us: int, permits: int, window_us: int) -> Command[None]:
+        command = self.borrow(place, stamp_us, 0, permits, 0, 0)
         return Command(command.script, command.keys, command.arguments, command.size, read_nothing)
 
     def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
-        command = self._asked(place, b"peek", permits)
+        command = self._command(place, b"peek", permits)
 
         def read(reply: list[int]) -> tuple[int, int]:
             return reply[2], 1000 * reply[4]
@@ -207,7 +207,7 @@ class BucketTerms(Terms):
         return Command(command.script, command.keys, command.arguments, command.size, read)
 
     def reset(self, key: Key) -> CommandFlow[None]:
-        yield self._asked(self.place(key), b"reset")
+        yield self._command(self.place(key), b"reset")
 
 
 def _of_bucket(reply: list[int]) -> Granted:
@@ -237,27 +237,27 @@ class WindowTerms(Terms):
     def place(self, key: Key) -> Place:
         return Place(self.strict.key(key), self.strict.charge_for(key, 0).arguments)
 
-    def _asked(self, place: Place, what: bytes, need: int, want: int, read: Callable[[list[int]], T]) -> Command[T]:
+    def _command(self, place: Place, what: bytes, need: int, want: int, read: Callable[[list[int]], T]) -> Command[T]:
         arguments = encode_args((what, need, want, self.algorithm.script, *place.arguments))
-        return Command(self._script, [place.redis_key], arguments, 3 + self.algorithm.told, read)
+        return Command(self._script, [place.redis_key], arguments, 3 + self.algorithm.number_count, read)
 
     def _retry_ns(self, need: int, reply: list[int]) -> int:
         charge = Charge(need, ())
         return 1000 * self.algorithm.times_us(charge, Seen(False, reply[1], reply[3:]))[1]
 
-    def borrow(self, place: Place, asked_us: int, left: int, unspent: int, need: int, want: int) -> Command[Granted]:
+    def borrow(self, place: Place, stamp_us: int, left: int, unspent: int, need: int, want: int) -> Command[Granted]:
         def read(reply: list[int]) -> Granted:
             left_us = min(reply[3] - reply[1], self.algorithm.period_us)
             retry_ns = self._retry_ns(1 if reply[0] else need, reply) if reply[2] < want else 0
             return Granted(reply[0], reply[2], 1000 * left_us, retry_ns, reply[3])
 
-        return self._asked(place, b"borrow", need, want, read)
+        return self._command(place, b"borrow", need, want, read)
 
     def charge(self, place: Place, permits: int) -> Command[Granted]:
         """As a borrow, whose permits the request spends without the host's table."""
         return self.borrow(place, 0, 0, 0, permits, permits)
 
-    def give_back(self, place: Place, asked_us: int, permits: int, window_us: int) -> Command[None]:
+    def give_back(self, place: Place, stamp_us: int, permits: int, window_us: int) -> Command[None]:
         """As a cancellation: it counts only in its own window."""
         arguments = encode_args((b"cancel", 0, self.algorithm.script, permits, window_us, *place.arguments[2:]))
         return Command(script("decide", self.algorithm.script), [place.redis_key], arguments, 2, read_nothing)
@@ -266,7 +266,7 @@ class WindowTerms(Terms):
         def read(reply: list[int]) -> tuple[int, int]:
             return reply[2], 0 if reply[2] >= permits else self._retry_ns(permits, reply)
 
-        return self._asked(place, b"peek", permits, 0, read)
+        return self._command(place, b"peek", permits, 0, read)
 
     def refund(self, key: Key, permits: int) -> CommandFlow[None]:
         yield from self.strict.refund(key, permits)

@@ -67,7 +67,7 @@ local function read()
     if not loan then
       return nil
     end
-    state.loans[#state.loans + 1] = {host = host, permits = loan[1], ends = loan[2], asked = loan[3]}
+    state.loans[#state.loans + 1] = {host = host, permits = loan[1], ends = loan[2], stamp = loan[3]}
     state.on_loan = state.on_loan + loan[1]
     last = to
   end
@@ -113,7 +113,7 @@ end
 local function write(state)
   local parts, until_us = {'l' .. text(state.tat)}, state.tat
   for _, loan in ipairs(state.loans) do
-    parts[#parts + 1] = ';' .. loan.host .. ':' .. text(loan.permits) .. ':' .. text(loan.ends) .. ':' .. text(loan.asked)
+    parts[#parts + 1] = ';' .. loan.host .. ':' .. text(loan.permits) .. ':' .. text(loan.ends) .. ':' .. text(loan.stamp)
     until_us = math.max(until_us, loan.ends)
   end
   write_text(key, table.concat(parts), until_us, now)
@@ -142,7 +142,7 @@ if ARGV[4] == 'reset' then
   redis.call('UNLINK', key)
   return {1, now, 0, 0, 0, 0}
 end
-local host, asked, left, unspent = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local host, stamp, left, unspent = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local need, want, lease, undone = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local own
 for i, loan in ipairs(state.loans) do
@@ -152,14 +152,14 @@ for i, loan in ipairs(state.loans) do
     break
   end
 end
-if own and asked <= own.asked then
+if own and stamp <= own.stamp then
   state.loans[#state.loans + 1] = own
   give_back(state, undone)
   write(state)
   return {2, now, 0, 0, 0, 0}
 end
 own = own or {host = host, permits = 0, ends = now + lease}
-own.asked = asked
+own.stamp = stamp
 local dropped = math.max(left - own.permits, 0)
 if left >= 0 then
   left = left - dropped

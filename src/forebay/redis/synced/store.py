@@ -15,7 +15,7 @@ from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.limiter import bound_arguments
 from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
-from forebay.errors import InvalidLimiter, StoreClosed, shown, without_url
+from forebay.errors import InvalidLimiter, StoreClosed, redacted_repr, short_repr
 from forebay.rate import NS, Duration, as_period_ns
 from forebay.redis.algorithms import Gcra, rate_us
 from forebay.redis.store import RedisStore
@@ -62,11 +62,11 @@ class SyncedStore:
     ) -> None:
         if not isinstance(redis_store, RedisStore):
             raise TypeError(
-                f"the first argument of SyncedStore is a RedisStore, not {without_url(redis_store)}: a thread of its "
+                f"the first argument of SyncedStore is a RedisStore, not {redacted_repr(redis_store)}: a thread of its "
                 "own uses it, so the limiters can be used in an event loop all the same"
             )
         if not isinstance(host_store, Store):
-            raise TypeError(f"the second argument of SyncedStore is a forebay.Store, not {shown(host_store)}")
+            raise TypeError(f"the second argument of SyncedStore is a forebay.Store, not {short_repr(host_store)}")
         if redis_store.keyspace.is_plain:
             raise ValueError(
                 "synced limits know keys by their fingerprints only, so a RedisStore with plain_keys=True can't be "
@@ -74,7 +74,7 @@ class SyncedStore:
             )
         interval_ns = as_period_ns(interval)
         if interval_ns < MIN_INTERVAL_NS:
-            raise ValueError(f"the interval of a SyncedStore is at least 10 ms, not {shown(interval)}")
+            raise ValueError(f"the interval of a SyncedStore is at least 10 ms, not {short_repr(interval)}")
         self.interval_ns = interval_ns
         self.keys = keys
         self._redis, self._host_store = redis_store, host_store
@@ -101,7 +101,7 @@ class SyncedStore:
         if kind is TokenBucket:
             if arguments.get("refill", "continuous") != "continuous":
                 raise InvalidLimiter(
-                    f"a token bucket that is synced is refilled continuously, not {shown(arguments['refill'])}: a "
+                    f"a token bucket that is synced is refilled continuously, not {short_repr(arguments['refill'])}: a "
                     "FixedWindow can be synced"
                 )
             Gcra(name, rate, arguments.get("burst"))
@@ -111,7 +111,7 @@ class SyncedStore:
             if arguments.get("align", "clock") != "clock":
                 raise InvalidLimiter(
                     "a fixed window that is synced begins by the clock, which all hosts have, not "
-                    f"{shown(arguments['align'])}: leave align out"
+                    f"{short_repr(arguments['align'])}: leave align out"
                 )
             checked, _ = rate_us(rate)
             if checked.period_ns < self.interval_ns:

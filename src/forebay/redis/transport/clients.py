@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from forebay.errors import InvalidRate, shown
+from forebay.errors import InvalidRate, short_repr
 from forebay.rate import Duration, as_period_ns
 from forebay.redis.transport.cluster import AsyncCluster, Cluster, TimedPool, bounded, cluster_url
 from forebay.redis.transport.deadline import keep_deadlines, with_bounded_replies
@@ -127,7 +127,7 @@ def _given_s(timeout: Duration | None) -> float:
 
 def _check_seconds(timeout: Any, name: str) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
-        raise ValueError(f"{name} is a number of seconds above 0, not {shown(timeout)}")
+        raise ValueError(f"{name} is a number of seconds above 0, not {short_repr(timeout)}")
 
 
 def client_options(timeout: Duration | None) -> dict[str, Any]:
@@ -150,14 +150,15 @@ def checked_url(url: str) -> str:
     if parts.scheme not in _SCHEMES:
         raise ValueError(
             "a Redis URL begins with redis://, rediss:// (with TLS), unix://, redis+cluster:// or rediss+cluster://, "
-            f"not with {shown(parts.scheme or url.rpartition('@')[2])}: say redis://localhost:6379/0, or give the "
+            f"not with {short_repr(parts.scheme or url.rpartition('@')[2])}: say redis://localhost:6379/0, or give the "
             "store what a Sentinel's master_for gives"
         )
     if parts.scheme != "unix" and ("@" in parts.path or parts.fragment):
         raise ValueError(_UNREADABLE)
     if parts.scheme != "unix" and not re.fullmatch(r"/?[0-9]*/?", parts.path):
         raise ValueError(
-            f"the path of a Redis URL is the number of a database, as in redis://localhost/0, not {shown(parts.path)}"
+            f"the path of a Redis URL is the number of a database, as in redis://localhost/0, not "
+            f"{short_repr(parts.path)}"
         )
     if own := _OWN_OPTIONS & parse_qs(parts.query).keys():
         raise ValueError(
@@ -189,7 +190,7 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
     options = pool.connection_kwargs if pool else client.get_connection_kwargs()
     if options.get("socket_timeout") is None:
         raise ValueError(
-            f"{shown(client)} would wait for ever for an answer: make it with socket_timeout=0.5 and "
+            f"{short_repr(client)} would wait for ever for an answer: make it with socket_timeout=0.5 and "
             "socket_connect_timeout=0.5, or whatever a request may wait"
         )
     _check_seconds(options["socket_timeout"], "socket_timeout")
@@ -202,7 +203,8 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
         its_options = sentinel.connection_pool.connection_kwargs
         if its_options.get("socket_timeout") is None:
             raise ValueError(
-                f"{shown(client)} would wait for ever for {shown(sentinel)}: give the Sentinel a socket_timeout as well"
+                f"{short_repr(client)} would wait for ever for {short_repr(sentinel)}: give the "
+                f"Sentinel a socket_timeout as well"
             )
         _check_retries(its_options, f"the Sentinel of {server_of(sentinel)}", "sentinel_kwargs={'retry': %s, ...}")
     _check_retries(options, f"the client of {server_of(client)}", "retry=%s")
