@@ -432,10 +432,11 @@ def test_a_foreign_value_is_an_error(hosts: Hosts, client: redis.Redis, value: b
 
 
 def test_states_expire(redis_store: RedisStore, client: redis.Redis) -> None:
-    with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=0.05) as store:
-        limiter = TokenBucket(store, "l", "1000/second", burst=50)
+    with Store.private(keys=100) as host_store, LeasedStore(redis_store, host_store, lease=60) as store:
+        limiter = TokenBucket(store, "l", "60/hour", burst=1)
         assert limiter.allow(KEY)
-        assert 0 < client.pttl(limiter.terms.place(KEY).redis_key) <= 101
+        # The lease, and a full bucket's time.
+        assert 0 < client.pttl(limiter.terms.place(KEY).redis_key) <= 120_001
 
 
 @pytest.mark.parametrize(

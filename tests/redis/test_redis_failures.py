@@ -338,12 +338,15 @@ def test_consecutive_failures_open_the_breaker(make: Callable[..., Asker], throu
 
 
 def test_processes_of_a_host_share_the_breaker(
-    crew: Crew, store_name: str, server: RedisServer, through: Proxy
+    crew: Crew, store_name: str, server: RedisServer, through: Proxy, clock: ManualClock
 ) -> None:
     """The processes make their stores by themselves. Another host has a breaker of its own."""
 
     def ask(name: str) -> tuple[str, str, int]:
-        with Store(name, keys=1000) as host, RedisStore(through.url, timeout=PATIENT_S, host=host) as store:
+        with (
+            Store(name, keys=1000, clock=clock) as host,
+            RedisStore(through.url, timeout=PATIENT_S, host=host) as store,
+        ):
             bucket = TokenBucket(store, "api", "8/hour")
             try:
                 answer = str(bucket.allow("ada"))
@@ -352,12 +355,16 @@ def test_processes_of_a_host_share_the_breaker(
             return answer, store.status().state, through.connection_count
 
     def fail(name: str) -> None:
-        with Store(name, keys=1000) as host, RedisStore(through.url, timeout=SHORT_S, host=host) as store:
+        with (
+            Store(name, keys=1000, clock=clock) as host,
+            RedisStore(through.url, timeout=SHORT_S, host=host) as store,
+        ):
             for _ in range(THRESHOLD):
                 with contextlib.suppress(StoreUnavailable):
                     TokenBucket(store, "api", "8/hour").allow("ada")
 
-    with Store(store_name, keys=1000):
+    # No time passes until the next probe.
+    with Store(store_name, keys=1000, clock=clock):
         through.is_silent = True
         crew.start(fail, store_name).result()
         answer, state, _ = crew.start(ask, store_name).result()

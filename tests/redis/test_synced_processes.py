@@ -180,7 +180,8 @@ def test_greedy_hosts_stay_within_the_bound(
 def test_hosts_go_on_while_redis_is_unavailable_and_report_later(client: redis.Redis, server: RedisServer) -> None:
     with hosts(2, server.url, lambda store: FixedWindow(store, "api", "100/year")) as (one, other):
         impatient = RedisStore(server.url, timeout=0.05)
-        one.synced._exchanger.exchanges[0].store = impatient
+        (exchange,) = one.synced._exchanger.exchanges
+        patient, exchange.store = exchange.store, impatient
         assert admitted(one.limiter, 10) == 10
         with server.stopped():
             with pytest.raises(StoreUnavailable):
@@ -190,6 +191,7 @@ def test_hosts_go_on_while_redis_is_unavailable_and_report_later(client: redis.R
             assert admitted(one.limiter, 200) == 90
             assert admitted(other.limiter, 200) == 100
             assert one.synced.status().pending_keys == 1
+        exchange.store = patient
         for _ in range(2):
             one.exchange()
             other.exchange()

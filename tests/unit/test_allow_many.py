@@ -229,7 +229,7 @@ def test_batch_survives_keys_that_change_while_its_limiter_is_registered(in_chil
 
     def run() -> bool:
         with Store.private(keys=1000) as store:
-            limiter = TokenBucket(store, "api", "100/minute")
+            limiter = TokenBucket(store, "api", "100/day")
             keys: list[Any] = [f"user:{n}" * 30 for n in range(200)]
 
             def meddle(frame: Any, event: str, argument: Any) -> None:

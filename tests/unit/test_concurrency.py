@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from forebay import (
     LimitExceeded,
     Store,
     StoreClosed,
+    waiting,
 )
 from forebay.segment.process_identity import Owners
 from forebay.testing import ManualClock
@@ -281,14 +283,22 @@ def test_release_wakes_a_waiter_of_this_process(waiting_store: Store) -> None:
     assert remaining(one) == 1
 
 
+def interrupt_the_wait() -> None:
+    """As Ctrl-C does, when a thread waits."""
+    end_s = time.monotonic() + 60
+    while not waiting._queues and time.monotonic() < end_s:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_during_a_wait_loses_no_permit(waiting_store: Store) -> None:
     one = Concurrency(waiting_store, "one", 1, lease=3600, keys=1)
     lease = one.acquire("k")
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    interrupt = threading.Thread(target=interrupt_the_wait)
+    interrupt.start()
     with pytest.raises(KeyboardInterrupt), one.hold("k"):
         pytest.fail("the block must not run")
-    timer.join()
+    interrupt.join()
     assert lease.release()
     assert one.acquire("k")
 

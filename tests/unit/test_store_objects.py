@@ -369,16 +369,16 @@ def test_refunds_and_resets_are_not_counted_and_free_the_key(store: Store) -> No
 
 def test_limiters_of_one_name_and_several_algorithms_are_counted_apart(store_name: str) -> None:
     with Store(store_name, keys=100) as store, Store(store_name, keys=100) as other:
-        bucket = TokenBucket(store, "api", "2/second")
+        bucket = TokenBucket(store, "api", "2/hour")
         assert bucket.allow("k")
         assert store.stats().limiters == {"api": LimiterStats(allowed=1, inserted=1, algorithm="TokenBucket")}
         # They share a bucket's state, but no counts.
-        assert LeakyBucket(other, "api", "2/second", 2).allow("k")
-        assert not MinInterval(store, "api", "1 second").allow("k")
-        assert FixedWindow(other, "api", "1/second").allow("k")
+        assert LeakyBucket(other, "api", "2/hour", 2).allow("k")
+        assert not MinInterval(store, "api", "1 hour").allow("k")
+        assert FixedWindow(other, "api", "1/hour").allow("k")
         assert SlidingLog(other, "api", "1/hour", keys=1).allow("k")
         assert Concurrency(store, "api", 1, lease="1 hour", keys=1).acquire("k")
-        FixedWindow(store, "login", "1/second")
+        FixedWindow(store, "login", "1/hour")
         expected = {
             "api (TokenBucket)": LimiterStats(allowed=1, inserted=1, algorithm="TokenBucket"),
             "api (LeakyBucket)": LimiterStats(allowed=1, algorithm="LeakyBucket"),
