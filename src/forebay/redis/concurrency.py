@@ -118,7 +118,7 @@ class ConcurrencyCommands(LimiterCommands):
     def __init__(self, keyspace: KeySpace, owner: str, name: str, kind: type, spec: LimiterSpec) -> None:
         super().__init__(keyspace, owner, name, kind, spec)
         self.usual = None
-        self._leases = script("leases", "concurrency")
+        self._leases = script("concurrency_leases", "concurrency")
         self._processes: dict[int, Remembered] = {}
 
     def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:

@@ -2,7 +2,7 @@
 algorithms.bucketed = {
   arguments = 4, -- amount, room, buckets, a bucket's length
   read = function(key, now, a)
-    local fields = ask('HGETALL', key)
+    local fields = reply_of('HGETALL', key)
     if not fields then
       return nil
     end

@@ -5,7 +5,7 @@
 --   arguments                 the number of arguments. The first is the amount that a request adds to the state. The
 --                             second is the most that may be used before it; in a cancellation, a number of the state
 --                             that the charge has left
---   read(key, now, a)         the state; nil if the value isn't one
+--   read(key, now, a)         the state; nil if the key holds a foreign value
 --   allows(state, now, a)     whether the request is allowed
 --   charge(state, now, a)     changes the state in memory, not in Redis
 --   report(state, now, a, ok) whole numbers for the reply; ok: whether the request is allowed
@@ -39,7 +39,7 @@ local function scaled(a, b, c)
 end
 
 -- The reply of a command; nil if the key holds another type of value.
-local function ask(...)
+local function reply_of(...)
   local answer = redis.pcall(...)
   if type(answer) == 'table' and answer.err then
     if string.find(answer.err, 'WRONGTYPE', 1, true) then
@@ -72,7 +72,7 @@ end
 
 -- The state of an algorithm that keeps a few numbers in one string.
 local function read_text(key, pattern, fresh)
-  local value = ask('GET', key)
+  local value = reply_of('GET', key)
   if value == false then
     return fresh
   end

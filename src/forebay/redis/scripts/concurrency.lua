@@ -2,7 +2,7 @@
 algorithms.concurrency = {
   arguments = 4, -- amount, room, lease, and a name for the permits: h and unique hexadecimal digits
   read = function(key, now)
-    local last = ask('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+    local last = reply_of('ZREVRANGE', key, 0, 0, 'WITHSCORES')
     local state = {last_end = 0, used = 0, taken = {}}
     if not last then
       return nil

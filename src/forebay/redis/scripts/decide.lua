@@ -1,17 +1,18 @@
--- Decides, or takes back, a request of one limiter or of several: all or none.
+-- Decides a request of one limiter or of several, all or none; or takes its charges back, or deletes the states.
 --
--- KEYS: the state's key of each limiter; with a request id, the key of its mark as the last.
+-- KEYS: for each limiter the key of its state; then, with a request id, the key of its mark.
 -- ARGV: the operation (hit, peek, cancel, refund or reset); for how many microseconds to keep a mark, or 0 for none;
--- then for each limiter its algorithm's name and arguments. Reply to hit and peek: 1 allowed, 0 denied, 2 charged
--- before; the time; then for each limiter 1 or 0, whether it allows the request, and the numbers of its algorithm's
--- `report`. Reply to the others: 1 done, or 0 if the request's mark is missing; and the time. Or -1 and the index of a
--- key that holds a foreign value.
+-- then for each limiter its algorithm's name and arguments.
+-- Reply to hit and peek: 1 allowed, 0 denied, 2 charged before; the time; then for each limiter 1 or 0, whether it
+-- allows the request, and the numbers of its algorithm's `report`.
+-- Reply to the others: 1 done, or 0 if the request's mark is missing; and the time.
+-- Reply to any: -1 and the index of a key that holds a foreign value.
 local what, ttl = ARGV[1], tonumber(ARGV[2])
 local now, count, mark, was_marked = clock(), #KEYS, nil, false
 if ttl > 0 then
   mark = KEYS[count]
   count = count - 1
-  local value = ask('GET', mark)
+  local value = reply_of('GET', mark)
   if value == nil or value and value ~= 'r' then
     return {-1, count + 1}
   end
@@ -44,7 +45,7 @@ if what == 'hit' or what == 'peek' then
     allowed = allowed and ok
     if allowed and what == 'hit' and not was_marked and a[1] > 0 then
       algorithm.charge(state, now, a)
-      -- The state right after this charge, by which a cancellation finds it, even if the next limiter shares the state.
+      -- A cancellation finds the charge by the state right after it, even if the next limiter shares the state.
       part[6] = {unpack(algorithm.report(state, now, a, true, key))}
     end
   end

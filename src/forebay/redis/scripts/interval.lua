@@ -1,5 +1,5 @@
--- Token bucket with interval refill, at every whole period. The state is a period's number and the permits missing in
--- it.
+-- Token bucket with interval refill, at every whole period. The state is a period's number and the permits that are
+-- missing in that period.
 local function missing_of(period, missing, now, a)
   if missing == 0 then
     return 0
@@ -13,7 +13,7 @@ local function write_interval(key, missing, now, a)
 end
 
 algorithms.interval = {
-  arguments = 6, -- amount, room, patience, burst, limit, period; of a cancellation: amount, period, missing, ...
+  arguments = 6, -- amount, room, patience, burst, limit, period; in a cancellation: amount, period, missing, ...
   read = function(key, now, a)
     local state = read_text(key, '^i(%d+):(%d+)$', {0, 0})
     -- No limiter writes a period so far ahead, or so many missing permits.

@@ -14,13 +14,14 @@
 -- on_loan(s) + rate * (t - s). By the invariant this is at most the burst plus the refill of the span. A charge equals
 -- a borrow by a host without a loan that reports all of it as spent at the same moment: the level falls, the loans
 -- stay. So the bound holds for charges too, if they count as spent then, as those of strict limiters do. The process
--- that sent the charge uses it within its deadline d or never, so a span of length t admits no more than one of t + d.
+-- that sent the charge uses it within its deadline d or never. So a span of length t admits no more than a span of
+-- length t + d.
 --
 -- Crash and stall: a request that arrives after a later one of its host is detected by its begin time. It changes no
 -- loan; only its refund is given back. A host that has lost its lease's cell reports -1: its loan stays until its end.
 --
--- Not handled: a state that Redis loses. The permits that the hosts have left then have no loan; the reply tells each
--- host how many of those it reports to drop.
+-- Not handled: a state that Redis loses. The permits that the hosts have left then have no loan. The reply has the
+-- number of reported permits that the host must drop.
 --
 -- KEYS: the state's key.
 -- ARGV: limit and period of the rate; tolerance; the operation; then for
@@ -51,7 +52,7 @@ local function later(a, b)
 end
 
 local function read()
-  local value = ask('GET', key)
+  local value = reply_of('GET', key)
   if value == nil then
     return nil
   end
@@ -113,7 +114,8 @@ end
 local function write(state)
   local parts, until_us = {'l' .. text(state.tat)}, state.tat
   for _, loan in ipairs(state.loans) do
-    parts[#parts + 1] = ';' .. loan.host .. ':' .. text(loan.permits) .. ':' .. text(loan.ends) .. ':' .. text(loan.stamp)
+    local times = text(loan.ends) .. ':' .. text(loan.stamp)
+    parts[#parts + 1] = ';' .. loan.host .. ':' .. text(loan.permits) .. ':' .. times
     until_us = math.max(until_us, loan.ends)
   end
   write_text(key, table.concat(parts), until_us, now)

@@ -23,7 +23,7 @@ local function first_with(key, total)
 end
 
 local function member(after, permits)
-  -- Of fixed length: Redis orders members of one date by their text.
+  -- The length is fixed, as Redis orders members of one date by their text.
   return 'p' .. string.format('%016.0f', after) .. ':' .. text(permits)
 end
 
@@ -42,7 +42,7 @@ end
 algorithms.log = {
   arguments = 3, -- amount, room, period
   read = function(key, now, a)
-    local newest = ask('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+    local newest = reply_of('ZREVRANGE', key, 0, 0, 'WITHSCORES')
     local state = {date = 0, after = 0, before = 0, stored = 0, charged = {}}
     if not newest then
       return nil
@@ -98,8 +98,8 @@ algorithms.log = {
       begin_again(key, state.before)
     end
   end,
-  -- Takes back the oldest admissions in the window, so that the remaining ones never date earlier than those that
-  -- count.
+  -- Takes back the oldest admissions in the window. So the remaining dates are never earlier than those of the
+  -- admissions that were not refunded, and no permit leaves the window too early.
   give_back = function(key, state, now, a, is_cancelled)
     local used = state.after - state.before
     if used == 0 or is_cancelled and a[2] + a[3] <= now then

@@ -1,15 +1,16 @@
 -- One key's counts: a state-based CRDT. As in a G-counter, each host has a component of its own, and their sum is the
--- count. Unlike there, a refund may lower a component; so each report is versioned by when its host read it.
+-- count. Unlike in a G-counter, a refund may lower a component, so each report has a version: the time at which its
+-- host read the count.
 --
--- State: a hash with the sum of all components (`sum`), and for each host its last report. A host's entry is when it
--- read its count (by its own clock), its key's incarnation, the count, and when the report arrived here. `lost` exists
--- if a host had reported a count that this hash has lost. `most`, for a window, is the highest sum so far.
+-- State: a hash. `sum` is the sum of all components. Each host has a field with its last report: when the host read its
+-- count (by its own clock), its key's incarnation, the count, and when the report arrived here. `lost` exists if a host
+-- had reported a count that this hash has lost. `most`, for a window, is the highest sum so far.
 local MOST_HOSTS = 1000
 
 -- The hash's sum and one host's entry; nil if the value is foreign. `known` is the count that the host has reported for
 -- this incarnation of the key; nil if it has reported none.
 local function read_report(key, host, incarnation)
-  local values = ask('HMGET', key, 'sum', host, 'lost', 'most')
+  local values = reply_of('HMGET', key, 'sum', host, 'lost', 'most')
   local sum = values and (values[1] and numbers(values[1], '^(%d+)$') or not values[1] and {0})
   if not sum then
     return nil

@@ -29,7 +29,8 @@ local function make_room()
 end
 
 if read_at > report.read then
-  -- A count may fall only within a known incarnation: of an unknown one, no report was added that could be subtracted.
+  -- A count may fall only within a known incarnation. The sum contains no report of an unknown one, so nothing may be
+  -- subtracted for it.
   local more = report.known and charged - report.known or math.max(charged - believed, 0)
   if more > 0 then
     report.sum = math.max(report.sum, now - silence) + more

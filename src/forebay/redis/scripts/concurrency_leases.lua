@@ -1,8 +1,8 @@
--- Releases held permits, or renews their leases.
+-- Releases permits of a `Concurrency` key, or renews their leases.
 --
 -- KEYS: the key of the limiter's state.
 -- ARGV: "release" or "renew"; the lease's length; then the permits' names.
--- Reply: how many of them were held, and the time. Or -1 and 1 if the key holds a foreign value.
+-- Reply: how many of these permits were held, and the time. Or -1 and 1 if the key holds a foreign value.
 local now, held = clock(), 0
 local state = algorithms.concurrency.read(KEYS[1], now)
 if not state then
