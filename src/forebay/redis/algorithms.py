@@ -1,6 +1,7 @@
-"""What each limiter sends to its script, and what it makes of the answer: pure functions, in whole microseconds.
+"""Builds the arguments of the scripts and decodes their replies: one class for each algorithm.
 
-The script decides; a ``Decision`` says in permits and times what state it has left.
+Pure functions over whole microseconds, without I/O. The scripts in ``scripts/`` decide. A class here checks a limiter's
+parameters, turns a cost into a script's arguments, and makes a ``Decision`` of the state that the script has left.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ __all__ = [
 ]
 
 US: Final = 1_000_000
-# 71 years, so far ahead of now may a state lie: with the time since 1970 that is below 2**53 for longer than a century.
+# A state lies at most 71 years ahead of now. So its time since 1970 stays below 2**53 for more than a century.
 MAX_AHEAD_US: Final = 2**51
 MAX_REDIS_BUCKETS: Final = 1000
 
 
 class Charge(NamedTuple):
-    """What a request asks of a limiter."""
+    """The permits that a request needs, as its script takes them."""
 
     cost: int
     arguments: tuple[int | bytes, ...]
-    """For the script: the amount, the room there may be before, and what else the algorithm needs."""
+    """For the script: the amount, the most that may be used before the charge, and the algorithm's own arguments."""
     max_wait_us: int = 0
-    """How far ahead it may be booked."""
+    """How far ahead the request may be booked."""
 
 
 class Seen(NamedTuple):
@@ -52,10 +53,11 @@ class Seen(NamedTuple):
     allowed: bool
     now_us: int
     numbers: Sequence[int]
+    """The script's ``report`` for this limiter: the state that the request has left."""
 
 
 class Algorithm(ABC):
-    """A limit, as its script knows it."""
+    """One limit: the arguments of its script and the meaning of its replies."""
 
     script: ClassVar[str]
     number_count: ClassVar[int]
@@ -79,31 +81,31 @@ class Algorithm(ABC):
         return self.charge_for(1)
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
-        """For a call that brings a rate of its own."""
+        """The algorithm for a call with a rate or burst of its own. Raises ``InvalidLimiter`` if there is none."""
         raise InvalidLimiter(f"{limiter!r} has one limit for all calls: make a second limiter for another one")
 
     def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
-        """The request if it may be booked ahead by so much, where that can be."""
+        """The charge of a request that may be booked up to `max_wait_us` ahead, if the algorithm can book ahead."""
         return charge
 
     def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
-        """How long after now a booked request may go."""
+        """The time from now until a booked request may proceed."""
         return 0
 
     def refused_delay_us(self, charge: Charge, seen: Seen) -> int:
-        """How long after now a request might have gone that wasn't booked."""
+        """The delay that a denied request would have needed."""
         return self.times_us(charge, seen)[1]
 
     @abstractmethod
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
-        """Permits that are left; the time until this request might pass; the time until nothing counts any more."""
+        """The permits left, the time until this request may be allowed, and the time until nothing counts any more."""
 
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:
-        """What gives back a charge, as far as it counts: what the charge had left stands in place of the room."""
+        """The charge that takes `charge` back, if it still counts. It has the state that `charge` left as its room."""
         return Charge(charge.cost, (charge.arguments[0], seen.numbers[0], *charge.arguments[2:]))
 
     def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
-        """Of a request for one permit."""
+        """The decision of a request for one permit."""
         return self.decision(name, self.unit, Seen(reply[0] != 0, reply[1], reply[3:]))
 
     def decision(self, name: str, charge: Charge, seen: Seen) -> Decision:
@@ -143,7 +145,7 @@ class Gcra(Algorithm):
 
     script = "gcra"
     number_count = 1
-    suffix = b"tat"  # which any rate can read
+    suffix = b"tat"  # a limiter of any rate can read this state
     burst_name: ClassVar[str] = "burst"
 
     def __init__(self, name: str, rate: str | Rate, burst: int | None) -> None:
@@ -163,7 +165,7 @@ class Gcra(Algorithm):
 
     @property
     def due_us(self) -> int:
-        """So far ahead of now, everybody who booked may have gone."""
+        """A TAT that is at most so far ahead of now has no booking that is still waiting."""
         return self.tolerance_us
 
     def amount_us(self, cost: int) -> int:
@@ -205,7 +207,7 @@ class Gcra(Algorithm):
         return self.decided(name, seen.allowed, whole_numbers(charge)[1], seen.numbers[0] - seen.now_us)
 
     def decided(self, name: str, allowed: bool, room_us: int, ahead_us: int) -> Decision:
-        """Told as time, so that it can also say when there is one permit more."""
+        """Counts what is left as time, so that the decision also knows when there is one permit more."""
         if ahead_us < 0:
             ahead_us = 0
         left_us = self.tolerance_us - ahead_us
@@ -222,11 +224,11 @@ class Gcra(Algorithm):
 
 
 def whole_numbers(charge: Charge) -> tuple[int, ...]:
-    return charge.arguments  # type: ignore[return-value]  # only those of Concurrency have a name among them
+    return charge.arguments  # type: ignore[return-value]  # only a charge of Concurrency has a name among them
 
 
 class SameBurst(Gcra):
-    """Of any rate, but with one burst for all of them."""
+    """GCRA whose calls may have any rate, all with the limiter's own burst."""
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if burst is not None:
@@ -245,18 +247,18 @@ class LeakyBucket(SameBurst):
 
     @property
     def due_us(self) -> int:
-        """Every place in the queue is a booking."""
+        """0: every place in the queue is a booking."""
         return 0
 
     def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
-        """The queue has its capacity and no more; less, if the request would have to wait for too long."""
+        """The queue never holds more than its capacity; for this request less, if it would wait too long."""
         return self.with_room(charge, min(whole_numbers(charge)[1], max_wait_us), max_wait_us)
 
     def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
         return max(seen.numbers[0] - seen.now_us - whole_numbers(charge)[0], 0)
 
     def refused_delay_us(self, charge: Charge, seen: Seen) -> int:
-        """Its departure, if that would have been too late; else until there is room."""
+        """The time until the departure, if that would be too late; else the time until there is room."""
         ahead_us = seen.numbers[0] - seen.now_us
         return ahead_us if ahead_us > charge.max_wait_us else ahead_us + whole_numbers(charge)[0] - self.tolerance_us
 
@@ -302,7 +304,7 @@ class IntervalBucket(Algorithm):
         return max(missing - (seen.now_us // self.period_us - period) * self.rate.limit, 0) if missing else 0
 
     def delay_us(self, permits: int, now_us: int) -> int:
-        """Until so many have been put back."""
+        """The time until `permits` permits have been refilled."""
         return self.refills(permits) * self.period_us - now_us % self.period_us if permits > 0 else 0
 
     def booked_delay_us(self, charge: Charge, seen: Seen) -> int:
@@ -318,7 +320,7 @@ class IntervalBucket(Algorithm):
 
 
 class Window(Algorithm):
-    """What counts in windows of one period."""
+    """An algorithm that counts in windows of one period."""
 
     def __init__(self, rate: str | Rate) -> None:
         self.rate, self.period_us = rate_us(rate)
@@ -329,7 +331,7 @@ class Window(Algorithm):
 
     @abstractmethod
     def with_rate(self, rate: Rate) -> Window:
-        """The same, for one call that brings a rate."""
+        """The same algorithm with the rate of one call."""
 
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if burst is not None or rate is None:
@@ -362,7 +364,10 @@ class FixedWindow(Window):
         return Charge(cost, (cost, self.limit - cost, self.period_us, self.phase_us))
 
     def staggered(self, charge: Charge, fingerprint: bytes) -> Charge:
-        """The request of a key whose windows begin at a time of their own: from other bits than a cluster's slot."""
+        """The charge of a key whose windows begin at a time of their own, by the key's fingerprint.
+
+        The key's slot in a cluster doesn't determine that time.
+        """
         phase_us = int(fingerprint, 16) % self.period_us
         return Charge(charge.cost, (*charge.arguments[:3], phase_us))
 
@@ -379,7 +384,7 @@ class SlidingWindow(Window):
     def __init__(self, rate: str | Rate, rounding: str | None = None) -> None:
         super().__init__(rate)
         self.rounding = "up" if rounds_up(rounding, self.limit) else "down"
-        self.suffix = f"sliding-{digest(self.period_us)}".encode()  # however they round
+        self.suffix = f"sliding-{digest(self.period_us)}".encode()  # either rounding
 
     def with_rate(self, rate: Rate) -> Window:
         return SlidingWindow(rate, self.rounding)
@@ -402,7 +407,7 @@ class SlidingWindow(Window):
         return max(self.limit - estimate, 0), retry_us, until_us(0) if estimate else 0
 
     def left_us(self, before: int, most: int) -> int:
-        """How much of a window may be left, at most, for the previous count to be worth no more than `most`."""
+        """The longest rest of a window at which the weighted previous count is at most `most`."""
         if before <= most:
             return self.period_us
         if self.rounding == "up":
@@ -458,7 +463,7 @@ class Concurrency(Algorithm):
     script = "concurrency"
     number_count = 3
     may_free_early = True
-    suffix = b"held"  # whatever the limit and the lease
+    suffix = b"held"  # any limit, any lease
 
     def __init__(self, name: str, limit: int, lease: Any) -> None:
         self.limit = whole(limit, "limit", name, most=layout.MAX_CONCURRENCY_LIMIT)
@@ -468,7 +473,7 @@ class Concurrency(Algorithm):
         return Charge(cost, (cost, self.limit - cost, self.lease_us, b"h0"))
 
     def named(self, charge: Charge, name: bytes) -> Charge:
-        """A request whose permits go by a name that nobody else has."""
+        """A charge whose permits have a unique name: two requests never share one."""
         return Charge(charge.cost, (*charge.arguments[:3], name))
 
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
@@ -477,5 +482,5 @@ class Concurrency(Algorithm):
 
 
 def delay_us(max_delay: Duration | None) -> int:
-    """A longest delay; None is none. Rounded down: no booking is due later than that."""
+    """A longest delay in microseconds, rounded down, so that no booking is due later. None is no limit."""
     return 2**62 if max_delay is None else as_delay_ns(max_delay, "max_delay is None or") // 1000

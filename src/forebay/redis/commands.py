@@ -1,4 +1,8 @@
-"""Commands sent to Redis and decoders for their replies. Sans-I/O: the sync and asyncio executors drive them."""
+"""Commands of one limiter to Redis, and the decoders of their replies.
+
+Sans-I/O: this module opens no connection and waits for nothing. ``executor.py`` sends the commands; ``algorithms.py``
+builds their arguments.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +44,11 @@ U = TypeVar("U")
 
 HIT: Final[bytes] = b"hit"
 PEEK: Final[bytes] = b"peek"
-# What a store that is being closed still does.
+# The operations that a store still sends while it is being closed.
 GIVING_BACK: Final[set[bytes]] = {b"cancel", b"refund", b"release"}
 DEFAULT_REQUEST_TTL: Final = "5 minutes"
 ONLY_WHOLE_NUMBERS: Final = {int}
-# The integer as Python has it, once: most costs are this very object.
+# CPython has one object for the integer 1, so a comparison by identity recognises most costs.
 ONE: Final = 1
 
 
@@ -78,12 +82,12 @@ class Command(Generic[T]):
         )
 
     def result(self, reply: Any) -> T:
-        """What a reply means."""
+        """Check and decode a reply. Raises ``StoreUnavailable`` and ``ForeignState``."""
         return self.read(checked(reply, self.size, self.keys))
 
 
 def checked(reply: Any, size: int, keys: Sequence[bytes]) -> list[int]:
-    """No reply is taken on trust."""
+    """A reply that consists of `size` whole numbers. Raises ``StoreUnavailable`` and ``ForeignState`` for any other."""
     if type(reply) is not list or set(map(type, reply)) != ONLY_WHOLE_NUMBERS:
         raise StoreUnavailable(f"Redis answered a limiter's script with {short_repr(reply)}, not with whole numbers")
     if reply[0] == -1 and len(reply) == 2 and 1 <= reply[1] <= len(keys):
@@ -110,14 +114,14 @@ def given_up(command: Sequence[Command[Any]], replies: Sequence[Any]) -> list[Co
 def encode_args(arguments: Iterable[int | bytes | str]) -> list[bytes | str]:
     """Arguments of a script, all of them bytes or text.
 
-    hiredis asks Python for the text of anything else, and takes it ill, with the whole process, if a signal comes then.
+    hiredis calls Python for the text of any other type. A signal during that call can crash the process.
     """
     return [argument if isinstance(argument, bytes | str) else b"%d" % argument for argument in arguments]
 
 
 @dataclass(slots=True)
 class Booked:
-    """What became of a ``reserve``, and how to cancel it."""
+    """The result of a ``reserve``, and the flow that cancels it."""
 
     allowed: bool
     delay_ns: int
@@ -127,34 +131,33 @@ class Booked:
     """None if there is nothing to cancel."""
     pid: int
     full: bool = False
-    """Of a host's share: whether its store had no room for the key."""
+    """Whether a host's share has denied the request because its store had no room for the key."""
 
     @classmethod
     def now(cls, allowed: bool, delay_us: int, cancelling: CommandFlow[None] | None) -> Booked:
-        # The decision was made before its answer was here: so what is waited from now on is never too short.
+        # Redis decided before its reply arrived, so a wait that starts now is never too short.
         now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         return cls(allowed, 1000 * delay_us, now_ns + 1000 * delay_us, cancelling, os.getpid())
 
     def cancel(self) -> CommandFlow[None]:
-        """Once, and in the process that has booked."""
+        """Yield the cancelling flow's commands: once, and only in the process that booked."""
         if self.cancelling and self.pid == os.getpid():
             cancelling, self.cancelling = self.cancelling, None
             yield from cancelling
 
 
 class LimiterSpec(NamedTuple):
-    """What a limiter is made of."""
+    """An algorithm, and the parameters of the limiter."""
 
     algorithm: Algorithm
     parameters: dict[str, Any]
-    """As its attributes show them."""
+    """The values that the limiter's attributes show."""
 
 
 class LimiterCommands:
-    """What the commands of one limiter look like: of its name, its algorithm and the keys of its store.
+    """Makes the commands of one limiter from its name, its algorithm and the key space of its store.
 
-    `owner` names the store in errors. `fallback` decides while Redis is unavailable, unless the store's policy is to
-    deny.
+    `owner` names the store in errors. `fallback` decides while Redis is unavailable; it is None if the store denies.
     """
 
     fallback: Any
@@ -183,12 +186,12 @@ class LimiterCommands:
         return self.algorithm.may_free_early
 
     def __repr__(self) -> str:
-        """The limiter's, as users read it in errors."""
+        """The limiter's ``repr``, which errors show to users."""
         parameters = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
         return f"<{self.kind.__name__} {self.name!r} {parameters}, over {self._owner}>"
 
     def key(self, key: Key) -> bytes:
-        """Where the state of a key is in Redis."""
+        """The Redis key of the state of `key`."""
         return self._head + self._encode_key(key) + self._tail
 
     def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
@@ -198,18 +201,18 @@ class LimiterCommands:
         return algorithm.charge(cost_of(cost), self.name)
 
     def refund_charge(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
-        """What a refund gives back: at most what a new key has."""
+        """The charge that a refund gives back: at most the permits that a fresh key has."""
         algorithm = algorithm or self.algorithm
         return self.charge_for(key, min(cost_of(cost), algorithm.limit), algorithm)
 
     def tier(self, rate: str | Rate | None, burst: int | None) -> Algorithm:
-        """The limiter's own algorithm, or one with what a call brings along."""
+        """The limiter's own algorithm, or one with the rate and burst of a call."""
         if rate is None and burst is None:
             return self.algorithm
         return self.algorithm.tier(rate, burst, self)
 
     def took(self, key: bytes, charge: Charge, seen: Seen) -> None:
-        """A request was allowed and charged."""
+        """Called for each request that Redis has allowed and charged."""
 
     def allow(self, key: Key, cost: Any) -> Command[bool]:
         return self._command(HIT, self.key(key), self.charge_for(key, cost), self.size, was_allowed)
@@ -256,7 +259,7 @@ class LimiterCommands:
         return self._command(HIT, redis_key, charge, self.size, read)
 
     def keep(self, key: bytes, charge: Charge, seen: Seen) -> Any:
-        """What gives back what a request was charged among several limits."""
+        """An object that gives back this limiter's charge of a request that several limits allowed."""
         return Booked.now(True, 0, self.cancel(key, charge, seen) if charge.cost else None)
 
     def cancel(self, key: bytes, charge: Charge, seen: Seen) -> CommandFlow[None]:
@@ -274,7 +277,7 @@ class LimiterCommands:
         command = self._command(b"refund", self.key(key), charge, 2, read_nothing)
         if request_id is not None:
             if cost_of(cost) > charge.cost:
-                # Nothing that was charged once.
+                # No request can have been charged so much.
                 return
             command.arguments[1] = b"1"
             command.keys.append(self._mark(command.keys[0], request_id, charge))
@@ -293,7 +296,7 @@ class LimiterCommands:
         return self._command(what, key, charge, self.size, read)
 
     def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
-        """Where it is noted that a request has been charged. One of another cost is another request."""
+        """The Redis key that marks a request as charged. The same id with another cost is another request."""
         try:
             hashed = fingerprint(request_id)
         except InvalidKey:
@@ -312,7 +315,7 @@ class LimiterCommands:
 
 
 class StaggeredCommands(LimiterCommands):
-    """Of a fixed window that begins at a time of each key's own."""
+    """Commands of a fixed window whose begin differs from key to key."""
 
     algorithm: FixedWindow
 
@@ -333,4 +336,4 @@ def read_nothing(reply: list[int]) -> None:
 
 
 def noop() -> None:
-    """In place of a fallback: what can't be given back to Redis while it is unavailable, isn't given back."""
+    """The fallback of giving back. While Redis is unavailable, nothing is given back."""
