@@ -1,14 +1,15 @@
 """Several limits at once.
 
-Keys that are in one place are one call of one script, which judges all before it charges any. No script runs over keys
-that lie in several slots of a cluster: each slot's limits are asked in turn, all or none of them, and at the first
-denial what has been charged before is given back as a reservation is cancelled, as far as it still counts. So
+Keys that lie in one slot are one call of one script, which checks all limits before it charges any. No script runs over
+keys of several slots of a cluster. There each slot's limits are charged in turn, all or none of a slot's. At the first
+denial, the charges made before are given back as a reservation is cancelled: the part that still counts. So
 
-* whoever is allowed has been charged by each limit, which never admits more than alone;
-* who is denied has taken permits for a moment, in which others may be denied that would have been allowed alone;
-* if one of the servers doesn't answer, the others get back what is known to have been charged. What isn't known to have
-  been charged is not given back: that would let others in above the limit;
-* whoever dies between two calls leaves charges of a request that was never allowed. They end as all do.
+* an allowed request has been charged by each limit, and no limit admits more than it does alone;
+* a denied request has held permits for a moment, in which other requests may be denied that would have been allowed
+  alone;
+* if one of the servers doesn't reply, the known charges at the others are given back. A charge that isn't known is not
+  given back: that would admit requests above the limit;
+* a process that ends between two calls leaves charges of a request that was never allowed. They expire as all do.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ R = TypeVar("R")
 
 Keys = Key | list[Key] | list[str] | list[bytes] | list[int]
 Costs = int | list[int]
-# What each limiter says, and has given if all allow the request.
+# Each limiter's decision; and if all allow the request, each limiter's booking or permits.
 Admitted = tuple[list[Decision], list[Booked | Taken]]
 
 
@@ -62,7 +63,7 @@ class Part(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What the limits of one slot say of a request: whether all allow it, and what was seen of each."""
+    """The decision of one slot's limits for a request: whether all allow it, and each limit's part of the reply."""
 
     allowed: bool
     parts: Sequence[Part]
@@ -70,7 +71,7 @@ class Judged(NamedTuple):
 
 
 class AllOfCommands:
-    """What the commands of several limits at once look like. With `has_slots`, their keys may lie in several slots."""
+    """Makes the commands of several limits at once. With `has_slots`, their keys may lie in several slots."""
 
     def __init__(self, limiters: Sequence[LimiterCommands], fallback: Any, *, has_slots: bool) -> None:
         self._limiters = limiters
@@ -98,11 +99,11 @@ class AllOfCommands:
         ]
 
     def queue_key(self, key: Keys) -> object:
-        """What those who wait for it have in common."""
+        """Requests with equal queue keys wait in one queue."""
         return tuple(limiter.key(its_key) for limiter, its_key, _ in self._each(key, 1))
 
     def _groups(self, parts: list[Part]) -> list[list[Part]]:
-        """Those of one slot together, as a script can have them."""
+        """The parts of one slot together, as one script call takes them."""
         if not self._has_slots:
             return [parts]
         groups: dict[int, list[Part]] = {}
@@ -137,7 +138,7 @@ class AllOfCommands:
 
         size = 2 + sum(1 + part.limiter.algorithm.number_count for part in parts)
         command = Command(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
-        # Of what isn't held a charge stays else, as that of one limiter.
+        # Without holding permits, a cancelled caller's charge stays, as with one limiter.
         if what is HIT and (comes_back or any(isinstance(part.limiter, ConcurrencyCommands) for part in parts)):
             command.if_given_up = given_up
         return command
@@ -152,7 +153,7 @@ class AllOfCommands:
         return Command(command.script, command.keys, command.arguments, command.size, read, command.if_given_up)
 
     def _charge(self, groups: list[list[Part]], comes_back: bool = False) -> CommandFlow[list[Judged]]:
-        """Ask one after the other, up to the first that denies. Then nothing is charged any more."""
+        """Charge one slot after the other, up to the first denial. Then give back the charges made before."""
         judged: list[Judged] = []
         try:
             for parts in groups:
@@ -173,7 +174,7 @@ class AllOfCommands:
         yield from each([self._cancel(parts, seen) for _, parts, seen in judged])
 
     def _judge(self, what: bytes, parts: list[Part], comes_back: bool = False) -> CommandFlow[list[Judged]]:
-        """What all of them say of a request, in any order."""
+        """The decisions of all slots, in any order."""
         groups, judged = self._groups(parts), []
         if what is HIT:
             judged = yield from self._charge(groups, comes_back)
@@ -213,7 +214,9 @@ class AllOfCommands:
         return Booked.now(False, bound.retry_after_ns // 1000, None)
 
     def admit(self, key: Keys, cost: Costs) -> CommandFlow[Admitted]:
-        """What ``hit_each`` says; and for each limiter, if all allow it, what gives back what it took."""
+        """The decisions of ``hit_each``; and for each limiter, if all allow, the booking or permits that give back its
+        charge.
+        """
         parts = self.parts(key, cost)
         judged = yield from self._judge(HIT, parts, comes_back=True)
         if not all(one.allowed for one in judged):
@@ -267,7 +270,7 @@ class BaseAllOf(Operated[E], Generic[E, R]):
             [limiter.commands for limiter in limiters], fallback, has_slots=self._executor.has_slots
         )
 
-    # Nothing is made of it; but it says that it isn't over shared memory.
+    # Never called: its presence shows that this object isn't over shared memory.
     _make_limiter = None
 
     @property
@@ -293,7 +296,7 @@ class BaseAllOf(Operated[E], Generic[E, R]):
         raise TypeError(f"{self!r} can't be pickled: make it again from the same limiters")
 
     def queue_key(self, key: Keys) -> object:
-        """What those who wait for it have in common."""
+        """Requests with equal queue keys wait in one queue."""
         return self._commands.queue_key(key)
 
     @operation
@@ -372,8 +375,9 @@ class BaseAllOf(Operated[E], Generic[E, R]):
 
     @operation
     def admit(self, patience: Patience, key: list[Key], cost: list[int]) -> Pending[tuple[list[Decision], list[Any]]]:
-        """For the web, for no longer than a request waits: what ``hit_each`` says; and for each limiter, if all allow
-        it, the reservation or lease that gives back what it took."""
+        """For the web, for no longer than a request waits: the decisions of ``hit_each``; and for each limiter, if all
+        allow, the reservation or lease that gives back its charge.
+        """
         commands = self._commands
         return self._executor.run_within(
             patience,
@@ -432,7 +436,7 @@ def each(flows: Sequence[CommandFlow[None]]) -> CommandFlow[None]:
         except BaseException as error:
             errors.append(error)
     if errors:
-        # An interrupt says more than that something failed.
+        # An interrupt matters more than a failure.
         raise next((error for error in errors if not isinstance(error, ForebayError)), errors[0])
 
 
@@ -453,7 +457,7 @@ def in_order(parts: Sequence[Part], judged: Sequence[Judged]) -> list[Decision]:
 def binding(each: Sequence[Decision]) -> Decision:
     """The decision of the limit that bound the request, with what all of them have left together.
 
-    Of those that deny it is the one that does so longest, else the one with the fewest remaining.
+    If some deny, the one that denies longest; else the one with the fewest remaining.
     """
     denying = [decision for decision in each if not decision.allowed]
     if denying:

@@ -40,7 +40,7 @@ TURNS_TO_BEGIN: Final = 10
 
 
 class AsyncExecutor(ExecutorBase):
-    """Sends commands, and is awaited for the results. Of one event loop."""
+    """Sends commands, and is awaited for the results. It belongs to one event loop."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -201,17 +201,17 @@ class AsyncExecutor(ExecutorBase):
             self.breaker.failed(self._late())
 
     async def wait(self, limiter: Any, key: Any, cost: Any, timeout: Duration | None, jitter: float) -> bool:
-        """What ``wait`` of every limiter does."""
+        """The ``wait`` of every limiter."""
         queue = self._queues[limiter.queue_key(key)]
         return await wait(functools.partial(limiter.reserve, key, cost), queue, limiter.may_free_early, timeout, jitter)
 
     def permits_came_back(self, limiter: Any, key: Any) -> None:
-        """Nothing: the first task of a queue asks again after a pause."""
+        """Do nothing: the first task of a queue tries again after a pause."""
 
     async def to_end(
         self, call: Coroutine[Any, Any, T], if_cancelled: Callable[[T], Iterable[CommandFlow[None]]] | None = None
     ) -> T:
-        """What a call returns, which goes on if this task is cancelled: then `if_cancelled` gives its outcome back."""
+        """The result of a call, which goes on if this task is cancelled: then `if_cancelled` gives its outcome back."""
         going_on = self._go_on(call)
         # A task that is awaited itself is cancelled with the task that awaits it.
         answered: asyncio.Future[None] = going_on.get_loop().create_future()
@@ -277,8 +277,9 @@ class AsyncExecutor(ExecutorBase):
         return self._owns_client and not self.has_slots
 
     def _deadline(self) -> asyncio.Timeout:
-        """Of a whole call; a client that the user made has its own, and so has each operation of a cluster: after one
-        that has missed it, the cluster's client looks which node has the slot."""
+        """The deadline of a whole call. A user's own client has a deadline itself, and so has each operation of a
+        cluster: when one misses it, the cluster's client looks up the node of the slot.
+        """
         return asyncio.timeout(self.timeout_s if self._has_deadlines else None)
 
     async def _finish(self, steps: list[Step]) -> bool:

@@ -1,29 +1,31 @@
 """Permits that are held and given back: what both kinds of ``Concurrency`` over Redis have in common.
 
-A permit is a member of the key's sorted set, with a name that nobody else has; who doesn't know it can't give it back.
-What ``allow`` and the like have taken is remembered here, by this process, for ``refund``.
+A permit is a member of the key's sorted set, with a unique name. Only a process that knows the name can give it back.
+This process remembers here the permits that ``allow`` and the like have taken, for ``refund``.
 
-The argument about who gives up
--------------------------------
-A task that is cancelled while the answer to a request for permits is on its way knows their names, and could release
-them by another call. But it must come after the request: another connection's may come first, and finds nothing, after
-which the request takes them until the end of the lease. Closing the first connection doesn't help, as Redis reads what
-was sent before it sees the end. So the call isn't cancelled: it goes on in a task of its own, for no longer than its
-deadline, and *its answer* says whether there is anything to release. The states of a call, and who moves them:
+The argument about cancelled callers
+------------------------------------
+A task may be cancelled while the reply to a request for permits is on its way. It knows their names, and could release
+them by another call. But that call must reach Redis after the request. On another connection it may arrive first and
+find nothing; then the request takes the permits until the end of the lease. Closing the first connection doesn't help,
+as Redis reads the sent request before it sees the end. So the call isn't cancelled. It goes on in a task of its own,
+for no longer than its deadline, and *its reply* shows whether there is anything to release. The states of a call, and
+the transitions between them:
 
-* *awaited*: the store's task asks, the caller waits for it. The answer makes it *taken*; the caller knows the permits.
-* *given up*: the caller was cancelled, at any time before it had the answer. The answer, if it has allowed, makes it
-  *to be released*, which another task of the store does, once.
-* An answer that never comes (the deadline has passed, Redis is gone), a process that ends and an event loop that ends
-  in either state leave permits that come back at the end of their leases, as ever.
+* *awaited*: the store's task calls Redis, and the caller waits for it. The reply makes the call *taken*; the caller
+  knows the permits.
+* *given up*: the caller was cancelled, at any time before it had the reply. The reply, if it allows, makes the call *to
+  be released*; another task of the store releases its permits, once.
+* No reply may come (the deadline has passed, Redis is gone), or the process or the event loop may end in either state.
+  Then the permits come back at the end of their leases, as ever.
 
-A release is likewise one that goes on. Released twice is the same as once: a permit is taken away by its name. A
-``refund`` and a ``cancel`` go on as a whole, with all calls that they consist of: what they give back is theirs until
-the answer is there, and no other refund's to count.
+A release goes on in the same way. A second release of a permit changes nothing, because a permit is removed by its
+name. A ``refund`` and a ``cancel`` go on as a whole, with all their calls. Until the reply has come, no other refund
+counts the permits that they give back.
 
-The sync store can't do so. An interrupt (an exception of a signal's handler) between a request and its answer closes
-the connection, and what was taken comes back at the end of its lease. Nothing that was known to be held is forgotten by
-an interrupt, or by a call that fails: what is remembered is so until an answer says that it is gone.
+The sync store can't do so. An interrupt (an exception of a signal's handler) between a request and its reply closes the
+connection, and the permits come back at the end of their lease. Neither an interrupt nor a failed call makes the
+process forget permits that it knew to be held. It forgets a permit only after a reply that the permit is gone.
 """
 
 from __future__ import annotations
@@ -85,17 +87,17 @@ class Permit(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What an ``acquire`` came to; no permits if it was denied."""
+    """The outcome of an ``acquire``; without permits if it was denied."""
 
     allowed: bool
     key: bytes
     permits: list[Permit]
     pid: int
-    """Of the process that holds them: one that is forked from it doesn't."""
+    """The process that holds the permits; its forked children don't."""
     local: Any = None
     """A lease of the host's share, when that was what decided."""
     full: bool = False
-    """Of the host's share: whether its store had no room for the key."""
+    """Whether the store of the host's share had no room for the key."""
 
     @property
     def is_own(self) -> bool:
@@ -146,7 +148,7 @@ class ConcurrencyCommands(LimiterCommands):
         return command
 
     def _given_up(self, key: bytes, charge: Charge, reply: list[int]) -> CommandFlow[None]:
-        """Nobody was told of these permits."""
+        """Release the permits of a cancelled caller, which never got them."""
         if reply[0] and charge.cost:
             yield self.release(key, self._permits(charge, Seen(True, reply[1], reply[3:])))
 
@@ -191,7 +193,7 @@ class ConcurrencyCommands(LimiterCommands):
         return taken
 
     def _remember_again(self, key: bytes, permits: list[Permit]) -> None:
-        """What may not have been given back: before all others, as those are given back first that are the oldest."""
+        """Remember permits whose release may have failed, before all others: the oldest are given back first."""
         unleased = self._unleased
         with unleased.lock, suppress(KeyError):
             remembered = unleased.of_keys.setdefault(key, OrderedDict())
@@ -277,7 +279,7 @@ class ConcurrencyCommands(LimiterCommands):
 
     def _give_back(self, key: bytes, count: int) -> CommandFlow[None]:
         """So many of those that no lease object stands for."""
-        # The oldest first: what is left then lasts longer than need be, never less.
+        # The oldest first: then the remaining permits last longer than they need to, never shorter.
         while count > 0 and (permits := self._take_remembered(key, count)):
             # One that was taken away, or has ended, is none to give back: any next one is.
             try:
@@ -317,7 +319,7 @@ class BaseLease(Operated[E], Generic[E]):
 
     @property
     def store(self) -> Any:
-        """Whose permits they are."""
+        """The store that the permits belong to."""
         return self._limiter.store
 
     @property
@@ -477,8 +479,9 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
 
 
 class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], RedisLimiter):
-    """Permits that are held for a while, as ``forebay.Concurrency``; but nobody notices that a process has ended: its
-    permits come back at the end of their leases. So take a short lease, and renew it."""
+    """Permits that are held for a while, as with ``forebay.Concurrency``. But Redis doesn't notice that a process has
+    ended: its permits come back at the end of their leases. So take a short lease, and renew it.
+    """
 
     _lease = RedisLease
 
@@ -493,8 +496,9 @@ class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], 
 
 @asyncio_operations
 class AsyncRedisConcurrency(BaseConcurrency[AsyncExecutor, AsyncRedisReservation, AsyncRedisLease], AsyncRedisLimiter):
-    """Permits that are held for a while, as ``forebay.Concurrency``; but nobody notices that a process has ended: its
-    permits come back at the end of their leases. So take a short lease, and renew it."""
+    """Permits that are held for a while, as with ``forebay.Concurrency``. But Redis doesn't notice that a process has
+    ended: its permits come back at the end of their leases. So take a short lease, and renew it.
+    """
 
     _lease = AsyncRedisLease
 
@@ -521,7 +525,7 @@ class AsyncRedisConcurrency(BaseConcurrency[AsyncExecutor, AsyncRedisReservation
 
 
 class AsyncRedisHold:
-    """What ``hold`` returns: waits for permits, holds them in the ``async with`` block, gives them back."""
+    """The result of ``hold``: waits for permits, holds them in the ``async with`` block, and gives them back."""
 
     __slots__ = ("_arguments", "_leases", "_limiter")
 
@@ -555,5 +559,5 @@ def lease_taken(limiter: Any, key: Key, cost: int) -> Any:
 
 
 def unimportant_after(error: BaseException | None) -> type[ForebayError]:
-    """What is not raised when the permits of a block can't be released that has raised `error`."""
+    """The errors of a failed release that are not raised at the end of a block that has raised `error`."""
     return StoreUnavailable if error is None else ForebayError

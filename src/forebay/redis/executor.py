@@ -131,7 +131,9 @@ class Executor(ExecutorBase):
         return self._results(commands, replies, fall_back)
 
     def give_back(self, taken: Iterable[GivesBack], patience: Patience) -> None:
-        """For the web, of one request: a batch, and one more for what only replies tell. Redis may be unavailable."""
+        """For the web: give back what one request holds, in one batch, and one more for the steps that need a reply.
+        Redis may be unavailable.
+        """
         self.check_use()
         batches = self._batches(begun([one.give_back_flow() for one in taken]))
         with contextlib.suppress(StopIteration):
@@ -141,7 +143,7 @@ class Executor(ExecutorBase):
                 commands = batches.send(replies or [error] * len(commands))
 
     def wait(self, limiter: Any, key: Any, cost: Any, timeout: Duration | None, jitter: float) -> bool:
-        """What ``wait`` of every limiter does."""
+        """The ``wait`` of every limiter."""
         return waiting.wait(limiter, key, cost, timeout, jitter)
 
     def permits_came_back(self, limiter: Any, key: Any) -> None:
@@ -188,7 +190,9 @@ class Executor(ExecutorBase):
         return checked(reply, size, keys)
 
     def _set_deadline(self, patience: Patience | None) -> float:
-        """Of the call that begins now, and when that is. Each sets its own, as an interrupt may leave one behind."""
+        """Set the deadline of the call that begins now; return the time. Each call sets its own, as an interrupt may
+        leave one behind.
+        """
         now_s = time.monotonic()
         UNTIL_S.set(now_s + (self.timeout_s if patience is None else patience.left_s))
         return now_s

@@ -60,9 +60,9 @@ T = TypeVar("T")
 Step: TypeAlias = tuple[CommandFlow[Any], Command[Any]]
 Batches: TypeAlias = Generator[list[Command[Any]], Sequence[Any], None]
 
-# Of a batch, so many commands are sent before their replies are read.
+# The number of commands of a batch that are sent before their replies are read.
 CHUNK: Final = 500
-# What clients raise about the server. Those of clusters have a base of their own.
+# The errors that clients raise about the server. Those of clusters have a base class of their own.
 UNAVAILABLE_ERRORS: Final = (RedisError, RedisClusterException, TimeoutError)
 # Errors that don't pass by themselves, and what to do about each.
 _REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
@@ -82,7 +82,7 @@ class GivesBack(Protocol):
 
 
 class ExecutorBase:
-    """What both executors share: the state of the connection to one server, and what errors and replies mean.
+    """The base of both executors: the state of the connection to one server, and the meaning of errors and replies.
 
     `client` is a ``Server``, a ``Cluster`` or one of their asyncio kind; `owner` names the store in errors. With
     `has_slots`, keys may lie in several slots of a cluster: no script runs over more than one slot.
@@ -114,13 +114,13 @@ class ExecutorBase:
         return self._owner
 
     def status(self) -> RedisStatus:
-        """What this host knows of the server. Raises ``StoreClosed``."""
+        """The state of the server as this host knows it. Raises ``StoreClosed``."""
         if self.closed:
             raise self.closed_error()
         return self.breaker.status()
 
     def patience(self) -> Patience:
-        """For the web: of one request, for all that it sends to this store and gives back to it."""
+        """For the web: the time that one request may spend on all its calls to this store, refunds included."""
         return Patience(self.timeout_s)
 
     def closed_error(self) -> StoreClosed:
@@ -153,7 +153,7 @@ class ExecutorBase:
         return fall_back()
 
     def _results(self, commands: list[Command[T]], replies: list[Any], fall_back: Callable[[int], T] | None) -> list[T]:
-        """Of a batch. A command with an error instead of a reply falls back, by its number in the batch.
+        """The results of a batch. A command with an error instead of a reply falls back, by its number in the batch.
 
         All replies are decoded, though one is an error: what was taken is then remembered.
         """
@@ -217,7 +217,7 @@ def begun(flows: Iterable[CommandFlow[Any]]) -> list[Step]:
 
 
 def unknown(commands: list[Command[T]], replies: list[Any]) -> list[Command[T]]:
-    """Those whose script Redis didn't know, so that nothing was done."""
+    """The commands whose script Redis didn't have, so that it did nothing."""
     return [command for command, reply in zip(commands, replies, strict=True) if isinstance(reply, NoScriptError)]
 
 
@@ -234,7 +234,7 @@ def calls_with_text(commands: list[Command[T]]) -> list[Call]:
 
 
 def raise_if_server_failed(replies: list[Any]) -> None:
-    """Raise, of replies, the first error that says that the server can't do its work."""
+    """Raise the first error among the replies that shows that the server can't do its work."""
     for reply in replies:
         if isinstance(reply, Exception) and is_failure(reply):
             raise reply

@@ -25,7 +25,7 @@ def spec_for(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) ->
     if kind not in _KINDS:
         raise TypeError(f"{kind.__name__} is none of the limiters that can be made over Redis")
     if kind is SlidingLog:
-        # Over shared memory it must be said how many there may be.
+        # Over shared memory this argument is required.
         kwargs = {"keys": None, **kwargs}
     arguments = bound_arguments(kind, args, kwargs)
     keys = arguments.pop("keys", None)

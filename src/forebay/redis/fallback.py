@@ -1,4 +1,5 @@
-"""Who decides while Redis is away: nobody (``deny``), one that allows everything (``allow``), or the host (``local``).
+"""The policies for the time while Redis is unavailable: raise (``deny``), allow everything (``allow``), or decide by
+the host's share (``local``).
 
 A limiter's *fallback* decides instead of it. It answers with the types of limiters over Redis: ``Decision`` with
 ``degraded``, ``Booked``, ``Taken``. Redis never learns what a fallback has admitted, and a fallback does not
@@ -76,7 +77,7 @@ class UnleasedCounts:
 
 
 class Uncounted:
-    """A lease of permits that nobody counts."""
+    """A lease of permits that are not counted."""
 
     def release(self) -> bool:
         return False
@@ -130,7 +131,7 @@ class AllowFallback:
         return Taken(True, b"", [], os.getpid(), Uncounted())
 
     def take_unleased(self, key: Any, cost: int) -> tuple[Any, int]:
-        """Of the permits that a ``wait`` has taken: a lease for up to so many that aren't Redis's, and how many."""
+        """A lease for up to `cost` permits that a ``wait`` has taken here and not from Redis; and their number."""
         count = self.give_back_unleased(key, cost)
         return Uncounted() if count else None, count
 
@@ -228,7 +229,7 @@ class HostShareFallback:
         return Taken(lease.allowed, b"", [], os.getpid(), lease, lease.full)
 
     def keep(self, key: Any, cost: Any) -> Booked | Taken:
-        """What can be given back, and waits for nothing but a place in a leaky bucket's queue."""
+        """A charge that can be given back. It waits only for a place in a leaky bucket's queue."""
         if self.unleased is not None:
             return self.acquire(key, cost)
         return self.reserve(key, cost, None if isinstance(self.native, LeakyBucket) else 0)
@@ -245,7 +246,7 @@ class HostShareFallback:
 
 
 class HostSharesFallback:
-    """Of an ``AllOf``."""
+    """The fallback of an ``AllOf``: the shares of its limiters."""
 
     def __init__(self, shares: Sequence[HostShareFallback]) -> None:
         self._shares = shares
@@ -311,7 +312,7 @@ class HostSharesFallback:
         give_back(taken)
         decisions = [share.peek(key, cost) for share, key, cost in zip(self._shares, keys, costs, strict=True)]
         if taken[-1].full and all(decisions):
-            # A peek asks for no room.
+            # A peek needs no room.
             last = len(taken) - 1
             decisions[last] = without_room(decisions[last], taken[last])
         return decisions, []
@@ -331,7 +332,7 @@ def without_room(peeked: Decision, denied: Booked | Taken) -> Decision:
 
 
 def give_back(taken: Iterable[Booked | Taken]) -> None:
-    """What shares have given."""
+    """Release the leases and cancel the bookings of shares."""
     for one in taken:
         if isinstance(one, Taken):
             one.local.release()
@@ -379,7 +380,7 @@ class Policy:
         if self.raises:
             return None
         if self._kind == "allow":
-            # What they give out together, each takes back.
+            # Each limiter's own fallback takes back the permits that they give out together.
             return AllowFallback(limiters, [unleased for limiter in limiters for unleased in limiter.fallback.unleased])
         return HostSharesFallback([limiter.fallback for limiter in limiters])
 

@@ -26,7 +26,7 @@ class KeySpace:
         self._namespace = namespace.encode()
 
     def affixes(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
-        """What stands before and behind an encoded key of the limiter `name`.
+        """The text before and after an encoded key of the limiter `name`.
 
         All states of one key are in one slot of a cluster, as that is found by what is in braces. The suffix has no
         colon, so that no two limiters have one key.
@@ -35,7 +35,7 @@ class KeySpace:
 
 
 def fingerprint(key: Key) -> bytes:
-    """128 bits, in hexadecimal: too many for two keys to have the same, whoever chooses them."""
+    """128 bits, in hexadecimal: too many for two keys to share them, even if an attacker chooses the keys."""
     # The usual one by the shortest way.
     data = b"s" + key.encode("utf-8", "surrogatepass") if type(key) is str else b"".join(_encoded(key))
     return blake2b(data, digest_size=FINGERPRINT_BYTES).hexdigest().encode()
@@ -50,7 +50,7 @@ def plain(key: Key) -> bytes:
 
 
 def digest(*parts: object) -> str:
-    """Of parameters: enough to tell those of one limiter's name apart."""
+    """A short hash of parameters: long enough to separate the parameters used with one limiter name."""
     return blake2b(repr(parts).encode(), digest_size=4).hexdigest()
 
 

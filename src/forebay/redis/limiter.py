@@ -43,7 +43,7 @@ class BaseReservation(Operated[E], Generic[E]):
 
     @property
     def store(self) -> Any:
-        """Whose permits they are."""
+        """The store that the permits belong to."""
         return self._store
 
     @property
@@ -69,12 +69,13 @@ class BaseReservation(Operated[E], Generic[E]):
 
     @operation
     def cancel(self) -> Pending[None]:
-        """Give the permits back, as far as they still count.
+        """Give back the permits that still count.
 
-        Once: if it raises ``StoreUnavailable``, they may have come back, or may yet, and calling it again does nothing;
-        or else they might come back twice. What a ``Concurrency`` then still holds, its ``refund`` gives back.
+        Only once: if it raises ``StoreUnavailable``, they may have come back, or may yet. A second call does nothing,
+        as they might come back twice. The ``refund`` of a ``Concurrency`` gives back the permits that it then still
+        holds.
         """
-        # What Redis has booked stays booked while it is unavailable.
+        # A booking in Redis stays booked while Redis is unavailable.
         return self._executor.run_to_end(self._booked.cancel(), noop)
 
     def give_back_flow(self) -> CommandFlow[None]:
@@ -135,7 +136,7 @@ class BaseLimiter(Operated[E], Generic[E, R]):
         return self.commands.may_free_early
 
     def __getattr__(self, name: str) -> Any:
-        """What it was made of: rate, burst, capacity, interval_ns, ..."""
+        """A parameter of the limiter: rate, burst, capacity, interval_ns, ..."""
         commands = self.__dict__.get("commands")
         try:
             return commands.parameters[name]  # type: ignore[union-attr]
@@ -150,7 +151,7 @@ class BaseLimiter(Operated[E], Generic[E, R]):
         raise TypeError(f"{self!r} can't be pickled: make it again from the same server and name")
 
     def queue_key(self, key: Key) -> object:
-        """What those who wait for it have in common."""
+        """Requests with equal queue keys wait in one queue."""
         return self.commands.key(key)
 
     @operation
@@ -252,7 +253,7 @@ class BaseLimiter(Operated[E], Generic[E, R]):
         return reservation
 
     def view(self, key: Key, taken: Any) -> Any:
-        """What gives back what the limiter gave among several limits."""
+        """The object that gives back this limiter's part of a request to several limits."""
         return self._reserved(taken)
 
     def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -261,10 +262,10 @@ class BaseLimiter(Operated[E], Generic[E, R]):
 
 
 class RedisLimiter(BaseLimiter[Executor, RedisReservation]):
-    """A limiter whose state is in Redis. What the methods mean is written at ``forebay.TokenBucket`` and its like.
+    """A limiter whose state is in Redis. ``forebay.TokenBucket`` and its like document the methods.
 
-    *Threads*: every method may be called from any thread. *Processes*: whoever makes a limiter of the same name and
-    parameters over the same Redis and namespace shares its state. *Fork*: works in parent and child. A call that an
+    *Threads*: every method may be called from any thread. *Processes*: all that make a limiter of the same name and
+    parameters over the same Redis and namespace share its state. *Fork*: works in parent and child. A call that an
     interrupt ends, as ``KeyboardInterrupt`` does, may have been charged.
 
     Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
@@ -279,11 +280,11 @@ class RedisLimiter(BaseLimiter[Executor, RedisReservation]):
 
 @asyncio_operations
 class AsyncRedisLimiter(BaseLimiter[AsyncExecutor, AsyncRedisReservation]):
-    """A limiter whose state is in Redis, for asyncio. The methods mean what they do at ``forebay.TokenBucket`` and its
-    like, and are awaited.
+    """A limiter whose state is in Redis, for asyncio. ``forebay.TokenBucket`` and its like document the methods, which
+    are awaited here.
 
-    *Tasks*: any number, in one event loop. *Processes*: whoever makes a limiter of the same name and parameters over
-    the same Redis and namespace shares its state. Who is cancelled while the answer is on its way may have been
+    *Tasks*: any number, in one event loop. *Processes*: all that make a limiter of the same name and parameters over
+    the same Redis and namespace share its state. A task that is cancelled while the reply is on its way may have been
     charged; but permits that a ``Concurrency`` has given out then come back at once.
 
     Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy

@@ -4,9 +4,9 @@ An *operation* gives commands to ``self._executor`` and returns what the executo
 ``Pending[T]``, and the type checker resolves it by the class: ``T`` where the class is of an ``Executor``,
 ``Coroutine[Any, Any, T]`` where it is of an ``AsyncExecutor``.
 
-At run time an operation is a plain function. ``asyncio_operations`` makes coroutine functions of a class's operations:
-an argument that can't be used is then found when the call is awaited, and a coroutine that nobody awaits refuses to be
-a truth value.
+At run time an operation is a plain function. ``asyncio_operations`` makes coroutine functions of a class's operations.
+A call then raises for a wrong argument when it is awaited, and a coroutine that is not awaited refuses to be a truth
+value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pending(Generic[T_co]):
 
 
 class AnyExecutor(Protocol):
-    """What both executors have for operations."""
+    """The methods of both executors that operations call."""
 
     has_slots: bool
 
@@ -107,7 +107,7 @@ else:
 def awaited(method: F) -> F:
     """A coroutine function whose coroutines refuse to be truth values.
 
-    Type checkers see coroutines: a checker knows that a coroutine is always true, and that one that nobody awaits does
+    Type checkers see coroutines: a checker knows that a coroutine is always true, and that one that is not awaited does
     nothing. Frameworks check whether it is a coroutine function before they call it, as they do with background tasks.
     """
 

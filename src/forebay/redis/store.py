@@ -94,9 +94,9 @@ class BaseRedisStore(Generic[E]):
         return self.executor.closed
 
     def status(self) -> RedisStatus:
-        """What this host knows of the server, for metrics. Asks nobody.
+        """The server's state as this host knows it, for metrics. Makes no call.
 
-        Of all processes that share the `host` store; without one, of this process and those that it has forked. All
+        It covers all processes that share the `host` store; without one, this process and those that it has forked. All
         stores of one server count together. Raises ``StoreClosed``.
         """
         return self.executor.status()
@@ -133,21 +133,21 @@ class RedisStore(BaseRedisStore[Executor]):
     """Redis as the place where limiters keep their state.
 
     ``TokenBucket(RedisStore("redis://localhost"), "api", "100/minute")``. `server` is a URL as ``redis.Redis.from_url``
-    takes it (``rediss://`` for TLS, a user and a password for ACLs), of any node of a cluster with ``redis+cluster://``
-    or ``rediss+cluster://``; or a client of your own with a ``socket_timeout``: a ``redis.Redis``, also a
-    ``Sentinel``'s, or a ``redis.cluster.RedisCluster``. With a URL every call has the deadline `timeout`
-    (text like ``"500 ms"``, the default; seconds; a ``timedelta``; of a cluster, at the node of its key), and none is
-    repeated: a decision that is asked for again might be charged again. Of a client of your own, and of a cluster over
-    asyncio, each operation on a socket has one.
+    takes it (``rediss://`` for TLS, a user and a password for ACLs). For a cluster it is the URL of any node, with
+    ``redis+cluster://`` or ``rediss+cluster://``. It may also be a client of your own with a ``socket_timeout``: a
+    ``redis.Redis``, also a ``Sentinel``'s, or a ``redis.cluster.RedisCluster``. With a URL every call has the deadline
+    `timeout`: text like ``"500 ms"`` (the default), seconds or a ``timedelta``. In a cluster the deadline holds at the
+    node of the key. With a client of your own, and with a cluster over asyncio, each operation on a socket has a
+    deadline. No call is repeated, because a repeated decision might be charged twice.
 
-    When Redis is slow, gone, or can't do its work, `when_unavailable` answers: ``"deny"`` raises ``StoreUnavailable``
-    (for a web service 503, not 429), ``"allow"`` allows everything, and ``"local"`` goes on with the host's share of
-    each limit, in the shared memory of the store `host`: a limit of 100 is one of 25 on each of four `hosts`. The
-    decisions are then ``degraded``, and Redis is never told of them.
+    When Redis is slow, gone, or can't do its work, `when_unavailable` decides. ``"deny"`` raises ``StoreUnavailable``
+    (for a web service 503, not 429). ``"allow"`` allows everything. ``"local"`` goes on with the host's share of each
+    limit, in the shared memory of the store `host`: a limit of 100 is one of 25 on each of four `hosts`. The decisions
+    are then ``degraded``, and Redis never learns of them.
 
-    After three calls in a row that failed, no call waits for Redis but one each second, until that one is answered.
-    `host` lets all processes of the host know it together; without it, each process finds it out for itself.
-    ``status()`` tells what is known. docs/redis-failures.md says what happens when.
+    After three failed calls in a row, one call each second goes to Redis, until one gets a reply; no other call waits.
+    All processes of a host share this knowledge through `host`; without it, each process learns for itself.
+    ``status()`` returns it. docs/redis-failures.md lists the failures and their effects.
 
     `namespace` begins the name of everything that is written. Keys are stored as fingerprints; with `plain_keys` as
     they are.
@@ -223,9 +223,9 @@ class AsyncRedisStore(BaseRedisStore[AsyncExecutor]):
     async def close(self) -> None:
         """End the connections, if the store has made them. Its limiters can't be used any more.
 
-        Before that it waits, for a deadline or two, for permits to come back that cancelled tasks have taken; of what
-        is asked meanwhile, it only lets permits be given back. So what other tasks hold comes back if they were
-        cancelled just before; else let their blocks end first. It is closed also if it is cancelled.
+        Before that it waits, for a deadline or two, until the permits that cancelled tasks have taken come back.
+        Meanwhile the store accepts only calls that give permits back. So the permits of other tasks come back if these
+        were cancelled just before; else let their blocks end first. It is closed also if it is cancelled.
         """
         await self.executor.close()
 

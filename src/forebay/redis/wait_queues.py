@@ -16,12 +16,12 @@ from forebay.waiting import FIRST_BACKOFF_NS, LAST_BACKOFF_NS, check_pauses, jit
 
 __all__ = ["WaitQueues", "wait"]
 
-# Some hundred years. What is longer may be too large for the arithmetic of floats.
+# Some hundred years. A longer time may be too large for the arithmetic of floats.
 LONGEST_TIMEOUT_NS: Final = 10**19
 
 
 class AwaitedBooking(Protocol):
-    """What ``reserve`` of a limiter over an ``AsyncRedisStore`` returns."""
+    """The result of ``reserve`` of a limiter over an ``AsyncRedisStore``."""
 
     @property
     def allowed(self) -> bool: ...
@@ -54,7 +54,7 @@ async def wait(
     timeout: Duration | None,
     jitter: float,
 ) -> bool:
-    """What ``wait`` of every limiter does. Only the first task of the queue sends requests."""
+    """The ``wait`` of every limiter. Only the first task of the queue sends requests."""
     timeout_ns = check_pauses(timeout, jitter)
     timeout_s = None if timeout_ns is None or timeout_ns > LONGEST_TIMEOUT_NS else timeout_ns / 1e9
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s

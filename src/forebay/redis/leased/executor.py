@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class LeaseExecutorBase(ABC):
-    """What both executors share: the steps of each operation. `owner` names the store in errors."""
+    """The base of both executors: the steps of each operation. `owner` names the store in errors."""
 
     redis: Any
     """The executor of the Redis store."""
@@ -186,7 +186,7 @@ class LeaseExecutor(LeaseExecutorBase):
         self.redis.run_many(list(commands), give_nothing_back)
 
     def close(self) -> None:
-        """Give back what is left of the leases that this process has fetched."""
+        """Give back the remaining permits of the leases that this process has fetched."""
         if not self.closed:
             self.closed = True
             self.finish()

@@ -259,7 +259,7 @@ def fetched(
             return Outcome(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
         generation, now_ns, stamp_us, left, unspent, was_end_ns = begun
         wanted_size = 0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns)
-        # The want covers the request alone, as other requests spend what is left; the need is only what is missing.
+        # The want covers the request alone, as other requests spend the remainder; the need is only the missing part.
         need = max(cost - max(left, 0), 1)
         want = max(cost, min(1 << wanted_size, terms.most_on_loan) - max(left, 0))
         place = terms.place(key)

@@ -24,7 +24,7 @@ __all__ = ["AsyncLeasedLimiter", "LeasedLimiter"]
 
 
 class LeasedBase:
-    """What both leased limiters are made of."""
+    """The base of both leased limiters."""
 
     terms: Terms
     _store: Any
@@ -107,7 +107,7 @@ class LeasedLimiter(LeasedBase, Permits):
     def allow_many(self: LeasedBase, keys: Iterable[Key], costs: Iterable[int] | None = None) -> list[bool]:
         """Decide a batch in order: a list of bools, one per key.
 
-        All keys and costs are checked before any is charged. What the leases lack is fetched key by key.
+        All keys and costs are checked before any is charged. Permits that a lease lacks are fetched key by key.
         """
         return self._executor.run(self._executor.hit_many(self._permits, keys, costs))
 
@@ -199,7 +199,9 @@ class AsyncLeasedLimiter(LeasedBase):
 
 
 class Waited:
-    """A leased limiter as ``wait`` uses limiters: a booking is a charge that is due now, or says when to try again."""
+    """A leased limiter as ``wait`` uses limiters: a booking is a charge that is due now, or a denial with the time of
+    the next try.
+    """
 
     may_free_early = False
 
@@ -223,7 +225,7 @@ class Waited:
 
 
 class Charged:
-    """A charge, or a denial that says when to try again: for ``wait``, a booking."""
+    """A charge, or a denial with the time of the next try: for ``wait``, a booking."""
 
     def __init__(self, limiter: Waited, key: Key, cost: int, decision: Decision) -> None:
         self._limiter, self._key, self._cost = limiter, key, cost

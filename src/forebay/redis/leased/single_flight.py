@@ -6,7 +6,7 @@ waiting task wakes once: when its request is decided, or when it fetches next.
 The fetching task also ends the requests that have waited too long, at the end of its flight. Each request outlasts two
 flights, as at the fetch slot, however long they took: a loop that starts a hundred thousand tasks may do nothing else
 for seconds, and then the first flight ends by its deadline. A flight whose task was cancelled shows nothing about
-Redis, and counts as none of the two.
+Redis, and counts as neither of the two.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ["AsyncLeasedStore", "LeasedStore"]
 
 
 class LeasedStoreBase:
-    """What both leased stores share: a store in Redis, one of the host, and the terms between them."""
+    """The base of both leased stores: a store in Redis, a store of the host, and the terms between them."""
 
     _redis_kind: ClassVar[type]
     redis_store: Any
@@ -72,8 +72,8 @@ class LeasedStore(LeasedStoreBase):
     10 ms to a minute, is the longest time that a token bucket's permits stay borrowed. Permits of any limit that are
     unused for a quarter of it are given back. `share` is the largest part of a limit that a host has on loan.
 
-    *Threads*, *fork*: safe. A thread of its own gives back what is unused. ``close`` and the end of the interpreter
-    give back what is left; the two stores stay open. It is a context manager.
+    *Threads*, *fork*: safe. A thread of its own gives back unused permits. ``close`` and the end of the interpreter
+    give back all that remain; the two stores stay open. It is a context manager.
     """
 
     _redis_kind = RedisStore
@@ -93,7 +93,9 @@ class LeasedStore(LeasedStoreBase):
         self.executor = LeaseExecutor(redis_store.executor, repr(self), self._options.lease_ns)
 
     def close(self) -> None:
-        """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
+        """Give back the remaining permits of the leases that this process has fetched. Its limiters can't be used any
+        more.
+        """
         self.executor.close()
 
     def __enter__(self) -> Self:
@@ -115,9 +117,10 @@ class LeasedStore(LeasedStoreBase):
 
 
 class AsyncLeasedStore(LeasedStoreBase):
-    """``LeasedStore`` for asyncio, over an ``AsyncRedisStore``. A task of its own gives back what is unused.
+    """``LeasedStore`` for asyncio, over an ``AsyncRedisStore``. A task of its own gives back unused permits.
 
-    Of one event loop. ``await store.close()`` gives back what is left; it is an asynchronous context manager.
+    It belongs to one event loop. ``await store.close()`` gives back the remaining permits; it is an asynchronous
+    context manager.
     """
 
     is_awaited = True
@@ -138,7 +141,9 @@ class AsyncLeasedStore(LeasedStoreBase):
 
     @awaited
     async def close(self) -> None:
-        """Give back what is left of the leases that this process has fetched. Its limiters can't be used any more."""
+        """Give back the remaining permits of the leases that this process has fetched. Its limiters can't be used any
+        more.
+        """
         await self.executor.close()
 
     async def __aenter__(self) -> Self:

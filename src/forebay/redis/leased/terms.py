@@ -74,7 +74,7 @@ class Terms(ABC):
     """The terms on which a host borrows permits of one limit."""
 
     host_algorithm: int
-    """What the host's list of limiters says, see native/layout.toml."""
+    """The algorithm's number in the host's list of limiters, see native/layout.toml."""
     longest_ns: int
     """The length of the longest lease."""
     same_ns: int
@@ -191,7 +191,7 @@ class BucketTerms(Terms):
         return Command(command.script, command.keys, command.arguments, command.size, read)
 
     def refund(self, place: Place, stamp_us: int, left: int, unspent: int, permits: int) -> Command[Granted]:
-        """Report what is left, and refund spent permits: Redis refunds only what isn't on loan."""
+        """Report the remaining permits, and refund spent ones: Redis refunds only permits that aren't on loan."""
         return self._report(place, stamp_us, left, unspent, 0, 0, permits)
 
     def give_back(self, place: Place, stamp_us: int, permits: int, window_us: int) -> Command[None]:

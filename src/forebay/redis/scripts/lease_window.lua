@@ -1,5 +1,5 @@
 -- A window that lends permits to hosts. A borrow is charged at once, in the same state that strict limiters use. The
--- host drops what is left at the window's end, so every permit is spent in the window in which it was charged.
+-- host drops the remaining permits at the window's end, so every permit is spent in the window in which it was charged.
 --
 -- KEYS: the state's key.
 -- ARGV: "borrow" or "peek"; the least needed; the most wanted; the name of the algorithm and its arguments.

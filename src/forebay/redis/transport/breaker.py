@@ -110,7 +110,7 @@ def is_failure(error: BaseException | None) -> bool:
     # By name: redis-py's classes for a cluster that is down and for an exhausted pool differ between its versions.
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"MaxConnectionsError", "AuthenticationError", "AuthorizationError"}:
-        # One store's wrong password or exhausted pool says nothing about the other stores' calls.
+        # One store's wrong password or exhausted pool is no sign that the other stores' calls fail.
         return False
     if isinstance(error, _FAILURES):
         return True
@@ -123,7 +123,7 @@ def is_failure(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RedisStatus:
-    """What a host knows about a Redis server. All processes that share the ``host`` store read the same status."""
+    """A Redis server as a host knows it. All processes that share the ``host`` store read the same status."""
 
     state: Literal["closed", "open", "recovering"]
     """``closed``: every call goes to Redis. ``open``: one call per interval does, and `when_unavailable` decides the

@@ -26,7 +26,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "async_client_of", "client_of", "server_identity
 
 DEFAULT_TIMEOUT_S: Final = 0.5
 _SCHEMES: Final = {"redis", "rediss", "unix", "redis+cluster", "rediss+cluster"}
-# Of a URL. What they would set, `timeout` sets, or is not done.
+# Options of a URL that are refused: `timeout` sets the deadlines, and no call is repeated.
 _OWN_OPTIONS: Final = {"socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error"}
 _UNREADABLE: Final = (
     "the host and the port can't be read from the Redis URL: a port is a number, and in a user or password all but "
@@ -35,7 +35,7 @@ _UNREADABLE: Final = (
 
 
 def client_of(server: Any, timeout: Duration | None) -> Server | Cluster:
-    """Of a ``RedisStore``. Raises ``TypeError``, ``ValueError`` and ``InvalidRate``."""
+    """The client of a ``RedisStore``. Raises ``TypeError``, ``ValueError`` and ``InvalidRate``."""
     if not isinstance(server, str):
         given = checked_client(server, (redis.Redis, redis.cluster.RedisCluster), "RedisStore", timeout)
         return Cluster(lambda: given) if isinstance(given, redis.cluster.RedisCluster) else Server(given)
@@ -56,7 +56,7 @@ def client_of(server: Any, timeout: Duration | None) -> Server | Cluster:
 
 
 def async_client_of(server: Any, timeout: Duration | None) -> AsyncServer | AsyncCluster:
-    """Of an ``AsyncRedisStore``, as ``client_of``."""
+    """The client of an ``AsyncRedisStore``, as ``client_of``."""
     if not isinstance(server, str):
         kinds = redis.asyncio.Redis, redis.asyncio.cluster.RedisCluster
         given = checked_client(server, kinds, "AsyncRedisStore", timeout)
@@ -73,7 +73,7 @@ def async_client_of(server: Any, timeout: Duration | None) -> AsyncServer | Asyn
 
 
 def server_of(server: Any) -> str:
-    """What stands for a URL's or a client's server in the host's store, and in messages. No user and no password."""
+    """The name of a URL's or a client's server in the host's store, and in messages. Without user and password."""
     if isinstance(server, str):
         url = urlsplit(server)
         if url.scheme == "unix":
@@ -96,7 +96,7 @@ def address_of(pool: Any) -> str:
 
 
 def server_identity_of(server: Any) -> tuple[Any, ...]:
-    """What tells a server and its database from all others. No user and no password."""
+    """The identity of a server and its database. Without user and password."""
     if isinstance(server, str):
         options: dict[str, Any] = parse_url(cluster_url(server) or server)  # type: ignore[no-untyped-call]
         return server_of(server), options.get("db", 0), []
@@ -108,7 +108,7 @@ def server_identity_of(server: Any) -> tuple[Any, ...]:
 
 
 def timeout_s_of(server: Any, timeout: Duration | None) -> float:
-    """What an operation of a client takes at the most."""
+    """The longest time that an operation of a client takes."""
     if isinstance(server, str):
         return _given_s(timeout)
     pool = getattr(server, "connection_pool", None)
@@ -131,10 +131,10 @@ def _check_seconds(timeout: Any, name: str) -> None:
 
 
 def client_options(timeout: Duration | None) -> dict[str, Any]:
-    """What a client is made with: deadlines, and what redis-py 8 has other defaults for.
+    """The options of a client: deadlines, and the defaults of redis-py before version 8.
 
-    With the newer protocol it doesn't look whether a connection is in order before it uses it again; and it has a
-    hundred connections at the most, so that whoever comes next is refused.
+    By those of version 8, a client speaks the newer protocol, over which it doesn't check a connection before it uses
+    it again. And its pool refuses the call that needs a hundred-and-first connection.
     """
     timeout_s = _given_s(timeout)
     return {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "protocol": 2, "max_connections": 2**31}
@@ -168,7 +168,7 @@ def checked_url(url: str) -> str:
 
 
 def check_options(pool: Any) -> None:
-    """That connections can be made of what a URL says. The pool itself would find out at the first call."""
+    """Check that a URL's options make a connection. The pool itself would raise only at the first call."""
     try:
         pool.connection_class(**pool.connection_kwargs)
     except TypeError as error:
@@ -176,7 +176,7 @@ def check_options(pool: Any) -> None:
 
 
 def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: Duration | None) -> Any:
-    """A client of somebody else's, with the deadlines that he gave it."""
+    """The user's own client, with the deadlines that the user gave it."""
     if not isinstance(client, kinds):
         possible = " or a ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
         # Not the value: it may have a password in it.
@@ -212,7 +212,7 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
 
 
 def _check_retries(options: dict[str, Any], whose: str, remedy: str) -> None:
-    """A pool connects as often as its options say, and pauses in between: nobody else can make it stop."""
+    """Refuse options that repeat a connection attempt: the pool repeats it with pauses, and no caller can stop it."""
     retry = options.get("retry")
     if retry is None:
         # Then it makes one attempt more, for these.

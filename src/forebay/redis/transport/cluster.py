@@ -4,10 +4,10 @@ redis-py's cluster clients repeat a call that has no reply, and so would charge 
 names its node. They still follow the redirection of a slot that has moved: a node that redirects has executed nothing.
 For the rest see servers.py.
 
-After a failure, other nodes may own the slots. redis-py refreshes its slot table by asking one node after the other,
-and each silent node costs a deadline. So in the sync client no call waits for a refresh: a thread does it, one at a
-time and at most one each second, and ends when it is done. Until then calls go to the nodes that owned the slots
-before. A fork during a refresh leaves the thread and its locks in the parent, so a child makes a client of its own.
+After a failure, other nodes may own the slots. redis-py refreshes its slot table from one node after the other, and
+each silent node costs a deadline. So in the sync client no call waits for a refresh: a thread does it, one at a time
+and at most one each second, and ends when it is done. Until then calls go to the nodes that owned the slots before. A
+fork during a refresh leaves the thread and its locks in the parent, so a child makes a client of its own.
 """
 
 from __future__ import annotations

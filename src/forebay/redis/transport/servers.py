@@ -1,9 +1,9 @@
 """Calls to a single Redis server over the connections of a client's pool. No call is repeated.
 
 The client's own ``execute_command`` is not used, for two reasons. It repeats a call whose reply is late, and Redis may
-charge each repetition. And if an exception from elsewhere (an interrupt, a signal handler's time limit) comes between
-the call and its reply, it returns the connection to the pool with the reply unread: the next call on that connection
-would read it as its own. Here a connection is closed unless all its replies have been read.
+charge each repetition. And an exception from elsewhere (an interrupt, a signal handler's time limit) may come between
+the call and its reply. The client then returns the connection to the pool with the reply unread, and the next call on
+that connection would read it as its own. Here a connection is closed unless all its replies have been read.
 """
 
 from __future__ import annotations
