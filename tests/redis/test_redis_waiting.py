@@ -276,11 +276,39 @@ def test_a_release_admits_the_next_waiter(redis_store: RedisStore) -> None:
     assert held.peek("ada").remaining == 1  # a block that held nothing gives nothing back
 
 
-GIVING_BACK: dict[str, Callable[[Any, Any], object]] = {
-    "release": lambda held, lease: lease.release(),
-    "end of a block": lambda held, lease: lease.__exit__(None, None, None),
-    "end of a web request": lambda held, lease: held.store.executor.give_back([lease], held.store.executor.patience()),
-    "refund": lambda held, lease: held.refund("ada"),
+def acquired(held: Any) -> Any:
+    return held.acquire("ada")
+
+
+def of_several(held: Any) -> Any:
+    limits = AllOf(held, FixedWindow(held.store, "w", "10/hour"))
+    assert limits.allow("ada")
+    return limits
+
+
+def reserved_of_several(held: Any) -> Any:
+    keys = ["bob", "ada"]
+    booked = AllOf(FixedWindow(held.store, "w", "10/hour"), held).reserve(keys)
+    keys.clear()  # the reservation has keys of its own
+    return booked
+
+
+def end_a_web_request(held: Any, taken: Any) -> None:
+    held.store.executor.give_back([taken], held.store.executor.patience())
+
+
+# How a permit is taken, and how it is given back.
+GIVING_BACK: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    "release": (acquired, lambda held, lease: lease.release()),
+    "end of a block": (acquired, lambda held, lease: lease.__exit__(None, None, None)),
+    "end of a web request": (acquired, end_a_web_request),
+    "refund": (lambda held: held.allow("ada"), lambda held, taken: held.refund("ada")),
+    "reset": (acquired, lambda held, lease: held.reset("ada")),
+    "cancellation": (lambda held: held.reserve("ada"), lambda held, booked: booked.cancel()),
+    "refund of several limits": (of_several, lambda held, limits: limits.refund("ada")),
+    "reset of several limits": (of_several, lambda held, limits: limits.reset("ada")),
+    "cancellation of several limits": (reserved_of_several, lambda held, booked: booked.cancel()),
+    "end of a web request of several limits": (reserved_of_several, end_a_web_request),
 }
 
 
@@ -293,11 +321,12 @@ def test_a_permit_that_comes_back_wakes_the_waiter(
         monkeypatch.setattr(waiting, name, waiting.LONGEST_SLEEP_NS)
     monkeypatch.setattr(waiting, "_queues", {})
     held = Concurrency(redis_store, "c", 1, lease="1 hour")
-    lease = held.allow("ada") if how == "refund" else held.acquire("ada")
+    take, give_back = GIVING_BACK[how]
+    taken = take(held)
     admitted = list[bool]()
     threading.Thread(target=lambda: admitted.append(held.wait("ada")), daemon=True).start()
     until(lambda: waiting._queues, "the thread waits")
-    GIVING_BACK[how](held, lease)
+    give_back(held, taken)
     until(lambda: admitted, "the waiter has the permit")
     assert admitted == [True]
 

@@ -39,12 +39,12 @@ from forebay.redis.commands import (
 )
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
 from forebay.redis.executor import Executor
-from forebay.redis.limiter import AsyncRedisReservation, BaseLimiter, RedisReservation, would_block
-from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
+from forebay.redis.limiter import AsyncRedisReservation, BaseLimiter, BaseReservable, RedisReservation, would_block
+from forebay.redis.operations import Pending, asyncio_operations, operation
 from forebay.redis.scripts import script
 from forebay.redis.transport.deadline import Patience
 
-__all__ = ["Admitted", "AllOfCommands", "AsyncRedisAllOf", "Costs", "Keys", "RedisAllOf"]
+__all__ = ["Admitted", "AllOfCommands", "AsyncRedisAllOf", "Costs", "Keys", "RedisAllOf", "listed"]
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -82,8 +82,7 @@ class AllOfCommands:
     def _each(self, key: Keys, cost: Costs) -> list[tuple[LimiterCommands, Key, int]]:
         """The limiters with their own keys and costs."""
         count = len(self._limiters)
-        keys = key if isinstance(key, list) else [key] * count
-        costs = cost if isinstance(cost, list) else [cost] * count
+        keys, costs = listed(key, cost, count)
         if len(keys) != count:
             raise InvalidKey(f"{count} limiters need one key for all or {count} keys, not {len(keys)}")
         if isinstance(key, tuple) and count > 1 and len(key) == count:
@@ -258,13 +257,9 @@ class AllOfCommands:
         yield self._command_of(what, parts)
 
 
-class BaseAllOf(Operated[E], Generic[E, R]):
-    """`E` is the executor, `R` the class of reservations."""
-
-    _reservation: type[R]
-
+class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
     def __init__(self, store: Any, limiters: Sequence[BaseLimiter[E, R]], fallback: Any) -> None:
-        self._store, self._executor = store, store.executor
+        super().__init__(store)
         self._limiters = tuple(limiters)
         self._commands = AllOfCommands(
             [limiter.commands for limiter in limiters], fallback, has_slots=self._executor.has_slots
@@ -272,10 +267,6 @@ class BaseAllOf(Operated[E], Generic[E, R]):
 
     # Never called: its presence shows that this object isn't over shared memory.
     _make_limiter = None
-
-    @property
-    def store(self) -> Any:
-        return self._store
 
     @property
     def limiters(self) -> tuple[Any, ...]:
@@ -324,25 +315,27 @@ class BaseAllOf(Operated[E], Generic[E, R]):
         commands = self._commands
         return self._executor.run(
             self._reserve(key, cost, max_delay),
-            lambda: self._reserved(commands.fallback.reserve(key, cost, max_delay)),
+            lambda: self._reserved(key, commands.fallback.reserve(key, cost, max_delay)),
         )
 
     def _reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> CommandFlow[R]:
-        return self._reserved((yield from self._commands.reserve(key, cost, max_delay)))
+        return self._reserved(key, (yield from self._commands.reserve(key, cost, max_delay)))
 
-    def _reserved(self, booked: Booked) -> R:
-        make: Any = self._reservation
-        reservation: R = make(self._store, booked)
-        return reservation
+    def _wake(self, key: Keys) -> None:
+        """Wake the first thread that waits for each limiter's own key."""
+        keys, _ = listed(key, 1, len(self._limiters))
+        for limiter, its_key in zip(self._limiters, keys, strict=True):
+            self._executor.permits_came_back(limiter, its_key)
 
     @operation
     def refund(self, key: Keys, cost: Costs = 1) -> Pending[None]:
         commands = self._commands
-        return self._executor.run_to_end(commands.refund(key, cost), lambda: commands.fallback.refund(key, cost))
+        flow = self._giving_back(key, commands.refund(key, cost))
+        return self._executor.run_to_end(flow, lambda: commands.fallback.refund(key, cost))
 
     @operation
     def reset(self, key: Keys) -> Pending[None]:
-        return self._executor.run(self._commands.reset(key))
+        return self._executor.run(self._giving_back(key, self._commands.reset(key)))
 
     @operation
     def allow_many(self, keys: Iterable[Keys], costs: Iterable[Costs] | None = None) -> Pending[list[bool]]:
@@ -416,6 +409,11 @@ class AsyncRedisAllOf(BaseAllOf[AsyncExecutor, AsyncRedisReservation]):
 
     _reservation = AsyncRedisReservation
     wait_async = BaseAllOf.wait
+
+
+def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:
+    """A key and a cost for each of several limiters."""
+    return key if isinstance(key, list) else [key] * count, cost if isinstance(cost, list) else [cost] * count
 
 
 def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:

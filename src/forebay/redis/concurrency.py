@@ -460,11 +460,7 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
         """Give back what ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process, also if the task is
         cancelled meanwhile."""
         flow = self.commands.refund(key, cost, rate, burst, request_id)
-        return self._executor.run_to_end(self._refund(flow, key), lambda: self._executor.permits_came_back(self, key))
-
-    def _refund(self, flow: CommandFlow[None], key: Key) -> CommandFlow[None]:
-        yield from flow
-        self._executor.permits_came_back(self, key)
+        return self._executor.run_to_end(self._giving_back(key, flow), lambda: self._wake(key))
 
     @operation
     def exceeded(self, key: Key) -> Pending[LimitExceeded]:

@@ -28,7 +28,7 @@ from forebay.core.all_of import AllOf
 from forebay.core.decision import Decision, _decision
 from forebay.errors import CostExceedsLimit, InvalidLimiter, StoreUnavailable, short_repr
 from forebay.rate import NS, Duration, Rate, as_rate
-from forebay.redis.all_of import Admitted
+from forebay.redis.all_of import Admitted, listed
 from forebay.redis.commands import Booked, CommandFlow, LimiterCommands
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
 from forebay.store import Store
@@ -339,11 +339,6 @@ def give_back(taken: Iterable[Booked | Taken]) -> None:
         else:
             for _ in one.cancel():
                 raise AssertionError("Redis was asked to give back what the host has given")
-
-
-def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:
-    """A key and a cost for each of several limiters."""
-    return key if isinstance(key, list) else [key] * count, cost if isinstance(cost, list) else [cost] * count
 
 
 def _booked(reservation: Any, cancelled: Callable[[], None]) -> Booked:

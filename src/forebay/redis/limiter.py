@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from forebay.core.arguments import costs_of, keys_of
@@ -25,6 +26,7 @@ __all__ = [
     "AsyncRedisLimiter",
     "AsyncRedisReservation",
     "BaseLimiter",
+    "BaseReservable",
     "BaseReservation",
     "RedisLimiter",
     "RedisReservation",
@@ -104,18 +106,40 @@ class AsyncRedisReservation(BaseReservation[AsyncExecutor]):
     __slots__ = ()
 
 
-class BaseLimiter(Operated[E], Generic[E, R]):
-    """`E` is the executor, `R` the class of reservations."""
+class BaseReservable(Operated[E], Generic[E, R]):
+    """What makes reservations: a limiter, or several as one. `E` is the executor, `R` the class of reservations."""
 
     _reservation: type[R]
 
-    def __init__(self, store: Any, commands: LimiterCommands) -> None:
+    def __init__(self, store: Any) -> None:
         self._store, self._executor = store, store.executor
-        self.commands = commands
 
     @property
     def store(self) -> Any:
         return self._store
+
+    def _reserved(self, key: Any, booked: Booked) -> R:
+        if booked.cancelling is not None:
+            # The caller may change a list of keys before it cancels.
+            key = key[:] if isinstance(key, list) else key
+            booked.cancelling = self._giving_back(key, booked.cancelling)
+        make: Any = self._reservation
+        reservation: R = make(self._store, booked)
+        return reservation
+
+    def _giving_back(self, key: Any, flow: CommandFlow[None]) -> CommandFlow[None]:
+        """Run the flow, then wake the first thread that waits for `key`."""
+        yield from flow
+        self._wake(key)
+
+    def _wake(self, key: Any) -> None:
+        self._executor.permits_came_back(self, key)
+
+
+class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
+    def __init__(self, store: Any, commands: LimiterCommands) -> None:
+        super().__init__(store)
+        self.commands = commands
 
     @property
     def name(self) -> str:
@@ -207,8 +231,8 @@ class BaseLimiter(Operated[E], Generic[E, R]):
     def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Pending[R]:
         commands = self.commands
         return self._executor.run_command(
-            commands.reserve(key, cost, max_delay).then(self._reserved),
-            lambda: self._reserved(commands.fallback.reserve(key, cost, max_delay)),
+            commands.reserve(key, cost, max_delay).then(partial(self._reserved, key)),
+            lambda: self._reserved(key, commands.fallback.reserve(key, cost, max_delay)),
         )
 
     @operation
@@ -230,7 +254,7 @@ class BaseLimiter(Operated[E], Generic[E, R]):
 
     @operation
     def reset(self, key: Key) -> Pending[None]:
-        return self._executor.run_command(self.commands.reset(key))
+        return self._executor.run_command(self.commands.reset(key).then(lambda _: self._wake(key)))
 
     @operation
     def allow_many(self, keys: Iterable[Key], costs: Iterable[int] | None = None) -> Pending[list[bool]]:
@@ -247,14 +271,9 @@ class BaseLimiter(Operated[E], Generic[E, R]):
     def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> Pending[bool]:
         return self._executor.wait(self, key, cost, timeout, jitter)
 
-    def _reserved(self, booked: Booked) -> R:
-        make: Any = self._reservation
-        reservation: R = make(self._store, booked)
-        return reservation
-
     def view(self, key: Key, taken: Any) -> Any:
         """The object that gives back this limiter's part of a request to several limits."""
-        return self._reserved(taken)
+        return self._reserved(key, taken)
 
     def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For ``AllOf``, when a limiter of this kind is its first argument."""
