@@ -37,7 +37,7 @@ class Terms:
     reset_ns: int
     lease_ns: int = LEASE_NS
     longest_ns: int = LEASE_NS
-    deadline_ns: int = DEADLINE_NS
+    fetch_deadline_ns: int = DEADLINE_NS
     longest_fetch_ns: int = 2 * LEASE_NS + DEADLINE_NS
     host_algorithm: int = layout.ALGORITHM_LEASED_TOKEN_BUCKET
     encoding: bytes = b"explored"

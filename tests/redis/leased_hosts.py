@@ -8,7 +8,10 @@ from typing import Any
 from scripts_clock import ServerClock
 
 from forebay import Store
+from forebay.core.leased import Permits
+from forebay.core.table.keys import Key
 from forebay.redis import LeasedStore, RedisStore
+from forebay.redis.leased.fetch import Holdings, Outcome, Steps, borrowed, charged, is_alone
 from forebay.testing import ManualClock
 
 
@@ -38,6 +41,12 @@ class Hosts:
     def give_back(self, *, everything: bool = False) -> None:
         for store in self.stores:
             store.executor.give_back(store.executor.holdings.unused(everything=everything))
+
+
+def answered(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Outcome]:
+    """Decide a request that exceeds the lease: the steps of an executor, without its fallback."""
+    answer = (yield from charged(permits, key, cost)) if is_alone(permits, cost) else None
+    return answer or (yield from borrowed(permits, holdings, key, cost))
 
 
 def drained(limiter: Any, key: str = "user:42") -> int:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from leased_hosts import Hosts
+from leased_hosts import Hosts, answered
 from redis_server import RedisServer
 from scripts_clock import ServerClock
 
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, RedisStore
 from forebay.redis.commands import Command
-from forebay.redis.leased.fetch import Holdings, Outcome, Steps, answered, closing_ns
+from forebay.redis.leased.fetch import Holdings, Outcome, Steps, closing_ns
 
 KEY = "user:42"
 

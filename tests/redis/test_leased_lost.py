@@ -275,7 +275,7 @@ def patience(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Callable[[float],
 def test_every_waiting_request_outlasts_two_killed_fetches(hosts: Hosts, patience: Callable[[float], None]) -> None:
     """One fetch holds the slot when they come; the first of them fetches next and is killed, too."""
     limiter = TokenBucket(hosts.new(), "l", "1000/hour")
-    deadline_s = limiter.terms.deadline_ns / 1e9 + 0.002
+    deadline_s = limiter.terms.fetch_deadline_ns / 1e9 + 0.002
     dead = [begun(limiter, 1)]
     waiting = [borrowed(limiter, Holdings(), KEY, 1) for _ in range(4)]
     assert all(isinstance(next(steps), float) for steps in waiting)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+from leased_hosts import answered
 from redis_server import RedisServer
 from scripts_clock import ServerClock
 
@@ -23,7 +24,7 @@ from forebay import FixedWindow, SlidingWindow, Store, StoreUnavailable, TokenBu
 from forebay.redis import LeasedStore, RedisStore
 from forebay.redis.commands import Command
 from forebay.redis.leased import fetch as leased_fetch
-from forebay.redis.leased.fetch import Holdings, Outcome, Steps, answered
+from forebay.redis.leased.fetch import Holdings, Outcome, Steps
 from forebay.testing import ManualClock
 
 KEY = "k"

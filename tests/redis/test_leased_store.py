@@ -40,6 +40,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.redis import AsyncLeasedStore, AsyncRedisStore, LeasedStore, RedisStore
+from forebay.testing import ManualClock
 
 KEY = "user:42"
 KINDS: dict[str, Callable[[Any, str], Any]] = {
@@ -377,18 +378,41 @@ def test_a_host_that_lost_its_cells_fetches_again(hosts: Hosts) -> None:
     assert used + drained(limiter) + drained(other) <= 75
 
 
+def fill(store: Store) -> None:
+    TokenBucket(store, "crowd", "1/day").allow_many(range(10_000))
+
+
+@pytest.mark.parametrize("missing", ["fetch slot", "lease"])
 @pytest.mark.parametrize("on_full", ["deny", "allow"])
-def test_a_full_table_does_what_its_store_says(redis_store: RedisStore, on_full: Any) -> None:
-    host_store = Store.private(keys=1, on_full=on_full)
-    with host_store, LeasedStore(redis_store, host_store) as store:
-        crowd = TokenBucket(host_store, "crowd", "1/hour")
-        limiter = TokenBucket(store, "l", "1000/hour")
-        for number in range(10_000):
-            crowd.allow(number)
-        decision = limiter.hit(KEY)
-        assert decision.allowed == (on_full == "allow")
-        if not decision:
-            assert decision.retry_after > 0
+def test_a_full_table_does_what_its_store_says(
+    redis_store: RedisStore, clock: ManualClock, on_full: Any, missing: str
+) -> None:
+    with (
+        Store.private(keys=1, on_full=on_full, clock=clock) as host,
+        LeasedStore(redis_store, host, share=0.5) as store,
+    ):
+        limiter = TokenBucket(store, "l", "100/hour")
+        if missing == "lease":
+            # The key's lease expires. Its fetch slot remembers a denial of 40 permits until 40 are there.
+            assert [limiter.hit(KEY, 40).allowed for _ in range(3)] == [True, True, False]
+            clock.advance(5)
+        before = host.stats().limiters["l"]
+        fill(host)
+        decisions = [limiter.hit(KEY, 5), limiter.hit(KEY, 5)]
+        passed = limiter.allow(KEY)
+        after = host.stats().limiters["l"]
+    assert [decision.allowed for decision in decisions] == [passed, passed] == [on_full == "allow"] * 2
+    assert all(decision.full for decision in decisions)
+    assert all(decision or decision.retry_after > 0 for decision in decisions)
+    assert after.full - before.full == 3
+    assert (after.allowed - before.allowed, after.denied - before.denied) == ((3, 0) if passed else (0, 3))
+
+
+def test_only_a_lack_of_room_is_flagged_as_full(hosts: Hosts) -> None:
+    limiter = TokenBucket(hosts.new(), "l", "100/hour")
+    decisions = [limiter.hit(KEY, cost) for cost in (1, 5, 60, 60, 60, 99)]
+    assert [decision.allowed for decision in decisions] == [True, True, True, False, False, False]
+    assert not any(decision.full for decision in (*decisions, limiter.peek(KEY)))
 
 
 def test_forgotten_scripts_are_sent_again(hosts: Hosts, client: redis.Redis) -> None:

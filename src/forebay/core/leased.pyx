@@ -15,8 +15,8 @@ All are 128-bit acq_rel CASes.
 
 * *spend*: any request, if permits are there and the lease runs. Permits fall; nothing else changes. "leased: spending"
 * *begin*: a fetch that is about to ask the server. Sets `pending` and a generation of its own. The request to the
-  server reports how many permits are left: so many are still on loan. Whatever else the server had lent the host is
-  spent.
+  server reports how many permits are left: so many are still on loan. It also reports the unspent permits of a lease
+  that has ended on the host. The rest of the loan counts as spent.
 * *deposit*: the same fetch, with the reply, only if the fetch slot is still its own and the cell still has its
   generation, pending. It drops those of the reported permits that the server doesn't count any more. It adds the grant,
   less the request's own cost, so the request that fetches is served. The end is that of the new lease.
@@ -56,8 +56,8 @@ The server then counts no more than is on loan, and its reply has the number of 
 Deposit and abort take these out of the cell. If the reply is lost, the host can spend them until the old lease's end on
 the host, which is not later than the server's. A report that came after that end leaves none to spend.
 
-*A generation does not repeat while it matters.* It is the clock, in units of which 128 are longer than a fetch may take
-and a lease lasts. A begin may meet a generation of its own unit or one ahead of it. If nothing is pending there, no
+*A generation does not repeat while it matters.* It is the clock, in units of which 128 are longer than a fetch and a
+lease together. A begin may meet a generation of its own unit or one ahead of it. If nothing is pending there, no
 fetch waits for that generation, and the begin takes the same; else it takes the next. Begins that overtake are at least
 as far apart as a fetch slot is closed for, unless fetch slots are lost. So all that are under way within the time of a
 lease differ. After that time a deposit's lease is over, and it deposits nothing.
@@ -81,17 +81,19 @@ Advisory: a process that takes it wrongly costs a fetch, never a permit.
 * *enter*: a request that lacks permits. Open -> fetching, closed until the fetch must have ended.
 * *wait*: other requests. They sleep, and look whether there are permits. They wait for two fetches: the process of the
   first may be killed, and that of the next, too.
-* *deny*: the fetch, after a denial. Closed until the limit can change, for requests that cost as much. They are denied
-  by loads only.
+* *deny*: the fetch, after a denial. Closed until the limit can change, for requests that cost as much or more. They are
+  denied by loads only. Two other steps close the fetch slot in the same way. After a partial grant the fetch closes it
+  for a pause, for all requests that lack permits. A request that the server charges without a loan closes it after a
+  denial, if it can enter.
 * *leave*: the fetch. Fetching -> open, or reserved if `waited` is set.
 * *wait in turn*: a process that has waited for long, while others were let in, sets `waited` in the fetch slot that it
-  finds. A process that leaves such a slot *reserves* it: for a moment, and no longer than it would have been closed if
-  the fetch had not ended, it is closed to all but processes that have waited for long. That is a state like that of a
-  fetch, with a mark that no fetch has.
+  finds. A process that leaves such a slot *reserves* it: only processes that have waited for long may enter. The
+  reservation ends after 16 ms, or at the time until which the fetch had closed the slot, if that is earlier. The state
+  of a reserved slot is like that of a fetch, with a mark that no fetch has.
 
-Without turns, a process that leaves the slot, spends what it brought and returns at once would beat the waiters, which
-sleep between two looks. A thread gives up the interpreter only while it fetches, and another process is away from the
-slot for microseconds.
+Without turns, a process that leaves the slot, spends the permits and returns at once would beat the waiters, which
+sleep between two looks. Other threads of its process run only while it fetches, and to other processes the slot is open
+for microseconds.
 
 The fetch slot also remembers how much is borrowed at a time, as a power of two. It does so after its time, too, until
 another key takes its cell. A request that needs as much as the host may have on loan borrows nothing. The server
@@ -122,7 +124,7 @@ from forebay.core.algorithms.counts cimport (
     FRACTION_BITS, count_bits_for, count_state, count_time, low_mask, low_of, time_of,
 )
 from forebay.core.cell_limiter cimport whole_cost
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Limiter
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport (
@@ -158,7 +160,7 @@ cdef uint64_t UNKNOWN = UNKNOWN_SIZE
 cdef uint64_t MOST_AHEAD = 63
 
 # The outcomes of `enter`.
-ENTERED, BUSY, CLOSED = 0, 1, 2
+ENTERED, BUSY, CLOSED, FULL = 0, 1, 2, 3
 # The resolution of a fetch slot's time.
 FETCH_SLOT_QUANTUM_NS = 1 << 20
 
@@ -360,8 +362,8 @@ cdef class Permits(Limiter):
         self.unit.low_bits = self.unit.permit_bits + GENERATION_BITS + 1
         self.unit.longest_ns = terms.longest_ns + (<uint64_t>1 << (self.unit.low_bits - FRACTION_BITS))
         self.clock_shift = count_bits_for(terms.longest_fetch_ns >> (GENERATION_BITS - 1))
-        self.keep_ns = terms.deadline_ns
-        self.cell_keep_ns = min(terms.deadline_ns, terms.lease_ns // 2)
+        self.keep_ns = terms.fetch_deadline_ns
+        self.cell_keep_ns = min(terms.fetch_deadline_ns, terms.lease_ns // 2)
         self.same_ns = terms.same_ns
         self.limit_permits = terms.limit
         self.reset_ns = terms.reset_ns
@@ -497,9 +499,12 @@ cdef class Permits(Limiter):
         decision.reset_after_ns = rest_ns + self.reset_ns
         return decision
 
-    def decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns):
-        """The Decision of a request that went to Redis."""
-        return self.new_decision(allowed, left, retry_ns, rest_ns)
+    def decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns, bint full=False):
+        """The Decision of a request that went to Redis; `full` if the host's store had no room for the key."""
+        cdef Decision decision = self.new_decision(allowed, left, retry_ns, rest_ns)
+        if full:
+            decision.flags |= NO_ROOM
+        return decision
 
     def checked(self, cost):
         """A cost as a whole number. Raises ``InvalidCost``, ``CostExceedsLimit``."""
@@ -535,7 +540,8 @@ cdef class Permits(Limiter):
         """Try to take the fetch slot: the outcome, until when it is closed, its state if it was taken, and the size of
         the loans. A caller that `has_waited` for long goes before others.
 
-        If there is no room for a fetch slot: the outcome by the store's `on_full`, and when there may be room.
+        FULL if there is no room for a fetch slot: with the time at which there may be room, if the store's `on_full`
+        denies the request, and with 0, if it allows it.
         """
         cdef SlotRequest request
         cdef Verdict verdict
@@ -553,7 +559,7 @@ cdef class Permits(Limiter):
             &verdict, &events)
         self.count_events(&events)
         if verdict.full:
-            return CLOSED, verdict.state if verdict.outcome == DENIED else 0, 0, 0
+            return FULL, verdict.state if verdict.outcome == DENIED else 0, 0, 0
         if verdict.outcome == ALLOWED:
             return ENTERED, 0, verdict.state, size_of(verdict.state)
         if verdict.state & FETCHING == 0:

@@ -1,7 +1,8 @@
 """Fetching a lease for one request, and giving back what is unused: sans-I/O steps, which both executors drive.
 
-A fetch is a single flight: of all threads, tasks and processes of a host that lack permits of one key, the holder of
-the key's fetch slot borrows for all. The top of core/leased.pyx has the proof.
+A fetch is a single flight: a host has at most one fetch of a key under way, by the request that holds the key's fetch
+slot. It borrows a batch for its own request. Other threads, tasks and processes of the host spend the permits that are
+left. The top of core/leased.pyx has the proof.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from forebay.core.arguments import cost_of
 from forebay.core.decision import Decision
-from forebay.core.leased import BUSY, CLOSED, FETCH_SLOT_QUANTUM_NS, UNKNOWN_SIZE, Permits
+from forebay.core.leased import BUSY, CLOSED, FETCH_SLOT_QUANTUM_NS, FULL, UNKNOWN_SIZE, Permits
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.redis.commands import (
@@ -28,8 +29,8 @@ __all__ = [
     "Outcome",
     "Steps",
     "alone",
-    "answered",
     "borrowed",
+    "charged",
     "is_alone",
     "peeked",
     "refunded",
@@ -55,6 +56,8 @@ class Outcome(NamedTuple):
     left: int = 0
     retry_ns: int = 0
     rest_ns: int = 0
+    full: bool = False
+    """Whether the host's store had no room for the key, and its `on_full` decided."""
 
     def decision(self, permits: Permits) -> Decision:
         return permits.decision(*self)
@@ -138,12 +141,6 @@ def shared(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[D
     return (yield from borrowed(permits, holdings, key, cost)).decision(permits)
 
 
-def answered(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Outcome]:
-    """Decide a request that exceeds the lease."""
-    answer = (yield from charged(permits, key, cost)) if is_alone(permits, cost) else None
-    return answer or (yield from borrowed(permits, holdings, key, cost))
-
-
 def is_alone(permits: Permits, cost: int) -> bool:
     """Whether a request needs at least as much as the host may have on loan, so that no other request can share it."""
     terms: Terms = permits.terms
@@ -179,7 +176,7 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Outcome | None]:
 
 def patience_s(terms: Terms) -> float:
     """How long a request waits for other fetches: until two of them, one after the other, must have ended."""
-    return 2 * (terms.deadline_ns + 2 * FETCH_SLOT_QUANTUM_NS) / 1e9
+    return 2 * (terms.fetch_deadline_ns + 2 * FETCH_SLOT_QUANTUM_NS) / 1e9
 
 
 def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps[Outcome]:
@@ -195,12 +192,12 @@ def borrowed(permits: Permits, holdings: Holdings, key: Key, cost: int) -> Steps
     while True:
         has_waited = were_others_let_in and time.monotonic() - since_s > LONG_S
         slot, until_ns, seen, size = permits.enter(tag, cost, has_waited)
-        if slot == CLOSED:
-            if until_ns == 0:
-                return Outcome(True)
+        if slot == FULL and until_ns == 0:
+            return without_room(permits, 0)
+        if slot in (CLOSED, FULL):
             retry_ns = until_ns - permits.now_ns()
             if retry_ns > 0:
-                return denied(permits, tag, retry_ns)
+                return denied(permits, tag, retry_ns) if slot == CLOSED else without_room(permits, retry_ns)
             continue
         if slot == BUSY:
             busy_until_ns = busy_until_ns or until_ns
@@ -256,10 +253,10 @@ def fetched(
             return allowed(permits, tag)
         begun = permits.begin(tag)
         if begun is None:
-            return Outcome(True) if terms.on_full == "allow" else denied(permits, tag, terms.pause_ns)
+            return without_room(permits, 0 if terms.on_full == "allow" else terms.pause_ns)
         generation, now_ns, stamp_us, left, unspent, was_end_ns = begun
         wanted_size = 0 if size == UNKNOWN_SIZE else next_size(terms, size, left, unspent, was_end_ns - now_ns)
-        # The want covers the request alone, as other requests spend the remainder; the need is only the missing part.
+        # Other requests may spend what is left, so `want` by itself covers the whole cost. `need` is what is missing.
         need = max(cost - max(left, 0), 1)
         want = max(cost, min(1 << wanted_size, terms.most_on_loan) - max(left, 0))
         place = terms.place(key)
@@ -318,6 +315,15 @@ def allowed(permits: Permits, tag: int) -> Outcome:
 def denied(permits: Permits, tag: int, retry_ns: int) -> Outcome:
     permits.count_denied()
     return Outcome(False, permits.left(tag)[0], retry_ns, retry_ns)
+
+
+def without_room(permits: Permits, retry_ns: int) -> Outcome:
+    """The outcome of a request for whose key the host's store has no room: denied for `retry_ns`, or allowed if 0."""
+    if retry_ns:
+        permits.count_denied()
+    else:
+        permits.count_allowed()
+    return Outcome(not retry_ns, 0, retry_ns, retry_ns, full=True)
 
 
 def peeked(permits: Permits, key: Key, cost: int) -> Steps[Decision]:

@@ -71,7 +71,8 @@ class LeasedLimiter(LeasedBase, Permits):
 
     Any method may raise ``ForeignState``, and ``StoreUnavailable`` unless the Redis store's `when_unavailable` decides
     instead. ``reset`` raises it always while Redis is unavailable. A request waits for other workers of the host for at
-    most twice the Redis store's deadline, and then for as long as a call of its own may take.
+    most two fetch deadlines, and then for as long as a call of its own may take. A fetch deadline is the Redis store's
+    `timeout`, or a 64th of the lease if that is longer.
     """
 
     _store: LeasedStore
@@ -135,7 +136,7 @@ class AsyncLeasedLimiter(LeasedBase):
     """A limiter whose permits a host borrows from Redis, for asyncio. The methods of ``LeasedLimiter``, awaited.
 
     *Tasks*: any number, in one event loop. *Processes*: as ``LeasedLimiter``, with which it shares leases if the stores
-    are the same and have the same deadline. Any method may raise ``StoreUnavailable`` and ``ForeignState``.
+    are the same and have the same `timeout`. Any method may raise ``StoreUnavailable`` and ``ForeignState``.
     """
 
     may_free_early = False

@@ -87,16 +87,16 @@ class Terms(ABC):
     """After a partial grant, the host sends no fetch for at least so long."""
 
     def __init__(
-        self, strict: LimiterCommands, algorithm: Algorithm, store: Store, options: Options, deadline_ns: int
+        self, strict: LimiterCommands, algorithm: Algorithm, store: Store, options: Options, timeout_ns: int
     ) -> None:
         self.strict, self.limit = strict, algorithm.limit
         self.parameters = strict.parameters
         self.fallback = strict.fallback
         self.lease_ns = options.lease_ns
-        self.timeout_ns = deadline_ns
+        self.timeout_ns = timeout_ns
         # Overtaking fetches must differ in their generation, which lasts about a 64th of a lease: see core/leased.pyx.
-        self.deadline_ns = max(deadline_ns, self.lease_ns // 64)
-        self.longest_fetch_ns = 2 * self.lease_ns + self.deadline_ns
+        self.fetch_deadline_ns = max(timeout_ns, self.lease_ns // 64)
+        self.longest_fetch_ns = 2 * self.lease_ns + self.fetch_deadline_ns
         self.share = options.share
         self.on_full = store.on_full
         where = strict.keyspace.server_identity
@@ -110,7 +110,7 @@ class Terms(ABC):
                 algorithm.unit,
                 self.limit,
                 options,
-                deadline_ns,
+                timeout_ns,
             )
         )
         self.encoding = blake2b(what.encode(), digest_size=16).hexdigest().encode()
@@ -151,13 +151,13 @@ class BucketTerms(Terms):
     host_algorithm = layout.ALGORITHM_LEASED_TOKEN_BUCKET
 
     def __init__(
-        self, strict: LimiterCommands, algorithm: Gcra, store: Store, options: Options, deadline_ns: int
+        self, strict: LimiterCommands, algorithm: Gcra, store: Store, options: Options, timeout_ns: int
     ) -> None:
-        super().__init__(strict, algorithm, store, options, deadline_ns)
+        super().__init__(strict, algorithm, store, options, timeout_ns)
         # Equal rates share a bucket, however they are written.
         divisor = math.gcd(algorithm.period_us, algorithm.rate.limit)
         period_us, per = algorithm.period_us // divisor, algorithm.rate.limit // divisor
-        self.longest_ns = max(self.lease_ns, self.deadline_ns)
+        self.longest_ns = max(self.lease_ns, self.fetch_deadline_ns)
         self.same_ns = 0
         self.reset_ns = 1000 * algorithm.tolerance_us
         self.early_ns = self.lease_ns // 2
@@ -219,14 +219,14 @@ class WindowTerms(Terms):
     """The terms of a window. A borrow is charged until the window's end, in the state that strict limiters share."""
 
     def __init__(
-        self, strict: LimiterCommands, algorithm: Window, store: Store, options: Options, deadline_ns: int
+        self, strict: LimiterCommands, algorithm: Window, store: Store, options: Options, timeout_ns: int
     ) -> None:
-        super().__init__(strict, algorithm, store, options, deadline_ns)
+        super().__init__(strict, algorithm, store, options, timeout_ns)
         self.algorithm = algorithm
         slides = algorithm.script == "sliding"
         self.host_algorithm = layout.ALGORITHM_LEASED_SLIDING_WINDOW if slides else layout.ALGORITHM_LEASED_FIXED_WINDOW
         period_ns = 1000 * algorithm.period_us
-        self.longest_ns = max(period_ns, self.deadline_ns)
+        self.longest_ns = max(period_ns, self.fetch_deadline_ns)
         self.same_ns = period_ns // 2
         self.reset_ns = period_ns if slides else 0
         self.early_ns = min(self.lease_ns, period_ns) // 2
@@ -275,13 +275,13 @@ class WindowTerms(Terms):
         yield self.strict.reset(key)
 
 
-def terms_of(kind: type, strict: LimiterCommands, store: Store, options: Options, deadline_ns: int) -> Terms:
+def terms_of(kind: type, strict: LimiterCommands, store: Store, options: Options, timeout_ns: int) -> Terms:
     """The terms of a limiter. Raises ``InvalidLimiter`` if its permits can't be lent."""
     algorithm = strict.algorithm
     if kind is TokenBucket and isinstance(algorithm, Gcra):
-        return BucketTerms(strict, algorithm, store, options, deadline_ns)
+        return BucketTerms(strict, algorithm, store, options, timeout_ns)
     if kind in (FixedWindow, SlidingWindow) and isinstance(algorithm, Window):
-        return WindowTerms(strict, algorithm, store, options, deadline_ns)
+        return WindowTerms(strict, algorithm, store, options, timeout_ns)
     raise InvalidLimiter(
         f"of {strict!r} nothing can be lent: TokenBucket with refill='continuous', FixedWindow and SlidingWindow can "
         "be leased; make this one over the RedisStore itself, where every decision is exact and a round trip"
