@@ -23,7 +23,7 @@ from forebay.redis.transport.deadline import Patience
 
 # What docs/redis.md lists.
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
-RULES = re.findall(r"[+~][a-z|*:]+", PAGE.partition("The user needs")[2].partition("\n\n")[0].replace("\n", " "))
+RULES = re.findall(r"[+~][a-z|*:]+", PAGE.partition("The user needs these rules:")[2].partition("\n\nRedis ")[0])
 FOR_CLUSTERS = ["+cluster|slots", "+asking", "+command"]
 
 
