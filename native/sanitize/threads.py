@@ -1,6 +1,7 @@
 """Hammers every limiter from many threads, without the GIL: ``python threads.py SECONDS``. For the thread sanitizer.
 
-Few keys, so that threads meet; then more than there is room for, so that they insert, evict and reuse.
+The first run has few keys, so that threads meet. The second has more keys than there is room for, so that threads
+insert, evict and reuse cells.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from forebay import (
 
 THREADS: Final = 6
 TURNS: Final = 4000
-# Of a store for one key and of an extent with words for a few, what is asked for by the second crowd.
-FEW, MANY, FEW_WITH_WORDS, MANY_WITH_WORDS = 4, 3000, 2, 9
+# The numbers of keys in the first and the second run over one limiter. The second has more keys than there is room for.
+FEW, MANY, FEW_WITH_RECORDS, MANY_WITH_RECORDS = 4, 3000, 2, 9
 
 PLAIN: Final[list[Callable[[Store, str], Any]]] = [
     lambda store, name: TokenBucket(store, name, "2000/second", burst=20),
@@ -39,7 +40,7 @@ PLAIN: Final[list[Callable[[Store, str], Any]]] = [
     lambda store, name: FixedWindow(store, name, "20/10 ms", align="stagger"),
     lambda store, name: SlidingWindow(store, name, "20/10 ms"),
 ]
-WITH_WORDS: Final[list[Callable[[Store, str], Any]]] = [
+WITH_RECORDS: Final[list[Callable[[Store, str], Any]]] = [
     lambda store, name: SlidingLog(store, name, "20/10 ms", keys=3),
     lambda store, name: SlidingLog(store, name, "1/ms", keys=3),
     lambda store, name: BucketedWindow(store, name, "20/10 ms", 5, keys=3),
@@ -48,7 +49,7 @@ WITH_WORDS: Final[list[Callable[[Store, str], Any]]] = [
 
 
 def together(work: Callable[[int], Any]) -> list[Any]:
-    """What `work(0)`, `work(1)` and so on return, each in a thread of its own."""
+    """Run `work(0)`, `work(1)` and so on, each in a thread of its own. Return their results in this order."""
     results: list[Any] = [None] * THREADS
     start = threading.Barrier(THREADS)
 
@@ -66,7 +67,7 @@ def together(work: Callable[[int], Any]) -> list[Any]:
 
 
 def hammer_limiter(limiter: Any, keys: list[int], round_number: int) -> list[int]:
-    """Two thirds of the threads call what a decision calls, the others decide batches as a program does."""
+    """Two thirds of the threads call the C functions of a decision; the others decide batches as a program does."""
     batch = (keys * (2000 // len(keys) + 1))[:2000]
 
     def work(me: int) -> tuple[int, int, int, int]:
@@ -93,7 +94,7 @@ def main() -> None:
     end = time.monotonic() + float(sys.argv[1])
     totals, rounds, denials = [0, 0, 0, 0], 0, 0
     while rounds == 0 or time.monotonic() < end:
-        for makers, few, many in ((PLAIN, FEW, MANY), (WITH_WORDS, FEW_WITH_WORDS, MANY_WITH_WORDS)):
+        for makers, few, many in ((PLAIN, FEW, MANY), (WITH_RECORDS, FEW_WITH_RECORDS, MANY_WITH_RECORDS)):
             for number, make in enumerate(makers):
                 with Store.private(keys=1) as store:
                     limiter = make(store, f"limiter {number}")

@@ -1,7 +1,10 @@
 """Deciding many keys in one call: some keys' cells are prefetched while other keys are decided.
 
-Cache misses dominate the time of a large batch, so they overlap, in three stages: hash a key and prefetch its home
-line; half way to the decision, find its cell there, or prefetch the other lines of its probe set; decide.
+Cache misses dominate the time of a large batch, so they overlap. Each key passes three stages:
+
+1. Hash the key and prefetch its home line.
+2. Half way to the decision, find its cell in that line, or prefetch the other lines of its probe set.
+3. Decide.
 """
 
 from cpython.object cimport PyObject

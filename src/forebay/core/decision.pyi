@@ -4,14 +4,17 @@ from typing import NoReturn, final
 class Decision:
     """A limiter's decision about one request. True if the request was allowed.
 
-    ``allowed``; ``limiter``: the name of the limiter whose limit bound the request; ``limit``: the most permits that
-    can be allowed at once (a bucket's burst); ``remaining``: the permits that would still be allowed right after this
-    decision; ``retry_after``: the seconds after which the same request is allowed if nothing else happens, 0.0 when
-    allowed; ``reset_after``: the seconds after which the key is as if it had never been seen; ``next_after``: the
-    seconds after which more than now is allowed. That is ``retry_after`` for a denial, the time to the next permit for
-    a bucket, else ``reset_after``. ``retry_after_ns``, ``reset_after_ns`` and ``next_after_ns`` are the same in exact
-    nanoseconds. ``degraded``: Redis was unavailable, and the store's ``when_unavailable`` policy decided. ``full``: the
-    store had no room for the key, and its ``on_full`` decided.
+    * ``allowed``
+    * ``limiter``: the name of the limiter whose limit bound the request
+    * ``limit``: the most permits that can be allowed at once (a bucket's burst)
+    * ``remaining``: the permits that would still be allowed right after this decision
+    * ``retry_after``: seconds after which the same request is allowed if nothing else happens; 0.0 when allowed
+    * ``reset_after``: seconds after which the key is as if it had never been seen
+    * ``next_after``: seconds after which more than now is allowed. That is ``retry_after`` for a denial, the time to
+      the next permit for a bucket, else ``reset_after``
+    * ``retry_after_ns``, ``reset_after_ns``, ``next_after_ns``: the same in exact nanoseconds
+    * ``degraded``: Redis was unavailable, and the store's ``when_unavailable`` policy decided
+    * ``full``: the store had no room for the key, and its ``on_full`` decided
 
     Immutable, so safe to share between threads. Only limiters make decisions.
     """

@@ -4,15 +4,20 @@ from typing_extensions import disjoint_base
 
 @disjoint_base
 class Reservable:
-    """Base class of what makes reservations: limiters, and ``AllOf``."""
+    """Base class of limiters and of ``AllOf``, which make reservations."""
 
 @final
 class Reservation:
     """Permits booked for later use. True if they were booked.
 
-    ``allowed``; ``delay``: the seconds from the booking until the permits may be used, or, if nothing was booked, until
-    another attempt may succeed; ``delay_ns``, the same in exact nanoseconds, and ``due_ns``, the segment's time at its
-    end; ``full``: the store had no room for the key, and its ``on_full`` decided. Only limiters make reservations.
+    * ``allowed``
+    * ``delay``: seconds from the booking until the permits may be used; if nothing was booked, until another attempt
+      may succeed
+    * ``delay_ns``: the same in exact nanoseconds
+    * ``due_ns``: the segment's time at the end of the delay
+    * ``full``: the store had no room for the key, and its ``on_full`` decided
+
+    Only limiters make reservations.
     """
     def __init__(self, *args: object, **kwargs: object) -> NoReturn: ...
     @property

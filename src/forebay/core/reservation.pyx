@@ -41,7 +41,7 @@ cdef Reservation new_reservation(
 
 
 cdef class Reservable:
-    """Base class of what makes reservations: limiters, and ``AllOf``."""
+    """Base class of limiters and of ``AllOf``, which make reservations."""
 
     cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
         """Give back what a reservation of `key` and `cost` charged, if it still counts."""
@@ -52,9 +52,14 @@ cdef class Reservable:
 cdef class Reservation:
     """Permits booked for later use. True if they were booked.
 
-    ``allowed``; ``delay``: the seconds from the booking until the permits may be used, or, if nothing was booked, until
-    another attempt may succeed; ``delay_ns``, the same in exact nanoseconds, and ``due_ns``, the segment's time at its
-    end; ``full``: the store had no room for the key, and its ``on_full`` decided. Only limiters make reservations.
+    * ``allowed``
+    * ``delay``: seconds from the booking until the permits may be used; if nothing was booked, until another attempt
+      may succeed
+    * ``delay_ns``: the same in exact nanoseconds
+    * ``due_ns``: the segment's time at the end of the delay
+    * ``full``: the store had no room for the key, and its ``on_full`` decided
+
+    Only limiters make reservations.
     """
 
     __signature__ = Signature()  # inspect finds no signature of a compiled class by itself

@@ -268,12 +268,13 @@ cdef class SyncedLimiter(CellLimiter):
         return seen[CHECKSUM] != 0 and seen[CHECKSUM] == checksum_of(seen, tag, self.checksum_key)
 
     def reports(self, uint64_t first, uint64_t last, int64_t round_number):
-        """For the exchange: what is to be reported of the keys in the cells from `first` to before `last`, a tuple for
-        each: its place, for `merge`; its name; when it was read, in microseconds of the host; and its `report_of`.
+        """The reports that an exchange sends for the keys in the cells from `first` to before `last`.
 
-        It has all keys of which Redis lacks something, and every `IDLE_ROUNDS`-th of the others by `round_number`. With
-        -1 it has all that count; with -2 none of the others, nor with -3, which only reads. The second result is the
-        number of keys that are left out because they have no name.
+        A report is a tuple: the key's place, for `merge`; its name; when it was read, in microseconds of the host; and
+        its `report_of`. Keys with counts that Redis lacks are always reported. By `round_number`, an `IDLE_ROUNDS`-th
+        of the others is reported too; with -1, all others that count; with -2 and -3, no others. -3 only reads.
+
+        The second result is the number of keys that are left out because they have no name.
         """
         cdef uint64_t index
         cdef uint64_t unnamed = 0

@@ -310,8 +310,11 @@ cdef class SyncedWindow(SyncedLimiter):
         return 0
 
     cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
-        """The end of the window in ns since 1970; and of it and of the one before each what this host has counted (-1
-        where there is only something to ask), what of that Redis knew, and what others had counted."""
+        """The end of the window, in ns since 1970; then three numbers for it and three for the window before.
+
+        They are this host's count (-1: query Redis and report nothing), the part of it that Redis knew, and the count
+        of the other hosts.
+        """
         cdef const LimitParams* params = &self.params
         cdef ForebayCell* cell = self.table.cells + index
         cdef uint64_t* record = record_of(params, cell)
