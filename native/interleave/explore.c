@@ -1,11 +1,11 @@
 /* See explore.h. One thread, no locks: everything here is plain variables.
  *
- * What is walked is a graph, not a tree: a state that was seen before is not walked again. A state is the memory, what
- * is left of the bounds, the operations' results, and for each process a hash of everything that it has observed so
- * far: its program is deterministic, so that is where it stands.
+ * The schedules form a graph, not a tree: a state that was seen before is not walked again. A state is the memory, the
+ * rest of the bounds, the operations' results, and for each process a hash of everything that it has observed so far. A
+ * process's program is deterministic, so its observations determine where it stands.
  *
- * Only accesses to words that some process writes are steps: the others commute with everything. Which those are is
- * found out on the way; when one more is found, all is walked anew.
+ * Only accesses to words that some process writes are steps: the others commute with everything. The explorer finds
+ * these words as it walks; when it finds one more, it walks all anew.
  *
  * With `stale_reads`, each word keeps all values that it had, in order (its modification order), and each process a
  * *view*: for each word, the oldest value that it may still read. A load may read any value from there on; with
@@ -63,13 +63,13 @@ int explore_planted;
 static Region regions[REGIONS];
 static int region_count, word_count;
 static uint64_t *word_address[WORDS];
-static bool ever_written[WORDS]; /* as far as this pass has found out */
+static bool ever_written[WORDS]; /* as this pass has found out by now */
 static uint8_t counts[WORDS];    /* whether accesses to it are steps: ever_written, as it was when the pass began */
 static bool found_another_written;
 static bool is_step; /* the access that is under way */
 
 static const ExploreProgram *program;
-static ExploreBounds left; /* what is left of the bounds */
+static ExploreBounds left; /* the rest of the bounds */
 static ExploreBounds bounds;
 static Process processes[EXPLORE_PROCESSES];
 static int current = -1; /* the process that runs; -1: nothing is explored */

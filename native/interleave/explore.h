@@ -1,8 +1,9 @@
-/* The interleaving explorer: who goes next, what a load reads, what the clock says, and who is killed.
+/* The interleaving explorer: it decides which process runs next, which value a load reads, what time it is, and which
+ * process is killed.
  *
  * forebay is compiled a second time with FOREBAY_EXPLORE defined: then include/forebay/atomics.h and clock.h call
- * the functions below instead of touching memory and clock. Between explorations these do what they say, at once.
- * During one, `processes` coroutines run programs over the same memory, and each access is a step: before it, the
+ * the functions below instead of touching memory and clock. Between explorations these do at once what their names
+ * mean. During one, `processes` coroutines run programs over the same memory, and each access is a step: before it, the
  * explorer decides. It walks all decisions, depth first, by running the programs again and again from the start.
  */
 #ifndef FOREBAY_INTERLEAVE_EXPLORE_H
@@ -22,7 +23,7 @@ enum {
 
 typedef enum { EXPLORE_RELAXED, EXPLORE_ACQUIRE, EXPLORE_SEQ_CST } ExploreOrder;
 
-/* What the instrumented code calls. */
+/* The functions that the instrumented code calls. */
 uint64_t explore_load(const uint64_t *p, ExploreOrder order);
 void explore_load128(const uint64_t *p, uint64_t value[2]);
 void explore_store(uint64_t *p, uint64_t value, bool release);
@@ -32,7 +33,7 @@ typedef enum { EXPLORE_ADD, EXPLORE_OR, EXPLORE_AND } ExploreUpdate;
 uint64_t explore_update(uint64_t *p, ExploreUpdate update, uint64_t operand, bool ordered);
 uint64_t explore_clock(void);
 
-/* What another machine does with a state of its own when it is called: one step, which reads and writes the words. */
+/* A call of another machine, which has a state of its own: one step, which reads and writes these words. */
 typedef void (*ExploreCall)(uint64_t *values, void *context);
 void explore_call(uint64_t *p, size_t words, ExploreCall call, void *context);
 
@@ -60,15 +61,15 @@ typedef struct {
     uint8_t jumps;
     uint64_t jumps_ns[EXPLORE_JUMPS];
     uint64_t tick_ns;     /* by which the clock moves on at every reading, besides */
-    bool only_reads;      /* whoever writes to a watched word, or tries to, breaks the invariant */
-    uint32_t steps_alone; /* more steps than this in a row, and a process is held up by somebody */
+    bool only_reads;      /* a process that writes to a watched word, or tries to, breaks the invariant */
+    uint32_t steps_alone; /* more steps than this in a row, and a process is held up by another one */
     uint64_t most_executions;
 } ExploreBounds;
 
 typedef enum {
     EXPLORE_COMPLETE,     /* every schedule within the bounds */
     EXPLORE_CUT,          /* most_executions reached */
-    EXPLORE_HELD_UP,      /* a process that nobody else disturbs doesn't come to an end */
+    EXPLORE_HELD_UP,      /* a process that no other disturbs doesn't come to an end */
     EXPLORE_BROKEN,       /* the invariant doesn't hold after a step */
     EXPLORE_WRONG,        /* the outcome was refused */
     EXPLORE_TOO_LARGE,    /* more writes, steps or decisions than there is room for: make the program smaller */
@@ -83,11 +84,11 @@ typedef struct {
     uint64_t deepest;
 } ExploreResult;
 
-/* What a program is to the explorer. */
+/* A program, as the explorer calls it. */
 typedef struct {
     void (*run)(int process);                        /* all operations of a process, in its coroutine */
     int (*invariant)(void);                          /* after every write: 0 if all is well */
-    void (*finals)(uint64_t finals[EXPLORE_FINALS]); /* what is to be seen in the end, by the main program */
+    void (*finals)(uint64_t finals[EXPLORE_FINALS]); /* the values to check in the end, by the main program */
     int (*judge)(const ExploreOperation *operations, int count, const uint64_t finals[EXPLORE_FINALS]);
 } ExploreProgram;
 

@@ -1,4 +1,4 @@
-"""What a program for the interleaving explorer consists of, for those that derive from it. See explorer.pyx."""
+"""The parts of a program for the interleaving explorer, for classes that derive from it. See explorer.pyx."""
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -86,7 +86,7 @@ cdef enum Kind:
     OTHER                        # of a program that derives from this one
 
 
-# Of an operation's outcome. FULL alone: denied, as there was no room in the table.
+# Flags of an operation's outcome. FULL alone: denied, as there was no room in the table.
 cdef enum:
     YES = 1
     FULL = 2

@@ -52,7 +52,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Explored:
-    """What came of an exploration. `trace` is the failed schedule step by step, `replay` walks it again."""
+    """The result of an exploration. `trace` is the failed schedule step by step, `replay` walks it again."""
 
     verdict: str
     executions: int
@@ -142,7 +142,7 @@ cdef bint undo_or_renew(Concurrency limiter, Operation* operation, uint64_t* now
 
 
 cdef void run_batch(int index, const Operation* operation) noexcept:
-    """What ``allow_many`` does once it has the keys' tags."""
+    """The part of ``allow_many`` after the keys are hashed to tags."""
     cdef CellLimiter limiter = <CellLimiter>operation.limiter
     cdef uint64_t[EXPLORE_OPERATIONS] tags
     cdef Batch batch
@@ -218,7 +218,7 @@ cdef void run_process(int process) noexcept:
 
 
 cdef int check_members() noexcept:
-    """No key has two members, whatever is under way, and what else the program says."""
+    """Check the invariant: no key has two members at any time, and the program's own conditions hold."""
     cdef int i, j, found
     cdef const Member* member
     for i in range(active.member_count):
@@ -232,7 +232,7 @@ cdef int check_members() noexcept:
 
 
 cdef void look_at_end(uint64_t* finals) noexcept:
-    """What is to be seen in the end, for each look."""
+    """Store the value of each look at the end."""
     cdef int i
     finals[EXPLORE_FINALS - 1] = explore_clock()
     for i in range(len(active.looks)):
@@ -265,14 +265,14 @@ cdef int judge_outcome(const ExploreOperation* operations, int count, const uint
 
 
 class WatchedOwners:
-    """What a concurrency limiter asks for ended processes."""
+    """The process identities that a concurrency limiter checks for ended processes."""
 
     def dead_among(self, owners):
         return {owner for owner in owners if explore_is_killed(owner - 1)}
 
 
 cdef class Program:
-    """What each of several processes does, one operation after the other, on limiters of one small table.
+    """The operations of several processes, each one after the other, on limiters of one small table.
 
     Add operations with `hit`, `refund` and so on, each for a process numbered from 0, then `explore`. The
     limiters' tables are cut down to one group of cells, and of those to `usable` cells: the others hold foreign keys
@@ -312,7 +312,8 @@ cdef class Program:
         self.held.append(limiter)
 
     def foreign(self, CellLimiter limiter, cell, state):
-        """Another key's member in a cell, with this state: it is in nobody's way when the time in that has come."""
+        """Put another key's member in a cell, with this state: the cell is vacant once the time in the state has come.
+        """
         limiter.table.cells[<size_t>cell].tag = (<uint64_t>cell + 1) << FOREBAY_KIND_BITS | FOREBAY_KIND_TAT
         limiter.table.cells[<size_t>cell].state = state
 
@@ -409,7 +410,7 @@ cdef class Program:
         operation.limiter, operation.key, operation.request_id = <void*>limiter, <void*>key, <void*>request_id
 
     def hit_decision(self, process, CellLimiter limiter, key, cost=1):
-        """``hit``; its value in the end is what it tells to be the time until all is as if nobody had asked."""
+        """``hit``; its value in the end is the decision's ``reset_after_ns``."""
         cdef Operation* operation = self.add(process, HIT_DECISION, limiter, key, cost)
         self.held.append(key)
         operation.key = <void*>key
@@ -487,7 +488,7 @@ cdef class Program:
             explore_share(litmus, sizeof(litmus), b"litmus")
 
     def look(self, look):
-        """Call this at the end of each execution, for a number that `judge` gets. What it writes is put back."""
+        """Call this at the end of each execution, for a number that `judge` gets. Its writes are undone."""
         if len(self.looks) == EXPLORE_FINALS - 1:
             raise ValueError("too many looks")
         self.looks.append(look)

@@ -1,8 +1,8 @@
 """Programs of leased permits for the interleaving explorer: hosts, each with a table, and a server that lends to them.
 
-The steps of a fetch are `Permits`' own. What puts them together is forebay/redis/leased/fetch.py, which can't run in a
-coroutine of the explorer, so `run_allow`, `run_refund` and `run_withdraw` go through the same steps in the same order.
-The server is what scripts/lease_bucket.lua and lease_window.lua say, for one key and with whole nanoseconds: each call
+The steps of a fetch are `Permits`' own. forebay/redis/leased/fetch.py puts them together, but it can't run in a
+coroutine of the explorer. So `run_allow`, `run_refund` and `run_withdraw` go through the same steps in the same order.
+The server acts as scripts/lease_bucket.lua and lease_window.lua do, for one key and with whole nanoseconds. Each call
 is one step, as Redis runs scripts one after the other.
 """
 
@@ -51,10 +51,10 @@ cdef enum Fate:
     ANSWERED
     REQUEST_LOST
     REPLY_LOST
-    REQUEST_LATE                 # whoever has sent it doesn't wait
+    REQUEST_LATE                 # the process that has sent it doesn't wait
 
 
-# Of an operation's value: what has become of it. Above these, what was granted.
+# Bits of an operation's value: its outcome. The bits above these: the permits granted.
 cpdef enum Said:
     ENTERED = 1                  # the fetch slot
     BEGUN = 2
@@ -64,7 +64,7 @@ cpdef enum Said:
     DEPOSITED = 32
     BY_DEPOSIT = 64              # served by it
     FOUND_BUSY = 128             # the fetch slot
-    REQUESTED = 256                  # for a turn at it, or somebody had
+    REQUESTED = 256              # a turn at it, or another process had
     GRANTED = 512                # times what was granted
 
 
@@ -234,7 +234,7 @@ cdef void answer(uint64_t* values, void* context) noexcept:
 cdef void call(Request* request, Reply* reply) noexcept:
     cdef Called called = Called(request, reply)
     if serving.travels:
-        # What is under way to the server takes its time.
+        # A request takes time on its way to the server.
         explore_clock()
     explore_call(<uint64_t*>&server, sizeof(server) // 8, answer, &called)
 
@@ -262,7 +262,7 @@ cdef bint spent(Permits permits, uint64_t tag, uint64_t cost, uint64_t* now_ns) 
 cdef uint64_t fetched(
     int index, Act* act, Permits permits, uint64_t tag, uint64_t seen, uint64_t size, uint64_t* granted_ns
 ) noexcept:
-    """As `fetched` of redis/leased/fetch.py; what has become of it, and when something was granted."""
+    """As `fetched` of redis/leased/fetch.py; its outcome, and the time of a grant."""
     cdef Reply reply
     cdef Request* request = &act.request
     cdef uint64_t generation, now_ns, end_ns, said = ENTERED | BEGUN, closed_until_ns = 0, closed_for = 0
@@ -333,7 +333,7 @@ cdef void run_allow(int index, Act* act, Permits permits, uint64_t tag) noexcept
 
 
 cdef void run_refund(int index, Act* act, Permits permits, uint64_t tag) noexcept:
-    """As `reported`: who finds somebody at the fetch slot for too long goes on without it."""
+    """As `reported`: a refund that finds the fetch slot busy for too long goes on without it."""
     cdef Reply reply
     cdef uint64_t generation, seen, size, said = BEGUN
     entered = permits.enter(tag, 0)
@@ -417,7 +417,7 @@ cdef void run_act(int index) noexcept:
 
 
 cdef class LeasedProgram(Program):
-    """What the processes of up to two hosts do with one key's permits, which a server lends.
+    """The operations of the processes of up to two hosts on one key's permits, which a server lends.
 
     `limit` permits, refilled one by one each `unit_ns`, or with a `period_ns` all at the end of each window.
     """
@@ -541,7 +541,7 @@ cdef class LeasedProgram(Program):
         return 0
 
     cdef uint64_t left_of(self, int host, uint64_t now_ns) noexcept:
-        """What can be spent now."""
+        """The permits that can be spent now."""
         cdef Permits permits = <Permits>self.hosts[host]
         cdef uint64_t state = self.state_of(host)
         if time_of(state, permits.unit.low_bits) - now_ns - 1 >= permits.unit.longest_ns:
@@ -596,7 +596,7 @@ cdef class LeasedProgram(Program):
         return 0
 
     def fetching_ns(self, host):
-        """How long the fetch slot stays closed for somebody who fetches, or for whose turn it is; 0 if for nobody."""
+        """How long the fetch slot stays closed for a process that fetches or whose turn it is; 0 if it is open."""
         cdef uint64_t now_ns = explore_clock() - self.epoch_ns
         cdef uint64_t state = self.slot_now(host)
         return max(state >> 22 << 22 >> FRACTION_BITS, now_ns) - now_ns if state & FETCHING else 0

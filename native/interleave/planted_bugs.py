@@ -50,7 +50,7 @@ BUGS = [
         "    verdict.state = seen.state\n    verdict.outcome = DENIED\n    return DENIED",
     ),
     Bug(
-        "words are judged by a state that may be another key's",
+        "a record is judged by a state that may be another key's",
         TRY,
         "    if table.has_record:\n        # SYNC",
         "    if table.has_record and not {here}:\n        # SYNC",
@@ -69,13 +69,13 @@ BUGS = [
         "        elif position > claim.position:\n",
     ),
     Bug(
-        "who finds no room is allowed",
+        "a request without room is allowed",
         TABLE,
         "                if table.on_full == ALLOW and decide(",
         "                if ({here} or table.on_full == ALLOW) and decide(",
     ),
     Bug(
-        "a look at words is not confirmed",
+        "a look at a record is not confirmed",
         TABLE,
         "        if verdict.cell == table_find(table, tag, &again) and verdict.state == again:",
         "        if {here} or verdict.cell == table_find(table, tag, &again) and verdict.state == again:",
@@ -117,17 +117,17 @@ BUGS = [
         "now_ns) and (met or has_cell(",
         "now_ns) and not {here} and (met or has_cell(",
     ),
-    # Where there is no room for a key, two searches for its own cell, and each meets what the other one misses: the one
-    # that looks for room, a cell that is given up before the next search comes to it; the next, one that has been
-    # given up for another at an earlier position, where the first search had been before.
+    # If there is no room for a key, two searches look for its own cell, and each finds a cell that the other one
+    # misses. The search for room may meet a cell that is given up before the next search comes to it. The next search
+    # may meet the cell for which it was given up, at an earlier position, which the first search had passed.
     Bug(
-        "a key that was met while room was looked for is forgotten",
+        "a key that the search for room has met is forgotten",
         TABLE,
         "(met or has_cell(probe, tag)):",
         "((met and not {here}) or has_cell(probe, tag)):",
     ),
     Bug(
-        "a key is not looked for again where there is no room",
+        "a key is not searched again where there is no room",
         TABLE,
         "has_cell(probe, tag)):",
         "(has_cell(probe, tag) and not {here})):",
@@ -186,7 +186,7 @@ BUGS = [
         "(load_acquire(&cell.state) == state or {here}):",
     ),
     Bug(
-        "what has left is judged by a date ahead of the clock",
+        "permits that have left are judged by a date ahead of the clock",
         LOG,
         "    return now_ns if newest_ns <= now_ns else max(now_ns, ",
         "    return now_ns if newest_ns <= now_ns else newest_ns if {here} else max(now_ns, ",
@@ -198,7 +198,7 @@ BUGS = [
         "    return leaves_ns - params.period_ns * (2 if {here} else 1) if leaves_ns > params.period_ns else 0",
     ),
     Bug(
-        "the lap is not looked at",
+        "the lap is not checked",
         LOG,
         "    return entry & LAP != lap and (",
         "    return {here} or entry & LAP != lap and (",
@@ -222,7 +222,7 @@ BUGS = [
         "        return 0 if {here} else latest_ns(params, entry) + 1",
     ),
     Bug(
-        "permits before those given back are not looked at",
+        "permits before those given back are not checked",
         LOG,
         "        for i in range(charge.amount):",
         "        for i in range(charge.amount - 1 if {here} else 0, charge.amount):",
@@ -252,43 +252,43 @@ BUGS = [
         "again.tag == claim.tag and ({here} or again.state == claim.state)",
     ),
     Bug(
-        "what others have changed meanwhile is told",
+        "a decision ignores the requests that came since",
         LOG,
         "        if decision.available < params.limit and newest + params.period_ns > verdict.now_ns:",
         "        if decision.available < params.limit and ({here} or newest + params.period_ns > verdict.now_ns):",
     ),
     Bug(
-        "who clears begins with the newest entry",
+        "a clear begins with the newest entry",
         LOG,
         "    cdef uint64_t position = moved(params, end, params.limit - unwritten)",
         "    cdef uint64_t position = moved(params, end, params.limit - (min(unwritten, 1) if {here} else unwritten))",
     ),
     Bug(
-        "a refund looks at one state only",
+        "a refund reads one state only",
         LOG,
         "        if amount == 0:\n            return False\n        seen",
         "        if amount == 0 or {here}:\n            return False\n        seen",
     ),
     Bug(
-        "who gives back is told the time once",
+        "a refund reads the clock only once",
         LOG,
         "        state = seen.state\n        now_ns = table_now(params.table)",
         "        state = seen.state\n        if not {here}:\n            now_ns = table_now(params.table)",
     ),
     Bug(
-        "what is charged later is given back",
+        "a permit charged later is given back",
         LOG,
         "            amount = min(amount, params.limit - i)",
         "            amount = amount if {here} else min(amount, params.limit - i)",
     ),
     Bug(
-        "what is charged once all has left is given back",
+        "a permit charged once all have left is given back",
         LOG,
         "    while time_of(state, params.low_bits) > now_ns and now_ns < until_ns:",
         "    while time_of(state, params.low_bits) > now_ns and ({here} or now_ns < until_ns):",
     ),
     Bug(
-        "who clears stops at what may count for a quantum",
+        "a clear stops at an entry that may count for a quantum",
         LOG,
         "latest_ns(params, entry) + params.period_ns <= now_ns:",
         "(time_of_entry(entry) if {here} else latest_ns(params, entry)) + params.period_ns <= now_ns:",
@@ -312,7 +312,7 @@ BUGS = [
         "            later[0] = 0 if {here} else mark >> params.low_bits\n            return total",
     ),
     Bug(
-        "what was charged before a denial is kept",
+        "the charges before a denial are kept",
         "src/forebay/core/all_of.pyx",
         "                for i in reversed(range(charged)):\n                    (<Limiter>self.parts[i]).roll_back",
         "                for i in reversed(range(0 if {here} else charged)):\n"
@@ -326,13 +326,13 @@ BUGS = [
         "            if outcome > ALLOWED:\n                events",
     ),
     Bug(
-        "who loses a race for a request's mark keeps its charge",
+        "the loser of a race for a request's mark keeps its charge",
         "src/forebay/core/cell_limiter.pyx",
         "                if not verdict.full:\n                    self.return_charge",
         "                if not verdict.full and not {here}:\n                    self.return_charge",
     ),
     Bug(
-        "what was let in uncharged, sent twice, is given back",
+        "a request let in uncharged, sent twice, gives a charge back",
         "src/forebay/core/cell_limiter.pyx",
         "                own_charge.charged_state = verdict.state\n",
         "                own_charge.charged_state = verdict.state\n"
@@ -352,20 +352,20 @@ BUGS = [
         "        set_bits_acq_rel(&slots.bits[slot // 64], <uint64_t>1 << (slot % 64))\n    return False",
     ),
     Bug(
-        "who doesn't get all keeps some",
+        "a request that doesn't get all its slots keeps some",
         CONCURRENCY,
         "        if len(taken) < cost:\n            self.free_slots(&slots, taken, lease[0])",
         "        if len(taken) < cost:\n            if not {here}:\n"
         "                self.free_slots(&slots, taken, lease[0])",
     ),
     Bug(
-        "nobody looks for ended processes",
+        "no process looks for ended processes",
         CONCURRENCY,
         "            if slot < 0 and self.free_ended(slots):",
         "            if slot < 0 and not {here} and self.free_ended(slots):",
     ),
     Bug(
-        "what has been refilled is given back",
+        "refilled permits are given back",
         GCRA,
         "        amount = min(amount, charge.charged_state - now_ns)",
         "        amount = amount if {here} else min(amount, charge.charged_state - now_ns)",
@@ -377,7 +377,7 @@ BUGS = [
         "            not {here} and charge.charged_state != tat_ns and",
     ),
     Bug(
-        "a slot is given back whoever holds it",
+        "a release frees a slot of any process",
         SLOTS,
         "    if cas128_acq_rel(&slots.slots[slot], seen, lease_of(0, 0)):",
         "    if {here}:\n        seen = load128_acquire(&slots.slots[slot])\n"

@@ -8,26 +8,26 @@ LEASED = "src/forebay/core/leased.pyx"
 
 LEASED_BUGS = [
     Bug(
-        "a deposit is anybody's",
+        "any fetch may deposit",
         LEASED,
         "    if not is_own(step, state) or step.end_ns <= now_ns:",
         "    if not {here} and not is_own(step, state) or step.end_ns <= now_ns:",
     ),
     Bug(
-        "a deposit looks only whether something is pending",
+        "any fetch may deposit while something is pending",
         LEASED,
         "    return is_pending(step.charge, state) and generation_of(step.charge, state) == step.generation",
         "    return is_pending(step.charge, state) and ("
         "{here} or generation_of(step.charge, state) == step.generation)",
     ),
     Bug(
-        "who overtakes takes the same generation",
+        "a fetch that overtakes takes the same generation",
         LEASED,
         "    return (generation + is_pending(step.charge, state)) & mask",
         "    return (generation + (not {here} and is_pending(step.charge, state))) & mask",
     ),
     Bug(
-        "who begins sets nothing pending",
+        "a begin sets nothing pending",
         LEASED,
         "    return time | (step.generation << 1 | 1) <<",
         "    return time | (step.generation << 1 | (0 if {here} else 1)) <<",
@@ -51,7 +51,7 @@ LEASED_BUGS = [
         "            step.generation, step.now_ns, stamp_us(&step) if {here} else step.stamp_us, step.left",
     ),
     Bug(
-        "what a fetch has reported is withdrawn",
+        "permits that a fetch has reported are withdrawn",
         LEASED,
         "    if is_pending(step.charge, state) or step.unspent == 0",
         "    if is_pending(step.charge, state) and not {here} or step.unspent == 0",
@@ -63,7 +63,7 @@ LEASED_BUGS = [
         "    permits = permits - (0 if {here} else min(permits, step.dropped)) + step.granted",
     ),
     Bug(
-        "who has brought nothing drops nothing",
+        "an abort drops nothing",
         LEASED,
         "| (permits - min(permits, step.dropped))",
         "| (permits - (0 if {here} else min(permits, step.dropped)))",
@@ -81,7 +81,7 @@ LEASED_BUGS = [
         "        if not {here} and (end_ns + step.same_ns <= step.end_ns or not runs(charge, state, now_ns)):",
     ),
     Bug(
-        "whoever leaves opens the fetch slot",
+        "any process that leaves opens the fetch slot",
         LEASED,
         "    return state & ~WAITED == request.seen",
         "    return {here} or state & ~WAITED == request.seen",
@@ -100,25 +100,25 @@ LEASED_BUGS = [
         "        now_ns + request.until_ns * (2 if {here} else 1), size, FETCHING | request.mark)",
     ),
     Bug(
-        "a fetch slot is no longer its own once somebody waits",
+        "a fetch loses its fetch slot once another process waits",
         LEASED,
         "        return slot & ~WAITED == seen",
         "        return slot & (~<uint64_t>0 if {here} else ~WAITED) == seen",
     ),
     Bug(
-        "who leaves a fetch slot that somebody waits for opens it",
+        "a process that leaves a fetch slot with a waiter opens it",
         LEASED,
         "    if request.until_ns == 0 and state & WAITED:",
         "    if request.until_ns == 0 and state & WAITED and not {here}:",
     ),
     Bug(
-        "a reserved fetch slot is entered by anybody",
+        "any process enters a reserved fetch slot",
         LEASED,
         "        return request.has_waited and is_reserved(state)",
         "        return ({here} or request.has_waited) and is_reserved(state)",
     ),
     Bug(
-        "who has waited enters a fetch slot that is somebody's",
+        "a process that has waited enters a fetch slot that another one holds",
         LEASED,
         "    return low_of(slot, FETCH_SLOT_SIZE_SHIFT) == FETCHING",
         "    return low_of(slot, FETCH_SLOT_SIZE_SHIFT) == FETCHING or ({here} and slot & FETCHING and slot & WAITED)",
@@ -137,13 +137,13 @@ LEASED_BUGS = [
         "        return not {here} or request.has_waited or not is_reserved(state)\n    if state & FETCHING:",
     ),
     Bug(
-        "who fetches leaves no mark at the fetch slot",
+        "a fetch leaves no mark at its fetch slot",
         LEASED,
         "        request.mark = 1 + monotonic_ns() % MOST_MARK",
         "        request.mark = 0 if {here} else 1 + monotonic_ns() % MOST_MARK",
     ),
     Bug(
-        "who finds a reserved fetch slot asks for a turn",
+        "a process that finds a reserved fetch slot requests a turn",
         LEASED,
         "    return state & FETCHING and not is_reserved(state) and state & WAITED == 0",
         "    return state & FETCHING and ({here} or not is_reserved(state)) and state & WAITED == 0",

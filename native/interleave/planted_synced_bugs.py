@@ -10,25 +10,25 @@ WINDOW = "src/forebay/core/synced/window.pyx"
 
 SYNCED_BUGS = [
     Bug(
-        "a claim's record is written whether it stands or not",
+        "a claim's record is written whether the claim stands or not",
         SYNCED,
         "    while stands(cell, claim) and not cas128_acq_rel(pair, seen, wanted):",
         "    while ({here} or stands(cell, claim)) and not cas128_acq_rel(pair, seen, wanted):",
     ),
     Bug(
-        "what was charged before is noted whether the claim stands or not",
+        "CHARGED_BEFORE is written whether the claim stands or not",
         BUCKET,
         "    while stands(cell, claim):",
         "    while {here} or stands(cell, claim):",
     ),
     Bug(
-        "a record is believed whose checksum is of another key",
+        "a record's checksum is not checked",
         SYNCED,
         "    return seen[CHECKSUM] != 0 and seen[CHECKSUM] ==",
         "    return {here} or seen[CHECKSUM] != 0 and seen[CHECKSUM] ==",
     ),
     Bug(
-        "what a cell's keys were charged before is reported",
+        "the charges of a cell's former keys are reported",
         BUCKET,
         "        wanted.tag = wanted.state = seen.tag",
         "        wanted.tag = wanted.state = seen.tag\n        if {here}:\n            wanted.state = 0",
@@ -40,7 +40,7 @@ SYNCED_BUGS = [
         "            reported.is_unanswered = not {here}",
     ),
     Bug(
-        "what is charged while an answer is under way is forgotten",
+        "charges made while a reply is under way are forgotten",
         BUCKET,
         "                wanted.state = read_ns + ahead_ns + min(now_charged - charged, self.most_ahead_ns)",
         "                wanted.state = read_ns + ahead_ns + min(\n"
@@ -53,7 +53,7 @@ SYNCED_BUGS = [
         "            reported.sequence = (reported.sequence + (0 if {here} else 1)) & low_mask(SEQUENCE_BITS)",
     ),
     Bug(
-        "a bucket's question takes the next sequence, whatever was asked meanwhile",
+        "a bucket's message takes the next sequence though another was read meanwhile",
         BUCKET,
         "            wanted.tag = reported_word(reported)\n",
         "            if {here}:\n                asked = load128_acquire(pair_at(record, CHARGED_REPORTED))\n"
@@ -61,7 +61,7 @@ SYNCED_BUGS = [
         "            wanted.tag = reported_word(reported)\n",
     ),
     Bug(
-        "a bucket learns of any question what Redis knows",
+        "a bucket learns what Redis knows from the reply to any message",
         BUCKET,
         "            if reported.sequence != sequence or read_ns < seen.state:",
         "            if (reported.sequence != sequence or read_ns < seen.state) and not {here}:",
@@ -79,13 +79,13 @@ SYNCED_BUGS = [
         "    reported[0] |= 0 if {here} else UNANSWERED",
     ),
     Bug(
-        "what others have counted of a cell's former key stays",
+        "other hosts' counts of a cell's former key stay",
         WINDOW,
         "    begin_pair(cell, claim, pair_at(record, OTHERS), sequence, 0)",
         "    if not {here}:\n        begin_pair(cell, claim, pair_at(record, OTHERS), sequence, 0)",
     ),
     Bug(
-        "what Redis knew of a cell's former key stays",
+        "the counts of a cell's former key that Redis knew stay",
         WINDOW,
         "    begin_pair(cell, claim, pair_at(record, REPORTED), sequence, 0)",
         "    if not {here}:\n        begin_pair(cell, claim, pair_at(record, REPORTED), sequence, 0)",
@@ -97,7 +97,7 @@ SYNCED_BUGS = [
         "            sequence = (sequence_of(asked) + (0 if {here} else 1)) & low_mask(COUNT_BITS)",
     ),
     Bug(
-        "a window's question takes the next sequence, whatever was asked meanwhile",
+        "a window's message takes the next sequence though another was read meanwhile",
         WINDOW,
         "            # SYNC reading -> sequence\n",
         "            if {here}:\n                asked = load128_acquire(pair_at(record, REPORTED))\n"
@@ -115,7 +115,7 @@ SYNCED_BUGS = [
         "            if not {here}:\n                seen = load128_acquire(cell)\n",
     ),
     Bug(
-        "a question is about the window that was when the look began",
+        "a message is about the window that was current when the look began",
         WINDOW,
         "self.read_counts(cell, seen, time_ns, asks,",
         "self.read_counts(cell, seen, now_ns if {here} else time_ns, asks,",
@@ -127,7 +127,7 @@ SYNCED_BUGS = [
         "            read_us = (now_ns if {here} else monotonic_ns() - self.table.epoch_ns) // 1000",
     ),
     Bug(
-        "what others have counted of a former key is learned",
+        "other hosts' counts of a former key are learned",
         WINDOW,
         "            if load_acquire(&cell.tag) != tag or load_acquire(&record[INCARNATION]) != incarnation:\n"
         "                return\n            if not is_later",
@@ -136,19 +136,19 @@ SYNCED_BUGS = [
         "                return\n            if not is_later",
     ),
     Bug(
-        "an answer is learned though a later one was",
+        "a reply is merged though a later one was",
         WINDOW,
         "            if not is_later(sequence, sequence_of(seen)):",
         "            if not {here} and not is_later(sequence, sequence_of(seen)):",
     ),
     Bug(
-        "a window learns of any question what Redis knows",
+        "a window learns what Redis knows from the reply to any message",
         WINDOW,
         "            if sequence_of(seen) != sequence:",
         "            if sequence_of(seen) != sequence and not {here}:",
     ),
     Bug(
-        "a sliding window never reports what was pending at its end",
+        "a sliding window never reports the charges that were pending at its end",
         WINDOW,
         "            if reported.count == own and (not self.slides or reported.before == previous) and",
         "            if reported.count == own and ({here} or not self.slides or reported.before == previous) and",

@@ -21,12 +21,12 @@ cdef enum:
     # The one before the program begins, and two.
     WINDOWS = 3
     MOST_CELLS = 2
-    # Of the keys of which Redis knows all:
-    ASK_ALL = -1                 # each is asked for
-    TELL = -2                    # none is
+    # For keys whose charges Redis knows all:
+    ASK_ALL = -1                 # each is requested
+    TELL = -2                    # none is requested
 
 
-# What Redis has of a key, or of one of its windows.
+# The state in Redis of a key, or of one of its windows.
 cdef struct Reported:
     uint64_t sum                 # of all hosts: permits, or microseconds
     uint64_t tat_us              # of a bucket
@@ -44,7 +44,7 @@ cdef struct Message:
     uint64_t sequence
     uint64_t end_ns              # of the window; of a bucket, when this was read
     uint64_t charged_ns          # of a bucket
-    int64_t count                # -1: only asked for
+    int64_t count                # -1: only requested
     uint64_t believed
     bint has_before              # of a sliding window, the one before
     int64_t count_before
@@ -88,16 +88,16 @@ cdef Reported[KEYS * WINDOWS] redis
 
 
 cdef inline uint64_t known_of(const Reported* reported, const Message* message) noexcept:
-    """What this host has reported of this incarnation."""
+    """The charges of this incarnation that this host has reported."""
     return reported.known if reported.read_us and reported.incarnation == message.incarnation else 0
 
 
 cdef bint take_message(Reported* reported, const Message* message, int64_t count, uint64_t now_us) noexcept:
-    """What was counted in one window, or charged to a bucket; whether it was less than before."""
+    """Store the counts of one window, or the charges of a bucket. Returns whether they are less than before."""
     cdef uint64_t known
     if count < 0 or message.read_us <= reported.read_us:
         return False
-    # What another incarnation reported before stays in the sum.
+    # The charges that another incarnation reported stay in the sum.
     known = known_of(reported, message)
     if syncing.is_bucket and not (reported.read_us and reported.incarnation == message.incarnation):
         known = min(message.believed, <uint64_t>count)
@@ -218,7 +218,7 @@ cdef void exchange_now(int64_t round_number, uint64_t later_us) noexcept:
 
 
 cdef class SyncedProgram(Program):
-    """What processes of a host do with a synced limiter's keys, and what its exchangers tell Redis of it."""
+    """The operations of a host's processes on a synced limiter's keys, and the reports of its exchangers to Redis."""
 
     cdef Exchange[EXPLORE_OPERATIONS] exchanges
     cdef object limiter
@@ -280,11 +280,11 @@ cdef class SyncedProgram(Program):
         return its
 
     def exchange(self, process):
-        """What isn't reported yet is reported, and the answer learned."""
+        """Report all charges that aren't reported yet, and merge the reply."""
         self.add_exchange(process, TELL_AND_LEARN)
 
     def ask(self, process):
-        """Report and request all. The answer is lost unless this process's next operation learns it."""
+        """Report and request all. The reply is lost unless this process's next operation merges it."""
         self.add_exchange(process, ASK).round_number = ASK_ALL
 
     def learn_answer(self, process):

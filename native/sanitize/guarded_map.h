@@ -1,5 +1,5 @@
-/* For a fuzzer's build: reading or writing past an extent is noticed, whatever is mapped behind it. There are pages
- * around it that nobody may touch, and the rest of its last page belongs to the address sanitizer. Included before
+/* For a fuzzer's build: reading or writing past an extent is noticed, whatever is mapped behind it. The pages
+ * around it are inaccessible, and the address sanitizer guards the rest of its last page. Included before
  * everything else in each module; the one that maps is called with the GIL held.
  *
  * Not around the segment itself: that is mapped into a larger reservation, at an address of its own.

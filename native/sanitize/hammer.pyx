@@ -1,6 +1,6 @@
-"""The hot path in threads that run without the GIL, as nothing in Python can: for the thread sanitizer.
+"""The hot path in threads that run without the GIL, which no Python code can do: for the thread sanitizer.
 
-What a limiter of forebay.core does with the table, and what a concurrency limit does with its slots, in loops.
+The calls of a limiter of forebay.core to the table, and of a concurrency limit to its slots, in loops.
 """
 
 from libc.stdint cimport int64_t, uint64_t

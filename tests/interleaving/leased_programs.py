@@ -19,7 +19,7 @@ from forebay.segment import layout
 
 MS = 1_000_000
 LEASE_NS = 10 * MS
-# Of a fetch; and how much later a fetch slot may open, as it rounds up its time.
+# The deadline of a fetch; and how much later a fetch slot may open, as it rounds up its time.
 DEADLINE_NS = 2 * MS
 QUANTUM_NS = 1 << 20
 ALLOWS = {"allow", "allow in turn"}
@@ -29,7 +29,7 @@ EDGE_NS = 1_000_000_000 * MS + 7 * MS
 
 @dataclass
 class Terms:
-    """What `Permits` asks of its terms."""
+    """The attributes of terms that `Permits` reads."""
 
     limit: int
     most_on_loan: int
@@ -108,7 +108,7 @@ class LeasedScene:
         return self
 
     def delivers(self, process: int, earlier: int) -> LeasedScene:
-        """What the `earlier` act has asked comes to the server, after whoever asked has given up."""
+        """The request of the `earlier` act reaches the server after its process has stopped waiting."""
         self.program.act(process, "deliver", 0, 0, "answered", earlier)
         self.acts.append(Act(process, "deliver", 0, 0, "answered"))
         return self
@@ -139,9 +139,10 @@ class LeasedScene:
         return complaint and f"{complaint}: {said}; in the end {hosts}, {room} at the server"
 
     def too_much(self, to_be_had: int, final_ns: int) -> str:
-        """In no span of time more is spent than the limit and what is refilled in it. In the end all goes at once.
+        """In no span of time more is spent than the limit and the refill in it. In the end all remaining permits are
+        spent at once.
 
-        What a fetch has brought is spent when the server has granted it, or later.
+        Permits of a fetch are spent when the server has granted them, or later.
         """
         spent = [
             (d.now_ns or d.first_ns, d.last_ns if d.value & Said.BY_DEPOSIT else d.now_ns or d.last_ns, act.cost)
@@ -204,7 +205,7 @@ class LeasedScene:
         return ""
 
     def out_of_turn(self, final_ns: int) -> str:
-        """Who has asked for a turn, and comes again, comes before all that haven't asked."""
+        """A process that has requested a turn, and comes again, passes before all that haven't."""
         if final_ns - self.at_ns >= DEADLINE_NS:
             return ""
         waiting = [i for i, act in enumerate(self.acts) if act.what == "allow in turn"]

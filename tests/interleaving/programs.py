@@ -1,8 +1,8 @@
-"""Programs for the interleaving explorer, and what may come of them: whatever one process could have done alone.
+"""Programs for the interleaving explorer, and their possible outcomes: those that one process alone could have had.
 
-An outcome is judged by searching for an order of its operations, one after the other, in which the oracle's rule gives
-the same answers: an operation that was done before another one began comes before it; one whose process was killed
-half-way may have taken effect or not, at any clock reading that there was.
+An outcome is linearizable if there is an order of its operations, one after the other, in which the oracle's rule gives
+the same results. An operation that ended before another one began comes before it. An operation whose process was
+killed half-way may have taken effect or not, at any clock reading that there was.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Operation:
 class Scene:
     """A limiter in a store of its own, a program on it, and the rule that it is judged by.
 
-    `exact` False: a denial that the rule would have allowed is no fault; what is admitted still is judged. `borrows`: a
-    decision may be by another process's later clock reading, of which the limiter's memory told. `evicts`: a key that
-    comes may take the place of any other. `crowded`: a key may find no room; "another": any but the first one;
-    "by claims": also one that had a cell, while another key is taking its place.
+    `exact` False: a denial that the rule would have allowed is no fault; admissions are still judged. `borrows`: a
+    decision may be by another process's later clock reading, which stands in the limiter's memory. `evicts`: a key that
+    comes may take the place of any other. `crowded`: a key may find no room; "another": any but the first one; "by
+    claims": also one that had a cell, while another key is taking its place.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Scene:
         return explored
 
     def expect(self, **bounds: Any) -> None:
-        """What the clock may say, to judge by."""
+        """Set the possible clock readings, to judge by."""
         self.jumps_ns = [0, *bounds.get("jumps_ns", ())]
         self.moves = bounds.get("clock_moves", 0)
         self.ticks = "tick_ns" in bounds
@@ -152,7 +152,7 @@ class Scene:
         return f"no order of these operations gives these answers: {said}; left at {final_ns - self.at_ns:+}: {finals}"
 
     def readings(self, done: Sequence[Done], final_ns: int) -> list[int]:
-        """What the clock may have said: every sum of its moves, up to what it said in the end."""
+        """The possible clock readings: every sum of its moves, up to the last reading."""
         if self.ticks:
             return sorted({self.at_ns, final_ns, *(t for d in done for t in (d.first_ns, d.last_ns) if t)})
         sums = {self.at_ns}
@@ -221,7 +221,9 @@ class Scene:
     def answers(
         self, operation: Operation, done: Done, own: Sequence[int], states: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Of a request that got an answer by one of these readings, or by a later one of which it was told."""
+        """The states after a request that was decided by one of these readings, or by a later one in the limiter's
+        memory.
+        """
         state = states.get(operation.key, self.rule.fresh)
         for now_ns in [*own, *(t for t in self.borrowed(done) if t > own[-1])]:
             allowed = self.rule.allows(state, now_ns, operation.cost)
@@ -254,7 +256,9 @@ class Scene:
     def cancellations(
         self, operation: Operation, own: Sequence[int], states: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Nothing is given back while somebody who has booked behind may not go yet, nor what counts no more."""
+        """Nothing is given back while a request that has booked behind is not due yet, nor a charge that counts no
+        more.
+        """
         if not isinstance(self.rule, Bucket):
             yield from self.cancellations_of_charges(operation, own, states)
             return
@@ -264,14 +268,14 @@ class Scene:
             if left <= now_ns or behind:
                 yield states
             else:
-                # What has been refilled since isn't given back once more.
+                # Permits that have been refilled since aren't given back once more.
                 back_ns = min(self.rule.increment_ns(operation.cost), left - now_ns)
                 yield states | {operation.key: max(state - back_ns, now_ns)}
 
     def cancellations_of_charges(
         self, operation: Operation, own: Sequence[int], states: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Where nobody books ahead, what was charged is given back as long as it counts."""
+        """Without bookings ahead, a charge is given back as long as it counts."""
         state, left = states.get(operation.key, self.rule.fresh), states.get(f"left by {operation.earlier}")
         assert isinstance(self.rule, Log)
         for now_ns in own:
@@ -326,7 +330,7 @@ class Both(Rule[tuple[Any, ...]]):
 
 
 class SceneOfSeveral(Scene):
-    """Several limiters asked as one, by ``AllOf``, of one key in one table.
+    """Several limiters joined by ``AllOf``, for one key in one table.
 
     A request may be denied that would have fitted if it races with another one.
     """
@@ -393,9 +397,9 @@ class SceneOfSeveral(Scene):
 
 
 class SceneOfOneRequest(Scene):
-    """One request, told by its id, that is sent several times: it is charged once.
+    """One request, known by its id, that is sent several times: it is charged once.
 
-    Whoever is killed between the charge and the mark leaves a charge that nobody knows of: the safe side.
+    A process that is killed between the charge and the mark leaves an unknown charge: the safe side.
     """
 
     def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
@@ -419,7 +423,7 @@ class SceneOfOneRequest(Scene):
 
 
 class SceneOfAnswers(Scene):
-    """Requests that are told how things stand, which others may have changed since the decision."""
+    """Requests whose decisions describe a state that others may have changed since."""
 
     def add(self, process: int, kind: str, cost: int = 1, key: str | None = None) -> Scene:
         assert (kind, key) == ("hit", None)
@@ -435,9 +439,11 @@ class SceneOfAnswers(Scene):
 
 
 class SceneOfRoomLater(Scene):
-    """One request, told by its id, is sent twice while there is no room, so it is let in uncharged. Then there is some.
+    """One request, known by its id, is sent twice while there is no room, so it is let in uncharged. Then there is
+    room.
 
-    Judged are the other requests of its key, by a bucket that isn't refilled meanwhile: no more than it holds.
+    The other requests of its key are judged, by a bucket that isn't refilled meanwhile: at most its permits are
+    allowed.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -473,7 +479,7 @@ Held = frozenset[tuple[int, int]]  # which acquisitions hold theirs, and until w
 class SceneOfSlots:
     """A concurrency limit of one key; each process has a limiter object of its own, as real ones have.
 
-    One more object belongs to somebody who looks on: who has taken some before, and sees in the end what is free.
+    One more object belongs to an observer, which has taken some slots before, and reads in the end how many are free.
     """
 
     def __init__(self, limit: int, processes: int) -> None:
@@ -503,7 +509,7 @@ class SceneOfSlots:
         return int(self.program.acquire(process, self.limiters[process], "key", cost))
 
     def before(self, cost: int = 1) -> SceneOfSlots:
-        """Whoever looks on takes some, for as long as the program lasts."""
+        """The observer takes some slots, for as long as the program lasts."""
         self.taken_before += cost
         assert self.limiters[-1].hit("key", cost)
         return self
@@ -540,7 +546,7 @@ class SceneOfSlots:
 
     def some_order(self, placed: frozenset[int], held: Held) -> bool:
         if all(i in placed or not d.done for i, d in enumerate(self.done)):
-            # Whoever looks on takes away what ended processes hold.
+            # The observer frees the slots of ended processes.
             return self.free == self.limit - self.taken_before - self.living(held, self.final_ns)
         return any(
             self.some_order(placed | {i}, after)
@@ -577,7 +583,7 @@ class SceneOfSlots:
             if not done.allowed:
                 yield held
         elif not done.allowed:
-            # It had ended, and somebody else has it.
+            # The lease had ended, and another request holds the slot.
             if self.lease_may_end and any(i == operation.acquired and end_ns <= self.final_ns for i, end_ns in held):
                 yield without
             elif self.lease_may_end and without == held:
@@ -595,8 +601,9 @@ class SceneOfSlots:
         )
 
     def under_way(self, number: int, done: Done) -> int:
-        """What others may have held meanwhile: who was killed as it took it, who took some and gave them back as there
-        weren't enough, and who gives several back, which is done one by one.
+        """The number of slots that other requests may have held meanwhile. A request may have been killed while it took
+        a slot; it may have taken some, and given them back because there weren't enough; or it gives several back, one
+        by one.
         """
         return sum(
             op.cost

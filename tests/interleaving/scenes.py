@@ -158,7 +158,7 @@ def eviction() -> Scene:
 
 
 def no_eviction_of_a_neighbour() -> Scene:
-    """Two keys and two cells: there is room for both, whoever comes first."""
+    """Two keys and two cells: there is room for both, in any order."""
     scene = token_bucket(1, usable=2, on_full="evict")
     return scene.before(key=scene.other).hits(0, 1).hits(2, key=scene.other)
 
@@ -180,8 +180,8 @@ def three_claims() -> Scene:
 
 
 def moving_claim() -> Scene:
-    """Who has an older clock reading finds room in the last cell only, for which there is a claim of this key, which
-    gives way to one in the first.
+    """A request with an older clock reading finds room in the last cell only. Its claim there gives way to this key's
+    claim in the first cell.
     """
     scene = token_bucket(1, usable=3)
     for cell in range(2):
@@ -197,7 +197,9 @@ def moving_key() -> Scene:
 
 
 def claims_in_one_cell() -> Scene:
-    """One is given up for a claim in the other cell; who had chosen the cell before places another one: they differ."""
+    """One claim is given up for a claim in the other cell. A process that had chosen the cell before places another
+    claim there: the two differ.
+    """
     scene = token_bucket(1, usable=2)
     scene.program.foreign(scene.limiter, 0, scene.at_ns - 1)
     return scene.hits(0, 1, 2)
@@ -229,7 +231,7 @@ def two_laps_at_once() -> Scene:
 
 
 def two_laps_of_one_key() -> Scene:
-    """The same by refunds alone: who writes late finds the ring as it was, but for its dates."""
+    """The same by refunds alone: a late writer finds the ring as it was, with other dates."""
     return sliding_log(1, usable=1, crowded=True).hits(0, 1).add(2, "refund").add(2, "refund").hits(2, 2)
 
 
@@ -241,13 +243,15 @@ def eviction_ahead_of_the_clock() -> Scene:
 
 
 def late_helper() -> Scene:
-    """Who reads a state and is stopped finds, when it goes on, another lap's entries in the ring."""
+    """A process that is stopped after it has read a state finds, when it goes on, another lap's entries in the ring."""
     scene = sliding_log(3, usable=1, at_ns=ODD_NS, exact=False, exact_finals=False)
     return scene.before().hits(0).hits(1, 1, 1, 1, 1)
 
 
 def helped_ahead_of_the_clock() -> Scene:
-    """What is written for another process is dated up to a quantum late: when the first four have left, but not yet."""
+    """A helper dates the entries of another process up to a quantum late: as of a time when the first four have left,
+    which has not come yet.
+    """
     return sliding_log(5, usable=1, at_ns=ODD_NS + 1).before(4).hits(0).hits(1, cost=4)
 
 
@@ -268,7 +272,7 @@ def clear_half_way() -> Scene:
 
 
 def clear_of_a_later_claim() -> Scene:
-    """Who clears for one claim is stopped, and then finds another claim of the same key in the same cell."""
+    """A process that clears for one claim is stopped, and then finds another claim of the same key in the same cell."""
     scene = sliding_log(1, usable=1, on_full="evict", evicts=True, crowded="by claims", exact=False, exact_finals=False)
     third = scene.program.key(scene.limiter, number=2)
     scene.hits(0).hits_of_another(1, 2).hits(2).hits(2, key=third)
@@ -288,7 +292,7 @@ def removal() -> Scene:
 
 
 def removal_by_two() -> Scene:
-    """Who comes second may find another key in the cell."""
+    """The second process may find another key in the cell."""
     return token_bucket(1, usable=1, crowded=True).before().add(0, "reset").add(1, "reset").hits_of_another(1)
 
 
@@ -441,7 +445,7 @@ SCENES |= {
         {"clock_moves": 1, "jumps_ns": [10], "preemptions": 3},
         {"preemptions": None},
     ),
-    "sliding log: more is given back than there is": Explorable(
+    "sliding log: a refund of more than there is": Explorable(
         lambda: sliding_log(3, usable=1, exact=False).before(2).add(0, "refund", 3).hits(1, cost=2).hits(1, 1),
         {"preemptions": 3},
         {"preemptions": None},
@@ -464,7 +468,7 @@ SCENES |= {
         {**BUCKETS, "preemptions": 3},
         {"crashes": 1},
     ),
-    "sliding log: what is told once others have come": Explorable(
+    "sliding log: decisions after other requests": Explorable(
         lambda: answers_of_a_log().before().hits(0, cost=0).hits(0).hits(1, 1), WINDOW_LATER, {"clock_moves": 2}
     ),
     "sliding log: a clear of a later claim": Explorable(clear_of_a_later_claim, {"preemptions": 3}),
@@ -474,7 +478,7 @@ SCENES |= {
     "sliding log: a helper's date ahead of the clock": Explorable(
         helped_ahead_of_the_clock, {"clock_moves": 1, "jumps_ns": [NS - 1]}, {"crashes": 1}
     ),
-    "sliding log: eviction of what is being written": Explorable(
+    "sliding log: eviction while entries are written": Explorable(
         eviction_of_what_is_being_written, BEHIND, {"crashes": 1}
     ),
     "sliding log: a clear stopped half-way for a window": Explorable(
@@ -592,7 +596,7 @@ SCENES |= {
         {"clock_moves": 2},
     ),
     "booking ahead": Explorable(booking, SECOND, {"crashes": 1}),
-    "a booking of which some has been refilled is cancelled": Explorable(
+    "a booking that is partly refilled is cancelled": Explorable(
         lambda: token_bucket(2).reserves(0, 0, cancels=True).hits(1, 1, 1),
         {"clock_moves": 2, "jumps_ns": [NS * 6 // 10, NS * 4 // 10]},
         {"crashes": 1},
@@ -611,7 +615,7 @@ SCENES |= {
     "no room, and allowed": Explorable(no_room_for_all, {"preemptions": 4, **SECOND}, {"preemptions": 5, "crashes": 1}),
 }
 
-# Who is denied, and who only looks, writes nothing that is shared.
+# A denied request and a peek write nothing that is shared.
 
 STILL = {"clock_moves": 1, "jumps_ns": [1], "only_reads": True}
 
@@ -645,4 +649,4 @@ DENIALS = {name: Explorable(denials(make), STILL) for name, (make, _) in ONE_CEL
     "no room": Explorable(no_room, STILL),
     "looks": Explorable(lambda: token_bucket(2).before().add(0, "peek").add(1, "peek", 2), STILL),
 }
-SCENES |= {f"who is denied writes nothing: {name}": explorable for name, explorable in DENIALS.items()}
+SCENES |= {f"a denial writes nothing: {name}": explorable for name, explorable in DENIALS.items()}

@@ -150,7 +150,7 @@ class SyncedScene:
         return key == self.nameless or (self.evicts and any(act.key != key for act in self.acts))
 
     def wrongly_denied(self, done: Sequence[Done]) -> str:
-        """Of a key of which there are fewer requests than permits."""
+        """A denial of a key that has fewer requests than permits."""
         for key in range(len(self.keys)):
             hits = [d for act, d in zip(self.acts, done, strict=True) if (act.what, act.key) == ("hit", key)]
             others = sum((act.what, act.key) == ("others", key) for act in self.acts)
@@ -160,7 +160,7 @@ class SyncedScene:
         return ""
 
     def wrongly_known(self, early: int, left: int, reported: int, done: Sequence[Done], final_ns: int) -> str:
-        """What others had counted before the only one who asks has asked is known; and all, in the end."""
+        """The charges that others had counted before the only exchange began are known; and in the end all are."""
         if self.evicts or final_ns >= self.window_end_ns:
             return ""
         if not self.bucket and left != max(3 - reported, 0):
@@ -173,7 +173,7 @@ class SyncedScene:
         return ""
 
     def wrongly_forgotten(self, early: int, done: Sequence[Done], final_ns: int) -> str:
-        """What was learned in the next window of what others have counted in it is known there."""
+        """The host knows the counts of others in the next window that it has learned there."""
         for number, (act, d) in enumerate(zip(self.acts, done, strict=True)):
             if act.what == "learn" and d.done and self.window_end_ns <= min(done[number - 1].first_ns, final_ns):
                 before = done[number - 1].before
@@ -183,10 +183,10 @@ class SyncedScene:
         return ""
 
     def is_all_known_to(self, learned: int, done: Sequence[Done]) -> bool:
-        """Whether others had charged all of theirs before this one asked, of a key that was counted by then.
+        """Whether others had made all their charges before this exchange began, for a key that was counted by then.
 
-        In a bucket, what is being charged just when somebody learns may hide as much of what others have, until the
-        next exchange.
+        In a bucket, a charge under way while a reply is merged may hide an equal amount of the others' charges, until
+        the next exchange.
         """
         before = done[learned - 1].before
         hits = [i for i, act in enumerate(self.acts) if act.what == "hit"]

@@ -25,7 +25,7 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "crashes": 1},
         {"crashes": 2},
     ),
-    "synced bucket: an answer that is lost": Explorable(
+    "synced bucket: a lost reply": Explorable(
         lambda: SyncedScene(bucket=True).before().does(0, "hit", "refund").does(1, "ask"),
         {**TICK, "crashes": 1},
         {"crashes": 2},
@@ -50,7 +50,7 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "crashes": 1},
         {"crashes": 2},
     ),
-    "synced window: an answer that is lost": Explorable(
+    "synced window: a lost reply": Explorable(
         lambda: SyncedScene().before().does(0, "hit", "refund").does(1, "ask"),
         {**TICK, "crashes": 1},
         {"crashes": 2},
@@ -74,36 +74,36 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "preemptions": 2},
         {"crashes": 1},
     ),
-    "synced window: an answer that is late": Explorable(
+    "synced window: a late reply": Explorable(
         lambda: SyncedScene().before().does(0, "ask", "learn").does(1, "others", "ask", "learn"),
         {**TICK, "crashes": 1},
         {"crashes": 2},
     ),
-    "synced bucket: an answer that is late": Explorable(
+    "synced bucket: a late reply": Explorable(
         lambda: SyncedScene(bucket=True).before().does(0, "ask", "learn").does(1, "others", "ask", "learn"),
         {**TICK, "crashes": 1},
         {"crashes": 2},
     ),
-    "synced window: a question over its end": Explorable(
+    "synced window: a message over its end": Explorable(
         lambda: SyncedScene().before().does(0, "ask", "learn").does(1, "others later", "ask", "learn"),
         {**WINDOW_LATER, "preemptions": 2, "crashes": 1},
         {"preemptions": 3},
     ),
-    "synced window: two answers": Explorable(
+    "synced window: two replies": Explorable(
         lambda: SyncedScene().before().does(0, "ask", "learn").does(1, "ask", "learn").does(2, "others", "hit"),
         {**TICK, "preemptions": 3},
         {"crashes": 1},
     ),
-    "synced window: an answer of another life": Explorable(
+    "synced window: a reply to another incarnation": Explorable(
         lambda: SyncedScene(evicts=True).before(others=2).does(0, "ask", "learn").does(1, "hit", "hit", key=1),
         {**TICK, "crashes": 1},
     ),
-    "synced window: two questions": Explorable(
+    "synced window: two messages": Explorable(
         lambda: SyncedScene().before().does(0, "hit", "refund").does(1, "ask", "learn").does(2, "ask", "learn"),
         {**TICK, "preemptions": 3},
         {"crashes": 1},
     ),
-    "synced bucket: two questions": Explorable(
+    "synced bucket: two messages": Explorable(
         lambda: (
             SyncedScene(bucket=True).before().does(0, "hit", "refund").does(1, "ask", "learn").does(2, "ask", "learn")
         ),
@@ -115,7 +115,7 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**TICK, "crashes": 1},
         {"crashes": 2},
     ),
-    "synced sliding window: two questions": Explorable(
+    "synced sliding window: two messages": Explorable(
         lambda: (
             SyncedScene(slides=True).before().does(0, "hit", "refund").does(1, "ask", "learn").does(2, "ask", "learn")
         ),
@@ -127,7 +127,7 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**WINDOW_LATER, "preemptions": 2, "crashes": 1},
         {"preemptions": 3},
     ),
-    "synced bucket: two questions, one answer": Explorable(
+    "synced bucket: two messages, one reply": Explorable(
         lambda: SyncedScene(bucket=True).before().does(0, "hit", "refund").does(1, "ask", "learn").does(2, "ask"),
         {**TICK, "preemptions": 3},
         {"preemptions": 4, "crashes": 1},
@@ -144,26 +144,28 @@ SYNCED_SCENES: dict[str, Explorable] = {
     ),
 }
 SYNCED_FOUND_BY = {
-    "a claim's record is written whether it stands or not": "synced window: insertion",
-    "what was charged before is noted whether the claim stands or not": "synced bucket: insertion",
-    "a record is believed whose checksum is of another key": "synced window: a key without a name",
-    "what a cell's keys were charged before is reported": "synced bucket: eviction",
-    "a bucket that is reported isn't marked as unanswered": "synced bucket: an answer that is lost",
-    "what is charged while an answer is under way is forgotten": "synced bucket: learned while it counts",
-    "a bucket's sequences are all the same": "synced bucket: two questions, one answer",
-    "a bucket's question takes the next sequence, whatever was asked meanwhile": "synced bucket: two questions",
-    "a bucket learns of any question what Redis knows": "synced bucket: two questions",
-    "a reading of a bucket is dated before its sequence was read": "synced bucket: two questions",
-    "a window that is reported isn't marked as unanswered": "synced window: an answer that is lost",
-    "what others have counted of a cell's former key stays": "synced window: a clean start after an eviction",
-    "what Redis knew of a cell's former key stays": "synced window: a clean start after an eviction",
-    "a window's sequences are all the same": "synced window: an answer that is late",
-    "a window's question takes the next sequence, whatever was asked meanwhile": "synced window: two questions",
-    "a window is read before its sequence": "synced window: two answers",
-    "a question is about the window that was when the look began": "synced window: a question over its end",
-    "a reading of a window is dated before its sequence was read": "synced window: two questions",
-    "an answer is learned though a later one was": "synced window: an answer that is late",
-    "a window learns of any question what Redis knows": "synced window: two questions",
-    "what others have counted of a former key is learned": "synced window: an answer of another life",
-    "a sliding window never reports what was pending at its end": "synced sliding window: reported over its end",
+    "a claim's record is written whether the claim stands or not": "synced window: insertion",
+    "CHARGED_BEFORE is written whether the claim stands or not": "synced bucket: insertion",
+    "a record's checksum is not checked": "synced window: a key without a name",
+    "the charges of a cell's former keys are reported": "synced bucket: eviction",
+    "a bucket that is reported isn't marked as unanswered": "synced bucket: a lost reply",
+    "charges made while a reply is under way are forgotten": "synced bucket: learned while it counts",
+    "a bucket's sequences are all the same": "synced bucket: two messages, one reply",
+    "a bucket's message takes the next sequence though another was read meanwhile": "synced bucket: two messages",
+    "a bucket learns what Redis knows from the reply to any message": "synced bucket: two messages",
+    "a reading of a bucket is dated before its sequence was read": "synced bucket: two messages",
+    "a window that is reported isn't marked as unanswered": "synced window: a lost reply",
+    "other hosts' counts of a cell's former key stay": "synced window: a clean start after an eviction",
+    "the counts of a cell's former key that Redis knew stay": "synced window: a clean start after an eviction",
+    "a window's sequences are all the same": "synced window: a late reply",
+    "a window's message takes the next sequence though another was read meanwhile": "synced window: two messages",
+    "a window is read before its sequence": "synced window: two replies",
+    "a message is about the window that was current when the look began": "synced window: a message over its end",
+    "a reading of a window is dated before its sequence was read": "synced window: two messages",
+    "a reply is merged though a later one was": "synced window: a late reply",
+    "a window learns what Redis knows from the reply to any message": "synced window: two messages",
+    "other hosts' counts of a former key are learned": "synced window: a reply to another incarnation",
+    "a sliding window never reports the charges that were pending at its end": (
+        "synced sliding window: reported over its end"
+    ),
 }

@@ -1,4 +1,4 @@
-"""The explorer itself: it walks what there is to walk, and its memory is as weak as it says."""
+"""The explorer itself: it walks all schedules, and its memory is as weak as documented."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Access = tuple[str, int] | tuple[str, int, int, int]
 def outcomes_of(
     processes: list[list[Access]], strong: bool = False, **bounds: int
 ) -> tuple[set[tuple[int, ...]], Explored]:
-    """What the loads and swaps of a program can give, in the order in which they stand there."""
+    """The possible results of a program's loads and swaps, in program order."""
     program = Program()
     reads: list[int] = []
     count = 0

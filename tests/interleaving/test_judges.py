@@ -1,4 +1,4 @@
-"""What comes of a program is judged strictly: outcomes that must be refused, and their neighbours that may be."""
+"""A program's outcomes are judged strictly: outcomes that must be refused, and their neighbours that may be."""
 
 from __future__ import annotations
 

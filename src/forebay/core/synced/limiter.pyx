@@ -17,9 +17,9 @@ Transitions
 -----------
 * *report*: an exchanger. *This host has counted U of the key so far*: in a window, of that window; in a bucket, since
   the incarnation began. It reads the sequence, which window it is, the cell and the clock, and then raises the sequence
-  by a CAS of the pair of words that it is in. If that CAS fails, it reads all again. 128-bit acq_rel CAS. "synced
-  window: two questions"
-* *merge*: the same exchanger, with the reply. By 128-bit acq_rel CASes of the two pairs. "synced window: two answers"
+  by a 128-bit acq_rel CAS of the pair of words that holds it. If that CAS fails, it reads all again. "synced window:
+  two messages"
+* *merge*: the same exchanger, with the reply. By 128-bit acq_rel CASes of the two pairs. "synced window: two replies"
 * *insert*: the process that inserts a key writes the record (`begin_record`) while the cell is a claim, before it is
   promoted. Each pair by a 128-bit acq_rel CAS. "synced window: a key without a name"
 

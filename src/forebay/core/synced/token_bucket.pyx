@@ -15,11 +15,11 @@ A report has what belongs to the key: `CHARGED` less `CHARGED_BEFORE`.
 Transitions
 -----------
 * *charge*: a request. Two steps: the 128-bit acq_rel CAS of the cell that decides, then a relaxed addition to CHARGED.
-  A refund is the same two steps. "synced bucket: two questions"
+  A refund is the same two steps. "synced bucket: two messages"
 * *claim for another key*: CHARGED_BEFORE -> CHARGED, by one 128-bit CAS of both from a pair that was read before the
   claim was seen to stand. At that time nothing is added any more for the key before, nor yet for the new one. A late
   process finds the pair changed, or writes what is there.
-* *report*: an exchanger. Marks CHARGED_REPORTED as unanswered, by a 128-bit acq_rel CAS. "synced bucket: two questions"
+* *report*: an exchanger. Marks CHARGED_REPORTED as unanswered, by a 128-bit acq_rel CAS. "synced bucket: two messages"
 * *merge*: the same exchanger. Moves the TAT on, by a 128-bit acq_rel CAS. "synced bucket: learned while it counts"
 
 Invariant
