@@ -53,7 +53,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def full(request: pytest.FixtureRequest) -> bool:
-    """True if ``--full`` asks for the proofs' full bounds."""
+    """Whether ``--full`` is given, for the proofs' full bounds."""
     return bool(request.config.getoption("--full"))
 
 

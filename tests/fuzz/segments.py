@@ -27,7 +27,7 @@ KIND_MASK: Final = 2**layout.KIND_BITS - 1
 
 
 class Input:
-    """What a fuzzer's bytes say; nothing but zeros after their end."""
+    """Reads numbers and choices from a fuzzer's bytes; zeros after their end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -42,7 +42,7 @@ class Input:
         return taken.ljust(size, b"\0")
 
     def number(self, below: int) -> int:
-        """From as few bytes as can be, so that a small change of the input is a small change of what it says."""
+        """Read as few bytes as possible, so that a small change of the input is a small change of the run."""
         return int.from_bytes(self.take(-(-(below - 1).bit_length() // 8)), "little") % below
 
     def choice(self, choices: Sequence[Choice]) -> Choice:
@@ -50,7 +50,7 @@ class Input:
 
 
 class SegmentBytes:
-    """The bytes of a segment's file, as whoever damages them sees them."""
+    """The bytes of a segment's file, to be damaged."""
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
@@ -111,7 +111,7 @@ class SegmentBytes:
 
     @property
     def now_ns(self) -> int:
-        """Of a manual clock."""
+        """The time of a manual clock."""
         return self.word(layout.HEADER_MANUAL_NS)
 
     def advance(self, by_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""What is fuzzed: functions that take a fuzzer's bytes and raise what must not happen.
+"""The fuzzed functions: each takes a fuzzer's bytes, and raises if something happens that must not.
 
 ``attach``      a segment whose file is damaged, opened through ``Store``, and through ``verify``
 ``operations``  every operation of every limiter, over a segment that is damaged before and in between
@@ -106,7 +106,7 @@ def attach(data: bytes) -> None:
         patch = given.take(given.choice((1, 2, 4, 8, 8, 16, 64)))
         image[start : start + len(patch)] = patch
     if sealing:
-        # As if whoever damaged it had known the checksum; most often, also its state.
+        # As by an attacker who knows the checksum; most often, also its state.
         image[: layout.HEADER.size] = sealed(image[: layout.HEADER.size])
         if sealing > 1:
             image[layout.HEADER_STATE] = layout.STATE_READY
@@ -161,7 +161,7 @@ def _check(decision: Any) -> None:
 
 
 class Vandal:
-    """Writes to a segment what the input says."""
+    """Damages a segment as the input directs."""
 
     def __init__(self, given: Input, memory: SegmentBytes) -> None:
         self.given = given
@@ -212,7 +212,7 @@ class Vandal:
                     start, end = given.choice(memory.word_spans())
                     memory.write(start, (self.word() % 2**64).to_bytes(8, "little") * ((end - start) // 8))
             case 7:
-                # Anything but the manual clock, which is nobody's state.
+                # Anything but the manual clock, which is no limiter's state.
                 offset = given.number(memory.size - 8)
                 if not layout.HEADER_MANUAL_NS - 8 < offset < layout.HEADER_MANUAL_NS + 8:
                     memory.write_word(offset, self.word())
@@ -288,7 +288,7 @@ class Session:
                 if self.kept and isinstance(self.kept[-1], Lent):
                     self.kept[-1].lease.renew()
             case 12:
-                # Not for long: where damage leaves a denial that names no time, it asks every millisecond.
+                # Not for long: after a denial without a time, which damage can leave, it tries every millisecond.
                 limiter.wait(self.key(), self.cost(), given.choice((0, 0.01, 1)))
             case 13:
                 # Mostly what takes less time than all the rest of an input.
@@ -338,9 +338,9 @@ def operations(data: bytes) -> None:
 def neighbours(data: bytes) -> None:
     """The claim: as long as a key keeps its cell, its answers come from that cell and its words alone.
 
-    *Its cell* are all that have its fingerprint, so damage may not write that into another one. Beside the claim: a
-    key without a cell may find its neighbourhood full, as of others' live keys, and takes over the words of the cell
-    that it comes to. So here nobody is given a cell while the key could lose its own.
+    *Its cell* are all that have its fingerprint, so damage may not write that into another one. Beside the claim: a key
+    without a cell may find its neighbourhood full, as of others' live keys, and takes over the words of the cell that
+    it comes to. So here no other key gets a cell while the key could lose its own.
     """
     given = Input(data)
     kind = given.choice([kind for kind in KINDS if kind != "all"])
@@ -409,7 +409,7 @@ class Twin:
                 memory.write_word(cell, memory.word(cell) ^ 1 << 63)
 
     def ask(self, operation: int, key: Any, cost: int) -> object:
-        """What comes of an operation, as something that can be compared."""
+        """The outcome of an operation, in a comparable form."""
         try:
             match operation:
                 case 0 | 1:

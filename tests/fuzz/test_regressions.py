@@ -1,4 +1,4 @@
-"""What fuzzing has found, once more as tests; and what is fuzzed, on the inputs that fuzzing begins with.
+"""The faults that fuzzing has found, as tests; and the fuzzed functions, on the inputs that fuzzing begins with.
 
 Run by ``ci/test``. ``ci/fuzz`` goes on from there.
 """
@@ -46,7 +46,7 @@ def segment(tmp_path: Path) -> Iterator[tuple[Store, SegmentBytes]]:
 def test_a_time_that_nobody_can_have_written_delays_nobody(
     segment: tuple[Store, SegmentBytes], make: Callable[[Store], Any]
 ) -> None:
-    """A booking that costs nothing was told to wait for centuries, whatever its longest delay."""
+    """A booking that costs nothing got a delay of centuries, beyond its longest delay."""
     store, memory = segment
     limiter = make(store)
     limiter.allow("key")

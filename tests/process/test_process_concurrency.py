@@ -221,7 +221,7 @@ def test_a_pid_that_was_used_again_within_one_clock_tick_is_another_process(as_r
 
 
 def test_owners_in_other_time_namespaces_are_told_apart(as_root: None, name: str) -> None:
-    """A process's start time is another one for whoever reads it there."""
+    """A process that reads another one's start time there gets a different number."""
     limiter = Concurrency(Store(name, keys=1), "c", 1, lease=LEASE, keys=1)
     lease = limiter.acquire(KEY)
     ask = (
@@ -262,7 +262,7 @@ def test_who_waits_gets_the_permit_of_one_who_is_killed(crew: Crew) -> None:
 
 
 def test_threads_of_several_processes(crew: Crew) -> None:
-    """Whoever is denied looks for ended processes; several threads may do so at once."""
+    """A denied request looks for ended processes; several threads may do so at once."""
     limiter = Concurrency(Store.private(keys=1), "c", 2, lease=LEASE, keys=1)
     start_holder(crew, limiter, 1)
     holder = start_holder(crew, limiter, 1)
@@ -357,7 +357,7 @@ def test_several_limits_admit_no_more_and_leave_nothing_behind(crew: Crew) -> No
     assert admitted == 300
     assert window.peek(KEY).remaining == 100
     assert bucket.peek(KEY).remaining == 0
-    # Who held the slots has ended.
+    # The holder of the slots has ended.
     assert acquirable(slots) == 350
 
 
@@ -387,6 +387,7 @@ def test_killed_between_several_limits_none_admits_more(crew: Crew) -> None:
         worker.kill()
     charged = [100_000_000 - window.peek(KEY).remaining for window in (first, second)]
     total = sum(admitted)
-    # In order: what the last limit was charged is all that was admitted, but for what a killed process hadn't noted.
+    # Limits are charged in order: the last limit's charges are all admissions, and those that a killed process hadn't
+    # noted.
     assert total <= charged[1] <= charged[0] <= total + 2 * (kills + 4)
     assert acquirable(slots) == 3

@@ -1,4 +1,4 @@
-"""Counter lines: sums are exact and never fall, whoever dies, forks or closes."""
+"""Counter lines: sums are exact and never fall, when processes die, fork or close."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _decide_in_many(me: int, meeting: Meeting, name: str, limiters: int, count: 
         meeting.wait(me)
         for bucket in buckets:
             _decide(bucket, count - 1)
-        # Nobody leaves a line before all have looked for one.
+        # No process leaves a line before all have looked for one.
         meeting.wait(me)
 
 
@@ -178,7 +178,7 @@ def _decide_and_say(bucket: TokenBucket, count: int, done: SharedNumbers) -> Non
 
 @pytest.mark.parametrize("child_uses_it_before", [False, True])
 def test_a_child_goes_on_after_its_parent_was_killed(crew: Crew, name: str, child_uses_it_before: bool) -> None:
-    """The parent's line may be taken by anybody; the child must not write to it any more."""
+    """Any process may take the parent's line; the child must not write to it any more."""
     numbers = SharedNumbers(3)
     parent = crew.start(_parent_of_a_survivor, name, numbers, child_uses_it_before)
     wait_until(lambda: numbers[0], "the child")

@@ -124,7 +124,7 @@ def _was_killed(worker: Worker) -> bool:
 def test_creators_killed_before_each_call(crew: Crew, name: str, victims: int) -> None:
     """Whatever a creator was about to do: the next makes the segment, and nothing else is left.
 
-    With more than one victim, whoever takes over is killed at the same point too.
+    With more than one victim, each process that takes over is killed at the same point too.
     """
     for number in itertools.count(1):
         killed = [_was_killed(crew.start(_die_before_call, number, _create, name)) for _ in range(victims)]
@@ -216,7 +216,7 @@ def test_a_stopped_creator_whose_file_is_unlinked_blocks_nobody(crew: Crew, name
 
 
 def test_unlinking_while_others_attach(crew: Crew, name: str) -> None:
-    """Everybody ends up with some whole segment; once nobody unlinks any more, with the same one."""
+    """Every process ends up with some whole segment; after the last unlink, all with the same one."""
     stop = SharedNumbers(1)
     meeting = Meeting(6)
     workers = [crew.start(_attach_until, i, name, stop, meeting) for i in range(6)]

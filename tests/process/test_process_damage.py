@@ -59,7 +59,7 @@ class Vandal:
         self.write(layout.LIMITERS_OFFSET + entry * layout.LIMITER_ENTRY.size, self.garbage(64))
 
     def hit_header(self) -> None:
-        """Who is attached has read it already, but for a manual clock's time."""
+        """Attached processes have read the header already, except a manual clock's time."""
         self.write(self.draws.randrange(96, 4096 - 16), self.garbage(16))
 
 
@@ -363,7 +363,7 @@ def _ask_for_everything(bucket: TokenBucket, key: int) -> list[bool]:
 
 
 def test_garbled_claims_of_the_asked_key_are_resolved(crew: Crew, name: str) -> None:
-    """All 48 cells of a key's probe set claim it, as after 48 deaths; several processes ask for it at once."""
+    """All 48 cells of a key's probe set claim it, as after 48 deaths; several processes request it at once."""
     for turn in range(20):
         with Store(name, keys=1, on_full="deny") as store:
             bucket = TokenBucket(store, "api", REFILLS_NOTHING, 3)

@@ -54,7 +54,7 @@ def _attach_until(name: str, stop: SharedNumbers) -> int:
 
 
 def test_a_fresh_key_is_inserted_once(crew: Crew, name: str) -> None:
-    """All processes ask for each key at the same moment: with two members of a key two of them would be admitted."""
+    """All processes request each key at the same moment: with two members of a key two of them would be admitted."""
     processes, count = 4, 20_000
 
     def turn(number: int) -> int:
@@ -142,7 +142,7 @@ def _wander(
             if before_ns > end_ns:
                 return keys, before, after, decisions
             age_ns = before_ns - begun_ns
-            # 40 keys a millisecond come and go; each is asked for during 10 ms and lives for 10 more.
+            # 40 keys a millisecond come and go; each is requested for 10 ms and lives for 10 more.
             key = age_ns // 25_000 + draws.randrange(400)
             decisions += 1
             if allow(key):
@@ -210,7 +210,7 @@ def _hammer_with_threads(me: int, name: str, keys: int, burst: int, meeting: Mee
         def run(number: int) -> None:
             mine, count = [0] * keys, 0
             try:
-                # A quarter in each process asks one by one, each with a limiter of its own.
+                # A quarter of the threads in each process request one by one, each with a limiter of its own.
                 single = TokenBucket(store, "threads", REFILLS_NOTHING, burst) if number % 4 == 0 else None
                 while True:
                     batch = [single.allow(key) for key in everything] if single else limiter.allow_many(everything)
@@ -275,7 +275,7 @@ def _batches_while_stores_close(me: int, name: str, meeting: Meeting) -> int:
 
 
 def test_a_key_in_a_full_table_is_not_forgotten_for_itself(crew: Crew, name: str) -> None:
-    """All processes ask for each new key at one moment, and there is room for it only in place of another's."""
+    """All processes request each new key at one moment, and there is room for it only in place of another one."""
     rounds, processes = 10_000, 4
     with Store(name, keys=1) as store:
         heavy = TokenBucket(store, "heavy", "1/year", burst=2)
@@ -284,7 +284,7 @@ def test_a_key_in_a_full_table_is_not_forgotten_for_itself(crew: Crew, name: str
         assert store.stats().live_keys == 1024
         results = crew.run(processes, _ask_once_each, name, rounds, Meeting(processes))
         stats = store.stats().limiters["fresh"]
-    # Only one key is new at a time, so nobody but itself could have cost it its place.
+    # Only one key is new at a time, so only that key itself could have cost it its place.
     assert [sum(answers) for answers in zip(*results, strict=True)] == [1] * rounds
     assert stats.evicted >= rounds
 

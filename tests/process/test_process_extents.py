@@ -1,4 +1,4 @@
-"""Extents under many processes: made once, by whoever comes first; used by all; small, damaged, full, gone."""
+"""Extents under many processes: made once, by the first process; used by all; small, damaged, full, gone."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_creators_that_are_killed_leave_nothing_that_blocks(crew: Crew, name: st
                 # It is found when it is whole and not before, as is its limiter's name.
                 assert len(extents(path_of(name))) == turn + (step[1] == "_unlock_list"), step
                 assert (f"limiter {turn}" in store.stats().limiters) == (step[1] in ("replace", "_unlock_list")), step
-            # Whoever comes next is not held up, and meets an empty one.
+            # The next process is not held up, and gets an empty extent.
             limiter = make(store, f"limiter {turn}", LIMIT, MANY_KEYS[make])
             assert take(limiter, "key") == LIMIT
             turn += 1
@@ -150,7 +150,7 @@ def _is_being_changed(fd: int) -> bool:
 MANY_KEYS: Final[dict[Make, int]] = {_log: 64, _bucketed: 2000}
 
 
-# Of a creation, under its lock: a module's function before which it stops.
+# The steps of a creation under its lock: a module's function before which the creator stops.
 STEPS: Final = [
     (forebay.segment.extents, "_take_space"),
     (os, "posix_fallocate"),
@@ -175,7 +175,7 @@ def _make_one(
 def test_a_creator_that_is_stopped_delays_no_decision(
     crew: Crew, name: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Making another one is all that has to wait, and says so."""
+    """Only making another extent has to wait; after its timeout it raises SegmentBusy."""
     monkeypatch.setattr(ofd_locks, "TIMEOUT_S", 0.05)
     held = SharedNumbers(1)
     clock = ManualClock(10**6)
@@ -227,7 +227,7 @@ def test_another_number_of_keys_warns_and_is_shared(crew: Crew, name: str, make:
 def test_whoever_asks_for_another_number_of_keys_finds_each_keys_words(
     name: str, make_any: Callable[[Store, int], Limiter | Concurrency], first: int
 ) -> None:
-    """Who asked for fewer keys than there were took the last of them for the words of all the others."""
+    """A limiter made for fewer keys than the extent had used the last key's record for all other keys."""
     with Store(name, keys=100, on_full="deny", clock=ManualClock(10**6)) as store:
         made = make_any(store, first)
         with pytest.warns(SegmentSizeWarning):
@@ -269,7 +269,7 @@ def _make_in_a_child(me: int, store: Store, make: Make, meeting: Meeting) -> int
 
 @both
 def test_a_worker_that_gave_up_root(crew: Crew, as_root: None, name: str, make: Make) -> None:
-    """What was made before is used as it was. Making one needs the right to open the segment."""
+    """An extent that was made before is used as it was. Making one needs the right to open the segment."""
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         limiter = make(store, "limiter", LIMIT, 20)
         assert take(limiter, "key", 9) == 10
@@ -333,7 +333,7 @@ def test_no_room_names_the_bytes_and_leaves_the_store_as_it_was(small_disk: Path
         assert extents(str(path)) == []
         assert path.stat().st_size == before
         assert os.statvfs(small_disk).f_bavail == free
-        # What is there is enough for a smaller one, from any process.
+        # The space left is enough for a smaller extent, from any process.
         assert crew.start(_make_there, path, make).result() == LIMIT
 
 
@@ -514,7 +514,7 @@ def test_a_key_that_evicts_another_starts_afresh(name: str, make: Make) -> None:
 @both
 @pytest.mark.parametrize("size", [1, 3, 20, 64])
 def test_eviction_by_many_processes_locks_no_key_out(crew: Crew, name: str, make: Make, size: int) -> None:
-    """However they get into each other's way: nobody gets more, and after a window each key has its whole limit."""
+    """Evictions that race admit no key more than its limit, and after a window each key has its whole limit."""
     limit = 250
     clock = ManualClock(10**6)
     draws = random.Random(23)
@@ -602,7 +602,7 @@ def test_a_damaged_entry_is_refused_or_passed_over(crew: Crew, name: str, make: 
             refused = crew.start(_use_damaged, name, make).result(deadline_s=20)
             # With another identity it is another limiter's.
             assert refused == (field != "identity"), value
-        # Who has it mapped goes on, and so does everybody once it is mended.
+        # A process that has it mapped goes on, and once it is mended all do.
         _write(name, layout.EXTENTS_OFFSET, whole)
         assert take(limiter, "key") == LIMIT
         assert take(make(store, "limiter", LIMIT, 20), "key") == 0

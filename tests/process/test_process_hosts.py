@@ -1,4 +1,4 @@
-"""Processes of one host that are told different things about it: by time namespaces, and by boot ids of their own."""
+"""Processes of one host that see it differently: by time namespaces, and by boot ids of their own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _unshare(flags: int) -> None:
 
 
 def in_time_namespace(ahead_s: int, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Run `work` in a process whose monotonic clock is so many seconds ahead. Call it in a process of its own."""
+    """Run `work` in a process whose monotonic clock is ahead by that many seconds. Call it in a process of its own."""
     _unshare(CLONE_NEWTIME)
     Path("/proc/self/timens_offsets").write_text(f"monotonic {ahead_s} 0")
     return Worker(work, *arguments).result()
@@ -50,7 +50,9 @@ def _admitted(name: str) -> list[int]:
 
 @pytest.mark.parametrize("order", [(86_400, 0, 86_400), (0, 86_400, 0), (86_400, 86_400 * 400, 0)])
 def test_time_namespaces_share_one_limit(as_root: None, crew: Crew, name: str, order: tuple[int, ...]) -> None:
-    """Wherever the segment was made: nobody's clock lets another's requests in, nor locks a key out."""
+    """In whichever namespace the segment was made: no process's clock admits another one's requests, nor locks a key
+    out.
+    """
     admitted = [crew.start(in_time_namespace, ahead_s, _admitted, name).result() for ahead_s in order]
     assert admitted == [[LIMIT] * 3, [0] * 3, [0] * 3]
     for ahead_s in order:
@@ -62,7 +64,7 @@ def _damage_found(name: str) -> list[str]:
 
 
 def test_a_process_whose_children_get_another_clock_is_refused(as_root: None, crew: Crew, name: str) -> None:
-    """What it makes before it forks would have another time in its children."""
+    """A store that it makes before it forks would have another time in its children."""
     message = crew.start(_refused_before_its_fork, name).result()
     assert "another time namespace" in message
     assert "unshare" in message

@@ -20,7 +20,7 @@ PROCESSES: Final = 4
 
 @every_kind_with_a_limit
 def test_processes_together_get_exactly_the_limit(crew: Crew, name: str, kind: Kind) -> None:
-    """They ask for exactly the limit, and then for more."""
+    """They request exactly the limit, and then more."""
     limit, keys = 6000, 3
     clock = ManualClock(1_000_000)
 

@@ -134,7 +134,7 @@ def test_a_truncated_segment(segment: Path) -> None:
 
 
 def test_a_grown_segment(segment: Path) -> None:
-    """What lies behind the table, and is in no extent, is nobody's."""
+    """Bytes behind the table that are in no extent belong to no limiter."""
     whole = segment.read_bytes()
     for extra in (1, 256, 4096, len(whole)):
         segment.write_bytes(whole + b"\xff" * extra)
@@ -352,7 +352,7 @@ def test_a_member_of_the_group_shares_what_root_made(as_root: None, crew: Crew, 
     status = path.stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, SHARED_GROUP, 0o660)
     assert crew.start(as_user, FREE_USER, FREE_USER, [SHARED_GROUP], _admitted_for_group, path).result() == 0
-    # Not in the group, or not asking for it.
+    # A user outside the group, and a store made without the group.
     crew.start(
         as_user, 12345, 12345, [], _call_with, _refused_without_a_look, path, {"mode": 0o660, "group": SHARED_GROUP}
     ).result()
@@ -442,7 +442,7 @@ def _no_right_to_give(path: Path) -> None:
 
 
 def test_users_of_one_group_create_and_share_a_store_at_the_same_moment(as_root: None, crew: Crew, path: Path) -> None:
-    """Whoever of them is first: all are in."""
+    """Any of them may be the first: all are in."""
     path.parent.chmod(0o777)
     users = [20001, 20002, 20003]
     for _ in range(30):

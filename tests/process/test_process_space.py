@@ -38,7 +38,7 @@ def test_a_full_file_system_names_the_bytes_needed_and_keeps_nothing(small_disk:
         # The header's page is still there when it looks.
         assert before - 1 <= int(caught.value.found.split()[0]) // 4096 <= before
         assert "fewer keys" in caught.value.remedy
-    # What was said is enough.
+    # Fewer keys, as the message advises, fit.
     with Store("a", keys=20_000, path=path) as store:
         assert TokenBucket(store, "api", "1/second").allow("key")
         assert path.stat().st_size == store.stats().bytes
@@ -52,7 +52,7 @@ def test_a_file_system_without_a_single_byte(small_disk: Path) -> None:
 
 
 def test_a_takeover_without_room_keeps_nothing(small_disk: Path) -> None:
-    """A creator that was killed left an empty file; whoever takes over has no room either."""
+    """A creator that was killed left an empty file; the process that takes over has no room either."""
     (small_disk / "segment").touch(mode=0o600)
     with pytest.raises(SegmentSpaceError):
         Store("a", keys=KEYS, path=small_disk / "segment")

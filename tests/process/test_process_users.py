@@ -1,4 +1,4 @@
-"""A segment that somebody has attached: its clock stays, its name is looked after, and no reader holds others up."""
+"""A segment that a process has attached: its clock stays, its name is watched, and no reader holds others up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOUR_S: Final = 3600
 
 @dataclass(frozen=True)
 class Host:
-    """What a process is told of the host that it runs on."""
+    """The host that a process sees: its boot id and clocks."""
 
     boot: str = "11111111-2222-3333-4444-555555555555"
     step_s: int = 0
@@ -64,7 +64,7 @@ def _header(name: str) -> Header:
 
 
 def _admitted(name: str, host: Host | None = None, attached: SharedNumbers | None = None) -> int:
-    """Of 30 requests; where it is told how, it says that it has attached and stays so."""
+    """The number admitted of 30 requests. With `attached`, the process reports that it has attached, and stays so."""
     if host is not None:
         host.enter()
     with Store(name, keys=1000) as store:
@@ -195,7 +195,9 @@ def test_a_process_attaches_to_the_segment_that_took_a_removed_ones_place(crew: 
 
 
 def test_who_attaches_waits_for_who_moves_the_clock(crew: Crew, name: str) -> None:
-    """Between the two readings of the header nobody moves it; who does is waited for, and for a while only."""
+    """No process moves the clock between the two readings of the header. An attaching process waits for one that does,
+    for a while only.
+    """
     assert crew.start(_admitted, name).result() == LIMIT
     stopped = crew.start(_stop_before_joining, name, 0)
     stopped.wait_for_stop()
@@ -228,7 +230,7 @@ def _busy(name: str) -> str:
 
 
 def test_a_process_that_waited_to_move_the_clock_finds_it_moved(crew: Crew, name: str) -> None:
-    """The process that moved it uses the segment by then: nobody can move the clock any more."""
+    """The process that moved it uses the segment by then: no process can move the clock any more."""
     assert crew.start(_admitted, name).result() == LIMIT
     attached, begun = SharedNumbers(1), SharedNumbers(1)
     rebasing = crew.start(_stop_while_rebasing, name, attached)
@@ -316,7 +318,7 @@ def _admitted_or_refused(me: int, name: str, meeting: Meeting) -> int | None:
 
 @pytest.fixture
 def read_lock(as_root: None, crew: Crew, name: str) -> Iterator[Worker]:
-    """A segment that another user may read, and has locked as far as that goes."""
+    """A segment that another user may read, and has locked as a reader can."""
     Store(name, keys=1000).close()
     Path(path_of(name)).chmod(0o644)
     locked = SharedNumbers(1)
@@ -388,7 +390,9 @@ def _use_as_a_daemon(name: str, inherited: Store | None, path: Path) -> tuple[in
 
 
 def test_a_removed_segment_in_use_is_noticed_when_another_is_made(crew: Crew, name: str) -> None:
-    """By who makes it, whoever uses the old one, and by the old one's users when they look at their statistics."""
+    """By the process that makes it, whichever processes use the old one; and by the old one's users when they read
+    their statistics.
+    """
     attached = SharedNumbers(1)
     user = crew.start(_tells_of_the_removal, name, attached)
     wait_until(lambda: attached[0], "its attaching")
@@ -407,7 +411,7 @@ def test_a_removed_segment_in_use_is_noticed_when_another_is_made(crew: Crew, na
 
 
 def test_a_process_that_ends_tells_that_its_segment_was_removed(name: str) -> None:
-    """Most often it is a worker that is replaced. With nobody left on the old segment, only it can tell."""
+    """Most often it is a worker that is replaced. With no other process left on the old segment, only it can warn."""
     program = (
         "import os, sys, forebay\n"
         "store = forebay.Store(sys.argv[1], keys=1000)\n"
@@ -472,7 +476,7 @@ def test_stores_share_a_segment_by_any_path_of_its_directory(tmp_path: Path) -> 
 
 
 def test_a_store_whose_directory_is_gone_warns_of_nothing(tmp_path: Path) -> None:
-    """Nobody can make another segment there."""
+    """No process can make another segment there."""
     directory = tmp_path / "gone"
     directory.mkdir()
     with Store("a", keys=1000, path=directory / "store") as store:

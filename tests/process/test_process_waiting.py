@@ -80,7 +80,7 @@ def _wait_for_ctrl_c(name: str, make: Callable[[Store], Any], kind: str, begun: 
 
 @pytest.mark.parametrize("kind", ["bucket", "log"])
 def test_interrupts_at_any_time_lose_no_permit(crew: Crew, name: str, kind: str) -> None:
-    """What was charged is what came back as True, however often Ctrl-C comes in between."""
+    """The charges are exactly the calls that returned True, however often Ctrl-C comes in between."""
     with Store(name, keys=100):
         interrupts = 0
         while interrupts < 500:

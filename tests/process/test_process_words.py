@@ -121,7 +121,7 @@ def test_a_writer_killed_half_way_neither_blocks_nor_gives_more(crew: Crew, name
         log = large_log(store)
         stopped_while_hitting(crew, name, 0, cost).kill()
         taken = take_all(log)
-        # Whoever helps knows the cost only to the next power of two.
+        # A helper knows the cost only to the next power of two.
         assert LARGE - min(1 << (cost - 1).bit_length(), LARGE) <= taken <= LARGE - cost
         clock.set(1000.999)
         assert take_all(log) == 0
@@ -140,7 +140,7 @@ def test_a_writer_that_goes_on_a_lap_later_undoes_nothing(crew: Crew, name: str)
         clock.set(1001.1)
         worker.resume()
         assert worker.result()
-        # What it took at 1000 has left the window, however late it wrote that.
+        # The permits that it took at 1000 have left the window, however late it wrote them.
         assert take_all(log) == 1 << 21
         clock.set(1001.4)
         assert take_all(log) == 0

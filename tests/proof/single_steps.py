@@ -59,7 +59,7 @@ class Stepped:
 
     @property
     def address(self) -> int:
-        """Of the instruction that comes next."""
+        """The address of the next instruction."""
         return _ptrace(PEEKUSER, self.pid, RIP)
 
     def step(self) -> bool:

@@ -62,5 +62,5 @@ def test_orders_are_those_that_the_arguments_name(tmp_path: Path, architecture: 
     assert "stlxp\t" in functions["cas128_seq_cst"]
     # The load of both halves, then what keeps later loads behind it.
     assert re.search(r"ldp\t.*\n.*dmb\tishld", functions["load128"])
-    # No calls, perhaps into a library that locks, but for what is asked once when an extension is loaded.
+    # No calls, which might enter a library that locks, except the one made once when an extension is loaded.
     assert set(re.findall(r"\bbl\t\S+ <(\w+)", listing)) == {"getauxval"}

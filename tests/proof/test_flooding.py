@@ -1,20 +1,19 @@
-"""What an attacker gets who makes up keys.
+"""The gain of an attacker who makes up keys.
 
-*Crafted keys.* Where a key lives follows from its hash under a key that is random per segment. Who knows the source but
-not that key can choose no better than chance: keys that all collide under one hash key are spread like any others
-under another.
+*Crafted keys.* Where a key lives follows from its hash under a key that is random per segment. An attacker who knows
+the source but not that key can choose no better than chance: keys that all collide under one hash key are spread like
+any others under another.
 
 *A flood of one-off keys* with ``on_full="evict"``. A newcomer that finds all 48 cells of its probe set live takes the
 one that expires first. So a key can be evicted only if the 47 others in a probe set expire no earlier than it does.
 Whether one request for each is enough for that is the algorithm's affair:
 
-* Where a state tells how much was used (token bucket and leaky bucket; in fours, a token bucket in intervals, and
-  fixed and sliding window within one window), an eviction forgives no more permits than each of those 47 was charged.
-  A flood of keys that come once never resets a key that is at its limit, however long it lasts. One of keys that are
-  charged k permits each forgives k; it takes about as many keys as the table has cells, and got k permits for each of
-  them.
-* Where it only tells when the key was last used (sliding log, bucketed window, ``align="first"`` and ``"stagger"``,
-  minimum interval, concurrency, and a sliding window that has not been used in this window yet), newcomers outlast it
+* Some states order by use: token bucket and leaky bucket; in fours, a token bucket in intervals, and fixed and sliding
+  window within one window. There an eviction forgives no more permits than each of those 47 was charged. A flood of
+  keys that come once never resets a key that is at its limit, however long it lasts. One of keys that are charged k
+  permits each forgives k; it takes about as many keys as the table has cells, and got k permits for each of them.
+* Other states order by the key's last use: sliding log, bucketed window, ``align="first"`` and ``"stagger"``, minimum
+  interval, concurrency, and a sliding window that has not been used in this window yet. There newcomers outlast a key
   with one request each. Since they can't be aimed, it takes about as many of them as the table has cells. The same
   holds between limiters of one store that forget at different times.
 """
@@ -119,7 +118,7 @@ def hash_key_of(name: str) -> HashKey:
 
 
 def set_hash_key(name: str, key: HashKey) -> None:
-    """Of a segment that nobody has used yet."""
+    """Set the hash key of a segment that has not been used yet."""
     with open(path_of(name), "r+b") as file:
         head = bytearray(file.read(layout.HEADER_CHECKSUM))
         struct.pack_into("<QQ", head, layout.HEADER_HASH_KEY, *key)
@@ -327,7 +326,7 @@ def record_after(record: Record, what: str, after: list[int]) -> None:
     )
 
 
-# Where states tell how much was used.
+# States that order by use.
 
 
 @fills
@@ -394,7 +393,7 @@ def test_what_it_costs_to_reset_a_bucket_at_its_limit(kind: Kind, record: Record
     )
 
 
-# Where they tell when it was used.
+# States that order by the last use.
 
 
 @fills
@@ -406,7 +405,7 @@ def test_how_many_keys_that_come_once_reset_one_where_states_tell_times(
         after = Flood(limiter, clock, pause_s=0.9).until_reset(limiter, VICTIMS)
     # Each key's windows end at a time of its own: those that end soon go first, and by themselves.
     assert len(after) == len(VICTIMS) or (kind.name == "fixed window, stagger" and after)
-    # Nobody can aim, so there must be many before one of them comes to the right place.
+    # No attacker can aim, so there must be many before one of them comes to the right place.
     assert min(after) > CELLS // 16
     if fill in (0, max(FILLS)):
         record_after(record, f"{kind.name}, {fill:.0%} full", after)
@@ -427,7 +426,7 @@ def test_a_sliding_window_that_goes_on_is_reset_in_the_window_after_unless_it_wa
 
 
 def test_a_fixed_window_of_less_than_four(record: Record) -> None:
-    """The two lowest bits of a count tell nothing: it is like any other key of its window."""
+    """The two lowest bits of a count don't order keys: it is like any other key of its window."""
     with flooded(FIXED_WINDOW, 0.4, 3) as (limiter, clock, _):
         after = Flood(limiter, clock).until_reset(limiter, VICTIMS)
     assert min(after, default=CELLS) > CELLS // 8
@@ -435,7 +434,7 @@ def test_a_fixed_window_of_less_than_four(record: Record) -> None:
 
 
 def test_a_flood_of_another_limiter_of_the_store_that_forgets_later(record: Record) -> None:
-    """Limiters of one store share its table: what counts is who expires first, whatever the limiter."""
+    """Limiters of one store share its table: the key that expires first is evicted, whatever its limiter."""
     with flooded(TOKEN_BUCKET, 0.4) as (limiter, clock, store):
         after = Flood(TokenBucket(store, "slow", "1/day"), clock).until_reset(limiter, VICTIMS)
     assert len(after) == len(VICTIMS)

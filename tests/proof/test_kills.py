@@ -1,4 +1,4 @@
-"""SIGKILL at random instructions, thousands of times, on every limiter and every way to ask it."""
+"""SIGKILL at random instructions, thousands of times, on every limiter and every way to call it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COUNTED = {"kills": 0, "segments verified": 0, "lost CASes": 0}
 
 
 class Campaign:
-    """Workers that are killed and replaced. Each says in `ticks` that it gets on."""
+    """Workers that are killed and replaced. Each counts its progress in `ticks`."""
 
     def __init__(self, crew: Crew, name: str, bounds: Bounds) -> None:
         self.crew, self.path, self.bounds = crew, path_of(name), bounds
@@ -63,8 +63,9 @@ class Campaign:
         between: Callable[[], None] = lambda: None,
         died: Callable[[int, int], None] = lambda place, before_ns: None,
     ) -> None:
-        """`between` is called now and then; everybody who lives gets on each time, and the segment is sound. `died` is
-        told whose worker was killed, and a time before that."""
+        """`between` is called now and then. Each time all living workers make progress, and the segment is sound.
+        `died` gets the place of a killed worker, and a time before the kill.
+        """
         end = time.monotonic() + self.bounds.seconds
         self.workers = [self.crew.start(work, place) for place in range(WORKERS)]
         while self.killed < self.bounds.kills and time.monotonic() < end:
@@ -81,7 +82,7 @@ class Campaign:
                 self._wait_for(range(WORKERS))
                 self.check()
                 between()
-        # The others go on each time, the last one with nobody to help it.
+        # The others go on each time, the last one without a helper.
         for place in range(WORKERS):
             self._wait_for(range(place, WORKERS))
             self._kill(place, died)
@@ -163,7 +164,7 @@ TAKEN, REFUNDING, REFUNDED, CANCELLING, FILLERS, NUMBERS = range(6)
 
 @dataclass(frozen=True)
 class Sums:
-    """What the workers of one place have noted, in memory that outlives them."""
+    """The notes of the workers of one place, in memory that outlives them."""
 
     numbers: SharedNumbers
     place: int
@@ -209,7 +210,7 @@ def test_what_is_taken_and_given_back_adds_up(crew: Crew, name: str, subject: st
     with Store(name, keys=2000, clock=clock) as store:
         limiter = SUBJECTS[subject](store)
         filler = TokenBucket(store, "filler", "1/hour", 1)
-        # What lives longer than a filler isn't evicted by one.
+        # A filler doesn't evict a key that lives longer.
         for key in (KEY, "ids"):
             assert limiter.hit(key, 100)
         filler.allow_many([-key for key in range(1, 100_000)])
@@ -233,7 +234,8 @@ def test_what_is_taken_and_given_back_adds_up(crew: Crew, name: str, subject: st
             while remaining < 2 * LIMIT and part.allow(KEY):
                 remaining += 1
             assert taken + remaining <= LIMIT + refunding + cancelling + refilled, part
-            # Who is killed may have taken what he could not note; a cancellation gives back what still counts.
+            # A killed worker may have taken permits that it could not note; a cancellation gives back those that still
+            # count.
             assert taken + remaining >= LIMIT + refunded - most_lost, part
         assert taken > LIMIT < refunded
         # Never is a request let through that was charged under no id.
@@ -279,7 +281,7 @@ def ask_for_ever(
                 sums.add(CANCELLING)
                 reservation.cancel()
         elif request == 5 and not isinstance(limiter, AllOf):
-            # Others ask with the same ids, before and after.
+            # Others send the same ids, before and after.
             number = max(0, ids[0] - draws.randrange(20))
             if number < len(allowed_ids.values) and limiter.hit("ids", request_id=number, request_ttl="1 day"):
                 allowed_ids[number] = 1
@@ -300,7 +302,9 @@ HELD: Final = 6
 
 
 class Holds:
-    """What the workers of one place held, and from when until when at the least; in memory that outlives them."""
+    """The permits that the workers of one place held, and the time that they held them at least; in memory that
+    outlives them.
+    """
 
     SIZE: Final = 200_000
 
@@ -371,7 +375,7 @@ def test_never_are_more_permits_held_and_those_of_the_dead_come_back(
         campaign.check()
 
 
-# New keys, which all processes ask for at once.
+# New keys, which all processes request at once.
 
 NEW_KEYS: Final = 300_000
 
@@ -421,12 +425,14 @@ def test_a_new_key_is_admitted_once(crew: Crew, name: str, kind: str, bounds: Bo
 # Keys that push each other out.
 
 EVICTED_LIMIT: Final = 20
-"""As many permits as the workers can ask for within one step of the clock."""
+"""As many permits as the workers can request within one step of the clock."""
 
 
 @pytest.mark.parametrize("kind", ["token bucket", "sliding log", "bucketed window", "concurrency"])
 def test_kills_while_keys_evict_each_other(crew: Crew, name: str, kind: str, bounds: Bounds) -> None:
-    """An evicted key is forgotten, so there is no bound to break: but everybody gets on, and the segment is sound."""
+    """An evicted key is forgotten, so there is no bound to break. But all workers make progress, and the segment is
+    sound.
+    """
     clock = ManualClock(1000)
     with Store(name, keys=1, clock=clock) as store:
         makers: dict[str, Callable[[], Any]] = {

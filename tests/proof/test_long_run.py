@@ -1,11 +1,11 @@
 """Hundreds of millions of decisions over all cores, on shared keys, against the exact bound of each algorithm.
 
-Three workers and a driver ask for the same keys at once: by ``allow_many`` that lets go of the GIL, by ``allow``, and
-by ``hit`` with costs of all sizes. Beside that, keys that come once make the table full: cells are reused, and evicted.
+Three workers and a driver request the same keys at once: by ``allow_many`` that releases the GIL, by ``allow``, and by
+``hit`` with costs of all sizes. Beside that, keys that come once make the table full: cells are reused, and evicted.
 
-*The clock that the driver moves*: before each step it takes what is left, so what may be admitted is known to the
-permit, from the oracle; not one more, not one less. The keys that are counted are never evicted, because whatever
-comes once expires before them.
+*The clock that the driver moves*: before each step it takes all remaining permits. So the oracle knows the exact number
+of admissions: not one more, not one less. The keys that are counted are never evicted, because whatever comes once
+expires before them.
 
 *The real clock*: what may be admitted follows from how long it took. Everything expires by itself here.
 
@@ -61,7 +61,7 @@ CELLS: Final = 1024  # of the smallest table
 WORKERS: Final = 3
 KEYS: Final = 64
 REPEATED: Final = 48
-"""How often a batch asks for each key: more than 1024 requests, so that it lets go of the GIL."""
+"""How often a batch requests each key: more than 1024 requests, so that it releases the GIL."""
 LIMIT: Final = 5000
 DRAINS_PER_ERA: Final = 40
 PERIOD_MS: Final = 1000
@@ -108,13 +108,13 @@ class Subject:
 
     name: str
     most_in: Callable[[int, int, int], int] = _windows
-    """What a key may be given in a span, from limit, period and span in ns."""
+    """The most permits that a key may get in a span, from limit, period and span in ns."""
     whole_periods: bool = False
-    """The oracle's rule doesn't say to the permit how much there is after a part of a period."""
+    """The oracle's rule doesn't give the exact number of permits after a part of a period."""
     to_the_instant: bool = True
     """False: a permit may leave up to a quantum late, as the process that helps a stopped writer dates its entry."""
     share: int = 1
-    """Slower than others: asked so many times less often."""
+    """Slower than others: called that many times less often."""
 
     @property
     def kind(self) -> Kind:
@@ -153,7 +153,7 @@ every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject:
 
 
 class Board:
-    """What driver and workers tell each other."""
+    """The numbers that driver and workers share."""
 
     def __init__(self) -> None:
         self._numbers = SharedNumbers(2 + 2 * WORKERS)
@@ -226,7 +226,7 @@ def _work(me: int, name: str, subject: Subject, limit: int, ms: int, clock: Any,
 
 
 def _drain(limiter: Any, names: list[str]) -> int:
-    """Take what is left of all keys."""
+    """Take the remaining permits of all keys."""
     drained = 0
     while admitted := limiter.allow_many(names).count(True):
         drained += admitted
@@ -234,7 +234,7 @@ def _drain(limiter: Any, names: list[str]) -> int:
 
 
 def _owed(oracle: Oracle[Any], rule: Rule[Any], now_ns: int) -> int:
-    """What is left of a key. The oracle takes it, too."""
+    """The remaining permits of a key. The oracle takes them, too."""
     left = oracle.peek(rule, 0, 0, now_ns).remaining
     if left:
         assert oracle.hit(rule, 0, left, now_ns)
@@ -427,9 +427,10 @@ def _give_back(limiter: Concurrency, held: Counter[str]) -> None:
 
 
 def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, record: Record) -> None:
-    """A sliding log's request claims its entries by one CAS and then writes them: stopped in between, says the file.
+    """A sliding log's request claims its entries by one CAS and then writes them. The file shows that it was stopped in
+    between.
 
-    Whoever comes next must find them written, and write them before it decides; and there are as many permits as ever.
+    The next request must find them unwritten, and write them before it decides; and there are as many permits as ever.
     """
     helped = stops = 0
     clock = ManualClock(1000.0)
@@ -443,7 +444,7 @@ def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, r
             wait_until(functools.partial(told.__getitem__, 0), "an admission")
             writer.pause()
             missing = _unwritten(path_of(name))
-            # The one that it was stopped in may not have been told, but it counts.
+            # The request in which it was stopped may not have returned, but it counts.
             mine = _count_all(limiter)
             untold = LOG_LIMIT - mine - told[0]
             assert untold == LOG_COST if missing else untold in (0, LOG_COST)
@@ -455,7 +456,7 @@ def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, r
             assert writer.result() == LOG_LIMIT - mine
             assert _unwritten(path_of(name)) == 0
             assert not limiter.allow("log")
-            # What was written for it is dated late, by less than a quantum: 16 microseconds.
+            # Its entries, written by a helper, are dated late, by less than a quantum: 16 microseconds.
             clock.advance(3600.00002)
             assert limiter.peek("log").remaining == LOG_LIMIT
     record("long run, sliding log, writers stopped between claim and last entry, and helped", f"{helped} of {stops}")
@@ -470,7 +471,7 @@ def _long_log(store: Store) -> SlidingLog:
 
 
 def _count_all(limiter: SlidingLog) -> int:
-    """Take what is left, and count it."""
+    """Take the remaining permits, and count them."""
     taken = 0
     for cost in (LOG_COST // 3, 1):
         while limiter.hit("log", cost):

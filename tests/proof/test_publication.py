@@ -1,4 +1,4 @@
-"""What is put into a segment's lists is whole as soon as others can find it, after every instruction of who puts it."""
+"""An entry of a segment's lists is whole as soon as others can find it, after every instruction of its creator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from single_steps import Stepped, check_platform
 from forebay import Store
 from forebay.segment import layout
 
-# What a killed creator may have left in a free entry: anything, but for what it is found by.
+# The bytes that a killed creator may have left in a free entry: any, except in the field by which it is found.
 LEFT: Final = b"\xff"
 
 

@@ -1,4 +1,4 @@
-"""A process killed after each instruction of a decision: what survivors are told is right, and the segment is sound."""
+"""A process is killed after each instruction of a decision: the survivors decide rightly, and the segment is sound."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RATE: Final = f"{LIMIT} per {PERIOD_S} seconds"
 ROUND_S: Final = 10 * PERIOD_S
 """After so long every key is forgotten, and a window begins."""
 KEYS: Final = 4
-"""Of an extent."""
+"""The keys of an extent."""
 NS: Final = 10**9
 QUICK_KILLS: Final = 25
 """Of one case, beside those where the shared memory changes. In between, a kill leaves the same."""
@@ -50,7 +50,7 @@ FULL_SAMPLE: Final = 7
 
 
 class Survivor:
-    """A forked process that does what it is told, or is found to hang."""
+    """A forked process that runs calls, or is found to hang."""
 
     def __init__(self, limiters: dict[str, Any]) -> None:
         self._orders_read, self._orders_write = os.pipe()
@@ -100,7 +100,7 @@ class Survivor:
 
 
 class Stage:
-    """A store, the limiters of one test, and two survivors who have them too."""
+    """A store, the limiters of one test, and two survivors that have them too."""
 
     def __init__(self, name: str, make: Callable[[Store], dict[str, Any]]) -> None:
         self.clock = ManualClock(ROUND_S)
@@ -118,7 +118,7 @@ class Stage:
         self.clock.set_ns(self.now_ns)
 
     def begin(self, still: bool) -> None:
-        """A key that nobody has asked for."""
+        """Take a key that has not been requested."""
         self.key += 1
         if not still:
             self.now_ns = (self.now_ns // (ROUND_S * NS) + 1) * ROUND_S * NS
@@ -129,7 +129,7 @@ class Stage:
         return self.survivors[0].ask(order, next(iter(self.limiters)), arguments, options)
 
     def take_all(self) -> tuple[int, ...]:
-        """What the survivors get of each limiter, in turn, before it denies."""
+        """The permits that the survivors get from each limiter, in turn, before it denies."""
         taken = []
         for name, limiter in self.limiters.items():
             if isinstance(limiter, AllOf):
@@ -154,7 +154,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Case:
-    """What a process is killed in, and what there may be left for others."""
+    """The operation in which a process is killed, and the permits that may remain for others."""
 
     what: str
     act: Callable[[Any, Any], object]
@@ -206,7 +206,7 @@ COMMON: Final = [
 ]
 CROSSING: Final = Case("new window", lambda limiter, key: limiter.allow(key), left(3, 2), charge(2, PERIOD_S))
 EVICTION: Final = Case("eviction", lambda limiter, key: limiter.allow(key), left(3, 2), others)
-# What the evicted key had taken counts until it is cleared.
+# The evicted key's permits count until they are cleared.
 LOG_EVICTION: Final = replace(EVICTION, left=left(0, 1, 2, 3))
 
 
@@ -247,7 +247,7 @@ LIMITERS: Final[dict[str, tuple[Callable[[Store], Any], list[Case]]]] = {
     "fixed window, stagger": (lambda store: FixedWindow(store, "it", RATE, align="stagger"), [*COMMON, CROSSING]),
     "sliding window": (
         lambda store: SlidingWindow(store, "it", RATE),
-        # Of the window before, everything counts at the boundary.
+        # At the boundary, all permits of the window before count.
         [*COMMON, replace(CROSSING, left=left(1, 0))],
     ),
     "bucketed window": (
@@ -303,7 +303,7 @@ class Steps:
         COUNTED["instructions walked"] += len(self.way.addresses)
 
     def _prepare(self) -> Any:
-        # What a process does once: it takes its counters.
+        # A process takes its counters once.
         for limiter in self.stage.limiters.values():
             limiter.peek("warm")
         return self.case.prepare(self.limiter, self.stage.key)
@@ -315,7 +315,7 @@ class Steps:
         return Stepped(self._prepare, lambda ready: self.case.act(ready, key))
 
     def kill(self, settled: Callable[[], None]) -> None:
-        """`settled` is called after each kill: it asks the survivors, and returns if they are told what is right."""
+        """`settled` is called after each kill: it calls the survivors, and returns if their decisions are right."""
         way = self.way
         about = range(-ABOUT_A_CHANGE, ABOUT_A_CHANGE) if self.full else range(2)
         near = {place + off for place in way.changes for off in about if 0 <= place + off < len(way.addresses)}
@@ -443,14 +443,14 @@ CONCURRENCY: Final = [
     Case("allow", lambda limiter, key: limiter.allow(key), left(2), held(1)),
     Case("refund", lambda limiter, key: limiter.refund(key), left(2), held(1), allowed),
     Case("leases that have ended", lambda limiter, key: limiter.acquire(key, 2), left(3), lapsed),
-    # What was held by the key that was evicted is still held.
+    # The evicted key's permits are still held.
     Case("eviction", lambda limiter, key: limiter.acquire(key), left(2), others_hold),
 ]
 
 
 @pytest.mark.parametrize("case", CONCURRENCY, ids=lambda case: case.what)
 def test_what_a_killed_process_held_comes_back(name: str, full: bool, no_collection: None, case: Case) -> None:
-    """Exactly that, as soon as somebody looks; a hold of the dead is never more than a hold."""
+    """Its permits come back at the next look for ended processes. A killed process never holds more than it took."""
     stage = Stage(name, lambda store: {"it": Concurrency(store, "it", LIMIT, lease=PERIOD_S, keys=KEYS)})
     [(free,)] = case.left
 
