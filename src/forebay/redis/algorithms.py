@@ -133,9 +133,9 @@ def rate_us(rate: str | Rate) -> tuple[Rate, int]:
     return checked, us
 
 
-def whole(number: Any, what: str, name: str, least: int = 1, most: int | None = None) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least or (most and number > most):
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+def whole(number: Any, what: str, name: str, most: int | None = None) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1 or (most and number > most):
+        bounds = "of at least 1" if most is None else f"from 1 to {most}"
         raise InvalidLimiter(f"the {what} of limiter {name!r} is a whole number {bounds}, not {short_repr(number)}")
     return int(number)
 

@@ -144,12 +144,7 @@ class AllOfCommands:
 
     def allow_at_once(self, parts: Sequence[Part]) -> Command[bool]:
         """All of one slot."""
-        command = self._judging(HIT, parts)
-
-        def read(reply: list[int]) -> bool:
-            return command.read(reply).allowed
-
-        return Command(command.script, command.keys, command.arguments, command.size, read, command.if_given_up)
+        return self._judging(HIT, parts).then(lambda judged: judged.allowed)
 
     def _charge(self, groups: list[list[Part]], comes_back: bool = False) -> CommandFlow[list[Judged]]:
         """Charge one slot after the other, up to the first denial. Then give back the charges made before."""

@@ -130,7 +130,7 @@ class AsyncExecutor(ExecutorBase):
         """As ``Executor.run_each``."""
         return [await self.run(flow, functools.partial(fall_back, number)) for number, flow in enumerate(flows)]
 
-    async def run_to_end(self, flow: CommandFlow[T], fall_back: Callable[[], T] | None = None) -> T:
+    async def run_to_end(self, flow: CommandFlow[T], fall_back: Callable[[], T]) -> T:
         """As ``run``, for a flow that gives back: it goes on if this task is cancelled.
 
         No other task gives back the rest of the flow, and none may try what one of its commands gives back meanwhile.
@@ -141,7 +141,7 @@ class AsyncExecutor(ExecutorBase):
         self,
         patience: Patience,
         flow: CommandFlow[T],
-        fall_back: Callable[[], T] | None,
+        fall_back: Callable[[], T],
         if_cancelled: Callable[[T], Iterable[CommandFlow[None]]] | None = None,
     ) -> T:
         """As ``run``, for no longer than a request waits: what is taken after that comes back.
@@ -171,7 +171,7 @@ class AsyncExecutor(ExecutorBase):
         self.breaker.failed(self._late())
         return self.fall_back(self.unavailable(self._late()), fall_back)
 
-    async def run_many(self, commands: list[Command[T]], fall_back: Callable[[int], T] | None = None) -> list[T]:
+    async def run_many(self, commands: list[Command[T]], fall_back: Callable[[int], T]) -> list[T]:
         """As ``Executor.run_many``."""
         self.check_use()
         replies: list[Any] = []

@@ -101,7 +101,7 @@ class Executor(ExecutorBase):
         """One flow after the other. Each falls back by its number."""
         return [self.run(flow, functools.partial(fall_back, number)) for number, flow in enumerate(flows)]
 
-    def run_to_end(self, flow: CommandFlow[T], fall_back: Callable[[], T] | None = None) -> T:
+    def run_to_end(self, flow: CommandFlow[T], fall_back: Callable[[], T]) -> T:
         """As ``run``: no task can be cancelled meanwhile."""
         return self.run(flow, fall_back)
 
@@ -109,13 +109,13 @@ class Executor(ExecutorBase):
         self,
         patience: Patience,
         flow: CommandFlow[T],
-        fall_back: Callable[[], T] | None,
+        fall_back: Callable[[], T],
         if_cancelled: Callable[[T], Iterable[CommandFlow[None]]] | None = None,
     ) -> T:
         """As ``run``, for no longer than a request waits."""
         return self.run(flow, fall_back, patience)
 
-    def run_many(self, commands: list[Command[T]], fall_back: Callable[[int], T] | None = None) -> list[T]:
+    def run_many(self, commands: list[Command[T]], fall_back: Callable[[int], T]) -> list[T]:
         """In order, but not as one: others' requests may come between.
 
         The commands that Redis failed to answer, and those that would have been sent after them, fall back.

@@ -152,7 +152,7 @@ class ExecutorBase:
             raise error
         return fall_back()
 
-    def _results(self, commands: list[Command[T]], replies: list[Any], fall_back: Callable[[int], T] | None) -> list[T]:
+    def _results(self, commands: list[Command[T]], replies: list[Any], fall_back: Callable[[int], T]) -> list[T]:
         """The results of a batch. A command with an error instead of a reply falls back, by its number in the batch.
 
         All replies are decoded, though one is an error: what was taken is then remembered.
@@ -165,7 +165,7 @@ class ExecutorBase:
                     error = self.unavailable(reply)
                     if error is not reply:
                         error.__cause__ = reply
-                    results.append(self.fall_back(error, fall_back and functools.partial(fall_back, number)))
+                    results.append(self.fall_back(error, functools.partial(fall_back, number)))
                 else:
                     results.append(command.result(reply))
             except ForebayError as error:

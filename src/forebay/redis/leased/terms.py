@@ -176,35 +176,25 @@ class BucketTerms(Terms):
         return Command(self._script, [place.redis_key], sent, 6, _of_bucket)
 
     def borrow(self, place: Place, stamp_us: int, left: int, unspent: int, need: int, want: int) -> Command[Granted]:
-        return self._report(place, stamp_us, left, unspent, need, want, 0)
+        return self._report(place, stamp_us, left, unspent, need, want)
 
-    def _report(self, place: Place, *numbers: int) -> Command[Granted]:
-        *report, undone = numbers
-        return self._command(place, b"borrow", self.host, *report, self.lease_ns // 1000, undone)
+    def _report(self, place: Place, *numbers: int, undone: int = 0) -> Command[Granted]:
+        return self._command(place, b"borrow", self.host, *numbers, self.lease_ns // 1000, undone)
 
     def charge(self, place: Place, permits: int) -> Command[Granted]:
-        command = self._command(place, b"charge", permits)
-
-        def read(reply: list[int]) -> Granted:
-            return Granted(reply[0], reply[2], self.timeout_ns, 1000 * reply[4])
-
-        return Command(command.script, command.keys, command.arguments, command.size, read)
+        return self._command(place, b"charge", permits).then(
+            lambda granted: Granted(granted.status, granted.permits, self.timeout_ns, granted.retry_ns)
+        )
 
     def refund(self, place: Place, stamp_us: int, left: int, unspent: int, permits: int) -> Command[Granted]:
         """Report the remaining permits, and refund spent ones: Redis refunds only permits that aren't on loan."""
-        return self._report(place, stamp_us, left, unspent, 0, 0, permits)
+        return self._report(place, stamp_us, left, unspent, 0, 0, undone=permits)
 
     def give_back(self, place: Place, stamp_us: int, permits: int, window_us: int) -> Command[None]:
-        command = self.borrow(place, stamp_us, 0, permits, 0, 0)
-        return Command(command.script, command.keys, command.arguments, command.size, read_nothing)
+        return self.borrow(place, stamp_us, 0, permits, 0, 0).then(lambda granted: None)
 
     def peek(self, place: Place, permits: int) -> Command[tuple[int, int]]:
-        command = self._command(place, b"peek", permits)
-
-        def read(reply: list[int]) -> tuple[int, int]:
-            return reply[2], 1000 * reply[4]
-
-        return Command(command.script, command.keys, command.arguments, command.size, read)
+        return self._command(place, b"peek", permits).then(lambda granted: (granted.permits, granted.retry_ns))
 
     def reset(self, key: Key) -> CommandFlow[None]:
         yield self._command(self.place(key), b"reset")
