@@ -1,15 +1,20 @@
-"""The pages: links and paths lead to files, prose is wrapped, and snippets import existing names."""
+"""The pages: links and paths lead to files, prose is wrapped, and snippets import existing names; some are run."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import importlib
+import os
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 
 from forebay.testing import ManualClock, private_stores
@@ -61,26 +66,113 @@ def test_snippets_import_existing_names(page: Path) -> None:
                 assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
 
 
-def test_celery_quick_start_retries_once_when_its_permit_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks and their retries run at once, in this process, and no time passes: another permit would never be free."""
-    page = (ROOT / "docs/tutorial.md").read_text()
-    snippets = [BLOCK.findall(page.partition(heading)[2])[0][1] for heading in ("## Quick starts\n", "### Celery\n")]
-    limits = ModuleType("shop.limits")
-    monkeypatch.setitem(sys.modules, "shop.limits", limits)
+def python_snippets(page: str, heading: str = "") -> list[str]:
+    """The Python snippets of a page, or those under one of its headings."""
+    text = (ROOT / page).read_text()
+    if heading:
+        text = text.partition(f"\n{heading}\n")[2].partition("\n#")[0]
+    return [snippet for language, snippet in BLOCK.findall(text) if language == "python"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/using.md", "docs/web.md"])
+def test_snippets_run_in_their_order(page: str) -> None:
+    names: dict[str, Any] = {"__name__": "pasted"}
     with private_stores(ManualClock(1000)):
-        exec(snippets[0], vars(limits))
-        names: dict[str, Any] = {"__name__": "shop.tasks"}
-        exec(snippets[1], names)
-        names["app"].conf.task_always_eager = True
-        notify, countdowns = names["notify"], []
-        retry = notify.retry
+        for snippet in python_snippets(page):
+            exec(snippet, names)
 
-        def retry_after(args: tuple[Any, ...], countdown: float) -> BaseException:
-            countdowns.append(countdown)
-            error: BaseException = retry(args=args, countdown=countdown)
-            return error
 
-        monkeypatch.setattr(notify, "retry", retry_after)
-        results = [notify.delay(order).get() for order in range(4)]
+@pytest.fixture
+def shop_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module that all quick starts share. No time passes."""
+    module = ModuleType("shop.limits")
+    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
+    monkeypatch.setitem(sys.modules, "shop.limits", module)
+    with private_stores(ManualClock(1000)):
+        exec(*python_snippets("docs/tutorial.md", "## Quick starts"), vars(module))
+        yield module
+
+
+SIX = range(6)
+DENIES_THE_SIXTH = [200] * 5 + [429]
+
+
+@pytest.mark.parametrize("framework", ["ASGI and WSGI", "Flask"])
+def test_wsgi_quick_start_denies_the_sixth_order(framework: str, shop_limits: ModuleType) -> None:
+    names: dict[str, Any] = {"__name__": "shop.app"}
+    exec(*python_snippets("docs/tutorial.md", f"### {framework}"), names)
+    with httpx.Client(transport=httpx.WSGITransport(names["app"]), base_url="http://127.0.0.1") as client:
+        assert [client.post("/orders").status_code for _ in SIX] == DENIES_THE_SIXTH
+
+
+def test_fastapi_quick_start_denies_the_sixth_order(shop_limits: ModuleType) -> None:
+    names: dict[str, Any] = {"__name__": "shop.app"}
+    exec(*python_snippets("docs/tutorial.md", "### FastAPI"), names)
+
+    async def statuses() -> list[int]:
+        transport = httpx.ASGITransport(names["app"])
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return [(await client.post("/orders")).status_code for _ in SIX]
+
+    assert asyncio.run(statuses()) == DENIES_THE_SIXTH
+
+
+def test_django_quick_start_denies_the_sixth_order(tmp_path: Path) -> None:
+    """In a project of its own, as Django has one for each process."""
+    (limits,) = python_snippets("docs/tutorial.md", "## Quick starts")
+    settings, urls = python_snippets("docs/tutorial.md", "### Django")
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "limits.py").write_text(limits)
+    # As `django-admin`, without the folder on the path: no project may have the name of a module.
+    subprocess.run([sys.executable, "-P", "-m", "django", "startproject", "shop", "."], cwd=tmp_path, check=True)
+    with (shop / "settings.py").open("a") as file:
+        file.write(settings)
+    (shop / "urls.py").write_text(urls)
+    (tmp_path / "orders.py").write_text(ORDERS_OF_DJANGO)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "orders.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "shop.settings"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert [int(status) for status in result.stdout.splitlines()[-1].split()] == DENIES_THE_SIXTH
+
+
+ORDERS_OF_DJANGO = """
+from forebay.testing import ManualClock, private_stores
+
+with private_stores(ManualClock(1000)):
+    import django
+    from django.core.management import call_command
+    from django.test import Client
+
+    django.setup()
+    call_command("check")
+    client = Client(headers={"host": "127.0.0.1"})
+    print(*(client.get("/orders").status_code for _ in range(6)))
+"""
+
+
+def test_celery_quick_start_retries_once_when_its_permit_is_due(
+    shop_limits: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks and their retries run at once, in this process, and no time passes: another permit would never be free."""
+    names: dict[str, Any] = {"__name__": "shop.tasks"}
+    exec(*python_snippets("docs/tutorial.md", "### Celery"), names)
+    names["app"].conf.task_always_eager = True
+    notify, countdowns = names["notify"], []
+    retry = notify.retry
+
+    def retry_after(args: tuple[Any, ...], countdown: float) -> BaseException:
+        countdowns.append(countdown)
+        error: BaseException = retry(args=args, countdown=countdown)
+        return error
+
+    monkeypatch.setattr(notify, "retry", retry_after)
+    results = [notify.delay(order).get() for order in range(4)]
     assert results == [f"notified the partner of order {order}" for order in range(4)]
     assert countdowns == [0.1, 0.2]
