@@ -50,7 +50,7 @@ from forebay.redis import (
     RedisStore,
     SyncedStore,
 )
-from forebay.redis.concurrency import Remembered
+from forebay.redis.concurrency import UnleasedPermits
 from forebay.redis.executor_base import LOG_EVERY_S
 from forebay.redis.keys import fingerprint, plain
 from forebay.testing import ManualClock
@@ -863,9 +863,9 @@ def test_concurrent_threads_after_a_fork_share_one_record_of_permits(
 
         def make_together() -> Any:
             together.wait()
-            return Remembered()
+            return UnleasedPermits()
 
-        monkeypatch.setattr("forebay.redis.concurrency.Remembered", make_together)
+        monkeypatch.setattr("forebay.redis.concurrency.UnleasedPermits", make_together)
         threads = [threading.Thread(target=limiter.allow, args=("bob",)) for _ in range(2)]
         for thread in threads:
             thread.start()

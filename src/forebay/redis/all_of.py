@@ -1,15 +1,17 @@
-"""Several limits at once.
+"""``AllOf`` over Redis: several limits at once, all or none, for both executors.
 
-Keys that lie in one slot are one call of one script, which checks all limits before it charges any. No script runs over
-keys of several slots of a cluster. There each slot's limits are charged in turn, all or none of a slot's. At the first
-denial, the charges made before are given back as a reservation is cancelled: the part that still counts. So
+If all keys lie in one slot, or the server is no cluster, one call of one script checks all limits before it charges
+any. No script runs over keys of several slots of a cluster. There the limits are charged slot by slot, one call each,
+and a call charges all limits of its slot or none. At the first denial, the charges of the earlier calls are cancelled
+as a reservation is: the part that still counts is given back. So
 
 * an allowed request has been charged by each limit, and no limit admits more than it does alone;
-* a denied request has held permits for a moment, in which other requests may be denied that would have been allowed
-  alone;
-* if one of the servers doesn't reply, the known charges at the others are given back. A charge that isn't known is not
-  given back: that would admit requests above the limit;
-* a process that ends between two calls leaves charges of a request that was never allowed. They expire as all do.
+* a denied request has held permits for a moment. Meanwhile another request may be denied that would have been allowed
+  otherwise;
+* if a server doesn't reply, the known charges at the other servers are given back. A charge that may not have been made
+  is not given back: that would admit requests above the limit;
+* a process that ends between two calls leaves the charges of a request that was never allowed. They expire as all
+  charges do.
 """
 
 from __future__ import annotations
@@ -137,13 +139,13 @@ class AllOfCommands:
 
         size = 2 + sum(1 + part.limiter.algorithm.number_count for part in parts)
         command = Command(self._script, [part.key for part in parts], arguments_of(what, parts), size, read)
-        # Without holding permits, a cancelled caller's charge stays, as with one limiter.
+        # If no permits are held, a cancelled caller's charge stays, as with one limiter.
         if what is HIT and (comes_back or any(isinstance(part.limiter, ConcurrencyCommands) for part in parts)):
             command.if_given_up = given_up
         return command
 
     def allow_at_once(self, parts: Sequence[Part]) -> Command[bool]:
-        """All of one slot."""
+        """Like ``allow``, for parts of one slot: one command."""
         return self._judging(HIT, parts).then(lambda judged: judged.allowed)
 
     def _charge(self, groups: list[list[Part]], comes_back: bool = False) -> CommandFlow[list[Judged]]:
@@ -174,7 +176,7 @@ class AllOfCommands:
             judged = yield from self._charge(groups, comes_back)
             if judged[-1].allowed:
                 return judged
-            # The others are as they were.
+            # No other slot is charged: peek at the others.
             judged = judged[-1:]
             groups = [group for group in groups if group is not judged[0].parts]
         for group in groups:
@@ -186,7 +188,7 @@ class AllOfCommands:
         return judged[-1].allowed
 
     def _decide(self, what: bytes, key: Keys, cost: Costs) -> CommandFlow[list[Decision]]:
-        """In the order of the limiters."""
+        """The decisions of all limits, in the order of the limiters."""
         parts = self.parts(key, cost)
         return in_order(parts, (yield from self._judge(what, parts)))
 
@@ -219,7 +221,7 @@ class AllOfCommands:
         return in_order(parts, judged), [part.limiter.keep(part.key, part.charge, seen[id(part)]) for part in parts]
 
     def _cancel(self, parts: Sequence[Part], seen: Sequence[Seen]) -> CommandFlow[None]:
-        """All of one slot."""
+        """Give back the charges of one slot's parts."""
         charged = [(part, its) for part, its in zip(parts, seen, strict=True) if part.charge.cost]
         counted = [
             Part(part.limiter, part.key, part.limiter.algorithm.cancellation(part.charge, its))
@@ -233,22 +235,22 @@ class AllOfCommands:
                 yield from part.limiter.cancel(part.key, part.charge, its)
 
     def refund(self, key: Keys, cost: Costs) -> CommandFlow[None]:
-        # Whatever is wrong with the arguments is found before anything is given back.
+        # All arguments are checked before anything is given back.
         parts = [
             Part(limiter, limiter.key(its_key), limiter.refund_charge(its_key, its_cost))
             for limiter, its_key, its_cost in self._each(key, cost)
         ]
         counted = [part for part in parts if not isinstance(part.limiter, ConcurrencyCommands)]
-        flows = [self._tell(b"refund", group) for group in self._groups(counted) if group]
+        flows = [self._run_once(b"refund", group) for group in self._groups(counted) if group]
         for limiter, its_key, its_cost in self._each(key, cost):
             if isinstance(limiter, ConcurrencyCommands):
                 flows.append(limiter.refund(its_key, its_cost))
         yield from each(flows)
 
     def reset(self, key: Keys) -> CommandFlow[None]:
-        yield from each([self._tell(b"reset", group) for group in self._groups(self.parts(key, 1))])
+        yield from each([self._run_once(b"reset", group) for group in self._groups(self.parts(key, 1))])
 
-    def _tell(self, what: bytes, parts: Sequence[Part]) -> CommandFlow[None]:
+    def _run_once(self, what: bytes, parts: Sequence[Part]) -> CommandFlow[None]:
         yield self._command_of(what, parts)
 
 
@@ -337,7 +339,7 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         keys = keys_of(keys)
         costs = costs_of(costs, len(keys))
         commands = self._commands
-        # All of them, before any is sent: so one that can't be used leaves all uncharged.
+        # All commands are made before any is sent, so a wrong argument leaves every key uncharged.
         many = [commands.parts(key, cost) for key, cost in zip(keys, costs, strict=True)]
 
         def fall_back(number: int) -> bool:
@@ -387,7 +389,8 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
 class RedisAllOf(BaseAllOf[Executor, RedisReservation]):
     """Several limits of one ``RedisStore`` at once, as ``forebay.AllOf``: all or none.
 
-    One round trip; but of keys that lie in several slots of a cluster, one for each slot and those that give back.
+    A decision is one round trip. If the keys lie in several slots of a cluster, it is one for each slot, and those that
+    give back.
     """
 
     _reservation = RedisReservation
@@ -419,7 +422,7 @@ def arguments_of(what: bytes, parts: Sequence[Part]) -> list[Any]:
 
 
 def each(flows: Sequence[CommandFlow[None]]) -> CommandFlow[None]:
-    """All of them, though one fails or is interrupted: then its error comes afterwards."""
+    """Run all flows, even if one fails or is interrupted. Then raise the error afterwards."""
     errors: list[BaseException] = []
     for flow in flows:
         try:
@@ -448,9 +451,9 @@ def in_order(parts: Sequence[Part], judged: Sequence[Judged]) -> list[Decision]:
 
 
 def binding(each: Sequence[Decision]) -> Decision:
-    """The decision of the limit that bound the request, with what all of them have left together.
+    """The decision of the limit that bound the request, with the least ``remaining`` and the latest reset of all.
 
-    If some deny, the one that denies longest; else the one with the fewest remaining.
+    If limits deny, the one that denies longest has bound it; else the one with the fewest remaining permits.
     """
     denying = [decision for decision in each if not decision.allowed]
     if denying:

@@ -1,31 +1,55 @@
-"""Permits that are held and given back: what both kinds of ``Concurrency`` over Redis have in common.
+"""``Concurrency`` over Redis: the commands, the leases and the limiters, for both executors.
 
-A permit is a member of the key's sorted set, with a unique name. Only a process that knows the name can give it back.
-This process remembers here the permits that ``allow`` and the like have taken, for ``refund``.
+Redis keeps a key's permits in a sorted set: one member for each permit, with a unique name and the end of its lease. A
+release names the permits, so only the process that took them can give them back. A lease object from ``acquire`` holds
+the names of its permits. The names of *unleased* permits, which ``allow``, ``hit``, ``wait`` and ``reserve`` take, are
+in this process's memory (``UnleasedPermits``), for ``refund``.
 
-The argument about cancelled callers
-------------------------------------
-A task may be cancelled while the reply to a request for permits is on its way. It knows their names, and could release
-them by another call. But that call must reach Redis after the request. On another connection it may arrive first and
-find nothing; then the request takes the permits until the end of the lease. Closing the first connection doesn't help,
-as Redis reads the sent request before it sees the end. So the call isn't cancelled. It goes on in a task of its own,
-for no longer than its deadline, and *its reply* shows whether there is anything to release. The states of a call, and
-the transitions between them:
+The scripts ``concurrency.lua`` and ``concurrency_leases.lua`` decide, release and renew. ``fallback.py`` decides while
+Redis is unavailable.
 
-* *awaited*: the store's task calls Redis, and the caller waits for it. The reply makes the call *taken*; the caller
-  knows the permits.
-* *given up*: the caller was cancelled, at any time before it had the reply. The reply, if it allows, makes the call *to
-  be released*; another task of the store releases its permits, once.
-* No reply may come (the deadline has passed, Redis is gone), or the process or the event loop may end in either state.
-  Then the permits come back at the end of their leases, as ever.
+Cancellation over asyncio: state
+--------------------------------
+A call that takes permits runs in a task of its own. The call is
 
-A release goes on in the same way. A second release of a permit changes nothing, because a permit is removed by its
-name. A ``refund`` and a ``cancel`` go on as a whole, with all their calls. Until the reply has come, no other refund
-counts the permits that they give back.
+* *awaited*: the caller waits for the reply;
+* *taken*: the caller has the reply, and so the permits;
+* *given up*: the caller was cancelled before it had the reply;
+* *to be released*: the caller was cancelled, and then a reply came that grants permits.
 
-The sync store can't do so. An interrupt (an exception of a signal's handler) between a request and its reply closes the
-connection, and the permits come back at the end of their lease. Neither an interrupt nor a failed call makes the
-process forget permits that it knew to be held. It forgets a permit only after a reply that the permit is gone.
+Transitions
+-----------
+* awaited -> taken: the reply comes.
+* awaited -> given up: the caller is cancelled.
+* given up -> to be released: the reply comes and grants permits. Another task of the store then releases them, once.
+
+Invariant
+---------
+If a caller is cancelled before it has the reply, its permits come back: by a release, or at the end of their leases.
+
+Proof
+-----
+A release must reach Redis after the request. A release over another connection may overtake the request: it finds
+nothing, and then the request takes the permits until the end of their leases. Closing the request's connection doesn't
+prevent that, because Redis reads what was sent before it sees the end. So the call isn't cancelled. It goes on for no
+longer than its deadline, and its reply shows whether there is anything to release.
+
+A release goes on in the same way. To release a permit twice is the same as once, because a release removes the permit
+by its name. A ``refund`` and a ``cancel`` go on as a whole, with all their calls. Each takes the names that it releases
+out of the process's memory before the call, so no other refund counts these permits meanwhile.
+
+Crash and stall
+---------------
+The deadline may pass without a reply, Redis may be unavailable, and the process or the event loop may end. In each case
+the permits come back at the end of their leases.
+
+The sync store
+--------------
+A blocking call can't go on without its caller. An interrupt (a signal handler's exception) between a request and its
+reply closes the connection, and the permits come back at the end of their leases.
+
+With either store, no interrupt and no failed call makes the process forget a permit that it knows to be held. It
+forgets the permit after a reply that the permit is gone, or when its lease has ended.
 """
 
 from __future__ import annotations
@@ -76,7 +100,7 @@ R = TypeVar("R")
 L = TypeVar("L")
 
 SWEEP_AT_LEAST: Final = 1024
-# Each is an entry, and Redis does nothing else while it writes them.
+# Each permit is an entry, and Redis runs nothing else while a script writes them.
 MOST_AT_ONCE: Final = 10_000
 _GONE: Final = object()
 
@@ -95,7 +119,7 @@ class Taken(NamedTuple):
     pid: int
     """The process that holds the permits; its forked children don't."""
     local: Any = None
-    """A lease of the host's share, when that was what decided."""
+    """The lease of the host's share, if the share has decided."""
     full: bool = False
     """Whether the store of the host's share had no room for the key."""
 
@@ -104,11 +128,11 @@ class Taken(NamedTuple):
         return self.pid == os.getpid()
 
 
-class Remembered:
-    """Permits that no lease object stands for, of one process: of each key in the order in which they were taken."""
+class UnleasedPermits:
+    """The unleased permits of one process: for each key, in the order in which they were taken."""
 
     def __init__(self) -> None:
-        # Reentrant, as signal handlers may come between any two lines: they do no harm there.
+        # Reentrant, because a signal handler may run between any two lines. It does no harm there.
         self.lock = threading.RLock()
         self.of_keys: dict[bytes, OrderedDict[Permit, None]] = {}
         self.sweep_at = SWEEP_AT_LEAST
@@ -121,7 +145,7 @@ class ConcurrencyCommands(LimiterCommands):
         super().__init__(keyspace, owner, name, kind, spec)
         self.usual = None
         self._leases = script("concurrency_leases", "concurrency")
-        self._processes: dict[int, Remembered] = {}
+        self._processes: dict[int, UnleasedPermits] = {}
 
     def charge_for(self, key: Key, cost: Any, algorithm: Algorithm | None = None) -> Charge:
         charge = super().charge_for(key, cost)
@@ -137,7 +161,7 @@ class ConcurrencyCommands(LimiterCommands):
         return self.algorithm
 
     def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
-        raise InvalidLimiter(f"{self!r} takes no request_id: a permit that is held is given back by whoever holds it")
+        raise InvalidLimiter(f"{self!r} takes no request_id: the process that holds a permit gives it back")
 
     def _command(
         self, what: bytes, key: bytes, charge: Charge, size: int, read: Callable[[list[int]], T]
@@ -158,7 +182,7 @@ class ConcurrencyCommands(LimiterCommands):
         return [Permit(b"%b:%d" % (name, number), end_us) for number in range(1, charge.cost + 1)]
 
     def took(self, key: bytes, charge: Charge, seen: Seen) -> None:
-        """Remember what no lease object stands for, and forget what has ended since: that needs no giving back."""
+        """Remember the unleased permits of an allowed request. Forget those whose leases have ended."""
         if not charge.cost:
             return
         taken = OrderedDict.fromkeys(self._permits(charge, seen))
@@ -167,7 +191,7 @@ class ConcurrencyCommands(LimiterCommands):
             permits = unleased.of_keys.setdefault(key, OrderedDict())
             _trim(permits, seen.now_us)
             permits.update(taken)
-            # If a signal's handler has swept it away meanwhile.
+            # A signal handler's sweep may have removed the key's dict meanwhile.
             unleased.of_keys.setdefault(key, OrderedDict()).update(taken)
             if len(unleased.of_keys) > unleased.sweep_at:
                 for other, permits in list(unleased.of_keys.items()):
@@ -177,12 +201,13 @@ class ConcurrencyCommands(LimiterCommands):
                 unleased.sweep_at = max(SWEEP_AT_LEAST, 2 * len(unleased.of_keys))
 
     @property
-    def _unleased(self) -> Remembered:
-        """This process's: a forked child holds nothing of what its parent has taken, nor a lock that another thread
-        held there."""
+    def _unleased(self) -> UnleasedPermits:
+        """The permits of this process. A forked child begins without its parent's permits, and with a lock of its own:
+        a thread of the parent may have held the parent's lock at the fork.
+        """
         pid = os.getpid()
-        # Threads that come here at once after a fork have the first one's.
-        return self._processes.get(pid) or self._processes.setdefault(pid, Remembered())
+        # If several threads come here at once after a fork, all get the object that is stored first.
+        return self._processes.get(pid) or self._processes.setdefault(pid, UnleasedPermits())
 
     def _take_remembered(self, key: bytes, count: int, newest: bool = False) -> list[Permit]:
         unleased = self._unleased
@@ -202,7 +227,7 @@ class ConcurrencyCommands(LimiterCommands):
                 remembered.move_to_end(permit, last=False)
 
     def _forget(self, key: bytes, taken: list[Permit]) -> list[Permit]:
-        """Those of them that were remembered. Under the lock."""
+        """Forget the permits of `taken`, under the lock. Return those that were remembered."""
         permits = self._unleased.of_keys.get(key) or OrderedDict()
         return [permit for permit in taken if permits.pop(permit, _GONE) is not _GONE]
 
@@ -226,7 +251,7 @@ class ConcurrencyCommands(LimiterCommands):
         return self._command(HIT, redis_key, charge, self.size, read)
 
     def release(self, key: bytes, permits: list[Permit]) -> Command[int]:
-        """How many of them were still held."""
+        """The command that releases permits. Its result is the number of them that were still held."""
         return self._lease_command(b"release", key, permits)
 
     def renew(self, key: bytes, permits: list[Permit]) -> Command[int]:
@@ -254,10 +279,10 @@ class ConcurrencyCommands(LimiterCommands):
         yield from self._give_back(redis_key, count)
 
     def keep(self, key: bytes, charge: Charge, seen: Seen) -> Taken:
-        """A lease stands for them from now on."""
+        """Move the permits of a request from the process's memory to a lease."""
         with self._unleased.lock:
             own = self._forget(key, self._permits(charge, seen))
-            # Another one's refund may have taken some of these instead of its own.
+            # A refund of another request may have taken some of these permits instead of its own.
             own += self._take_remembered(key, charge.cost - len(own), newest=True)
         return Taken(True, key, own, os.getpid())
 
@@ -272,16 +297,16 @@ class ConcurrencyCommands(LimiterCommands):
         except BaseException:
             self._remember_again(key, own)
             raise
-        # A refund or a `hold` knows no permits, and may have taken one of these instead of its own: then that one goes,
-        # as long as one of these would still count.
+        # A refund or a `hold` takes any remembered permit, so it may have taken one of these. Then another remembered
+        # permit is released instead, if these would still count.
         if permits[0].end_us > now_us:
             yield from self._give_back(key, len(permits) - len(own))
 
     def _give_back(self, key: bytes, count: int) -> CommandFlow[None]:
-        """So many of those that no lease object stands for."""
+        """Release `count` unleased permits, or all if there are fewer."""
         # The oldest first: then the remaining permits last longer than they need to, never shorter.
         while count > 0 and (permits := self._take_remembered(key, count)):
-            # One that was taken away, or has ended, is none to give back: any next one is.
+            # A permit that was not held any more doesn't count, and the next one is released instead.
             try:
                 count -= yield self.release(key, permits)
             except BaseException:
@@ -289,7 +314,7 @@ class ConcurrencyCommands(LimiterCommands):
                 raise
 
     def take_unleased(self, key: Key, cost: int) -> Taken:
-        """Those that a ``wait`` of this process has just taken."""
+        """The unleased permits that a ``wait`` of this process has just taken, for a lease."""
         redis_key, local, given = self.key(key), None, 0
         if self.fallback is not None:
             local, given = self.fallback.take_unleased(key, cost)
@@ -301,8 +326,8 @@ class ConcurrencyCommands(LimiterCommands):
 
 
 def _trim(permits: OrderedDict[Permit, None], now_us: int) -> None:
-    """Take those that have ended off. The oldest come first."""
-    # Whatever a signal's handler has changed meanwhile: the next one trims the rest.
+    """Remove the permits whose leases have ended. The oldest come first."""
+    # A signal handler may change the dict meanwhile. Then the next call removes the rest.
     with suppress(RuntimeError):
         while (oldest := next(iter(permits), None)) and oldest.end_us <= now_us:
             permits.pop(oldest, None)
@@ -332,8 +357,10 @@ class BaseLease(Operated[E], Generic[E]):
 
     @operation
     def release(self) -> Pending[bool]:
-        """Give the permits back, also if the task is cancelled meanwhile. Whether any was still held. If it raises, it
-        may be called again."""
+        """Give the permits back, also if the task is cancelled meanwhile. Return whether any was still held.
+
+        If it raises, it may be called again.
+        """
         self._released = True
         local = self._taken.local
         held = local is not None and bool(local.release())
@@ -341,7 +368,7 @@ class BaseLease(Operated[E], Generic[E]):
 
     @operation
     def renew(self) -> Pending[bool]:
-        """Let the lease begin anew. False if any of the permits was not held any more."""
+        """Begin the lease anew. False if any of the permits was not held any more."""
         return self._executor.run(self._renew(), lambda: False)
 
     def _release(self, held: bool) -> CommandFlow[bool]:
@@ -369,7 +396,7 @@ class BaseLease(Operated[E], Generic[E]):
         return bool(self._permits) and self._taken.is_own
 
     def give_back_flow(self) -> CommandFlow[None]:
-        """As ``release`` does, whatever was still held."""
+        """The commands of ``release``, for a caller that needs no result."""
         self._released = True
         if self._taken.local is not None:
             self._taken.local.release()
@@ -406,7 +433,7 @@ class RedisLease(BaseLease[Executor]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The block's outcome counts: what can't be released comes back by itself.
+        # The block's outcome matters more: permits that can't be released come back by themselves.
         with suppress(unimportant_after(error)):
             self.release()
 
@@ -457,8 +484,10 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
         burst: int | None = None,
         request_id: Key | None = None,
     ) -> Pending[None]:
-        """Give back what ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process, also if the task is
-        cancelled meanwhile."""
+        """Give back permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.
+
+        The refund goes on if the task is cancelled meanwhile.
+        """
         flow = self.commands.refund(key, cost, rate, burst, request_id)
         return self._executor.run_to_end(self._giving_back(key, flow), lambda: self._wake(key))
 
@@ -527,7 +556,7 @@ class AsyncRedisHold:
 
     def __init__(self, limiter: AsyncRedisConcurrency, key: Key, cost: int, timeout: Duration | None) -> None:
         self._limiter, self._arguments = limiter, (key, cost, timeout)
-        # One for each time that it is entered: any of them is as good.
+        # One lease for each time that the object is entered. Any exit may release any of them.
         self._leases: list[AsyncRedisLease] = []
 
     async def __aenter__(self) -> AsyncRedisLease:
@@ -555,5 +584,5 @@ def lease_taken(limiter: Any, key: Key, cost: int) -> Any:
 
 
 def unimportant_after(error: BaseException | None) -> type[ForebayError]:
-    """The errors of a failed release that are not raised at the end of a block that has raised `error`."""
+    """The errors of a release that are suppressed at the end of a block that has raised `error`, or nothing."""
     return StoreUnavailable if error is None else ForebayError

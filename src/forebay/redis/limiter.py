@@ -1,4 +1,8 @@
-"""Limiters over Redis, and reservations: one class each for both executors, under a public name for each executor."""
+"""Limiters over Redis, and reservations: the public methods, one class for both executors.
+
+Each executor has a public subclass. A method makes commands (``commands.py``) and gives them to the executor of its
+store with a fallback. ``concurrency.py`` has ``Concurrency``, and ``all_of.py`` several limits at once.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,7 @@ class BaseReservation(Operated[E], Generic[E]):
 
     @property
     def delay(self) -> float:
-        """In seconds; never less than ``delay_ns``."""
+        """The delay in seconds, rounded up: never less than ``delay_ns``."""
         return seconds_from_ns(self._booked.delay_ns)
 
     @operation
@@ -92,22 +96,29 @@ class BaseReservation(Operated[E], Generic[E]):
 
 
 class RedisReservation(BaseReservation[Executor]):
-    """Permits booked for later. True when they were. As ``forebay.Reservation``; ``due_ns`` is in the time of
-    ``time.monotonic_ns``."""
+    """Permits booked for later use, as ``forebay.Reservation``. True if they were booked.
+
+    ``due_ns`` is in the time of ``time.monotonic_ns``.
+    """
 
     __slots__ = ()
 
 
 @asyncio_operations
 class AsyncRedisReservation(BaseReservation[AsyncExecutor]):
-    """Permits booked for later. True when they were. As ``forebay.Reservation``; ``due_ns`` is in the time of
-    ``time.monotonic_ns``."""
+    """Permits booked for later use, as ``forebay.Reservation``. True if they were booked.
+
+    ``due_ns`` is in the time of ``time.monotonic_ns``.
+    """
 
     __slots__ = ()
 
 
 class BaseReservable(Operated[E], Generic[E, R]):
-    """What makes reservations: a limiter, or several as one. `E` is the executor, `R` the class of reservations."""
+    """Base class of a limiter and of ``AllOf``, which make reservations.
+
+    `E` is the executor, `R` the class of reservations.
+    """
 
     _reservation: type[R]
 
@@ -147,7 +158,7 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
 
     @property
     def kind(self) -> type:
-        """The public class that it was made by."""
+        """The public class that made the limiter."""
         return self.commands.kind
 
     @property
@@ -261,7 +272,7 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         keys = keys_of(keys)
         costs = costs_of(costs, len(keys))
         commands = self.commands
-        # All of them, before any is sent: so one that can't be used leaves all uncharged.
+        # All commands are made before any is sent, so a wrong argument leaves every key uncharged.
         return self._executor.run_many(
             [commands.allow(key, cost) for key, cost in zip(keys, costs, strict=True)],
             lambda number: commands.fallback.allow(keys[number], costs[number]),
@@ -287,8 +298,8 @@ class RedisLimiter(BaseLimiter[Executor, RedisReservation]):
     parameters over the same Redis and namespace share its state. *Fork*: works in parent and child. A call that an
     interrupt ends, as ``KeyboardInterrupt`` does, may have been charged.
 
-    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
-    answers instead; ``reset`` always does, if Redis is away.
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's
+    `when_unavailable` decides instead. ``reset`` always raises it while Redis is unavailable.
     """
 
     _reservation = RedisReservation
@@ -303,11 +314,11 @@ class AsyncRedisLimiter(BaseLimiter[AsyncExecutor, AsyncRedisReservation]):
     are awaited here.
 
     *Tasks*: any number, in one event loop. *Processes*: all that make a limiter of the same name and parameters over
-    the same Redis and namespace share its state. A task that is cancelled while the reply is on its way may have been
-    charged; but permits that a ``Concurrency`` has given out then come back at once.
+    the same Redis and namespace share its state. A request whose task is cancelled while the reply is on its way may
+    have been charged. Permits of a ``Concurrency`` then come back at once.
 
-    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's policy
-    answers instead; ``reset`` always does, if Redis is away.
+    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's
+    `when_unavailable` decides instead. ``reset`` always raises it while Redis is unavailable.
     """
 
     _reservation = AsyncRedisReservation
