@@ -1,6 +1,6 @@
 """The executor that is awaited for the results: see ``executor_base.py``.
 
-``concurrency.py`` has the argument about the cancellation of its calls.
+``concurrency.py`` has the proof that a cancelled task's permits come back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from forebay.redis.wait_queues import WaitQueues, wait
 __all__ = ["AsyncExecutor"]
 
 T = TypeVar("T")
-# Turns of the event loop until cancelled tasks have begun to give back: one for each task that waits for another.
+# Turns of the event loop until cancelled tasks have begun to give permits back: one for each task of a chain in which
+# each awaits the next.
 TURNS_TO_BEGIN: Final = 10
 
 
@@ -47,16 +48,16 @@ class AsyncExecutor(ExecutorBase):
         self._is_closing = False
         self._queues = WaitQueues()
         self._loop: asyncio.AbstractEventLoop | None = None
-        # The loop itself doesn't keep them.
+        # The event loop has only weak references to its tasks.
         self.going_on: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Wait, for a deadline or two, for permits to come back that cancelled tasks have taken, then close."""
+        """Wait, for at most two deadlines, until the permits of cancelled tasks have come back. Then close."""
         self.closed = self._is_closing = True
         try:
             for _ in range(TURNS_TO_BEGIN):
                 await asyncio.sleep(0)
-            # The calls that go on, and then what is given back.
+            # First for the calls that go on, then for the releases that follow them.
             for _ in range(2):
                 if self.going_on:
                     await asyncio.wait(self.going_on, timeout=self.timeout_s)
@@ -131,9 +132,10 @@ class AsyncExecutor(ExecutorBase):
         return [await self.run(flow, functools.partial(fall_back, number)) for number, flow in enumerate(flows)]
 
     async def run_to_end(self, flow: CommandFlow[T], fall_back: Callable[[], T]) -> T:
-        """As ``run``, for a flow that gives back: it goes on if this task is cancelled.
+        """As ``run``, for a flow that gives permits back: it goes on if this task is cancelled.
 
-        No other task gives back the rest of the flow, and none may try what one of its commands gives back meanwhile.
+        No other task would give back the rest of the flow's permits. And none may give back the same permits while one
+        of the flow's commands is on its way.
         """
         return await self.to_end(self.run(flow, fall_back))
 
@@ -144,16 +146,16 @@ class AsyncExecutor(ExecutorBase):
         fall_back: Callable[[], T],
         if_cancelled: Callable[[T], Iterable[CommandFlow[None]]] | None = None,
     ) -> T:
-        """As ``run``, for no longer than a request waits: what is taken after that comes back.
+        """As ``run``, for no longer than a request waits. Permits that are taken after that come back.
 
-        The flow may have ended just when the request is cancelled: then the flows of `if_cancelled` give its outcome
+        If the flow ends at the moment at which the request is cancelled, the flows of `if_cancelled` give its permits
         back.
         """
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         try:
             if self._has_deadlines and patience.left_s >= self.timeout_s:
-                # It is one call, which has that deadline itself.
+                # The flow is one call, which has that deadline itself.
                 return await self.run(flow, fall_back)
             going_on = self._go_on(self.run(flow, fall_back))
             try:
@@ -189,9 +191,9 @@ class AsyncExecutor(ExecutorBase):
         return self._results(commands, replies, fall_back)
 
     async def give_back(self, taken: Iterable[GivesBack], patience: Patience) -> None:
-        """As ``Executor.give_back``, by a task of its own, for as long as it takes.
+        """As ``Executor.give_back``, in a task of its own, for as long as it takes.
 
-        The breaker learns if that is longer than the request waits.
+        If that is longer than the request waits, the breaker counts a failure.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + patience.left_s
@@ -211,11 +213,11 @@ class AsyncExecutor(ExecutorBase):
     async def to_end(
         self, call: Coroutine[Any, Any, T], if_cancelled: Callable[[T], Iterable[CommandFlow[None]]] | None = None
     ) -> T:
-        """The result of a call, which goes on if this task is cancelled: then `if_cancelled` gives its outcome back."""
+        """A call's result. If this task is cancelled, the call goes on and `if_cancelled` gives its result back."""
         going_on = self._go_on(call)
-        # A task that is awaited itself is cancelled with the task that awaits it.
+        # This task awaits a future: its cancellation would also cancel a task that it awaits.
         answered: asyncio.Future[None] = going_on.get_loop().create_future()
-        going_on.add_done_callback(functools.partial(_tell, answered))
+        going_on.add_done_callback(functools.partial(_end_wait, answered))
         try:
             await answered
         except asyncio.CancelledError:
@@ -268,7 +270,7 @@ class AsyncExecutor(ExecutorBase):
         return checked(reply, size, keys)
 
     def _check_connected(self, error: Exception) -> None:
-        """An error of a connection that ``close`` has ended is no failure of the server."""
+        """Raise ``StoreClosed`` if ``close`` has ended the connection: that is no failure of the server."""
         if self.closed and not self._is_closing:
             raise self.closed_error() from error
 
@@ -283,7 +285,7 @@ class AsyncExecutor(ExecutorBase):
         return asyncio.timeout(self.timeout_s if self._has_deadlines else None)
 
     async def _finish(self, steps: list[Step]) -> bool:
-        """Whether Redis has answered all of it."""
+        """Run flows to their ends. Return whether Redis has replied to all of their commands."""
         batches, is_answered = self._batches(steps), True
         with contextlib.suppress(StoreClosed, StopIteration):
             commands = next(batches)
@@ -300,7 +302,7 @@ class AsyncExecutor(ExecutorBase):
         return await self.to_end(call, lambda exchanged: given_up(chunk, exchanged[0]))
 
     async def _exchange_now(self, chunk: list[Command[Any]]) -> tuple[list[Any], Exception | None]:
-        """The replies, of which some may be errors; and the error that says that Redis can't work, if there is one."""
+        """The replies, some of which may be errors; and the error that shows that Redis can't work, if there is one."""
         self.check_use(chunk[0].arguments[0])
         sent: list[Any] = []
         try:
@@ -323,6 +325,6 @@ class AsyncExecutor(ExecutorBase):
         return cast(list[Any], await self.client.execute_many([command.call for command in commands]))
 
 
-def _tell(waiter: asyncio.Future[None], _: object) -> None:
+def _end_wait(waiter: asyncio.Future[None], _: object) -> None:
     if not waiter.done():
         waiter.set_result(None)

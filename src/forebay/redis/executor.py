@@ -62,7 +62,7 @@ class Executor(ExecutorBase):
         read: Callable[[list[int]], T],
         fall_back: Callable[[], T],
     ) -> T:
-        """One call of a script, the shortest way: as ``run_command``, without a ``Command``."""
+        """As ``run_command``, without a ``Command``: the fastest way to call a script."""
         try:
             return read(self._call(script, keys, arguments, size))
         except StoreUnavailable as error:
@@ -116,9 +116,9 @@ class Executor(ExecutorBase):
         return self.run(flow, fall_back, patience)
 
     def run_many(self, commands: list[Command[T]], fall_back: Callable[[int], T]) -> list[T]:
-        """In order, but not as one: others' requests may come between.
+        """Send a batch in order. It is not atomic: requests of others may come between.
 
-        The commands that Redis failed to answer, and those that would have been sent after them, fall back.
+        Commands without a reply, and those that would have been sent after them, fall back.
         """
         self.check_use()
         replies: list[Any] = []
@@ -131,8 +131,9 @@ class Executor(ExecutorBase):
         return self._results(commands, replies, fall_back)
 
     def give_back(self, taken: Iterable[GivesBack], patience: Patience) -> None:
-        """For the web: give back what one request holds, in one batch, and one more for the steps that need a reply.
-        Redis may be unavailable.
+        """For the web: give back the permits of one request. Raises nothing if Redis is unavailable.
+
+        One batch, and one more for the commands that depend on a reply.
         """
         self.check_use()
         batches = self._batches(begun([one.give_back_flow() for one in taken]))
@@ -151,7 +152,10 @@ class Executor(ExecutorBase):
         waiting.released(limiter, key)
 
     def send(self, commands: list[Command[Any]]) -> list[Any]:
-        """Their replies, of which some may be errors; without the breaker, and without the text of unknown scripts."""
+        """Send commands and return the replies, some of which may be errors.
+
+        Without the breaker, and without a second attempt that sends the text of unknown scripts.
+        """
         return cast(list[Any], self.client.execute_many([command.call for command in commands]))
 
     def _call(
@@ -174,7 +178,7 @@ class Executor(ExecutorBase):
                     reply = self._evaluate(script, keys, arguments)
         except Exception as error:
             if self.closed:
-                # Its connection was closed by ``close`` during the call.
+                # ``close`` has ended the connection during the call.
                 raise self.closed_error() from error
             if isinstance(error, UNAVAILABLE_ERRORS):
                 if passage is None:
@@ -190,8 +194,9 @@ class Executor(ExecutorBase):
         return checked(reply, size, keys)
 
     def _set_deadline(self, patience: Patience | None) -> float:
-        """Set the deadline of the call that begins now; return the time. Each call sets its own, as an interrupt may
-        leave one behind.
+        """Set the deadline of the call that begins now, and return the time.
+
+        Each call sets its own deadline, because an interrupted call may leave its deadline behind.
         """
         now_s = time.monotonic()
         UNTIL_S.set(now_s + (self.timeout_s if patience is None else patience.left_s))
@@ -206,7 +211,7 @@ class Executor(ExecutorBase):
     def _exchange(
         self, chunk: list[Command[Any]], patience: Patience | None = None
     ) -> tuple[list[Any], Exception | None]:
-        """The replies, of which some may be errors; and the error that says that Redis can't work, if there is one."""
+        """The replies, some of which may be errors; and the error that shows that Redis can't work, if there is one."""
         sent: list[Any] = []
         since_s = self._set_deadline(patience)
         try:

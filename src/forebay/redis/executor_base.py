@@ -3,14 +3,14 @@
 A limiter makes a ``Command`` or a ``CommandFlow`` and gives it to the executor of its store. The executor
 
 * checks that the store is open;
-* takes the call past the circuit breaker, which learns its outcome;
+* passes the call through the circuit breaker, and reports its outcome there;
 * bounds the call by a deadline;
 * sends a script's text if the server doesn't know the script;
 * checks and decodes the reply;
-* falls back, while Redis is unavailable, on what the caller gives for that.
+* calls the caller's fallback if Redis is unavailable.
 
 ``Executor`` returns a result. The same method of ``AsyncExecutor`` returns a coroutine of that result. This module has
-what they share, which waits for nothing.
+their common part, which does no I/O.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ExecutorBase:
         self.closed = False
 
     def __repr__(self) -> str:
-        """The store's, as users read it in errors."""
+        """The store's ``repr``, which errors show to users."""
         return self._owner
 
     def status(self) -> RedisStatus:
@@ -127,10 +127,10 @@ class ExecutorBase:
         return StoreClosed(f"{self!r} was used after it was closed")
 
     def ending_error(self) -> StoreUnavailable:
-        """In place of whatever clients raise then: modules can't be imported any more, for one."""
+        """The error in place of a client's own ones, such as an import that fails while the interpreter ends."""
         return StoreUnavailable(
-            f"{self!r} has not decided: the interpreter is ending, when nothing can be asked of Redis any more; what "
-            "is registered with atexit still can"
+            f"{self!r} has not decided: the interpreter is ending, and no call to Redis works any more; functions that "
+            "are registered with atexit run early enough"
         )
 
     def unavailable(self, error: Exception) -> StoreUnavailable:
@@ -146,7 +146,7 @@ class ExecutorBase:
         return unavailable
 
     def fall_back(self, error: StoreUnavailable, fall_back: Callable[[], T] | None) -> T:
-        """The fallback's answer, if there is one and the store's policy allows it; else raise `error`."""
+        """The fallback's result. Raises `error` if there is no fallback, or if the store's policy is to deny."""
         self.breaker.decided()
         if fall_back is None or self._raises:
             raise error
@@ -155,7 +155,7 @@ class ExecutorBase:
     def _results(self, commands: list[Command[T]], replies: list[Any], fall_back: Callable[[int], T]) -> list[T]:
         """The results of a batch. A command with an error instead of a reply falls back, by its number in the batch.
 
-        All replies are decoded, though one is an error: what was taken is then remembered.
+        All replies are decoded even if one is an error, so that permits that were taken are remembered.
         """
         results: list[T] = []
         errors = []
@@ -175,7 +175,7 @@ class ExecutorBase:
         return results
 
     def _batches(self, steps: list[Step]) -> Batches:
-        """A batch of the next command of each flow, until all flows have ended: no caller waits for their results."""
+        """Yield batches of each flow's next command until all flows have ended. Their results are dropped."""
         while steps:
             chunk, steps = steps[:CHUNK], steps[CHUNK:]
             replies = yield [command for _, command in chunk]
@@ -196,7 +196,7 @@ class ExecutorBase:
 
 
 def _described(error: Exception) -> str:
-    """Its message, with a remedy if the error doesn't pass by itself."""
+    """The error's message, with a remedy if the error doesn't pass by itself."""
     if not str(error) and isinstance(error, TimeoutError):
         return "no answer in time"
     if _NO_CLUSTER in str(error):
@@ -222,13 +222,13 @@ def unknown(commands: list[Command[T]], replies: list[Any]) -> list[Command[T]]:
 
 
 def replaced(replies: list[Any], again: list[Any]) -> list[Any]:
-    """All replies, with those to the second attempt in the place of those that didn't know the script."""
+    """All replies. Those to the second attempt, `again`, replace those of a server that didn't know the script."""
     better = iter(again)
     return [next(better) if isinstance(reply, NoScriptError) else reply for reply in replies]
 
 
 def calls_with_text(commands: list[Command[T]]) -> list[Call]:
-    """To be sent again: the first brings the script along, and is answered whatever Redis forgets meanwhile."""
+    """The calls of a second attempt. The first has the script's text, so it works even if Redis drops its scripts."""
     first, *others = [command.call for command in commands]
     return [("EVAL", commands[0].script.text, *first[2:]), *others]
 

@@ -1,4 +1,4 @@
-"""The public classes of limiters, and what each is over Redis."""
+"""Checks the arguments of the public limiter classes, and chooses the algorithm of each over Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["spec_for"]
 
 
 def spec_for(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[str, LimiterSpec]:
-    """A limiter's name, and all else of it."""
+    """A limiter's name, algorithm and parameters. Raises ``TypeError``, ``InvalidLimiter`` and ``InvalidRate``."""
     if kind not in _KINDS:
         raise TypeError(f"{kind.__name__} is none of the limiters that can be made over Redis")
     if kind is SlidingLog:
@@ -43,7 +43,10 @@ def spec_for(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) ->
 
 
 def is_text(name: str) -> bool:
-    """As the limiters in shared memory have it: no half of a surrogate pair, and nothing that ends text in C."""
+    """Whether a name has no half of a surrogate pair and no null character, which would end it in C.
+
+    Limiters in shared memory have the same rule.
+    """
     return "\0" not in name and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 

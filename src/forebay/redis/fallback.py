@@ -1,5 +1,7 @@
-"""The policies for the time while Redis is unavailable: raise (``deny``), allow everything (``allow``), or decide by
-the host's share (``local``).
+"""Fallbacks, which decide while Redis is unavailable, by a store's policy `when_unavailable`.
+
+``deny`` has no fallback: the call raises. ``allow`` allows everything. ``local`` decides by the host's share of the
+limit, in the host's shared memory.
 
 A limiter's *fallback* decides instead of it. It answers with the types of limiters over Redis: ``Decision`` with
 ``degraded``, ``Booked``, ``Taken``. Redis never learns what a fallback has admitted, and a fallback does not
@@ -39,18 +41,18 @@ SWEEP_AT_LEAST: Final = 1024
 
 
 class UnleasedCounts:
-    """Per key, how many permits a fallback gave out that no lease object stands for: Redis knows nothing of them."""
+    """For each key the number of unleased permits that a fallback has given out. They are not in Redis."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._start()
 
     def _start(self) -> None:
-        # Reentrant, as signal handlers may come between any two lines.
+        # Reentrant, because a signal handler may run between any two lines.
         self._lock = threading.RLock()
         self._given: dict[Any, tuple[int, float]] = {}
         self._sweep_at = SWEEP_AT_LEAST
-        # Last: else a thread that comes meanwhile, after a fork, could wait for a lock that the parent held.
+        # Last: otherwise, after a fork, another thread could find this pid and wait for a lock that the parent held.
         self._pid = os.getpid()
 
     def add(self, key: Any, count: int) -> None:
@@ -154,7 +156,7 @@ class HostShareFallback:
         self.unleased = UnleasedCounts(native.lease_ns / NS) if isinstance(native, Concurrency) else None
 
     def _given(self, rate: str | Rate | None, burst: int | None, more: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call that brings some of its own."""
+        """The host's share of a call's own rate and burst, and its other arguments."""
         given = more if more.get("request_id") is not None else {}
         if rate is not None:
             given["rate"] = self._share_of(rate)
@@ -319,14 +321,14 @@ class HostSharesFallback:
 
     def refund(self, key: Any, cost: Any, **more: Any) -> None:
         for share, its_key, its_cost in zip(self._shares, *listed(key, cost, len(self._shares)), strict=True):
-            # Permits that are held have been given back, without Redis.
+            # The permits of a `Concurrency` have been given back before, by its own flow.
             if share.unleased is None:
                 share.refund(its_key, its_cost)
 
 
 def without_room(peeked: Decision, denied: Booked | Taken) -> Decision:
-    """The decision of a request that the host's store has denied for want of room."""
-    # Held permits, and with them their places, may come back at any time.
+    """The decision of a request that the host's store has denied because it had no room for the key."""
+    # Permits that are held may come back at any time, and with them room in the store.
     wait_ns = denied.delay_ns if isinstance(denied, Booked) else NS
     return _decision(peeked.limiter, False, peeked.limit, 0, 1, 1, wait_ns, wait_ns, True, True)
 
@@ -349,14 +351,14 @@ def _booked(reservation: Any, cancelled: Callable[[], None]) -> Booked:
 
 
 def _cancelling(reservation: Any, cancelled: Callable[[], None]) -> CommandFlow[None]:
-    """Cancels it without a word to Redis."""
+    """A flow that cancels a host's reservation, without a command to Redis."""
     reservation.cancel()
     cancelled()
     yield from ()
 
 
 class Policy:
-    """Makes limiters' fallbacks; none for ``deny``."""
+    """Makes the fallbacks of limiters. ``deny`` has none."""
 
     def __init__(self, when_unavailable: str, namespace: str, host: Store | None, hosts: int) -> None:
         self._kind, self._namespace, self._host, self._hosts = when_unavailable, namespace, host, hosts
@@ -389,7 +391,7 @@ class Policy:
             lease = timedelta(microseconds=parameters["lease_ns"] // 1000)
             return make(store, name, self._share(limiter.limit), lease, keys=keys)
         if kind is MinInterval:
-            # The gap, not what may come at once: longer by as much as the others take.
+            # A share of a rate of one at a time is a longer interval: the interval times the hosts.
             return make(store, name, timedelta(microseconds=self._hosts * parameters["interval_ns"] // 1000))
         rate = self._share_of(parameters["rate"])
         if kind is TokenBucket:

@@ -1,4 +1,7 @@
-"""From a limiter's key to what stands for it in Redis: the same for keys that are the same over shared memory."""
+"""The names of Redis keys. Two limiter keys have one name if they are equal over shared memory.
+
+A name consists of the store's namespace, the encoded key, the limiter's name and a suffix for the kind of state.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from forebay.errors import InvalidKey, short_repr
 __all__ = ["KeySpace", "digest", "fingerprint", "plain"]
 
 FINGERPRINT_BYTES = 16
-# Besides letters and digits. Not the braces, which begin and end what a cluster's slot is found by, nor the comma.
+# Besides letters and digits, the characters of plain keys that aren't quoted. Braces and commas are quoted: a cluster
+# hashes the text between the braces, and commas separate the parts of a tuple.
 _LEFT_AS_THEY_ARE = "-._~:/@"
 
 
 class KeySpace:
-    """Where the states of a store's limiters are: on which server, and under which names."""
+    """The server and the key names of a store's states."""
 
     def __init__(self, server_identity: tuple[Any, ...], namespace: str, *, is_plain: bool) -> None:
         self.server_identity, self.is_plain = server_identity, is_plain
@@ -28,15 +32,15 @@ class KeySpace:
     def affixes(self, name: str, suffix: bytes) -> tuple[bytes, bytes]:
         """The text before and after an encoded key of the limiter `name`.
 
-        All states of one key are in one slot of a cluster, as that is found by what is in braces. The suffix has no
-        colon, so that no two limiters have one key.
+        A cluster finds the slot by the text in braces, which is the encoded key alone. So all states of one key are in
+        one slot. The suffix has no colon, so the names of two limiters never lead to one Redis key.
         """
         return self._namespace + b":{", b"}:" + name.encode("utf-8", "surrogatepass") + b":" + suffix
 
 
 def fingerprint(key: Key) -> bytes:
     """128 bits, in hexadecimal: too many for two keys to share them, even if an attacker chooses the keys."""
-    # The usual one by the shortest way.
+    # The usual kind of key takes the fastest way.
     data = b"s" + key.encode("utf-8", "surrogatepass") if type(key) is str else b"".join(_encoded(key))
     return blake2b(data, digest_size=FINGERPRINT_BYTES).hexdigest().encode()
 
@@ -55,7 +59,7 @@ def digest(*parts: object) -> str:
 
 
 def _encoded(key: Any) -> tuple[bytes, ...]:
-    """Its type and value, so that no two have one encoding. Subclasses count as what they derive from."""
+    """A key's type and value, so that no two keys have one encoding. A subclass counts as its base type."""
     if isinstance(key, tuple):
         return (b"t", *(encoded for part in tuple.__iter__(key) for encoded in _encoded_part(part)))
     if isinstance(key, (str, bytes, int)) and not isinstance(key, bool):
@@ -83,6 +87,6 @@ def _bytes_of(part: str | bytes | int) -> tuple[bytes, bytes]:
 def _plain_part(part: str | bytes | int) -> bytes:
     _encoded_part(part)
     kind, data = _bytes_of(part)
-    # A number as people write it, if it isn't one that takes seconds to write.
+    # In decimal, except for a number so long that the conversion would take seconds.
     text = int.__repr__(part) if isinstance(part, int) and len(data) <= 64 else quote(data, _LEFT_AS_THEY_ARE)
     return b"%b:%b" % (kind, text.encode())

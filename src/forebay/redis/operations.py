@@ -1,4 +1,6 @@
-"""Methods that stand once, for both executors: they return a result over a ``RedisStore``, a coroutine over asyncio.
+"""Operations: methods that are written once for both executors.
+
+Over a ``RedisStore`` an operation returns a result, over an ``AsyncRedisStore`` a coroutine of that result.
 
 An *operation* gives commands to ``self._executor`` and returns what the executor returns. Its annotation names that
 ``Pending[T]``, and the type checker resolves it by the class: ``T`` where the class is of an ``Executor``,

@@ -1,4 +1,8 @@
-"""Stores in Redis: their options and their life. Commands are sent by their executors."""
+"""Stores in Redis: their options, the limiters that they make, and their end.
+
+A store makes a client (``transport/clients.py``), a circuit breaker, a policy for the time while Redis is unavailable
+(``fallback.py``), and an executor, which sends the commands of its limiters.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +47,12 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
 
 class BaseRedisStore(Generic[E]):
     is_awaited: ClassVar[bool] = False
-    """Whether what its limiters' methods return has to be awaited."""
+    """Whether its limiters' methods return coroutines."""
 
     executor: E
-    """It sends what the store's limiters send."""
+    """Sends the commands of the store's limiters."""
     keyspace: KeySpace
-    """Where the states of the store's limiters are."""
+    """The server and the key names of the limiters' states."""
 
     _limiter: ClassVar[Any]
     _concurrency: ClassVar[Any]
@@ -118,7 +122,7 @@ class BaseRedisStore(Generic[E]):
         return self.together(checked_limiters(kind, args, kwargs, self._limiter))
 
     def together(self, limiters: Sequence[Any]) -> Any:
-        """Limiters of this store as one, however many."""
+        """Several limiters of this store as one, without a bound on their number."""
         fallback = self._policy.fallback_of_all([limiter.commands for limiter in limiters])
         return self._all_of(self, limiters, fallback)
 
@@ -145,17 +149,18 @@ class RedisStore(BaseRedisStore[Executor]):
     limit, in the shared memory of the store `host`: a limit of 100 is one of 25 on each of four `hosts`. The decisions
     are then ``degraded``, and Redis never learns of them.
 
-    After three failed calls in a row, one call each second goes to Redis, until one gets a reply; no other call waits.
-    All processes of a host share this knowledge through `host`; without it, each process learns for itself.
-    ``status()`` returns it. docs/redis-failures.md lists the failures and their effects.
+    After three failed calls in a row, the circuit breaker opens: one call each second, or each two deadlines if that is
+    longer, goes to Redis until one gets a reply; no other call waits. All processes of a host share the breaker through
+    `host`; without it, each process has its own. ``status()`` returns its state. docs/redis-failures.md lists the
+    failures and their effects.
 
-    `namespace` begins the name of everything that is written. Keys are stored as fingerprints; with `plain_keys` as
+    `namespace` begins the name of every Redis key. A limiter's keys are stored as fingerprints; with `plain_keys` as
     they are.
 
     *Threads*: safe. *Fork*: safe. Close a store that was made from a URL; it is a context manager.
     """
 
-    manual_clock: ClassVar[None] = None  # for waiters: they sleep, and don't move one
+    manual_clock: ClassVar[None] = None  # waiting threads sleep, and move no clock
     _limiter = RedisLimiter
     _concurrency = RedisConcurrency
     _all_of = RedisAllOf
@@ -187,7 +192,7 @@ class RedisStore(BaseRedisStore[Executor]):
 
     @staticmethod
     def now_ns() -> int:
-        """For waiters: the time of reservations."""
+        """The time of reservations, by which a waiting thread sleeps."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
@@ -223,9 +228,9 @@ class AsyncRedisStore(BaseRedisStore[AsyncExecutor]):
     async def close(self) -> None:
         """End the connections, if the store has made them. Its limiters can't be used any more.
 
-        Before that it waits, for a deadline or two, until the permits that cancelled tasks have taken come back.
-        Meanwhile the store accepts only calls that give permits back. So the permits of other tasks come back if these
-        were cancelled just before; else let their blocks end first. It is closed also if it is cancelled.
+        Before that it waits, for at most two deadlines, until the permits that cancelled tasks have taken come back.
+        Meanwhile the store accepts only calls that give permits back. So cancel the tasks that hold permits just before
+        ``close``, or let their blocks end first. The store is closed even if ``close`` is cancelled.
         """
         await self.executor.close()
 
@@ -239,7 +244,7 @@ class AsyncRedisStore(BaseRedisStore[AsyncExecutor]):
 
 
 def checked_limiters(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], of: type[Any]) -> tuple[Any, ...]:
-    """The limiters of an ``AllOf``."""
+    """The limiters of an ``AllOf``. Raises ``TypeError`` and ``InvalidLimiter``."""
     if kind is not AllOf:
         raise TypeError(
             f"the first argument of {kind.__name__} is a store, not {short_repr(args[0] if args else kwargs)}"

@@ -1,4 +1,8 @@
-"""Waiting for permits in Redis with asyncio: in an event loop, one task for each key sends requests."""
+"""Waiting for permits in Redis with asyncio.
+
+Of the tasks of an event loop that wait for permits of one key, one at a time sends requests. The others wait in a queue
+until its request is decided. ``forebay.waiting`` has the same for threads.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class AwaitedBooking(Protocol):
 
 
 class WaitQueues:
-    """For each key of each limiter a lock, which tasks of this event loop acquire in the order in which they came."""
+    """A lock for each key of each limiter. The tasks of an event loop acquire it in the order in which they came."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[object, asyncio.Lock] = WeakValueDictionary()
@@ -67,7 +71,7 @@ async def wait(
     except TimeoutError:
         return False
     try:
-        booked = await _ask_until(reserve, may_free_early, deadline_s, jitter)
+        booked = await _reserve_until(reserve, may_free_early, deadline_s, jitter)
     finally:
         queue.release()
     if booked is None:
@@ -76,7 +80,7 @@ async def wait(
     due_s = max(due_s, min(due_s - booked.delay + jittered(booked.delay_ns, jitter) / 1e9, deadline_s))
     try:
         if task.cancelling() > cancelled_before:
-            # While the answer came, which redis-py then returns as if nothing had been.
+            # The task was cancelled while the reply came. redis-py then returns the reply and drops the cancellation.
             raise asyncio.CancelledError
         while (left_s := due_s - time.monotonic()) > 0:
             await asyncio.sleep(left_s)
@@ -87,7 +91,7 @@ async def wait(
     return True
 
 
-async def _ask_until(
+async def _reserve_until(
     reserve: Callable[[float | None], Awaitable[AwaitedBooking]],
     may_free_early: bool,
     deadline_s: float,
@@ -101,11 +105,11 @@ async def _ask_until(
             return booked
         if left_s == 0 or (booked.delay > left_s and not may_free_early):
             return None
-        # A denial that names no time must not become a loop without sleep.
+        # A denial without a time must not lead to a loop without sleep.
         delay_ns = booked.delay_ns or FIRST_BACKOFF_NS
         pause_s = max(delay_ns / 1e9, min(jittered(delay_ns, jitter) / 1e9, left_s))
         if may_free_early:
-            # Nothing wakes this one when a permit is given back.
+            # Nothing wakes this task when a permit is given back.
             pause_s = min(pause_s, jittered(backoff_ns, jitter) / 1e9, left_s)
             backoff_ns = min(2 * backoff_ns, LAST_BACKOFF_NS)
         await asyncio.sleep(pause_s)

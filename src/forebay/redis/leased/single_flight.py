@@ -3,9 +3,9 @@
 The fetching task decides the waiting tasks' requests by what it has brought, in the order in which they came. So each
 waiting task wakes once: when its request is decided, or when it fetches next.
 
-The fetching task also ends the requests that have waited too long, at the end of its flight. No request is ended before
-two flights have ended, as at the fetch slot, even if its time is over: a loop that starts a hundred thousand tasks may
-do nothing else for seconds, and then the first flight ends by its deadline. A flight whose task was cancelled shows
+At the end of its flight, the fetching task also ends the requests that have waited too long. As at the fetch slot, no
+request is ended before two flights have ended, even if its time is over. A loop that starts a hundred thousand tasks
+may do nothing else for seconds, and then the first flight ends by its deadline. A flight whose task was cancelled shows
 nothing about Redis, and counts as neither of the two.
 """
 

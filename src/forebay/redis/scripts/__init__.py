@@ -1,4 +1,8 @@
-"""The Lua scripts: each is the shared functions, the algorithms that a call needs, and a main part."""
+"""Joins the Lua files to scripts: the shared functions, the algorithms that a call needs, and a main part.
+
+``decide.lua``, ``concurrency_leases.lua``, ``lease_bucket.lua``, ``lease_window.lua``, ``sync_bucket.lua`` and
+``sync_window.lua`` are main parts. ``clock.lua`` and ``common.lua`` are in each script.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ __all__ = ["Script", "script"]
 class Script(NamedTuple):
     text: str
     sha: str
-    """Its SHA-1 digest, by which EVALSHA names it."""
+    """The text's SHA-1 digest, by which EVALSHA names a script."""
 
 
 @cache

@@ -1,4 +1,7 @@
-"""Clients that stores are made with: what a URL or a user's client must be, and how a store makes its own."""
+"""The redis-py clients of stores: makes a client from a URL, or checks the user's own client.
+
+A client is refused if it could wait without a deadline or repeat a call.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def server_of(server: Any) -> str:
     if pool is None:
         return f"the cluster of {', '.join(sorted(map(str, server.nodes_manager.startup_nodes)))}"
     if hasattr(pool, "service_name"):
-        # Many have the same name, by other sentinels.
+        # Other sentinels may have a master of the same name.
         sentinels = sorted(address_of(sentinel.connection_pool) for sentinel in pool.sentinel_manager.sentinels)
         return f"the master {pool.service_name!r} of {', '.join(sentinels)}"
     return address_of(pool)
@@ -141,7 +144,7 @@ def client_options(timeout: Duration | None) -> dict[str, Any]:
 
 
 def checked_url(url: str) -> str:
-    """A URL without what redis-py would pass over in silence. It is not shown: it may have a password in it."""
+    """Check a URL for parts that redis-py would silently ignore. No error shows the URL: it may have a password."""
     try:
         parts = urlsplit(url)
         server_of(url)
@@ -162,7 +165,7 @@ def checked_url(url: str) -> str:
         )
     if own := _OWN_OPTIONS & parse_qs(parts.query).keys():
         raise ValueError(
-            f"{min(own)} has no place in the URL: say timeout=0.5, or whatever a request may wait; nothing is repeated"
+            f"{min(own)} has no place in the URL: say timeout=0.5 (as long as a request may wait); nothing is repeated"
         )
     return url
 
@@ -179,7 +182,7 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
     """The user's own client, with the deadlines that the user gave it."""
     if not isinstance(client, kinds):
         possible = " or a ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
-        # Not the value: it may have a password in it.
+        # The error doesn't show the value, which may have a password in it.
         raise TypeError(
             f"the first argument of {name} is a URL, a {possible}, not one of {type(client)}: a RedisStore takes the "
             "clients of redis, an AsyncRedisStore those of redis.asyncio"
@@ -191,7 +194,7 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
     if options.get("socket_timeout") is None:
         raise ValueError(
             f"{short_repr(client)} would wait for ever for an answer: make it with socket_timeout=0.5 and "
-            "socket_connect_timeout=0.5, or whatever a request may wait"
+            "socket_connect_timeout=0.5, or as long as a request may wait"
         )
     _check_seconds(options["socket_timeout"], "socket_timeout")
     if getattr(pool, "is_master", True) is False:
@@ -215,7 +218,7 @@ def _check_retries(options: dict[str, Any], whose: str, remedy: str) -> None:
     """Refuse options that repeat a connection attempt: the pool repeats it with pauses, and no caller can stop it."""
     retry = options.get("retry")
     if retry is None:
-        # Then it makes one attempt more, for these.
+        # Without a retry object, these options cause one more attempt.
         repeats = bool(options.get("retry_on_timeout") or options.get("retry_on_error"))
     else:
         repeats = getattr(retry, "_retries", 0) != 0
