@@ -23,7 +23,7 @@ class Hosts:
 
     def new(self, **options: Any) -> LeasedStore:
         self.clocks.append(ManualClock(1000.0))
-        # Nobody but the test gives back.
+        # Only the test gives back.
         store = LeasedStore(self.redis_store, Store.private(keys=1000, clock=self.clocks[-1]), **options)
         store.executor.keeper.end()
         self.stores.append(store)

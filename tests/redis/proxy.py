@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 
 class Proxy:
-    """Connections to `port` are passed on to `server_port`. What is set holds at once, also for those that there are.
+    """Connections to `port` are passed on to `server_port`. A changed attribute holds at once, also for open
+    connections.
 
-    ``drip_s``: pause before each byte of an answer; None: whole answers at once. ``is_silent``: nothing is passed on.
+    ``drip_s``: pause before each byte of a reply; None: whole replies at once. ``is_silent``: nothing is passed on.
     ``delay_s``: pause before each answer. ``instead``: what is sent instead of each answer.
     """
 
@@ -100,7 +101,7 @@ class Proxy:
 
     def close(self) -> None:
         self._is_closed = True
-        # Wakes whoever waits in accept().
+        # Wakes the thread that waits in accept().
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()

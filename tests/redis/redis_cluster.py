@@ -35,7 +35,7 @@ class RedisCluster:
         return [node for node in self.nodes if self.ask(node, "ROLE")[0] == b"master"]
 
     def master_of(self, key: bytes) -> RedisServer:
-        """Who serves a key, as itself says."""
+        """The master that reports itself as the server of a key."""
         for node in self.masters():
             with contextlib.suppress(redis.ResponseError):
                 self.ask(node, "EXISTS", key)

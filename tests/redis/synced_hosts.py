@@ -37,7 +37,7 @@ class Host:
 
     @property
     def field(self) -> bytes:
-        """What the host is called in the hashes at Redis."""
+        """The name of the host in the hashes at Redis."""
         return self.synced._exchanger.exchanges[0].host
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ def hosts(count: int, url: str, make: Callable[[Any], Any], **options: Any) -> I
 
 @contextlib.contextmanager
 def two_of_one_host(store: Store, url: str, make: Callable[[Any], Any]) -> Iterator[list[Host]]:
-    """Two processes of a host, as far as they can be told apart."""
+    """Two stores that act as two processes of one host."""
     with contextlib.ExitStack() as stack:
         made = [Host(url, make, store=store) for _ in range(2)]
         for host in made:
@@ -85,7 +85,7 @@ def before_the_answer(host: Host, act: Callable[[], object]) -> Iterator[None]:
 
 
 def sums(client: redis.Redis, pattern: str = "forebay:*:synced-*") -> dict[str, int]:
-    """What Redis has as the sum of all hosts, by its keys."""
+    """The sums of all hosts at Redis, by their keys."""
     return {key.decode(): int(client.hget(key, "sum") or 0) for key in client.scan_iter(pattern, count=1000)}
 
 

@@ -148,7 +148,7 @@ def test_an_abort_drops_permits_without_a_loan(hosts: Hosts) -> None:
     assert limiter.deposit(tag, generation, 10, now_ns + 10**9, 1) == (True, True)
     generation = limiter.begin(tag)[0]
     assert limiter.take(tag, 2)
-    # Of the nine that were reported only five count: two are spent since, so three are left.
+    # Nine were reported, and only five count: two are spent since, so three are left.
     limiter.abort(tag, generation, 4)
     assert limiter.left(tag)[::2] == (3, False)
     generation, now_ns, *_ = limiter.begin(tag)
@@ -306,7 +306,7 @@ def test_a_request_whose_fetches_never_suffice_is_denied(hosts: Hosts, patience:
     had = left(limiter)
     assert other.hit(KEY, free(limiter) - 2)
     steps, asked = begun(limiter, had + 2)
-    # What was left is spent, and what is granted alone doesn't suffice.
+    # The remaining permits are spent, and the granted ones alone don't suffice.
     assert limiter.take(limiter.tag(KEY), had)
     answer = hosts.executor.run_command(asked)
     assert answer.permits == 2

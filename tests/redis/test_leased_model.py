@@ -1,9 +1,9 @@
 """The whole protocol of leases, step by step in any order: hosts whose calls are late, lost and overtaken.
 
-Each worker's fetch is taken apart where it calls Redis: what it asks may arrive later than another's, or never, and so
-may the answer. The time of hosts and server is moved together. Whatever happens, all hosts together admit no more than
-one limiter would have. Where chance alone would hardly ever come, it is led: a report that arrives when its loan has
-ended and was refilled, or at a server that has forgotten the key.
+Each worker's fetch is split where it calls Redis: its request may arrive later than another one's, or never, and so may
+the reply. The time of hosts and server is moved together. Whatever happens, all hosts together admit no more than one
+limiter would have. Random steps would hardly ever reach two cases, so the test leads to them: a report that arrives
+when its loan has ended and was refilled, or at a server that has forgotten the key.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Fetch:
 
     @property
     def is_charge(self) -> bool:
-        """Of a bucket: as over strict limiters it counts when it is executed, whatever becomes of the answer."""
+        """Whether it is a bucket's charge: as over strict limiters it counts when it is executed, even if the reply is
+        lost.
+        """
         return b"charge" in self.asked.arguments
 
 
@@ -75,7 +77,7 @@ class World:
         self.admitted.append((self.server_clock.now_us, cost))
 
     def request(self, host: Host) -> None:
-        # Also more than there is, so that permits are left when it asks; and as much as a lease, which is charged.
+        # Also more than there is, so that permits are left when it fetches; and as much as a lease, which is charged.
         left, most = host.limiter.left(host.limiter.tag(KEY))[0], host.limiter.terms.most_on_loan
         cost = self.random.choice([1, 1, 1, 2, min(left + 1, host.limiter.limit), most, host.limiter.limit])
         decision = host.limiter.hit_now(KEY, cost)
@@ -96,7 +98,7 @@ class World:
         except StoreUnavailable:
             pass
         else:
-            # Who waits for another fetcher is a worker that has nothing: it goes.
+            # A worker that waits for another one's fetch has no permits: it goes.
             if isinstance(step, Command):
                 host.fetches.append(Fetch(steps, cost, step))
 
@@ -111,7 +113,7 @@ class World:
                 self.admit(fetch.cost)
 
     def drain(self) -> None:
-        """All hosts take what they can get, at once: whoever has been given something twice has more than there is."""
+        """All hosts take all permits that they can get, at once: if a permit was granted twice, there are too many."""
         for host in self.random.sample(self.hosts, len(self.hosts)):
             for _ in range(60):
                 decision = host.limiter.hit_now(KEY, 1)
@@ -130,13 +132,13 @@ class World:
                     break
 
     def report_late(self, host: Host, forgets: bool) -> None:
-        """Of a host that has permits left and asks for more: its request arrives when it has none on loan any more."""
+        """A host that has permits left fetches more: its request arrives when it has none on loan any more."""
         left, end_ns = self.hoarded(host)
-        # What is charged reports nothing.
+        # A charge reports nothing.
         if not 0 < left < host.limiter.terms.most_on_loan - 1:
             return
         if not forgets:
-            # It asks when its loan is about to end.
+            # It fetches when its loan is about to end.
             rest_us = (end_ns - host.limiter.now_ns()) // 1000
             self.advance(max(rest_us - self.random.choice([1000, 20_000]), 0))
         fetches = len(host.fetches)
@@ -154,7 +156,7 @@ class World:
         self.proceed(host, fetch.steps, fetch.cost, fetch.answer, fetch.is_charge)
 
     def hoarded(self, host: Host) -> tuple[int, int]:
-        """What is left to a host that has just asked, and until when."""
+        """The permits left to a host that has just fetched, and until when."""
         self.advance(self.random.choice([0, 1_100_000]))
         decision = host.limiter.hit_now(KEY, 1)
         if decision:
@@ -171,7 +173,7 @@ class World:
         return left, end_ns
 
     def forget_all(self, reporting: Host) -> None:
-        """The server's state is lost. What the others have on loan would come on top: it is lost, too."""
+        """The server's state is lost. The other hosts' loans would come on top: they are lost, too."""
         terms = reporting.limiter.terms
         self.server_clock.client.delete(terms.place(KEY).redis_key)
         self.forgotten = len(self.admitted)
@@ -192,7 +194,7 @@ class World:
             if fetch.steps:
                 self.proceed(host, fetch.steps, fetch.cost, fetch.answer, fetch.is_charge)
         elif what < 0.43 and host.fetches:
-            # The answer is lost; what was asked may still arrive.
+            # The reply is lost; the request may still arrive.
             fetch = self.random.choice(host.fetches)
             steps, fetch.steps = fetch.steps, None
             if steps:
@@ -210,7 +212,7 @@ class World:
         elif what < 0.55:
             self.drain()
         elif what < 0.57:
-            # Of a window, what is on loan would come on top until it has passed.
+            # A window's loans would come on top until it has passed.
             is_bucket = host.limiter.terms.same_ns == 0
             self.report_late(host, forgets=is_bucket and self.random.random() < 0.4)
         elif what < 0.92:
@@ -296,7 +298,7 @@ def test_fixed_window(world_of: Callable[..., World], seed: int, align: str) -> 
 
     def used_at(now_us: int) -> Fraction:
         if align == "first":
-            # Nobody but the server knows when windows begin.
+            # Only the server knows when windows begin.
             return Fraction(0)
         known = world.admitted[world.forgotten :]
         return Fraction(sum(cost for at_us, cost in known if window_of(at_us) == window_of(now_us)))

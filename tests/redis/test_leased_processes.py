@@ -139,7 +139,7 @@ def test_fixed_windows_of_several_processes(
     hosts = [host_of(timeout=10) for _ in range(3)]
     counts, stop = SharedNumbers(6), SharedNumbers(1)
     workers = [crew.start(spend, i, hosts[i % 3], window, counts, stop) for i in range(6)]
-    # What a host hasn't used for a while is the others'.
+    # Permits that a host hasn't used for a while go to the others.
     wait_until(lambda: sum(counts) >= 3000, "the whole window's permits")
     stop[0] = 1
     assert crew.results(workers) == [0] * 6
@@ -163,7 +163,7 @@ def test_denied_floods_send_few_calls(crew: Crew, host_of: Callable[..., Host], 
         admitted = sum(crew.run(4, flood))
         elapsed_us = server_us(client) - since_us
     assert admitted <= 1 + elapsed_us // 6_000_000
-    # One more for each that came back, to give back what is left.
+    # One more for each that came back, to give back the remaining permits.
     assert calls(client) <= 2 * (2 + elapsed_us // 6_000_000)
 
 
@@ -219,7 +219,7 @@ def die(where: str, host: Host, how: int) -> bool:
     if where == "before it asks":
         store.executor.redis.execute = lambda asked: (end(), do(asked))[1]  # type: ignore[method-assign, func-returns-value]
     elif where == "after it has asked":
-        # What is sent is executed, and nobody reads the answer.
+        # The sent request is executed, and no process reads the reply.
         kind: Any = store.redis_store.executor.client.connection_pool.connection_class
         read = kind.read_response
         limiter.peek(KEY)
@@ -242,11 +242,11 @@ def test_a_process_killed_during_a_fetch(crew: Crew, host_of: Callable[..., Host
     crew.start(die, where, host, signal.SIGKILL)._reap()
     with host.open() as store:
         limiter = TokenBucket(store, "k", "100/hour", burst=100)
-        # Who comes at once waits until the fetch slot opens.
+        # A request that comes at once waits until the fetch slot opens.
         admitted = int(patiently(lambda: limiter.wait(KEY, timeout=60)))
         while patiently(lambda: limiter.allow(KEY)):
             admitted += 1
-        # What was lost with it, and perhaps one that has come back.
+        # All except the permits lost with it, and perhaps one that has come back.
         assert 50 <= admitted <= 101
 
 

@@ -274,7 +274,7 @@ def test_decisions_say_what_the_host_knows(hosts: Hosts) -> None:
     assert {(decision.limiter, decision.limit, decision.retry_after) for decision in decisions} == {("l", 1000, 0.0)}
     assert all(0 < decision.reset_after <= 11 for decision in decisions)
     assert limiter.peek(KEY).remaining == 3
-    # What the host doesn't have is asked for, and nothing is borrowed.
+    # Redis is queried for permits that the host doesn't have, and nothing is borrowed.
     assert limiter.peek(KEY, 100).remaining >= 995
     assert limiter.peek(KEY).remaining == 3
     assert (limiter.limit, limiter.name, str(limiter.rate), limiter.burst) == (1000, "l", "100 per second", 1000)
@@ -304,7 +304,7 @@ def test_refunded_permits_can_be_used_again(hosts: Hosts, make: Callable[..., An
     assert drained(limiter) == 3
     limiter.refund(KEY)
     assert drained(other) == 1
-    # What was borrowed by now is known to be spent.
+    # Redis now knows that the borrowed permits are spent.
     hosts.advance(1)
     limiter.refund(KEY, 20)
     limiter.refund(KEY, 20)
@@ -374,7 +374,7 @@ def test_a_host_that_lost_its_cells_fetches_again(hosts: Hosts) -> None:
         used += limiter.allow(KEY)
     limiter.forget(limiter.tag(KEY))
     used += limiter.allow(KEY)
-    # What was lost stays on loan until its lease is over.
+    # The lost permits stay on loan until their lease is over.
     assert used + drained(limiter) + drained(other) <= 75
 
 

@@ -239,7 +239,7 @@ def test_very_many_tasks_request_a_new_key(server: RedisServer) -> None:
                     assert await limiter.allow("warm")
                     tasks = [limiter.allow(KEY) for _ in range(60_000)]
                     answers = Counter(map(type, await asyncio.gather(*tasks, return_exceptions=True)))
-                    # The one that asks while the loop begins all the others may be too late.
+                    # The task that fetches while the loop begins all the others may be too late.
                     assert answers[bool] >= 59_999, answers
 
     asyncio.run(work())
@@ -287,7 +287,7 @@ class Late:
         return await self._ask(asked)
 
     async def turn(self, number: int) -> None:
-        """When so many have asked."""
+        """Wait until `number` fetches have called Redis."""
         async with asyncio.timeout(60):
             while self.asked < number:
                 await asyncio.sleep(0)
@@ -412,7 +412,7 @@ def test_cancelled_flights_show_nothing_about_redis(
             await late.turn(number)
             clock.now_s += 59
             if number == 3 and not is_next:
-                # Two have asked and given up, and this is the first of which Redis is the end.
+                # Two have fetched and given up, and this is the first that fails because of Redis.
                 late.error = StoreUnavailable("away")
                 late.gate.release()
             else:
@@ -448,7 +448,7 @@ def test_no_task_waits_for_a_loop_that_has_ended(server: RedisServer, is_collect
         store.executor.checking._log_destroy_pending = False  # type: ignore[union-attr]
         if is_collected:
             for task in tasks:
-                # What they say of their end is of no interest.
+                # Their messages about being destroyed are of no interest.
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             del tasks, task
             late.gate = asyncio.Semaphore(0)

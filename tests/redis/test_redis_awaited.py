@@ -111,7 +111,7 @@ def test_an_awaited_method_is_a_coroutine_function(server: RedisServer, monkeypa
         with anyio.move_on_after(60):
             assert await api.allow("key")
         assert await asyncio.shield(api.allow("key"))
-        # Whether it is called in a thread, or awaited, its function says.
+        # It inspects its function to decide whether to call it in a thread or to await it.
         await BackgroundTask(api.allow, "key")()
         assert await left() == 100 - 10
         answer = api.allow("key")

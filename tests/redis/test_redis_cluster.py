@@ -181,7 +181,7 @@ def test_charges_are_given_back_after_an_error_half_way(cluster: RedisCluster, i
             await done(limits[1].allow(KEYS[1]))
             with pytest.raises(ForeignState):
                 await done(ask(KEYS))
-            # What was asked of the others is done, or undone.
+            # The calls to the others are done, or undone.
             remaining = (await done(limits[1].peek(KEYS[1]))).remaining
             assert remaining == (9 if ask in (three.refund, three.reset) else 8)
         cluster.ask(cluster.nodes[2], "DEL", foreign)
@@ -294,7 +294,7 @@ class CountedRefreshes:
 
 
 def test_no_call_waits_for_a_refresh_of_the_slots(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node that it asks may be silent, too. One refresh runs at a time, and not for each failure."""
+    """Each node that the refresh calls may be silent, too. One refresh runs at a time, and not for each failure."""
     monkeypatch.setattr("forebay.redis.transport.cluster.REFRESH_EVERY_S", 1000.0)
     with RedisStore(cluster.url, timeout=1) as store:
         bucket = TokenBucket(store, "api", "99/hour")
@@ -350,7 +350,7 @@ def test_a_store_that_is_closed_leaves_no_connections(
         assert count() >= before + 3
         refresher = None
         if not is_async:
-            # One that asks the nodes, and makes connections, after that.
+            # A refresh that calls the nodes, and makes connections, after that.
             nodes, is_closed = store.executor.client._cluster().nodes_manager, threading.Event()
             initialize = nodes.initialize
 
@@ -452,7 +452,7 @@ def stopped_until_a_refresh(node: RedisServer, is_async: bool, monkeypatch: pyte
         yield
 
 
-# What a cluster does
+# Changes of the cluster
 
 
 def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) -> None:
@@ -485,10 +485,10 @@ def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) ->
             await done(both.allow(key))
         cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[1], 0, 60_000)
         await ask_all()
-        # First whose it is from now on: that begins an epoch, without which others' older news would count as newer.
+        # First the new owner: that begins an epoch, without which other nodes' older news would count as newer.
         for node in (target, source, cluster.nodes[0]):
             cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
-        # Until they agree, nodes may send whoever asks to and fro.
+        # Until they agree, nodes may redirect a client to and fro.
         settle(cluster)
         await ask_all()
         spent = [20 - (await done(one.peek(key))).remaining for one in (bucket, log)]
@@ -533,7 +533,7 @@ def test_calls_leave_a_master_that_is_gone(cluster: RedisCluster, is_async: bool
             )
             with pytest.raises(StoreUnavailable):
                 await done(bucket.allow_many([KEYS[0]]) if is_batch else bucket.allow(KEYS[0]))
-            # And then it looks who has the slot now; as often as the breaker lets it.
+            # And then it looks up the slot's node, as often as the breaker lets it.
             give_up_s = time.monotonic() + PATIENCE_S
             while time.monotonic() < give_up_s:
                 with contextlib.suppress(StoreUnavailable):

@@ -191,7 +191,7 @@ def test_a_store_that_is_closed_while_it_is_used(server: RedisServer, is_async: 
     with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
 
 
-# ---- Clients of somebody else's --------------------------------------------------------------------------------------
+# ---- Clients that the user makes -------------------------------------------------------------------------------------
 
 
 def clients(is_async: bool, port: int, options: dict[str, Any], sentinel_options: dict[str, Any]) -> list[Any]:

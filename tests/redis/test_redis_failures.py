@@ -177,7 +177,7 @@ def test_w27_a_server_that_cannot_work_then_can(
         assert all(answer.degraded and answer.limiter == "api" and answer.limit == 2 for answer in answers)
         assert not local(buckets[2].allow, "ada")
         assert local.store.status() == allow.store.status()
-    # Nobody asks before it is time.
+    # No call goes to Redis before it is time.
     assert allow(buckets[1].hit, "ada").degraded
 
     def ask_until_answered() -> bool:
@@ -449,7 +449,7 @@ def test_the_breaker_works_in_a_full_host_store(
         clock.advance(3 * PATIENT_S)
         assert bucket.allow("ada")
         assert store.status().state == "closed"
-        # When there is room again, the others are told.
+        # When there is room again, the other processes learn it.
         clock.advance(2 * 86_400)
         through.server_port = 1
         through.cut()
@@ -513,7 +513,7 @@ def test_a_recovering_server_gets_few_calls_at_once(
         bucket = TokenBucket(store, "api", "1000000/hour")
         assert bucket.allow("ada")
         assert store.status().state == "recovering"
-        # Whoever is there stays until all have come, also on a slow machine: connections outlast the turns there.
+        # Each call stays until all have come, also on a slow machine: connections outlast the scheduler's turns there.
         through.delay_s = 1.5
         meeting, answered = Meeting(processes), SharedNumbers(processes)
 
@@ -541,7 +541,7 @@ def test_a_recovering_server_gets_few_calls_at_once(
             assert through.most_connections <= AT_ONCE + 1
         else:
             assert through.most_connections > AT_ONCE + 1
-        # A second later, everybody comes.
+        # A second later, all calls come.
         clock.advance(1)
         assert bucket.allow("ada")
         assert store.status().state == "closed"
@@ -710,7 +710,7 @@ def test_every_kind_falls_back_on_the_hosts_share(
     assert local(limiter.hit, "fay").allowed
     local(limiter.refund, "ada", 2)
     assert local(limiter.hit, "ada", 2).allowed
-    # What the limit would allow, and the share never will, is not decided.
+    # A cost that the limit would allow, and the share never will, is not decided.
     with pytest.raises(StoreUnavailable, match="share"):
         local(limiter.hit, "ada", 3)
     with pytest.raises(CostExceedsLimit):
@@ -867,7 +867,7 @@ def test_a_cancelled_reservation_leaves_nothing_behind(make: Callable[..., Asker
         reservation = local(limiter.reserve, "ada", 2)
         assert reservation.allowed
         local(reservation.cancel)
-    # What comes now was taken from Redis.
+    # The next permits to be given back were taken from Redis.
     assert held.commands.fallback.give_back_unleased("ada", 8) == 0  # type: ignore[attr-defined]
 
 

@@ -170,7 +170,7 @@ def test_a_partly_failed_batch_keeps_the_other_replies(
             failing_in_between(store, patch)
             assert await done(held.allow_many(["ada", "bob", "ada"])) == [True] * 3
             assert await done(bucket.allow_many(["ada", "bob", "ada"])) == [False, True, False]
-        # What was taken is known, and can be given back.
+        # The taken permits are known, and can be given back.
         await done(held.refund("ada", 3))
         assert (await done(held.peek("ada"))).remaining == LIMIT
 
@@ -249,7 +249,7 @@ def test_a_task_cancelled_at_any_time_holds_nothing(server: RedisServer) -> None
                             assert lease.allowed
 
                     for _ in range(100):
-                        # What comes back may still be on its way.
+                        # Permits that come back may still be on their way.
                         with contextlib.suppress(TimeoutError, LimitExceeded):
                             async with asyncio.timeout(random.uniform(0, 0.001 + 3 * delay_s)):
                                 await take_and_give_back()
@@ -317,8 +317,9 @@ def test_giving_back_in_several_calls_goes_on_after_a_cancellation(
 def test_a_request_of_several_slots_that_is_cancelled_holds_nothing(
     server: RedisServer, is_denied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its last slot is asked, and again while what was charged in the others is given back; or then only, when
-    the last one has denied."""
+    """While its last slot is called, and again while the charges in the others are given back; or only then, when the
+    last one has denied.
+    """
 
     async def body(store: Any) -> None:
         monkeypatch.setattr(store.executor, "has_slots", True)
@@ -545,7 +546,7 @@ def test_a_failed_give_back_is_no_error(server: RedisServer, monkeypatch: pytest
                             await asyncio.wait(store.executor.going_on)
 
     asyncio.run(main())
-    # Of the one that is broken may be told, when it is collected; of Redis away is not.
+    # The broken one may be reported when it is collected; Redis being away is not.
     assert [type(context.get("exception")) for context in errors] in ([], [TypeError])
 
 

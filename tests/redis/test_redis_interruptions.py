@@ -46,7 +46,7 @@ def client_of(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0))
 
 
-# What collects garbage meanwhile is interrupted, too.
+# A garbage collection meanwhile is interrupted, too.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("make", [str, client_of], ids=["url", "client"])
 @pytest.mark.parametrize("how", ["allow", "allow_many"])

@@ -21,7 +21,7 @@ from forebay import AllOf, StoreUnavailable, TokenBucket
 from forebay.redis import RedisStore
 from forebay.redis.transport.deadline import Patience
 
-# What docs/redis.md lists.
+# The rules that docs/redis.md lists.
 PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
 RULES = re.findall(r"[+~][a-z|*:]+", PAGE.partition("The user needs these rules:")[2].partition("\n\nRedis ")[0])
 FOR_CLUSTERS = ["+cluster|slots", "+asking", "+command"]

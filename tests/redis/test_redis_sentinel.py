@@ -73,7 +73,7 @@ def fail_over(servers: list[RedisServer]) -> None:
     assert ask(master, "WAIT", 1, int(PATIENCE_S * 1000)) == 1
     until(lambda: begun(sentinel), "the sentinel begins")
     until(lambda: ask(replica, "ROLE")[0] == b"master" and ask(master, "ROLE")[0] == b"slave", "they have changed")
-    # What it tells clients.
+    # The sentinel's reply to clients.
     until(
         lambda: ask(sentinel, "SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE)[1] == str(replica.port).encode(),
         "the sentinel names the new master",
@@ -103,7 +103,8 @@ def test_a_failover_is_followed(servers: list[RedisServer]) -> None:
     async def after(store: Any) -> None:
         bucket = TokenBucket(store, "api", "9/hour")
         both = AllOf(bucket, TokenBucket(store, "other", "9/hour"))
-        # Whoever still has a connection to the old master is told that it is none, once; the script is sent again.
+        # A client that still has a connection to the old master gets one reply that it is none; the script is sent
+        # again.
         with contextlib.suppress(StoreUnavailable):
             await done(bucket.peek("ada"))
         assert (await done(bucket.hit("ada"))).remaining == 5

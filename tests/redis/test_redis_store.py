@@ -327,7 +327,7 @@ def test_every_key_of_an_admission_expires(redis_store: RedisStore, client: redi
     assert all(client.pttl(name) > 0 for name in names)
 
 
-# What goes wrong
+# Failures
 
 
 @every_kind
@@ -357,7 +357,7 @@ def test_a_foreign_value_under_a_key_is_an_error(
         before = client.dump(name)
         for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reserve, limiter.reset, limiter.refund):
             if ask == limiter.refund and isinstance(limiter, forebay.redis.RedisConcurrency):
-                continue  # of what was taken there may be nothing to give back, and nothing is asked
+                continue  # this process has taken no permit there that it could give back, and makes no call
             with pytest.raises(ForeignState, match="another namespace") as caught:
                 ask("ada")
             assert caught.value.key == name.decode()
@@ -449,7 +449,7 @@ def test_an_unavailable_server_raises_store_unavailable(server: RedisServer) -> 
             with pytest.raises(StoreUnavailable, match="has not decided") as caught:
                 ask("ada")
             assert isinstance(caught.value.__cause__, redis.ConnectionError)
-        # From now on it is not asked.
+        # From now on no call goes to it.
         for ask in (bucket.allow, bucket.reserve, bucket.refund, bucket.reset):
             with pytest.raises(StoreUnavailable, match="has not decided"):
                 ask("ada")
@@ -736,7 +736,7 @@ def test_why_redis_has_not_decided_is_logged_once_a_minute(
         store.executor._logged_s -= LOG_EVERY_S
         assert await done(bucket.hit("ada"))
 
-    # Not a failure: the breaker stays closed, and each is asked.
+    # Not a failure: the breaker stays closed, and each call goes to Redis.
     url = server.url.replace("/0", "/99")
     with_store(ask, is_async, lambda: url, timeout=PATIENCE_S, when_unavailable="allow")
     assert [(record.name, record.levelname) for record in caplog.records] == [("forebay.redis", "WARNING")] * 2
@@ -811,7 +811,7 @@ def test_a_limiter_works_on_both_sides_of_a_fork(
 
     def child() -> tuple[int, int, bool]:
         remaining = bucket.hit("ada").remaining
-        # What its parent has booked and taken is none of the child's.
+        # Its parent's bookings and permits are none of the child's.
         reservation.cancel()
         held.refund("ada")
         return remaining, held.peek("ada").remaining, lease.release()

@@ -176,7 +176,7 @@ def test_requests_for_other_windows_wait_in_other_queues(redis_store: RedisStore
     thread.start()
     until(lambda: waiting._queues, "it is queued")
     assert quick.wait("ada", timeout=5)
-    # Whoever waits is woken by nothing else before its year is over: it ends with this process.
+    # Nothing else wakes the waiter before its year is over: it ends with this process.
     waiting._queues.clear()
 
 

@@ -108,7 +108,7 @@ def held_up(store: Any, patch: pytest.MonkeyPatch, *, before: Hook = at_once, af
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def site(request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., tuple[Any, Ask]]]:
-    """Makes a store and, of the rules that a function makes over it, a way to ask an application that has them."""
+    """Makes a store, and a function that sends requests to an application with rules over that store."""
     stores: list[Any] = []
 
     def make(url: str, rules_of: Callable[[Any], Any], **options: Any) -> tuple[Any, Ask]:
@@ -321,7 +321,7 @@ def test_every_end_of_a_request_gives_back(how: str, server: RedisServer) -> Non
         with contextlib.suppress(asyncio.CancelledError, ValueError):
             await task
         async with asyncio.timeout(PATIENT_S):
-            # Without a word from the limiters: whoever is cancelled doesn't wait for it.
+            # The limiters give no sign: a cancelled request doesn't wait for the release.
             while (await held.peek("everyone")).remaining < 3 or (await guesses.peek("everyone")).remaining < 3:
                 assert how == "cancelled"
                 await asyncio.sleep(0.005)
@@ -897,7 +897,9 @@ def test_a_response_waits_for_one_deadline_of_an_unavailable_store(
 def asking(
     request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop
 ) -> Iterator[Callable[..., tuple[Any, Site, Callable[[Any], Any], Callable[..., int]]]]:
-    """Of a URL and what makes rules: a store, its site, what awaits where that has to be, and what asks for a path."""
+    """Makes, from a URL and a function for rules: a store, its site, a function that awaits if needed, and one that
+    requests a path.
+    """
     stores: list[Any] = []
 
     def run(answer: Any) -> Any:
@@ -937,7 +939,7 @@ def test_all_calls_of_a_request_share_one_deadline(asking: Any, server: RedisSer
             while store.status().failures < least:
                 await asyncio.sleep(0.005)
 
-        # What goes on in the event loop, after the answer.
+        # The work that goes on in the event loop, after the response.
         if isinstance(store, AsyncRedisStore):
             run(asyncio.wait_for(told(), PATIENT_S))
         return int(store.status().failures)
@@ -1062,7 +1064,7 @@ def test_a_client_of_the_callers_has_one_deadline_for_a_request(server: RedisSer
             assert (await held.peek("everyone")).remaining == 1
             with server.client() as other:
                 other.script_flush()
-            # It doesn't know the script, and is asked again with its text.
+            # It doesn't have the script, and gets another call with its text.
             through.delay_s = 0.6
             wire = Wire({"type": "http.request", "body": b"", "more_body": False})
             await limited(asgi_scope("/", "GET"), wire.receive, wire.send)
@@ -1070,7 +1072,7 @@ def test_a_client_of_the_callers_has_one_deadline_for_a_request(server: RedisSer
             assert store.status().failures == 1
             through.delay_s = 0
             async with asyncio.timeout(PATIENT_S):
-                # What was taken after that has come back.
+                # The permits that were taken after that have come back.
                 while store.executor.going_on or (await held.peek("everyone")).remaining < 1:
                     await asyncio.sleep(0.005)
         await client.aclose()

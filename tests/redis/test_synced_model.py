@@ -110,7 +110,7 @@ def test_redis_knows_the_counts_of_windows(
                 before = counted.get((window - 1, host), 0) if kind is SlidingWindow else 0
                 counted[window, host] = max(own - argument, 0)
                 if before:
-                    # What isn't taken from the current window, if a state of that is there.
+                    # The part that the current window didn't hold, if the state has one.
                     counted[window - 1, host] = before - min(before, max(argument - own, 0))
                 made[host].limiter.refund("k", argument)
             else:
@@ -150,7 +150,7 @@ def test_redis_knows_the_charges_of_buckets(
             elif what == "exchange":
                 scene.exchange(host, argument)
             else:
-                # Hosts learn of each other in between, so what is left tells what a refund has given back.
+                # Hosts learn of each other in between, so the remaining permits show how many a refund has given back.
                 before = made[host].limiter.peek("k").remaining
                 getattr(made[host].limiter, what)("k", argument)
                 charged[host] += before - made[host].limiter.peek("k").remaining

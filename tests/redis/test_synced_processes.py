@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 }
 KEYS = [f"user:{number}" for number in range(5)]
 UNIT_US = 864_000
-"""Of the bucket: the refill of a permit."""
+"""The bucket's refill time for one permit."""
 
 
 def count_and_exchange(name: str, url: str, kind: str, counted: SharedNumbers, who: int, seed: int) -> None:
@@ -64,7 +64,8 @@ def test_processes_killed_at_random_lose_no_counts(
             total = sum(counted)
             in_redis = reported_to(client, survivor) if kind == "bucket" else sum_of_all(client)
             if kind == "bucket":
-                # Of each kill, one request may have been charged and not told; and one told that nobody heard of.
+                # With each kill, one charged request may not have been reported, and one reported request may not have
+                # been counted.
                 assert abs(in_redis - total * UNIT_US) <= killed * UNIT_US
             else:
                 # To the last one what this host's cells hold: no more, no less.
@@ -131,7 +132,7 @@ def test_a_killed_exchanger_is_replaced(name: str, crew: Crew, server: RedisServ
             client.flushall()
             if worker is workers[-1]:
                 break
-            # Redis has lost everything, and gets it back: it is the sum that is told, not what has been added.
+            # Redis has lost everything, and gets it back: a report has the sum, not the difference.
             wait_until(lambda: sum_of_all(client) == 3000, "an exchange by another process")
 
 
@@ -156,7 +157,7 @@ def hammer(name: str, url: str, limit: int, asks: int, go: SharedNumbers, exchan
             done += admitted(limiter, asks)
             synced.exchange()
             exchanged[who] += 1
-        # Now that the limit has been told, nobody admits any more.
+        # Now that all charges are reported, no process admits any more.
         assert admitted(limiter, 100) == 0
         return done
 
@@ -187,7 +188,7 @@ def test_hosts_go_on_while_redis_is_unavailable_and_report_later(client: redis.R
             with pytest.raises(StoreUnavailable):
                 one.exchange()
             assert "TimeoutError" in (one.synced.status().error or "")
-            # More than the limit: nobody knows of the other.
+            # More than the limit: neither host knows of the other.
             assert admitted(one.limiter, 200) == 90
             assert admitted(other.limiter, 200) == 100
             assert one.synced.status().pending_keys == 1

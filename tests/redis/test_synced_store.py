@@ -149,7 +149,7 @@ def test_redis_knows_keys_by_their_fingerprints(host: Host, client: redis.Redis,
 
 
 def test_no_key_is_reported_under_the_name_of_another(server: RedisServer, client: redis.Redis) -> None:
-    """Keys evict each other. What a key had counted before it lost its cell counts on as other hosts' count."""
+    """Keys evict each other. The counts of a key from before it lost its cell remain as counts of other hosts."""
     with hosts(1, server.url, lambda store: FixedWindow(store, "api", "1000/year"), keys=2) as (host,):
         told: dict[str, int] = {}
         for number in range(200):
@@ -233,7 +233,7 @@ def test_a_foreign_state_affects_only_its_own_key(host: Host, client: redis.Redi
 
 
 def test_one_thousand_hosts_have_room(host: Host, client: redis.Redis) -> None:
-    """Of a bucket, the host with the oldest report is evicted. A window evicts none: its count would be added again."""
+    """A bucket evicts the host with the oldest report. A window evicts none: its count would be added again."""
     assert host.limiter.allow("k")
     host.exchange()
     (key,) = sums(client)

@@ -224,7 +224,7 @@ def test_a_redis_that_lost_its_data_admits_nothing(server: RedisServer, client: 
             client.flushall()
             made[number].exchange()
             assert [host.limiter.peek("k").remaining for host in made] == [0, 0, 0, 0]
-            # Who has told nothing of the key before knows no better.
+            # A host that has never reported the key knows no better.
             with hosts(1, server.url, WINDOWS[kind]) as (new,):
                 assert new.limiter.allow("k")
                 new.exchange()
@@ -439,7 +439,7 @@ def test_a_cancelled_charge_comes_back_after_a_merge(
         booking = one.limiter.reserve("new", 8)
         one.exchange()
         before = sum_of_all(client)
-        # What has been refilled meanwhile doesn't come back.
+        # Permits that have been refilled meanwhile don't come back.
         clock.set(START + 5 * 60)
         server_clock.set(START + 5 * 60)
         booking.cancel()
@@ -522,7 +522,7 @@ def test_a_key_that_is_denied_for_many_windows_is_queried_in_each(
                 if tick % 5 == 0:
                     one.exchange()
                     other.exchange()
-            # What the one may take in two exchanges.
+            # The permits that the one host may take in two exchanges.
             assert total <= 100 + 2 * 5
 
 

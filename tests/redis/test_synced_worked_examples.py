@@ -55,7 +55,7 @@ def test_w24_hosts_count_their_own_at_once_and_the_others_after_the_exchange(two
     assert one.limiter.peek("k").remaining == 4
     assert other.limiter.peek("k").remaining == 10
     one.exchange()
-    # It learns when it has something to tell, or to ask for.
+    # It learns when it has something to report or to request.
     assert admitted(other.limiter, 1) == 1
     other.exchange()
     assert other.limiter.peek("k").remaining == 3
@@ -92,7 +92,7 @@ def test_a_window_that_is_over_leaves_nothing_to_the_next(two: list[Host], time:
     other.exchange()
     one.exchange()
     slides = one.limiter.slides
-    # Of a sliding window all of the one before counts at the beginning of the next; of a fixed one nothing.
+    # At the beginning of a sliding window, all permits of the one before count; in a fixed window none.
     assert admitted(one.limiter, 20) == (2 if slides else 10)
     assert admitted(other.limiter, 20) == (2 if slides else 10)
     time.set(90)

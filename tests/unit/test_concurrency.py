@@ -231,7 +231,9 @@ def test_key_without_room_follows_on_full(clock: ManualClock, on_full: Any, gran
 
 
 def test_cancellation_at_the_instant_of_a_reset_gives_back_nothing(three: Concurrency, clock: ManualClock) -> None:
-    """Of permits that end together, memory can't tell which were reset: it gives back too few rather than too many."""
+    """Memory doesn't record which of the permits that end together were reset: too few are given back rather than too
+    many.
+    """
     assert three.hit("k", 2)
     three.reset("k")
     booked = three.reserve("k")
