@@ -43,7 +43,7 @@ def segment(tmp_path: Path) -> Iterator[tuple[Store, SegmentBytes]]:
         lambda store: MinInterval(store, "a", "2s"),
     ],
 )
-def test_a_time_that_nobody_can_have_written_delays_nobody(
+def test_an_impossible_time_delays_no_request(
     segment: tuple[Store, SegmentBytes], make: Callable[[Store], Any]
 ) -> None:
     """A booking that costs nothing got a delay of centuries, beyond its longest delay."""

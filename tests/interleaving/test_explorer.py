@@ -40,14 +40,14 @@ STORE_BUFFERING: list[list[Access]] = [
 ]
 
 
-def test_two_that_write_and_then_look_may_miss_each_other_on_weaker_memory() -> None:
+def test_two_processes_that_write_and_then_read_may_miss_each_other_on_weaker_memory() -> None:
     """Store buffering: what the claim and its scan must not do."""
     assert outcomes_of(STORE_BUFFERING)[0] == {(1, 0, 1, 1), (1, 1, 1, 0), (1, 1, 1, 1)}
     assert (1, 0, 1, 0) in outcomes_of(STORE_BUFFERING, stale_reads=2)[0]
     assert (1, 0, 1, 0) not in outcomes_of(STORE_BUFFERING, stale_reads=2, strong=True)[0]
 
 
-def test_what_was_written_before_a_release_is_seen_after_its_acquire() -> None:
+def test_an_acquire_sees_all_writes_before_the_release() -> None:
     """Message passing."""
     seen, _ = outcomes_of([[("store", 0), ("store", 1)], [("load", 1), ("load", 0)]], stale_reads=2)
     assert seen == {(0, 0), (0, 1), (1, 1)}
@@ -103,7 +103,7 @@ def test_a_crash_is_possible_between_all_accesses() -> None:
     assert done_before == {1, 2, 3}
 
 
-def test_a_complaint_ends_it_and_is_told_with_the_schedule() -> None:
+def test_a_complaint_ends_the_search_and_comes_with_the_schedule() -> None:
     program = Program()
     program.litmus(0, "store", 0)
     program.litmus(1, "swap", 0, 1, 2)

@@ -28,7 +28,7 @@ def test_a_refund_that_gives_nothing_back_is_refused() -> None:
     assert not scene.judge([answer(0, set(), True, scene.at_ns)], [2], scene.at_ns)
 
 
-def test_what_is_allowed_is_not_explained_by_a_reading_that_came_later() -> None:
+def test_a_later_reading_does_not_explain_an_admission() -> None:
     scene = bucketed_window(2).before(2).hits(0, 1)
     scene.expect(clock_moves=2, jumps_ns=[10, NS])
     at, later = scene.at_ns, scene.at_ns + NS + 10
@@ -49,7 +49,7 @@ def test_a_delay_that_is_too_short_is_refused() -> None:
     assert not scene.judge([answer(0, set(), True, scene.at_ns, value=NS)], [0], scene.at_ns)
 
 
-def test_several_limits_may_deny_what_fits_in_a_race_only() -> None:
+def test_several_limits_deny_a_fitting_request_in_a_race_only() -> None:
     scene = SceneOfSeveral([TOKENS, FEWER]).hits(0, 1)
     scene.expect()
     at = scene.at_ns
@@ -76,7 +76,7 @@ def test_slots_must_be_free_in_the_end() -> None:
     assert not scene.judge(both, [1], scene.at_ns)
 
 
-def test_what_a_killed_process_holds_is_free_in_the_end() -> None:
+def test_the_slots_of_a_killed_process_are_free_in_the_end() -> None:
     scene = SceneOfSlots(1, 1).holds_once(0)
     scene.expect()
     both = [answer(0, set(), True, scene.at_ns), answer(0, {0}, False, scene.at_ns, done=False)]

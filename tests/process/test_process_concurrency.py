@@ -76,7 +76,7 @@ def test_a_killed_holder_gives_its_permits_back_at_once(crew: Crew, limit: int) 
     assert acquirable(limiter) == limit
 
 
-def test_also_before_anybody_has_waited_for_it(crew: Crew) -> None:
+def test_a_dead_holder_gives_its_permits_back_before_its_parent_waits_for_it(crew: Crew) -> None:
     limiter = Concurrency(Store.private(keys=1), "c", 2, lease=LEASE, keys=1)
     holder = start_holder(crew, limiter, 2)
     assert not limiter.acquire(KEY)
@@ -85,7 +85,7 @@ def test_also_before_anybody_has_waited_for_it(crew: Crew) -> None:
     assert acquire_soon(limiter, 2).release()
 
 
-def test_also_of_a_holder_that_was_never_watched_and_several_limits(crew: Crew) -> None:
+def test_a_killed_holder_gives_its_permit_back_to_several_limits(crew: Crew) -> None:
     store = Store.private(keys=1)
     limiter = Concurrency(store, "c", 2, lease=LEASE, keys=1)
     start_holder(crew, limiter, 2).kill()
@@ -216,11 +216,11 @@ def test_a_pid_that_was_used_again_within_one_clock_tick_is_another_process(as_r
     """Where the system numbers pidfds by process, Linux 6.9 and later; before that it is taken for the holder."""
     command = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", REUSE_PIDS]
     answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    told_apart = this_process() >> PID_BITS & BY_PIDFD != 0
-    assert answer.stdout == f"{told_apart}\n"
+    are_distinguished = this_process() >> PID_BITS & BY_PIDFD != 0
+    assert answer.stdout == f"{are_distinguished}\n"
 
 
-def test_owners_in_other_time_namespaces_are_told_apart(as_root: None, name: str) -> None:
+def test_owners_in_other_time_namespaces_are_distinguished(as_root: None, name: str) -> None:
     """A process that reads another one's start time there gets a different number."""
     limiter = Concurrency(Store(name, keys=1), "c", 1, lease=LEASE, keys=1)
     lease = limiter.acquire(KEY)
@@ -235,7 +235,7 @@ def test_owners_in_other_time_namespaces_are_told_apart(as_root: None, name: str
     assert lease.release()
 
 
-def test_who_waits_in_another_process_gets_the_permit(crew: Crew) -> None:
+def test_a_waiter_in_another_process_gets_the_permit(crew: Crew) -> None:
     limiter = Concurrency(Store.private(keys=1), "c", 1, lease=LEASE, keys=1)
     lease = limiter.acquire(KEY)
     began = SharedNumbers(4)
@@ -253,7 +253,7 @@ def test_who_waits_in_another_process_gets_the_permit(crew: Crew) -> None:
     assert acquirable(limiter) == 1
 
 
-def test_who_waits_gets_the_permit_of_one_who_is_killed(crew: Crew) -> None:
+def test_a_waiter_gets_the_permit_of_a_killed_process(crew: Crew) -> None:
     limiter = Concurrency(Store.private(keys=1), "c", 1, lease=LEASE, keys=1)
     holder = start_holder(crew, limiter, 1)
     threading.Timer(0.05, holder.kill).start()

@@ -256,14 +256,14 @@ def test_closing_in_the_parent_does_not_hurt_children(crew: Crew, name: str, kin
     store = _stores()[kind](name)
     bucket = TokenBucket(store, "api", REFILLS_NOTHING, BURST)
     _decide(bucket, 5)
-    worker = crew.start(_decide_when_told, go, store, bucket)
+    worker = crew.start(_decide_on_signal, go, store, bucket)
     store.close()
     del bucket, store
     go[0] = 1
     assert worker.result() == 5 + 100
 
 
-def _decide_when_told(go: SharedNumbers, store: Store, bucket: TokenBucket) -> int:
+def _decide_on_signal(go: SharedNumbers, store: Store, bucket: TokenBucket) -> int:
     wait_until(lambda: go[0], "the go")
     _decide(bucket, 100)
     return _counted(store)

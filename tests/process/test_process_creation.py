@@ -204,7 +204,7 @@ def test_a_waiting_process_goes_on_when_the_stopped_creator_is_killed(crew: Crew
     assert sum(crew.results(waiting)) == 1
 
 
-def test_a_stopped_creator_whose_file_is_unlinked_blocks_nobody(crew: Crew, name: str) -> None:
+def test_a_stopped_creator_whose_file_is_unlinked_blocks_no_process(crew: Crew, name: str) -> None:
     creator = crew.start(_stop_at, "posix_fallocate", name)
     creator.wait_for_stop()
     waiting = [crew.start(_open, name) for _ in range(4)]
@@ -242,7 +242,7 @@ def _attach_until(me: int, name: str, stop: SharedNumbers, meeting: Meeting) -> 
         return sum([bucket.allow("key") for _ in range(100)])
 
 
-def test_who_is_attached_keeps_an_unlinked_segment(crew: Crew, name: str) -> None:
+def test_an_attached_process_keeps_an_unlinked_segment(crew: Crew, name: str) -> None:
     with Store(name, keys=1000) as store:
         bucket = TokenBucket(store, "api", REFILLS_NOTHING, 3)
         assert bucket.allow("key")

@@ -362,7 +362,7 @@ def _ask_for_everything(bucket: TokenBucket, key: int) -> list[bool]:
     return answers
 
 
-def test_garbled_claims_of_the_asked_key_are_resolved(crew: Crew, name: str) -> None:
+def test_garbled_claims_of_the_requested_key_are_resolved(crew: Crew, name: str) -> None:
     """All 48 cells of a key's probe set claim it, as after 48 deaths; several processes request it at once."""
     for turn in range(20):
         with Store(name, keys=1, on_full="deny") as store:

@@ -274,7 +274,7 @@ def _batches_while_stores_close(me: int, name: str, meeting: Meeting) -> int:
     return sum(counts)
 
 
-def test_a_key_in_a_full_table_is_not_forgotten_for_itself(crew: Crew, name: str) -> None:
+def test_a_key_in_a_full_table_does_not_evict_itself(crew: Crew, name: str) -> None:
     """All processes request each new key at one moment, and there is room for it only in place of another one."""
     rounds, processes = 10_000, 4
     with Store(name, keys=1) as store:

@@ -224,7 +224,7 @@ def test_another_number_of_keys_warns_and_is_shared(crew: Crew, name: str, make:
     ],
     ids=["sliding log", "bucketed window", "concurrency"],
 )
-def test_whoever_asks_for_another_number_of_keys_finds_each_keys_words(
+def test_a_limiter_for_another_number_of_keys_finds_each_keys_record(
     name: str, make_any: Callable[[Store, int], Limiter | Concurrency], first: int
 ) -> None:
     """A limiter made for fewer keys than the extent had used the last key's record for all other keys."""
@@ -402,7 +402,7 @@ def test_the_last_number_goes_to_another_one_meanwhile(name: str, make: Make, mo
 
 
 @both
-def test_a_limiter_for_which_there_is_no_number_takes_nothing(name: str, make: Make) -> None:
+def test_a_limiter_without_a_free_number_takes_no_space(name: str, make: Make) -> None:
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:
         for number in range(layout.LIMITER_CAPACITY):
             TokenBucket(store, f"bucket {number}", "10/hour")
@@ -459,7 +459,7 @@ SIZES: Final = (1, 2, 4, 5, 8, 9, 16, 17, 40, 48, 64)
 
 @both
 @pytest.mark.parametrize("on_full", ["deny", "allow"])
-def test_a_full_one_keeps_what_it_holds(crew: Crew, name: str, make: Make, on_full: str) -> None:
+def test_a_full_extent_keeps_its_keys(crew: Crew, name: str, make: Make, on_full: str) -> None:
     limit = 40
     for size in SIZES:
         with Store(name, keys=1000, on_full=on_full, clock=ManualClock(10**6)) as store:  # type: ignore[arg-type]

@@ -162,7 +162,9 @@ def test_every_damaged_header_byte(segment: Path) -> None:
         assert store.stats().limiters["api"].allowed == 50
 
 
-def test_a_segment_that_claims_to_be_unfinished_takes_no_memory_from_who_is_attached(crew: Crew, segment: Path) -> None:
+def test_a_segment_that_claims_to_be_unfinished_takes_no_memory_from_attached_processes(
+    crew: Crew, segment: Path
+) -> None:
     """No bytes in the file crash a process: making the segment again must not truncate what others have mapped."""
     assert crew.start(_use_beside_a_damaged_state, segment).result() == 10
 
@@ -329,7 +331,7 @@ def _refused_without_a_look(path: Path, **options: object) -> str:
 
 
 @pytest.mark.parametrize("mode", [0o602, 0o606, 0o666, 0o777, 0o662])
-def test_a_file_that_everybody_may_write(segment: Path, mode: int) -> None:
+def test_a_world_writable_file(segment: Path, mode: int) -> None:
     segment.chmod(mode)
     refused(segment, UntrustedSegment, "others may write", f"{mode:04o}")
     refused(segment, UntrustedSegment, "others may write", mode=0o660)
@@ -347,7 +349,7 @@ def test_a_file_that_another_group_may_write(as_root: None, segment: Path) -> No
     refused(segment, UntrustedSegment, f"gid {SHARED_GROUP + 1}", str(SHARED_GROUP), mode=0o660, group=SHARED_GROUP)
 
 
-def test_a_member_of_the_group_shares_what_root_made(as_root: None, crew: Crew, path: Path) -> None:
+def test_a_member_of_the_group_shares_a_store_that_root_made(as_root: None, crew: Crew, path: Path) -> None:
     assert _admitted_for_group(path) == 10
     status = path.stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, SHARED_GROUP, 0o660)
@@ -499,7 +501,7 @@ def _refusal_of_a_new_one(path: str) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_unlinked(path: Path, name: str, crew: Crew, as_root: None) -> None:
+def test_paths_that_cannot_be_unlinked(path: Path, name: str, crew: Crew, as_root: None) -> None:
     path.mkdir()
     with pytest.raises(SegmentError, match=r"can't be removed \(Is a directory\)"):
         Store.unlink(path=path)
@@ -521,7 +523,7 @@ def _refusal_to_unlink(name: str) -> str:
     return str(caught.value)
 
 
-def test_unlinking_what_is_not_there(path: Path) -> None:
+def test_unlinking_a_missing_segment(path: Path) -> None:
     with pytest.raises(SegmentError, match="no such file"):
         Store.unlink(path=path)
 
@@ -599,7 +601,9 @@ def test_a_path_and_a_directory(path: Path) -> None:
         Store("a", keys=100, directory=path)
 
 
-def test_a_name_that_another_user_took_says_where_none_can(as_root: None, crew: Crew, path: Path) -> None:
+def test_the_error_for_a_name_that_another_user_took_names_a_safe_directory(
+    as_root: None, crew: Crew, path: Path
+) -> None:
     path.parent.chmod(0o1777)
     crew.start(as_user, 12345, 12345, [], _take_name, path).result()
     for uid in (0, FREE_USER):

@@ -70,7 +70,7 @@ def _find_no_room(me: int, path: Path) -> None:
             Store("a", keys=KEYS, path=path)
 
 
-def test_the_advice_for_a_container_counts_what_is_in_use(
+def test_the_advice_for_a_container_counts_the_bytes_in_use(
     small_disk: Path, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followed to the letter, for the store and then for its limiters, it is enough each time."""

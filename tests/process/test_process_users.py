@@ -145,7 +145,7 @@ def _eventually_admitted(name: str) -> int:
         return sum(TokenBucket(store, "api", "10/hour", burst=LIMIT).allow("key") for _ in range(30))
 
 
-def test_a_killed_user_keeps_nobody_out(crew: Crew, name: str) -> None:
+def test_a_killed_user_keeps_no_process_out(crew: Crew, name: str) -> None:
     attached = SharedNumbers(1)
     user = crew.start(_admitted, name, None, attached)
     wait_until(lambda: attached[0], "its attaching")
@@ -167,7 +167,7 @@ def _stop_before_joining(name: str, turn: int) -> int:
     return _admitted(name)
 
 
-def test_who_is_stopped_while_attaching_holds_nobody_up(crew: Crew, name: str) -> None:
+def test_a_process_stopped_while_attaching_holds_up_no_other(crew: Crew, name: str) -> None:
     assert crew.start(_admitted, name).result() == LIMIT
     stopped = crew.start(_stop_before_joining, name, 0)
     stopped.wait_for_stop()
@@ -194,7 +194,7 @@ def test_a_process_attaches_to_the_segment_that_took_a_removed_ones_place(crew: 
     assert stopped.result() == 0
 
 
-def test_who_attaches_waits_for_who_moves_the_clock(crew: Crew, name: str) -> None:
+def test_an_attaching_process_waits_for_one_that_moves_the_clock(crew: Crew, name: str) -> None:
     """No process moves the clock between the two readings of the header. An attaching process waits for one that does,
     for a while only.
     """
@@ -334,7 +334,7 @@ def _lock_what_can_be_read(name: str, locked: SharedNumbers) -> None:
         wait_until(lambda: False, "the end")
 
 
-def test_a_reader_keeps_nobody_from_attaching(
+def test_a_reader_keeps_no_process_from_attaching(
     read_lock: Worker, crew: Crew, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor from making a limiter with memory of its own, nor from counting."""
@@ -410,7 +410,7 @@ def test_a_removed_segment_in_use_is_noticed_when_another_is_made(crew: Crew, na
     Store(name, keys=1000).close()
 
 
-def test_a_process_that_ends_tells_that_its_segment_was_removed(name: str) -> None:
+def test_a_process_that_ends_warns_that_its_segment_was_removed(name: str) -> None:
     """Most often it is a worker that is replaced. With no other process left on the old segment, only it can warn."""
     program = (
         "import os, sys, forebay\n"

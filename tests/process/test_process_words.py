@@ -183,7 +183,7 @@ def test_helping_lets_nothing_leave_the_window_early(crew: Crew, name: str) -> N
 
 
 @until_caught
-def test_a_writer_of_an_evicted_key_is_none_of_its_successors_business(crew: Crew, name: str) -> None:
+def test_a_writer_of_an_evicted_key_does_not_affect_its_successor(crew: Crew, name: str) -> None:
     clock = ManualClock(1000)
     with Store(name, keys=100, clock=clock) as store:
         log = large_log(store)

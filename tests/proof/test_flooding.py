@@ -158,7 +158,7 @@ def spread(name: str, keys: Iterable[int], segment_key: HashKey) -> Spread:
     )
 
 
-def test_where_a_key_lives_is_as_this_file_works_it_out(name: str) -> None:
+def test_a_key_lives_where_this_file_computes(name: str) -> None:
     with Store(name, keys=1) as store:
         key = key_of_limiter(hash_key_of(name))
         TokenBucket(store, LIMITER, "1/year").allow_many(range(100))
@@ -207,18 +207,18 @@ def test_every_segment_has_a_hash_key_of_its_own(make_name: Callable[[], str]) -
     assert abs(ones - 32 * len(words)) < 6 * (16 * len(words)) ** 0.5
 
 
-def test_nothing_public_tells_the_hash_key(name: str) -> None:
+def test_no_public_value_reveals_the_hash_key(name: str) -> None:
     with Store(name, keys=1) as store:
         bucket = TokenBucket(store, LIMITER, "1/minute")
-        told = " ".join(_told_by([store, store.stats(), bucket, bucket.hit("k"), bucket.reserve("k", max_delay=60)]))
+        texts = " ".join(_texts_of([store, store.stats(), bucket, bucket.hit("k"), bucket.reserve("k", max_delay=60)]))
         key = hash_key_of(name)
-    numbers = {int(number, 0) for number in re.findall(r"\b(?:0x[0-9a-f]+|[1-9]\d*)\b", told)}
-    assert LIMITER in told
+    numbers = {int(number, 0) for number in re.findall(r"\b(?:0x[0-9a-f]+|[1-9]\d*)\b", texts)}
+    assert LIMITER in texts
     assert not numbers & {*key, *key_of_limiter(key)}
-    assert not any(f"{word:x}" in told for word in key)
+    assert not any(f"{word:x}" in texts for word in key)
 
 
-def _told_by(things: Iterable[Any]) -> Iterator[str]:
+def _texts_of(things: Iterable[Any]) -> Iterator[str]:
     for thing in things:
         yield repr(thing)
         for attribute in dir(thing):
@@ -381,7 +381,7 @@ def test_an_evicted_count_was_no_higher_than_that_of_each_key_of_the_flood(kind:
 
 
 @pytest.mark.parametrize("kind", [TOKEN_BUCKET, LEAKY_BUCKET], ids=lambda kind: kind.name)
-def test_what_it_costs_to_reset_a_bucket_at_its_limit(kind: Kind, record: Record) -> None:
+def test_the_cost_of_resetting_a_bucket_at_its_limit(kind: Kind, record: Record) -> None:
     """Every key of the flood must be driven as far; then it takes about as many of them as there are cells."""
     with flooded(kind, max(FILLS)) as (limiter, clock, _):
         after = Flood(limiter, clock, LIMIT).until_reset(limiter, VICTIMS)

@@ -200,7 +200,7 @@ SUBJECTS_PERIOD_S: Final = 10 * 31_536_000
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_what_is_taken_and_given_back_adds_up(crew: Crew, name: str, subject: str, bounds: Bounds) -> None:
+def test_taken_and_refunded_permits_add_up(crew: Crew, name: str, subject: str, bounds: Bounds) -> None:
     """Every kind of request, over a table that is full all the time."""
     clock = ManualClock(1_000_000)
     numbers = SharedNumbers(WORKERS * NUMBERS)

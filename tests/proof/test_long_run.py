@@ -439,15 +439,15 @@ def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, r
         while helped < (300 if full else 12):
             stops += 1
             assert stops < 5000, f"only {helped} of {stops} stops met a write under way"
-            told, done = SharedNumbers(1), SharedNumbers(1)
-            writer = crew.start(_write, name, told, done)
-            wait_until(functools.partial(told.__getitem__, 0), "an admission")
+            admitted, done = SharedNumbers(1), SharedNumbers(1)
+            writer = crew.start(_write, name, admitted, done)
+            wait_until(functools.partial(admitted.__getitem__, 0), "an admission")
             writer.pause()
             missing = _unwritten(path_of(name))
             # The request in which it was stopped may not have returned, but it counts.
             mine = _count_all(limiter)
-            untold = LOG_LIMIT - mine - told[0]
-            assert untold == LOG_COST if missing else untold in (0, LOG_COST)
+            unreported = LOG_LIMIT - mine - admitted[0]
+            assert unreported == LOG_COST if missing else unreported in (0, LOG_COST)
             assert _unwritten(path_of(name)) == 0
             helped += missing > 0
             # It finds its entries written, changes none, and is denied from then on.
@@ -479,13 +479,13 @@ def _count_all(limiter: SlidingLog) -> int:
     return taken
 
 
-def _write(name: str, told: SharedNumbers, done: SharedNumbers) -> int:
+def _write(name: str, admitted: SharedNumbers, done: SharedNumbers) -> int:
     with Store(name, keys=1, clock=ManualClock()) as store:
         hit = _long_log(store).hit
         while not done[0]:
             if hit("log", LOG_COST):
-                told[0] += LOG_COST
-        return told[0]
+                admitted[0] += LOG_COST
+        return admitted[0]
 
 
 def _unwritten(path: str) -> int:

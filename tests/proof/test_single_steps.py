@@ -69,7 +69,7 @@ class Survivor:
     def ask(self, order: str, limiter: str, arguments: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
         os.write(self._orders_write, pickle.dumps((order, limiter, arguments, options or {})))
         if not select.select([self._answers_read], [], [], DEADLINE_S)[0]:
-            raise Hung(f"a survivor was not told whether it may within {DEADLINE_S:.0f} s")
+            raise Hung(f"a survivor got no decision within {DEADLINE_S:.0f} s")
         answer = pickle.loads(os.read(self._answers_read, 1 << 16))
         if isinstance(answer, BaseException):
             raise answer
@@ -449,7 +449,7 @@ CONCURRENCY: Final = [
 
 
 @pytest.mark.parametrize("case", CONCURRENCY, ids=lambda case: case.what)
-def test_what_a_killed_process_held_comes_back(name: str, full: bool, no_collection: None, case: Case) -> None:
+def test_the_permits_of_a_killed_process_come_back(name: str, full: bool, no_collection: None, case: Case) -> None:
     """Its permits come back at the next look for ended processes. A killed process never holds more than it took."""
     stage = Stage(name, lambda store: {"it": Concurrency(store, "it", LIMIT, lease=PERIOD_S, keys=KEYS)})
     [(free,)] = case.left

@@ -329,7 +329,7 @@ def test_a_request_of_several_permits_beside_a_flood_of_single_ones(hosts: Hosts
     assert ended(steps, hosts.executor.run_command(asked)).allowed
 
 
-def test_a_fetch_adds_to_what_is_left(hosts: Hosts) -> None:
+def test_a_fetch_adds_to_the_remaining_permits(hosts: Hosts) -> None:
     """If Redis has less than the request needs, the permits left on the host count, too."""
     limiter = TokenBucket(hosts.new(share=1.0), "l", "10/hour", burst=10)
     tag = limiter.tag(KEY)
@@ -340,7 +340,7 @@ def test_a_fetch_adds_to_what_is_left(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("cost", [1, 5])
-def test_a_refund_is_worth_what_was_charged(hosts: Hosts, cost: int) -> None:
+def test_a_refund_gives_back_the_whole_charge(hosts: Hosts, cost: int) -> None:
     limiter = TokenBucket(hosts.new(), "l", "1000/hour", burst=1000)
     for _ in range(200):
         assert limiter.hit(KEY, cost)

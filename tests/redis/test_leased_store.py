@@ -267,7 +267,7 @@ def test_loans_shrink_when_they_are_unused(hosts: Hosts) -> None:
     assert borrowed == sorted(borrowed, reverse=True)
 
 
-def test_decisions_say_what_the_host_knows(hosts: Hosts) -> None:
+def test_decisions_have_the_numbers_that_the_host_knows(hosts: Hosts) -> None:
     limiter = TokenBucket(hosts.new(), "l", "100/second", burst=1000)
     decisions = [limiter.hit(KEY) for _ in range(4)]
     assert [decision.remaining for decision in decisions] == [0, 1, 0, 3]
@@ -384,9 +384,7 @@ def fill(store: Store) -> None:
 
 @pytest.mark.parametrize("missing", ["fetch slot", "lease"])
 @pytest.mark.parametrize("on_full", ["deny", "allow"])
-def test_a_full_table_does_what_its_store_says(
-    redis_store: RedisStore, clock: ManualClock, on_full: Any, missing: str
-) -> None:
+def test_a_full_table_follows_on_full(redis_store: RedisStore, clock: ManualClock, on_full: Any, missing: str) -> None:
     with (
         Store.private(keys=1, on_full=on_full, clock=clock) as host,
         LeasedStore(redis_store, host, share=0.5) as store,
@@ -474,7 +472,7 @@ def test_states_expire(redis_store: RedisStore, client: redis.Redis) -> None:
         lambda store: Concurrency(store, "l", 5),
     ],
 )
-def test_errors_name_what_to_use_instead_of_a_lease(hosts: Hosts, make: Callable[..., Any]) -> None:
+def test_errors_name_the_alternative_to_a_lease(hosts: Hosts, make: Callable[..., Any]) -> None:
     with pytest.raises(InvalidLimiter, match=r"nothing can be lent.* over the RedisStore itself"):
         make(hosts.new())
 
@@ -731,7 +729,7 @@ def test_a_closed_asyncio_store_leaves_permits_while_redis_is_unavailable(
     asyncio.run(work())
 
 
-def test_a_cancelled_close_gives_back_what_it_has_withdrawn(
+def test_a_cancelled_close_gives_back_the_withdrawn_permits(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task is cancelled before the permits are sent."""
@@ -816,7 +814,7 @@ def test_different_servers_share_nothing() -> None:
         server.close()
 
 
-def test_the_server_of_a_url_and_of_a_client_is_one(server: RedisServer) -> None:
+def test_a_url_and_a_client_of_one_server_have_one_identity(server: RedisServer) -> None:
     with Store.private(keys=100) as host_store, RedisStore(server.url) as by_url, server.client() as client:
         client.connection_pool.connection_kwargs.update(socket_timeout=0.5, retry=None)
         stores = [LeasedStore(one, host_store) for one in (by_url, RedisStore(client))]

@@ -871,7 +871,7 @@ def test_a_cancelled_reservation_leaves_nothing_behind(make: Callable[..., Asker
     assert held.commands.fallback.give_back_unleased("ada", 8) == 0  # type: ignore[attr-defined]
 
 
-def test_a_signal_handler_that_asks_while_permits_are_counted(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_may_call_while_permits_are_counted(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisStore(gone, when_unavailable="allow") as allow:
         held = Concurrency(allow, "held", 8, lease="1 hour")
         loose = held.commands.fallback.unleased[0]  # type: ignore[attr-defined]

@@ -73,12 +73,12 @@ def test_every_decision_equals_the_oracles_at_its_time(kind: str, redis_store: R
     for _ in range(300):
         key = chance.choice(["ada", "bob"])
         cost = chance.randint(0, min(rule.most, 2))
-        told = limiter.hit(key, cost)
+        decision = limiter.hit(key, cost)
         expected = oracle.hit(rule, key, cost, overheard.now_us)
-        denied += not told
-        assert (told.allowed, told.remaining) == (expected.allowed, expected.remaining)
-        assert told.retry_after_ns == 1000 * expected.retry_after_ns
-        assert told.reset_after_ns == 1000 * expected.reset_after_ns
+        denied += not decision
+        assert (decision.allowed, decision.remaining) == (expected.allowed, expected.remaining)
+        assert decision.retry_after_ns == 1000 * expected.retry_after_ns
+        assert decision.reset_after_ns == 1000 * expected.reset_after_ns
         if chance.random() < 0.1:
             time.sleep(chance.random() * 0.02)
     assert denied

@@ -217,7 +217,7 @@ def test_a_full_host_store_while_redis_is_gone(site: Callable[..., tuple[Any, As
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_what_is_held_and_what_is_given_back(kind: Any, server: RedisServer, loop: asyncio.AbstractEventLoop) -> None:
+def test_held_and_refunded_permits(kind: Any, server: RedisServer, loop: asyncio.AbstractEventLoop) -> None:
     def run(answer: Any) -> Any:
         return loop.run_until_complete(answer) if inspect.isawaitable(answer) else answer
 
@@ -825,7 +825,7 @@ def test_aiohttp_gives_back_before_its_response(
         if how == "raised":
             raise web.HTTPConflict
         if how == "failed":
-            raise RuntimeError("told in the log")
+            raise RuntimeError("for the log")
         if how == "file":
             return web.FileResponse(tmp_path / "file")
         response = web.StreamResponse()
@@ -935,13 +935,13 @@ def test_all_calls_of_a_request_share_one_deadline(asking: Any, server: RedisSer
         ]
 
     def failures(least: int) -> int:
-        async def told() -> None:
+        async def work_done() -> None:
             while store.status().failures < least:
                 await asyncio.sleep(0.005)
 
         # The work that goes on in the event loop, after the response.
         if isinstance(store, AsyncRedisStore):
-            run(asyncio.wait_for(told(), PATIENT_S))
+            run(asyncio.wait_for(work_done(), PATIENT_S))
         return int(store.status().failures)
 
     with proxy(server.port) as through:
@@ -995,7 +995,7 @@ def test_a_request_is_one_round_trip_and_its_end_another(
 
 
 @pytest.mark.parametrize("policy", ["allow", "local"])
-def test_what_is_held_and_what_is_given_back_without_redis(asking: Any, gone: str, policy: str) -> None:
+def test_held_and_refunded_permits_without_redis(asking: Any, gone: str, policy: str) -> None:
     def rules(store: Any) -> list[Rule]:
         return [
             Rule(Concurrency(store, "held", 2, lease="1 hour"), key=everyone),

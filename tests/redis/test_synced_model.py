@@ -158,8 +158,8 @@ def test_redis_knows_the_charges_of_buckets(
         scene.settle()
         assert all(host.synced.status().pending_keys == 0 for host in made)
         ((key, arrival_us),) = sums(client).items() or [("none", 0)]
-        told = {field: int(entry.split(b":")[2]) for field, entry in client.hgetall(key).items() if b":" in entry}
-        assert [told.get(host.field, 0) for host in made] == [permits * US for permits in charged]
+        reported = {field: int(entry.split(b":")[2]) for field, entry in client.hgetall(key).items() if b":" in entry}
+        assert [reported.get(host.field, 0) for host in made] == [permits * US for permits in charged]
         # Each second brings one permit back: what isn't ahead of now has been refilled.
         ahead = max(arrival_us - scene.now * US, 0) // US
         assert ahead <= sum(charged)
@@ -206,13 +206,13 @@ def test_a_host_admits_by_its_own_count_and_the_others_reports(
     clock = ManualClock(START)
     with hosts(COUNT, server.url, lambda store: FixedWindow(store, "api", f"{limit}/minute"), clock=clock) as made:
         Scene(made, server_clock, clock).advance(0)
-        own, told = [0] * COUNT, [0] * COUNT
+        own, reported = [0] * COUNT, [0] * COUNT
         known = [0] * COUNT
         for host, requests in steps:
             if requests == 0:
                 if own[host]:
-                    told[host] = own[host]
-                    known[host] = sum(told) - told[host]
+                    reported[host] = own[host]
+                    known[host] = sum(reported) - reported[host]
                 made[host].exchange()
             for _ in range(requests):
                 allowed = made[host].limiter.allow("k")

@@ -39,8 +39,8 @@ def clock(server_clock: ServerClock) -> ManualClock:
 def known_of(client: redis.Redis, host: bytes) -> int:
     """The permits that Redis knows of a host."""
     (entry,) = (client.hget(key, host) or b"0:0:0:0" for key in sums(client))
-    told = int(entry.split(b":")[2])
-    return told // 60_000_000 if told >= 1_000_000 else told
+    reported = int(entry.split(b":")[2])
+    return reported // 60_000_000 if reported >= 1_000_000 else reported
 
 
 @pytest.mark.parametrize("exchanges", [1, 20])

@@ -151,19 +151,19 @@ def test_redis_knows_keys_by_their_fingerprints(host: Host, client: redis.Redis,
 def test_no_key_is_reported_under_the_name_of_another(server: RedisServer, client: redis.Redis) -> None:
     """Keys evict each other. The counts of a key from before it lost its cell remain as counts of other hosts."""
     with hosts(1, server.url, lambda store: FixedWindow(store, "api", "1000/year"), keys=2) as (host,):
-        told: dict[str, int] = {}
+        counted: dict[str, int] = {}
         for number in range(200):
             key = f"user:{number * 7 % 5}"
-            told[key] = told.get(key, 0) + admitted(host.limiter, 1 + number % 3, key)
+            counted[key] = counted.get(key, 0) + admitted(host.limiter, 1 + number % 3, key)
             host.exchange()
         assert host.store.stats().limiters["api"].evicted > 50
         assert {name.split("}")[0]: total for name, total in sums(client).items()} == {
-            f"forebay:{{{fingerprint(key).decode()}": total for key, total in told.items()
+            f"forebay:{{{fingerprint(key).decode()}": total for key, total in counted.items()
         }
         last = "user:3"
         assert host.limiter.allow(last)
         host.exchange()
-        assert host.limiter.peek(last).remaining == 1000 - told[last] - 1
+        assert host.limiter.peek(last).remaining == 1000 - counted[last] - 1
 
 
 def test_a_key_in_the_cell_of_another_begins_with_nothing(server: RedisServer) -> None:
@@ -183,7 +183,7 @@ def test_a_key_in_the_cell_of_another_begins_with_nothing(server: RedisServer) -
 
 
 @pytest.mark.parametrize("on_full", ["deny", "allow"])
-def test_a_full_table_does_what_its_store_says(server: RedisServer, client: redis.Redis, on_full: Any) -> None:
+def test_a_full_table_follows_on_full(server: RedisServer, client: redis.Redis, on_full: Any) -> None:
     with (
         Store.private(keys=100, on_full=on_full) as store,
         hosts(1, server.url, KINDS["fixed"], store=store, keys=1) as (host,),
@@ -348,7 +348,7 @@ WORDS = {"checksum": 3, "incarnation": 2, "reported": 7, "until": 7}
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "value", "told"),
+    ("kind", "what", "value", "text"),
     [
         *((kind, "checksum", 1234, "found checksum 0x4d2 of a name, expected 0 or an odd number") for kind in KINDS),
         *((kind, "incarnation", 4095 << 28, "by a claim of a counter line that doesn't exist") for kind in KINDS),
@@ -359,7 +359,7 @@ WORDS = {"checksum": 3, "incarnation": 2, "reported": 7, "until": 7}
     ],
 )
 def test_verification_finds_records_that_no_limiter_has_written(
-    name: str, server: RedisServer, kind: str, what: str, value: int, told: str
+    name: str, server: RedisServer, kind: str, what: str, value: int, text: str
 ) -> None:
     with Store(name, keys=100) as store, hosts(1, server.url, KINDS[kind], store=store, keys=1) as (host,):
         assert host.limiter.allow("k")
@@ -369,7 +369,7 @@ def test_verification_finds_records_that_no_limiter_has_written(
             memory.seek(-64 + 8 * WORDS[what], 2)
             memory.write(value.to_bytes(8, "little"))
         (finding,) = verify(name).findings
-        assert told in str(finding)
+        assert text in str(finding)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -408,7 +408,7 @@ def test_hosts_of_one_segment_are_one_and_others_are_others(name: str, server: R
         lambda store: Concurrency(store, "api", 5),
     ],
 )
-def test_errors_name_what_to_use_instead_of_a_synced_limiter(synced: SyncedStore, make: Callable[[Any], Any]) -> None:
+def test_errors_name_the_alternative_to_a_synced_limiter(synced: SyncedStore, make: Callable[[Any], Any]) -> None:
     with pytest.raises(InvalidLimiter, match=r"can't be synced: take FixedWindow.* or make it over the RedisStore"):
         make(synced)
 

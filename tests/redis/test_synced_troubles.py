@@ -59,10 +59,10 @@ def in_time(act: Callable[[], object]) -> None:
 
 def test_one_process_of_a_host_exchanges_in_an_interval(server: RedisServer, client: redis.Redis) -> None:
     with Store.private(keys=100) as store, two_of_one_host(store, server.url, WINDOWS["fixed"]) as (one, other):
-        for host, told in ((one, 1), (other, 1), (one, 1)):
+        for host, total in ((one, 1), (other, 1), (one, 1)):
             assert host.limiter.allow("k")
             assert host.synced._exchanger.exchange(ONE_ROUND, elected=True) is None
-            assert sum_of_all(client) == told
+            assert sum_of_all(client) == total
         assert other.synced.status().exchanged_ago is not None
 
 
@@ -77,9 +77,11 @@ def test_processes_with_other_intervals_exchange_at_their_own(server: RedisServe
         of_slow, of_fast = (FixedWindow(synced, "api", "100/year") for synced in (slow, fast))
         assert of_slow.allow("k")
         assert slow._exchanger.exchange(ONE_ROUND, elected=True) is None
-        for told in (2, 3):
+        for total in (2, 3):
             assert of_fast.allow("k")
-            wait_until(lambda told=told: sum_of_all(client) == told, "an exchange by the one with the shorter interval")
+            wait_until(
+                lambda total=total: sum_of_all(client) == total, "an exchange by the one with the shorter interval"
+            )
         assert slow._exchanger.exchange(ONE_ROUND, elected=True) is None
 
 
@@ -106,11 +108,11 @@ def test_a_full_host_store_does_not_prevent_exchanges(server: RedisServer, clien
         for number in range(2000):
             local.allow(f"user:{number}")
         with hosts(1, server.url, WINDOWS["fixed"], store=store) as (host,):
-            for told in (1, 2, 3):
+            for total in (1, 2, 3):
                 assert host.limiter.allow("k")
                 host.synced._exchanger.exchange(ONE_ROUND, elected=True)
                 if on_full == "deny":
-                    assert sum_of_all(client) == told
+                    assert sum_of_all(client) == total
             assert sum_of_all(client) > 0
             assert host.synced.status().exchanged_ago is not None
 
@@ -318,7 +320,7 @@ def test_a_key_that_redis_does_not_know_lowers_no_sum(
         other.exchange()
         assert host.limiter.hit("k", 3)
         (exchange,) = host.synced._exchanger.exchanges
-        ((*usage, _told_us, read_ns, until_ns),), _ = exchange.limiter.reports(0, exchange.limiter.cell_count, -1)
+        ((*usage, _charged_us, read_ns, until_ns),), _ = exchange.limiter.reports(0, exchange.limiter.cell_count, -1)
         message = exchange.message((*usage, 40 * MINUTE_US, read_ns, until_ns))
         (reply,) = exchange.send([message])
         message.result(reply)
@@ -352,8 +354,8 @@ def test_a_bucket_in_the_cell_of_another_reports_its_own_charges(
         for key, permits in (("one", 40), ("two", 7), ("three", 5)):
             assert host.limiter.hit(key, permits)
             host.exchange()
-        told = {name.split("}")[0]: (total / 1_000_000 - START) / 60 for name, total in sums(client).items()}
-        assert told == {
+        minutes_ahead = {name.split("}")[0]: (total / 1_000_000 - START) / 60 for name, total in sums(client).items()}
+        assert minutes_ahead == {
             f"forebay:{{{fingerprint(key).decode()}": permits
             for key, permits in (("one", 40), ("two", 7), ("three", 5))
         }

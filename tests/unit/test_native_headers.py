@@ -126,7 +126,7 @@ def test_128_bit_products_and_quotients_are_exact(run_native: RunNative) -> None
 
 
 @pytest.mark.parametrize("loads", [[], ["narrow"]], ids=["wide loads", "without wide loads"])
-def test_atomic_operations_do_what_their_names_say(run_native: RunNative, loads: list[str]) -> None:
+def test_atomic_operations_match_their_names(run_native: RunNative, loads: list[str]) -> None:
     run_native("semantics", *loads)
 
 

@@ -377,7 +377,7 @@ def test_programs_own_pidfd_is_not_mistaken_for_an_owners(
     """It may get the number of a pidfd that was closed with all files. The end of its process is not the owner's
     end."""
     owner = owner_of(process.pid, incarnation)
-    told_apart = owner_of(process.pid, "pidfd") != owner_of(process.pid, "unknown")  # from Linux 6.9 on
+    are_distinguished = owner_of(process.pid, "pidfd") != owner_of(process.pid, "unknown")  # from Linux 6.9 on
 
     def daemon(looks: bool) -> tuple[set[int], set[int], bool]:
         owners = Owners()
@@ -393,4 +393,4 @@ def test_programs_own_pidfd_is_not_mistaken_for_an_owners(
         return *dead, os.path.exists(f"/proc/self/fd/{watched}")
 
     for looks in (False, True):
-        assert (in_child(lambda looks=looks: daemon(looks)) == (set(), set(), True)) == told_apart
+        assert (in_child(lambda looks=looks: daemon(looks)) == (set(), set(), True)) == are_distinguished

@@ -439,7 +439,7 @@ def test_throttle_can_override_the_hooks_of_rest_framework(rest: ModuleType) -> 
     assert throttled(odd, 4) == [True, True, True, False]
 
 
-def test_throttle_that_denies_what_its_limit_allows_waits_a_second(rest: ModuleType) -> None:
+def test_throttle_that_denies_an_allowed_request_waits_a_second(rest: ModuleType) -> None:
     throttle = keyed(rest.SimpleRateThrottle, rate="1/day", throttle_success=lambda self: False)()
     assert not throttle.allow_request(SimpleNamespace(_request=SimpleNamespace()), None)
     assert throttle.wait() == 1
