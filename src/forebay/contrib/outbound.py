@@ -1,4 +1,4 @@
-"""What the limited HTTP clients share: when a request may be sent, and whether it is sent again.
+"""The common part of the limited HTTP clients: when a request may be sent, and whether it is sent again.
 
 A *pause* is a time without requests that a server demands by ``Retry-After``. The store keeps it as the state of a
 token bucket: the time until which a key is paused, so all processes of the host see it. A request checks for a pause
@@ -120,7 +120,7 @@ class Options(TypedDict, Generic[Request], total=False):
     """The options of every limited client."""
 
     key: _Keys | Callable[[Request], _Keys] | None
-    """What is limited: a key for all requests, or a function of the request. Default: scheme, host and port."""
+    """One key for all requests, or a function that returns a request's key. Default: scheme, host and port."""
     cost: int | Callable[[Request], int]
     """Permits each time a request is sent; 1 by default."""
     timeout: Duration | None

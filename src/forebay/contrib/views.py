@@ -1,4 +1,4 @@
-"""What the frameworks' extensions share: limits of single views, beneath those of the whole application.
+"""The common part of the frameworks' extensions: limits of single views, beneath those of the whole application.
 
 The extension's middleware opens a `Visit` for each request and ends it. The views' decorators and dependencies charge
 their own limits, and add header fields and permits to the visit.

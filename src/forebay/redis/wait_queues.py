@@ -1,7 +1,7 @@
 """Waiting for permits in Redis with asyncio.
 
-Of the tasks of an event loop that wait for permits of one key, one at a time sends requests. The others wait in a queue
-until its request is decided. ``forebay.waiting`` has the same for threads.
+In each event loop, one task at a time sends requests for a key. The other tasks that wait for permits of that key wait
+in a queue. ``forebay.waiting`` has the same for threads.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _users_level() -> int:
     """The `stacklevel` with which the caller's warning points at the line that made the limits."""
     for level, frame in enumerate(_frames()):
         if frame.f_globals.get("__name__", "").partition(".")[0] not in OURS:
-            # Of _frames, this function and the caller, the last has 1.
+            # The frames begin with _frames, this function and its caller. `stacklevel` counts the caller as 1.
             return level - 1
     return 1
 

@@ -18,10 +18,10 @@ class BucketedWindow(CellLimiter):
     clock.
 
     `keys` is how many keys can be live at once, that is, have a permit in the window; by default as many as half a
-    megabyte holds, but at least 64. Each takes 8 bytes for every bucket (and from 49 keys on a third
-    of that again, of some dozens up to two thirds, so that a key's place is found at once);
-    ``BucketedWindow.bytes_needed(buckets, keys=...)`` says how much that is altogether. It is taken when the limiter is
-    first made, behind the store's table, and kept until the store is unlinked.
+    megabyte holds, but at least 64. Each takes 8 bytes for every bucket. Room to find a key's place at once adds a
+    third of that from 49 keys on, and up to two thirds for some dozens of keys.
+    ``BucketedWindow.bytes_needed(buckets, keys=...)`` returns the total. The memory is taken when the limiter is first
+    made, behind the store's table, and kept until the store is unlinked.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
     there is no room. Threads, processes, fork: see ``Limiter``.

@@ -341,10 +341,10 @@ cdef uint64_t date_behind(
 ) noexcept nogil:
     """A date that is not before the last claim's, of which the newest `unwritten` entries are missing.
 
-    Its state, which had the date, has gone: `state` has its position. What the date was made from has not: a clock
-    reading before ours, the permit before, and what stands in the entries; or has been written meanwhile, with that
-    date or a later one. No claim has taken the place of such an entry yet, so the place doesn't show when its time is
-    over.
+    The last claim's state, which had the date, is gone; `state` has its position. The sources of the date are still
+    there: a clock reading before ours, the permit before, and the entries. Or the entry has been written meanwhile,
+    with that date or a later one. No claim has taken the place of such an entry yet, so the place doesn't show when its
+    time is over.
     """
     cdef uint64_t position = moved(params, position_of(params, state), params.limit - unwritten)
     cdef uint64_t before = load_acquire(&ring[moved(params, position, params.limit - 1)])
@@ -401,10 +401,10 @@ cdef class SlidingLog(CellLimiter):
     """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
 
     ``SlidingLog(store, "export", "10/hour", keys=10_000)``. `keys` is how many keys can be live at once, that is,
-    have a permit in the last period. Each takes 8 bytes for every permit of the limit (and from 49 keys on a third of
-    that again, of some dozens up to two thirds, so that a key's place is found at once);
-    ``SlidingLog.bytes_needed(rate, keys=...)`` says how much that is altogether. It is taken when the limiter is first
-    made, behind the store's table, and kept until the store is unlinked.
+    have a permit in the last period. Each takes 8 bytes for every permit of the limit. Room to find a key's place at
+    once adds a third of that from 49 keys on, and up to two thirds for some dozens of keys.
+    ``SlidingLog.bytes_needed(rate, keys=...)`` returns the total. The memory is taken when the limiter is first made,
+    behind the store's table, and kept until the store is unlinked.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``, and ``SegmentSpaceError`` with the bytes needed if
     there is no room. Threads, processes, fork: see ``Limiter``.

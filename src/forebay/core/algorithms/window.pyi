@@ -70,11 +70,11 @@ class FixedWindow(WindowLimiter):
 class SlidingWindow(WindowLimiter):
     """At most as many permits as the rate allows, in an estimate of the period up to now.
 
-    ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
-    multiple of the period by the wall clock, plus the previous window's count times the share of that window that the
-    last period still covers: as if its requests had come evenly. `rounding` (``"up"`` or ``"down"``) rounds that part;
-    the default is up for limits to 5, down for larger ones. Limiters of one name and rate share their state, however
-    they round. A rate for one call is rounded like the limiter's own.
+    ``SlidingWindow(store, "api", "1000/hour")``. A window begins at a multiple of the period by the wall clock. The
+    estimate is the current window's count, plus the previous window's count times the share of that window that the
+    last period still covers. So the previous window's requests count as if they had come evenly. `rounding` (``"up"``
+    or ``"down"``) rounds their part; the default is up for limits to 5, down for larger ones. Limiters of one name and
+    rate share their state, however they round. A rate for one call is rounded like the limiter's own.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 

@@ -16,10 +16,10 @@ begins at the last step before the first request, less than 2.5 quanta before it
 Sliding window
 --------------
 The estimate for the last period is the current window's count, plus the previous window's count times the share of
-that window that the last period still covers. (Cloudflare, "How we built rate limiting capable of scaling to millions
-of domains", 2017.) The previous window's part is rounded up or down; the state has the same format with either. The
-state holds both counts; its time is the end of the window *after* the current one, when both counts expire. If two
-whole counts don't fit, the previous one is kept in units of ``2**previous_shift``, rounded up.
+that window that the last period still covers. The source is Cloudflare, "How we built rate limiting capable of scaling
+to millions of domains", 2017. The previous window's part is rounded up or down; the state has the same format with
+either. The state holds both counts; its time is the end of the window *after* the current one, when both counts expire.
+If two whole counts don't fit, the previous one is kept in units of ``2**previous_shift``, rounded up.
 """
 
 cimport cython
@@ -260,11 +260,11 @@ cdef class FixedWindow(WindowLimiter):
 cdef class SlidingWindow(WindowLimiter):
     """At most as many permits as the rate allows, in an estimate of the period up to now.
 
-    ``SlidingWindow(store, "api", "1000/hour")``. The estimate is the count of the current window, which begins at a
-    multiple of the period by the wall clock, plus the previous window's count times the share of that window that the
-    last period still covers: as if its requests had come evenly. `rounding` (``"up"`` or ``"down"``) rounds that part;
-    the default is up for limits to 5, down for larger ones. Limiters of one name and rate share their state, however
-    they round. A rate for one call is rounded like the limiter's own.
+    ``SlidingWindow(store, "api", "1000/hour")``. A window begins at a multiple of the period by the wall clock. The
+    estimate is the current window's count, plus the previous window's count times the share of that window that the
+    last period still covers. So the previous window's requests count as if they had come evenly. `rounding` (``"up"``
+    or ``"down"``) rounds their part; the default is up for limits to 5, down for larger ones. Limiters of one name and
+    rate share their state, however they round. A rate for one call is rounded like the limiter's own.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 

@@ -1,15 +1,15 @@
 """Limits that each host counts at once and exchanges with the others at intervals, over Redis.
 
-This file has the names of keys and how a cell keeps them; window.pyx and token_bucket.pyx beside it decide and make the
-reports; forebay.redis.synced.store exchanges them.
+This module keeps the names of keys beside their cells. window.pyx and token_bucket.pyx beside it decide and make the
+reports. forebay.redis.synced.store exchanges them.
 
 State
 -----
 A state-based CRDT: for each key, a counter per host, of which Redis keeps the latest value and the sum (a G-counter,
 but a refund may lower a host's value). Behind each cell is a record of eight words:
 
-    0, 1  name: 128 bits that stand for the key at Redis
-    2     incarnation: the id of the claim by which the key came to the cell, which no other claim has
+    0, 1  name: 128 bits that name the key at Redis
+    2     incarnation: the unique id of the claim by which the key came to the cell
     3     checksum: a keyed hash of the words before and of the cell's tag; 0: no name
     4..7  two pairs of counts and sequences, see window.pyx and token_bucket.pyx
 
@@ -52,8 +52,8 @@ Proof: the exchange
 
 *The order of reports.* A process may be stopped anywhere, and go on when others of its host have exchanged since.
 Between two sequences there is one reading. So of two reports of a key, the one with the later sequence was read later,
-is about no earlier window, and has no earlier time. Of two reports of one microsecond, Redis takes the one that comes
-first, and replies to the other with what it knows.
+is about no earlier window, and has no earlier time. If two reports have one microsecond, Redis takes the first that
+arrives, and replies to the other with the count that it knows.
 
 SYNC sequence -> reading, SYNC reading -> sequence: the exchanger loads the pair with the sequence before it reads the
 cell and the clock, and raises the sequence by a CAS from that value after it has read them.
@@ -69,10 +69,10 @@ The order is this host's, of reports. It is not an order of replies by the serve
 there. A server's clock may be set back, and a server may be emptied or replaced by a copy that is behind. Every reply
 would then seem old until the server has caught up.
 
-*Another incarnation.* A pair changes only by a CAS from what was read before the cell was read. The process that claims
-the cell for another key puts a pair in it (SYNC pair -> claim), while its claim stands, that hardly another claim has:
-in a window by 32 bits of the claim's id, in a bucket by ten and the time. So a process that is late to merge or to
-report finds the pair changed, and leaves it alone.
+*Another incarnation.* A pair changes only by a CAS from what was read before the cell was read. A process that claims
+the cell for another key puts another pair in it while its claim stands (SYNC pair -> claim). Hardly any other claim has
+the same pair: in a window it has 32 bits of the claim's id, in a bucket ten of them and the time. So a process that is
+late to merge or to report finds the pair changed, and leaves it alone.
 
 Proof: the name of a key
 ------------------------

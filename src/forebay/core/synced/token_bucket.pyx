@@ -5,12 +5,12 @@ State
 The cell's state is the theoretical arrival time (TAT) of what this host knows: its own charges at once, the others'
 since the last exchange. The last four words of the record:
 
-    CHARGED           ns of refill that this host has charged, less what was given back; never set, only added to
-    CHARGED_BEFORE    what that was when the incarnation began
+    CHARGED           ns of refill that this host has charged, less refunds; never set, only added to
+    CHARGED_BEFORE    the value of CHARGED when the incarnation began
     CHARGED_REPORTED  us of this incarnation that Redis knows of | sequence | unanswered
-    REPORTED_UNTIL    when that was read
+    REPORTED_UNTIL    when CHARGED was read for that
 
-A report has what belongs to the key: `CHARGED` less `CHARGED_BEFORE`.
+A report has the key's own part: `CHARGED` less `CHARGED_BEFORE`.
 
 Transitions
 -----------
@@ -28,12 +28,12 @@ In the long run all hosts together admit no more than the rate.
 
 Proof
 -----
-*At Redis* there is a TAT for the sum of all hosts. What a host has charged since its last report, d, is taken as spread
-over that time, which began at s: ``tat = max(tat, s) + d``. So what was refilled meanwhile isn't lost. With ``max(tat,
-now) + d``, a host that always stays within its limit would learn after every exchange that it had used an interval's
-worth at once. The TAT is too early if d was spent at the end of that time and the bucket had been full before: by what
-is refilled in that time at most. The TAT has no upper bound: what hosts together have admitted beyond the rate stays a
-debt, which is paid by admitting less.
+*At Redis* there is a TAT for the sum of all hosts. A host reports the amount d that it has charged since its last
+report, which was at the time s. Redis treats d as spread over that time: ``tat = max(tat, s) + d``. So the refill of
+that time isn't lost. With ``max(tat, now) + d``, a host that always stays within its limit would learn after every
+exchange that it had used an interval's worth at once. The TAT is too early if d was spent at the end of that time and
+the bucket had been full before: by at most the refill of that time. The TAT has no upper bound: if the hosts together
+have admitted more than the rate, the excess stays a debt, which they pay by admitting less.
 
 *Back on the host* the TAT moves on to the time of the report's reading, plus how far Redis' TAT was ahead, plus what
 was charged since, less what was given back. It never moves back, as the host knows best what it has charged itself, and

@@ -261,7 +261,7 @@ cdef class SyncedWindow(SyncedLimiter):
 
     @property
     def rounding(self):
-        """Of a sliding window; None of a fixed one."""
+        """The rounding of a sliding window. None for a fixed window."""
         return ("up" if self.params.rounds_up else "down") if self.slides else None
 
     @property
