@@ -5,12 +5,13 @@ release names the permits, so only the process that took them can give them back
 the names of its permits. The names of *unleased* permits, which ``allow``, ``hit``, ``wait`` and ``reserve`` take, are
 in this process's memory (``UnleasedPermits``), for ``refund``.
 
-The scripts ``concurrency.lua`` and ``concurrency_leases.lua`` decide, release and renew. ``fallback.py`` decides while
-Redis is unavailable.
+The scripts in ``scripts/`` decide, release and renew. ``fallback.py`` decides while Redis is unavailable.
 
-Cancellation over asyncio: state
---------------------------------
-A call that takes permits runs in a task of its own. The call is
+The rest is about cancellation over asyncio: a caller may be cancelled while the reply to its request is on its way.
+
+State
+-----
+Over asyncio, a call that takes permits runs in a task of its own. The call is
 
 * *awaited*: the caller waits for the reply;
 * *taken*: the caller has the reply, and so the permits;
@@ -43,13 +44,13 @@ Crash and stall
 The deadline may pass without a reply, Redis may be unavailable, and the process or the event loop may end. In each case
 the permits come back at the end of their leases.
 
-The sync store
---------------
+With either executor, no interrupt and no failed call makes the process forget a permit that it knows to be held. It
+forgets the permit after a reply that the permit is gone, or when its lease has ended.
+
+Not handled
+-----------
 A blocking call can't go on without its caller. An interrupt (a signal handler's exception) between a request and its
 reply closes the connection, and the permits come back at the end of their leases.
-
-With either store, no interrupt and no failed call makes the process forget a permit that it knows to be held. It
-forgets the permit after a reply that the permit is gone, or when its lease has ended.
 """
 
 from __future__ import annotations
