@@ -15,9 +15,7 @@ places moves by whole microseconds, or by `Place.grain_ns`, the place's shortest
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -26,11 +24,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from blocking import blocking_store
 from redis_server import RedisServer
 from scripts_clock import ServerClock
 
 from forebay import Store
-from forebay.redis import AsyncRedisStore, LeasedStore, RedisStore, SyncedStore
+from forebay.redis import LeasedStore, RedisStore, SyncedStore
 from forebay.testing import ManualClock
 
 NS: Final = 1_000_000_000
@@ -69,58 +68,6 @@ class Clock:
         return self.now_ns / NS
 
 
-class Awaiting:
-    """Wraps a store, a limiter, a reservation or a lease for asyncio: runs the loop until each method's result is
-    there."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, wrapped: Any, store: Awaiting | None = None) -> None:
-        self._loop, self._wrapped = loop, wrapped
-        self._store: Any = store or self
-
-    @property
-    def store(self) -> Awaiting:
-        """The store of a limiter."""
-        return self._store  # type: ignore[no-any-return]
-
-    @property
-    def limiters(self) -> tuple[Awaiting, ...]:
-        """The limiters of an ``AllOf``."""
-        return tuple(Awaiting(self._loop, limiter, self._store) for limiter in self._wrapped.limiters)
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._wrapped, name)
-        if inspect.ismethod(value):
-            return lambda *args, **kwargs: self._finish(value(*args, **kwargs))
-        return value
-
-    def __bool__(self) -> bool:
-        return bool(self._wrapped)
-
-    def __enter__(self) -> Any:
-        return self._finish(self._wrapped.__aenter__())
-
-    def __exit__(self, *raised: Any) -> Any:
-        return self._finish(self._wrapped.__aexit__(*raised))
-
-    def __repr__(self) -> str:
-        return repr(self._wrapped)
-
-    def __reduce__(self) -> Any:
-        return self._wrapped.__reduce__()
-
-    def _finish(self, answer: Any) -> Any:
-        if inspect.isawaitable(answer):
-            answer = self._loop.run_until_complete(answer)
-        needs_wrapping = hasattr(answer, "cancel") or hasattr(answer, "__aenter__")
-        return Awaiting(self._loop, answer) if needs_wrapping else answer
-
-    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaiting:
-        """Called by the limiter classes, which get this wrapper as their store."""
-        unwrapped = [one._wrapped if isinstance(one, Awaiting) else one for one in args]
-        named = {name: one._wrapped if isinstance(one, Awaiting) else one for name, one in kwargs.items()}
-        return Awaiting(self._loop, kind(*unwrapped, **named), self._store)
-
-
 @dataclass(frozen=True)
 class Place:
     kind: str
@@ -146,7 +93,7 @@ def opened(kind: str, server: RedisServer | None, start_ns: int = 1000 * NS, key
             case "redis":
                 return RedisStore(server.url, timeout=60)  # type: ignore[union-attr]
             case "asyncio":
-                return _awaiting(server.url)  # type: ignore[union-attr]
+                return blocking_store(server.url, True, timeout=60)  # type: ignore[union-attr]
             case _:
                 return _of_one_host(kind, server.url, host)  # type: ignore[union-attr]
 
@@ -162,17 +109,6 @@ def opened(kind: str, server: RedisServer | None, start_ns: int = 1000 * NS, key
         grain_ns = 1000 if kind in (*OVER_REDIS, "leased") else 1
         clock = Clock(grain_ns, host, server_clock, start_ns)
         yield Place(kind, stack.enter_context(another(kind)), clock, grain_ns, another)
-
-
-@contextlib.contextmanager
-def _awaiting(url: str) -> Iterator[Awaiting]:
-    loop = asyncio.new_event_loop()
-    store = Awaiting(loop, AsyncRedisStore(url, timeout=60))
-    try:
-        yield store
-    finally:
-        store.close()
-        loop.close()
 
 
 @contextlib.contextmanager

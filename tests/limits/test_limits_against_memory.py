@@ -13,12 +13,12 @@ from typing import Any
 import limits.strategies
 import pytest
 import time_machine
-from blocking import SCHEMES, limiter, open_storage
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from limits import parse
 from limits.storage import MemoryStorage
+from limits_storages import SCHEMES, limiter, open_storage
 
 from forebay import Store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from blocking import SCHEMES, STRATEGIES, limiter, open_storage
 from limits import parse
+from limits_storages import SCHEMES, STRATEGIES, limiter, open_storage
 from process_helpers import Crew, Meeting
 
 PROCESSES = 4

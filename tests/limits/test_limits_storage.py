@@ -20,7 +20,6 @@ from typing import Any
 import httpx
 import pytest
 import time_machine
-from blocking import SCHEMES, STRATEGIES, Blocking, limiter, open_storage
 from flask import Flask
 from flask_limiter import Limiter as FlaskLimiter
 from flask_limiter.commands import cli as flask_limiter_commands
@@ -29,6 +28,7 @@ from hypothesis import strategies as st
 from limits import parse
 from limits.errors import ConfigurationError, StorageError
 from limits.storage import MemoryStorage
+from limits_storages import SCHEMES, STRATEGIES, Blocking, limiter, open_storage
 from slowapi import Limiter as SlowapiLimiter
 from slowapi import _rate_limit_exceeded_handler
 from slowapi.errors import RateLimitExceeded

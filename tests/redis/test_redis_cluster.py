@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ import redis
 import redis.asyncio.cluster
 import redis.asyncio.retry
 import redis.cluster
-from both_kinds import Opened, done, with_store
+from blocking import blocking_store
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis_cluster import SLOTS, RedisCluster
@@ -33,8 +30,9 @@ from forebay.redis.transport.timed_socket import TimedSocket
 
 
 @pytest.fixture
-def opened(cluster: RedisCluster, is_async: bool) -> Opened:
-    return partial(with_store, is_async=is_async, make_server=lambda: cluster.url, timeout=PATIENCE_S)
+def store(cluster: RedisCluster, is_async: bool) -> Iterator[Any]:
+    with blocking_store(cluster.url, is_async, timeout=PATIENCE_S) as opened:
+        yield opened
 
 
 def key_in(third: int, prefix: str = "user") -> str:
@@ -51,66 +49,54 @@ KEYS = [key_in(third) for third in range(3)]
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_every_limiter_decides_over_a_cluster(kind: str, opened: Opened) -> None:
-    async def body(store: Any) -> None:
-        limiter = EVERY_KIND[kind](store, "api")
-        for key in KEYS:
-            first = await done(limiter.hit(key))
-            assert first.allowed
-            assert (await done(limiter.peek(key))).remaining == first.remaining == limiter.limit - 1
-            while await done(limiter.allow(key)):
-                pass
-            await done(limiter.reset(key))
-            booked = await done(limiter.reserve(key))
-            assert booked.allowed
-            await done(booked.cancel())
-            assert (await done(limiter.peek(key))).remaining == limiter.limit
-        assert await done(limiter.wait(KEYS[0], timeout=1))
-
-    opened(body)
+def test_every_limiter_decides_over_a_cluster(kind: str, store: Any) -> None:
+    limiter = EVERY_KIND[kind](store, "api")
+    for key in KEYS:
+        first = limiter.hit(key)
+        assert first.allowed
+        assert limiter.peek(key).remaining == first.remaining == limiter.limit - 1
+        while limiter.allow(key):
+            pass
+        limiter.reset(key)
+        booked = limiter.reserve(key)
+        assert booked.allowed
+        booked.cancel()
+        assert limiter.peek(key).remaining == limiter.limit
+    assert limiter.wait(KEYS[0], timeout=1)
 
 
-def test_a_request_is_charged_once(opened: Opened) -> None:
-    async def body(store: Any) -> None:
-        bucket = TokenBucket(store, "api", "9/hour")
-        for key in KEYS:
-            for _ in range(3):
-                assert (await done(bucket.hit(key, request_id="r"))).remaining == 8
-            await done(bucket.refund(key, request_id="r"))
-            assert (await done(bucket.peek(key))).remaining == 9
-
-    opened(body)
+def test_a_request_is_charged_once(store: Any) -> None:
+    bucket = TokenBucket(store, "api", "9/hour")
+    for key in KEYS:
+        for _ in range(3):
+            assert bucket.hit(key, request_id="r").remaining == 8
+        bucket.refund(key, request_id="r")
+        assert bucket.peek(key).remaining == 9
 
 
-def test_a_batch_goes_to_all_nodes_in_order(opened: Opened, cluster: RedisCluster) -> None:
-    async def body(store: Any) -> None:
-        bucket = TokenBucket(store, "api", "3/hour")
-        keys = [key for _ in range(5) for key in KEYS]
-        assert await done(bucket.allow_many(keys)) == [True] * 9 + [False] * 6
-        assert all(cluster.ask(node, "DBSIZE") == 1 for node in cluster.masters())
-        # One node knows the script, the others don't.
-        for node in cluster.masters()[1:]:
-            cluster.ask(node, "SCRIPT FLUSH")
-        assert await done(bucket.allow_many([f"{key}!" for key in KEYS])) == [True] * 3
-        both = AllOf(bucket, TokenBucket(store, "other", "3/hour"))
-        assert await done(both.allow_many([*(key + "?" for key in KEYS), KEYS[0]])) == [True] * 3 + [False]
-
-    opened(body)
+def test_a_batch_goes_to_all_nodes_in_order(store: Any, cluster: RedisCluster) -> None:
+    bucket = TokenBucket(store, "api", "3/hour")
+    keys = [key for _ in range(5) for key in KEYS]
+    assert bucket.allow_many(keys) == [True] * 9 + [False] * 6
+    assert all(cluster.ask(node, "DBSIZE") == 1 for node in cluster.masters())
+    # One node knows the script, the others don't.
+    for node in cluster.masters()[1:]:
+        cluster.ask(node, "SCRIPT FLUSH")
+    assert bucket.allow_many([f"{key}!" for key in KEYS]) == [True] * 3
+    both = AllOf(bucket, TokenBucket(store, "other", "3/hour"))
+    assert both.allow_many([*(key + "?" for key in KEYS), KEYS[0]]) == [True] * 3 + [False]
 
 
 # Several limits
 
 
-def test_limits_of_one_key_take_one_script_call(opened: Opened, cluster: RedisCluster) -> None:
-    async def body(store: Any) -> None:
-        limits = [make(store, kind) for kind, make in EVERY_KIND.items()]
-        both = AllOf(*limits)
-        assert await done(both.allow(KEYS[0]))
-        called = calls(cluster)
-        await done(both.hit(KEYS[0]))
-        assert calls(cluster) == called + 1
-
-    opened(body)
+def test_limits_of_one_key_take_one_script_call(store: Any, cluster: RedisCluster) -> None:
+    limits = [make(store, kind) for kind, make in EVERY_KIND.items()]
+    both = AllOf(*limits)
+    assert both.allow(KEYS[0])
+    called = calls(cluster)
+    both.hit(KEYS[0])
+    assert calls(cluster) == called + 1
 
 
 def calls(cluster: RedisCluster) -> int:
@@ -123,112 +109,121 @@ def calls(cluster: RedisCluster) -> int:
     return count
 
 
-def test_limits_of_several_slots_are_charged_all_or_none(opened: Opened, cluster: RedisCluster) -> None:
-    async def body(store: Any) -> None:
-        user, team, all_users = (
-            TokenBucket(store, "user", "2/hour"),
-            Concurrency(store, "team", 3, lease="1 hour"),
-            FixedWindow(store, "all", "4/week"),
-        )
-        three = AllOf(user, team, all_users)
+def test_limits_of_several_slots_are_charged_all_or_none(store: Any, cluster: RedisCluster) -> None:
+    user, team, all_users = (
+        TokenBucket(store, "user", "2/hour"),
+        Concurrency(store, "team", 3, lease="1 hour"),
+        FixedWindow(store, "all", "4/week"),
+    )
+    three = AllOf(user, team, all_users)
 
-        async def left() -> list[int]:
-            limits = (user, team, all_users)
-            return [(await done(limit.peek(key))).remaining for limit, key in zip(limits, KEYS, strict=True)]
+    def left() -> list[int]:
+        limits = (user, team, all_users)
+        return [limit.peek(key).remaining for limit, key in zip(limits, KEYS, strict=True)]
 
-        first = await done(three.hit(KEYS, [1, 2, 1]))
-        assert first.allowed
-        assert (first.limiter, first.remaining) == ("user", 1)
-        assert await left() == [1, 1, 3]
+    first = three.hit(KEYS, [1, 2, 1])
+    assert first.allowed
+    assert (first.limiter, first.remaining) == ("user", 1)
+    assert left() == [1, 1, 3]
 
-        denied = await done(three.hit(KEYS, [1, 2, 1]))
-        assert not denied.allowed
-        assert (denied.limiter, denied.limit, denied.remaining) == ("team", 3, 1)
-        assert 3590 < denied.retry_after <= 3600
-        assert [one.allowed for one in await done(three.hit_each(KEYS, [1, 2, 1]))] == [True, False, True]
-        assert not await done(three.reserve(KEYS, [1, 2, 1]))
-        assert not await done(three.wait(KEYS, [1, 2, 1], 0))
-        assert await left() == [1, 1, 3]
+    denied = three.hit(KEYS, [1, 2, 1])
+    assert not denied.allowed
+    assert (denied.limiter, denied.limit, denied.remaining) == ("team", 3, 1)
+    assert 3590 < denied.retry_after <= 3600
+    assert [one.allowed for one in three.hit_each(KEYS, [1, 2, 1])] == [True, False, True]
+    assert not three.reserve(KEYS, [1, 2, 1])
+    assert not three.wait(KEYS, [1, 2, 1], 0)
+    assert left() == [1, 1, 3]
 
-        # In the same order, whichever of them denies.
-        await done(all_users.hit(KEYS[2], 3))
-        denied = await done(three.hit(KEYS))
-        assert (denied.allowed, denied.limiter, denied.remaining) == (False, "all", 0)
-        assert not await done(three.allow(KEYS))
-        assert await left() == [1, 1, 0]
-        assert (await done(three.peek(KEYS))).limiter == "all"
-        await done(three.refund(KEYS, [1, 2, 4]))
-        booked = await done(three.reserve(KEYS))
-        assert booked.allowed
-        await done(booked.cancel())
-        assert await left() == [2, 3, 4]
-        assert await done(three.allow_many([KEYS, KEYS, KEYS])) == [True, True, False]
-        await done(three.reset(KEYS))
-        assert (await done(three.peek(KEYS))).remaining == 2
-
-    opened(body)
+    # In the same order, whichever of them denies.
+    all_users.hit(KEYS[2], 3)
+    denied = three.hit(KEYS)
+    assert (denied.allowed, denied.limiter, denied.remaining) == (False, "all", 0)
+    assert not three.allow(KEYS)
+    assert left() == [1, 1, 0]
+    assert three.peek(KEYS).limiter == "all"
+    three.refund(KEYS, [1, 2, 4])
+    booked = three.reserve(KEYS)
+    assert booked.allowed
+    booked.cancel()
+    assert left() == [2, 3, 4]
+    assert three.allow_many([KEYS, KEYS, KEYS]) == [True, True, False]
+    three.reset(KEYS)
+    assert three.peek(KEYS).remaining == 2
 
 
 def test_charges_are_given_back_after_an_error_half_way(cluster: RedisCluster, is_async: bool) -> None:
-    async def body(store: Any) -> None:
+    with blocking_store(cluster.url, is_async, timeout=PATIENCE_S) as store:
         limits = [TokenBucket(store, name, "9/hour") for name in ("a", "b", "c")]
         three = AllOf(*limits)
-        assert await done(three.allow(KEYS))
+        assert three.allow(KEYS)
         (foreign,) = [name for name in cluster.names() if name.endswith(b":c:tat")]
         cluster.ask(cluster.nodes[2], "SET", foreign, "mine")
-        for ask in (three.allow, three.hit, three.reserve, three.refund, three.reset):
-            await done(limits[1].reset(KEYS[1]))
-            await done(limits[1].allow(KEYS[1]))
+        for method in ("allow", "hit", "reserve", "refund", "reset"):
+            limits[1].reset(KEYS[1])
+            limits[1].allow(KEYS[1])
             with pytest.raises(ForeignState):
-                await done(ask(KEYS))
+                getattr(three, method)(KEYS)
             # The calls to the others are done, or undone.
-            remaining = (await done(limits[1].peek(KEYS[1]))).remaining
-            assert remaining == (9 if ask in (three.refund, three.reset) else 8)
+            remaining = limits[1].peek(KEYS[1]).remaining
+            assert remaining == (9 if method in ("refund", "reset") else 8)
         cluster.ask(cluster.nodes[2], "DEL", foreign)
-        assert await done(three.allow(KEYS))
-
-    with_store(body, is_async, lambda: cluster.url, timeout=PATIENCE_S)
+        assert three.allow(KEYS)
 
 
 def test_a_node_that_does_not_answer_fails_only_its_own_keys(cluster: RedisCluster, is_async: bool) -> None:
-    async def body(store: Any) -> None:
-        limits = [TokenBucket(store, name, "9/hour") for name in ("a", "b", "c")]
+    names = ("a", "b", "c")
+    with RedisStore(cluster.url, timeout=PATIENCE_S) as patient:
+        assert AllOf(*[TokenBucket(patient, name, "9/hour") for name in names]).allow(KEYS)
+    with blocking_store(cluster.url, is_async, timeout=0.3) as store:
+        limits = [TokenBucket(store, name, "9/hour") for name in names]
         three = AllOf(*limits)
-        assert await done(three.allow(KEYS))
+        connect(limits)
         with cluster.nodes[1].stopped():
             for ask in (three.allow, three.hit, three.reserve):
                 with pytest.raises(StoreUnavailable):
-                    await done(ask(KEYS))
+                    ask(KEYS)
             with pytest.raises(StoreUnavailable):
-                await done(limits[1].allow_many(KEYS))
+                limits[1].allow_many(KEYS)
             # Others are served.
-            assert (await done(limits[0].peek(KEYS[0]))).remaining == 8
-        assert (await done(limits[0].peek(KEYS[0]))).remaining == 8
-        assert (await done(limits[2].peek(KEYS[2]))).remaining == 8
-
-    with_store(body, is_async, lambda: cluster.url, timeout=0.3)
+            until(lambda: seen(limits[0], KEYS[0]) == 8, "a reply of another node")
+        until(lambda: seen(limits[0], KEYS[0]) == 8, "a reply of the first node")
+        until(lambda: seen(limits[2], KEYS[2]) == 8, "a reply of the last node")
     settle(cluster)
 
 
+def seen(limiter: Any, key: str) -> int | None:
+    """The remaining permits; None if a busy machine replies after the deadline."""
+    with contextlib.suppress(StoreUnavailable):
+        decision = limiter.peek(key)
+        return None if decision.degraded else int(decision.remaining)
+    return None
+
+
+def connect(limits: list[Any]) -> None:
+    """Let a store with a short deadline find the nodes, before one of them stops."""
+    for limiter, key in zip(limits, KEYS, strict=True):
+        until(lambda limiter=limiter, key=key: seen(limiter, key) is not None, "a reply in time")
+
+
 def test_a_batch_that_loses_a_node_keeps_the_replies_of_others(cluster: RedisCluster, is_async: bool) -> None:
-    async def body(store: Any) -> None:
+    with (
+        RedisStore(cluster.url, timeout=PATIENCE_S) as patient,
+        blocking_store(cluster.url, is_async, timeout=1, when_unavailable="allow") as store,
+    ):
         held, bucket = Concurrency(store, "held", 2, lease="1 hour"), TokenBucket(store, "api", "1/hour")
         for key in KEYS:
-            assert not (await done(bucket.hit(key))).degraded
-            assert not (await done(held.peek(key))).degraded
+            assert TokenBucket(patient, "api", "1/hour").allow(key)
+        connect([held] * 3)
+        connect([bucket] * 3)
         for limiter, answers in ((held, [True] * 3), (bucket, [False, True, True])):
             with cluster.nodes[1].stopped():
-                assert await done(limiter.allow_many(KEYS)) == answers
+                assert limiter.allow_many(KEYS) == answers
             for key in KEYS:
-                # Until all nodes are known again.
-                async with asyncio.timeout(PATIENCE_S):
-                    while (await done(limiter.peek(key))).degraded:
-                        await asyncio.sleep(0.01)
-        assert (await done(held.peek(KEYS[0]))).remaining == 1
-        await done(held.refund(KEYS[0]))
-        assert (await done(held.peek(KEYS[0]))).remaining == 2
-
-    with_store(body, is_async, lambda: cluster.url, timeout=1, when_unavailable="allow")
+                until(lambda limiter=limiter, key=key: seen(limiter, key) is not None, "all nodes are known again")
+        assert seen(held, KEYS[0]) == 1
+        held.refund(KEYS[0])
+        assert seen(held, KEYS[0]) == 2
     settle(cluster)
 
 
@@ -249,20 +244,21 @@ def test_a_call_whose_reply_is_lost_is_not_repeated(
         retry: Any = {"retry": redis.asyncio.retry.Retry(NoBackoff(), 0)} if is_async else {}
         return kind(host="127.0.0.1", port=cluster.nodes[0].port, socket_timeout=0.3, **retry)
 
-    async def body(store: Any) -> None:
+    server, options = (client, {}) if own_client else (cluster.url, {"timeout": 0.3})
+    with (
+        RedisStore(cluster.url, timeout=PATIENCE_S) as patient,
+        blocking_store(server, is_async, **options) as store,
+    ):
         bucket = TokenBucket(store, "a", "9/hour")
-        assert await done(bucket.allow(KEYS[1]))
+        assert TokenBucket(patient, "a", "9/hour").allow(KEYS[1])
+        connect([bucket] * 3)
         with stopped_until_a_refresh(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
-            await done(bucket.allow(KEYS[1]))
+            bucket.allow(KEYS[1])
         refresh_at_once(store)
-        assert await done(bucket.allow_many([KEYS[1]])) == [True]
+        assert TokenBucket(patient, "a", "9/hour").allow(KEYS[1])
+        connect([bucket] * 3)
         with stopped_until_a_refresh(node, is_async, monkeypatch), pytest.raises(StoreUnavailable):
-            await done(bucket.allow_many([KEYS[1]]))
-
-    if own_client:
-        with_store(body, is_async, client)
-    else:
-        with_store(body, is_async, lambda: cluster.url, timeout=0.3)
+            bucket.allow_many([KEYS[1]])
     settle(cluster)
     with RedisStore(cluster.url, timeout=PATIENCE_S) as store:
         # It has read them when it was there again.
@@ -339,14 +335,12 @@ def test_a_store_that_is_closed_leaves_no_connections(
                 total += len(client.client_list("normal"))
         return total
 
-    async def main() -> None:
-        gc.collect()
-        before = count()
-        kind: Any = AsyncRedisStore if is_async else RedisStore
-        store = kind(cluster.url, timeout=PATIENCE_S)
+    gc.collect()
+    before = count()
+    with blocking_store(cluster.url, is_async, timeout=PATIENCE_S) as store:
         window = FixedWindow(store, "w", "100/hour")
         for key in KEYS:
-            assert await done(window.allow(key))
+            assert window.allow(key)
         assert count() >= before + 3
         refresher = None
         if not is_async:
@@ -363,14 +357,12 @@ def test_a_store_that_is_closed_leaves_no_connections(
             monkeypatch.setattr(nodes, "initialize", late)
             store.executor.client._refresh_slots()
             refresher = store.executor.client._own().refresher
-        await done(store.close())
+        store.close()
         until(lambda: count() <= before, "the connections have ended")
         if refresher is not None:
             is_closed.set()
             refresher.join()
             until(lambda: count() <= before, "the connections have ended that were made afterwards")
-
-    asyncio.run(main())
 
 
 def test_every_reply_of_a_node_has_a_deadline(cluster: RedisCluster) -> None:
@@ -455,70 +447,67 @@ def stopped_until_a_refresh(node: RedisServer, is_async: bool, monkeypatch: pyte
 # Changes of the cluster
 
 
-def test_a_slot_that_moves_is_followed(opened: Opened, cluster: RedisCluster) -> None:
+def test_a_slot_that_moves_is_followed(store: Any, cluster: RedisCluster) -> None:
     key = key_in(1, "moved")
     slot = slot_of(key)
     # It isn't brought back: the next test that has it moved moves it on.
     source = cluster.master_of(fingerprint(key))
     target = next(node for node in cluster.nodes[1:3] if node is not source)
 
-    async def body(store: Any) -> None:
-        bucket, log = TokenBucket(store, "a", "20/hour"), FixedWindow(store, "b", "20/week")
-        both = AllOf(bucket, log)
+    bucket, log = TokenBucket(store, "a", "20/hour"), FixedWindow(store, "b", "20/week")
+    both = AllOf(bucket, log)
 
-        async def ask_all() -> None:
-            assert await done(bucket.allow(key))
-            assert await done(bucket.allow_many([key, KEYS[0], key])) == [True] * 3
-            assert await done(both.allow([key, key]))
+    def ask_all() -> None:
+        assert bucket.allow(key)
+        assert bucket.allow_many([key, KEYS[0], key]) == [True] * 3
+        assert both.allow([key, key])
 
-        await ask_all()
-        cluster.ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", cluster.id_of(source))
-        cluster.ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", cluster.id_of(target))
-        names = [name for name in cluster.ask(source, "KEYS", "*") if key_slot(name) == slot]
-        assert len(names) == 2
-        # Half-way there's one key on either side: the calls for both at once have to wait, the others need not.
-        cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[0], 0, 60_000)
-        moved = bucket if names[0].endswith(b":tat") else log
-        assert await done(moved.allow(key))
-        assert await done(moved.allow_many([key, key])) == [True] * 2
-        with pytest.raises(StoreUnavailable):
-            await done(both.allow(key))
-        cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[1], 0, 60_000)
-        await ask_all()
-        # First the new owner: that begins an epoch, without which other nodes' older news would count as newer.
-        for node in (target, source, cluster.nodes[0]):
-            cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
-        # Until they agree, nodes may redirect a client to and fro.
-        settle(cluster)
-        await ask_all()
-        spent = [20 - (await done(one.peek(key))).remaining for one in (bucket, log)]
-        assert spent == [12 + 3 * (moved is bucket), 3 + 3 * (moved is log)]
-
-    opened(body)
+    ask_all()
+    cluster.ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+    cluster.ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+    names = [name for name in cluster.ask(source, "KEYS", "*") if key_slot(name) == slot]
+    assert len(names) == 2
+    # Half-way there's one key on either side: the calls for both at once have to wait, the others need not.
+    cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[0], 0, 60_000)
+    moved = bucket if names[0].endswith(b":tat") else log
+    assert moved.allow(key)
+    assert moved.allow_many([key, key]) == [True] * 2
+    with pytest.raises(StoreUnavailable):
+        both.allow(key)
+    cluster.ask(source, "MIGRATE", "127.0.0.1", target.port, names[1], 0, 60_000)
+    ask_all()
+    # First the new owner: that begins an epoch, without which other nodes' older news would count as newer.
+    for node in (target, source, cluster.nodes[0]):
+        cluster.ask(node, "CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
+    # Until they agree, nodes may redirect a client to and fro.
+    settle(cluster)
+    ask_all()
+    spent = [20 - one.peek(key).remaining for one in (bucket, log)]
+    assert spent == [12 + 3 * (moved is bucket), 3 + 3 * (moved is log)]
 
 
-def test_a_failover_is_followed(opened: Opened, cluster: RedisCluster) -> None:
-    async def body(store: Any) -> None:
-        bucket = TokenBucket(store, "a", "9/hour")
-        for _ in range(4):
-            assert await done(bucket.allow(KEYS[0]))
-        (replica,) = [node for node in cluster.nodes if node not in cluster.masters()]
-        (master,) = [node for node in cluster.masters() if node in (cluster.nodes[0], cluster.nodes[3])]
-        cluster.ask(replica, "CLUSTER FAILOVER")
-        until(lambda: replica in cluster.masters() and master not in cluster.masters(), "the replica is the master")
-        settle(cluster)
-        assert await done(bucket.allow_many([KEYS[0], KEYS[1], KEYS[0]])) == [True] * 3
-        assert [await done(bucket.allow(KEYS[0])) for _ in range(4)] == [True] * 3 + [False]
-
-    opened(body)
+def test_a_failover_is_followed(store: Any, cluster: RedisCluster) -> None:
+    bucket = TokenBucket(store, "a", "9/hour")
+    for _ in range(4):
+        assert bucket.allow(KEYS[0])
+    (replica,) = [node for node in cluster.nodes if node not in cluster.masters()]
+    (master,) = [node for node in cluster.masters() if node in (cluster.nodes[0], cluster.nodes[3])]
+    cluster.ask(replica, "CLUSTER FAILOVER")
+    until(lambda: replica in cluster.masters() and master not in cluster.masters(), "the replica is the master")
+    settle(cluster)
+    assert bucket.allow_many([KEYS[0], KEYS[1], KEYS[0]]) == [True] * 3
+    assert [bucket.allow(KEYS[0]) for _ in range(4)] == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
 def test_calls_leave_a_master_that_is_gone(cluster: RedisCluster, is_async: bool, is_batch: bool) -> None:
-    async def body(store: Any) -> None:
+    with (
+        RedisStore(cluster.url, timeout=PATIENCE_S) as patient,
+        blocking_store(cluster.url, is_async, timeout=0.3) as store,
+    ):
+        assert TokenBucket(patient, "a", "9/hour").allow_many([KEYS[0]] * 4) == [True] * 4
         bucket = TokenBucket(store, "a", "9/hour")
-        for _ in range(4):
-            assert await done(bucket.allow(KEYS[0]))
+        connect([bucket] * 3)
         (replica,) = [node for node in cluster.nodes if node not in cluster.masters()]
         (master,) = [node for node in cluster.masters() if node in (cluster.nodes[0], cluster.nodes[3])]
         assert cluster.ask(master, "WAIT", 1, int(1000 * PATIENCE_S)) == 1
@@ -532,32 +521,29 @@ def test_calls_leave_a_master_that_is_gone(cluster: RedisCluster, is_async: bool
                 "the others know it",
             )
             with pytest.raises(StoreUnavailable):
-                await done(bucket.allow_many([KEYS[0]]) if is_batch else bucket.allow(KEYS[0]))
+                bucket.allow_many([KEYS[0]]) if is_batch else bucket.allow(KEYS[0])
             # And then it looks up the slot's node, as often as the breaker lets it.
-            give_up_s = time.monotonic() + PATIENCE_S
-            while time.monotonic() < give_up_s:
-                with contextlib.suppress(StoreUnavailable):
-                    await done(bucket.allow_many([KEYS[0]]) if is_batch else bucket.allow(KEYS[0]))
-                    break
-                await asyncio.sleep(0.05)
-            assert (await done(bucket.peek(KEYS[0]))).remaining < 5
 
-    with_store(body, is_async, lambda: cluster.url, timeout=0.3)
+            def is_answered() -> bool:
+                with contextlib.suppress(StoreUnavailable):
+                    return bucket.allow_many([KEYS[0]]) == [True] if is_batch else bool(bucket.allow(KEYS[0]))
+                return False
+
+            until(is_answered, "the new master allows")
+            until(lambda: seen(bucket, KEYS[0]) == 4, "the new master's count")
     settle(cluster)
 
 
 def test_an_unavailable_cluster_raises_store_unavailable(is_async: bool) -> None:
-    async def body(store: Any) -> None:
+    with blocking_store(f"redis+cluster://127.0.0.1:{free_port()}", is_async, timeout=1) as store:
         bucket = TokenBucket(store, "a", "9/hour")
         for ask in (bucket.allow, bucket.hit, bucket.peek, AllOf(bucket).allow):
             with pytest.raises(StoreUnavailable, match="has not decided"):
-                await done(ask("ada"))
+                ask("ada")
         with pytest.raises(StoreUnavailable):
-            await done(bucket.allow_many(["ada", "bob"]))
+            bucket.allow_many(["ada", "bob"])
         with pytest.raises(StoreUnavailable):
-            await done(AllOf(bucket, bucket).allow(["ada", "bob"]))
-
-    with_store(body, is_async, lambda: f"redis+cluster://127.0.0.1:{free_port()}", timeout=1)
+            AllOf(bucket, bucket).allow(["ada", "bob"])
 
 
 def test_invalid_clients_are_refused(cluster: RedisCluster) -> None:

@@ -20,7 +20,7 @@ import redis.asyncio.retry
 import redis.asyncio.sentinel
 import redis.retry
 import redis.sentinel
-from both_kinds import done, with_store
+from blocking import Blocking, blocking_store, in_event_loop
 from redis.backoff import ConstantBackoff, NoBackoff
 from redis_server import PATIENCE_S, RedisServer, until
 
@@ -71,21 +71,20 @@ def test_no_call_reads_the_reply_left_by_an_interrupted_one(
             await usual(*arguments, **options)
         raise Interrupted
 
-    async def body(store: Any) -> None:
+    make = functools.partial(client_of, server, is_async)
+    server_of, options = (make, {}) if own_client else (server.url, {"timeout": 60})
+    with blocking_store(server_of, is_async, **options) as store:
         full, free = TokenBucket(store, "full", "1/hour"), TokenBucket(store, "free", "1000/hour")
-        assert await done(full.allow("ada"))
-        assert await done(free.allow("ada"))
+        assert full.allow("ada")
+        assert free.allow("ada")
         with monkeypatch.context() as patch:
             patch.setattr(kind, method, interrupted_task if is_async else interrupted)
             with pytest.raises(Interrupted):
-                await done(free.allow_many(["ada"] * 3) if is_batch else free.allow("ada"))
+                free.allow_many(["ada"] * 3) if is_batch else free.allow("ada")
         for _ in range(5):
-            assert not await done(full.allow("ada"))
-            assert await done(free.allow("ada"))
-            assert await done(full.allow_many(["ada"] * 2)) == [False] * 2
-
-    make = functools.partial(client_of, server, is_async)
-    with_store(body, is_async, make if own_client else lambda: server.url, **{} if own_client else {"timeout": 60})
+            assert not full.allow("ada")
+            assert free.allow("ada")
+            assert full.allow_many(["ada"] * 2) == [False] * 2
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
@@ -101,21 +100,19 @@ def test_a_retrying_client_repeats_no_call_of_a_limiter(
         server.process.send_signal(signal.SIGCONT)
         return disconnect(*arguments, **options)
 
-    async def body(store: Any) -> None:
+    with blocking_store(functools.partial(client_of, server, is_async, 0.2), is_async) as store:
         # Afterwards, as a store takes none that has retries.
         store.executor.client._client.set_retry(
             (redis.asyncio.retry.Retry if is_async else redis.retry.Retry)(NoBackoff(), 5)
         )
         bucket = TokenBucket(store, "api", "9/hour")
-        assert await done(bucket.allow("ada"))
+        assert bucket.allow("ada")
         # Connections that others have left would be ended by the collector meanwhile.
         gc.collect()
         with server.stopped(), monkeypatch.context() as patch:
             patch.setattr(kind, "disconnect", and_go_on)
             with pytest.raises(StoreUnavailable):
-                await done(bucket.allow_many(["ada"]) if is_batch else bucket.allow("ada"))
-
-    with_store(body, is_async, functools.partial(client_of, server, is_async, 0.2))
+                bucket.allow_many(["ada"]) if is_batch else bucket.allow("ada")
     with RedisStore(server.url, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "9/hour")
         # The server has read it when it went on.
@@ -150,17 +147,15 @@ def test_a_child_does_not_wait_for_a_lock_of_its_parents_threads(
 
 
 def test_connections_that_the_server_has_closed_are_replaced(server: RedisServer, is_async: bool) -> None:
-    async def body(store: Any) -> None:
+    with blocking_store(server.url, is_async, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "9/hour")
-        assert await done(bucket.allow("ada"))
+        assert bucket.allow("ada")
         with server.client() as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal")
         (connection,) = store.executor.client.connection_pool._available_connections
         while is_async and not connection._reader.at_eof():
-            await asyncio.sleep(0.001)  # the loop has to hear of it
-        assert await done(bucket.allow("ada"))
-
-    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+            store.loop.run_until_complete(asyncio.sleep(0.001))  # the loop has to hear of it
+        assert bucket.allow("ada")
 
 
 def test_many_calls_at_once_get_connections(server: RedisServer) -> None:
@@ -170,14 +165,14 @@ def test_many_calls_at_once_get_connections(server: RedisServer) -> None:
         bucket = TokenBucket(store, "api", "1000/hour")
         assert all(await asyncio.gather(*[bucket.allow("ada") for _ in range(150)]))
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 def test_a_store_that_is_closed_while_it_is_used(server: RedisServer, is_async: bool) -> None:
     class Broken(Exception):
         """As redis-py's parts fail that are taken away under it."""
 
-    async def body(store: Any) -> None:
+    with blocking_store(server.url, is_async, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "9/hour")
 
         def broken(*call: Any) -> Any:
@@ -186,9 +181,7 @@ def test_a_store_that_is_closed_while_it_is_used(server: RedisServer, is_async: 
 
         store.executor.execute_command = broken
         with pytest.raises(StoreClosed):
-            await done(bucket.allow("ada"))
-
-    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+            bucket.allow("ada")
 
 
 # ---- Clients that the user makes -------------------------------------------------------------------------------------
@@ -240,14 +233,11 @@ def test_a_client_of_replicas_is_refused(is_async: bool) -> None:
 def test_a_call_connects_once(number: int, is_async: bool) -> None:
     """To a port that accepts connections and sends nothing."""
 
-    async def body(store: Any) -> None:
-        with pytest.raises(StoreUnavailable):
-            await done(TokenBucket(store, "api", "9/hour").allow("ada"))
-
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         options = {"retry": never(is_async)}
         make = functools.partial(clients, is_async, silent.getsockname()[1], options, options)
-        with_store(body, is_async, lambda: make()[number])
+        with blocking_store(lambda: make()[number], is_async) as store, pytest.raises(StoreUnavailable):
+            TokenBucket(store, "api", "9/hour").allow("ada")
         silent.settimeout(0.05)
         came = 0
         with contextlib.suppress(TimeoutError):
@@ -267,9 +257,9 @@ def test_a_connection_is_closed_after_an_unexpected_reply(
     """The next bytes on it would belong to another reply."""
     kind: Any = redis.asyncio.Connection if is_async else redis.Connection
 
-    async def body(store: Any) -> None:
+    with blocking_store(server.url, is_async, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "9/hour")
-        assert await done(bucket.allow("ada"))
+        assert bucket.allow("ada")
         (connection,) = store.executor.client.connection_pool._available_connections
         reads = kind.read_response
 
@@ -286,20 +276,18 @@ def test_a_connection_is_closed_after_an_unexpected_reply(
         with monkeypatch.context() as patch:
             patch.setattr(kind, "read_response", other_later if is_async else other)
             with pytest.raises(StoreUnavailable, match="b'OK'"):
-                await done(bucket.allow_many(["ada"] * 2) if is_batch else bucket.allow("ada"))
+                bucket.allow_many(["ada"] * 2) if is_batch else bucket.allow("ada")
         assert not connection.is_connected if is_async else connection._sock is None
-        assert await done(bucket.allow("ada"))
-
-    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+        assert bucket.allow("ada")
 
 
 def test_leaked_connections_are_replaced(server: RedisServer, is_async: bool) -> None:
     """An interrupt may come after redis-py has taken a connection out of its pool and before it returns it."""
 
-    async def body(store: Any) -> None:
+    with blocking_store(server.url, is_async, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "9/hour")
-        lost = [await done(store.executor.client.connection_pool.get_connection()) for _ in range(120)]
-        assert await done(bucket.allow("ada"))
+        pool: Any = store.executor.client.connection_pool
+        pool = Blocking(pool, store.loop) if is_async else pool
+        lost = [pool.get_connection() for _ in range(120)]
+        assert bucket.allow("ada")
         assert len(lost) == 120
-
-    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)

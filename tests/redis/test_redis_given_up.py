@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import redis
-from both_kinds import done, with_store
+from blocking import blocking_store, in_event_loop
 from proxy import Proxy, proxy
 from redis.exceptions import OutOfMemoryError
-from redis_server import PATIENCE_S, RedisServer
+from redis_server import PATIENCE_S, RedisServer, until
 
 from forebay import AllOf, Concurrency, ForeignState, LimitExceeded, Store, StoreUnavailable, TokenBucket
 from forebay.errors import StoreClosed
@@ -71,7 +71,7 @@ class Late:
 async def all_back(held: Any) -> None:
     async with asyncio.timeout(PATIENCE_S):
         for key in ("ada", "bob"):
-            while (await done(held.peek(key))).remaining < LIMIT:
+            while (await held.peek(key)).remaining < LIMIT:
                 await asyncio.sleep(0.005)
 
 
@@ -106,7 +106,7 @@ def test_permits_of_a_cancelled_task_come_back(how: str, server: RedisServer, mo
         await held.refund("ada", LIMIT)
         await all_back(held)
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 def test_permits_of_a_cancelled_batch_of_several_parts_come_back(
@@ -136,7 +136,7 @@ def test_permits_of_a_cancelled_batch_of_several_parts_come_back(
             may_come.set()
             await all_back(held)
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 def failing_in_between(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,26 +155,24 @@ def failing_in_between(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def answers_at_once(calls: Any) -> Any:
         return failed(execute_many(without(calls)), calls)
 
-    is_async = isinstance(store, AsyncRedisStore)
+    is_async = not isinstance(store, RedisStore)
     monkeypatch.setattr(store.executor.client, "execute_many", answers if is_async else answers_at_once)
 
 
 def test_a_partly_failed_batch_keeps_the_other_replies(
     is_async: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(store: Any) -> None:
+    with blocking_store(server.url, is_async, timeout=PATIENCE_S, when_unavailable="allow") as store:
         held, bucket = held_of(store), TokenBucket(store, "b", "1/hour")
-        await done(held.allow("ada"))
-        await done(bucket.allow("ada"))
+        held.allow("ada")
+        bucket.allow("ada")
         with monkeypatch.context() as patch:
             failing_in_between(store, patch)
-            assert await done(held.allow_many(["ada", "bob", "ada"])) == [True] * 3
-            assert await done(bucket.allow_many(["ada", "bob", "ada"])) == [False, True, False]
+            assert held.allow_many(["ada", "bob", "ada"]) == [True] * 3
+            assert bucket.allow_many(["ada", "bob", "ada"]) == [False, True, False]
         # The taken permits are known, and can be given back.
-        await done(held.refund("ada", 3))
-        assert (await done(held.peek("ada"))).remaining == LIMIT
-
-    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S, when_unavailable="allow")
+        held.refund("ada", 3)
+        assert held.peek("ada").remaining == LIMIT
 
 
 def test_permits_of_a_partly_failed_batch_come_back(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +189,7 @@ def test_permits_of_a_partly_failed_batch_come_back(server: RedisServer, monkeyp
             late.may_come.set()
             await all_back(held)
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("how", ["one", "all"])
@@ -229,7 +227,7 @@ def test_a_cancelled_batch_is_given_back_in_one_batch(
         for key in keys:
             assert (await held.peek(key)).remaining == LIMIT
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 def test_a_task_cancelled_at_any_time_holds_nothing(server: RedisServer) -> None:
@@ -265,7 +263,7 @@ def test_a_task_cancelled_at_any_time_holds_nothing(server: RedisServer) -> None
                             await (answer.release() if taking == slow_held.acquire else slow_held.refund("bob"))
                     await all_back(held)
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 def test_a_release_goes_on_when_its_task_is_cancelled(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +285,7 @@ def test_a_release_goes_on_when_its_task_is_cancelled(server: RedisServer, monke
             await asyncio.wait(store.executor.going_on)
         assert (await held.peek("ada")).remaining == LIMIT
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("how", ["cancel", "refund"])
@@ -310,7 +308,7 @@ def test_giving_back_in_several_calls_goes_on_after_a_cancellation(
                 await asyncio.wait(store.executor.going_on)
         assert (await held.peek("ada")).remaining == LIMIT
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("is_denied", [False, True], ids=["allowed", "denied"])
@@ -360,7 +358,7 @@ def test_a_request_of_several_slots_that_is_cancelled_holds_nothing(
         assert (await held.peek("ada")).remaining == LIMIT
         assert (await three.limiters[0].peek("eve")).remaining == 100
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 def test_no_other_refund_gives_back_the_permits_of_a_running_refund(
@@ -389,7 +387,7 @@ def test_no_other_refund_gives_back_the_permits_of_a_running_refund(
             await asyncio.wait(going_on)
         assert (await held.peek("ada")).remaining == LIMIT
 
-    with_store(body, True, lambda: server.url, timeout=PATIENCE_S)
+    in_event_loop(server.url, body, timeout=PATIENCE_S)
 
 
 def test_close_gives_back_first(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,20 +496,19 @@ def test_calls_during_a_close_raise_store_closed(what: str, server: RedisServer,
             kind: Any = AsyncRedisStore if is_async else RedisStore
             store = kind(through.url, timeout=PATIENCE_S, host=host)
             bucket = TokenBucket(store, "b", "100/hour")
-            await done(bucket.allow("ada"))
+            call: Any = (lambda method, *given: method(*given)) if is_async else asyncio.to_thread
+            await call(bucket.allow, "ada")
             through.is_silent = True
-
-            def ask() -> Any:
-                return bucket.allow("ada") if what == "allow" else bucket.allow_many(["ada", "bob"])
 
             pool = store.executor.client.connection_pool
             in_use = set(pool._in_use_connections)
-            task = asyncio.ensure_future(ask() if is_async else asyncio.to_thread(ask))
+            asked = call(bucket.allow, "ada") if what == "allow" else call(bucket.allow_many, ["ada", "bob"])
+            task = asyncio.ensure_future(asked)
             while not set(pool._in_use_connections) - in_use:
                 await asyncio.sleep(0.001)
             # That it has been sent.
             await asyncio.sleep(0.05)
-            await done(store.close())
+            await call(store.close)
             with pytest.raises(StoreClosed):
                 await task
             async with AsyncRedisStore(through.url, host=host) as other:
@@ -564,35 +561,29 @@ def lose(through: Proxy) -> None:
     through.cut()
 
 
-async def find(through: Proxy, server: RedisServer, held: Any) -> None:
+def find(through: Proxy, server: RedisServer, held: Any) -> None:
     """Send a call that finds the cut connections."""
     through.server_port = server.port
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with contextlib.suppress(StoreUnavailable):
-                await done(held.peek("ada"))
-                break
-            await asyncio.sleep(0.01)
+
+    def is_answered() -> bool:
+        with contextlib.suppress(StoreUnavailable):
+            held.peek("ada")
+            return True
+        return False
+
+    until(is_answered, "a reply over a new connection")
 
 
 @pytest.mark.parametrize("how", ["hold", "acquire"])
 def test_a_block_keeps_its_outcome(how: str, through: Proxy, server: RedisServer, is_async: bool) -> None:
-    async def body(store: Any) -> None:
+    with blocking_store(through.url, is_async, timeout=PATIENCE_S) as store:
         held = held_of(store)
         for error in (None, ValueError("the block's own")):
-            await find(through, server, held)
-            if is_async:
-                manager = held.hold("ada") if how == "hold" else await held.acquire("ada")
-                await manager.__aenter__()
-                lose(through)
-                assert not await manager.__aexit__(type(error) if error else None, error, None)
-            else:
-                manager = held.hold("ada") if how == "hold" else held.acquire("ada")
-                manager.__enter__()
-                lose(through)
-                assert not manager.__exit__(type(error) if error else None, error, None)
-
-    with_store(body, is_async, lambda: through.url, timeout=PATIENCE_S)
+            find(through, server, held)
+            manager = held.hold("ada") if how == "hold" else held.acquire("ada")
+            manager.__enter__()
+            lose(through)
+            assert not manager.__exit__(type(error) if error else None, error, None)
 
 
 @pytest.mark.parametrize("how", ["hold", "acquire"])
@@ -603,43 +594,35 @@ def test_a_block_raises_its_own_exception(
     class Own(Exception):
         pass
 
-    async def body(store: Any) -> None:
+    with blocking_store(server.url, is_async, timeout=PATIENCE_S) as store:
         held = held_of(store)
 
-        async def spoil() -> None:
+        def spoil() -> None:
             if what == "closed":
-                await done(store.close())
+                store.close()
             else:
                 client.set(client.keys("*held*")[0], "something else")
 
-        async def block(error: Exception | None) -> None:
-            if is_async:
-                async with held.hold("ada") if how == "hold" else await held.acquire("ada"):
-                    await spoil()
-                    if error:
-                        raise error
-            else:
-                with held.hold("ada") if how == "hold" else held.acquire("ada"):
-                    await spoil()
-                    if error:
-                        raise error
+        def block(error: Exception | None) -> None:
+            with held.hold("ada") if how == "hold" else held.acquire("ada"):
+                spoil()
+                if error:
+                    raise error
 
         with pytest.raises(Own):
-            await block(Own())
+            block(Own())
         if what == "foreign":
             client.flushall()
             with pytest.raises(ForeignState):
-                await block(None)
-
-    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+                block(None)
 
 
 def test_a_failed_release_can_be_repeated(through: Proxy, server: RedisServer, is_async: bool) -> None:
-    async def body(store: Any) -> None:
+    with blocking_store(through.url, is_async, timeout=PATIENCE_S) as store:
         held = held_of(store)
-        lease = await done(held.acquire("ada", 2))
-        assert await done(held.allow("ada"))
-        booked = await done(held.reserve("ada"))
+        lease = held.acquire("ada", 2)
+        assert held.allow("ada")
+        booked = held.reserve("ada")
         left = LIMIT - 4
         for give_back, again, count in (
             (lease.release, lease.release, 2),
@@ -648,12 +631,10 @@ def test_a_failed_release_can_be_repeated(through: Proxy, server: RedisServer, i
         ):
             lose(through)
             with pytest.raises(StoreUnavailable):
-                await done(give_back())
-            await find(through, server, held)
-            assert (await done(held.peek("ada"))).remaining == left
-            assert await done(again()) in (True, None)
+                give_back()
+            find(through, server, held)
+            assert held.peek("ada").remaining == left
+            assert again() in (True, None)
             left += count
-            assert (await done(held.peek("ada"))).remaining == left
-        assert not await done(lease.release())
-
-    with_store(body, is_async, lambda: through.url, timeout=PATIENCE_S)
+            assert held.peek("ada").remaining == left
+        assert not lease.release()

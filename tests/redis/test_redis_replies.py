@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 import redis.exceptions
-from both_kinds import done, with_store
+from blocking import blocking_store
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy import proxy
@@ -15,7 +14,6 @@ from redis_cluster import RedisCluster
 from redis_server import RedisServer
 
 from forebay import StoreUnavailable, TokenBucket
-from forebay.redis import AsyncRedisStore, RedisStore
 from forebay.redis.transport.replies import ReplySizes
 
 HOSTILE = {
@@ -44,22 +42,19 @@ def use_python_parser(store: Any, is_async: bool) -> None:
 @pytest.mark.parametrize("parser", ["hiredis", "python"])
 @pytest.mark.parametrize("hostile", ["a list", "a list among numbers", "lists in lists", "a text"])
 def test_a_reply_that_is_too_large_is_refused(hostile: str, parser: str, is_async: bool, server: RedisServer) -> None:
-    async def ask(store: Any) -> None:
+    with proxy(server.port) as through, blocking_store(through.url, is_async, timeout=60) as store:
         if parser == "python":
             use_python_parser(store, is_async)
         api = TokenBucket(store, "api", "100/hour")
-        assert await done(api.allow("key"))
+        assert api.allow("key")
         through.instead = HOSTILE[hostile]
         # While an answer is waited for, and while a connection is made.
         for failures in (1, 2):
             with pytest.raises(StoreUnavailable, match="no answer to a limiter has"):
-                await done(api.allow("key"))
+                api.allow("key")
             assert store.status().failures == failures
         through.instead = None
-        assert (await done(api.hit("key"))).limit == 100
-
-    with proxy(server.port) as through:
-        with_store(ask, is_async, lambda: through.url, timeout=60)
+        assert api.hit("key").limit == 100
 
 
 def test_replies_of_cluster_nodes_are_limited(
@@ -67,20 +62,15 @@ def test_replies_of_cluster_nodes_are_limited(
 ) -> None:
     """Cluster clients make their connections by other classes."""
     checked: list[type] = []
-    kind: Any = AsyncRedisStore if is_async else RedisStore
 
-    async def ask() -> None:
-        store = kind(cluster.url, timeout=60)
-        assert await done(TokenBucket(store, "api", "100/hour").allow("key"))
+    with blocking_store(cluster.url, is_async, timeout=60) as store:
+        assert TokenBucket(store, "api", "100/hour").allow("key")
         if is_async:
             nodes = store.executor.client._cluster.get_nodes()
             checked.extend(type(one._reader) for node in nodes for one in node._connections)
         else:
             pools = [node.redis_connection.connection_pool for node in store.executor.client._cluster().get_nodes()]
             checked.extend(type(one._sock) for pool in pools for one in pool._available_connections)
-        await done(store.close())
-
-    asyncio.run(ask())
     assert {one.__name__ for one in checked} == {"BoundedReader" if is_async else "TimedSocket"}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 import trustme
-from both_kinds import done, with_store
+from blocking import blocking_store
 from redis_cluster import RedisCluster
 from redis_server import PATIENCE_S, RedisServer, redis_server
 from test_redis_store import EVERY_KIND
@@ -27,36 +27,36 @@ RULES = re.findall(r"[+~][a-z|*:]+", PAGE.partition("The user needs these rules:
 FOR_CLUSTERS = ["+cluster|slots", "+asking", "+command"]
 
 
-async def use_everything(store: Any) -> None:
+def use_everything(store: Any) -> None:
     """Run every script in every way."""
     for name, make in EVERY_KIND.items():
         limiter = make(store, name)
-        assert await done(limiter.allow("ada"))
-        await done(limiter.refund("ada"))
+        assert limiter.allow("ada")
+        limiter.refund("ada")
         for _ in range(limiter.limit):
-            assert await done(limiter.hit("ada"))
-        assert not await done(limiter.hit("ada"))
-        assert not await done(limiter.reserve("ada", limiter.limit, 0))
-        await done(limiter.refund("ada", min(limiter.limit, 2)))
-        assert await done(limiter.allow("ada"))
+            assert limiter.hit("ada")
+        assert not limiter.hit("ada")
+        assert not limiter.reserve("ada", limiter.limit, 0)
+        limiter.refund("ada", min(limiter.limit, 2))
+        assert limiter.allow("ada")
         if name != "concurrency":
-            assert await done(limiter.hit("bob", request_id="r"))
-            await done(limiter.refund("bob", request_id="r"))
+            assert limiter.hit("bob", request_id="r")
+            limiter.refund("bob", request_id="r")
         else:
-            lease = await done(limiter.acquire("bob"))
-            assert await done(lease.renew())
-            assert await done(lease.release())
-        booked = await done(limiter.reserve("cid", limiter.limit))
+            lease = limiter.acquire("bob")
+            assert lease.renew()
+            assert lease.release()
+        booked = limiter.reserve("cid", limiter.limit)
         assert booked.allowed
-        await done(booked.cancel())
-        assert await done(limiter.allow_many(["cid", "dan"])) == [True, True]
-        assert await done(limiter.wait("eve", timeout=1))
+        booked.cancel()
+        assert limiter.allow_many(["cid", "dan"]) == [True, True]
+        assert limiter.wait("eve", timeout=1)
         for key in ("ada", "bob", "cid", "dan", "eve"):
-            await done(limiter.reset(key))
-            assert (await done(limiter.peek(key))).remaining == limiter.limit
+            limiter.reset(key)
+            assert limiter.peek(key).remaining == limiter.limit
     both = AllOf(*(make(store, f"all {name}") for name, make in EVERY_KIND.items()))
-    assert await done(both.allow("ada"))
-    await done(both.reset("ada"))
+    assert both.allow("ada")
+    both.reset("ada")
 
 
 # Users
@@ -74,38 +74,40 @@ def user(server: RedisServer) -> Iterator[str]:
 def test_a_user_with_the_listed_permissions_can_use_everything(user: str, is_async: bool) -> None:
     assert len(RULES) > 20
     for protocol in ("", "?protocol=2", "?protocol=3"):
-        with_store(use_everything, is_async, lambda url=user + protocol: url, timeout=PATIENCE_S)  # type: ignore[misc]
+        with blocking_store(user + protocol, is_async, timeout=PATIENCE_S) as store:
+            use_everything(store)
 
 
 def test_a_user_without_permissions_gets_an_error_with_a_remedy(
     user: str, server: RedisServer, client: redis.Redis, is_async: bool
 ) -> None:
-    async def denied(store: Any) -> None:
+    def denied(store: Any) -> None:
         for limiter in (TokenBucket(store, "api", "5/minute"), AllOf(TokenBucket(store, "api", "5/minute"))):
             for ask in (limiter.allow, limiter.hit, limiter.peek, limiter.reset):
                 with pytest.raises(StoreUnavailable, match=r"(?i)permission|password|can't run"):
-                    await done(ask("ada"))
+                    ask("ada")
             with pytest.raises(StoreUnavailable, match=r"(?i)permission|password|can't run"):
-                await done(limiter.allow_many(["ada"]))
+                limiter.allow_many(["ada"])
 
-    with_store(denied, is_async, lambda: user, timeout=PATIENCE_S, namespace="other")
-    with_store(denied, is_async, lambda: user.replace("secret", "guess"), timeout=PATIENCE_S)
+    with blocking_store(user, is_async, timeout=PATIENCE_S, namespace="other") as store:
+        denied(store)
+    with blocking_store(user.replace("secret", "guess"), is_async, timeout=PATIENCE_S) as store:
+        denied(store)
     client.execute_command("ACL", "SETUSER", "shop", "-set")
 
-    async def cannot_charge(store: Any) -> None:
+    with blocking_store(user, is_async, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "api", "5/minute")
         with pytest.raises(StoreUnavailable, match=r"can't run|permission"):
-            await done(bucket.allow("ada"))
-        assert await done(bucket.peek("ada"))
-
-    with_store(cannot_charge, is_async, lambda: user, timeout=PATIENCE_S)
+            bucket.allow("ada")
+        assert bucket.peek("ada")
     assert client.keys() == []
 
 
 def test_a_user_with_the_listed_permissions_can_use_a_cluster(cluster: RedisCluster, is_async: bool) -> None:
     for node in cluster.nodes:
         cluster.ask(node, "ACL SETUSER", "shop", "reset", "on", ">secret", *RULES, *FOR_CLUSTERS)
-    with_store(use_everything, is_async, lambda: cluster.url.replace("//", "//shop:secret@"), timeout=PATIENCE_S)
+    with blocking_store(cluster.url.replace("//", "//shop:secret@"), is_async, timeout=PATIENCE_S) as store:
+        use_everything(store)
     cluster.on_masters("FLUSHALL")
 
 
@@ -150,13 +152,15 @@ def url_of(server: RedisServer, *options: str) -> str:
 
 def test_a_limiter_over_tls(tls_server: RedisServer, folder: Path, is_async: bool) -> None:
     url = url_of(tls_server, f"ssl_ca_certs={folder}/authority.pem", own_certificate(folder))
-    with_store(use_everything, is_async, lambda: url, timeout=PATIENCE_S)
+    with blocking_store(url, is_async, timeout=PATIENCE_S) as store:
+        use_everything(store)
 
     def client() -> Any:
         kind = redis.asyncio.Redis if is_async else redis.Redis
         return kind(host="127.0.0.1", port=tls_server.port, socket_timeout=PATIENCE_S, retry=None, **tls_server.options)
 
-    with_store(use_everything, is_async, client, namespace="other")
+    with blocking_store(client, is_async, namespace="other") as store:
+        use_everything(store)
 
 
 def test_a_tls_handshake_ends_at_the_deadline_of_the_call() -> None:
@@ -182,13 +186,6 @@ def test_a_tls_handshake_ends_at_the_deadline_of_the_call() -> None:
 def test_a_client_sends_nothing_to_an_untrusted_server(tls_server: RedisServer, folder: Path, is_async: bool) -> None:
     own = own_certificate(folder)
 
-    async def refused(store: Any) -> None:
-        bucket = TokenBucket(store, "api", "5/minute")
-        with pytest.raises(StoreUnavailable, match="has not decided"):
-            await done(bucket.allow("ada"))
-        with pytest.raises(StoreUnavailable, match="has not decided"):
-            await done(bucket.allow_many(["ada"]))
-
     for url in (
         url_of(tls_server, own),
         url_of(tls_server, own, f"ssl_ca_certs={folder}/other.pem"),
@@ -196,4 +193,9 @@ def test_a_client_sends_nothing_to_an_untrusted_server(tls_server: RedisServer, 
         url_of(tls_server, f"ssl_ca_certs={folder}/authority.pem"),
         f"redis://127.0.0.1:{tls_server.port}/0",
     ):
-        with_store(refused, is_async, lambda url=url: url, timeout=PATIENCE_S)  # type: ignore[misc]
+        with blocking_store(url, is_async, timeout=PATIENCE_S) as store:
+            bucket = TokenBucket(store, "api", "5/minute")
+            with pytest.raises(StoreUnavailable, match="has not decided"):
+                bucket.allow("ada")
+            with pytest.raises(StoreUnavailable, match="has not decided"):
+                bucket.allow_many(["ada"])

@@ -14,7 +14,7 @@ import redis.asyncio.retry
 import redis.asyncio.sentinel
 import redis.retry
 import redis.sentinel
-from both_kinds import done, with_store
+from blocking import blocking_store
 from redis.backoff import NoBackoff
 from redis_server import PATIENCE_S, PROGRAM, RedisServer, answers, free_port, redis_server, until
 
@@ -95,32 +95,32 @@ def test_a_failover_is_followed(servers: list[RedisServer]) -> None:
         sentinel = kind([("127.0.0.1", servers[2].port)], sentinel_kwargs=calm(kind))
         return sentinel.master_for(SERVICE, socket_timeout=PATIENCE_S)
 
-    async def before(store: Any) -> None:
+    def before(store: Any) -> None:
         bucket = TokenBucket(store, "api", "9/hour")
         for _ in range(3):
-            assert await done(bucket.allow("ada"))
+            assert bucket.allow("ada")
 
-    async def after(store: Any) -> None:
+    def after(store: Any) -> None:
         bucket = TokenBucket(store, "api", "9/hour")
         both = AllOf(bucket, TokenBucket(store, "other", "9/hour"))
         # A client that still has a connection to the old master gets one reply that it is none; the script is sent
         # again.
         with contextlib.suppress(StoreUnavailable):
-            await done(bucket.peek("ada"))
-        assert (await done(bucket.hit("ada"))).remaining == 5
-        assert await done(bucket.allow_many(["ada", "bob"])) == [True, True]
-        assert await done(both.allow("ada"))
-        assert (await done(bucket.peek("ada"))).remaining == 3
+            bucket.peek("ada")
+        assert bucket.hit("ada").remaining == 5
+        assert bucket.allow_many(["ada", "bob"]) == [True, True]
+        assert both.allow("ada")
+        assert bucket.peek("ada").remaining == 3
 
-    async def while_asyncio_is_used(store: Any) -> None:
-        await before(store)
-        with RedisStore(master_of(redis.sentinel.Sentinel), namespace="sync") as other:
-            await before(other)
-            fail_over(servers)
-            await after(other)
-        await after(store)
-
-    with_store(while_asyncio_is_used, True, lambda: master_of(redis.asyncio.sentinel.Sentinel))
+    with (
+        blocking_store(lambda: master_of(redis.asyncio.sentinel.Sentinel), True) as store,
+        RedisStore(master_of(redis.sentinel.Sentinel), namespace="sync") as other,
+    ):
+        before(store)
+        before(other)
+        fail_over(servers)
+        after(other)
+        after(store)
 
 
 def test_a_sentinel_without_deadlines_is_refused(servers: list[RedisServer]) -> None:
@@ -141,11 +141,8 @@ def test_an_unavailable_sentinel_raises_store_unavailable(is_async: bool) -> Non
         options = {"socket_timeout": 1, "retry": None}
         return kind([("127.0.0.1", free_port())], sentinel_kwargs=options).master_for(SERVICE, socket_timeout=1)
 
-    async def body(store: Any) -> None:
-        with pytest.raises(StoreUnavailable, match="No master found"):
-            await done(TokenBucket(store, "api", "9/hour").allow("ada"))
-
-    with_store(body, is_async, client)
+    with blocking_store(client, is_async) as store, pytest.raises(StoreUnavailable, match="No master found"):
+        TokenBucket(store, "api", "9/hour").allow("ada")
 
 
 def test_masters_of_one_name_have_breakers_of_their_own() -> None:

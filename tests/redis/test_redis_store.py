@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from both_kinds import done, with_store
+from blocking import blocking_store
 from redis_server import PATIENCE_S, RedisServer, redis_server
 from scripts_clock import ServerClock
 
@@ -412,7 +412,7 @@ def test_flushed_scripts_are_loaded_again(
 def test_scripts_that_are_flushed_during_a_batch_are_loaded_again(
     is_async: bool, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(store: Any) -> None:
+    with blocking_store(server.url, is_async, timeout=PATIENCE_S) as store:
         bucket = TokenBucket(store, "b", "9/hour")
         send, sizes = store.executor.client.execute_many, []
 
@@ -422,7 +422,7 @@ def test_scripts_that_are_flushed_during_a_batch_are_loaded_again(
             return send(calls)
 
         monkeypatch.setattr(store.executor.client, "execute_many", forgotten)
-        assert await done(bucket.allow_many(["ada"] * 12)) == [True] * 9 + [False] * 3
+        assert bucket.allow_many(["ada"] * 12) == [True] * 9 + [False] * 3
         assert sizes == [12, 12]
 
         def unknown(calls: Any) -> Any:
@@ -434,9 +434,7 @@ def test_scripts_that_are_flushed_during_a_batch_are_loaded_again(
         # By a server that doesn't take it at all.
         monkeypatch.setattr(store.executor.client, "execute_many", unknown_later if is_async else unknown)
         with pytest.raises(StoreUnavailable, match="never known"):
-            await done(bucket.allow_many(["ada"] * 3))
-
-    with_store(body, is_async, lambda: server.url, timeout=PATIENCE_S)
+            bucket.allow_many(["ada"] * 3)
 
 
 def test_an_unavailable_server_raises_store_unavailable(server: RedisServer) -> None:
@@ -727,28 +725,27 @@ def test_why_redis_has_not_decided_is_logged_once_a_minute(
 ) -> None:
     """Neither a fallback nor a 503 shows the reason."""
 
-    async def ask(store: Any) -> None:
-        bucket = TokenBucket(store, "b", "5/minute")
-        for _ in range(5):
-            assert await done(bucket.allow("ada"))
-        assert all(await done(bucket.allow_many(["ada"] * 3)))
-        assert len(caplog.messages) == 1
-        store.executor._logged_s -= LOG_EVERY_S
-        assert await done(bucket.hit("ada"))
-
     # Not a failure: the breaker stays closed, and each call goes to Redis.
     url = server.url.replace("/0", "/99")
-    with_store(ask, is_async, lambda: url, timeout=PATIENCE_S, when_unavailable="allow")
+    with blocking_store(url, is_async, timeout=PATIENCE_S, when_unavailable="allow") as store:
+        bucket = TokenBucket(store, "b", "5/minute")
+        for _ in range(5):
+            assert bucket.allow("ada")
+        assert all(bucket.allow_many(["ada"] * 3))
+        assert len(caplog.messages) == 1
+        store.executor._logged_s -= LOG_EVERY_S
+        assert bucket.hit("ada")
     assert [(record.name, record.levelname) for record in caplog.records] == [("forebay.redis", "WARNING")] * 2
     assert all(f"127.0.0.1:{server.port}> has not decided" in text and "DB index" in text for text in caplog.messages)
 
 
 def test_the_error_for_a_server_outside_a_cluster_names_a_remedy(server: RedisServer, is_async: bool) -> None:
-    async def ask(store: Any) -> None:
-        with pytest.raises(StoreUnavailable, match="begins with redis:// or rediss://"):
-            await done(TokenBucket(store, "b", "5/minute").allow("ada"))
-
-    with_store(ask, is_async, lambda: server.url.replace("redis://", "redis+cluster://"), timeout=PATIENCE_S)
+    url = server.url.replace("redis://", "redis+cluster://")
+    with (
+        blocking_store(url, is_async, timeout=PATIENCE_S) as store,
+        pytest.raises(StoreUnavailable, match="begins with redis:// or rediss://"),
+    ):
+        TokenBucket(store, "b", "5/minute").allow("ada")
 
 
 def test_a_store_in_another_event_loop_is_refused(server: RedisServer) -> None:
