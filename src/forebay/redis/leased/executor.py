@@ -118,7 +118,7 @@ class LeaseExecutorBase(ABC):
             self.redis.fall_back(error, lambda: permits.terms.fallback.refund(key, cost))
 
     def reset(self, permits: Permits, key: Key) -> Steps[None]:
-        """Without a fallback: a state in Redis that can't be reached can't be forgotten."""
+        """Forget a key. Has no fallback: a state in Redis can't be deleted while Redis is unavailable."""
         try:
             yield from reset(permits, key)
         except StoreUnavailable as error:
@@ -138,7 +138,7 @@ class LeaseExecutor(LeaseExecutorBase):
 
     @property
     def keeper(self) -> Keeper:
-        """This process's. Without a lock: a signal handler may come here meanwhile."""
+        """The keeper of this process. Takes no lock, because a signal handler may run this code meanwhile."""
         self._check_open()
         keeper = self._keepers.get(os.getpid())
         if keeper is None:
@@ -192,7 +192,7 @@ class LeaseExecutor(LeaseExecutorBase):
             self.finish()
 
     def finish(self) -> None:
-        """At the end of the process or of the store."""
+        """Stop the keeper's thread and give back all leases: at the end of the process or of the store."""
         keeper = self._keepers.pop(os.getpid(), None)
         if keeper:
             # First, so that a fetch that ends meanwhile gives back its lease, or this does.

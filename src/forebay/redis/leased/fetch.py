@@ -1,4 +1,6 @@
-"""Fetching a lease for one request, and giving back what is unused: sans-I/O steps, which both executors drive.
+"""The steps that fetch a lease for one request, and those that give back unused leases.
+
+Sans-I/O: both executors (``leased/executor.py``) drive the steps.
 
 A fetch is a single flight: a host has at most one fetch of a key under way, by the request that holds the key's fetch
 slot. It borrows a batch for its own request. Other threads, tasks and processes of the host spend the permits that are
@@ -175,7 +177,7 @@ def charged(permits: Permits, key: Key, cost: int) -> Steps[Outcome | None]:
 
 
 def patience_s(terms: Terms) -> float:
-    """How long a request waits for other fetches: until two of them, one after the other, must have ended."""
+    """The time that a request waits for other fetches: within it, two fetches, one after the other, must have ended."""
     return 2 * (terms.fetch_deadline_ns + 2 * FETCH_SLOT_QUANTUM_NS) / 1e9
 
 
@@ -354,7 +356,7 @@ def reported(permits: Permits, key: Key, undone: int) -> Steps[None]:
     since_s = time.monotonic()
     slot, until_ns, seen, size = permits.enter(tag, 0)
     busy_until_ns = until_ns
-    # In turn, like a fetch. A refund that has waited for two fetches goes on without the slot.
+    # A refund takes the fetch slot, as a fetch does. If it has waited for two fetches, it goes on without the slot.
     while slot == BUSY and (waited_s := time.monotonic() - since_s) < patience_s(terms):
         yield LAST_PAUSE_S
         were_others_let_in = until_ns != busy_until_ns

@@ -1,4 +1,7 @@
-"""Leased limiters. Both share one set of methods: with asyncio, the executor makes coroutines of their results."""
+"""Leased limiters, for threads and for asyncio: the public methods, over the executors of leases.
+
+Both share one set of methods. With asyncio, the executor makes coroutines of their results.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class LeasedBase:
     def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         """For ``AllOf``, when a limiter of this kind is its first argument."""
         raise InvalidLimiter(
-            f"{self!r} can't be one of several limits: make them all over the {self._redis_kind} itself, or ask one "
+            f"{self!r} can't be one of several limits: make them all over the {self._redis_kind} itself, or call one "
             "after the other"
         )
 
@@ -113,7 +116,7 @@ class LeasedLimiter(LeasedBase, Permits):
         return self._executor.run(self._executor.hit_many(self._permits, keys, costs))
 
     def refund(self: LeasedBase, key: Key, cost: int = 1) -> None:
-        """Give back what an allowed ``hit`` charged, by one round trip. Never more than a fresh key has."""
+        """Give back the permits of an allowed ``hit``, by one round trip. A key never has more than a fresh key."""
         return self._executor.run(self._executor.refund(self._permits, key, cost))
 
     def reset(self: LeasedBase, key: Key) -> None:

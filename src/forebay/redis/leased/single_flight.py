@@ -1,7 +1,7 @@
 """Single flight for the tasks of one event loop: of all tasks that lack permits of one key, one fetches for all.
 
-The fetching task decides the waiting tasks' requests by what it has brought, in the order in which they came. So each
-waiting task wakes once: when its request is decided, or when it fetches next.
+The fetching task decides the waiting tasks' requests by the lease that it has fetched, in the order in which they came.
+So each waiting task wakes once: when its request is decided, or when it fetches next.
 
 At the end of its flight, the fetching task also ends the requests that have waited too long. As at the fetch slot, no
 request is ended before two flights have ended, even if its time is over. A loop that starts a hundred thousand tasks

@@ -78,13 +78,13 @@ class Terms(ABC):
     longest_ns: int
     """The length of the longest lease."""
     same_ns: int
-    """Leases whose ends differ by so much are of different windows; 0 if a grant extends the lease of all permits."""
+    """Leases whose ends differ by this time belong to different windows. 0 if a grant extends all permits' lease."""
     reset_ns: int
-    """So long after the end of a lease, a key's state is as good as fresh."""
+    """The time after the end of a lease at which a key's state is as good as fresh."""
     early_ns: int
-    """If all permits are used so long before the lease's end, the next fetch borrows more."""
+    """If all permits are used this time before the lease's end, the next fetch borrows more."""
     pause_ns: int
-    """After a partial grant, the host sends no fetch for at least so long."""
+    """The shortest time from a partial grant to the host's next fetch."""
 
     def __init__(
         self, strict: LimiterCommands, algorithm: Algorithm, store: Store, options: Options, timeout_ns: int

@@ -114,8 +114,8 @@ FULL: Final = 3
 FAR: Final = 4
 # The error for each reply that shows a wrong clock.
 CLOCKS: Final = {
-    OVER: "has long been over: this host's clock is late, or Redis's is fast",
-    FAR: "is still far off: this host's clock is fast, or Redis's is late",
+    OVER: "ended long ago: this host's clock is late, or that of Redis is fast",
+    FAR: "is still far in the future: this host's clock is fast, or that of Redis is late",
 }
 
 
@@ -150,12 +150,12 @@ class WindowExchange(Exchange):
             self.limiter.merge(place, end_ns, *answers)
             if reply[4] in CLOCKS:
                 raise StoreUnavailable(
-                    f"Redis says that a window that {self.limiter!r} counts in on this host {CLOCKS[reply[4]]}"
+                    f"by the clock of Redis, a window of {self.limiter!r} on this host {CLOCKS[reply[4]]}"
                 )
             if FULL in reply[4::3]:
                 raise StoreUnavailable(
                     f"1000 hosts have reported a key of {self.limiter!r} to Redis in one window, so it has no room for "
-                    "this host's count: take fewer hosts, or a RedisStore, where each decision is Redis's"
+                    "this host's count: take fewer hosts, or a RedisStore, where Redis makes each decision"
                 )
 
         return Command(self.script, keys, encode_args(arguments), 2 + 3 * self.windows, merge)
@@ -176,7 +176,7 @@ class BucketExchange(Exchange):
 
         def merge(reply: list[int]) -> None:
             _, _, ahead_us, known_us = reply
-            # Less one: the reported total was rounded down, so the latest difference may have been rounded up.
+            # Less one, because the reported total was rounded down: its latest change may have been rounded up.
             self.limiter.merge(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
         return Command(self.script, [self.redis_key(name)], encode_args(arguments), 4, merge)

@@ -91,7 +91,7 @@ class SyncedStore:
         if kind not in (FixedWindow, SlidingWindow, TokenBucket):
             raise InvalidLimiter(
                 f"{kind.__name__} can't be synced: take FixedWindow by the clock, SlidingWindow or TokenBucket with "
-                "continuous refill, or make it over the RedisStore, where each decision is Redis's"
+                "continuous refill, or make it over the RedisStore, where Redis makes each decision"
             )
         if self.closed:
             raise StoreClosed(f"{self!r} takes no limiters any more")
