@@ -64,7 +64,7 @@ class Algorithm(ABC):
     """How many numbers the script replies with for this limit."""
     may_free_early: ClassVar[bool] = False
     suffix: bytes
-    """The end of a state's key: limiters of one name share a state if this is the same."""
+    """The end of the name of a state's Redis key. Limiters of one name and suffix share a state."""
     limit: int
     """The most permits that can be allowed at once."""
 
@@ -101,7 +101,7 @@ class Algorithm(ABC):
         """The permits left, the time until this request may be allowed, and the time until nothing counts any more."""
 
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:
-        """The charge that takes `charge` back, if it still counts. It has the state that `charge` left as its room."""
+        """The charge that takes `charge` back, if that still counts. Its room is a number of the state after `charge`."""
         return Charge(charge.cost, (charge.arguments[0], seen.numbers[0], *charge.arguments[2:]))
 
     def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
@@ -165,7 +165,7 @@ class Gcra(Algorithm):
 
     @property
     def due_us(self) -> int:
-        """A TAT that is at most so far ahead of now has no booking that is still waiting."""
+        """If a TAT is at most this far ahead of now, no booking is still waiting for its time."""
         return self.tolerance_us
 
     def amount_us(self, cost: int) -> int:

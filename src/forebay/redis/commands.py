@@ -63,7 +63,7 @@ class Command(Generic[T]):
     """How many numbers the reply has."""
     read: Callable[[list[int]], T]
     if_given_up: Callable[[list[int]], CommandFlow[None]] | None = None
-    """Makes the flow that gives back what the call took, if the task that waited for the reply was cancelled."""
+    """Makes the flow that gives back the call's permits, if the task that waited for the reply was cancelled."""
 
     @property
     def call(self) -> Call:
@@ -102,7 +102,7 @@ CommandFlow = Generator[Command[Any], Any, T]
 
 
 def given_up(command: Sequence[Command[Any]], replies: Sequence[Any]) -> list[CommandFlow[None]]:
-    """The flows that give back what commands took, after the task that waited for the replies was cancelled."""
+    """The flows that give back the permits of commands, after the task that waited for the replies was cancelled."""
     flows = []
     for one, reply in zip(command, replies, strict=False):
         if one.if_given_up is not None and not isinstance(reply, Exception):

@@ -391,7 +391,7 @@ class Policy:
             lease = timedelta(microseconds=parameters["lease_ns"] // 1000)
             return make(store, name, self._share(limiter.limit), lease, keys=keys)
         if kind is MinInterval:
-            # A share of a rate of one at a time is a longer interval: the interval times the hosts.
+            # The host's share is a longer interval: the interval times the number of hosts.
             return make(store, name, timedelta(microseconds=self._hosts * parameters["interval_ns"] // 1000))
         rate = self._share_of(parameters["rate"])
         if kind is TokenBucket:

@@ -3,8 +3,8 @@
 -- An algorithm is a table of functions over a state, the decoded value of one key. A call reads it once and writes it
 -- at most once. `a` are the algorithm's arguments.
 --   arguments                 the number of arguments. The first is the amount that a request adds to the state. The
---                             second is the most that may be used before it; in a cancellation, a number of the state
---                             that the charge has left
+--                             second is the room: the most that may be used before the request. In a cancellation, the
+--                             second is instead a number of the state that the charge has left
 --   read(key, now, a)         the state; nil if the key holds a foreign value
 --   allows(state, now, a)     whether the request is allowed
 --   charge(state, now, a)     changes the state in memory, not in Redis
