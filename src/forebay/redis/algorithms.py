@@ -101,7 +101,7 @@ class Algorithm(ABC):
         """The permits left, the time until this request may be allowed, and the time until nothing counts any more."""
 
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:
-        """The charge that takes `charge` back, if that still counts. Its room is a number of the state after `charge`."""
+        """The charge that takes `charge` back, if that counts. Its room is a number of the state that `charge` left."""
         return Charge(charge.cost, (charge.arguments[0], seen.numbers[0], *charge.arguments[2:]))
 
     def usual_decision(self, name: str, reply: Sequence[int]) -> Decision:
