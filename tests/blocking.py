@@ -55,7 +55,7 @@ class Blocking:
         needs_wrapping = hasattr(answer, "cancel") or hasattr(answer, "__aenter__")
         return Blocking(answer, self.loop, self.store) if needs_wrapping else answer
 
-    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Blocking:
+    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Blocking:
         """Called by the limiter classes, which get this wrapper as their store."""
         unwrapped = [one.wrapped if isinstance(one, Blocking) else one for one in args]
         named = {name: one.wrapped if isinstance(one, Blocking) else one for name, one in kwargs.items()}

@@ -1,15 +1,19 @@
 """Rate limits shared by all processes of a host, decided in nanoseconds over shared memory."""
 
 from forebay._version import __version__
-from forebay.core.algorithms.bucketed_window import BucketedWindow
-from forebay.core.algorithms.concurrency import Concurrency, Lease
-from forebay.core.algorithms.leaky_bucket import LeakyBucket
-from forebay.core.algorithms.min_interval import MinInterval
-from forebay.core.algorithms.sliding_log import SlidingLog
-from forebay.core.algorithms.token_bucket import TokenBucket
-from forebay.core.algorithms.window import FixedWindow, SlidingWindow
-from forebay.core.all_of import AllOf
+from forebay.core.algorithms.concurrency import Lease
 from forebay.core.decision import Decision
+from forebay.core.kinds import (
+    AllOf,
+    BucketedWindow,
+    Concurrency,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    SlidingLog,
+    SlidingWindow,
+    TokenBucket,
+)
 from forebay.core.reservation import Reservation
 from forebay.errors import (
     ClockMismatch,

@@ -21,7 +21,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.cell_limiter cimport read_once, whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
-from forebay.core.limiter cimport Attempt, Limiter, let_stores_make
+from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport Reservable, Reservation, delay_ns_of, new_reservation
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport table_now
@@ -332,6 +332,3 @@ cdef int do_each(list calls) except -1:
     if raised is not None:
         raise raised
     return 0
-
-
-let_stores_make(AllOf)

@@ -1,6 +1,5 @@
 """The fields of every limiter, and a request as the core sees it."""
 
-from cpython.object cimport newfunc
 from libc.stdint cimport uint32_t, uint64_t
 
 from forebay.core.decision cimport Decision
@@ -10,10 +9,6 @@ from forebay.core.table.native cimport (
 )
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events, Table, Verdict
-
-
-# Let stores other than shared memory make objects of their own for this class.
-cdef int let_stores_make(type kind, newfunc make=*) except -1
 
 
 # A limit in the units of its decision. Each algorithm uses the fields that it needs.

@@ -1,4 +1,5 @@
 from collections.abc import Coroutine
+from inspect import Signature
 from typing import Any, ClassVar
 
 from typing_extensions import disjoint_base
@@ -8,6 +9,7 @@ from forebay.core.table.keys import Key
 from forebay.rate import Duration
 from forebay.store import Store
 
+def signature_of(kind: type) -> Signature: ...
 def bound_arguments(kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, Any]: ...
 
 @disjoint_base

@@ -1,9 +1,5 @@
 """The base class of all limiters: its number in the store's list, its counters, and how a fork changes them."""
 
-from cpython.object cimport PyObject, PyTypeObject, newfunc
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from cpython.type cimport PyType_Modified
-
 from forebay.core.reservation cimport Reservable
 from forebay.core.table.keys cimport derive_key
 from forebay.core.table.segment_view cimport Segment
@@ -21,7 +17,8 @@ from forebay.segment.limiter_list import encode_limiter_name
 
 
 @lru_cache  # as this takes longer than all the rest of making a limiter
-def _signature_of(kind):
+def signature_of(kind):
+    """The parameters of a limiter of this class."""
     signature = inspect.signature(kind.__init__)
     _, *parameters = signature.parameters.values()
     return signature.replace(parameters=parameters)
@@ -32,61 +29,11 @@ def bound_arguments(kind, args, kwargs):
 
     Its TypeError names the class. Cython's own would name ``__cinit__``.
     """
-    signature = _signature_of(kind)
+    signature = signature_of(kind)
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise TypeError(f"{kind.__name__}{signature}: {error}") from None
-
-
-cdef enum:
-    MOST_KINDS = 16
-
-
-# A class whose objects a store may make, and its own constructor.
-cdef struct Kind:
-    PyTypeObject* type
-    newfunc make
-
-cdef Kind[MOST_KINDS] kinds
-cdef int kind_count = 0
-
-
-cdef object make_limiter(type kind, PyObject* args, PyObject* kwargs):
-    """The `tp_new` of all limiters. If the first argument has ``_make_limiter``, that makes the object: a store, or for
-    ``AllOf`` a limiter. The object isn't an instance of this class then, so Python calls no ``__init__``.
-    """
-    cdef int i
-    cdef object first = None
-    if args != NULL and PyTuple_GET_SIZE(<object>args) != 0:
-        first = <object>PyTuple_GET_ITEM(<object>args, 0)
-    elif kwargs != NULL:
-        first = (<dict>kwargs).get("store")
-    make = getattr(type(first), "_make_limiter", None)
-    if make is not None:
-        return make(first, kind, <object>args, {} if kwargs == NULL else <object>kwargs)
-    for i in range(kind_count):
-        if kinds[i].type == <PyTypeObject*>kind:
-            return kinds[i].make(kind, args, kwargs)
-    raise TypeError(f"{kind.__name__} isn't a class of limiters")
-
-
-cdef int let_stores_make(type kind, newfunc make=NULL) except -1:
-    """Let stores make objects of `kind`. Otherwise `make` makes them, or the class itself if that is NULL.
-
-    Only for final classes: a derived class would inherit this function, which would not find it.
-    """
-    global kind_count
-    if kind_count == MOST_KINDS:
-        raise SystemError("there are more kinds of limiters than MOST_KINDS")
-    kinds[kind_count].type = <PyTypeObject*>kind
-    kinds[kind_count].make = (<PyTypeObject*>kind).tp_new if make == NULL else make
-    kind_count += 1
-    (<PyTypeObject*>kind).tp_new = <newfunc>make_limiter
-    # inspect and help() find no other signature of a compiled class.
-    (<dict>(<PyTypeObject*>kind).tp_dict)["__signature__"] = _signature_of(kind)
-    PyType_Modified(kind)
-    return 0
 
 
 cdef void report_unraisable(object error) noexcept:

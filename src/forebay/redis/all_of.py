@@ -262,9 +262,6 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
             [limiter.commands for limiter in limiters], fallback, has_slots=self._executor.has_slots
         )
 
-    # Never called: its presence shows that this object isn't over shared memory.
-    _make_limiter = None
-
     @property
     def limiters(self) -> tuple[Any, ...]:
         return self._limiters

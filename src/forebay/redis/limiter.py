@@ -286,7 +286,7 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         """The object that gives back this limiter's part of a request to several limits."""
         return self._reserved(key, taken)
 
-    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For ``AllOf``, when a limiter of this kind is its first argument."""
         return self._store.all_of(kind, args, kwargs)
 

@@ -105,7 +105,7 @@ class BaseRedisStore(Generic[E]):
         """
         return self.executor.status()
 
-    def _make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         name, spec = spec_for(kind, args, kwargs)
         make_commands, make = LimiterCommands, self._limiter

@@ -85,7 +85,7 @@ def _is_field(name: Any, value: Any) -> bool:
 
 def is_redis(store: object) -> bool:
     """Whether it is a store over Redis with a sync API."""
-    return hasattr(store, "_make_limiter") and not getattr(store, "is_awaited", False)
+    return hasattr(store, "make_limiter") and not getattr(store, "is_awaited", False)
 
 
 def kind_of(limiter: Any) -> type:
@@ -146,7 +146,7 @@ class Rule:
                 f"request are charged as "
                 "one, all or none"
             )
-        if hasattr(limiter, "_make_limiter") and not hasattr(limiter, "kind"):
+        if hasattr(limiter, "make_limiter") and not hasattr(limiter, "kind"):
             raise InvalidLimiter(
                 f"a rule takes a limiter over a Store, a SyncedStore or a RedisStore, not "
                 f"{short_repr(limiter)}: call a "

@@ -73,7 +73,7 @@ from libc.stdint cimport uint64_t
 from forebay.core.algorithms.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_MAX_BUCKETS, FOREBAY_MAX_KEPT_BITS, ForebayCell, cas_acq_rel, load128_acquire,
     load_acquire,
@@ -417,6 +417,3 @@ cdef uint64_t until_sum(const LimitParams* params, const Verdict* verdict, const
 
 def default_keys(buckets):
     return max(64, DEFAULT_WORDS // buckets)
-
-
-let_stores_make(BucketedWindow)

@@ -23,7 +23,7 @@ from forebay.core.algorithms.slots cimport (
 )
 from forebay.core.cell_limiter cimport whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision
-from forebay.core.limiter cimport Attempt, Limiter, let_stores_make
+from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
     FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
@@ -691,6 +691,3 @@ def words_for(limit):
 
 def default_keys(limit):
     return max(64, DEFAULT_WORDS // words_for(limit))
-
-
-let_stores_make(Concurrency)

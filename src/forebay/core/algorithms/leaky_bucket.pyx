@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.gcra cimport GcraLimiter, ahead_of, gcra_take
 from forebay.core.cell_limiter cimport allow_by
-from forebay.core.limiter cimport Charge, let_stores_make
+from forebay.core.limiter cimport Charge
 from forebay.core.table.table cimport Verdict
 
 from forebay.rate import as_rate
@@ -69,6 +69,3 @@ cdef class LeakyBucket(GcraLimiter):
         """The time until all earlier requests have departed."""
         cdef uint64_t ahead_ns = ahead_of(verdict)
         return ahead_ns - charge.amount if ahead_ns > charge.amount else 0
-
-
-let_stores_make(LeakyBucket)

@@ -4,7 +4,6 @@ cimport cython
 
 from forebay.core.algorithms.gcra cimport GcraLimiter, gcra_take
 from forebay.core.cell_limiter cimport allow_by
-from forebay.core.limiter cimport let_stores_make
 
 from forebay.rate import Rate, as_period_ns
 from forebay.segment import layout
@@ -45,6 +44,3 @@ cdef class MinInterval(GcraLimiter):
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
         return allow_by(self, key, gcra_take, NULL)
-
-
-let_stores_make(MinInterval)

@@ -91,7 +91,7 @@ from libc.stdint cimport uint64_t
 from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_MAX_LOG_LIMIT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire,
 )
@@ -514,6 +514,3 @@ cdef uint64_t until_left(const LimitParams* params, uint64_t* ring, uint64_t pos
     """How long until the entry at `position` has left the window."""
     cdef uint64_t entry = load_acquire(&ring[position])
     return 0 if left_window(params, entry, now_ns) else time_of_entry(entry) + params.period_ns - now_ns
-
-
-let_stores_make(SlidingLog)

@@ -13,7 +13,7 @@ from forebay.core.algorithms.interval_bucket cimport (
 from forebay.core.batch cimport Batch, decide_batch_by
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT
 from forebay.core.table.table cimport Events, Verdict
 
@@ -164,7 +164,7 @@ cdef object make_bucket(type kind, PyObject* args, PyObject* kwargs):
     return make_continuous(kind, args, kwargs)
 
 
-let_stores_make(TokenBucket, <newfunc>make_bucket)
+(<PyTypeObject*>TokenBucket).tp_new = <newfunc>make_bucket
 # Python code sees one final class.
 (<PyTypeObject*>TokenBucket).tp_flags &= ~<unsigned long>Py_TPFLAGS_BASETYPE
 (<PyTypeObject*>IntervalTokenBucket).tp_name = (<PyTypeObject*>TokenBucket).tp_name

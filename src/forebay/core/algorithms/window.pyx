@@ -30,7 +30,7 @@ from forebay.core.algorithms.counts cimport (
 )
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams, let_stores_make
+from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up,
 )
@@ -364,7 +364,3 @@ cdef uint64_t left_for(const LimitParams* params, uint64_t previous, uint64_t mo
     if params.rounds_up:
         return multiply_divide_down(most, params.period_ns, whole)
     return multiply_divide_up(most + 1, params.period_ns, whole) - 1
-
-
-let_stores_make(FixedWindow)
-let_stores_make(SlidingWindow)

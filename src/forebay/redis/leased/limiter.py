@@ -48,7 +48,7 @@ class LeasedBase:
         except KeyError:
             raise AttributeError(f"a leased limiter has no attribute {name!r}") from None
 
-    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
         """For ``AllOf``, when a limiter of this kind is its first argument."""
         raise InvalidLimiter(
             f"{self!r} can't be one of several limits: make them all over the {self._redis_kind} itself, or call one "

@@ -111,7 +111,7 @@ class LeasedStore(LeasedStoreBase):
         """The time by which a waiting thread sleeps."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
-    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeasedLimiter:
+    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeasedLimiter:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         return LeasedLimiter(self, *self._terms(kind, args, kwargs))
 
@@ -154,6 +154,6 @@ class AsyncLeasedStore(LeasedStoreBase):
     ) -> None:
         await self.close()
 
-    def _make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncLeasedLimiter:
+    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncLeasedLimiter:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         return AsyncLeasedLimiter(self, *self._terms(kind, args, kwargs))

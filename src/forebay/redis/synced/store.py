@@ -86,7 +86,7 @@ class SyncedStore:
     def closed(self) -> bool:
         return self._exchanger.closed
 
-    def _make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         if kind not in (FixedWindow, SlidingWindow, TokenBucket):
             raise InvalidLimiter(

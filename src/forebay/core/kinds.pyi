@@ -1,0 +1,9 @@
+from forebay.core.algorithms.bucketed_window import BucketedWindow as BucketedWindow
+from forebay.core.algorithms.concurrency import Concurrency as Concurrency
+from forebay.core.algorithms.leaky_bucket import LeakyBucket as LeakyBucket
+from forebay.core.algorithms.min_interval import MinInterval as MinInterval
+from forebay.core.algorithms.sliding_log import SlidingLog as SlidingLog
+from forebay.core.algorithms.token_bucket import TokenBucket as TokenBucket
+from forebay.core.algorithms.window import FixedWindow as FixedWindow
+from forebay.core.algorithms.window import SlidingWindow as SlidingWindow
+from forebay.core.all_of import AllOf as AllOf
