@@ -23,7 +23,6 @@ KINDS = [
     forebay.Concurrency,
     forebay.AllOf,
 ]
-LEASED = (forebay.TokenBucket, forebay.FixedWindow, forebay.SlidingWindow)
 
 
 def stub_of(kind: type) -> ast.ClassDef:
@@ -65,10 +64,9 @@ def shape_of_init(kind: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_stub_has_the_parameters_of_the_class(kind: type) -> None:
     news = [node.args for node in stub_of(kind).body if isinstance(node, ast.FunctionDef) and node.name == "__new__"]
-    over_memory, *over_redis = [shape_of(arguments) for arguments in news]
+    over_memory, over_redis = [shape_of(arguments) for arguments in news]
     assert over_memory == shape_of_init(kind)
     if kind is forebay.SlidingLog:
         # Over Redis there may be as many keys as there are.
         over_memory = [(*parameter[:2], "None") if parameter[0] == "keys" else parameter for parameter in over_memory]
-    # Sync and asyncio; leases, too, and synced.
-    assert over_redis == [over_memory] * (5 if kind in LEASED else 2)
+    assert over_redis == over_memory

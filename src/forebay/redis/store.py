@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, overload
 
 import redis
 import redis.asyncio
@@ -19,6 +19,7 @@ import redis.cluster
 
 from forebay.core.algorithms.concurrency import Concurrency
 from forebay.core.all_of import AllOf
+from forebay.core.cell_limiter import CellLimiter
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration
@@ -40,12 +41,16 @@ from forebay.store import Store
 __all__ = ["AsyncRedisStore", "RedisStore"]
 
 E = TypeVar("E", bound=ExecutorBase)
+L = TypeVar("L")
+C = TypeVar("C")
 
 MOST_LIMITERS: Final = 16
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,100}", re.ASCII)
 
 
-class BaseRedisStore(Generic[E]):
+class BaseRedisStore(Generic[E, L, C]):
+    """`E` is the executor, `L` the class of its limiters, `C` that of those of held permits."""
+
     is_awaited: ClassVar[bool] = False
     """Whether its limiters' methods return coroutines."""
 
@@ -105,7 +110,11 @@ class BaseRedisStore(Generic[E]):
         """
         return self.executor.status()
 
-    def make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    @overload
+    def make_limiter(self, kind: type[Concurrency], args: tuple[Any, ...], kwargs: dict[str, Any]) -> C: ...
+    @overload
+    def make_limiter(self, kind: type[CellLimiter], args: tuple[Any, ...], kwargs: dict[str, Any]) -> L: ...
+    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         name, spec = spec_for(kind, args, kwargs)
         make_commands, make = LimiterCommands, self._limiter
@@ -133,7 +142,7 @@ class BaseRedisStore(Generic[E]):
         raise TypeError(f"{self!r} can't be pickled: make it again from the same URL")
 
 
-class RedisStore(BaseRedisStore[Executor]):
+class RedisStore(BaseRedisStore[Executor, RedisLimiter, RedisConcurrency]):
     """Redis as the place where limiters keep their state.
 
     ``TokenBucket(RedisStore("redis://localhost"), "api", "100/minute")``. `server` is a URL as ``redis.Redis.from_url``
@@ -196,7 +205,7 @@ class RedisStore(BaseRedisStore[Executor]):
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
-class AsyncRedisStore(BaseRedisStore[AsyncExecutor]):
+class AsyncRedisStore(BaseRedisStore[AsyncExecutor, AsyncRedisLimiter, AsyncRedisConcurrency]):
     """Redis as the place where limiters keep their state, for asyncio: see ``RedisStore``, whose arguments it takes.
 
     ``await TokenBucket(AsyncRedisStore("redis://localhost"), "api", "100/minute").hit("user:42")``. `server` is a URL

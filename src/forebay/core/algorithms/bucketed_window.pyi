@@ -1,11 +1,12 @@
-from typing import Self, final, overload
+from typing import Self, TypeVar, final, overload
 
 from forebay.core.cell_limiter import CellLimiter
+from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
-from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
+
+_L = TypeVar("_L")
 
 def default_keys(buckets: int) -> int: ...
 
@@ -39,12 +40,14 @@ class BucketedWindow(CellLimiter):
     ) -> Self: ...
     @overload
     def __new__(  # type: ignore[misc]
-        cls, store: RedisStore, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
-    ) -> RedisLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: AsyncRedisStore, name: str, rate: str | Rate, buckets: int = 60, *, keys: int | None = None
-    ) -> AsyncRedisLimiter: ...
+        cls,
+        store: MakesLimiters[BucketedWindow, _L],
+        name: str,
+        rate: str | Rate,
+        buckets: int = 60,
+        *,
+        keys: int | None = None,
+    ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
 

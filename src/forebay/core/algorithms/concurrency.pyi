@@ -5,14 +5,14 @@ from typing import Any, NoReturn, Self, TypeVar, final, overload
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservation
+from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.errors import LimitExceeded
 from forebay.holding import Hold
 from forebay.rate import Duration
-from forebay.redis.concurrency import AsyncRedisConcurrency, RedisConcurrency
-from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
 
+_L = TypeVar("_L")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 @final
@@ -84,23 +84,13 @@ class Concurrency(Limiter):
     @overload
     def __new__(  # type: ignore[misc]
         cls,
-        store: RedisStore,
+        store: MakesLimiters[Concurrency, _L],
         name: str,
         limit: int,
         lease: Duration = "30s",
         *,
         keys: int | None = None,
-    ) -> RedisConcurrency: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        store: AsyncRedisStore,
-        name: str,
-        limit: int,
-        lease: Duration = "30s",
-        *,
-        keys: int | None = None,
-    ) -> AsyncRedisConcurrency: ...
+    ) -> _L: ...
     @property
     def limit(self) -> int: ...
     @property

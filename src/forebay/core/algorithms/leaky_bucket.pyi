@@ -1,11 +1,12 @@
-from typing import Self, final, overload
+from typing import Self, TypeVar, final, overload
 
 from forebay.core.algorithms.gcra import GcraLimiter
+from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
-from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
+
+_L = TypeVar("_L")
 
 @final
 class LeakyBucket(GcraLimiter):
@@ -25,9 +26,9 @@ class LeakyBucket(GcraLimiter):
     @overload
     def __new__(cls, store: Store, name: str, rate: str | Rate, capacity: int) -> Self: ...
     @overload
-    def __new__(cls, store: RedisStore, name: str, rate: str | Rate, capacity: int) -> RedisLimiter: ...  # type: ignore[misc]
-    @overload
-    def __new__(cls, store: AsyncRedisStore, name: str, rate: str | Rate, capacity: int) -> AsyncRedisLimiter: ...  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, store: MakesLimiters[LeakyBucket, _L], name: str, rate: str | Rate, capacity: int
+    ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
 

@@ -1,11 +1,12 @@
-from typing import Self, final, overload
+from typing import Self, TypeVar, final, overload
 
 from forebay.core.algorithms.gcra import GcraLimiter
+from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.rate import Duration
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
-from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
+
+_L = TypeVar("_L")
 
 @final
 class MinInterval(GcraLimiter):
@@ -21,9 +22,9 @@ class MinInterval(GcraLimiter):
     @overload
     def __new__(cls, store: Store, name: str, interval: Duration) -> Self: ...
     @overload
-    def __new__(cls, store: RedisStore, name: str, interval: Duration) -> RedisLimiter: ...  # type: ignore[misc]
-    @overload
-    def __new__(cls, store: AsyncRedisStore, name: str, interval: Duration) -> AsyncRedisLimiter: ...  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, store: MakesLimiters[MinInterval, _L], name: str, interval: Duration
+    ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
 

@@ -1,12 +1,13 @@
-from typing import Self, final, overload
+from typing import Self, TypeVar, final, overload
 
 from forebay.core.cell_limiter import CellLimiter
+from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
-from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.segment.extents import ExtentShape
 from forebay.store import Store
+
+_L = TypeVar("_L")
 
 @final
 class SlidingLog(CellLimiter):
@@ -30,11 +31,9 @@ class SlidingLog(CellLimiter):
     @overload
     def __new__(cls, store: Store, name: str, rate: str | Rate, *, keys: int) -> Self: ...
     @overload
-    def __new__(cls, store: RedisStore, name: str, rate: str | Rate, *, keys: int | None = None) -> RedisLimiter: ...  # type: ignore[misc]
-    @overload
     def __new__(  # type: ignore[misc]
-        cls, store: AsyncRedisStore, name: str, rate: str | Rate, *, keys: int | None = None
-    ) -> AsyncRedisLimiter: ...
+        cls, store: MakesLimiters[SlidingLog, _L], name: str, rate: str | Rate, *, keys: int | None = None
+    ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
 

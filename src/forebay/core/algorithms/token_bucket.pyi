@@ -1,15 +1,12 @@
-from typing import Literal, Self, final, overload
+from typing import Literal, Self, TypeVar, final, overload
 
 from forebay.core.algorithms.gcra import GcraLimiter
-from forebay.core.synced.token_bucket import SyncedTokenBucket
+from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
-from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
-from forebay.redis.store import AsyncRedisStore, RedisStore
-from forebay.redis.synced.store import SyncedStore
 from forebay.store import Store
+
+_L = TypeVar("_L")
 
 @final
 class TokenBucket(GcraLimiter):
@@ -39,48 +36,12 @@ class TokenBucket(GcraLimiter):
     @overload
     def __new__(  # type: ignore[misc]
         cls,
-        store: RedisStore,
+        store: MakesLimiters[TokenBucket, _L],
         name: str,
         rate: str | Rate,
         burst: int | None = None,
         refill: Literal["continuous", "interval"] = "continuous",
-    ) -> RedisLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        store: AsyncRedisStore,
-        name: str,
-        rate: str | Rate,
-        burst: int | None = None,
-        refill: Literal["continuous", "interval"] = "continuous",
-    ) -> AsyncRedisLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        store: SyncedStore,
-        name: str,
-        rate: str | Rate,
-        burst: int | None = None,
-        refill: Literal["continuous", "interval"] = "continuous",
-    ) -> SyncedTokenBucket: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        store: LeasedStore,
-        name: str,
-        rate: str | Rate,
-        burst: int | None = None,
-        refill: Literal["continuous", "interval"] = "continuous",
-    ) -> LeasedLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls,
-        store: AsyncLeasedStore,
-        name: str,
-        rate: str | Rate,
-        burst: int | None = None,
-        refill: Literal["continuous", "interval"] = "continuous",
-    ) -> AsyncLeasedLimiter: ...
+    ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
 

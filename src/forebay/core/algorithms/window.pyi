@@ -1,17 +1,14 @@
-from typing import Literal, Self, final, overload
+from typing import Literal, Self, TypeVar, final, overload
 
 from typing_extensions import disjoint_base
 
 from forebay.core.cell_limiter import CellLimiter
-from forebay.core.synced.window import SyncedWindow
+from forebay.core.stores import MakesLimiters
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
-from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
-from forebay.redis.store import AsyncRedisStore, RedisStore
-from forebay.redis.synced.store import SyncedStore
 from forebay.store import Store
+
+_L = TypeVar("_L")
 
 @disjoint_base
 class WindowLimiter(CellLimiter):
@@ -40,24 +37,12 @@ class FixedWindow(WindowLimiter):
     ) -> Self: ...
     @overload
     def __new__(  # type: ignore[misc]
-        cls, store: RedisStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
-    ) -> RedisLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: AsyncRedisStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
-    ) -> AsyncRedisLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: SyncedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
-    ) -> SyncedWindow: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: LeasedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
-    ) -> LeasedLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: AsyncLeasedStore, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
-    ) -> AsyncLeasedLimiter: ...
+        cls,
+        store: MakesLimiters[FixedWindow, _L],
+        name: str,
+        rate: str | Rate,
+        align: Literal["clock", "first", "stagger"] = "clock",
+    ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
 
@@ -93,24 +78,13 @@ class SlidingWindow(WindowLimiter):
     ) -> Self: ...
     @overload
     def __new__(  # type: ignore[misc]
-        cls, store: RedisStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
-    ) -> RedisLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: AsyncRedisStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
-    ) -> AsyncRedisLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: SyncedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
-    ) -> SyncedWindow: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: LeasedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
-    ) -> LeasedLimiter: ...
-    @overload
-    def __new__(  # type: ignore[misc]
-        cls, store: AsyncLeasedStore, name: str, rate: str | Rate, *, rounding: Literal["up", "down"] | None = None
-    ) -> AsyncLeasedLimiter: ...
+        cls,
+        store: MakesLimiters[SlidingWindow, _L],
+        name: str,
+        rate: str | Rate,
+        *,
+        rounding: Literal["up", "down"] | None = None,
+    ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
 

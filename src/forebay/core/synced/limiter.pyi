@@ -1,14 +1,16 @@
-from typing import Any
+from typing import Any, Generic
 
-from typing_extensions import disjoint_base
+from typing_extensions import TypeVar, disjoint_base
 
 from forebay.core.cell_limiter import CellLimiter
-from forebay.redis.synced.store import SyncedStore
+
+# The type of the store that made it.
+S = TypeVar("S", default=Any)
 
 @disjoint_base
-class SyncedLimiter(CellLimiter):
+class SyncedLimiter(CellLimiter, Generic[S]):
     @property
-    def synced_store(self) -> SyncedStore: ...
+    def synced_store(self) -> S: ...
     @property
     def keys(self) -> int: ...
     def reports(self, first: int, last: int, round_number: int) -> tuple[list[tuple[Any, ...]], int]: ...

@@ -1,20 +1,19 @@
 from collections.abc import Callable
 from typing import Literal, Self, final
 
-from forebay.core.synced.limiter import SyncedLimiter
+from forebay.core.synced.limiter import S, SyncedLimiter
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
-from forebay.redis.synced.store import SyncedStore
 from forebay.store import Store
 
 @final
-class SyncedWindow(SyncedLimiter):
+class SyncedWindow(SyncedLimiter[S]):
     def __new__(
         cls,
         store: Store,
         name: str,
         rate: str | Rate,
-        synced_store: SyncedStore,
+        synced_store: S,
         slides: bool,
         keys: int,
         name_of: Callable[[Key], bytes],

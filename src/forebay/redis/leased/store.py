@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
+from forebay.core.algorithms.token_bucket import TokenBucket
+from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.errors import redacted_repr, short_repr
 from forebay.rate import NS, Duration
 from forebay.redis.commands import LimiterCommands
@@ -17,6 +19,8 @@ from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.store import Store
 
 __all__ = ["AsyncLeasedStore", "LeasedStore"]
+
+Leasable: TypeAlias = type[TokenBucket | FixedWindow | SlidingWindow]
 
 
 class LeasedStoreBase:
@@ -111,7 +115,7 @@ class LeasedStore(LeasedStoreBase):
         """The time by which a waiting thread sleeps."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
-    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeasedLimiter:
+    def make_limiter(self, kind: Leasable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LeasedLimiter:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         return LeasedLimiter(self, *self._terms(kind, args, kwargs))
 
@@ -154,6 +158,6 @@ class AsyncLeasedStore(LeasedStoreBase):
     ) -> None:
         await self.close()
 
-    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncLeasedLimiter:
+    def make_limiter(self, kind: Leasable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncLeasedLimiter:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         return AsyncLeasedLimiter(self, *self._terms(kind, args, kwargs))

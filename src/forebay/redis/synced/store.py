@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, overload
 
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
@@ -86,7 +86,15 @@ class SyncedStore:
     def closed(self) -> bool:
         return self._exchanger.closed
 
-    def make_limiter(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    @overload
+    def make_limiter(
+        self, kind: type[TokenBucket], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> SyncedTokenBucket[SyncedStore]: ...
+    @overload
+    def make_limiter(
+        self, kind: type[FixedWindow | SlidingWindow], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> SyncedWindow[SyncedStore]: ...
+    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For the public classes of limiters, when a store of this kind is their first argument."""
         if kind not in (FixedWindow, SlidingWindow, TokenBucket):
             raise InvalidLimiter(
