@@ -37,7 +37,6 @@ LAYERS: Final = (
 
 # (importer, imported): patterns of modules, and the reason.
 IMPORTS: Final = {
-    ("forebay.core.*", "forebay.redis.*"): "the limiters' stubs have an overload for each kind of store",
     ("forebay.holding", "forebay.core.*"): "a hold is typed by its limiter",
     ("forebay.redis.leased.limiter", "forebay.redis.leased.store"): "a leased limiter is typed by its store",
 }

@@ -116,6 +116,10 @@ def over_any(store: Store | RedisStore | SyncedStore, number: int) -> None:
     TokenBucket(None, "a", "1/s")  # type: ignore[call-overload]
 
 
-def of_several_stores(memory: TokenBucket, strict: RedisLimiter, awaited: AsyncRedisLimiter) -> None:
+def of_several_stores(
+    memory: TokenBucket, strict: RedisLimiter, awaited: AsyncRedisLimiter, leased: AsyncLeasedLimiter, store: RedisStore
+) -> None:
     AllOf(memory, strict)  # type: ignore[call-overload]
-    AllOf(strict, awaited)  # type: ignore[call-overload]
+    AllOf(strict, awaited)  # type: ignore[misc]
+    AllOf(leased)  # type: ignore[arg-type]
+    AllOf(store)  # type: ignore[arg-type]

@@ -1,16 +1,16 @@
 from collections.abc import Coroutine, Iterable
-from typing import Any, Self, TypeAlias, final, overload
+from typing import Any, Self, TypeAlias, TypeVar, final, overload
 
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservable, Reservation
+from forebay.core.stores import Combinable
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidKey
 from forebay.rate import Duration
-from forebay.redis.all_of import AsyncRedisAllOf, RedisAllOf
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
 from forebay.store import Store
 
+_A = TypeVar("_A")
 _Keys: TypeAlias = Key | list[Key] | list[str] | list[bytes] | list[int]
 _Costs: TypeAlias = int | list[int]
 
@@ -39,9 +39,7 @@ class AllOf(Reservable):
     @overload
     def __new__(cls, *limiters: Limiter) -> Self: ...
     @overload
-    def __new__(cls, *limiters: RedisLimiter) -> RedisAllOf: ...  # type: ignore[misc]
-    @overload
-    def __new__(cls, *limiters: AsyncRedisLimiter) -> AsyncRedisAllOf: ...  # type: ignore[misc]
+    def __new__(cls, *limiters: Combinable[AllOf, _A]) -> _A: ...  # type: ignore[misc]
     @property
     def store(self) -> Store: ...
     @property

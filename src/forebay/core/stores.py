@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["MakesLimiters"]
+__all__ = ["Combinable", "MakesLimiters"]
 
 K_contra = TypeVar("K_contra", contravariant=True)
 L_co = TypeVar("L_co", covariant=True)
+K = TypeVar("K")
+A = TypeVar("A")
 
 
 class MakesLimiters(Protocol[K_contra, L_co]):
@@ -18,4 +20,15 @@ class MakesLimiters(Protocol[K_contra, L_co]):
 
     def make_limiter(self, kind: type[K_contra], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> L_co:
         """Make the limiter of ``kind(*args, **kwargs)``. One of the arguments is the store: the first, or `store`."""
+        ...
+
+
+class Combinable(Protocol[K, A]):
+    """A limiter over such a store that `K`, which is ``AllOf``, combines with others into an `A`.
+
+    All limiters of an `A` have this type with the same `A`, so type checkers refuse limiters of different stores.
+    """
+
+    def make_limiter(self, kind: type[K], args: tuple[Combinable[K, A], ...], kwargs: dict[str, Any], /) -> A:
+        """Make the object for ``kind(*args)``. The limiter is the first argument."""
         ...

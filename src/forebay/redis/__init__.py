@@ -8,17 +8,19 @@ from forebay.extras import Needs
 with Needs("redis", __name__):
     import redis  # noqa: F401
 
-from forebay.redis.all_of import AsyncRedisAllOf, RedisAllOf
-from forebay.redis.concurrency import (
-    AsyncRedisConcurrency,
-    AsyncRedisHold,
-    AsyncRedisLease,
-    RedisConcurrency,
-    RedisLease,
-)
+from forebay.redis.concurrency import AsyncRedisLease, RedisLease
 from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
 from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
-from forebay.redis.limiter import AsyncRedisLimiter, AsyncRedisReservation, RedisLimiter, RedisReservation
+from forebay.redis.limiter import AsyncRedisReservation, RedisReservation
+from forebay.redis.public_limiters import (
+    AsyncRedisAllOf,
+    AsyncRedisConcurrency,
+    AsyncRedisHold,
+    AsyncRedisLimiter,
+    RedisAllOf,
+    RedisConcurrency,
+    RedisLimiter,
+)
 from forebay.redis.store import AsyncRedisStore, RedisStore
 from forebay.redis.synced.store import SyncedStore, SyncStatus
 from forebay.redis.transport.breaker import RedisStatus

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.crc import key_slot
 
@@ -29,7 +29,6 @@ from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, InvalidCost, InvalidKey
 from forebay.rate import Duration
 from forebay.redis.algorithms import Charge, Seen, delay_us
-from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import (
     HIT,
     PEEK,
@@ -40,13 +39,12 @@ from forebay.redis.commands import (
     encode_args,
 )
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
-from forebay.redis.executor import Executor
-from forebay.redis.limiter import AsyncRedisReservation, BaseLimiter, BaseReservable, RedisReservation, would_block
-from forebay.redis.operations import Pending, asyncio_operations, operation
+from forebay.redis.limiter import BaseLimiter, BaseReservable
+from forebay.redis.operations import Pending, operation
 from forebay.redis.scripts import script
 from forebay.redis.transport.deadline import Patience
 
-__all__ = ["Admitted", "AllOfCommands", "AsyncRedisAllOf", "Costs", "Keys", "RedisAllOf", "listed"]
+__all__ = ["Admitted", "AllOfCommands", "BaseAllOf", "Costs", "Keys", "listed"]
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -381,29 +379,6 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         return decisions, [
             limiter.view(key, its) for limiter, key, its in zip(self._limiters, keys, taken, strict=False)
         ]
-
-
-class RedisAllOf(BaseAllOf[Executor, RedisReservation]):
-    """Several limits of one ``RedisStore`` at once, as ``forebay.AllOf``: all or none.
-
-    A decision is one round trip. If the keys lie in several slots of a cluster, it is one for each slot, and those that
-    give back.
-    """
-
-    _reservation = RedisReservation
-
-    def wait_async(
-        self, key: Keys, cost: Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0
-    ) -> NoReturn:
-        raise would_block(self)
-
-
-@asyncio_operations
-class AsyncRedisAllOf(BaseAllOf[AsyncExecutor, AsyncRedisReservation]):
-    """Several limits of one ``AsyncRedisStore`` at once, as ``RedisAllOf``."""
-
-    _reservation = AsyncRedisReservation
-    wait_async = BaseAllOf.wait
 
 
 def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:

@@ -55,47 +55,40 @@ reply closes the connection, and the permits come back at the end of their lease
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
-from forebay import holding
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, NotAwaited, StoreUnavailable
-from forebay.rate import Duration, Rate
+from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, StoreUnavailable
+from forebay.rate import Rate
 from forebay.redis.algorithms import Algorithm, Charge, Concurrency, Seen
 from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import HIT, Command, CommandFlow, LimiterCommands, LimiterSpec
 from forebay.redis.executor import Executor
 from forebay.redis.keys import KeySpace
-from forebay.redis.limiter import AsyncRedisLimiter, AsyncRedisReservation, BaseLimiter, RedisLimiter, RedisReservation
+from forebay.redis.limiter import BaseLimiter
 from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
 from forebay.redis.scripts import script
 
 __all__ = [
-    "AsyncRedisConcurrency",
-    "AsyncRedisHold",
     "AsyncRedisLease",
+    "BaseConcurrency",
     "ConcurrencyCommands",
     "Permit",
-    "RedisConcurrency",
     "RedisLease",
     "Taken",
     "lease_taken",
 ]
 
 T = TypeVar("T")
-P = ParamSpec("P")
-F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E")
 R = TypeVar("R")
 L = TypeVar("L")
@@ -502,81 +495,6 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
     def view(self, key: Key, taken: Any) -> Any:
         make: Any = self._lease
         return make(self, key, taken)
-
-
-class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], RedisLimiter):
-    """Permits that are held for a while, as with ``forebay.Concurrency``. But Redis doesn't notice that a process has
-    ended: its permits come back at the end of their leases. So take a short lease, and renew it.
-    """
-
-    _lease = RedisLease
-
-    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold:
-        return holding.Hold(cast(Any, self), lease_taken, key, cost, timeout)
-
-    def limited(
-        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
-    ) -> Callable[[F], F]:
-        return holding.limited(cast(Any, self), key, cost, timeout)
-
-
-@asyncio_operations
-class AsyncRedisConcurrency(BaseConcurrency[AsyncExecutor, AsyncRedisReservation, AsyncRedisLease], AsyncRedisLimiter):
-    """Permits that are held for a while, as with ``forebay.Concurrency``. But Redis doesn't notice that a process has
-    ended: its permits come back at the end of their leases. So take a short lease, and renew it.
-    """
-
-    _lease = AsyncRedisLease
-
-    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> AsyncRedisHold:
-        return AsyncRedisHold(self, key, cost, timeout)
-
-    def limited(
-        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
-    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
-        """A decorator: each run of the coroutine holds `cost` permits."""
-
-        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-            if not inspect.iscoroutinefunction(function):
-                raise TypeError(f"limiter {self.name!r} over an AsyncRedisStore limits coroutines, not {function!r}")
-
-            @functools.wraps(function)
-            async def held(*args: P.args, **kwargs: P.kwargs) -> T:
-                async with self.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout):
-                    return await function(*args, **kwargs)
-
-            return held
-
-        return decorate
-
-
-class AsyncRedisHold:
-    """The result of ``hold``: waits for permits, holds them in the ``async with`` block, and gives them back."""
-
-    __slots__ = ("_arguments", "_leases", "_limiter")
-
-    def __init__(self, limiter: AsyncRedisConcurrency, key: Key, cost: int, timeout: Duration | None) -> None:
-        self._limiter, self._arguments = limiter, (key, cost, timeout)
-        # One lease for each time that the object is entered. Any exit may release any of them.
-        self._leases: list[AsyncRedisLease] = []
-
-    async def __aenter__(self) -> AsyncRedisLease:
-        key, cost, timeout = self._arguments
-        limiter = self._limiter
-        if not await limiter.wait(key, cost, timeout):
-            raise await limiter.exceeded(key)
-        self._leases.append(lease_taken(limiter, key, cost))
-        return self._leases[-1]
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leases.pop().__aexit__(kind, error, trace)
-
-    def __bool__(self) -> NoReturn:
-        raise NotAwaited(
-            f"what hold() of {self._limiter!r} returns is neither true nor false: it waits in an async with block"
-        )
 
 
 def lease_taken(limiter: Any, key: Key, cost: int) -> Any:

@@ -1,14 +1,14 @@
 """Limiters over Redis, and reservations: the public methods, one class for both executors.
 
-Each executor has a public subclass. A method makes commands (``commands.py``) and gives them to the executor of its
-store with a fallback. ``concurrency.py`` has ``Concurrency``, and ``all_of.py`` several limits at once.
+Each executor has a public subclass, in ``public_limiters.py`` that of limiters. A method makes commands
+(``commands.py``) and gives them to the executor of its store with a fallback. ``concurrency.py`` has ``Concurrency``, and ``all_of.py`` several limits at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision, seconds_from_ns
@@ -27,12 +27,10 @@ from forebay.redis.executor import Executor
 from forebay.redis.operations import Operated, Pending, asyncio_operations, operation
 
 __all__ = [
-    "AsyncRedisLimiter",
     "AsyncRedisReservation",
     "BaseLimiter",
     "BaseReservable",
     "BaseReservation",
-    "RedisLimiter",
     "RedisReservation",
     "would_block",
 ]
@@ -285,44 +283,6 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
     def view(self, key: Key, taken: Any) -> Any:
         """The object that gives back this limiter's part of a request to several limits."""
         return self._reserved(key, taken)
-
-    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """For ``AllOf``, when a limiter of this kind is its first argument."""
-        return self._store.all_of(kind, args, kwargs)
-
-
-class RedisLimiter(BaseLimiter[Executor, RedisReservation]):
-    """A limiter whose state is in Redis. ``forebay.TokenBucket`` and its like document the methods.
-
-    *Threads*: every method may be called from any thread. *Processes*: all that make a limiter of the same name and
-    parameters over the same Redis and namespace share its state. *Fork*: works in parent and child. A call that an
-    interrupt ends, as ``KeyboardInterrupt`` does, may have been charged.
-
-    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's
-    `when_unavailable` decides instead. ``reset`` always raises it while Redis is unavailable.
-    """
-
-    _reservation = RedisReservation
-
-    def wait_async(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> NoReturn:
-        raise would_block(self)
-
-
-@asyncio_operations
-class AsyncRedisLimiter(BaseLimiter[AsyncExecutor, AsyncRedisReservation]):
-    """A limiter whose state is in Redis, for asyncio. ``forebay.TokenBucket`` and its like document the methods, which
-    are awaited here.
-
-    *Tasks*: any number, in one event loop. *Processes*: all that make a limiter of the same name and parameters over
-    the same Redis and namespace share its state. A request whose task is cancelled while the reply is on its way may
-    have been charged. Permits of a ``Concurrency`` then come back at once.
-
-    Each method is one round trip. Any may raise ``ForeignState``, and ``StoreUnavailable`` unless the store's
-    `when_unavailable` decides instead. ``reset`` always raises it while Redis is unavailable.
-    """
-
-    _reservation = AsyncRedisReservation
-    wait_async = BaseLimiter.wait
 
 
 def would_block(limiter: object) -> TypeError:

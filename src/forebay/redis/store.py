@@ -23,17 +23,23 @@ from forebay.core.cell_limiter import CellLimiter
 from forebay.core.limiter import bound_arguments
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import Duration
-from forebay.redis.all_of import AsyncRedisAllOf, RedisAllOf
 from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import LimiterCommands, StaggeredCommands
-from forebay.redis.concurrency import AsyncRedisConcurrency, ConcurrencyCommands, RedisConcurrency
+from forebay.redis.concurrency import ConcurrencyCommands
 from forebay.redis.executor import Executor
 from forebay.redis.executor_base import ExecutorBase
 from forebay.redis.factory import spec_for
 from forebay.redis.fallback import checked_policy
 from forebay.redis.keys import KeySpace
-from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
 from forebay.redis.operations import awaited
+from forebay.redis.public_limiters import (
+    AsyncRedisAllOf,
+    AsyncRedisConcurrency,
+    AsyncRedisLimiter,
+    RedisAllOf,
+    RedisConcurrency,
+    RedisLimiter,
+)
 from forebay.redis.transport.breaker import Breaker, RedisStatus
 from forebay.redis.transport.clients import async_client_of, client_of, server_identity_of, server_of, timeout_s_of
 from forebay.store import Store

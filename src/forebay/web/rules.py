@@ -26,7 +26,7 @@ from forebay.web.request import KeyFunction, Request
 
 if TYPE_CHECKING:
     from forebay.core.decision import Decision
-    from forebay.redis.limiter import AsyncRedisLimiter, RedisLimiter
+    from forebay.redis.public_limiters import AsyncRedisLimiter, RedisLimiter
 
 __all__ = ["DISCONNECTED", "Answer", "BodyLimit", "Denial", "Rule"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Never, NoReturn, cast
 
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
@@ -48,8 +48,8 @@ class LeasedBase:
         except KeyError:
             raise AttributeError(f"a leased limiter has no attribute {name!r}") from None
 
-    def make_limiter(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        """For ``AllOf``, when a limiter of this kind is its first argument."""
+    def make_limiter(self, kind: type[Never], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """For ``AllOf``, when a limiter of this kind is its first argument. Type checkers see that it makes nothing."""
         raise InvalidLimiter(
             f"{self!r} can't be one of several limits: make them all over the {self._redis_kind} itself, or call one "
             "after the other"
