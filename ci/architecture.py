@@ -35,12 +35,6 @@ LAYERS: Final = (
     ("pytest_forebay",),
 )
 
-# (importer, imported): patterns of modules, and the reason.
-IMPORTS: Final = {
-    ("forebay.holding", "forebay.core.*"): "a hold is typed by its limiter",
-    ("forebay.redis.leased.limiter", "forebay.redis.leased.store"): "a leased limiter is typed by its store",
-}
-
 # (file, attribute): patterns, and the reason.
 REACHES: Final = {
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
@@ -98,20 +92,14 @@ def all_imports(modules: dict[str, list[Path]]) -> Iterator[Import]:
 
 
 def import_problems(imports: list[Import]) -> Iterator[str]:
-    used = set()
-    kept: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for one in imports:
-        exception = next((pair for pair in IMPORTS if matches(pair, one.importer, one.imported)), None)
-        if exception:
-            used.add(exception)
-            continue
-        kept.setdefault(one.importer, set()).add(one.imported)
+        imported.setdefault(one.importer, set()).add(one.imported)
         (below, own), (level, name) = layer_of(one.importer), layer_of(one.imported)
         if level > below or (level == below and name != own):
             yield f"{one.path.relative_to(SOURCE)}: imports {one.imported}, which is not in a lower layer"
-    for circle in circles(kept):
+    for circle in circles(imported):
         yield f"a circle of imports: {' -> '.join(circle)}"
-    yield from (f"ci/architecture.py: no import needs the exception {pair}" for pair in IMPORTS.keys() - used)
 
 
 def layer_of(module: str) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from forebay import (
     Concurrency,
     FixedWindow,
     LeakyBucket,
+    Lease,
     MinInterval,
     SlidingLog,
     SlidingWindow,
@@ -27,6 +28,7 @@ from forebay.redis import (
     LeasedStore,
     RedisAllOf,
     RedisConcurrency,
+    RedisLease,
     RedisLimiter,
     RedisStore,
     SyncedStore,
@@ -45,6 +47,8 @@ def in_memory(store: Store) -> None:
     permits = assert_type(Concurrency(store, "h", 1), Concurrency)
     assert_type(AllOf(bucket, permits), AllOf)
     assert_type(bucket.store, Store)
+    with permits.hold("key") as lease:
+        assert_type(lease, Lease)
 
 
 def over_redis(store: RedisStore) -> None:
@@ -61,6 +65,8 @@ def over_redis(store: RedisStore) -> None:
     assert_type(AllOf(bucket), RedisAllOf)
     assert_type(AllOf(bucket, permits), RedisAllOf)
     assert_type(AllOf(permits, bucket), RedisAllOf)
+    with permits.hold("key") as lease:
+        assert_type(lease, RedisLease)
 
 
 def over_asyncio(store: AsyncRedisStore) -> None:

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 
-from forebay.errors import NotAwaited
+from forebay.errors import LimitExceeded, NotAwaited
 
 if TYPE_CHECKING:
-    from forebay.core.algorithms.concurrency import Concurrency, Lease
     from forebay.core.table.keys import Key
     from forebay.rate import Duration
 
 F = TypeVar("F", bound=Callable[..., Any])
+L = TypeVar("L")
 
 
-class Hold:
+class Holdable(Protocol):
+    """A ``Concurrency`` in memory or over Redis."""
+
+    @property
+    def name(self) -> str: ...
+    def wait(self, key: Key, cost: int, timeout: Duration | None) -> bool: ...
+    def wait_async(self, key: Key, cost: int, timeout: Duration | None) -> Awaitable[bool]: ...
+    def hold(self, key: Key, cost: int, timeout: Duration | None) -> Hold[Any]: ...
+    def exceeded(self, key: Key) -> LimitExceeded: ...
+
+
+class Hold(Generic[L]):
     """The result of ``Concurrency.hold``: waits for permits, holds them in the block, and releases them.
 
+    `L` is the class of leases.
     `lease_taken` makes the lease of the permits that a ``wait`` of this process has just taken.
     """
 
@@ -28,8 +40,8 @@ class Hold:
 
     def __init__(
         self,
-        limiter: Concurrency,
-        lease_taken: Callable[[Concurrency, Key, int], Lease],
+        limiter: Holdable,
+        lease_taken: Callable[[Any, Key, int], L],
         key: Key,
         cost: int,
         timeout: Duration | None,
@@ -38,9 +50,9 @@ class Hold:
         self._lease_taken = lease_taken
         self._arguments = key, cost, timeout
         # One lease per entry, by several threads or nested: every lease is as good as another.
-        self._leases: list[Lease] = []
+        self._leases: list[Any] = []
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> L:
         key, cost, timeout = self._arguments
         if not self._limiter.wait(key, cost, timeout):
             raise self._limiter.exceeded(key)
@@ -51,7 +63,7 @@ class Hold:
     ) -> None:
         self._leases.pop().__exit__(kind, error, trace)
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> L:
         key, cost, timeout = self._arguments
         if not await self._limiter.wait_async(key, cost, timeout):
             raise self._limiter.exceeded(key)
@@ -68,19 +80,17 @@ class Hold:
             "async with block"
         )
 
-    def _held(self) -> Lease:
+    def _held(self) -> L:
         key, cost, _ = self._arguments
         lease = self._lease_taken(self._limiter, key, cost)
         self._leases.append(lease)
         return lease
 
 
-def limited(
-    limiter: Concurrency, key: Key | Callable[..., Key], cost: int, timeout: Duration | None
-) -> Callable[[F], F]:
+def limited(limiter: Holdable, key: Key | Callable[..., Key], cost: int, timeout: Duration | None) -> Callable[[F], F]:
     """The decorator that ``Concurrency.limited`` returns."""
 
-    def hold(*args: object, **kwargs: object) -> Hold:
+    def hold(*args: object, **kwargs: object) -> Hold[Any]:
         return limiter.hold(key(*args, **kwargs) if callable(key) else key, cost, timeout)
 
     def decorate(function: F | None = None, /, *args: object, **kwargs: object) -> F:

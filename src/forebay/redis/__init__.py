@@ -9,8 +9,7 @@ with Needs("redis", __name__):
     import redis  # noqa: F401
 
 from forebay.redis.concurrency import AsyncRedisLease, RedisLease
-from forebay.redis.leased.limiter import AsyncLeasedLimiter, LeasedLimiter
-from forebay.redis.leased.store import AsyncLeasedStore, LeasedStore
+from forebay.redis.leased.store import AsyncLeasedLimiter, AsyncLeasedStore, LeasedLimiter, LeasedStore
 from forebay.redis.limiter import AsyncRedisReservation, RedisReservation
 from forebay.redis.public_limiters import (
     AsyncRedisAllOf,

@@ -1,7 +1,8 @@
 """Limiters over Redis, and reservations: the public methods, one class for both executors.
 
 Each executor has a public subclass, in ``public_limiters.py`` that of limiters. A method makes commands
-(``commands.py``) and gives them to the executor of its store with a fallback. ``concurrency.py`` has ``Concurrency``, and ``all_of.py`` several limits at once.
+(``commands.py``) and gives them to the executor of its store with a fallback. ``concurrency.py`` has
+``Concurrency``, and ``all_of.py`` several limits at once.
 """
 
 from __future__ import annotations

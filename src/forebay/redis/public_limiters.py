@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from forebay import holding
 from forebay.core.all_of import AllOf
@@ -91,13 +91,13 @@ class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], 
 
     _lease = RedisLease
 
-    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold:
-        return holding.Hold(cast(Any, self), lease_taken, key, cost, timeout)
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold[RedisLease]:
+        return holding.Hold(self, lease_taken, key, cost, timeout)
 
     def limited(
         self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
     ) -> Callable[[F], F]:
-        return holding.limited(cast(Any, self), key, cost, timeout)
+        return holding.limited(self, key, cost, timeout)
 
 
 @asyncio_operations

@@ -105,7 +105,7 @@ class Concurrency(Limiter):
 
         Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
         """
-    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> Hold:
+    def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> Hold[Lease]:
         """A context manager, with or without ``async``, that waits for `cost` permits and gives them back at the end.
 
         Entering raises ``LimitExceeded`` if they don't become free within `timeout`: text like ``"500 ms"``, seconds or

@@ -5,12 +5,12 @@ from typing_extensions import TypeVar, disjoint_base
 from forebay.core.cell_limiter import CellLimiter
 
 # The type of the store that made it.
-S = TypeVar("S", default=Any)
+_S = TypeVar("_S", default=Any)
 
 @disjoint_base
-class SyncedLimiter(CellLimiter, Generic[S]):
+class SyncedLimiter(CellLimiter, Generic[_S]):
     @property
-    def synced_store(self) -> S: ...
+    def synced_store(self) -> _S: ...
     @property
     def keys(self) -> int: ...
     def reports(self, first: int, last: int, round_number: int) -> tuple[list[tuple[Any, ...]], int]: ...

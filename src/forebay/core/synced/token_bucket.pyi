@@ -1,20 +1,20 @@
 from collections.abc import Callable
 from typing import Self, final
 
-from forebay.core.synced.limiter import S, SyncedLimiter
+from forebay.core.synced.limiter import _S, SyncedLimiter
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
 from forebay.store import Store
 
 @final
-class SyncedTokenBucket(SyncedLimiter[S]):
+class SyncedTokenBucket(SyncedLimiter[_S]):
     def __new__(
         cls,
         store: Store,
         name: str,
         rate: str | Rate,
         burst: int | None,
-        synced_store: S,
+        synced_store: _S,
         keys: int,
         name_of: Callable[[Key], bytes],
     ) -> Self: ...

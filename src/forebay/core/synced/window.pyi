@@ -1,19 +1,19 @@
 from collections.abc import Callable
 from typing import Literal, Self, final
 
-from forebay.core.synced.limiter import S, SyncedLimiter
+from forebay.core.synced.limiter import _S, SyncedLimiter
 from forebay.core.table.keys import Key
 from forebay.rate import Rate
 from forebay.store import Store
 
 @final
-class SyncedWindow(SyncedLimiter[S]):
+class SyncedWindow(SyncedLimiter[_S]):
     def __new__(
         cls,
         store: Store,
         name: str,
         rate: str | Rate,
-        synced_store: S,
+        synced_store: _S,
         slides: bool,
         keys: int,
         name_of: Callable[[Key], bytes],
