@@ -153,8 +153,8 @@ def checked_url(url: str) -> str:
     if parts.scheme not in _SCHEMES:
         raise ValueError(
             "a Redis URL begins with redis://, rediss:// (with TLS), unix://, redis+cluster:// or rediss+cluster://, "
-            f"not with {short_repr(parts.scheme or url.rpartition('@')[2])}: say redis://localhost:6379/0, or give the "
-            "store what a Sentinel's master_for gives"
+            f"not with {short_repr(parts.scheme or url.rpartition('@')[2])}: say redis://localhost:6379/0, or pass the "
+            "client that a Sentinel's master_for returns"
         )
     if parts.scheme != "unix" and ("@" in parts.path or parts.fragment):
         raise ValueError(_UNREADABLE)
@@ -175,7 +175,7 @@ def check_options(pool: Any) -> None:
     try:
         pool.connection_class(**pool.connection_kwargs)
     except TypeError as error:
-        raise ValueError(f"the Redis URL has an option that isn't one: {error}; those of TLS need rediss://") from None
+        raise ValueError(f"the Redis URL has an unknown option: {error}; options of TLS need rediss://") from None
 
 
 def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout: Duration | None) -> Any:
@@ -193,13 +193,13 @@ def checked_client(client: Any, kinds: tuple[type[Any], ...], name: str, timeout
     options = pool.connection_kwargs if pool else client.get_connection_kwargs()
     if options.get("socket_timeout") is None:
         raise ValueError(
-            f"{short_repr(client)} would wait for ever for an answer: make it with socket_timeout=0.5 and "
+            f"{short_repr(client)} would wait for ever for a reply: make it with socket_timeout=0.5 and "
             "socket_connect_timeout=0.5, or as long as a request may wait"
         )
     _check_seconds(options["socket_timeout"], "socket_timeout")
     if getattr(pool, "is_master", True) is False:
         raise ValueError(
-            f"the client of {server_of(client)} is one of replicas, which nothing is written to: take the Sentinel's "
+            f"the client of {server_of(client)} is a client of replicas, which accept no writes: take the Sentinel's "
             "master_for, not its slave_for"
         )
     for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
@@ -224,7 +224,7 @@ def _check_retries(options: dict[str, Any], whose: str, remedy: str) -> None:
         repeats = getattr(retry, "_retries", 0) != 0
     if repeats:
         raise ValueError(
-            f"{whose} would try to connect again and again while Redis is away, for seconds, as redis-py does by "
+            f"{whose} would repeat attempts to connect while Redis is unavailable, for seconds, as redis-py does by "
             f"default: make it with {remedy % 'Retry(NoBackoff(), 0)'}, of redis.retry (for asyncio of "
             "redis.asyncio.retry) and redis.backoff, and without retry_on_timeout and retry_on_error"
         )
