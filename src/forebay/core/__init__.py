@@ -19,5 +19,6 @@ the CAS; only an uncommon case calls a function.
 
 ``allow_by`` in ``cell_limiter.pxd`` makes the tag, and ``decide_by`` calls the other stages one after the other.
 ``table`` knows no limiter; ``algorithms``, ``leased`` and ``synced`` give it decision functions. ``batch`` decides many
-keys in one call, ``all_of`` many limits.
+keys in one call, ``all_of`` many limits. ``kinds`` lists the public classes; its constructor lets a store elsewhere, as
+in Redis, make limiters of its own, which have the types in ``stores``.
 """
