@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import redis
+from blocking import blocking_store
 from process_helpers import Crew, Meeting, SharedNumbers, path_of, wait_until
 from proxy import Proxy, proxy
 from redis_server import RedisServer, redis_server
@@ -43,25 +42,6 @@ SHORT_S = 0.2
 PROBE_S = 1.3
 
 
-class Asker:
-    """A store, sync or asyncio, with the same blocking methods."""
-
-    def __init__(self, url: str, is_async: bool, **options: Any) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.store: Any = (AsyncRedisStore if is_async else RedisStore)(url, **{"timeout": PATIENT_S, **options})
-
-    def __call__(self, method: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        async def answered() -> Any:
-            answer = method(*arguments, **more)
-            return await answer if inspect.isawaitable(answer) else answer
-
-        return self.loop.run_until_complete(answered())
-
-    def close(self) -> None:
-        self(self.store.close)
-        self.loop.close()
-
-
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
@@ -81,25 +61,21 @@ def through(server: RedisServer) -> Iterator[Proxy]:
         yield opened
 
 
-@pytest.fixture(params=["sync", "asyncio"])
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Asker]]:
-    made: list[Asker] = []
-
-    def make(url: str, **options: Any) -> Asker:
-        made.append(Asker(url, request.param == "asyncio", **options))
-        return made[-1]
-
-    yield make
-    for asker in made:
-        asker.close()
+@pytest.fixture
+def make(is_async: bool) -> Iterator[Callable[..., Any]]:
+    """Opens a store with blocking methods."""
+    with contextlib.ExitStack() as stack:
+        yield lambda url, **options: stack.enter_context(
+            blocking_store(url, is_async, **{"timeout": PATIENT_S, **options})
+        )
 
 
-def break_open(asker: Asker, ask: Callable[..., Any]) -> None:
+def break_open(store: Any, ask: Callable[..., Any]) -> None:
     """Send calls to a server that doesn't answer until the breaker is open."""
     for _ in range(THRESHOLD):
         with contextlib.suppress(StoreUnavailable):
-            asker(ask, "x")
-    assert asker.store.status().state == "open"
+            ask("x")
+    assert store.status().state == "open"
 
 
 # ---- What can happen to a server -------------------------------------------------------------------------------------
@@ -153,88 +129,88 @@ HAPPENINGS = [stopped, out_of_memory, read_only, cut_off_replica, too_few_replic
 
 @pytest.mark.parametrize("happening", HAPPENINGS)
 def test_w27_a_server_that_cannot_work_then_can(
-    make: Callable[..., Asker], server: RedisServer, host: Store, clock: ManualClock, happening: Any
+    make: Callable[..., Any], server: RedisServer, host: Store, clock: ManualClock, happening: Any
 ) -> None:
     """Each fallback decides until the server is back. Then Redis decides every request again."""
     timeout = SHORT_S if happening is stopped else PATIENT_S
     deny = make(server.url, timeout=timeout, host=host)
     allow = make(server.url, timeout=timeout, host=host, when_unavailable="allow", namespace="allow")
     local = make(server.url, timeout=timeout, host=host, when_unavailable="local", hosts=4, namespace="local")
-    buckets = [TokenBucket(asker.store, "api", "8/hour") for asker in (deny, allow, local)]
+    buckets = [TokenBucket(store, "api", "8/hour") for store in (deny, allow, local)]
     with contextlib.suppress(StoreUnavailable):  # a busy machine
-        deny(buckets[0].allow, "ada")
+        buckets[0].allow("ada")
     with happening(server):
         for _ in range(THRESHOLD + 2):
             with pytest.raises(StoreUnavailable):
-                deny(buckets[0].hit, "ada")
-        status = deny.store.status()
+                buckets[0].hit("ada")
+        status = deny.status()
         assert (status.state, status.failures) == ("open", THRESHOLD)
-        answers: list[Decision] = [allow(buckets[1].hit, "ada") for _ in range(10)]
+        answers: list[Decision] = [buckets[1].hit("ada") for _ in range(10)]
         assert all(answer.allowed and answer.degraded for answer in answers)
-        assert all(allow(buckets[1].allow, "ada") for _ in range(10))
-        answers = [local(buckets[2].hit, "ada") for _ in range(5)]
+        assert all(buckets[1].allow("ada") for _ in range(10))
+        answers = [buckets[2].hit("ada") for _ in range(5)]
         assert [answer.allowed for answer in answers] == [True, True, False, False, False]
         assert all(answer.degraded and answer.limiter == "api" and answer.limit == 2 for answer in answers)
-        assert not local(buckets[2].allow, "ada")
-        assert local.store.status() == allow.store.status()
+        assert not buckets[2].allow("ada")
+        assert local.status() == allow.status()
     # No call goes to Redis before it is time.
-    assert allow(buckets[1].hit, "ada").degraded
+    assert buckets[1].hit("ada").degraded
 
     def ask_until_answered() -> bool:
         clock.advance(2 * 2 * PATIENT_S)
-        return not allow(buckets[1].hit, "ada").degraded
+        return not buckets[1].hit("ada").degraded
 
     wait_until(ask_until_answered, "the end of an outage")
     clock.advance(1)
-    wait_until(lambda: not local(buckets[2].hit, "ada").degraded, "a decision of Redis's")
-    wait_until(lambda: not allow(buckets[1].hit, "ada").degraded, "a decision of Redis's")
-    assert deny.store.status().state == "closed"
-    assert deny.store.status().failures == 0
+    wait_until(lambda: not buckets[2].hit("ada").degraded, "a decision of Redis's")
+    wait_until(lambda: not buckets[1].hit("ada").degraded, "a decision of Redis's")
+    assert deny.status().state == "closed"
+    assert deny.status().failures == 0
 
 
-def test_w27_killed_and_restarted_empty(make: Callable[..., Asker], host: Store, clock: ManualClock) -> None:
+def test_w27_killed_and_restarted_empty(make: Callable[..., Any], host: Store, clock: ManualClock) -> None:
     """After SIGKILL without persistence, limits begin afresh, and scripts are sent again."""
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(redis_server())
         through = stack.enter_context(proxy(first.port))
         local = make(through.url, host=host, when_unavailable="local", hosts=2)
-        bucket = TokenBucket(local.store, "api", "8/hour")
-        assert [local(bucket.allow, "ada") for _ in range(9)] == [True] * 8 + [False]
+        bucket = TokenBucket(local, "api", "8/hour")
+        assert [bucket.allow("ada") for _ in range(9)] == [True] * 8 + [False]
         first.process.kill()
         first.process.wait()
         # The host knows nothing of what Redis has counted.
-        assert [local(bucket.hit, "ada").allowed for _ in range(6)] == [True] * 4 + [False] * 2
+        assert [bucket.hit("ada").allowed for _ in range(6)] == [True] * 4 + [False] * 2
         through.server_port = stack.enter_context(redis_server()).port
         clock.advance(5 * PATIENT_S)
         # Nor Redis of what the host has.
-        assert [local(bucket.hit, "ada").allowed for _ in range(9)] == [True] * 8 + [False]
+        assert [bucket.hit("ada").allowed for _ in range(9)] == [True] * 8 + [False]
 
 
-def test_a_failover_behind_one_address(make: Callable[..., Asker], host: Store, clock: ManualClock) -> None:
+def test_a_failover_behind_one_address(make: Callable[..., Any], host: Store, clock: ManualClock) -> None:
     with redis_server("--repl-diskless-sync-delay", "0") as old, redis_server() as new, proxy(old.port) as through:
         deny = make(through.url, host=host)
-        bucket = TokenBucket(deny.store, "api", "8/hour")
+        bucket = TokenBucket(deny, "api", "8/hour")
         with old.client() as was_master, new.client() as is_master:
             is_master.replicaof("127.0.0.1", old.port)
             wait_until(lambda: is_master.info("replication")["master_link_status"] == "up", "replication")
-            assert [deny(bucket.allow, "ada") for _ in range(4)] == [True] * 4
+            assert [bucket.allow("ada") for _ in range(4)] == [True] * 4
             assert was_master.wait(1, 60_000) == 1
             is_master.replicaof("NO", "ONE")
             was_master.replicaof("127.0.0.1", new.port)
             with pytest.raises(StoreUnavailable, match=r"(?i)readonly|read only"):
-                deny(bucket.allow, "ada")
+                bucket.allow("ada")
             through.server_port = new.port
             through.cut()
             # Of asyncio, a connection that was cut is not seen to be before the loop has run.
             with contextlib.suppress(StoreUnavailable):
-                deny(bucket.peek, "ada")
+                bucket.peek("ada")
             # One failure doesn't open it: the next call goes to the new master.
-            assert [deny(bucket.allow, "ada") for _ in range(5)] == [True] * 4 + [False]
-            assert deny.store.status().failures == 0
+            assert [bucket.allow("ada") for _ in range(5)] == [True] * 4 + [False]
+            assert deny.status().failures == 0
 
 
 def test_a_loading_server_is_unavailable(
-    make: Callable[..., Asker], host: Store, clock: ManualClock, tmp_path: Path
+    make: Callable[..., Any], host: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
     options = (
         "--enable-debug-command",
@@ -246,93 +222,93 @@ def test_a_loading_server_is_unavailable(
     )
     with redis_server(*options) as server, server.client() as client:
         allow = make(server.url, host=host, when_unavailable="allow")
-        bucket = TokenBucket(allow.store, "api", "1/hour")
+        bucket = TokenBucket(allow, "api", "1/hour")
         client.execute_command("DEBUG", "POPULATE", 10_000, "key", 100)
         client.config_set("key-load-delay", 2000)
         reloading = threading.Thread(target=client.execute_command, args=("DEBUG", "RELOAD"))
         reloading.start()
         with server.client() as other:
             wait_until(lambda: other.info("persistence")["loading"] == 1, "loading")
-            assert [allow(bucket.hit, "ada").degraded for _ in range(5)] == [True] * 5
-            assert repr(allow(bucket.hit, "ada")).endswith(", degraded=True)")
-            assert allow.store.status().state == "open"
+            assert [bucket.hit("ada").degraded for _ in range(5)] == [True] * 5
+            assert repr(bucket.hit("ada")).endswith(", degraded=True)")
+            assert allow.status().state == "open"
             other.config_set("key-load-delay", 0)
             reloading.join()
         clock.advance(5 * PATIENT_S)
-        assert [allow(bucket.hit, "ada").allowed for _ in range(2)] == [True, False]
+        assert [bucket.hit("ada").allowed for _ in range(2)] == [True, False]
 
 
 def test_forgotten_scripts_count_as_no_failure(
-    make: Callable[..., Asker], client: redis.Redis, server: RedisServer
+    make: Callable[..., Any], client: redis.Redis, server: RedisServer
 ) -> None:
     deny = make(server.url)
-    bucket = TokenBucket(deny.store, "api", "8/hour")
+    bucket = TokenBucket(deny, "api", "8/hour")
     for _ in range(THRESHOLD + 1):
         client.script_flush()
-        decision = deny(bucket.hit, "ada")
+        decision = bucket.hit("ada")
         assert not decision.degraded
         assert "degraded" not in repr(decision)
         client.script_flush()
-        assert deny(bucket.allow_many, ["bob"]) in ([True], [False])
-    assert deny.store.status().failures == 0
+        assert bucket.allow_many(["bob"]) in ([True], [False])
+    assert deny.status().failures == 0
 
 
 def test_a_rejected_request_counts_as_no_failure(
-    make: Callable[..., Asker], client: redis.Redis, server: RedisServer
+    make: Callable[..., Any], client: redis.Redis, server: RedisServer
 ) -> None:
     allow = make(server.url, when_unavailable="allow", plain_keys=True)
-    bucket = TokenBucket(allow.store, "api", "8/hour")
+    bucket = TokenBucket(allow, "api", "8/hour")
     client.set("forebay:{s:ada}:api:tat", "something else")
     for _ in range(THRESHOLD + 1):
         with pytest.raises(ForeignState):
-            allow(bucket.hit, "ada")
+            bucket.hit("ada")
         with pytest.raises(CostExceedsLimit):
-            allow(bucket.hit, "ada", 9)
+            bucket.hit("ada", 9)
         with pytest.raises(InvalidKey):
-            allow(bucket.allow, 1.5)
-    assert allow.store.status().failures == 0
-    assert allow.store.status().decided_by_policy == 0
+            bucket.allow(1.5)
+    assert allow.status().failures == 0
+    assert allow.status().decided_by_policy == 0
 
 
 # ---- The breaker -----------------------------------------------------------------------------------------------------
 
 
 def test_an_open_breaker_sends_one_probe_per_interval(
-    make: Callable[..., Asker], through: Proxy, host: Store, clock: ManualClock
+    make: Callable[..., Any], through: Proxy, host: Store, clock: ManualClock
 ) -> None:
     """Each call to a silent server opens a connection, so the connections count the calls."""
     through.is_silent = True
     deny = make(through.url, timeout=SHORT_S, host=host)
-    bucket = TokenBucket(deny.store, "api", "8/hour")
+    bucket = TokenBucket(deny, "api", "8/hour")
     break_open(deny, bucket.allow)
     for probes in range(3):
         for _ in range(50):
             with pytest.raises(StoreUnavailable, match="asked again"):
-                deny(bucket.allow, "ada")
+                bucket.allow("ada")
         wait_until(lambda probes=probes: through.connection_count == THRESHOLD + probes, "a connection")
         clock.advance(PROBE_S)
         with pytest.raises(StoreUnavailable, match=r"[Tt]ime"):
-            deny(bucket.allow, "ada")
+            bucket.allow("ada")
     # Never before most of the interval has passed.
     clock.advance(0.7)
     with pytest.raises(StoreUnavailable, match="asked again"):
-        deny(bucket.allow, "ada")
+        bucket.allow("ada")
 
 
-def test_consecutive_failures_open_the_breaker(make: Callable[..., Asker], through: Proxy, host: Store) -> None:
+def test_consecutive_failures_open_the_breaker(make: Callable[..., Any], through: Proxy, host: Store) -> None:
     deny = make(through.url, timeout=SHORT_S, host=host)
-    bucket = TokenBucket(deny.store, "api", "8/hour")
+    bucket = TokenBucket(deny, "api", "8/hour")
     for _ in range(2):
         through.is_silent = True
         for number in range(THRESHOLD - 1):
             with pytest.raises(StoreUnavailable):
-                deny(bucket.peek, "ada")
-            assert deny.store.status().failures == number + 1
+                bucket.peek("ada")
+            assert deny.status().failures == number + 1
         through.is_silent = False
         through.cut()
         with contextlib.suppress(StoreUnavailable):  # a busy machine; then it is open
-            deny(bucket.peek, "ada")
-            assert deny.store.status().failures == 0
+            bucket.peek("ada")
+            assert deny.status().failures == 0
             continue
         return
 
@@ -590,43 +566,43 @@ def test_without_a_host_store_each_process_has_a_breaker(through: Proxy) -> None
 # ---- Deadlines -------------------------------------------------------------------------------------------------------
 
 
-def test_a_reply_that_drips_is_late(make: Callable[..., Asker], through: Proxy) -> None:
+def test_a_reply_that_drips_is_late(make: Callable[..., Any], through: Proxy) -> None:
     """No byte is late. Without a deadline for the whole reply, it would arrive."""
     patient = make(through.url)
-    bucket = TokenBucket(patient.store, "api", "8/hour")
-    assert patient(bucket.allow, "ada")
+    bucket = TokenBucket(patient, "api", "8/hour")
+    assert bucket.allow("ada")
     through.drip_s = 0.01
-    assert patient(bucket.allow, "ada")
+    assert bucket.allow("ada")
     through.drip_s = None
     hasty = make(through.url, timeout=0.5)
-    bucket = TokenBucket(hasty.store, "api", "8/hour")
+    bucket = TokenBucket(hasty, "api", "8/hour")
     wait_until(lambda: answers(hasty, bucket), "an answer in time")
     through.drip_s = 0.1
     with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within"):
-        hasty(bucket.hit, "ada")
+        bucket.hit("ada")
 
 
-def answers(asker: Asker, limiter: Any) -> bool:
+def answers(store: Any, limiter: Any) -> bool:
     with contextlib.suppress(StoreUnavailable):
-        asker(limiter.peek, "ada")
+        limiter.peek("ada")
         return True
     return False
 
 
-def test_a_slow_handshake_is_late(make: Callable[..., Asker], through: Proxy, client: redis.Redis) -> None:
+def test_a_slow_handshake_is_late(make: Callable[..., Any], through: Proxy, client: redis.Redis) -> None:
     """No single step is late, nor is any byte. The call ends before the last step: it sends no script."""
     # The replies to the three steps have 15 bytes, whether they arrive apart or as one.
     through.drip_s = 0.03
     hasty = make(through.url.replace("/0", "/1"), timeout=0.35)
     client.config_resetstat()
     with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within"):
-        hasty(TokenBucket(hasty.store, "api", "8/hour").allow, "ada")
+        TokenBucket(hasty, "api", "8/hour").allow("ada")
     # By then the server has read all that was sent.
     wait_until(lambda: through.open_count == 0, "the end of the connection")
     assert "cmdstat_evalsha" not in client.info("commandstats")
     through.drip_s = None
     patient = make(through.url.replace("/0", "/1"))
-    assert patient(TokenBucket(patient.store, "api", "8/hour").allow, "ada")
+    assert TokenBucket(patient, "api", "8/hour").allow("ada")
     assert "cmdstat_evalsha" in client.info("commandstats")
 
 
@@ -641,15 +617,15 @@ def test_connecting_and_the_reply_have_one_deadline(redis_store: RedisStore, thr
 
 
 def test_a_script_that_is_sent_again_has_the_same_deadline(
-    make: Callable[..., Asker], through: Proxy, client: redis.Redis
+    make: Callable[..., Any], through: Proxy, client: redis.Redis
 ) -> None:
     hasty = make(through.url, timeout=1.0)
-    bucket = TokenBucket(hasty.store, "api", "8/hour")
+    bucket = TokenBucket(hasty, "api", "8/hour")
     wait_until(lambda: answers(hasty, bucket), "an answer in time")
     client.script_flush()
     through.delay_s = 0.6
     with pytest.raises(StoreUnavailable, match=r"[Tt]ime|not done within|no answer"):
-        hasty(bucket.allow, "ada")
+        bucket.allow("ada")
 
 
 def test_a_slow_reply_does_not_end_a_row_of_failures(host: Store) -> None:
@@ -691,63 +667,61 @@ def gone() -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_falls_back_on_the_hosts_share(
-    make: Callable[..., Asker], gone: str, host: Store, kind: str
-) -> None:
+def test_every_kind_falls_back_on_the_hosts_share(make: Callable[..., Any], gone: str, host: Store, kind: str) -> None:
     local = make(gone, host=host, when_unavailable="local", hosts=4)
-    limiter = KINDS[kind](local.store)
-    assert [local(limiter.allow, "ada") for _ in range(3)] == [True, True, False]
-    assert [local(limiter.hit, "bob").remaining for _ in range(3)] == [1, 0, 0]
-    assert local(limiter.allow_many, ["cid"] * 3) == [True, True, False]
-    assert local(limiter.allow_many, ["dan"] * 2, [2, 1]) == [True, False]
-    peeked = local(limiter.peek, "eve")
+    limiter = KINDS[kind](local)
+    assert [limiter.allow("ada") for _ in range(3)] == [True, True, False]
+    assert [limiter.hit("bob").remaining for _ in range(3)] == [1, 0, 0]
+    assert limiter.allow_many(["cid"] * 3) == [True, True, False]
+    assert limiter.allow_many(["dan"] * 2, [2, 1]) == [True, False]
+    peeked = limiter.peek("eve")
     assert (peeked.allowed, peeked.degraded, peeked.limit, peeked.remaining) == (True, True, 2, 2)
-    assert local(limiter.wait, "eve", 2)
-    reservation = local(limiter.reserve, "fay", 2, 0)
+    assert limiter.wait("eve", 2)
+    reservation = limiter.reserve("fay", 2, 0)
     assert reservation.allowed
-    assert not local(limiter.hit, "fay").allowed
-    local(reservation.cancel)
-    assert local(limiter.hit, "fay").allowed
-    local(limiter.refund, "ada", 2)
-    assert local(limiter.hit, "ada", 2).allowed
+    assert not limiter.hit("fay").allowed
+    reservation.cancel()
+    assert limiter.hit("fay").allowed
+    limiter.refund("ada", 2)
+    assert limiter.hit("ada", 2).allowed
     # A cost that the limit would allow, and the share never will, is not decided.
     with pytest.raises(StoreUnavailable, match="share"):
-        local(limiter.hit, "ada", 3)
+        limiter.hit("ada", 3)
     with pytest.raises(CostExceedsLimit):
-        local(limiter.hit, "ada", 9)
+        limiter.hit("ada", 9)
     with pytest.raises(StoreUnavailable):
-        local(limiter.reset, "ada")
+        limiter.reset("ada")
 
 
 @pytest.mark.parametrize("rounding", ["up", "down", None])
 def test_the_hosts_share_of_a_sliding_window_rounds_as_the_whole_does(
-    make: Callable[..., Asker], gone: str, host: Store, rounding: Any
+    make: Callable[..., Any], gone: str, host: Store, rounding: Any
 ) -> None:
     local = make(gone, host=host, when_unavailable="local", hosts=4)
-    limiter: Any = SlidingWindow(local.store, "a limit", "8/hour", rounding=rounding)
+    limiter: Any = SlidingWindow(local, "a limit", "8/hour", rounding=rounding)
     assert limiter.commands.fallback.native.rate.limit == 2
     assert limiter.commands.fallback.native.rounding == limiter.rounding == (rounding or "down")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_falls_back_on_allowing(make: Callable[..., Asker], gone: str, kind: str) -> None:
+def test_every_kind_falls_back_on_allowing(make: Callable[..., Any], gone: str, kind: str) -> None:
     allow = make(gone, when_unavailable="allow")
-    limiter = KINDS[kind](allow.store)
+    limiter = KINDS[kind](allow)
     for _ in range(10):
-        assert allow(limiter.allow, "ada")
-        decision = allow(limiter.hit, "ada", 3)
+        assert limiter.allow("ada")
+        decision = limiter.hit("ada", 3)
         assert (decision.allowed, decision.degraded, decision.limit, decision.remaining) == (True, True, 8, 8)
         assert (decision.retry_after, decision.reset_after) == (0, 0)
-        reservation = allow(limiter.reserve, "ada")
+        reservation = limiter.reserve("ada")
         assert (reservation.allowed, reservation.delay) == (True, 0)
-        allow(reservation.cancel)
-        allow(limiter.refund, "ada")
-        assert allow(limiter.wait, "ada")
-    assert allow(limiter.allow_many, ["ada"] * 20) == [True] * 20
+        reservation.cancel()
+        limiter.refund("ada")
+        assert limiter.wait("ada")
+    assert limiter.allow_many(["ada"] * 20) == [True] * 20
     with pytest.raises(StoreUnavailable):
-        allow(limiter.reset, "ada")
+        limiter.reset("ada")
     # Permits that are held are given back without a word to Redis.
-    assert allow.store.status().decided_by_policy == (61 if kind == "concurrency" else 71)
+    assert allow.status().decided_by_policy == (61 if kind == "concurrency" else 71)
 
 
 def test_the_hosts_share_divides_limits(gone: str, host: Store) -> None:
@@ -767,86 +741,79 @@ def test_the_hosts_share_divides_limits(gone: str, host: Store) -> None:
         assert windows.hit("bob", request_id="r").remaining == 2
 
 
-def test_several_limits_fall_back_together(make: Callable[..., Asker], gone: str, host: Store) -> None:
-    def all_of(asker: Asker) -> Any:
+def test_several_limits_fall_back_together(make: Callable[..., Any], gone: str, host: Store) -> None:
+    def all_of(store: Any) -> Any:
         return AllOf(
-            TokenBucket(asker.store, "rate", "40/hour"),
-            Concurrency(asker.store, "held", 12, lease="1 hour"),
-            FixedWindow(asker.store, "window", "20/hour"),
+            TokenBucket(store, "rate", "40/hour"),
+            Concurrency(store, "held", 12, lease="1 hour"),
+            FixedWindow(store, "window", "20/hour"),
         )
 
     local = make(gone, host=host, when_unavailable="local", hosts=4)
     several = all_of(local)
-    assert [local(several.allow, "ada") for _ in range(4)] == [True] * 3 + [False]
-    denial = local(several.hit, "ada")
+    assert [several.allow("ada") for _ in range(4)] == [True] * 3 + [False]
+    denial = several.hit("ada")
     assert (denial.allowed, denial.degraded, denial.limiter) == (False, True, "held")
-    assert [decision.limiter for decision in local(several.hit_each, "bob")] == ["rate", "held", "window"]
-    assert local(several.peek, "bob").remaining == 2
-    local(several.refund, "ada")
-    reservation = local(several.reserve, "ada")
+    assert [decision.limiter for decision in several.hit_each("bob")] == ["rate", "held", "window"]
+    assert several.peek("bob").remaining == 2
+    several.refund("ada")
+    reservation = several.reserve("ada")
     assert reservation.allowed
-    assert not local(several.allow, "ada")
-    local(reservation.cancel)
-    assert local(several.allow_many, ["ada"] * 2) == [True, False]
-    assert local(several.hit, ["x", "y", "z"], [1, 2, 3]).allowed
+    assert not several.allow("ada")
+    reservation.cancel()
+    assert several.allow_many(["ada"] * 2) == [True, False]
+    assert several.hit(["x", "y", "z"], [1, 2, 3]).allowed
 
     allow = make(gone, when_unavailable="allow")
     several = all_of(allow)
-    assert all(allow(several.allow, "ada") for _ in range(50))
-    assert allow(several.hit, "ada").limit == 12
-    assert [decision.degraded for decision in allow(several.hit_each, "ada")] == [True] * 3
-    assert allow(several.reserve, "ada").allowed
+    assert all(several.allow("ada") for _ in range(50))
+    assert several.hit("ada").limit == 12
+    assert [decision.degraded for decision in several.hit_each("ada")] == [True] * 3
+    assert several.reserve("ada").allowed
     # 50, and one each by hit, hit_each and reserve, of which Redis knows nothing.
     held = several.limiters[1]
     assert held.commands.fallback.give_back_unleased("ada", 100) == 53
-    allow(several.refund, "ada")
-    assert allow(several.wait, "ada")
+    several.refund("ada")
+    assert several.wait("ada")
 
 
 def test_permits_of_a_fallback_are_not_given_back_to_redis(
-    make: Callable[..., Asker], through: Proxy, client: redis.Redis, host: Store, clock: ManualClock
+    make: Callable[..., Any], through: Proxy, client: redis.Redis, host: Store, clock: ManualClock
 ) -> None:
     """Permits held in Redis stay so, whatever happens to permits that a fallback has given out."""
     for policy in ("allow", "local"):
         hosts = {"hosts": 1} if policy == "local" else {}
-        asker = make(through.url, host=host, when_unavailable=policy, namespace=policy, **hosts)
-        held = Concurrency(asker.store, "held", 8, lease="1 hour")
-        assert asker(held.acquire, "ada")
-        assert asker(held.allow, "ada")
+        store = make(through.url, host=host, when_unavailable=policy, namespace=policy, **hosts)
+        held = Concurrency(store, "held", 8, lease="1 hour")
+        assert held.acquire("ada")
+        assert held.allow("ada")
         # Away, in a way that fails at once.
         port, through.server_port = through.server_port, 1
         through.cut()
-        leases = [asker(held.acquire, "ada") for _ in range(3)]
+        leases = [held.acquire("ada") for _ in range(3)]
         assert all(leases)
-        assert asker(held.wait, "ada")
-        assert asker(held.allow, "ada")
-        assert asker(leases[0].renew)
-        asker(leases[0].release)
+        assert held.wait("ada")
+        assert held.allow("ada")
+        assert leases[0].renew()
+        leases[0].release()
 
-        async def hold_async(held: Any = held) -> None:
-            async with held.hold("ada"):
-                pass
-
-        if isinstance(asker.store, RedisStore):
-            with held.hold("ada"):
-                pass
-        else:
-            asker(hold_async)
+        with held.hold("ada"):
+            pass
         through.server_port = port
         clock.advance(5 * PATIENT_S)
-        assert asker(held.peek, "ada").remaining == 6
-        asker(leases[1].release)
+        assert held.peek("ada").remaining == 6
+        leases[1].release()
         with contextlib.suppress(RuntimeError):
-            asker(leases[2].release)
-        assert not asker(leases[2].release)
+            leases[2].release()
+        assert not leases[2].release()
         # These two were given out by the policy.
-        asker(held.refund, "ada", 2)
-        assert asker(held.peek, "ada").remaining == 6
+        held.refund("ada", 2)
+        assert held.peek("ada").remaining == 6
         # And this one by Redis.
-        asker(held.refund, "ada")
-        assert asker(held.peek, "ada").remaining == 7
+        held.refund("ada")
+        assert held.peek("ada").remaining == 7
         clock.advance(5 * PATIENT_S)
-        asker(held.peek, "ada")
+        held.peek("ada")
 
 
 def test_permits_of_a_fallback_end_with_their_lease_and_belong_to_their_process(crew: Crew) -> None:
@@ -859,14 +826,14 @@ def test_permits_of_a_fallback_end_with_their_lease_and_belong_to_their_process(
     assert held.take("ada", 2) == 2
 
 
-def test_a_cancelled_reservation_leaves_nothing_behind(make: Callable[..., Asker], gone: str, host: Store) -> None:
+def test_a_cancelled_reservation_leaves_nothing_behind(make: Callable[..., Any], gone: str, host: Store) -> None:
     local = make(gone, host=host, when_unavailable="local", hosts=1)
-    held = Concurrency(local.store, "held", 8, lease="1 hour")
-    several = AllOf(held, TokenBucket(local.store, "rate", "8/hour"))
+    held = Concurrency(local, "held", 8, lease="1 hour")
+    several = AllOf(held, TokenBucket(local, "rate", "8/hour"))
     for limiter in (held, several):
-        reservation = local(limiter.reserve, "ada", 2)
+        reservation = limiter.reserve("ada", 2)
         assert reservation.allowed
-        local(reservation.cancel)
+        reservation.cancel()
     # The next permits to be given back were taken from Redis.
     assert held.commands.fallback.give_back_unleased("ada", 8) == 0  # type: ignore[attr-defined]
 
@@ -888,17 +855,15 @@ def test_a_signal_handler_may_call_while_permits_are_counted(gone: str, monkeypa
         assert loose.take("ada", 8) >= 1
 
 
-def test_a_batch_that_is_cut_off_falls_back_for_the_rest(
-    make: Callable[..., Asker], through: Proxy, host: Store
-) -> None:
+def test_a_batch_that_is_cut_off_falls_back_for_the_rest(make: Callable[..., Any], through: Proxy, host: Store) -> None:
     """Redis's replies count; the fallback decides the rest."""
     allow = make(through.url, host=host, when_unavailable="allow")
-    window = FixedWindow(allow.store, "few", "10/hour", align="first")
-    assert allow(window.allow_many, ["ada"] * 11) == [True] * 10 + [False]
+    window = FixedWindow(allow, "few", "10/hour", align="first")
+    assert window.allow_many(["ada"] * 11) == [True] * 10 + [False]
     through.server_port = 1
     through.cut()
-    assert allow(window.allow_many, ["ada"] * 1200) == [True] * 1200
-    assert allow.store.status().failures == 1
+    assert window.allow_many(["ada"] * 1200) == [True] * 1200
+    assert allow.status().failures == 1
 
 
 def test_invalid_fallbacks_are_refused(gone: str, host: Store) -> None:
