@@ -1,27 +1,18 @@
-"""Many processes and threads on one table: crowded, full, with stores that open and close.
+"""Many processes and threads on one table: new keys, batches, stores that open and close.
 
 The exact bound of every limiter is the subject of ``test_process_limiters.py``.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
 import sys
 import threading
-import time
-from array import array
-from collections import defaultdict
 
-import pytest
 from process_helpers import (
     Crew,
     Meeting,
     SharedNumbers,
-    increment_ns,
-    nanoseconds,
     path_of,
-    read_cells,
     repeated_members,
     until_raced,
 )
@@ -83,99 +74,6 @@ def _ask_once(me: int, name: str, count: int, keys_per_meeting: int, meeting: Me
                 meeting.wait(me)
             answers[key] = allow(key)
         return bytes(answers)
-
-
-@pytest.mark.parametrize("on_full", ["deny", "evict", "allow"])
-def test_keys_that_expire_and_are_reused_in_a_crowded_table(crew: Crew, name: str, on_full: str) -> None:
-    """Two admissions of a key with a burst of 1 are at least an increment apart, unless it was evicted in between.
-
-    The smallest table, some 800 of its 1024 cells live, and the set of keys moves on, so that each cell is reused all
-    the time. Each admission is logged with a clock reading before and after it: its own reading is in between.
-    """
-    until_raced(lambda number: _turn_of_wandering(crew, name, on_full))
-
-
-def _turn_of_wandering(crew: Crew, name: str, on_full: str) -> int:
-    processes, seconds = 4, 0.5
-    with Store(name, keys=1, on_full=on_full) as store:  # type: ignore[arg-type]
-        results = crew.run(processes, _wander, name, on_full, Meeting(processes), nanoseconds(), seconds)
-        stats = store.stats().total
-        time.sleep(0.02)
-        assert store.stats().live_keys == 0
-        assert repeated_members(path_of(name)) == []
-        cells = len(read_cells(path_of(name)))
-    Store.unlink(name)
-    admissions = defaultdict(list)
-    for keys, before, after, _ in results:
-        for key, before_ns, after_ns in zip(keys, before, after, strict=True):
-            admissions[key].append((before_ns, after_ns))
-    too_many = 0
-    for spans in admissions.values():
-        spans.sort()
-        for earlier, later in itertools.pairwise(spans):
-            apart_ns = max(later[1] - earlier[0], earlier[1] - later[0])
-            too_many += apart_ns < increment_ns(WANDER_RATE)
-    # An eviction makes a key fresh again, and a full store that allows forgets one admission.
-    assert too_many <= stats.evicted + (stats.full if on_full == "allow" else 0)
-    assert stats.allowed == sum(len(keys) for keys, *_ in results)
-    assert stats.allowed + stats.denied == sum(decisions for *_, decisions in results)
-    assert stats.inserted > 3 * cells, "cells were not reused"
-    assert not stats.evicted or on_full == "evict"
-    return stats.cas_retries
-
-
-WANDER_RATE = "100/second"
-
-
-def _wander(
-    me: int, name: str, on_full: str, meeting: Meeting, begun_ns: int, seconds: float
-) -> tuple[array[int], array[int], array[int], int]:
-    draws = random.Random(me)
-    keys, before, after = array("Q"), array("Q"), array("Q")
-    decisions = 0
-    with Store(name, keys=1, on_full=on_full) as store:  # type: ignore[arg-type]
-        allow = TokenBucket(store, "wander", WANDER_RATE, 1).allow
-        meeting.wait(me)
-        end_ns = nanoseconds() + round(seconds * 1e9)
-        while True:
-            before_ns = nanoseconds()
-            if before_ns > end_ns:
-                return keys, before, after, decisions
-            age_ns = before_ns - begun_ns
-            # 40 keys a millisecond come and go; each is requested for 10 ms and lives for 10 more.
-            key = age_ns // 25_000 + draws.randrange(400)
-            decisions += 1
-            if allow(key):
-                keys.append(key)
-                before.append(before_ns)
-                after.append(nanoseconds())
-
-
-def test_evictions_forget_no_more_than_they_count(crew: Crew, name: str) -> None:
-    """More live keys than cells: every admission beyond one per key is paid for by a counted eviction."""
-    processes, keys = 4, 3000
-    with Store(name, keys=1, on_full="evict") as store:
-        results = crew.run(processes, _walk_at_random, name, keys, Meeting(processes))
-        stats = store.stats()
-    admitted = [sum(answers) for answers in zip(*results, strict=True)]
-    assert min(admitted) >= 1
-    assert stats.total.evicted > 0
-    assert sum(admitted) - keys <= stats.total.evicted
-    assert stats.total.allowed == sum(admitted)
-    assert stats.live_keys <= 1024
-    assert repeated_members(path_of(name)) == []
-
-
-def _walk_at_random(me: int, name: str, keys: int, meeting: Meeting) -> list[int]:
-    order = list(range(keys)) * 10
-    random.Random(me).shuffle(order)
-    admitted = [0] * keys
-    with Store(name, keys=1, on_full="evict") as store:
-        allow = TokenBucket(store, "walk", REFILLS_NOTHING, 1).allow
-        meeting.wait(me)
-        for key in order:
-            admitted[key] += allow(key)
-    return admitted
 
 
 def test_threads_and_processes_together(crew: Crew, name: str) -> None:
@@ -272,28 +170,3 @@ def _batches_while_stores_close(me: int, name: str, meeting: Meeting) -> int:
             thread.join()
     assert not errors, errors
     return sum(counts)
-
-
-def test_a_key_in_a_full_table_does_not_evict_itself(crew: Crew, name: str) -> None:
-    """All processes request each new key at one moment, and there is room for it only in place of another one."""
-    rounds, processes = 10_000, 4
-    with Store(name, keys=1) as store:
-        heavy = TokenBucket(store, "heavy", "1/year", burst=2)
-        for key in range(100_000):
-            heavy.hit(key, cost=2)
-        assert store.stats().live_keys == 1024
-        results = crew.run(processes, _ask_once_each, name, rounds, Meeting(processes))
-        stats = store.stats().limiters["fresh"]
-    # Only one key is new at a time, so only that key itself could have cost it its place.
-    assert [sum(answers) for answers in zip(*results, strict=True)] == [1] * rounds
-    assert stats.evicted >= rounds
-
-
-def _ask_once_each(me: int, name: str, rounds: int, meeting: Meeting) -> list[bool]:
-    answers = []
-    with Store(name, keys=1) as store:
-        limiter = TokenBucket(store, "fresh", "1/hour", 1)
-        for key in range(rounds):
-            meeting.wait(me)
-            answers.append(limiter.allow(key))
-    return answers
