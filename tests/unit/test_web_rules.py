@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from limiter_kinds import KINDS
-from web_requests import CLIENT, Kind, Site, wsgi_environ
+from web_requests import CLIENT, Kind, Site, asgi_scope, wsgi_environ
 
 from forebay import (
     AllOf,
@@ -29,7 +29,7 @@ from forebay import (
 )
 from forebay.testing import ManualClock
 from forebay.web import Answer, BodyLimit, ClientAddress, Gate, Rule, everyone, header
-from forebay.web.native_requests import WSGIRequest, readings
+from forebay.web.native_requests import ASGIRequest, WSGIRequest, readings
 
 MakeSite = Callable[..., Site]
 
@@ -102,6 +102,8 @@ class TestMatching:
             ("/login", ["//login", "///login", "login", "/login//", "/login\n", "/login/\n", "/%2flogin", "/%6cogin"]),
             ("/login", ["/./login", "/x/../login", "/../login", "/x/%2e%2e/login/.", "/x/..;/login", "/@@login"]),
             ("/login", ["/login;x", "/;x/login;y", "/lo\ufffdgin", "/login/index", "http://host/login;x?y#z"]),
+            ("/login", ["x/login", "x%2Flogin", "x//login", "http:/login", "\ufffd/login", "%2F/login"]),
+            ("/", ["x", "x/", "x%2F"]),
             ("/api/orders", ["//api//orders", "/api/x//../orders", "/api/./orders", "/api/x/../orders"]),
             ("/users/{id}", ["/users/..", "/users/;x", "/users/%", "//users/.", "/users/\ufffd", "/users/@@x"]),
             ("/users/{id}/x", ["/users//x", "//users//x", "/users/../x", "/users/;a/x"]),
@@ -117,6 +119,15 @@ class TestMatching:
     def test_all_spellings_of_a_path_match(self, limit: FixedWindow, path: str, spellings: list[str]) -> None:
         where = Rule(limit, path=path).where
         assert [path for path in spellings if not where.matches(("GET",), readings(path))] == []
+
+    @pytest.mark.parametrize("path", ["/../login", "/x/../../login", "x/login", "x%2Flogin", "/%2e%2e/login"])
+    def test_path_beneath_a_root_has_readings_with_the_root(self, limit: FixedWindow, path: str) -> None:
+        for wanted in ("/login", "/v1/login"):
+            where = Rule(limit, path=wanted).where
+            assert where.matches(("GET",), WSGIRequest(wsgi_environ(path) | {"SCRIPT_NAME": "/v1"}).paths)
+            for sent in (path, "/v1" + path):
+                assert where.matches(("GET",), ASGIRequest(asgi_scope(sent, root_path="/v1")).paths)
+            assert not where.matches(("GET",), WSGIRequest(wsgi_environ(path + "s") | {"SCRIPT_NAME": "/v1"}).paths)
 
     def test_path_too_long_to_normalize_matches_every_rule(self, limit: FixedWindow) -> None:
         where = Rule(limit, path="/login").where

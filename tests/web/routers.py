@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from fastapi.responses import PlainTextResponse
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 from web_requests import Answered, call_asgi, call_wsgi
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from forebay.contrib import aiohttp as aiohttp_limits
 from forebay.contrib import fastapi as fastapi_limits
@@ -92,6 +94,11 @@ def in_flask(rules: list[Rule]) -> Send:
     app = _flask()
     flask_limits.Limits(app, rules)
     return _wsgi(app)
+
+
+def around_a_dispatcher(rules: list[Rule]) -> Send:
+    """The dispatcher removes the first segment of a path that begins without a slash."""
+    return _wsgi(WSGIMiddleware(DispatcherMiddleware(_flask(), {"/outer": flask.Flask("outer")}), rules))
 
 
 def _flask() -> flask.Flask:
@@ -258,6 +265,16 @@ def around_cherrypy(rules: list[Rule]) -> Send:
     return _wsgi(WSGIMiddleware(cherrypy.Application(root, script_name=None), rules))
 
 
+def _with_root_in_rules(make: Callable[[list[Rule]], Send]) -> Callable[[list[Rule]], Send]:
+    """The application beneath `/v1`, and rules whose paths are written from the root of the server."""
+
+    def make_with_root(rules: list[Rule]) -> Send:
+        send = make([dataclasses.replace(rule, path=f"/v1{rule.path}") for rule in rules])
+        return lambda target, root: send(target, "/v1")
+
+    return make_with_root
+
+
 class in_aiohttp:  # noqa: N801  # named like the functions above
     """A server: aiohttp routes requests only in a server."""
 
@@ -308,6 +325,8 @@ class in_an_aiohttp_subapp(in_aiohttp):  # noqa: N801
 ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "around Flask": around_flask,
     "in Flask": in_flask,
+    "around a dispatcher": around_a_dispatcher,
+    "around a dispatcher beneath a root": _with_root_in_rules(around_a_dispatcher),
     "around Quart": around_quart,
     "around Quart under hypercorn": around_quart_under_hypercorn,
     "around Django": around_django,
@@ -321,6 +340,7 @@ ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "around Falcon, ASGI": around_falcon_asgi,
     "around Litestar": around_litestar,
     "around Pyramid": around_pyramid,
+    "around Pyramid beneath a root": _with_root_in_rules(around_pyramid),
     "around CherryPy": around_cherrypy,
     "in aiohttp": in_aiohttp,
     "in an aiohttp sub-application": in_an_aiohttp_subapp,

@@ -64,7 +64,7 @@ def texts(*several: str) -> Any:
 # Two adjacent spaces give the empty text.
 starts = texts(
     "/ / // // /// /%2F /./ /x/../ /../ /%2e%2e/ /;/ /;a/ /@@ /a//../  %2F /.",
-    "http://localhost/ /v1/ /v1 /x/v1/ /v2/ /outer/ /index/ /%0A",
+    "http://localhost/ /v1/ /v1 /x/v1/ /v2/ /outer/ /index/ /%0A x/ x%2F x// %20/ /v1/../",
 )
 between = texts("/ / / // %2F %252F /./ /x/../ /x//../ ;a/ /;a/ /@@ %5C")
 ends = texts(
@@ -106,10 +106,13 @@ def test_request_that_a_view_handles_is_charged(send: Send, target: str, root: s
 
 NOT_IN_FRONT = ["//login", "///login", "/%2Flogin", "//users/5"]
 MERGED = [*NOT_IN_FRONT, "/api//orders", "/login/", "//login//"]
+WITHOUT_SLASH = [*NOT_IN_FRONT, "x/login", "x%2Flogin", "%2F/login", "x//login", "x/", "x/users/5", "http://login"]
 LINE_ENDED = ["/login%0A", "/users/%0A", "/files//", "/files/a%0A"]
 ACCEPTED = {
     "around Flask": NOT_IN_FRONT,
     "in Flask": NOT_IN_FRONT,
+    "around a dispatcher": WITHOUT_SLASH,
+    "around a dispatcher beneath a root": WITHOUT_SLASH,
     "around Quart": [*NOT_IN_FRONT, "http://localhost/login", "http://localhost/login%23a"],
     "around Quart under hypercorn": NOT_IN_FRONT,
     "around Django": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
@@ -123,6 +126,7 @@ ACCEPTED = {
     "around Falcon, ASGI": [*NOT_IN_FRONT, "/users//posts", "//users//posts", "/files/"],
     "around Litestar": MERGED,
     "around Pyramid": ["/login%0A", "//login", "/./login", "/x/../login", "/@@login", "/%2e%2e//x/%2e%2e/@@login/."],
+    "around Pyramid beneath a root": ["/login%0A", "//login", "/./login", "/x/../login", "/../login", "/../../login"],
     "around CherryPy": [*MERGED[:3], *MERGED[4:], "/log-in", "/log.in/", "/log%25in", "/index", "//index/"],
     "in aiohttp": ["/users/%2e%2e%2f", "/users/a%252Fb", "/users/;a"],
     "in an aiohttp sub-application": ["/users/%2e%2e%2f", "/users/a%252Fb", "/users/;a"],

@@ -4,7 +4,7 @@ cimport cython
 
 import contextlib
 
-from forebay.web.paths import odd_readings, path_of_url
+from forebay.web.paths import odd_readings, with_slash
 
 
 cdef enum:
@@ -40,6 +40,18 @@ def readings(*paths):
     return tuple(found)
 
 
+cdef tuple readings_beneath(str root, tuple whole, tuple inside):
+    """The readings of whole paths, those inside of an application's root, and these with the root in front.
+
+    A router resolves dots inside of the root: ``/v1/../login`` is ``/v1/login`` to it.
+    """
+    if not whole or not inside:
+        return ()
+    return tuple(dict.fromkeys([
+        *whole, *inside, *[start + path for start in with_slash(root.rstrip("/")) for path in inside]
+    ]))
+
+
 cdef tuple OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override")
 
 
@@ -58,6 +70,12 @@ cdef tuple with_overrides(str method, list values):
 cdef object decoded(str path):
     """The text of a path in which each byte is a character."""
     return path if path.isascii() else path.encode("latin-1", "replace").decode("utf-8", "replace")
+
+
+cdef list texts_of(str path):
+    """The text of such a path; some routers read bytes that aren't UTF-8 as Latin-1."""
+    text = decoded(path)
+    return [text, path] if "\ufffd" in text else [text]
 
 
 cdef str joined(str root, str path):
@@ -96,16 +114,15 @@ cdef class WSGIRequest:
     def paths(self):
         cdef str root = self.native.get("SCRIPT_NAME", "")
         cdef str inside = self.native.get("PATH_INFO", "")
-        cdef list sent, texts
+        cdef list texts
         if not root and self.route is None and inside.isascii() and is_plain(inside):
             return (inside,)
-        sent = [joined(root, inside), inside] if root else [inside]
-        texts = [decoded(path) for path in sent]
-        # Some routers read bytes that aren't UTF-8 as Latin-1.
-        texts += [path for path, text in zip(sent, texts) if "\ufffd" in text]
+        texts = texts_of(inside)
         if self.route is not None:
             texts.append(self.route)
-        return readings(*texts)
+        if not root:
+            return readings(*texts)
+        return readings_beneath(decoded(root), readings(*texts_of(joined(root, inside))), readings(*texts))
 
     @property
     def peer(self):
@@ -155,18 +172,23 @@ cdef class ASGIRequest:
     @property
     def paths(self):
         cdef str path = self.native["path"]
+        cdef object root = self.native.get("root_path")
+        cdef object app_root = self.native.get("app_root_path")
+        cdef list roots, sent, parts
+        cdef tuple found
+        if not root and not app_root:
+            return (path,) if is_plain(path) else readings(path)
+        roots = [root for root in (root, app_root) if root]
         # Quart removes the host of a whole URL before the root.
-        cdef list sent = [path] if path.startswith("/") else [path, path_of_url(path)]
-        cdef list paths = sent.copy()
-        for name in ("root_path", "app_root_path"):
-            root = self.native.get(name)
-            for known in sent if root else ():
-                # Some servers report the root in front of the path, too, others only separately.
-                _, found, inside = known.partition(root)
-                paths.append(inside if found else root + known)
-        if len(paths) == 1 and is_plain(path):
-            return (path,)
-        return readings(*paths)
+        sent = [path] if path.startswith("/") else [path, *with_slash(path)]
+        # Some servers report the root in front of the path, too, others only separately.
+        found = readings(*sent, *[root + known for root in roots for known in sent if root not in known])
+        for root in roots:
+            parts = [known.partition(root) for known in sent]
+            found = readings_beneath(
+                root, found, readings(*[after if present else before for before, present, after in parts])
+            )
+        return found
 
     @property
     def peer(self):

@@ -10,7 +10,7 @@ import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["odd_readings", "path_of_url"]
+__all__ = ["odd_readings", "with_slash"]
 
 LONGEST_READ: Final = 2048
 """Characters of a path. It bounds the cost of a request: to read so many takes milliseconds."""
@@ -22,20 +22,21 @@ _PARAMETERS: Final = re.compile(";[^/]*")
 def odd_readings(path: str) -> tuple[str, ...]:
     """The readings of a path that isn't plain, each once; none if it is too long: it may then be any path.
 
-    At most 36, each in time linear in the length of the path.
+    At most 84, each in time linear in the length of the path.
     """
     if len(path) > LONGEST_READ:
         return ()
-    known = [path if path.startswith("/") else path_of_url(path)]
-    if not path.startswith("/"):
-        known.append(f"/{path}")
+    texts = [path]
     if "\ufffd" in path:
         # Bytes that aren't UTF-8: some routers omit them.
-        known.append(path.replace("\ufffd", ""))
+        texts.append(path.replace("\ufffd", ""))
+    known = [start for text in texts for start in with_slash(text)]
     if "%" in path:
-        known += [unquote(reading) for reading in known]
+        # Decoded before or after a slash is put in front.
+        decoded = [start for text in texts for start in with_slash(unquote(text))]
+        known = [*known, *map(unquote, known), *decoded]
     found: dict[str, None] = {}
-    for reading in known:
+    for reading in dict.fromkeys(known):
         found |= dict.fromkeys(
             (
                 reading,
@@ -49,8 +50,18 @@ def odd_readings(path: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def path_of_url(text: str) -> str:
-    """The path of a request whose target is a whole URL: some servers report the URL as the path."""
+def with_slash(path: str) -> list[str]:
+    """What a router may make of a path that begins without a slash, such as ``x/login``.
+
+    Most put a slash in front. werkzeug's ``DispatcherMiddleware`` passes on what comes after the first segment. Quart
+    reads the path of a whole URL, which some servers report as the path.
+    """
+    if path.startswith("/"):
+        return [path]
+    return ["/" + path, "/" + path.partition("/")[2], _path_of_url(path)]
+
+
+def _path_of_url(text: str) -> str:
     try:
         return "/" + urlsplit(text).path
     except ValueError:
