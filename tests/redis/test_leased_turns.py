@@ -211,7 +211,7 @@ def test_a_request_of_several_permits_beside_flooding_processes_with_latency(ser
 
         @contextlib.contextmanager
         def limiter() -> Iterator[Any]:
-            redis_store = RedisStore(distant.url, timeout=2)
+            redis_store = RedisStore(distant.url, timeout=30)
             with redis_store, LeasedStore(redis_store, memory, share=0.01) as store:
                 yield TokenBucket(store, "l", "1000000/second", burst=1000)
 

@@ -20,6 +20,7 @@ import redis.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from asgiref.sync import sync_to_async
+from blocking import in_event_loop
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
@@ -284,7 +285,7 @@ def test_permits_are_back_before_the_client_can_send_again(server: RedisServer) 
             start, body = "http.response.start", "http.response.body"
             assert left == [(start, 0, at_start), (body, 0, at_start), (body, 1, 1)]
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "gone", "failed", "web socket"])
@@ -327,7 +328,7 @@ def test_every_end_of_a_request_gives_back(how: str, server: RedisServer) -> Non
                 await asyncio.sleep(0.005)
         assert (await wide.peek("everyone")).remaining == 99
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 def test_a_request_that_is_cancelled_at_any_call_holds_nothing(
@@ -380,7 +381,7 @@ def test_a_request_that_is_cancelled_at_any_call_holds_nothing(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 @pytest.mark.parametrize("is_own", [False, True])
@@ -451,7 +452,7 @@ def test_held_permits_are_renewed_in_the_event_loop(
         assert wire.answered().status == 200
         assert (await held.peek("everyone")).remaining == 3
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 def test_parts_of_a_long_response_do_not_wait_for_redis(server: RedisServer, client: redis.Redis) -> None:
@@ -593,14 +594,6 @@ def test_django_in_an_event_loop(redis_store: RedisStore, async_store: Any, loop
         assert loop.run_until_complete(ask()) == [200, 200, 429] * 2
 
 
-def in_loop(url: str, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
-        async with AsyncRedisStore(url, timeout=PATIENT_S) as store:
-            return await work(store)
-
-    return asyncio.run(run())
-
-
 def test_aiohttp(server: RedisServer, gone: str) -> None:
     async def ask(store: Any) -> list[int]:
         app = web.Application()
@@ -619,8 +612,8 @@ def test_aiohttp(server: RedisServer, gone: str) -> None:
                 assert answer.status == 200 or "Retry-After" in answer.headers
             return statuses
 
-    assert in_loop(server.url, ask) == [200, 200, 429, 429]
-    assert in_loop(gone, ask) == [503] * 4
+    assert in_event_loop(server.url, ask, timeout=PATIENT_S) == [200, 200, 429, 429]
+    assert in_event_loop(gone, ask, timeout=PATIENT_S) == [503] * 4
 
 
 def test_fastapi(server: RedisServer, gone: str) -> None:
@@ -641,8 +634,8 @@ def test_fastapi(server: RedisServer, gone: str) -> None:
             assert statuses[-1] == 200 or "retry-after" in wire.answered()
         return statuses
 
-    assert in_loop(server.url, ask) == [200, 200, 429, 429]
-    assert in_loop(gone, ask) == [503] * 4
+    assert in_event_loop(server.url, ask, timeout=PATIENT_S) == [200, 200, 429, 429]
+    assert in_event_loop(gone, ask, timeout=PATIENT_S) == [503] * 4
 
 
 def rules_with_ends(store: Any) -> list[Any]:
@@ -683,7 +676,7 @@ def test_fastapi_gives_back(where: str, server: RedisServer) -> None:
 
         await check_ends(store, get)
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 @pytest.mark.parametrize("where", ["all", "view"])
@@ -705,7 +698,7 @@ def test_aiohttp_gives_back(where: str, server: RedisServer) -> None:
 
             await check_ends(store, get)
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 @pytest.mark.parametrize("where", ["all", "view", "stream"])
@@ -734,7 +727,7 @@ def test_django_gives_back(where: str, server: RedisServer) -> None:
 
             await check_ends(store, get)
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 @pytest.mark.parametrize("how", ["gone before the answer", "fails"])
@@ -787,7 +780,7 @@ def test_a_stream_of_django_that_never_ends_holds_nothing(
             while (await held.peek("everyone")).remaining < 1:
                 await asyncio.sleep(0.005)
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 def test_a_web_socket(server: RedisServer, gone: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -803,9 +796,9 @@ def test_a_web_socket(server: RedisServer, gone: str, loop: asyncio.AbstractEven
         await limited(scope, wire.receive, wire.send)
         return " ".join(str(wire.sent[0].get(name, "")) for name in ("type", "reason")).strip()
 
-    assert in_loop(server.url, ask) == "websocket.accept"
-    assert in_loop(server.url, ask) == "websocket.close Too Many Requests"
-    assert in_loop(gone, ask) == "websocket.close Service Unavailable"
+    assert in_event_loop(server.url, ask, timeout=PATIENT_S) == "websocket.accept"
+    assert in_event_loop(server.url, ask, timeout=PATIENT_S) == "websocket.close Too Many Requests"
+    assert in_event_loop(gone, ask, timeout=PATIENT_S) == "websocket.close Service Unavailable"
 
 
 def gives_back(call: tuple[Any, ...]) -> bool:
@@ -854,7 +847,7 @@ def test_aiohttp_gives_back_before_its_response(
                 assert answer.status == {"raised": 409, "whole": 500, "failed": 500}.get(how, 200)
                 await answer.read()
 
-    in_loop(server.url, ask)
+    in_event_loop(server.url, ask, timeout=PATIENT_S)
 
 
 def test_a_response_waits_for_one_deadline_of_an_unavailable_store(
