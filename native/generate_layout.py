@@ -122,9 +122,7 @@ def python_module(constants: dict, structs: list[Struct], sections: list[dict]) 
         out.append(f"{name}: Final = {shown}")
     for s in structs:
         name = snake(s.name)
-        out += ["", f'{name}: Final = struct.Struct("{s.struct_format}")', f"{name}_FIELDS: Final = ("]
-        out += [f'    "{f.name}",' for f in s.fields]
-        out.append(")")
+        out += ["", f'{name}: Final = struct.Struct("{s.struct_format}")']
         out += [f"{name}_{f.name.upper()}: Final = {f.offset}" for f in s.fields if not f.name.startswith("pad")]
     out.append("")
     position = "0"

@@ -33,6 +33,15 @@ FREE_USER: Final = 65534
 SHARED_GROUP: Final = 54321
 """A group that need not exist: the kernel handles only numbers."""
 
+EXTENT_FIELDS: Final = (
+    *("identity", "offset", "bytes", "keys", "limiter"),
+    *("algorithm", "words_per_cell", "low_bits", "limit", "period_ns"),
+)
+COUNTER_FIELDS: Final = (
+    *("limiter", "pad0", "claims", "allowed", "denied"),
+    *("inserted", "evicted", "full", "cas_retries"),
+)
+
 
 class Hung(AssertionError):
     """An awaited event did not happen in time."""
@@ -251,16 +260,14 @@ def extents(path: str) -> list[dict[str, int]]:
     """The entries in use of a segment's list of extents."""
     with open(path, "rb") as file:
         raw = os.pread(file.fileno(), layout.COUNTERS_OFFSET - layout.EXTENTS_OFFSET, layout.EXTENTS_OFFSET)
-    entries = [dict(zip(layout.EXTENT_ENTRY_FIELDS, e, strict=True)) for e in layout.EXTENT_ENTRY.iter_unpack(raw)]
+    entries = [dict(zip(EXTENT_FIELDS, e, strict=True)) for e in layout.EXTENT_ENTRY.iter_unpack(raw)]
     return [entry for entry in entries if entry["identity"]]
 
 
 def counter_lines(path: str) -> list[dict[str, int]]:
     """Every counter line of a segment's file; the shared lines come last."""
     raw = Path(path).read_bytes()[layout.COUNTERS_OFFSET : layout.TABLE_OFFSET]
-    return [
-        dict(zip(layout.COUNTER_LINE_FIELDS, values, strict=True)) for values in layout.COUNTER_LINE.iter_unpack(raw)
-    ]
+    return [dict(zip(COUNTER_FIELDS, values, strict=True)) for values in layout.COUNTER_LINE.iter_unpack(raw)]
 
 
 def lock_bytes(fd: int, start: int, length: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 from process_helpers import (
+    EXTENT_FIELDS,
     FREE_USER,
     SHARED_GROUP,
     Crew,
@@ -563,7 +564,6 @@ def _evict_each_other(
 
 # Damage.
 
-ENTRY_FIELDS: Final = layout.EXTENT_ENTRY_FIELDS
 SHORT_FIELDS: Final = ("limiter", "algorithm", "words_per_cell", "low_bits")
 
 
@@ -574,7 +574,7 @@ def _write(name: str, offset: int, data: bytes) -> None:
 
 
 @both
-@pytest.mark.parametrize("field", ENTRY_FIELDS)
+@pytest.mark.parametrize("field", EXTENT_FIELDS)
 def test_a_damaged_entry_is_refused_or_passed_over(crew: Crew, name: str, make: Make, field: str) -> None:
     draws = random.Random(29)
     with Store(name, keys=100, clock=ManualClock(10**6)) as store:

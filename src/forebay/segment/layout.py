@@ -58,25 +58,6 @@ EXTENT_ALIGNMENT: Final = 65536
 LIMITER_NAME_BYTES: Final = 48
 
 HEADER: Final = struct.Struct("<QIIQQQQQ2Q16sQII24sQQ3952s")
-HEADER_FIELDS: Final = (
-    "magic",
-    "layout_version",
-    "clock_kind",
-    "segment_size",
-    "advertised_keys",
-    "group_count",
-    "epoch_ns",
-    "wall_epoch_ns",
-    "hash_key",
-    "boot_id",
-    "name_hash",
-    "checksum",
-    "state",
-    "pad0",
-    "manual_ns",
-    "extents_maker",
-    "pad1",
-)
 HEADER_MAGIC: Final = 0
 HEADER_LAYOUT_VERSION: Final = 8
 HEADER_CLOCK_KIND: Final = 12
@@ -94,30 +75,12 @@ HEADER_MANUAL_NS: Final = 128
 HEADER_EXTENTS_MAKER: Final = 136
 
 LIMITER_ENTRY: Final = struct.Struct("<QII48s")
-LIMITER_ENTRY_FIELDS: Final = (
-    "identity",
-    "name_bytes",
-    "algorithm",
-    "name",
-)
 LIMITER_ENTRY_IDENTITY: Final = 0
 LIMITER_ENTRY_NAME_BYTES: Final = 8
 LIMITER_ENTRY_ALGORITHM: Final = 12
 LIMITER_ENTRY_NAME: Final = 16
 
 EXTENT_ENTRY: Final = struct.Struct("<QQQQIIIIQQ")
-EXTENT_ENTRY_FIELDS: Final = (
-    "identity",
-    "offset",
-    "bytes",
-    "keys",
-    "limiter",
-    "algorithm",
-    "words_per_cell",
-    "low_bits",
-    "limit",
-    "period_ns",
-)
 EXTENT_ENTRY_IDENTITY: Final = 0
 EXTENT_ENTRY_OFFSET: Final = 8
 EXTENT_ENTRY_BYTES: Final = 16
@@ -130,17 +93,6 @@ EXTENT_ENTRY_LIMIT: Final = 48
 EXTENT_ENTRY_PERIOD_NS: Final = 56
 
 COUNTER_LINE: Final = struct.Struct("<IIQQQQQQQ")
-COUNTER_LINE_FIELDS: Final = (
-    "limiter",
-    "pad0",
-    "claims",
-    "allowed",
-    "denied",
-    "inserted",
-    "evicted",
-    "full",
-    "cas_retries",
-)
 COUNTER_LINE_LIMITER: Final = 0
 COUNTER_LINE_CLAIMS: Final = 8
 COUNTER_LINE_ALLOWED: Final = 16
@@ -151,10 +103,6 @@ COUNTER_LINE_FULL: Final = 48
 COUNTER_LINE_CAS_RETRIES: Final = 56
 
 CELL: Final = struct.Struct("<QQ")
-CELL_FIELDS: Final = (
-    "tag",
-    "state",
-)
 CELL_TAG: Final = 0
 CELL_STATE: Final = 8
 
