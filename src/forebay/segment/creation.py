@@ -74,7 +74,7 @@ def make_usable(spec: SegmentSpec, fd: int, place: int) -> bool:
 
     False if the path no longer leads to the file. Raises the reason if the segment can't be used.
     """
-    if not ofd_locks.lock_within(fd, 0, layout.HEADER.size, ofd_locks.TIMEOUT_S):
+    if not ofd_locks.succeeds_in_time(lambda: ofd_locks.try_lock(fd, 0, layout.HEADER.size)):
         raise busy_error(spec)
     try:
         if not is_at(spec.path, os.fstat(fd)):  # unlinked while this process waited for the lock

@@ -38,7 +38,6 @@ that, and lie within the file, or the extent is refused.
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from dataclasses import astuple, dataclass, replace
 from typing import Final
@@ -252,16 +251,13 @@ def _append(attachment: Attachment, fd: int, limiter: str, wanted: ExtentEntry) 
 
 def _lock_list(attachment: Attachment, fd: int) -> bool:
     """Take the lock of the list. False if another process holds it for too long."""
-    segment = attachment.segment
-    # Not time.monotonic: a test may have frozen it.
-    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + ofd_locks.TIMEOUT_S
-    while True:
-        maker = segment.extents_maker()
-        if not attachment_locks.is_attached(fd, maker) and segment.replace_extents_maker(maker, attachment.id):
-            return True
-        if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
-            return False
-        time.sleep(0.005)
+
+    def take_lock() -> bool:
+        maker = attachment.segment.extents_maker()
+        is_held = attachment_locks.is_attached(fd, maker)
+        return not is_held and attachment.segment.replace_extents_maker(maker, attachment.id)
+
+    return ofd_locks.succeeds_in_time(take_lock)
 
 
 def _unlock_list(attachment: Attachment) -> None:

@@ -14,9 +14,10 @@ import errno
 import fcntl
 import struct
 import time
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ["TIMEOUT_S", "is_locked", "lock_within", "try_lock", "unlock"]
+__all__ = ["TIMEOUT_S", "is_locked", "succeeds_in_time", "try_lock", "unlock"]
 
 TIMEOUT_S: Final = 30.0
 """How long a process waits for another one that creates or changes a segment. It may be stopped and never finish."""
@@ -49,11 +50,11 @@ def unlock(fd: int, start: int, length: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, start, length, 0))
 
 
-def lock_within(fd: int, start: int, length: int, timeout: float) -> bool:
-    """Like ``try_lock``, but try for `timeout` seconds: the holder may be stopped and never unlock."""
+def succeeds_in_time(attempt: Callable[[], bool]) -> bool:
+    """Repeat `attempt` until it returns True. False after ``TIMEOUT_S``: the holder of a lock may be stopped."""
     # Not time.monotonic, which may be frozen for a test.
-    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + timeout
-    while not try_lock(fd, start, length):
+    deadline = time.clock_gettime(time.CLOCK_MONOTONIC) + TIMEOUT_S
+    while not attempt():
         if time.clock_gettime(time.CLOCK_MONOTONIC) >= deadline:
             return False
         time.sleep(0.005)
