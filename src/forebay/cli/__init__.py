@@ -1,17 +1,13 @@
 """The ``forebay`` command, for operators: ``pip install "forebay[cli]"``.
 
-A subcommand is a module of this package with a click command `command`, named in `COMMANDS`.
+A subcommand is a module of this package with a click command `command`.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import Final
 
 __all__ = ["main"]
-
-COMMANDS: Final = ("verify",)
 
 
 def main() -> None:
@@ -28,6 +24,7 @@ def main() -> None:
     def forebay() -> None:
         """Inspect the rate limits of this host from outside the processes that use them."""
 
-    for name in COMMANDS:
-        forebay.add_command(importlib.import_module(f"forebay.cli.{name}").command, name)
+    from forebay.cli import verify
+
+    forebay.add_command(verify.command, "verify")
     forebay(prog_name="forebay")

@@ -12,7 +12,7 @@ from forebay.web.fastpath import Passage
 from forebay.web.functions import ResolvedRequest, check_function, has_to_be_awaited
 from forebay.web.header_fields import checked_styles
 from forebay.web.patterns import UnseenPaths
-from forebay.web.plan import LocalPlan, RedisPlan, plan_of
+from forebay.web.plan import LocalPlan, Plan, RedisPlan
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Answer, BodyLimit, Denial, Rule, check_event_loop
 from forebay.web.workers import warn_if_clients_have_no_address, warn_if_each_counts_alone
@@ -80,9 +80,9 @@ class Gate:
         self._async_exempt = [rule for rule in self.rules if has_to_be_awaited(rule.exempt)]
         patterns = {rule.where.pattern: rule.path for rule in self.rules if rule.where.pattern is not None}
         self._unseen = UnseenPaths(patterns)
-        self._plans: dict[int, LocalPlan | RedisPlan | None] = {0: None}
+        self._plans: dict[int, Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
-        plan = self._plan_of(self._always)
+        plan = self._plan_of(self._always) if self._always else None
         self.admit = self.enter if self._conditional or plan is None else plan.admit
 
     def enter(self, request: Request) -> Passage | Denial | None:
@@ -109,7 +109,7 @@ class Gate:
         """The response to a denied request."""
         return answer_to(request, denial)
 
-    def _plan_for(self, request: Request) -> LocalPlan | RedisPlan | None:
+    def _plan_for(self, request: Request) -> Plan | None:
         """The plan of the rules that match a request."""
         matching = self._always
         if self._conditional:
@@ -121,9 +121,10 @@ class Gate:
                     matching |= bit
         return self._plans[matching] if matching in self._plans else self._plan_of(matching)
 
-    def _plan_of(self, matching: int) -> LocalPlan | RedisPlan | None:
+    def _plan_of(self, matching: int) -> Plan | None:
         rules = [rule for i, rule in enumerate(self.rules) if matching >> i & 1]
-        plan = plan_of(rules, self.client, self._styles, self._encoded, self._secret) if rules else None
+        kind = RedisPlan if rules[0].is_remote else LocalPlan
+        plan = kind(rules, self.client, self._styles, self._encoded, self._secret)
         self._plans[matching] = plan
         return plan
 

@@ -22,17 +22,10 @@ from forebay.web.native_requests import PeerKey
 from forebay.web.request import KeyFunction, Request
 from forebay.web.rules import Denial, Rule, kind_of
 
-__all__ = ["LocalPlan", "Plan", "RedisPlan", "plan_of"]
+__all__ = ["LocalPlan", "Plan", "RedisPlan"]
 
 MOST_CHARGED_AT_ONCE: Final = 16
 """As ``AllOf``."""
-
-
-def plan_of(
-    rules: Sequence[Rule], client: KeyFunction, styles: Sequence[str], encoded: bool, secret: bytes
-) -> LocalPlan | RedisPlan:
-    kind = RedisPlan if rules[0].is_remote else LocalPlan
-    return kind(rules, client, styles, encoded, secret)
 
 
 class Plan:
