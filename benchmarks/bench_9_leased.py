@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 from conftest import GENEROUS, Measure, must, statement, time_per_call
 
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
@@ -18,14 +17,6 @@ CALLS, ROUNDS = 50_000, 31
 STRICT = "the same over the `RedisStore` alone"
 LOCAL = "the same over shared memory"
 RATE = "1000000000/hour"
-
-
-@pytest.fixture
-def redis_store(redis_port: int) -> Iterator[RedisStore]:
-    with redis.Redis(host="127.0.0.1", port=redis_port, db=4) as client:
-        client.flushdb()
-    with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from timeit import Timer
 from typing import Any
 
 import pytest
-import redis
 from conftest import GENEROUS, Measure, must, statement, time_per_call
 
 from forebay import FixedWindow, SlidingWindow, Store, TokenBucket
@@ -29,14 +28,6 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 @pytest.fixture
 def store() -> Iterator[Store]:
     with Store.private(keys=2 * KEYS) as opened:
-        yield opened
-
-
-@pytest.fixture
-def redis_store(redis_port: int) -> Iterator[RedisStore]:
-    with redis.Redis(host="127.0.0.1", port=redis_port, db=4) as client:
-        client.flushdb()
-    with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
         yield opened
 
 

@@ -17,10 +17,12 @@ from timeit import Timer
 from typing import Any
 
 import pytest
+import redis
 from pytest_benchmark.fixture import BenchmarkFixture
 from redis_server import redis_on_a_free_port
 
 from forebay import Store, TokenBucket
+from forebay.redis import RedisStore
 
 sys.path.insert(0, str(Path(sys.prefix) / "floor"))
 
@@ -100,6 +102,14 @@ def generous() -> Iterator[TokenBucket]:
 def redis_port() -> Iterator[int]:
     with redis_on_a_free_port() as port:
         yield port
+
+
+@pytest.fixture
+def redis_store(redis_port: int) -> Iterator[RedisStore]:
+    with redis.Redis(host="127.0.0.1", port=redis_port, db=4) as client:
+        client.flushdb()
+    with RedisStore(f"redis://127.0.0.1:{redis_port}/4", timeout=10) as opened:
+        yield opened
 
 
 def time_per_call(timer: Timer, calls: int, operations_per_call: int = 1) -> float:
