@@ -1,4 +1,4 @@
-"""Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which answers.
+"""Programs of synced limiters for the interleaving explorer: a host that counts, and Redis, which replies.
 
 Limiters report and learn by their own steps, `reports` and `merge`. `run_exchange` stands for the code between them
 in forebay/redis/synced/exchange.py. Redis does what scripts/sync_window.lua and sync_bucket.lua do for one host, and
@@ -53,7 +53,7 @@ cdef struct Message:
     uint64_t others              # no message: what another host has counted
 
 
-cdef struct Answer:
+cdef struct Reply:
     uint64_t sum
     uint64_t ahead_us
     uint64_t known
@@ -74,12 +74,12 @@ cdef struct Exchange:
     uint64_t later_us            # than now it is read
     int count
     Message messages[MOST_CELLS]
-    Answer answers[MOST_CELLS]
+    Reply replies[MOST_CELLS]
 
 
 cdef struct Called:
     Message* message
-    Answer* answer
+    Reply* reply
     bint takes_back              # what had been reported before, though nothing is ever given back
 
 
@@ -110,10 +110,10 @@ cdef bint take_message(Reported* reported, const Message* message, int64_t count
     return <uint64_t>count < known
 
 
-cdef void answer_message(uint64_t* values, void* context) noexcept:
+cdef void reply_to_message(uint64_t* values, void* context) noexcept:
     cdef Called* called = <Called*>context
     cdef Message* message = called.message
-    cdef Answer* answer = called.answer
+    cdef Reply* reply = called.reply
     cdef Reported* reported = &(<Reported*>values)[message.key * WINDOWS + message.window]
     cdef Reported* before = reported - 1
     cdef uint64_t now_us = (explore_clock() - syncing.epoch_ns) // 1000
@@ -125,16 +125,16 @@ cdef void answer_message(uint64_t* values, void* context) noexcept:
         is_less = take_message(reported, message, message.count, now_us)
         if message.has_before:
             is_less |= take_message(before, message, message.count_before, now_us)
-            answer.sum_before, answer.known_before = before.sum, known_of(before, message)
+            reply.sum_before, reply.known_before = before.sum, known_of(before, message)
     called.takes_back = is_less and not syncing.gives_back
-    answer.sum, answer.known = reported.sum, known_of(reported, message)
-    answer.ahead_us = reported.tat_us - min(reported.tat_us, now_us)
+    reply.sum, reply.known = reported.sum, known_of(reported, message)
+    reply.ahead_us = reported.tat_us - min(reported.tat_us, now_us)
 
 
-cdef bint call(Message* message, Answer* answer) noexcept:
+cdef bint call(Message* message, Reply* reply) noexcept:
     """Whether the report is no less than the one before."""
-    cdef Called called = Called(message, answer, False)
-    explore_call(<uint64_t*>redis, sizeof(redis) // 8, answer_message, &called)
+    cdef Called called = Called(message, reply, False)
+    explore_call(<uint64_t*>redis, sizeof(redis) // 8, reply_to_message, &called)
     return not called.takes_back
 
 
@@ -162,20 +162,20 @@ cdef int read_messages(int64_t round_number, uint64_t later_us, Message* message
     return count
 
 
-cdef tuple answer_of(uint64_t sum_of_all, uint64_t known):
+cdef tuple reply_of(uint64_t sum_of_all, uint64_t known):
     return known, sum_of_all - min(known, sum_of_all), False
 
 
-cdef void learn(Message* message, Answer* answer) noexcept:
+cdef void learn(Message* message, Reply* reply) noexcept:
     place = (message.index, message.tag, message.incarnation, message.sequence)
     if syncing.is_bucket:
         syncing.limiter.merge(
-            place, message.charged_ns, answer.known, message.end_ns,
-            1000 * (answer.ahead_us - min(answer.ahead_us, 1)))
+            place, message.charged_ns, reply.known, message.end_ns,
+            1000 * (reply.ahead_us - min(reply.ahead_us, 1)))
     else:
         syncing.limiter.merge(
-            place, message.end_ns, answer_of(answer.sum, answer.known),
-            answer_of(answer.sum_before, answer.known_before) if message.has_before else None)
+            place, message.end_ns, reply_of(reply.sum, reply.known),
+            reply_of(reply.sum_before, reply.known_before) if message.has_before else None)
 
 
 cdef bint ask(Exchange* its) noexcept:
@@ -184,14 +184,14 @@ cdef bint ask(Exchange* its) noexcept:
     cdef int i
     its.count = read_messages(its.round_number, its.later_us, its.messages, &is_wrong)
     for i in range(its.count):
-        is_wrong |= not call(&its.messages[i], &its.answers[i])
+        is_wrong |= not call(&its.messages[i], &its.replies[i])
     return not is_wrong
 
 
 cdef void learn_all(Exchange* its) noexcept:
     cdef int i
     for i in range(its.count):
-        learn(&its.messages[i], &its.answers[i])
+        learn(&its.messages[i], &its.replies[i])
 
 
 cdef void run_exchange(int index) noexcept:
@@ -199,7 +199,7 @@ cdef void run_exchange(int index) noexcept:
     cdef bint is_right = True
     explore_begin(index, 1)
     if its.what == OTHERS:
-        call(&its.messages[0], &its.answers[0])
+        call(&its.messages[0], &its.replies[0])
     elif its.what == LEARN:
         learn_all(&syncing.exchanges[index - 1])
     else:

@@ -3,7 +3,7 @@
 State
 -----
 A key has two cells, both of KIND_COUNT (see counts.pxd). A decision reads the *lease*: one CAS takes permits, as with
-every other limiter. The *fetch slot* makes fetches single-flight: it names the one fetch that may ask the server.
+every other limiter. The *fetch slot* makes fetches single-flight: it names the one fetch that may call the server.
 
     lease       | time: its end, rounded down | generation | pending  | permits left  |
     fetch slot  | time: closed until          | size       | fetching | cost          |
@@ -14,7 +14,7 @@ Transitions of the lease
 All are 128-bit acq_rel CASes.
 
 * *spend*: any request, if permits are there and the lease runs. Permits fall; nothing else changes. "leased: spending"
-* *begin*: a fetch that is about to ask the server. Sets `pending` and a generation of its own. The request to the
+* *begin*: a fetch that is about to call the server. Sets `pending` and a generation of its own. The request to the
   server reports how many permits are left: so many are still on loan. It also reports the unspent permits of a lease
   that has ended on the host. The rest of the loan counts as spent.
 * *deposit*: the same fetch, with the reply, only if the fetch slot is still its own and the cell still has its
@@ -418,7 +418,7 @@ cdef class Permits(Limiter):
 
     @cython.binding(False)
     def allow(self, key, /):
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         From the host's own memory, if its lease suffices or a denial is remembered; else one round trip. Raises
         ``InvalidKey``, ``StoreClosed``, ``StoreUnavailable``, ``ForeignState``.
@@ -428,7 +428,7 @@ cdef class Permits(Limiter):
 
     @cython.binding(False)
     def allow_now(self, key, /):
-        """True or False, or None if that can't be said without asking."""
+        """True or False; None if only a call to Redis can decide."""
         return self.allowed_now(key)
 
     cdef object allowed_now(self, object key):
@@ -457,7 +457,7 @@ cdef class Permits(Limiter):
         return self._lacking_hit(key, cost) if decision is None else decision
 
     def hit_now(self, key, cost):
-        """A ``Decision``, or None if there is none without asking."""
+        """A ``Decision``; None if only a call to Redis can decide."""
         return self.decided_now(key, self.checked_cost(cost))
 
     def refuse_extras(self):
@@ -645,7 +645,8 @@ cdef class Permits(Limiter):
         self.amend(tag, abort_fetch, &step)
 
     def withdraw(self, uint64_t tag):
-        """Take out what is left, to give it back: the step's stamp, and how much. None if that can't be."""
+        """Take out the remaining permits, to give them back: the step's stamp, and their number. None if that can't be.
+        """
         cdef Step step
         step.charge = &self.unit
         step.epoch_ns = self.table.epoch_ns

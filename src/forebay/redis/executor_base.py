@@ -198,7 +198,7 @@ class ExecutorBase:
 def _described(error: Exception) -> str:
     """The error's message, with a remedy if the error doesn't pass by itself."""
     if not str(error) and isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "no reply in time"
     if _NO_CLUSTER in str(error):
         return f"{error}; the server is no node of a cluster: its URL begins with redis:// or rediss://"
     remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)

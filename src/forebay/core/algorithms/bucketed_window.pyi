@@ -49,7 +49,7 @@ class BucketedWindow(CellLimiter):
         keys: int | None = None,
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """

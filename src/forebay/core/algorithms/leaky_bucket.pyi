@@ -30,7 +30,7 @@ class LeakyBucket(GcraLimiter):
         cls, store: MakesLimiters[LeakyBucket, _L], name: str, rate: str | Rate, capacity: int
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """

@@ -48,7 +48,7 @@ cdef class LeakyBucket(GcraLimiter):
 
     @cython.binding(False)
     def allow(self, key, /):
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """

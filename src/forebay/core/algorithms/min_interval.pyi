@@ -26,7 +26,7 @@ class MinInterval(GcraLimiter):
         cls, store: MakesLimiters[MinInterval, _L], name: str, interval: Duration
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """

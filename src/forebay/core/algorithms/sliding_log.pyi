@@ -35,7 +35,7 @@ class SlidingLog(CellLimiter):
         cls, store: MakesLimiters[SlidingLog, _L], name: str, rate: str | Rate, *, keys: int | None = None
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """

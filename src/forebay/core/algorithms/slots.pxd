@@ -14,9 +14,11 @@ that its slot is probably taken, so that a request finds a free slot without rea
 
 Transitions
 -----------
-* *take*: a request. Free slot -> {owner, end}, by an acq_rel CAS; then it sets the bit.
+* *take*: a request. Free slot -> {owner, end}, by an acq_rel CAS; then it sets the bit. "slots: one for two"
 * *free*: the holder, or a `reset`. The pair that it has seen -> {0, 0}, by an acq_rel CAS; then it clears the bit.
-* *reclaim*: a request that finds no free slot. A pair of an owner that has gone -> {0, 0}, by an acq_rel CAS.
+  "slots: leases that end"
+* *reclaim*: a request that finds no free slot. A pair of an owner that has gone -> {0, 0}, by an acq_rel CAS. "slots:
+  one for two", with a crash
 
 Tested by the planted bugs of slots that docs/correctness.md lists.
 
@@ -31,9 +33,10 @@ release are what atomic operations on bits come with here.
 
 Crash and stall
 ---------------
-A process that is killed between a CAS and its bit leaves a wrong bit. If the bit says free, the next request finds the
-slot taken and sets the bit. If it says taken, a request that finds no free bit reads the slots themselves. Before it
-denies, it looks for processes that have ended, and takes their slots by a CAS from what it saw there.
+A process that is killed between a CAS and its bit leaves a wrong bit. If the bit shows a free slot, the next request
+finds the slot taken and sets the bit. If it shows a taken one, a request that finds no free bit reads the slots
+themselves. Before it denies, it looks for processes that have ended, and takes their slots by a CAS from what it saw
+there.
 
 Not handled
 -----------

@@ -43,7 +43,7 @@ class TokenBucket(GcraLimiter):
         refill: Literal["continuous", "interval"] = "continuous",
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """

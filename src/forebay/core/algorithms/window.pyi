@@ -44,7 +44,7 @@ class FixedWindow(WindowLimiter):
         align: Literal["clock", "first", "stagger"] = "clock",
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
@@ -86,7 +86,7 @@ class SlidingWindow(WindowLimiter):
         rounding: Literal["up", "down"] | None = None,
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """

@@ -58,11 +58,11 @@ arrives, and replies to the other with the count that it knows.
 SYNC sequence -> reading, SYNC reading -> sequence: the exchanger loads the pair with the sequence before it reads the
 cell and the clock, and raises the sequence by a CAS from that value after it has read them.
 
-* *What others have counted* in a window is merged together with the report's sequence, by one CAS of both, and only if
-  that sequence is later than the one merged last. So a process that goes on late takes nothing back.
-* *What Redis knows of this host* is learned from the reply to the last report only. The report has marked it as
-  unanswered. It stays so, and the key pending, until that reply comes or the next report is answered. Redis has what it
-  replied there: whatever was reported before and arrives later, it doesn't take.
+* *The counts of other hosts* in a window are merged together with the report's sequence, by one CAS of both, and only
+  if that sequence is later than the one merged last. So a process that goes on late takes nothing back.
+* *The part of this host's counts that Redis knows* is learned from the reply to the last report only. That report has
+  marked it as unanswered. It stays so, and the key pending, until that reply comes or a reply to the next report. Redis
+  has the state that it replied: it ignores earlier reports that arrive later.
 * *A bucket's TAT* only ever moves on, so its replies need no order.
 
 The order is this host's, of reports. It is not an order of replies by the server's time or by a count that is kept
@@ -80,11 +80,11 @@ The exchanger needs 128 bits that stand for the key at Redis. The table has 61 o
 knows, and other processes counted most keys. So the record has the name.
 
 SYNC words -> promote: the record is written before the claim is promoted, so a process that reads the member by an
-acquire load sees it. `begin_record` writes pairs, each by a CAS from what it had read before it saw its claim stand. So
-a process may be killed or stopped anywhere. Before the promotion, nothing was counted; after it, the words are there. A
-late writer finds that the process that promoted the claim has changed the pair, or it would change nothing. The name is
-the exception: the key of before may have come back to the cell, or the late writer had no name. Then the checksum is
-wrong.
+acquire load sees it. `begin_record` writes pairs, each by a CAS from a value that it had read before it saw its claim
+stand. So a process may be killed or stopped anywhere. Before the promotion, nothing was counted; after it, the record
+is complete. A late writer finds that the process that promoted the claim has changed the pair, or it writes the same
+value. The name is the exception: the key of before may have come back to the cell, or the late writer had no name. Then
+the checksum is wrong.
 
 All processes that promote one claim write the same, as they have it from the key and the claim. But a key is *without a
 name* if it lost its cell between the search for it and its insertion by the same request. It has no checksum then, and
@@ -100,7 +100,7 @@ Killed or stopped between report and merge, or between the two CASes of a merge:
 
 Not handled
 -----------
-* Redis may know an older count of a host, as after a failover to a copy that was behind. No host notices; the
+* Redis may know an older count of a host, for example after a failover to a copy that was behind. No host notices; the
   difference is missing until the host reports the key again.
 * One process is stopped between its report's reading and its sending. Another, whose report was read later, is stopped
   between its reply and the merge. The first may merge news before the second merges what is older. The next exchange

@@ -17,8 +17,8 @@ Transitions
 * *charge*: a request. Two steps: the 128-bit acq_rel CAS of the cell that decides, then a relaxed addition to CHARGED.
   A refund is the same two steps. "synced bucket: two messages"
 * *claim for another key*: CHARGED_BEFORE -> CHARGED, by one 128-bit CAS of both from a pair that was read before the
-  claim was seen to stand. At that time nothing is added any more for the key before, nor yet for the new one. A late
-  process finds the pair changed, or writes what is there.
+  claim was seen to stand. At that time no process adds charges of the key before any more, nor charges of the new key
+  yet. A late process finds the pair changed, or writes the values that are there.
 * *report*: an exchanger. Marks CHARGED_REPORTED as unanswered, by a 128-bit acq_rel CAS. "synced bucket: two messages"
 * *merge*: the same exchanger. Moves the TAT on, by a 128-bit acq_rel CAS. "synced bucket: learned while it counts"
 
@@ -35,16 +35,16 @@ exchange that it had used an interval's worth at once. The TAT is too early if d
 the bucket had been full before: by at most the refill of that time. The TAT has no upper bound: if the hosts together
 have admitted more than the rate, the excess stays a debt, which they pay by admitting less.
 
-*Back on the host* the TAT moves on to the time of the report's reading, plus how far Redis' TAT was ahead, plus what
-was charged since, less what was given back. It never moves back, as the host knows best what it has charged itself, and
-Redis may be behind because it spread that. So hosts that have learned of a charge don't learn that another host gave it
-back: for them it is refilled in its time. But a `reset` moves the TAT to now, whichever host had used it; the next
-exchange brings what is still booked at Redis. A host alone learns nothing that it doesn't know: Redis' TAT was moved by
-the same sum, from no later a time (except by as much as one of its messages took longer than a later one).
+*Back on the host* the TAT moves on to the time of the report's reading, plus how far Redis' TAT was ahead, plus the
+charges since, less the refunds since. It never moves back: the host knows its own charges best, and Redis may be behind
+because it spread them. So hosts that have learned of a charge don't learn that another host gave it back: for them it
+is refilled in its time. But a `reset` moves the TAT to now, whichever host had charged the key; the next exchange
+brings back the charges that still stand at Redis. A host alone learns nothing that it doesn't know: Redis' TAT was
+moved by the same sum, from no later a time (except by as much as one of its messages took longer than a later one).
 
-*A lost reply.* Redis may know the last report, or what it knew before. So a report is first marked as unanswered, and
-is sent again as long as it is. Otherwise there might seem to be nothing to report, when what was reported has been
-given back meanwhile. (A window's count is marked likewise.)
+*A lost reply.* Redis may know the last report, or only the one before. So a report is first marked as unanswered, and
+is sent again until a reply comes. Otherwise there might seem to be nothing to report, when the reported charges have
+been given back meanwhile. (A window's count is marked likewise.)
 
 Crash and stall
 ---------------
@@ -54,8 +54,8 @@ reported as that key's.
 
 Not handled
 -----------
-A charge between its two steps, while a reply is merged, hides as much of the others' charges until the next exchange
-(for good, if the process is killed there).
+A charge that is between its two steps while a reply is merged hides an equal amount of the other hosts' charges until
+the next exchange (for good, if the process is killed there).
 """
 
 cimport cython
@@ -171,7 +171,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
 
     @cython.binding(False)
     def allow(self, key, /):
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
@@ -320,8 +320,9 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             charged, reported.us, read_ns, min(wanted.state, read_ns))
 
     def merge(self, tuple place, uint64_t charged, uint64_t known_us, uint64_t read_ns, uint64_t ahead_ns):
-        """For the exchange: what Redis has answered to a message that said `charged` and was read at `read_ns`: what it
-        knows of this host, and how far its TAT is ahead of now."""
+        """Merge Redis' reply to a message that reported `charged` and was read at `read_ns`. `known_us` is the part of
+        this host's charges that Redis knows, `ahead_ns` how far Redis' TAT is ahead of now.
+        """
         cdef uint64_t index, tag, incarnation, sequence, now_charged
         cdef ForebayCell* cell
         cdef ForebayCell seen, wanted

@@ -35,6 +35,6 @@ class SyncedWindow(SyncedLimiter[_S]):
         self,
         place: tuple[int, int, int, int],
         end_ns: int,
-        answer: tuple[int, int, bool] | None,
-        answer_before: tuple[int, int, bool] | None = None,
+        reply: tuple[int, int, bool] | None,
+        reply_before: tuple[int, int, bool] | None = None,
     ) -> None: ...

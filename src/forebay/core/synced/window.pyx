@@ -37,8 +37,8 @@ See limiter.pyx.
 
 Not handled
 -----------
-A count at Redis may be more than a word holds, or than the limit. Then it is the limit or more, and that is all that a
-decision needs.
+A count at Redis may be more than a word holds, or than the limit. It is cut then, and still is the limit or more: a
+decision needs no more.
 """
 
 cimport cython
@@ -249,7 +249,7 @@ cdef class SyncedWindow(SyncedLimiter):
 
     @cython.binding(False)
     def allow(self, key, /):
-        """Charge one permit to `key` and say whether it was allowed: the fast path of ``hit``.
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
@@ -266,11 +266,13 @@ cdef class SyncedWindow(SyncedLimiter):
 
     @property
     def low_bits(self):
-        """Limits of one name and period share their cells if these are the same, too."""
+        """The number of bits of a state below its time. Limiters of one name and period share their cells only if it is
+        equal.
+        """
         return self.params.low_bits
 
     cdef int forget(self, uint64_t tag) except -1:
-        """The cell stays, as there is something to tell: that nothing is counted any more."""
+        """Reset a key's counts. The cell stays, because the next report must carry the zero."""
         cdef Events events
         cdef Charge all_of_it
         cdef uint64_t state
@@ -395,11 +397,11 @@ cdef class SyncedWindow(SyncedLimiter):
         others = others_in(params, cell, now_end_ns)
         return others.count != 0 or others.before != 0
 
-    def merge(self, tuple place, uint64_t end_ns, answer, answer_before=None):
+    def merge(self, tuple place, uint64_t end_ns, reply, reply_before=None):
         """For the exchange: take Redis' reply about a cell's key, if that is still of this incarnation.
 
-        `answer` is for the window, `answer_before` for the one before if the report had it: the count that Redis knows
-        of this host, the count of the others, and whether that is only a lower bound. None if Redis hasn't answered.
+        `reply` is for the window, `reply_before` for the one before if the report had it: the count that Redis knows
+        of this host, the count of the others, and whether that is only a lower bound. None if Redis has not replied.
         """
         cdef const LimitParams* params = &self.params
         cdef uint64_t index, tag, incarnation, sequence
@@ -421,8 +423,8 @@ cdef class SyncedWindow(SyncedLimiter):
             if not is_later(sequence, sequence_of(seen)):
                 break
             both = both_in(params, seen.tag, seen.state, end_ns)
-            both.count = others_by(answer, both.count)
-            both.before = others_by(answer_before, both.before)
+            both.count = others_by(reply, both.count)
+            both.before = others_by(reply_before, both.before)
             # Linearizes here, for the others' counts.
             if cas128_acq_rel(pair_at(record, OTHERS), seen, pair_of(params, end_ns, sequence, both)):
                 break
@@ -431,23 +433,23 @@ cdef class SyncedWindow(SyncedLimiter):
             if load_acquire(&cell.tag) != tag or load_acquire(&record[INCARNATION]) != incarnation:
                 return
             if sequence_of(seen) != sequence:
-                # More has been reported since then, and it isn't answered yet, or it has been.
+                # More has been reported since then, with or without a reply.
                 return
             both = both_in(params, seen.tag, seen.state, end_ns)
-            both.count = self.known_by(answer, both.count)
-            both.before = self.known_by(answer_before, both.before)
+            both.count = self.known_by(reply, both.count)
+            both.before = self.known_by(reply_before, both.before)
             if cas128_acq_rel(pair_at(record, REPORTED), seen, pair_of(params, end_ns, sequence, both)):
                 return
 
-    cdef uint64_t known_by(self, object answer, uint64_t before) except? 0:
+    cdef uint64_t known_by(self, object reply, uint64_t before) except? 0:
         """The count that Redis knows of this host, at most the largest that a count's bits hold."""
         cdef int count_bits = self.params.low_bits - self.params.previous_bits
-        return before if answer is None else min(<uint64_t>answer[0], low_mask(count_bits))
+        return before if reply is None else min(<uint64_t>reply[0], low_mask(count_bits))
 
 
-cdef uint64_t others_by(object answer, uint64_t before) except? 0:
+cdef uint64_t others_by(object reply, uint64_t before) except? 0:
     cdef uint64_t others
-    if answer is None:
+    if reply is None:
         return before
-    others = answer[1]
-    return min(max(others, before) if answer[2] else others, MOST_OF_OTHERS)
+    others = reply[1]
+    return min(max(others, before) if reply[2] else others, MOST_OF_OTHERS)

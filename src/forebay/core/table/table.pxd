@@ -12,14 +12,14 @@ from forebay.core.table.native cimport (
 )
 
 
-# What to do when every cell of a probe set holds a live key.
+# The policy for a new key when every cell of its probe set holds a live key.
 cdef enum OnFull:
     EVICT
     DENY
     ALLOW
 
 
-# What a request leaves.
+# The state that an allowed request leaves.
 cdef struct Next:
     uint64_t state
     uint64_t decided_ns          # for limiters with a record: the time that the decision was made for

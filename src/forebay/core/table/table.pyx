@@ -68,8 +68,8 @@ key. So a request that finds no vacancy searches for its key again. If the live 
 key's, the search finds it. If that member has gone again, the CAS fails.
 
 *Time.* Any key may reuse an expired cell. A process with an old clock reading that finds its key gone must not date the
-fresh state by that reading: the process that reused the cell had a later reading, and until then the old state was to
-be obeyed. So the process reads the clock again, after the scan has shown that there is no member.
+fresh state by that reading. The process that reused the cell had a later reading, and until that time the old state was
+in force. So the process reads the clock again, after the scan has shown that there is no member.
 
 SYNC scan -> clock: the reading that saw the old state as expired happens before the CAS that reused the cell. That CAS
 happens before the scan's load of the cell, and that load before our reading. The clock is the host's monotonic clock

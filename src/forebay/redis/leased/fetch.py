@@ -237,7 +237,7 @@ def timed_out(permits: Permits, tag: int, has_brought: bool) -> Outcome:
         return denied(permits, tag, FETCH_SLOT_QUANTUM_NS)
     raise StoreUnavailable(
         f"{permits!r} has not decided: within {patience_s(permits.terms):.3g} s no fetch by another worker of this "
-        "host has had an answer from Redis"
+        "host has had a reply from Redis"
     )
 
 

@@ -28,7 +28,7 @@ Transitions
 * A failed call adds 1 to *trouble*, up to the end of the current range. The call that fills a range takes the probe of
   the first interval, so that the first probe comes an interval later. A web request that waits for its whole deadline
   counts as a failed call, however each of its calls went.
-* An answered call that found 1 or 2 resets *trouble*, unless the answer took more than half of the deadline
+* An answered call that found 1 or 2 resets *trouble*, unless the reply took more than half of the deadline
   (``SLOW``): a server that slow answers some calls just in time and misses others.
 * An answered probe sets *recovering*, then moves *trouble* to ``RECOVERING``.
 * A call that finds *recovering* over resets *trouble*.
@@ -51,7 +51,7 @@ Crash and stall
 
 Not handled
 -----------
-A late answer to a call from an earlier state, a cell that a full store has evicted, and the end of ``FORGET_NS`` can
+A late reply to a call from an earlier state, a cell that a full store has evicted, and the end of ``FORGET_NS`` can
 each close the breaker. ``THRESHOLD`` failed calls then open it again.
 """
 
@@ -83,7 +83,7 @@ RECOVERY_S: Final = 1
 RECOVERING: Final = 100
 MOST: Final = RECOVERING + THRESHOLD
 AT_ONCE: Final = 8
-# A fraction of the deadline. An answer that takes longer doesn't end a row of failures.
+# A fraction of the deadline. A reply that takes longer doesn't end a row of failures.
 SLOW: Final = 0.5
 LEAST_PROBE_INTERVAL_S: Final = 1.0
 # Spreads the probes of hosts that lost the server at the same moment.
