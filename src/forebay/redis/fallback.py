@@ -35,7 +35,7 @@ from forebay.redis.commands import Booked, CommandFlow, LimiterCommands
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
 from forebay.store import Store
 
-__all__ = ["AllowFallback", "HostShareFallback", "HostSharesFallback", "Policy", "checked_policy"]
+__all__ = ["AllowFallback", "HostShareFallback", "HostSharesFallback", "FallbackPolicy", "checked_policy"]
 
 SWEEP_AT_LEAST: Final = 1024
 
@@ -357,7 +357,7 @@ def _cancelling(reservation: Any, cancelled: Callable[[], None]) -> CommandFlow[
     yield from ()
 
 
-class Policy:
+class FallbackPolicy:
     """Makes the fallbacks of limiters. ``deny`` has none."""
 
     def __init__(self, when_unavailable: str, namespace: str, host: Store | None, hosts: int) -> None:
@@ -420,7 +420,7 @@ class Policy:
         return Rate.per_ns(self._share(rate.limit), rate.period_ns)
 
 
-def checked_policy(when_unavailable: Any, namespace: str, host: Any, hosts: Any) -> Policy:
+def checked_policy(when_unavailable: Any, namespace: str, host: Any, hosts: Any) -> FallbackPolicy:
     if when_unavailable not in ("deny", "allow", "local"):
         raise ValueError(f"when_unavailable is 'deny', 'allow' or 'local', not {short_repr(when_unavailable)}")
     if host is not None and not isinstance(host, Store):
@@ -436,4 +436,4 @@ def checked_policy(when_unavailable: Any, namespace: str, host: Any, hosts: Any)
             raise ValueError(f"hosts is a whole number of at least 1, not {short_repr(hosts)}")
     elif hosts is not None:
         raise ValueError("hosts says what a host's share of each limit is: it goes with when_unavailable='local'")
-    return Policy(when_unavailable, namespace, host, hosts or 1)
+    return FallbackPolicy(when_unavailable, namespace, host, hosts or 1)
