@@ -35,7 +35,7 @@ from forebay.redis.commands import Booked, CommandFlow, LimiterCommands
 from forebay.redis.concurrency import ConcurrencyCommands, Taken
 from forebay.store import Store
 
-__all__ = ["AllowFallback", "HostShareFallback", "HostSharesFallback", "FallbackPolicy", "checked_policy"]
+__all__ = ["AllowFallback", "FallbackPolicy", "HostShareFallback", "HostSharesFallback", "checked_policy"]
 
 SWEEP_AT_LEAST: Final = 1024
 
