@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ManualClock"]
 
-# Half of the time that a segment can tell: the other half is for what lies ahead of now.
+# Half of the range of a segment's time: the other half is for times ahead of now.
 MAX_NS: Final = 2**61
 
 

@@ -235,7 +235,9 @@ class LeasedScene:
         return ""
 
     def not_believed(self, finals: Sequence[int]) -> str:
-        """Once a fetch has had an answer of a server that has forgotten, the host has no more than that knows of."""
+        """Once a fetch has had a reply of a server that has lost its state, the host has no more permits than that
+        server knows.
+        """
         forgotten = {i for i, act in enumerate(self.acts) if act.what in {"empty", "reset"}}
         for act, d in zip(self.acts, self.done, strict=True):
             answered = d.done and d.value & Said.ANSWER and not d.value & (Said.NOT_HELD | Said.LATER)

@@ -563,7 +563,7 @@ SCENES |= {
     ),
 }
 
-# Other ways to ask.
+# Other ways to call a limiter.
 
 
 def booking() -> Scene:

@@ -67,7 +67,7 @@ class SyncedScene:
         self.counted_before = 0
 
     def made(self) -> Any:
-        # A SyncedStore is only shown, and asked for nothing.
+        # A SyncedStore is only shown in messages, and never called.
         if self.bucket:
             return SyncedTokenBucket(self.store, "limit", "3/second", 3, None, 1, self.name_of)  # type: ignore[arg-type]
         return SyncedWindow(self.store, "limit", "3/second", None, self.slides, 1, self.name_of)  # type: ignore[arg-type]

@@ -536,7 +536,7 @@ def test_a_host_spends_its_lease_after_the_server_is_gone(client: redis.Redis) -
                 assert limiter.allow(KEY)
             own.process.kill()
             own.process.wait()
-            # What it has it may spend.
+            # It may spend the permits that it has.
             assert limiter.allow(KEY)
             for _ in range(2):
                 with pytest.raises(StoreUnavailable):
