@@ -437,6 +437,14 @@ def test_verify_accepts_a_name_or_a_path(used: str, tmp_path: Path) -> None:
         assert verify(tmp_path / "limits").path == str(tmp_path / "limits")
 
 
+def test_verify_reports_its_progress(used: str) -> None:
+    calls: list[tuple[int, int]] = []
+    verify(used, progress=lambda done, total: calls.append((done, total)))
+    assert calls == sorted(calls)
+    (total,) = {total for _, total in calls}
+    assert total - calls[-1][0] < layout.TABLE_OFFSET + layout.GROUP_BYTES
+
+
 # Files that can't be read.
 
 

@@ -91,8 +91,8 @@ def checked(FOREBAY: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> li
     [
         (["shop.rules"], "E001", r"FOREBAY is a dict such as .*, not \['shop.rules'\]", ""),
         (5, "E001", "FOREBAY is a dict such as .*, not 5", ""),
-        ({"RULE": ()}, "E001", "FOREBAY has no 'RULE': there are RULES, CLIENT", ""),
-        ({"rules": ()}, "E001", "FOREBAY has no 'rules'", ""),
+        ({"RULE": ()}, "E001", "FOREBAY has no 'RULE': there are RULES, CLIENT", 'Is "RULES" meant?'),
+        ({"rules": ()}, "E001", "FOREBAY has no 'rules'", 'Is "RULES" meant?'),
         ({5: (), "RULES": ()}, "E001", "FOREBAY has no 5", ""),
         ({"RULES": "shop.rules"}, "E001", r'FOREBAY\["RULES"\] is the dotted path of nothing', "that can be imported"),
         ({"RULES": f"{__name__}.nothing"}, "E001", "does not define a", "a name in it"),
@@ -115,7 +115,7 @@ def checked(FOREBAY: Any = None, MIDDLEWARE: Any = (LIMITS,), **more: Any) -> li
         ({"RULES": [BodyLimit(10)]}, "E002", "comes too late here: put WSGIMiddleware", "RULES"),
         ({"HEADERS": "draft-11"}, "E002", r'FOREBAY\["HEADERS"\] .*\'draft-11\'', '"HEADERS" is "draft-10"'),
         ({"PARTITION_KEYS": 1}, "E002", r'FOREBAY\["PARTITION_KEYS"\] .*, not 1', "True or False"),
-        ({"RULE": (), "CLEINT": None}, "E001", "FOREBAY has no 'CLEINT'", ""),
+        ({"RULE": (), "CLEINT": None}, "E001", "FOREBAY has no 'CLEINT'", 'Is "CLIENT" meant?'),
     ],
 )
 def test_check_reports_invalid_settings(

@@ -12,6 +12,7 @@ from forebay.extras import Needs
 with Needs("cli", __name__):
     import click
     from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.table import Table
 
 from forebay.errors import ForebayError
@@ -19,6 +20,7 @@ from forebay.verification import Report, verify
 
 __all__ = ["command"]
 
+LARGE: Final = 64 * 2**20
 SHOWN: Final = 50
 
 
@@ -37,13 +39,24 @@ def command(name: str | None, path: Path | None) -> None:
     plain = functools.partial(Console, markup=False, emoji=False, highlight=False)
     console, errors = plain(), plain(stderr=True, soft_wrap=True)
     try:
-        report = verify(name if path is None else path.absolute())  # type: ignore[arg-type]  # one of them is given
+        report = _verify_with_progress(name if path is None else path.absolute(), errors)
         _print(report, console)
     except (ForebayError, ValueError, OSError) as error:
         # An OSError, too: the path is no file, or the output takes nothing.
         errors.print(_printable(str(error)))
         sys.exit(2)
     sys.exit(0 if report.sound else 1)
+
+
+def _verify_with_progress(name_or_path: str | Path | None, console: Console) -> Report:
+    assert name_or_path is not None
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False, total=None)
+        return verify(
+            name_or_path,
+            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=total >= LARGE),
+        )
 
 
 def _print(report: Report, console: Console) -> None:

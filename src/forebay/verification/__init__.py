@@ -10,6 +10,7 @@ extents' places and purposes, and ``cells`` all cells and their words. ``problem
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from forebay.segment.header import CLOCK_NAMES
 from forebay.verification.cells import CellChecks
@@ -22,12 +23,12 @@ from forebay.verification.report import Part, Report
 __all__ = ["Finding", "Part", "Report", "verify"]
 
 
-def verify(name_or_path: str | os.PathLike[str]) -> Report:
+def verify(name_or_path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None) -> Report:
     """Check a whole segment, given a store's name or a path: a ``Path``, or text with a slash.
 
-    Only reads: it never writes, creates or locks. The segment may be in use meanwhile. Raises the kinds of
-    ``SegmentError`` that attaching raises if the file can't be read as a segment. Damage behind a readable header is in
-    the report.
+    Only reads: it never writes, creates or locks. The segment may be in use meanwhile. `progress` is called now and
+    then with the number of bytes checked and their total. Raises the kinds of ``SegmentError`` that attaching raises
+    if the file can't be read as a segment. Damage behind a readable header is in the report.
     """
     with MappedSegment(name_or_path) as segment:
         findings = Findings()
@@ -36,7 +37,8 @@ def verify(name_or_path: str | os.PathLike[str]) -> Report:
         findings.lasting(lambda: list(counter_findings(segment)))
         extents = Extents(segment)
         findings.lasting(extents.look)
-        parts = CellChecks(segment, findings, extents.sound).parts()
+        checks = CellChecks(segment, findings, progress or (lambda done, total: None), extents.sound)
+        parts = checks.parts()
         return Report(
             path=segment.path,
             bytes=len(segment.memory),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,7 @@ from forebay.verification.report import Part
 
 __all__ = ["CellChecks"]
 
-WORDS_AT_ONCE: Final = 2**19  # so many are checked before their problems are checked again
+WORDS_AT_ONCE: Final = 2**19  # between two reports of progress
 KIND_NAMES: Final = {
     layout.KIND_EMPTY: "empty",
     layout.KIND_CLAIM: "claims",
@@ -50,6 +51,10 @@ class _Cells:
     def words_per_cell(self) -> int:
         return self.purpose.words_per_cell if self.purpose else 0
 
+    @property
+    def words(self) -> int:
+        return self.used * self.words_per_cell
+
 
 def _cells_of(extent: KnownExtent) -> _Cells:
     purpose, shape = extent.purpose, extent.entry.shape
@@ -67,11 +72,19 @@ def _cells_of(extent: KnownExtent) -> _Cells:
 class CellChecks:
     """The checks of one segment's cells."""
 
-    def __init__(self, segment: MappedSegment, findings: Findings, extents: list[KnownExtent]) -> None:
-        self._segment, self._findings = segment, findings
+    def __init__(
+        self,
+        segment: MappedSegment,
+        findings: Findings,
+        progress: Callable[[int, int], None],
+        extents: list[KnownExtent],
+    ) -> None:
+        self._segment, self._findings, self._progress = segment, findings, progress
         groups = segment.header.group_count
         table = _Cells("table", "the table", layout.TABLE_OFFSET, groups, groups * CELLS_PER_GROUP)
         self._tables = [table, *map(_cells_of, extents)]
+        self._done = 0
+        self._total = sum(cells.group_count * layout.GROUP_BYTES + cells.words * 8 for cells in self._tables)
 
     def parts(self) -> tuple[Part, ...]:
         """Check and count each table. Adds problems to the findings."""
@@ -84,6 +97,9 @@ class CellChecks:
         for first in range(0, last, at_once):
             self._look(counts, cells, first, first + at_once)
             self._settle(counts, cells)
+            self._done += (min(last, first + at_once) - first) * layout.CELL.size
+            self._done += max(0, min(cells.used, first + at_once) - first) * words * 8
+            self._progress(self._done, self._total)
         note = self._findings.note
         if counts.stale_claims:
             note(cells.where, f"{counts.stale_claims} claims of killed processes", "their cells to be used again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from typing import Any, Final
 
 from django.conf import settings
@@ -14,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
-from forebay.contrib.django import make_gates, options, setting
+from forebay.contrib.django import SETTINGS, make_gates, options, setting
 from forebay.errors import short_repr
 from forebay.store import Store
 from forebay.web import Gate, Rule
@@ -32,7 +33,7 @@ def check_settings(app_configs: object = None, **_: Any) -> list[CheckMessage]:
     try:
         given = options()
     except ImproperlyConfigured as error:
-        return [Error(str(error), id="forebay.E001")]
+        return [Error(str(error), hint=_meant(getattr(settings, "FOREBAY", {})), id="forebay.E001")]
     # A value that is wrong causes the other errors.
     return (
         [message for name in given for message in _check_value(name)]
@@ -58,6 +59,14 @@ def check_deployment(app_configs: object = None, **_: Any) -> list[CheckMessage]
         for store, name in stores.items()
         if store.path is None
     ]
+
+
+def _meant(given: object) -> str | None:
+    unknown = [name for name in given if name not in SETTINGS] if isinstance(given, dict) else []
+    # The one that the error names.
+    named = min(unknown, key=short_repr, default=None)
+    near = get_close_matches(named.upper(), SETTINGS, 1) if isinstance(named, str) else []
+    return f'Is "{near[0]}" meant?' if near else None
 
 
 def _check_value(name: str) -> Iterator[CheckMessage]:
