@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
+from fastapi import Depends, FastAPI
 from flask.views import MethodView
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
@@ -363,6 +364,25 @@ def test_exception_handlers_get_a_denial_by_the_rules(its: Its) -> None:
         assert (start["status"], body["body"]) == (418, b"three")
         assert b"retry-after" in dict(start["headers"])
         its.clock.advance(86400)
+
+
+@pytest.mark.parametrize("place", ["before setup", "after setup", "in the constructor"])
+@pytest.mark.parametrize("is_by_rule", [True, False])
+def test_setup_keeps_the_handler_of_a_denial(its: Its, place: str, is_by_rule: bool) -> None:
+    async def answer(request: Any, error: Any) -> PlainTextResponse:
+        return PlainTextResponse("mine", 418)
+
+    denied = forebay.contrib.fastapi.LimitDenied
+    app = FastAPI(exception_handlers={denied: answer} if place == "in the constructor" else None)
+    if place == "before setup":
+        app.exception_handler(denied)(answer)
+    rule = Rule(its.two, key=everyone)
+    forebay.contrib.fastapi.setup(app, [rule] if is_by_rule else [])
+    if place == "after setup":
+        app.exception_handler(denied)(answer)
+    dependencies = [] if is_by_rule else [Depends(forebay.contrib.fastapi.limited(rule))]
+    app.add_api_route("/", lambda: "ok", dependencies=dependencies)
+    assert [call_asgi(app)[0]["status"] for _ in range(3)] == [200, 200, 418]
 
 
 def test_catch_all_handler_gets_no_denial(its: Its) -> None:

@@ -37,9 +37,9 @@ VISIT: Final = "forebay.visit"
 class LimitDenied(HTTPException):
     """Raised for a request that a dependency or a rule of ``setup`` denies.
 
-    ``setup`` installs a handler that sends the problem report, or the rule's own answer. An exception handler of your
-    own, for this class or for 429, finds here: ``denial`` (why), ``answer`` (the response that would be sent),
-    ``headers`` (the fields to send along).
+    ``setup`` installs a handler that sends the problem report, or the rule's own answer, unless the application has one
+    for this class. An exception handler of your own, for this class or for 429, finds here: ``denial`` (why),
+    ``answer`` (the response that would be sent), ``headers`` (the fields to send along).
     """
 
     def __init__(self, denial: Denial, answer: Answer) -> None:
@@ -71,7 +71,8 @@ def setup(
     for middleware in [one for one in known if one.cls is CORSMiddleware][::-1]:
         app.user_middleware.remove(middleware)
         app.user_middleware.insert(0, middleware)
-    app.add_exception_handler(LimitDenied, _send_denial)  # type: ignore[arg-type]  # for both kinds of connection
+    if LimitDenied not in app.exception_handlers:
+        app.add_exception_handler(LimitDenied, _send_denial)  # type: ignore[arg-type]  # for both kinds of connection
 
 
 def limited(*limits: Limiter | Rule, **options: Unpack[RuleOptions]) -> Callable[[HTTPConnection], Awaitable[None]]:
