@@ -148,6 +148,19 @@ BUGS = [
         "            if cas128_acq_rel(cell, seen, vacated(table, seen)):\n                return\n",
     ),
     Bug(
+        "a denied insertion is not confirmed",
+        TABLE,
+        "        if not cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen)):\n",
+        "        if not cas128_acq_rel(claim.cell, claim.seen, vacated(table, claim.seen)) and not {here}:\n",
+    ),
+    Bug(
+        "a denied insertion empties whatever its cell holds",
+        TABLE,
+        "        # If the claim has been promoted meanwhile, the decision may have read a record of after that.\n",
+        "        # If the claim has been promoted meanwhile, the decision may have read a record of after that.\n"
+        "        if {here}:\n            claim.seen = load128_acquire(claim.cell)\n",
+    ),
+    Bug(
         "old permits count in a new key's buckets",
         BUCKETS,
         "        raise_marks(params, marks, first_of(params, bucket), bucket, total)",

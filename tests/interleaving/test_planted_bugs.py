@@ -29,6 +29,8 @@ FOUND_BY = {
     "a key that the search for room has met is forgotten": "insertion, a member that becomes a claim",
     "a key is not searched again where there is no room": "insertion, a key that moves",
     "all claims have one id": "insertion, two claims in one cell",
+    "a denied insertion is not confirmed": "sliding log: eviction",
+    "a denied insertion empties whatever its cell holds": "sliding log: eviction",
     "a reset removes whatever stands in the cell": "removal by two",
     "a member is promoted over": "insertion by two",
     "an old reading opens an old window": "fixed window: hits",

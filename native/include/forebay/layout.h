@@ -28,7 +28,7 @@
 #define FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW 4 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the counts of other hosts */
 #define FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW 5 /* the same, of a window that slides */
 #define FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET 6 /* of a limiter over a `SyncedStore`; its extent's words are a key's name and the charges of this host */
-#define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as all below it */
+#define FOREBAY_ALGORITHM_TOKEN_BUCKET 7 /* of a limiter without an extent, as all larger numbers */
 #define FOREBAY_ALGORITHM_LEAKY_BUCKET 8 /* of a limiter */
 #define FOREBAY_ALGORITHM_MIN_INTERVAL 9 /* of a limiter */
 #define FOREBAY_ALGORITHM_FIXED_WINDOW 10 /* of a limiter */
@@ -101,7 +101,7 @@ _Static_assert(offsetof(ForebayHeader, pad1) == 144, "offset of Header.pad1");
 typedef struct ForebayLimiterEntry {
     uint64_t identity; /* keyed hash of the name, a zero byte and `algorithm`; 0 in a free entry */
     uint32_t name_bytes; /* length of `name`; 0 until that and `algorithm` are in place */
-    uint32_t algorithm; /* one of `ALGORITHM_SLIDING_LOG` and those below it */
+    uint32_t algorithm; /* one of the `ALGORITHM_*` numbers */
     uint8_t name[48]; /* UTF-8, not terminated */
 } __attribute__((aligned(64))) ForebayLimiterEntry;
 _Static_assert(sizeof(ForebayLimiterEntry) == 64, "size of LimiterEntry");

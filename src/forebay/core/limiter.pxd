@@ -94,8 +94,10 @@ cdef class Limiter(Reservable):
         return 0
 
     cdef inline int ensure_attached_to_return(self) except -1:
-        """``ensure_attached`` before a charge is given back, perhaps by a decision over several limits that is half
-        done: a check of the name, which may raise what a signal handler raises, waits for the next decision."""
+        """``ensure_attached`` before a charge is given back. A check of the name waits for the next decision.
+
+        The check may raise what a signal handler raises, and a decision over several limits may be half done.
+        """
         if self.checks_name and self.line_generation == self.generation[0]:
             return 0
         return self.ensure_attached()

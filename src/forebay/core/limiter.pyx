@@ -91,7 +91,7 @@ cdef class Limiter(Reservable):
     cdef int register(self, uint32_t algorithm, bytes encoding) except -1:
         """Take a number in the segment's list of limiters. Constructors call this last: invalid parameters take none.
 
-        `algorithm` is one of `ALGORITHM_SLIDING_LOG` and those below it: counters are kept by name and algorithm.
+        `algorithm` is one of the `ALGORITHM_*` numbers: counters are kept by name and algorithm.
         `encoding` identifies the format of states and is part of the keys' hash. So a limiter of the same name with
         another format starts afresh instead of misreading states.
         """

@@ -63,7 +63,7 @@ cdef struct Table:
 cdef enum Outcome:
     DENIED = 0
     ALLOWED = 1
-    UNDECIDED = 2                # only from table_try: the key isn't there, or its cell holds something else
+    UNDECIDED = 2                # only from table_try: the key isn't there, or its cell changed meanwhile
     CAS_FAILED = 3               # only from table_try: the cell changed before the CAS
 
 
@@ -136,7 +136,8 @@ cdef inline Outcome table_try_cell(
 
     Tag and state are two loads, so they may belong to different keys. That is safe: if the request is allowed, the CAS
     fails unless both are still what was read; if it is denied, one 16-byte load must find the same pair. A decision
-    that may help another process write its record must know before that they belong together.
+    function that may complete another process's write needs a pair that belongs together. So for tables with records
+    one 16-byte load comes first.
 
     A denial writes nothing (I-3). Either way the decision touches one line of the table (I-4).
     """

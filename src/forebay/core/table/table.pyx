@@ -13,10 +13,10 @@ A cell is two words that change together, by a 128-bit CAS:
               +-------------------------------------+-----+
     state, of a member: the algorithm's (see algorithms/)
     state, of a claim:
-              63                                          0
-              +---------+---------+----------+------------+
-              | stamp   | stripe  | sequence | kept bits  |     the claim's id, above the bits that stay with the cell
-              +---------+---------+----------+------------+
+              63                                            0
+              +-------+--------------+----------+-----------+
+              | stamp | counter line | sequence | kept bits |   the claim's id, above the bits that stay with the cell
+              +-------+--------------+----------+-----------+
 
 The *probe set* of a key is the cells that may hold it, in one order for all processes. A *member* is a cell that holds
 the key with its state. A *claim* reserves a cell for the key.
@@ -25,18 +25,21 @@ Transitions
 -----------
 Quoted names are programs of tests/interleaving.
 
-* *claim*: a request whose key has neither member nor claim. Vacant, expired or evicted cell -> claim. seq_cst CAS.
-  "insertion by two"
+* *claim*: a request whose key has neither member nor claim. A vacancy, or a live cell if `on_full` evicts -> claim.
+  seq_cst CAS. "insertion by two"
 * *help*: a request that finds a claim of its own key. It skips the claim step and goes on with that claim. Acquire
   load. "insertion by two" with a crash
 * *scan*: each process, for its claim. Reads the tag of every other cell of the probe set. seq_cst loads. "insertion
   beside another key on weaker memory"
-* *give up*: the scan meets a member. Own claim -> empty. acq_rel CAS. "insertion by two"
+* *give up*: the scan meets a member. The claim that the process works on -> empty. acq_rel CAS. "insertion by two"
 * *remove*: the scan meets a claim at a later position. That claim -> empty. acq_rel CAS. "insertion beside another key"
-* *move*: the scan meets a claim at an earlier position. Own claim -> empty; the scan begins again for the earlier
-  claim. acq_rel CAS. "insertion, three claims"
+* *move*: the scan meets a claim at an earlier position. The claim that the process works on -> empty; the scan begins
+  again for the earlier claim. acq_rel CAS. "insertion, three claims"
 * *promote*: each process that has scanned. Claim -> member with the state that its own request leaves. acq_rel CAS.
   "insertion by two"
+* *deny*: a process that has scanned, if its request is denied. Claim -> empty, another process's claim too. acq_rel
+  CAS. A record that denies may be one that another process has charged after it promoted the claim. Then the CAS fails,
+  and the request begins again. "sliding log: eviction"
 
 The promoter's request is the one that is charged. If cells have records, the promoter has made the record the new key's
 before (`Clear`, `Prepare`).
@@ -55,11 +58,13 @@ consistent.
 *At most one member.* Suppose that claims A and B of one key in cells a and b are both promoted. Each promotion's CAS
 names the claim's unique id, so the claim stood from its placing to its promotion. A's promoter read b between the
 placing and the promotion of A; B's promoter read a likewise. CASes that place claims are totally ordered; let A be the
-later one. When A's promoter reads b, B has been placed. There are two cases:
+later one. When A's promoter reads b, B has been placed. There are three cases:
 
-* The promoter reads claim B. It removes B, and B can't be promoted after that; or its CAS fails and it reads again.
-* B was promoted before the read. The promoter reads the member and gives A up. If the member has been evicted, has been
-  reset or has expired since, it is no longer a member.
+* The promoter reads claim B at a later position. It removes B, and B can't be promoted after that; or its CAS fails and
+  it reads again.
+* The promoter reads claim B at an earlier position. It gives A up for B, so it does not promote A.
+* B has gone before the read. If B was promoted, the promoter reads the member and gives A up. If that member has been
+  evicted or reset since, or has expired and its cell was reused, it is no longer a member.
 
 So A and B are not both members at one time.
 
@@ -67,9 +72,9 @@ So A and B are not both members at one time.
 key. So a request that finds no vacancy searches for its key again. If the live cell that it has chosen is its own
 key's, the search finds it. If that member has gone again, the CAS fails.
 
-*Time.* Any key may reuse an expired cell. A process with an old clock reading that finds its key gone must not date the
-fresh state by that reading. The process that reused the cell had a later reading, and until that time the old state was
-in force. So the process reads the clock again, after the scan has shown that there is no member.
+*Time.* Any key may reuse an expired cell. A process with an old clock reading that finds its key gone must not use that
+reading for the fresh state. The old state was in force until the later reading at which its cell was reused. So the
+process reads the clock again, after the scan has shown that there is no member.
 
 SYNC scan -> clock: the reading that saw the old state as expired happens before the CAS that reused the cell. That CAS
 happens before the scan's load of the cell, and that load before our reading. The clock is the host's monotonic clock
@@ -77,11 +82,11 @@ happens before the scan's load of the cell, and that load before our reading. Th
 
 Crash and stall
 ---------------
-A claim is removed only in favour of a member or of an earlier claim of the same key, or when its stamp is old.
-Positions are finite, so some claim stands until a process that reads it promotes it: insertion is lock-free. A process
-that is killed after the claim step leaves the claim. The key's next request promotes it. Requests of other keys may
-reuse the cell once the stamp is CLAIM_LIFE old. Removing a claim is always safe: its owner's promotion fails, and the
-owner starts again.
+A claim is removed in favour of a member or of an earlier claim of the same key, or when its stamp is old, or when a
+request is denied. That request is decided then. Positions are finite, so otherwise some claim stands until a process
+that reads it promotes it: insertion is lock-free. A process that is killed after the claim step leaves the claim. The
+key's next request promotes it. Requests of other keys may reuse the cell once the stamp is CLAIM_LIFE old (1.1 to 2.1
+s). Removing a claim is always safe: its owner's promotion fails, and the owner starts again.
 
 Not handled
 -----------
@@ -103,7 +108,7 @@ cdef enum:
     # A claim's id: when it was placed (in 2^30 ns), by whom (12 bits), a sequence number. Below it the cell's own bits.
     CLAIM_STAMP_UNIT_BITS = 30
     CLAIM_STRIPE_BITS = 12
-    # In stamp units. An insertion takes a microsecond; a slower one starts again.
+    # In stamp units. An insertion takes a microsecond; a slower one may lose its claim, and then starts again.
     CLAIM_LIFE = 2
 
 
@@ -223,7 +228,10 @@ cdef inline bint is_fresh_claim(const Table* table, uint64_t claim_id, uint64_t 
 
 
 cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) noexcept nogil:
-    """The time at which the cell may be reused: 0 if it holds nothing; the largest number for a fresh claim."""
+    """The time at which the cell may be reused: 0 if it holds nothing; the largest number for a fresh claim.
+
+    A blocked cell has 0, too. Only `table.end` prevents that a key takes it.
+    """
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
     if kind == FOREBAY_KIND_TAT:
         return cell.state if cell.state >> TIME_BITS == 0 else 0
