@@ -156,7 +156,7 @@ cdef void run_batch(int index, const Operation* operation) noexcept:
     batch.unit = &limiter.unit
     batch.table = &limiter.table
     batch.yes, batch.no = <PyObject*><object>True, <PyObject*><object>False
-    batch.claim_stripe, batch.claim_sequence = limiter.claim_stripe, &limiter.counters.claims
+    batch.counter_line, batch.claim_sequence = limiter.counter_line, &limiter.counters.claims
     explore_begin(index, operation.cost)
     limiter.decide_batch(&batch, &events)
     for i in range(operation.cost):

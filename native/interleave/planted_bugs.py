@@ -135,9 +135,9 @@ BUGS = [
     Bug(
         "all claims have one id",
         TABLE,
-        "        | stripe << (table.kept_bits + bits)\n"
+        "        | counter_line << (table.kept_bits + bits)\n"
         "        | (fetch_add_relaxed(sequence, 1) & ((<uint64_t>1 << bits) - 1)) << table.kept_bits)",
-        "        | (0 if {here} else stripe << (table.kept_bits + bits)\n"
+        "        | (0 if {here} else counter_line << (table.kept_bits + bits)\n"
         "        | (fetch_add_relaxed(sequence, 1) & ((<uint64_t>1 << bits) - 1)) << table.kept_bits))",
     ),
     Bug(

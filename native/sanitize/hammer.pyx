@@ -35,7 +35,7 @@ cdef inline uint64_t next_random(uint64_t* seed) noexcept nogil:
 
 
 cdef void decide(
-    CellLimiter limiter, uint64_t tag, const Charge* charge, uint64_t stripe, uint64_t* sequence, Events* events
+    CellLimiter limiter, uint64_t tag, const Charge* charge, uint64_t counter_line, uint64_t* sequence, Events* events
 ) noexcept nogil:
     """As in `decide_by`, without the counting, for which a process has its GIL."""
     cdef Verdict verdict
@@ -46,7 +46,7 @@ cdef void decide(
     outcome = table_try(&limiter.table, tag, verdict.now_ns, limiter.take, charge, &verdict)
     if outcome > ALLOWED:
         events.cas_retries += outcome == CAS_FAILED
-        table_decide(&limiter.table, tag, stripe, sequence, limiter.take, charge, &verdict, events)
+        table_decide(&limiter.table, tag, counter_line, sequence, limiter.take, charge, &verdict, events)
     if verdict.outcome == ALLOWED and limiter.after_charge != NULL:
         limiter.after_charge(charge, &verdict)
 
@@ -55,7 +55,7 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
     """So many operations on these keys, at random; what was rare in them: inserted, evicted, full, CASes lost."""
     cdef uint64_t[MOST_TAGS] tags
     cdef uint64_t count = <uint64_t>len(keys)
-    cdef uint64_t i, chance, tag, state, stripe
+    cdef uint64_t i, chance, tag, state, counter_line
     cdef uint64_t* sequence
     cdef bint removes = not limiter.table.has_record      # with words, a reset is a refund of all
     cdef Charge charge = limiter.unit
@@ -66,7 +66,7 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
     for i in range(count):
         tags[i] = limiter.tag_of(keys[i])
     limiter.ensure_attached()
-    stripe = limiter.claim_stripe
+    counter_line = limiter.counter_line
     sequence = &limiter.counters.claims
     events = no_events()
     with nogil:
@@ -75,7 +75,7 @@ def hammer(CellLimiter limiter, list keys, uint64_t seed, uint64_t turns):
             tag = tags[(chance >> 8) % count]
             chance %= 64
             if chance < 48:
-                decide(limiter, tag, &charge, stripe, sequence, &events)
+                decide(limiter, tag, &charge, counter_line, sequence, &events)
             elif chance < 54:
                 table_amend(&limiter.table, tag, limiter.give_back, &charge, &events)
             elif chance < 58:

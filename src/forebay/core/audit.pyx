@@ -45,7 +45,7 @@ cdef enum:
     UNANSWERED_BIT = FOREBAY_SYNCED_COUNT_BITS - 1
 
 cdef uint64_t PID_MASK = (<uint64_t>1 << <int>PID_BITS) - 1
-cdef uint64_t CLAIM_STRIPES = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
+cdef uint64_t COUNTER_LINES = layout.OWNED_COUNTER_LINES + layout.LIMITER_CAPACITY
 
 
 LATEST_NS = (<uint64_t>1 << TIME_BITS) - 1
@@ -187,7 +187,7 @@ cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) no
     if kind == FOREBAY_KIND_COUNT and seen.state >> FRACTION_BITS > cells.latest_ns:
         return BAD_STATE
     if kind == FOREBAY_KIND_CLAIM and cells.kept_bits >= 0 and (
-            claim_stripe(seen.state, cells.kept_bits) >= CLAIM_STRIPES):
+            counter_line_of(seen.state, cells.kept_bits) >= COUNTER_LINES):
         return BAD_CLAIM
     probe_groups(seen.tag, cells.group_count, groups)
     return FINE if is_among(index // CELLS_PER_GROUP, groups) else BAD_PLACE
@@ -198,7 +198,7 @@ cdef inline int claim_sequence_bits(int kept_bits) noexcept nogil:
     return 28 if kept_bits <= 16 else 20 if kept_bits <= 24 else 16
 
 
-cdef inline uint64_t claim_stripe(uint64_t state, int kept_bits) noexcept nogil:
+cdef inline uint64_t counter_line_of(uint64_t state, int kept_bits) noexcept nogil:
     return state >> (kept_bits + claim_sequence_bits(kept_bits)) & low_mask(12)
 
 
@@ -408,7 +408,7 @@ cdef Found check_synced(const Words* words, uint64_t algorithm, const uint64_t* 
     cdef uint64_t reported, before
     if checksum != 0 and checksum & 1 == 0:
         return Found(BAD_CHECKSUM, CHECKSUM, checksum, False)
-    if claim_stripe(incarnation, 0) >= CLAIM_STRIPES:
+    if counter_line_of(incarnation, 0) >= COUNTER_LINES:
         return Found(BAD_INCARNATION, INCARNATION, incarnation, False)
     if algorithm == FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET:
         return Found(BAD_UNTIL if last > words.now_ns else FINE, REPORTED_UNTIL, last, False)

@@ -36,7 +36,7 @@ cdef struct Batch:
     uint64_t kind
     PyObject* yes                # True and False
     PyObject* no
-    uint64_t claim_stripe        # of one counter line, with its sequence; the limiter's own may change during the batch
+    uint64_t counter_line        # with its sequence; the limiter's own may change during the batch
     uint64_t* claim_sequence
 
 
@@ -106,7 +106,7 @@ cdef inline uint64_t decide_batch_by(
             if outcome > ALLOWED:
                 events.cas_retries += outcome == CAS_FAILED
                 table_decide(
-                    batch.table, tags[i], batch.claim_stripe, batch.claim_sequence, take, charge, &verdict, events)
+                    batch.table, tags[i], batch.counter_line, batch.claim_sequence, take, charge, &verdict, events)
                 # An insertion has read the clock again; the key's next request must not be judged by an older reading.
                 now_ns = max(now_ns, verdict.now_ns)
                 outcome = verdict.outcome

@@ -65,7 +65,7 @@ cdef inline Outcome decide_by(
         events = no_events()
         events.cas_retries = outcome == CAS_FAILED
         table_decide(
-            &limiter.table, tag, limiter.claim_stripe, &limiter.counters.claims, take, charge, verdict, &events)
+            &limiter.table, tag, limiter.counter_line, &limiter.counters.claims, take, charge, verdict, &events)
         limiter.count_events(&events)
     if verdict.outcome == ALLOWED:
         if after_charge != NULL:

@@ -229,7 +229,7 @@ cdef class CellLimiter(Limiter):
                 events = no_events()
                 marked.now_ns = table_now(&self.segment.table)
                 table_decide(
-                    &self.segment.table, mark_tag, self.claim_stripe, &self.counters.claims, mark, &marking, &marked,
+                    &self.segment.table, mark_tag, self.counter_line, &self.counters.claims, mark, &marking, &marked,
                     &events)
                 self.count_events(&events)
                 if marked.outcome == ALLOWED or marked.full:
@@ -408,7 +408,7 @@ cdef class CellLimiter(Limiter):
         attempt.verdict.full = False
         attempt.verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, attempt.tag, self.claim_stripe, &self.counters.claims, self.take, attempt.charge,
+            &self.table, attempt.tag, self.counter_line, &self.counters.claims, self.take, attempt.charge,
             &attempt.verdict, &events)
         self.count_events(&events)
         if attempt.verdict.outcome == ALLOWED and self.after_charge != NULL:
@@ -472,7 +472,7 @@ cdef class CellLimiter(Limiter):
                 hash_batch(key_list, &batch)
                 self.ensure_attached()
             generation = self.generation[0]
-            batch.claim_stripe = self.claim_stripe
+            batch.counter_line = self.counter_line
             batch.claim_sequence = &self.counters.claims
             batch.yes = <PyObject*><object>True
             batch.no = <PyObject*><object>False

@@ -555,7 +555,7 @@ cdef class Permits(Limiter):
         request.longest_ns = self.longest_closed_ns
         verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, self.fetch_slot_of(tag), self.claim_stripe, &self.counters.claims, enter_fetch_slot, &request,
+            &self.table, self.fetch_slot_of(tag), self.counter_line, &self.counters.claims, enter_fetch_slot, &request,
             &verdict, &events)
         self.count_events(&events)
         if verdict.full:
@@ -598,7 +598,7 @@ cdef class Permits(Limiter):
         verdict.now_ns = table_now(&self.table)
         step.clock = verdict.now_ns >> self.clock_shift
         table_decide(
-            &self.table, tag, self.claim_stripe, &self.counters.claims, begin_fetch, &step, &verdict, &events)
+            &self.table, tag, self.counter_line, &self.counters.claims, begin_fetch, &step, &verdict, &events)
         self.count_events(&events)
         if verdict.full:
             return None

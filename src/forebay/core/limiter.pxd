@@ -66,7 +66,7 @@ cdef class Limiter(Reservable):
     cdef uint64_t line_generation            # the generation in which `counters` was taken; 0: not yet
     cdef uint64_t attached_generation        # the same; 0 if every decision must first call `attach_process`
     cdef const uint64_t* generation
-    cdef uint64_t claim_stripe               # the counter line's number, part of claim ids
+    cdef uint64_t counter_line               # its number, part of claim ids
     cdef Segment segment                     # keeps the mapping alive
     cdef readonly object store
     cdef readonly str name

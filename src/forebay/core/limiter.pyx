@@ -113,7 +113,7 @@ cdef class Limiter(Reservable):
             line, shared = self.store.attachment.counter_line(self.number)
             self.counters = self.segment.counter_line(line)
             self.counters_are_shared = shared
-            self.claim_stripe = line
+            self.counter_line = line
             self.line_generation = generation
         if self.segment.follows_python:
             self.segment.follow_python()
@@ -125,7 +125,7 @@ cdef class Limiter(Reservable):
         """Count in the line that all processes share, until the next `attach_process`."""
         self.counters = self.segment.shared_counter_line(self.number)
         self.counters_are_shared = True
-        self.claim_stripe = layout.OWNED_COUNTER_LINES + self.number
+        self.counter_line = layout.OWNED_COUNTER_LINES + self.number
         return 0
 
     cdef void count_events(self, const Events* events) noexcept:

@@ -273,7 +273,7 @@ cdef class Concurrency(Limiter):
             events = no_events()
             events.cas_retries = outcome == CAS_FAILED
             table_decide(
-                &self.table, tag, self.claim_stripe, &self.counters.claims, touch, &self.lease, verdict, &events)
+                &self.table, tag, self.counter_line, &self.counters.claims, touch, &self.lease, verdict, &events)
             self.count_events(&events)
         return verdict.now_ns + self.lease
 

@@ -234,7 +234,7 @@ cdef class SyncedLimiter(CellLimiter):
         attempt.verdict.full = False
         attempt.verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, attempt.tag, self.claim_stripe, &self.counters.claims, self.take, &named.charge,
+            &self.table, attempt.tag, self.counter_line, &self.counters.claims, self.take, &named.charge,
             &attempt.verdict, &events)
         self.count_events(&events)
         if attempt.verdict.outcome == ALLOWED and self.after_charge != NULL:

@@ -203,7 +203,7 @@ cdef void prefetch_away(const Table* table, uint64_t tag) noexcept nogil
 # Every other case. Decides what table_try could not, ALLOWED or DENIED, by the clock reading in `verdict`. An insertion
 # reads the clock again and leaves that reading in `verdict`.
 cdef void table_decide(
-    const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
+    const Table* table, uint64_t tag, uint64_t counter_line, uint64_t* claim_sequence, Decide decide,
     const void* parameters, Verdict* verdict, Events* events,
 ) noexcept nogil
 

@@ -107,7 +107,7 @@ from forebay.core.table.native cimport (
 cdef enum:
     # A claim's id: when it was placed (in 2^30 ns), by whom (12 bits), a sequence number. Below it the cell's own bits.
     CLAIM_STAMP_UNIT_BITS = 30
-    CLAIM_STRIPE_BITS = 12
+    COUNTER_LINE_BITS = 12
     # In stamp units. An insertion takes a microsecond; a slower one may lose its claim, and then starts again.
     CLAIM_LIFE = 2
 
@@ -145,16 +145,16 @@ cdef inline int sequence_bits(const Table* table) noexcept nogil:
 
 
 cdef inline int stamp_shift(const Table* table) noexcept nogil:
-    return table.kept_bits + sequence_bits(table) + CLAIM_STRIPE_BITS
+    return table.kept_bits + sequence_bits(table) + COUNTER_LINE_BITS
 
 
 cdef inline uint64_t claim_id(
-    const Table* table, uint64_t now_ns, uint64_t stripe, uint64_t* sequence
+    const Table* table, uint64_t now_ns, uint64_t counter_line, uint64_t* sequence
 ) noexcept nogil:
     cdef int bits = sequence_bits(table)
     return (
         now_ns >> CLAIM_STAMP_UNIT_BITS << stamp_shift(table)
-        | stripe << (table.kept_bits + bits)
+        | counter_line << (table.kept_bits + bits)
         | (fetch_add_relaxed(sequence, 1) & ((<uint64_t>1 << bits) - 1)) << table.kept_bits)
 
 
@@ -359,7 +359,7 @@ cdef enum Insertion:
 
 
 cdef Insertion insert(
-    const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence,
+    const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t counter_line, uint64_t* claim_sequence,
     Decide decide, const void* parameters, Verdict* verdict, Events* events,
 ) noexcept nogil:
     """One attempt to make a member of a key that had none, with the state that the request leaves."""
@@ -382,7 +382,7 @@ cdef Insertion insert(
             return FULL
         seen = claim.seen
         claim.seen = pair(
-            claim_tag(tag), claim_id(table, now_ns, claim_stripe, claim_sequence) | kept_of(table, seen.state))
+            claim_tag(tag), claim_id(table, now_ns, counter_line, claim_sequence) | kept_of(table, seen.state))
         if not cas128_seq_cst(claim.cell, seen, claim.seen):    # SYNC claim -> scan
             events.cas_retries += 1
             return AGAIN
@@ -418,7 +418,7 @@ cdef Insertion insert(
 
 
 cdef void table_decide(
-    const Table* table, uint64_t tag, uint64_t claim_stripe, uint64_t* claim_sequence, Decide decide,
+    const Table* table, uint64_t tag, uint64_t counter_line, uint64_t* claim_sequence, Decide decide,
     const void* parameters, Verdict* verdict, Events* events,
 ) noexcept nogil:
     cdef ProbeSet probe = probe_set(table, tag)
@@ -433,7 +433,7 @@ cdef void table_decide(
         cell = find_member(&probe, tag)
         if cell == NULL:
             insertion = insert(
-                table, &probe, tag, claim_stripe, claim_sequence, decide, parameters, verdict, events)
+                table, &probe, tag, counter_line, claim_sequence, decide, parameters, verdict, events)
             if insertion == INSERTED:
                 return
             if insertion == FULL:
