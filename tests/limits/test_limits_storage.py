@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -588,8 +588,30 @@ def test_cost_of_any_number_type_is_rounded_up(opened: Open, strategy: str, kind
     assert not limited.hit(item, "ada", cost=kind(2))
 
 
+class Unreadable:
+    """A cost that claims to be a number, and whose every conversion raises."""
+
+    def __ge__(self, other: object) -> bool:
+        return True
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    def __repr__(self) -> str:
+        return "Unreadable()"
+
+
+class Textual(Unreadable):
+    def __ceil__(self) -> str:
+        return "1"
+
+
+INVALID_COSTS: Final = [-1, -0.5, math.nan, math.inf, "1", None, "many", Decimal("NaN"), Decimal("sNaN"), 1j]
+INVALID_COSTS += [Unreadable(), Textual()]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("cost", [-1, -0.5, math.nan, math.inf, "1", None, "many"], ids=repr)
+@pytest.mark.parametrize("cost", INVALID_COSTS, ids=repr)
 def test_invalid_cost_is_denied_and_logged(
     opened: Open, strategy: str, cost: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -598,6 +620,14 @@ def test_invalid_cost_is_denied_and_logged(
     assert not limited.hit(item, "ada", cost=cost)
     assert caplog.messages == [f"a cost is a number of at least 0, not {cost!r}: the request is denied"]
     assert limited.hit(item, "ada", cost=10 if strategy != "fixed-window" else 1)
+
+
+@pytest.mark.parametrize("cost", INVALID_COSTS, ids=repr)
+def test_gcra_tests_no_invalid_cost_as_allowed(opened: Open, cost: Any) -> None:
+    limited, item = limiter("gcra", opened()), parse("10/hour")
+    assert not limited.test(item, "ada", cost=cost)
+    assert limited.test(item, "ada", cost=9.5)
+    assert not limited.test(item, "ada", cost=10.5)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import operator
 import os
 import sys
 import time
@@ -41,7 +42,7 @@ from forebay.segment import layout
 from forebay.segment.limiter_list import LIST_BYTES
 from forebay.testing import reset_store
 
-__all__ = ["NOT_COUNTED", "Counting"]
+__all__ = ["NOT_COUNTED", "Counting", "whole_cost"]
 
 NOT_COUNTED: Final = sys.maxsize
 """The count of a key whose request could not be counted: above every limit."""
@@ -118,7 +119,7 @@ class Counting:
         except KeyError:
             window = self._fixed_window(expiry, digits)
         try:
-            decision = window.hit(key, _whole(amount))
+            decision = window.hit(key, whole_cost(amount))
         except CostExceedsLimit:
             return NOT_COUNTED
         return decision.limit - decision.remaining if decision.allowed else NOT_COUNTED
@@ -152,7 +153,7 @@ class Counting:
 
     def acquire_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         """Take `amount` of the `limit` entries that `key` may have in any `expiry` seconds."""
-        amount = _whole(amount)
+        amount = whole_cost(amount)
         if amount > limit:
             return False
         try:
@@ -229,7 +230,7 @@ class Counting:
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         """Count `amount` for `key` unless that brings the estimate for the last `expiry` seconds above `limit`."""
-        amount = _whole(amount)
+        amount = whole_cost(amount)
         if amount > limit:
             return False
         try:
@@ -318,7 +319,7 @@ class Counting:
 
     def acquire_gcra(self, key: str, limit: int, expiry: float, amount: float = 1) -> bool:
         """Take `amount` of the `limit` permits of `key`, of which `limit` come back in `expiry` seconds."""
-        amount = _whole(amount)
+        amount = whole_cost(amount)
         if amount > limit:
             return False
         try:
@@ -414,18 +415,18 @@ def _time_after(ns: int) -> float:
     return (round(time.time() * 1e6) * 1000 + ns) / NS
 
 
-def _whole(amount: Any) -> int:
-    """An amount as a whole number, fractions rounded up. An amount that is no number becomes `NOT_COUNTED`: denied.
+def whole_cost(amount: Any) -> int:
+    """A cost as a whole number, fractions rounded up. `NOT_COUNTED`, which denies, for one that is no number from 0 up.
 
     An exception would count as an outage: with ``swallow_errors`` the frameworks then allow the request, and with a
     fallback each process counts by itself from then on. A client may influence the cost of its request.
     """
     if type(amount) is int and amount >= 0:
         return amount
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
+    # A number's own comparison may raise anything: that of Decimal("NaN") raises an ArithmeticError.
+    with contextlib.suppress(Exception):
         if amount >= 0:
-            whole: int = math.ceil(amount)
-            return whole
+            return operator.index(math.ceil(amount))
     _log.error("a cost is a number of at least 0, not %s: the request is denied", short_repr(amount))
     return NOT_COUNTED
 

@@ -7,6 +7,7 @@ import limits.storage
 import limits.strategies
 from limits import RateLimitItem, WindowStats
 
+from forebay.limits.counting import whole_cost
 from forebay.limits.storages import AsyncForebayStorage, ForebayStorage
 
 __all__ = ["AsyncGCRARateLimiter", "GCRARateLimiter"]
@@ -30,7 +31,7 @@ class GCRARateLimiter(limits.strategies.RateLimiter):
 
     def test(self, item: RateLimitItem, *identifiers: str, cost: float = 1) -> bool:
         _, remaining = self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
-        return cost <= remaining
+        return whole_cost(cost) <= remaining
 
     def get_window_stats(self, item: RateLimitItem, *identifiers: str) -> WindowStats:
         reset_time, remaining = self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
@@ -51,7 +52,7 @@ class AsyncGCRARateLimiter(limits.aio.strategies.RateLimiter):
 
     async def test(self, item: RateLimitItem, *identifiers: str, cost: float = 1) -> bool:
         _, remaining = await self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
-        return cost <= remaining
+        return whole_cost(cost) <= remaining
 
     async def get_window_stats(self, item: RateLimitItem, *identifiers: str) -> WindowStats:
         reset_time, remaining = await self.storage.get_gcra(item.key_for(*identifiers), item.amount, item.get_expiry())
