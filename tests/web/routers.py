@@ -18,6 +18,7 @@ import falcon.asgi
 import fastapi
 import flask
 import litestar
+import litestar.types
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from django.conf import settings
@@ -226,13 +227,36 @@ def around_falcon_asgi(rules: list[Rule]) -> Send:
 
 
 def around_litestar(rules: list[Rule]) -> Send:
+    return _asgi(ASGIMiddleware(_litestar(), rules))
+
+
+def in_a_litestar_mount(rules: list[Rule]) -> Send:
+    send = _asgi(_litestar_mount(ASGIMiddleware(_litestar(), rules)))
+    return lambda target, root: send("/outer" + target, root)
+
+
+def around_a_litestar_mount(rules: list[Rule]) -> Send:
+    """The mount also accepts a path without a slash behind its prefix."""
+    rules = [dataclasses.replace(rule, path=[f"/outer{rule.path}", f"/outer{str(rule.path)[1:]}"]) for rule in rules]
+    send = _asgi(ASGIMiddleware(_litestar_mount(_litestar()), rules))
+    return lambda target, root: send("/outer" + target, root)
+
+
+def _litestar() -> litestar.Litestar:
     def handler(route: str) -> Any:
         async def respond() -> str:
             return route
 
         return litestar.get(re.sub(r"\{id\}", "{id:str}", route), media_type="text/plain")(respond)
 
-    return _asgi(ASGIMiddleware(litestar.Litestar([handler(route) for route in ROUTES], openapi_config=None), rules))
+    return litestar.Litestar([handler(route) for route in ROUTES], openapi_config=None)
+
+
+def _litestar_mount(inner: Any) -> litestar.Litestar:
+    async def mounted(scope: litestar.types.Scope, receive: litestar.types.Receive, send: litestar.types.Send) -> None:
+        await inner(scope, receive, send)
+
+    return litestar.Litestar([litestar.asgi("/outer", is_mount=True, copy_scope=True)(mounted)], openapi_config=None)
 
 
 def around_pyramid(rules: list[Rule]) -> Send:
@@ -339,6 +363,8 @@ ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "around Falcon": around_falcon,
     "around Falcon, ASGI": around_falcon_asgi,
     "around Litestar": around_litestar,
+    "in a Litestar mount": in_a_litestar_mount,
+    "around a Litestar mount": around_a_litestar_mount,
     "around Pyramid": around_pyramid,
     "around Pyramid beneath a root": _with_root_in_rules(around_pyramid),
     "around CherryPy": around_cherrypy,

@@ -125,6 +125,8 @@ ACCEPTED = {
     "around Falcon": [*NOT_IN_FRONT, "/users//posts", "//users//posts", "/files/"],
     "around Falcon, ASGI": [*NOT_IN_FRONT, "/users//posts", "//users//posts", "/files/"],
     "around Litestar": MERGED,
+    "in a Litestar mount": ["login", "//login", "api//orders", "/login/"],
+    "around a Litestar mount": ["login", "//login", "api//orders", "/login/"],
     "around Pyramid": ["/login%0A", "//login", "/./login", "/x/../login", "/@@login", "/%2e%2e//x/%2e%2e/@@login/."],
     "around Pyramid beneath a root": ["/login%0A", "//login", "/./login", "/x/../login", "/../login", "/../../login"],
     "around CherryPy": [*MERGED[:3], *MERGED[4:], "/log-in", "/log.in/", "/log%25in", "/index", "//index/"],

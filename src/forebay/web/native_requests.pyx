@@ -174,7 +174,7 @@ cdef class ASGIRequest:
         cdef str path = self.native["path"]
         cdef object root = self.native.get("root_path")
         cdef object app_root = self.native.get("app_root_path")
-        cdef list roots, sent, parts
+        cdef list roots, sent, parts, inside
         cdef tuple found
         if not root and not app_root:
             return (path,) if is_plain(path) else readings(path)
@@ -185,9 +185,10 @@ cdef class ASGIRequest:
         found = readings(*sent, *[root + known for root in roots for known in sent if root not in known])
         for root in roots:
             parts = [known.partition(root) for known in sent]
-            found = readings_beneath(
-                root, found, readings(*[after if present else before for before, present, after in parts])
-            )
+            inside = [after if present else before for before, present, after in parts]
+            # Litestar removes the root again in a mounted application.
+            inside += [known.replace(root, "") for known in sent if known.count(root) > 1]
+            found = readings_beneath(root, found, readings(*inside))
         return found
 
     @property
