@@ -81,7 +81,15 @@ class TestMatching:
             ("/users/{id}", ["/users/1", "/users/a.b", "/users/1/"], ["/users", "/users/", "/users/1/2"]),
             ("/users/{id}/posts/{post}", ["/users/1/posts/2"], ["/users/1/posts", "/users/1/2/posts/3"]),
             ("/a/*/z", ["/a/b/z", "/a/b/c/z", "/a//z"], ["/a/z", "/a/b/zz"]),
-            ("/a.b(c)+[d]^$", ["/a.b(c)+[d]^$"], ["/aXb(c)+[d]^$"]),
+            ("/a.b(c)+^$!", ["/a.b(c)+^$!"], ["/aXb(c)+^$!"]),
+            ("/Products(1,2)/$value", ["/Products(1,2)/$value"], ["/Products1/$value"]),
+            ("/v1/books:batch", ["/v1/books:batch"], ["/v1/books"]),
+            ("/app.*", ["/app.js", "/app."], ["/app"]),
+            # A refused character, written as in a URL.
+            ("/a%24", ["/a$", "/a%24"], ["/a"]),
+            ("/a%7Cb%5Cc", ["/a|b\\c", "/a%7Cb%5Cc"], ["/a"]),
+            ("/%3Aid/%5Bid%5D", ["/:id/[id]", "/%3Aid/%5Bid%5D"], ["/5/6"]),
+            ("/.{name}", ["/.git", "/.*"], ["/git", "/."]),
             ("/caf\xe9", ["/caf\xe9"], ["/cafe"]),
             ("/files/{rest:path}", ["/files/a", "/files/a/b"], ["/file"]),
             ("/users/{id:int}", ["/users/1"], ["/users/1/2"]),
@@ -169,6 +177,39 @@ class TestMatching:
         with pytest.raises(InvalidLimiter, match="path"):
             Rule(limit, path=path)
 
+    @pytest.mark.parametrize(
+        ("path", "part", "remedy"),
+        [
+            ("/login$", "$", "%24"),
+            ("/login/$", "$", "%24"),
+            ("/api/.*", ".*", "* for anything"),
+            ("/.*/x", ".*", "* for anything"),
+            ("/.+", ".+", "* for anything"),
+            ("/api/(.*)", ".*", "* for anything"),
+            ("/users/:id", ":id", "{name}"),
+            ("/users/:id.json/posts", ":id.json", "{name}"),
+            ("/users/[id]", "[id]", "{name}"),
+            ("/users/[0-9]+", "[0-9]+", "{name}"),
+            ("/users/([0-9]+)x", "[0-9]+", "{name}"),
+            ("/users/[^/]+", "[^/]+", "{name}"),
+            (r"/users/(\d+)", "\\", "%5C"),
+            (r"/a\.b", "\\", "%5C"),
+            ("/a|/login", "|", "several patterns"),
+            ("/(login|logout)", "|", "several patterns"),
+            ("/a,/login", ",/", "several patterns"),
+            ("/a, /login", ", /", "several patterns"),
+        ],
+    )
+    def test_pattern_of_another_syntax_is_refused(self, limit: FixedWindow, path: str, part: str, remedy: str) -> None:
+        """It would match no request of those that its author means."""
+        for make in (lambda: Rule(limit, path=["/", path]), lambda: BodyLimit(5, path=path)):
+            with pytest.raises(InvalidLimiter) as raised:
+                make()
+            message = str(raised.value)
+            assert repr(path) in message
+            assert f" has {part}: " in message
+            assert remedy in message
+
     def test_too_long_pattern_is_refused(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="10001 characters"):
             Rule(limit, path="/" + "a//b/" * 2000)
@@ -203,7 +244,9 @@ class TestMatching:
         assert all(where.matches((method,), ("/",)) for method in matches)
         assert not any(where.matches((method,), ("/",)) for method in others)
 
-    @pytest.mark.parametrize("methods", ["", 5, [5], ["GET POST"], "GET,POST", b"GET", "*", "ANY", ["all"]])
+    @pytest.mark.parametrize(
+        "methods", ["", 5, [5], ["GET POST"], "GET,POST", b"GET", "*", "ANY", ["all"], "GET|POST", "GET+POST"]
+    )
     def test_invalid_method_is_refused(self, limit: FixedWindow, methods: Any) -> None:
         with pytest.raises(InvalidLimiter, match="method"):
             Rule(limit, methods=methods)

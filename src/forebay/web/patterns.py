@@ -23,9 +23,23 @@ TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 UNSEEN_REQUESTS: Final = 1000
 """After so many requests that match no path pattern, `UnseenPaths` warns."""
 
+# RFC 9110 allows them in a method, but no registered method has one.
+_SEVERAL_METHODS: Final = frozenset("|+&")
 _PLACEHOLDER: Final = re.compile(r"\{[^{}/]*\}|\*")
 # As in {id}, {id:int} or Falcon's {id:int(min=1)}.
 _NAMED: Final = re.compile(r"\*|\{[^{}/:]*(:\w+(\([^{}/]*\))?)?\}")
+# Parts of another syntax, which would match no request of those that are meant, and what to write instead.
+_OTHER_SYNTAX: Final = [
+    (re.compile(part), remedy)
+    for part, remedy in (
+        (r"\\", "write {name} for one segment, and %5C for a backslash"),
+        (r"\||,\s*/", "write several patterns in a list, and %7C and %2C for those characters"),
+        (r"\$\Z", "a pattern is for a whole path; write %24 for a dollar sign"),
+        (r"(?<=[/(])\.[*+](?=[/)]|\Z)", "write * for anything, and .{name} for names that begin with a dot"),
+        (r"\[\^?/?[^\]/]*\][*+]|(?<=/)\[[^/]*\](?=/|\Z)", "write {name} for one segment, and %5B for a bracket"),
+        (r"(?<=/):[^\W\d][^/]*", "write {name} for one segment, and %3A for a colon"),
+    )
+]
 # They replace the placeholders while the readings of a pattern are made: private-use characters, so in no real path.
 _ANYTHING: Final = "\ue000"
 _SEGMENT: Final = "\ue001"
@@ -50,6 +64,8 @@ class RequestPattern:
         for name in names:
             if not isinstance(name, str) or not TOKEN.fullmatch(name):
                 raise InvalidLimiter(f'methods are names such as "GET", not {short_repr(name)}')
+            if not _SEVERAL_METHODS.isdisjoint(name):
+                raise InvalidLimiter(f'several methods are a list such as ["GET", "POST"], not {short_repr(name)}')
             if name.upper() in ("*", "ANY", "ALL"):
                 raise InvalidLimiter(
                     f"no request has the method {short_repr(name)}: leave methods out for every method"
@@ -140,6 +156,9 @@ def _pattern(path: str) -> str:
                 f"are in one: write "
                 "{name} for one segment, {name:path} or * for anything"
             )
+    for part, remedy in _OTHER_SYNTAX:
+        if found := part.search(path):
+            raise InvalidLimiter(f"the path pattern {short_repr(path)} has {found[0]}: {remedy}")
     text = _PLACEHOLDER.sub(_character_of, path)
     for segment, written in zip(text.split("/"), path.split("/"), strict=True):
         if segment.count(_ANYTHING) + segment.count(_SEGMENT) > 1 or any(c in segment for c in "{}<>"):
