@@ -35,6 +35,12 @@ cdef struct LimitParams:
     const Table* table           # the extent's
 
 
+cdef inline uint64_t* record_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
+    """The words behind a cell of an extent."""
+    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+    return params.records + min(<uint64_t>(cell - params.cells), params.last_cell) * params.words_per_cell
+
+
 # The charge of one request to one limit.
 cdef struct Charge:
     uint64_t amount              # added to the state: permits or ns

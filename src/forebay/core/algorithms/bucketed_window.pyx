@@ -73,7 +73,7 @@ from libc.stdint cimport uint64_t
 from forebay.core.algorithms.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams
+from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_MAX_BUCKETS, FOREBAY_MAX_KEPT_BITS, ForebayCell, cas_acq_rel, load128_acquire,
     load_acquire,
@@ -102,11 +102,6 @@ cdef struct Summed:
     bint fresh                   # nothing in the window; then `newest` means nothing
     uint64_t total               # the running total
     uint64_t sum                 # the window's sum
-
-
-cdef inline uint64_t* marks_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
-    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
-    return params.records + min(<uint64_t>(cell - params.cells), params.last_cell) * params.words_per_cell
 
 
 cdef inline uint64_t begin_ns(const LimitParams* params, uint64_t bucket) noexcept nogil:
@@ -162,7 +157,7 @@ cdef inline Summed summed(
         summed.bucket = max(summed.bucket, summed.newest)
         while True:
             summed.sum = low_of(summed.total - base_of(
-                params, marks_of(params, cell), first_of(params, summed.bucket), summed.newest, summed.total, &later,
+                params, record_of(params, cell), first_of(params, summed.bucket), summed.newest, summed.total, &later,
             ), params.low_bits)
             if later == 0:
                 break
@@ -219,7 +214,7 @@ cdef void bucketed_prepare(
 ) noexcept nogil:
     """Write the mark of a bucket before the first state in it."""
     cdef const LimitParams* params = (<const Charge*>parameters).params
-    cdef uint64_t* marks = marks_of(params, cell)
+    cdef uint64_t* marks = record_of(params, cell)
     cdef uint64_t total = low_of(state, params.low_bits)
     cdef uint64_t bucket = bucket_of(params, next.state)
     if (state ^ next.state) & ~low_mask(params.low_bits) == 0:
@@ -237,7 +232,7 @@ cdef bint bucketed_give_back(
     cdef const Charge* charge = <const Charge*>parameters
     cdef const LimitParams* params = charge.params
     cdef Summed now = summed(params, cell, state, now_ns)
-    cdef uint64_t* marks = marks_of(params, cell)
+    cdef uint64_t* marks = record_of(params, cell)
     cdef uint64_t bucket, first, mark, raised, raised_newer, amount
     cdef uint64_t ceiling = now.total            # of the mark
     cdef uint64_t newer_bucket = 0
@@ -378,7 +373,7 @@ cdef class BucketedWindow(CellLimiter):
             now = summed(&self.params, cell, state, table_now(&self.table))
             if not now.fresh:
                 raise_marks(
-                    &self.params, marks_of(&self.params, cell), first_of(&self.params, now.bucket), now.newest,
+                    &self.params, record_of(&self.params, cell), first_of(&self.params, now.bucket), now.newest,
                     now.total)
         return 0
 
@@ -409,7 +404,7 @@ cdef uint64_t until_sum(const LimitParams* params, const Verdict* verdict, const
         return begin_ns(params, now.newest + params.buckets) - verdict.now_ns
     while bucket > first:
         bucket -= 1
-        mark = load_acquire(&marks_of(params, verdict.cell)[bucket % params.buckets])
+        mark = load_acquire(&record_of(params, verdict.cell)[bucket % params.buckets])
         if mark >> params.low_bits == bucket and low_of(now.total - mark, params.low_bits) > most:
             return begin_ns(params, bucket + params.buckets) - verdict.now_ns
     return 0

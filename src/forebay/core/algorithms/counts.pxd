@@ -81,8 +81,30 @@ cdef inline uint64_t last_step_ns(const LimitParams* params, uint64_t time_ns) n
     return time_ns - into_ns + multiply_divide_up(step, params.period_ns, params.steps)
 
 
-# How many bits hold numbers up to this one.
-cdef int count_bits_for(uint64_t most) noexcept
+cdef inline int count_bits_for(uint64_t most) noexcept:
+    """How many bits hold numbers up to this one."""
+    cdef int bits = 0
+    while most >> bits:
+        bits += 1
+    return bits
 
-# How many steps a period has, for states of so many bits below their time.
-cdef uint64_t steps_for(uint64_t period_ns, int low_bits) noexcept
+
+cdef inline uint64_t steps_for(uint64_t period_ns, int low_bits) noexcept:
+    """The number of steps in a period. No step is shorter than a quantum, so a rounded time still identifies its step.
+
+    A step is the shortest of 1, 2, 5, 10, 20, 50 ... ns that is long enough, if that divides the period: so times that
+    are round in decimal are steps. Otherwise a period has the largest possible number of steps.
+    """
+    cdef uint64_t quantum_ns = most_rounded_ns(low_bits) + 1
+    cdef uint64_t power = 1
+    cdef uint64_t step_ns = 1
+    while step_ns < quantum_ns:
+        if step_ns == power:
+            step_ns = 2 * power
+        elif step_ns == 2 * power:
+            step_ns = 5 * power
+        else:
+            step_ns = power = 10 * power
+    if period_ns % step_ns == 0 and step_ns < period_ns:
+        return period_ns // step_ns
+    return period_ns // quantum_ns

@@ -91,7 +91,7 @@ from libc.stdint cimport uint64_t
 from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams
+from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_MAX_LOG_LIMIT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire,
 )
@@ -113,13 +113,8 @@ cdef enum:
     MAX_LIMIT = FOREBAY_MAX_LOG_LIMIT
 
 
-cdef inline uint64_t* ring_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
-    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
-    return params.records + min(<uint64_t>(cell - params.cells), params.last_cell) * params.words_per_cell
-
-
 cdef inline uint64_t position_of(const LimitParams* params, uint64_t state) noexcept nogil:
-    # Nor out of the ring.
+    # Damage must not lead out of the ring.
     return min(low_of(state, params.low_bits) >> 1, params.limit - 1)
 
 
@@ -194,7 +189,7 @@ cdef inline uint64_t count_unwritten(
 
 cdef inline uint64_t newest_ns(const LimitParams* params, ForebayCell* cell, uint64_t state) noexcept nogil:
     """The time of the newest permit of a state, which is written first if need be."""
-    cdef uint64_t* ring = ring_of(params, cell)
+    cdef uint64_t* ring = record_of(params, cell)
     cdef uint64_t newest = moved(params, position_of(params, state), params.limit - 1)
     cdef uint64_t entry = load_acquire(&ring[newest])
     cdef uint64_t unwritten
@@ -228,7 +223,7 @@ cdef bint log_take(
     if cell == NULL:
         next.state = 0
         return True
-    ring = ring_of(params, cell)
+    ring = record_of(params, cell)
     position = position_of(params, state)
     newest = newest_ns(params, cell, state)
     date_ns = max(now_ns, newest)
@@ -253,7 +248,7 @@ cdef void log_after_charge(const Charge* charge, const Verdict* verdict) noexcep
     """Write the entries that the verdict's state has claimed."""
     if verdict.cell != NULL:
         write_entries(
-            charge.params, ring_of(charge.params, verdict.cell), verdict.state, charge.amount, verdict.decided_ns)
+            charge.params, record_of(charge.params, verdict.cell), verdict.state, charge.amount, verdict.decided_ns)
 
 
 cdef uint64_t count_left(const LimitParams* params, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept nogil:
@@ -290,7 +285,7 @@ cdef bint log_give_back(
     """
     cdef const Charge* charge = <const Charge*>parameters
     cdef const LimitParams* params = charge.params
-    cdef uint64_t* ring = ring_of(params, cell)
+    cdef uint64_t* ring = record_of(params, cell)
     cdef ForebayCell seen
     cdef uint64_t entry, place, i, gone_ns
     cdef uint64_t amount = charge.amount
@@ -367,7 +362,7 @@ cdef void log_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const
     entries only once it is a member.
     """
     cdef const LimitParams* params = (<const Charge*>parameters).params
-    cdef uint64_t* ring = ring_of(params, cell)
+    cdef uint64_t* ring = record_of(params, cell)
     cdef uint64_t end = position_of(params, claim.state)
     cdef uint64_t unwritten = count_unwritten(params, ring, claim.state, moved(params, end, params.limit - 1))
     cdef uint64_t position = moved(params, end, params.limit - unwritten)
@@ -497,7 +492,7 @@ cdef class SlidingLog(CellLimiter):
                 decision.available -= charge.amount
                 decision.reset_after_ns = params.period_ns if charge.amount else 0
             return 0
-        ring = ring_of(params, verdict.cell)
+        ring = record_of(params, verdict.cell)
         newest = newest_ns(params, verdict.cell, verdict.state)
         position = position_of(params, verdict.state)
         decision.available = count_left(params, ring, position, past_ns(params, newest, verdict.now_ns))

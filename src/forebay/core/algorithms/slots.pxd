@@ -121,7 +121,14 @@ cdef inline int64_t take_any_slot(
     return -1
 
 
-# The same, from the slots themselves. If all are held, `first_end_ns` gets the earliest end of a lease.
-cdef int64_t take_lapsed_slot(
+cdef inline int64_t take_lapsed_slot(
     const Slots* slots, ForebayCell lease, uint64_t now_ns, uint64_t* first_end_ns
-) noexcept nogil
+) noexcept nogil:
+    """The same, from the slots themselves. If all are held, `first_end_ns` gets the earliest end of a lease."""
+    cdef uint64_t slot
+    first_end_ns[0] = ~<uint64_t>0
+    for slot in range(slots.count):
+        if take_slot(slots, slot, lease, now_ns):
+            return slot
+        first_end_ns[0] = min(first_end_ns[0], load_acquire(&slots.slots[slot].state))
+    return -1

@@ -57,11 +57,6 @@ cdef struct NamedCharge:
     ForebayHashKey checksum_key
 
 
-cdef inline uint64_t* record_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
-    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
-    return params.records + min(<uint64_t>(cell - params.cells), params.last_cell) * WORDS_PER_CELL
-
-
 cdef inline bint is_due(uint64_t index, int64_t round_number) noexcept nogil:
     """Whether to report a key although Redis knows all of it. In round -1 every key is due, in others below 0 none."""
     return round_number == -1 or (round_number >= 0 and (index + <uint64_t>round_number) % IDLE_ROUNDS == 0)

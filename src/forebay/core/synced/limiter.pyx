@@ -114,7 +114,7 @@ from libc.string cimport memcpy
 
 from forebay.core.cell_limiter cimport CellLimiter, whole_cost
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Attempt, Charge
+from forebay.core.limiter cimport Attempt, Charge, record_of
 from forebay.core.table.keys cimport derive_key
 from forebay.core.table.native cimport (
     ForebayCell, ForebayHashKey, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
@@ -177,6 +177,7 @@ cdef class SyncedLimiter(CellLimiter):
         self.table.clear = clear
         self.params.cells = self.table.cells
         self.params.records = self.extent.records
+        self.params.words_per_cell = WORDS_PER_CELL
         self.params.last_cell = self.extent.used_cells - 1
         self.checksum_key = derive_key(self.hash_key, b"checksum")
         return 0

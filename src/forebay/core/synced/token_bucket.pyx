@@ -68,10 +68,10 @@ from forebay.core.algorithms.gcra cimport (
     gcra_take, most_ahead_of,
 )
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams
+from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.synced.limiter cimport (
     CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, WORDS_PER_CELL, NamedCharge, SyncedLimiter,
-    begin_pair, begin_record, decide_named, is_due, pair_at, record_of, stands,
+    begin_pair, begin_record, decide_named, is_due, pair_at, stands,
 )
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,

@@ -50,10 +50,10 @@ from forebay.core.algorithms.window cimport (
     Counted, fixed_counted, has_room, sliding_counted, sliding_state, until_estimate, was_charged_before, weighted,
 )
 from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, LimitParams
+from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.synced.limiter cimport (
     COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, WORDS_PER_CELL, NamedCharge, SyncedLimiter, begin_pair,
-    begin_record, decide_named, is_due, pair_at, record_of,
+    begin_record, decide_named, is_due, pair_at,
 )
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_COUNT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, monotonic_ns,
