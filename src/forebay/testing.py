@@ -49,6 +49,7 @@ def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) 
     """
     import hashlib
     import tempfile
+    from unittest.mock import patch
 
     from forebay.store import DIRECTORY, Store, default_path
 
@@ -77,17 +78,8 @@ def private_stores(clock: ManualClock | Literal["time"], *, keys: int = 10_000) 
         ) -> None:
             unlink.__func__(path=stand_in(name, path, directory), missing_ok=missing_ok)
 
-        for attribute, value in {
-            "__init__": make,
-            "private": classmethod(make_private),
-            "unlink": staticmethod(remove),
-        }.items():
-            setattr(Store, attribute, value)
-        try:
+        with patch.multiple(Store, __init__=make, private=classmethod(make_private), unlink=staticmethod(remove)):
             yield
-        finally:
-            for attribute, value in {"__init__": init, "private": private, "unlink": unlink}.items():
-                setattr(Store, attribute, value)
 
 
 def reset_store(store: Store) -> None:

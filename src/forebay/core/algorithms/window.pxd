@@ -3,8 +3,10 @@
 from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.counts cimport count_time, low_mask, low_of, time_of, window_end_ns
+from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Charge, LimitParams
-from forebay.core.table.native cimport multiply_divide_down, multiply_divide_up, product_below
+from forebay.core.table.native cimport ForebayCell, multiply_divide_down, multiply_divide_up, product_below
+from forebay.core.table.table cimport Next
 
 
 # A state, decoded at a given time.
@@ -88,7 +90,10 @@ cdef inline uint64_t sliding_state(const LimitParams* params, const Counted* cou
     return counted.time | counted.previous << (params.low_bits - params.previous_bits) | counted.count
 
 
-# The time until the estimate is at most `most`, if nothing else is counted. The window ends `to_end_ns` from now.
-cdef uint64_t until_estimate(
-    const LimitParams* params, const Counted* counted, uint64_t to_end_ns, uint64_t most
-) noexcept
+# Subtract a charge from the current count first, then from the previous one.
+cdef bint sliding_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil
+
+# Fill in the decision of a sliding window by its counts.
+cdef int describe_sliding(const Charge* charge, const Counted* counted, uint64_t now_ns, Decision decision) except -1

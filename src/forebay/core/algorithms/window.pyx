@@ -136,7 +136,6 @@ cdef bint sliding_take(
 cdef bint sliding_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    """Subtract from the current count first, then from the previous one."""
     cdef const Charge* charge = <const Charge*>parameters
     cdef Counted counted = sliding_counted(charge.params, state, now_ns)
     cdef uint64_t from_count = min(counted.count, charge.amount)
@@ -331,21 +330,25 @@ cdef class SlidingWindow(WindowLimiter):
         return low_mask(count_bits) if self.params.previous_shift == 0 else self.params.limit
 
     cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        cdef const LimitParams* params = charge.params
-        cdef Counted counted = sliding_counted(params, verdict.state, verdict.now_ns)
-        # If the state's window is later than ours, the time before that window adds to the wait.
-        cdef uint64_t to_end_ns = counted.end_ns - verdict.now_ns
-        cdef uint64_t estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
-        decision.available = params.limit - estimate if estimate < params.limit else 0
-        decision.retry_after_ns = 0 if decision.allowed else until_estimate(
-            params, &counted, to_end_ns, charge.room)
-        decision.reset_after_ns = 0 if estimate == 0 else until_estimate(params, &counted, to_end_ns, 0)
-        return 0
+        cdef Counted counted = sliding_counted(charge.params, verdict.state, verdict.now_ns)
+        return describe_sliding(charge, &counted, verdict.now_ns, decision)
+
+
+cdef int describe_sliding(const Charge* charge, const Counted* counted, uint64_t now_ns, Decision decision) except -1:
+    cdef const LimitParams* params = charge.params
+    # If the state's window is later than ours, the time before that window adds to the wait.
+    cdef uint64_t to_end_ns = counted.end_ns - now_ns
+    cdef uint64_t estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
+    decision.available = params.limit - estimate if estimate < params.limit else 0
+    decision.retry_after_ns = 0 if decision.allowed else until_estimate(params, counted, to_end_ns, charge.room)
+    decision.reset_after_ns = 0 if estimate == 0 else until_estimate(params, counted, to_end_ns, 0)
+    return 0
 
 
 cdef uint64_t until_estimate(
     const LimitParams* params, const Counted* counted, uint64_t to_end_ns, uint64_t most
 ) noexcept:
+    """The time until the estimate is at most `most`, if nothing else is counted. The window ends after `to_end_ns`."""
     cdef uint64_t left_ns, shifted
     if counted.count <= most:
         left_ns = left_for(params, counted.previous, most - counted.count)

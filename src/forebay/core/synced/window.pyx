@@ -47,7 +47,8 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.algorithms.counts cimport count_bits_for, low_mask, low_of, time_of, window_end_ns
 from forebay.core.algorithms.window cimport (
-    Counted, fixed_counted, has_room, sliding_counted, sliding_state, until_estimate, was_charged_before, weighted,
+    Counted, describe_sliding, fixed_counted, has_room, sliding_counted, sliding_give_back, sliding_state,
+    was_charged_before,
 )
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Charge, LimitParams, record_of
@@ -174,22 +175,6 @@ cdef bint synced_sliding_take(
     return has_room(params, &of_all, charge.room)
 
 
-cdef bint synced_sliding_give_back(
-    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
-) noexcept nogil:
-    """From the current count first, then from the previous one."""
-    cdef const Charge* charge = <const Charge*>parameters
-    cdef Counted counted = sliding_counted(charge.params, state, now_ns)
-    cdef uint64_t from_count = min(counted.count, charge.amount)
-    cdef uint64_t from_previous = min(counted.previous, charge.amount - from_count)
-    if was_charged_before(charge, state) or (from_count == 0 and from_previous == 0):
-        return False
-    counted.count -= from_count
-    counted.previous -= from_previous
-    next.state = sliding_state(charge.params, &counted)
-    return True
-
-
 cdef void window_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const void* parameters) noexcept nogil:
     cdef const NamedCharge* named = <const NamedCharge*>parameters
     cdef uint64_t* record = record_of(named.charge.params, cell)
@@ -218,7 +203,7 @@ cdef class SyncedWindow(SyncedLimiter):
         self.slides = slides
         self.kind = FOREBAY_KIND_COUNT
         self.take = synced_sliding_take if slides else synced_fixed_take
-        self.give_back = synced_sliding_give_back if slides else synced_fixed_give_back
+        self.give_back = sliding_give_back if slides else synced_fixed_give_back
         self.params.limit = self.params.rate_limit = self.rate.limit
         self.params.rounds_up = slides and rounds_up(rounding, self.rate.limit)
         self.params.period_ns = self.rate.period_ns
@@ -294,20 +279,14 @@ cdef class SyncedWindow(SyncedLimiter):
     cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
         cdef const LimitParams* params = charge.params
         cdef Counted counted
-        cdef uint64_t to_end_ns, estimate
+        cdef uint64_t estimate
         if self.slides:
             counted = sliding_counted_of_all(params, verdict.cell, verdict.state, verdict.now_ns)
-            # If the window is later than ours, the time until it begins counts for waiting.
-            to_end_ns = counted.end_ns - verdict.now_ns
-            estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
-            decision.retry_after_ns = 0 if decision.allowed else until_estimate(
-                params, &counted, to_end_ns, charge.room)
-            decision.reset_after_ns = 0 if estimate == 0 else until_estimate(params, &counted, to_end_ns, 0)
-        else:
-            counted = fixed_counted(params, verdict.tag, verdict.state, verdict.now_ns)
-            estimate = counted.count + others_in(params, verdict.cell, counted.end_ns).count
-            decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
-            decision.reset_after_ns = counted.left_ns if estimate else 0
+            return describe_sliding(charge, &counted, verdict.now_ns, decision)
+        counted = fixed_counted(params, verdict.tag, verdict.state, verdict.now_ns)
+        estimate = counted.count + others_in(params, verdict.cell, counted.end_ns).count
+        decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
+        decision.reset_after_ns = counted.left_ns if estimate else 0
         decision.available = params.limit - estimate if estimate < params.limit else 0
         return 0
 
