@@ -7,12 +7,14 @@ Cache misses dominate the time of a large batch, so they overlap. Each key passe
 3. Decide.
 """
 
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
 from forebay.core.limiter cimport Charge, AfterCharge
-from forebay.core.table.keys cimport hash_ascii_text
-from forebay.core.table.native cimport ForebayCell, ForebayHashKey, prefetch
+from forebay.core.table.keys cimport hash_ascii_text, hash_key_of, is_ascii_text
+from forebay.core.table.native cimport ForebayCell, ForebayHashKey, list_items, prefetch, show_to_collector
 from forebay.core.table.table cimport (
     ALLOWED, CAS_FAILED, DENIED, UNDECIDED, Decide, Events, Outcome, Table, Verdict, find_in_line, fingerprint_of,
     home_line, no_events, prefetch_away, table_decide, table_now, table_peek, table_try_cell,
@@ -20,6 +22,7 @@ from forebay.core.table.table cimport (
 
 
 cdef enum:
+    KEYS_AHEAD = 16                  # how far the next keys' objects are fetched ahead of hashing
     CELLS_AHEAD = 32                 # how many keys ahead of the decision the prefetch runs
     KEYS_PER_READING = 256           # a batch reads the clock once per this many keys: about every 10 microseconds
 
@@ -40,14 +43,46 @@ cdef struct Batch:
     uint64_t* claim_sequence
 
 
-# Whether `decide_batch_by` may hash these keys itself, while it waits for memory: hashing them runs no Python code.
-cdef bint all_ascii_text(list keys, Py_ssize_t size) noexcept
+cdef inline bint all_ascii_text(list keys, Py_ssize_t size) noexcept:
+    """Whether `decide_batch_by` may hash these keys itself, while it waits for memory: that runs no Python code."""
+    cdef PyObject** items = list_items(keys)
+    cdef Py_ssize_t i
+    if PyList_GET_SIZE(keys) < size:
+        return False
+    for i in range(size):
+        if not is_ascii_text(items[i]):
+            return False
+    return True
 
-# The tag of every key.
-cdef int hash_batch(list keys, const Batch* batch) except -1
 
-# Take the references of a list that holds `allowed` times True, and else False.
-cdef void own_results(list results, uint64_t allowed) noexcept
+cdef inline int hash_batch(list keys, const Batch* batch) except -1:
+    """Compute the tag of every key."""
+    cdef PyObject* key
+    cdef Py_ssize_t i
+    for i in range(batch.size):
+        # Reading the costs may have run Python code, and hashing an odd key may: it may have shortened the list.
+        if i + KEYS_AHEAD < PyList_GET_SIZE(keys):
+            prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD))
+            prefetch(<const char*>PyList_GET_ITEM(keys, i + KEYS_AHEAD) + 63)
+        elif i >= PyList_GET_SIZE(keys):
+            raise RuntimeError("the list of keys was shortened while it was read")
+        key = PyList_GET_ITEM(keys, i)
+        # Without taking a reference, which would write to every key's memory: no Python code runs in between.
+        if is_ascii_text(key):
+            batch.tags[i] = fingerprint_of(hash_ascii_text(key, batch.hash_key)) | batch.kind
+        else:
+            batch.tags[i] = fingerprint_of(hash_key_of(<object>key, batch.hash_key)) | batch.kind
+    return 0
+
+
+cdef inline void own_results(list results, uint64_t allowed) noexcept:
+    """Take the references of a list that holds `allowed` times True, and else False."""
+    cdef uint64_t _
+    for _ in range(allowed):
+        Py_INCREF(True)
+    for _ in range(<uint64_t>PyList_GET_SIZE(results) - allowed):
+        Py_INCREF(False)
+    show_to_collector(results)
 
 
 cdef inline void fetch_home(const Table* table, const Batch* batch, Py_ssize_t i) noexcept nogil:
