@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import re
+import subprocess
 import sys
 import time
 import warnings
@@ -46,6 +47,7 @@ from forebay import (
     TokenBucket,
 )
 from forebay.limits import AsyncForebayStorage, AsyncGCRARateLimiter, ForebayStorage, GCRARateLimiter
+from forebay.segment import free_space
 from forebay.testing import ManualClock, private_stores
 
 Open = Callable[..., Any]
@@ -311,7 +313,9 @@ def test_errors_are_wrapped_if_wrap_exceptions_is_set(opened: Open) -> None:
 
 def test_moving_window_without_room_names_the_option(opened: Open) -> None:
     storage = opened("keys=1000&moving_window_keys=4000000000")
-    with pytest.raises(SegmentSpaceError, match="moving_window_keys is 4000000000, moving_windows takes") as raised:
+    with pytest.raises(
+        SegmentSpaceError, match=r"for 4000000000 keys by the .* moving_window_keys; .* moving_windows"
+    ) as raised:
         storage.acquire_entry("key", 100, 60)
     assert raised.value.path.endswith(storage.store.name)
 
@@ -330,9 +334,64 @@ def test_moving_windows_option_allocates_memory_at_start(opened: Open) -> None:
 
 
 def test_start_is_refused_without_room_for_the_moving_windows_option(opened: Open, store_name: str) -> None:
-    with pytest.raises(SegmentSpaceError, match="for the 4000000000 keys of limiter 'limits moving-window 60 50'"):
+    with pytest.raises(SegmentSpaceError, match=r"expected \d+ bytes: \d+ for the limits of moving_windows"):
         opened("keys=1000&moving_window_keys=4000000000&moving_windows=50/minute")
     assert not any(store_name in mapped for mapped in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.fixture
+def small_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file system of 8 MiB that counts as /dev/shm; 3 MiB of it are in use."""
+    directory = tmp_path / "shm"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", directory], check=True)
+    monkeypatch.setattr(free_space, "SHARED_MEMORY", f"{directory}/")
+    (directory / "other").write_bytes(bytes(3 << 20))
+    yield directory
+    subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+@pytest.mark.parametrize("keys", [1000, 1_000_000])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_refused_start_names_the_room_for_all_moving_windows(
+    scheme: str, small_shared_memory: Path, keys: int, is_there: bool
+) -> None:
+    """Enlarged once, to the size that the error names, the shared memory is large enough. It isn't a MiB less."""
+    path = small_shared_memory / "segment"
+    limits = "100/minute; 500/hour; 500/hour; 10000/day; 20/minute"
+    options = {"path": str(path), "keys": keys, "moving_window_keys": 5000}
+
+    def resize(mib: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={mib}m", small_shared_memory], check=True)
+
+    if is_there:
+        resize(40)
+        open_storage(f"{scheme}://", moving_windows="20/minute", **options).store.close()
+        resize(-(-sum(file.stat().st_blocks for file in small_shared_memory.iterdir()) * 512 >> 20))
+    with pytest.raises(SegmentSpaceError) as caught:
+        open_storage(f"{scheme}://", moving_windows=limits, **options)
+    assert path.exists() == is_there
+    count = 3 if is_there else 4
+    assert f" for the limits of moving_windows that aren't made yet ({count} of them)" in caught.value.expected
+    assert (f" for a store of {keys} keys and " in caught.value.expected) == (keys == 1_000_000 and not is_there)
+    advice = re.search(r"enlarge /dev/shm to (\d+) MiB \((\d+) MiB in use", caught.value.remedy)
+    assert advice
+    size, used = map(int, advice.groups())
+    assert used >= 3
+    # Each of the two figures is rounded up.
+    resize(size - 2)
+    with pytest.raises(SegmentSpaceError):
+        open_storage(f"{scheme}://", moving_windows=limits, **options)
+    resize(size)
+    storage = open_storage(f"{scheme}://", moving_windows=limits, **options)
+    assert len(storage.store.stats().limiters) == 4
+    storage.store.close()
+
+
+def test_refused_store_names_its_own_room_if_a_moving_window_is_invalid(scheme: str, small_shared_memory: Path) -> None:
+    path = small_shared_memory / "segment"
+    with pytest.raises(SegmentSpaceError, match="bytes for 1000000 keys"):
+        open_storage(f"{scheme}://", path=str(path), keys=1_000_000, moving_windows="0/minute")
 
 
 def test_refused_start_leaves_only_an_existing_file(opened: Open, store_name: str, clock: ManualClock) -> None:

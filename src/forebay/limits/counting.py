@@ -36,10 +36,12 @@ from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.cell_limiter import CellLimiter
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, SegmentSpaceError, TooManyLimiters, short_repr
+from forebay.limits import moving_windows
 from forebay.limits.options import StorageOptions
 from forebay.rate import NS, Rate
 from forebay.segment import layout
 from forebay.segment.limiter_list import LIST_BYTES
+from forebay.store import Store
 from forebay.testing import reset_store
 
 __all__ = ["NOT_COUNTED", "Counting", "whole_cost"]
@@ -52,13 +54,6 @@ _log: Final = logging.getLogger("forebay.limits")
 # Two reads of a key that other processes charge may differ, and a read may be interrupted: so often it is repeated.
 READS: Final = 100
 STEADY_NS: Final = 2_000
-
-
-PARTS: Final = 100
-"""The parts of a moving window's period, if a log of each request would take more memory than that."""
-MOST_LOG_BYTES: Final = 16 * 2**20
-"""A log of up to so many bytes is used all the same."""
-
 
 LEAST_DIGITS: Final = 6
 MOST_DIGITS: Final = 12
@@ -91,8 +86,8 @@ class Counting:
     """
 
     def __init__(self, options: StorageOptions) -> None:
-        self.store = options.open_store()
         self._moving_window_keys = options.moving_window_keys
+        self.store = self._open(options)
         self._fixed_windows: dict[tuple[float, int], FixedWindow] = {}
         self._sliding_windows: dict[tuple[float, int], tuple[SlidingWindow, Rate]] = {}
         self._moving_windows: dict[tuple[float, int], SlidingLog | BucketedWindow] = {}
@@ -101,13 +96,41 @@ class Counting:
         self._names = b""
         self._inode = self._inode_now()
         try:
-            for limit, expiry in options.moving_windows:
-                self.make_moving_window(limit, expiry)
+            self._make_moving_windows(options.moving_windows)
         except BaseException as error:
             self.store.attachment.remove_if_new()
             self.store.close()
             if isinstance(error, ValueError):
                 raise ConfigurationError(f"the option moving_windows of a forebay storage: {error}") from None
+            raise
+
+    def _open(self, options: StorageOptions) -> Store:
+        """The store. If there is no room to make it, the error counts the moving windows that are to be made, too."""
+        try:
+            return options.open_store()
+        except SegmentSpaceError:
+            # A moving window that can't be is an error once there is room for the store.
+            with contextlib.suppress(ValueError):
+                if options.moving_windows and not os.path.exists(options.path):
+                    sizes = [self._size(limit, expiry) for limit, expiry in set(options.moving_windows)]
+                    with self._naming_the_option():
+                        moving_windows.refuse_without_room_for_store(options.path, options.keys, sizes)
+            raise
+
+    def _make_moving_windows(self, limits: list[tuple[int, int]]) -> None:
+        """Make all of them. If there is no room, the error counts all that are missing.
+
+        The room is not checked beforehand: of the bytes in use, some may be of a moving window that another process is
+        just making, and that this one then need not make.
+        """
+        try:
+            for limit, expiry in limits:
+                self.make_moving_window(limit, expiry)
+        except SegmentSpaceError:
+            made = {name for name, _ in self.store.attachment.limiters().values()}
+            missing = [one for one in set(limits) if made.isdisjoint(_moving_names(*one))]
+            with self._naming_the_option():
+                moving_windows.refuse_without_room(self.store, [self._size(*one) for one in missing])
             raise
 
     # Fixed window
@@ -180,10 +203,9 @@ class Counting:
         return _time_after(since_ns), limit - remaining
 
     def _moving_window(self, expiry: float, limit: int) -> SlidingLog | BucketedWindow:
-        log = f"limits moving-window {_text(expiry)} {limit}"
-        parts = f"{log} parts"
+        log, parts = _moving_names(limit, expiry)
         window: SlidingLog | BucketedWindow | None = None
-        try:
+        with self._naming_the_option():
             while True:
                 # A process with other moving_window_keys may choose the other kind. The first that was made has the
                 # lower number; the process that makes the second sees that afterwards at the latest.
@@ -191,33 +213,39 @@ class Counting:
                     self._number(log, layout.ALGORITHM_SLIDING_LOG),
                     self._number(parts, layout.ALGORITHM_BUCKETED_WINDOW),
                 )
-                name = log if number < other or (number == other and self._logs(expiry, limit)) else parts
+                name = log if number < other or (number == other and self._is_log(limit, expiry)) else parts
                 if window is not None and window.name == name:
-                    return self._moving_windows.setdefault((expiry, limit), window)
+                    break
                 window = self._log(log, expiry, limit) if name == log else self._parts(parts, expiry, limit)
+        return self._moving_windows.setdefault((expiry, limit), window)
+
+    def _is_log(self, limit: int, expiry: float) -> bool:
+        return moving_windows.is_log(limit, expiry, self._moving_window_keys)
+
+    def _size(self, limit: int, expiry: float) -> int:
+        return moving_windows.bytes_needed(limit, expiry, self._moving_window_keys)
+
+    @contextlib.contextmanager
+    def _naming_the_option(self) -> Iterator[None]:
+        """Add what this storage can do about it to the remedy of an error for lack of memory."""
+        try:
+            yield
         except SegmentSpaceError as error:
             remedy = (
-                f"the storage's option moving_window_keys is {self._moving_window_keys}, moving_windows takes the "
-                "memory at the start, and the strategies gcra and sliding-window-counter take none"
+                f"each limit of the strategy moving-window takes memory of its own, for {self._moving_window_keys} "
+                "keys by the storage's option moving_window_keys; limits that moving_windows names take it all at the "
+                "start; the strategies gcra and sliding-window-counter take none"
             )
             raise SegmentSpaceError(error.path, error.found, error.expected, f"{error.remedy}; {remedy}") from None
-
-    def _logs(self, expiry: float, limit: int) -> bool:
-        """Whether a moving window records each request."""
-        if limit <= PARTS + 1:
-            return True
-        if limit * 8 > MOST_LOG_BYTES:
-            return False
-        return SlidingLog.bytes_needed(Rate(limit, expiry), keys=self._moving_window_keys) <= MOST_LOG_BYTES
 
     def _log(self, name: str, expiry: float, limit: int) -> SlidingLog:
         return SlidingLog(self.store, name, Rate(limit, expiry), keys=self._moving_window_keys)
 
     def _parts(self, name: str, expiry: float, limit: int) -> BucketedWindow:
         # Any span of one period lies within one part more.
-        period_ns = -(-Rate(limit, expiry).period_ns // PARTS) * (PARTS + 1)
+        period_ns = -(-Rate(limit, expiry).period_ns // moving_windows.PARTS) * (moving_windows.PARTS + 1)
         rate = Rate.per_ns(limit, period_ns)
-        return BucketedWindow(self.store, name, rate, PARTS + 1, keys=self._moving_window_keys)
+        return BucketedWindow(self.store, name, rate, moving_windows.PARTS + 1, keys=self._moving_window_keys)
 
     def _number(self, name: str, algorithm: int) -> int:
         """The number of a limiter in the store, or the number that it would get."""
@@ -394,6 +422,12 @@ class Counting:
         except OSError as error:
             return error.errno
         return status.st_dev, status.st_ino
+
+
+def _moving_names(limit: int, expiry: float) -> tuple[str, str]:
+    """The names of a moving window: of a log, and of parts."""
+    log = f"limits moving-window {_text(expiry)} {limit}"
+    return log, f"{log} parts"
 
 
 def _next_freed(limiter: CellLimiter, key: str, limit: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -25,7 +26,7 @@ from limits.errors import ConfigurationError
 
 from forebay.errors import short_repr
 from forebay.segment.extents import MAX_KEYS
-from forebay.store import Store
+from forebay.store import Store, default_path
 
 __all__ = ["StorageOptions"]
 
@@ -77,6 +78,16 @@ class StorageOptions:
         moving_window_keys = _moving_window_keys(options.pop("moving_window_keys", few_keys))
         moving_windows = _limits(options.pop("moving_windows", None))
         return cls(uri, _name(uri, parts.netloc, parts.path, options), moving_window_keys, moving_windows, options)
+
+    @property
+    def path(self) -> str:
+        """The path of the store's file."""
+        return os.path.abspath(self.store["path"]) if "path" in self.store else default_path(self.name)
+
+    @property
+    def keys(self) -> int:
+        keys: int = self.store["keys"]
+        return keys
 
     def open_store(self) -> Store:
         """Raises ``ConfigurationError`` for arguments that can't make a store, and other errors of ``Store``."""

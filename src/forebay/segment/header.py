@@ -27,6 +27,7 @@ __all__ = [
     "check_identity",
     "is_foreign",
     "is_unfinished",
+    "segment_bytes",
 ]
 
 BYTES_PER_KEY: Final = 21
@@ -56,12 +57,11 @@ class Header:
     @classmethod
     def new(cls, spec: SegmentSpec, at_least: int) -> Header:
         """For a segment of `at_least` bytes."""
-        size = max(spec.keys * BYTES_PER_KEY, at_least - layout.TABLE_OFFSET)
-        group_count = max(layout.MIN_GROUPS, -(-size // layout.GROUP_BYTES))
+        size = segment_bytes(spec.keys, at_least)
         return cls(
-            segment_size=layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES,
+            segment_size=size,
             advertised_keys=spec.keys,
-            group_count=group_count,
+            group_count=(size - layout.TABLE_OFFSET) // layout.GROUP_BYTES,
             clock_kind=spec.clock_kind,
             epoch_ns=host_clock.monotonic_ns(spec.offset_ns),
             wall_epoch_ns=time.time_ns(),
@@ -97,6 +97,12 @@ class Header:
 
     def is_of_another_boot(self, spec: SegmentSpec) -> bool:
         return self.clock_kind == layout.CLOCK_MONOTONIC and self.boot_id != spec.boot_id
+
+
+def segment_bytes(keys: int, at_least: int = 0) -> int:
+    """The size of a segment for so many keys, without extents."""
+    size = max(keys * BYTES_PER_KEY, at_least - layout.TABLE_OFFSET)
+    return layout.TABLE_OFFSET + max(layout.MIN_GROUPS, -(-size // layout.GROUP_BYTES)) * layout.GROUP_BYTES
 
 
 def is_unfinished(raw: bytes) -> bool:
