@@ -171,7 +171,7 @@ class CountsPerWorkerWarning(UserWarning):
 
 
 class UnseenPathsWarning(UserWarning):
-    """No request of many has matched a rule with a path: the paths may lack a prefix."""
+    """No request of many has matched the path of a rule or body limit: the path may lack a prefix."""
 
 
 class NotAwaited(ForebayError, TypeError):

@@ -284,16 +284,18 @@ class TestMatching:
 
 
 class TestUnseenPaths:
-    def request(self, gate: Gate, count: int, path: str = "/v1/api/orders") -> None:
+    def request(self, gate: Gate, count: int, path: str = "/v1/api/orders", method: str = "GET") -> None:
         for _ in range(count):
-            gate.enter(WSGIRequest(wsgi_environ(path)))
+            request = WSGIRequest(wsgi_environ(path, method))
+            gate.max_body_bytes(request)
+            gate.enter(request)
 
     def test_warning_comes_after_a_thousand_requests(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path=["/a", "/b"]), Rule(limit, cost=0)])
         self.request(gate, 1000)
         with pytest.warns(UnseenPathsWarning, match=r"'/api/\*', \['/a', '/b'\], .*was for '/v1/api/orders'") as warned:
             self.request(gate, 1)
-        self.request(gate, 1001)
+        self.request(gate, 10_001)
         assert len(warned) == 1
 
     def test_path_too_long_to_normalize_is_not_a_match(self, limit: FixedWindow) -> None:
@@ -305,11 +307,44 @@ class TestUnseenPaths:
 
     def test_matched_path_causes_no_warning(self, limit: FixedWindow) -> None:
         gate = Gate([Rule(limit, path="/api/*", methods="POST"), Rule(limit, path="/b")])
-        self.request(gate, 1, "/api/orders")
+        self.request(gate, 1, "/b")
         self.request(gate, 1001)
+        self.request(gate, 1, "/api/orders")
+        self.request(gate, 10_001)
+
+    def test_one_unseen_path_of_several_is_found_later(self, limit: FixedWindow) -> None:
+        gate = Gate([Rule(limit, path=path) for path in ("/login", "/a", "/logout")])
+        self.request(gate, 1, "/a")
+        self.request(gate, 9999)
+        with pytest.warns(UnseenPathsWarning, match="'/login', '/logout' .*'/v1/api/orders': .* are rare") as warned:
+            self.request(gate, 1)
+        self.request(gate, 10_001)
+        assert len(warned) == 1
+
+    def test_only_requests_that_could_match_count(self, limit: FixedWindow) -> None:
+        gate = Gate([Rule(limit, path="/a"), Rule(limit, path="/b", methods="POST"), Rule(limit, path="/c")])
+        self.request(gate, 1, "/a")
+        self.request(gate, 999, method="POST")
+        self.request(gate, 9000)
+        with pytest.warns(UnseenPathsWarning, match="matched '/c' in"):
+            self.request(gate, 1)
+
+    def test_unseen_path_of_a_body_limit_is_found(self, limit: FixedWindow) -> None:
+        gate = Gate([BodyLimit(5, path="/upload"), BodyLimit(9), Rule(limit)])
+        self.request(gate, 1000)
+        with pytest.warns(UnseenPathsWarning, match="no body limit's path, '/upload', has"):
+            self.request(gate, 1)
+
+    @pytest.mark.filterwarnings("error")
+    def test_warning_as_an_error_fails_no_request(
+        self, site: MakeSite, limit: FixedWindow, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        limited = site([Rule(limit, path="/login"), BodyLimit(5, path="/upload")])
+        assert {limited.request("/").status for _ in range(1002)} == {200}
+        assert [record.getMessage()[:18] for record in caplog.records] == ["no body limit's pa", "no rule's path, '/"]
 
     def test_rules_without_a_path_cause_no_warning(self, limit: FixedWindow) -> None:
-        self.request(Gate([Rule(limit, methods="POST")]), 1001)
+        self.request(Gate([Rule(limit, methods="POST"), BodyLimit(5)]), 10_001)
 
 
 class TestKeysAndCosts:

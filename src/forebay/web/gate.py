@@ -78,8 +78,8 @@ class Gate:
         ]
         self._always = sum(1 << i for i in range(len(self.rules))) - sum(bit for bit, _ in self._conditional)
         self._async_exempt = [rule for rule in self.rules if has_to_be_awaited(rule.exempt)]
-        patterns = {rule.where.pattern: rule.path for rule in self.rules if rule.where.pattern is not None}
-        self._unseen = UnseenPaths(patterns)
+        self._unseen = UnseenPaths("rule", self.rules)
+        self._unseen_by_limits = UnseenPaths("body limit", self.body_limits)
         self._plans: dict[int, Plan | None] = {0: None}
         # Rules that can't be charged together fail here if they match every request.
         plan = self._plan_of(self._always) if self._always else None
@@ -103,6 +103,8 @@ class Gate:
         if not self.body_limits:
             return None
         methods, paths = request.methods, request.paths
+        if self._unseen_by_limits.unseen:
+            self._unseen_by_limits.observe(methods, paths)
         return min((b.max_bytes for b in self.body_limits if b.where.matches(methods, paths)), default=None)
 
     def answer(self, request: Request, denial: Denial) -> Answer:
@@ -114,8 +116,8 @@ class Gate:
         matching = self._always
         if self._conditional:
             methods, paths = request.methods, request.paths
-            if self._unseen.patterns:
-                self._unseen.observe(paths)
+            if self._unseen.unseen:
+                self._unseen.observe(methods, paths)
             for bit, rule in self._conditional:
                 if rule.where.matches(methods, paths) and not rule.exempts(request):
                     matching |= bit

@@ -5,6 +5,7 @@ A pattern has as many readings as a path (see paths.py), so it matches whichever
 
 from __future__ import annotations
 
+import logging
 import re
 import string
 import warnings
@@ -22,6 +23,10 @@ TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 UNSEEN_REQUESTS: Final = 1000
 """After so many requests that match no path pattern, `UnseenPaths` warns."""
+SEARCHED_REQUESTS: Final = 10_000
+"""After so many requests, `UnseenPaths` warns of single patterns, and ends its search."""
+
+_log: Final = logging.getLogger("forebay.web")
 
 # RFC 9110 allows them in a method, but no registered method has one.
 _SEVERAL_METHODS: Final = frozenset("|+&")
@@ -96,38 +101,72 @@ class RequestPattern:
 
 
 class UnseenPaths:
-    """Warns once if no rule's path pattern has matched any of many requests.
+    """Warns once if the path patterns of a gate's rules, or some of them, match none of many requests.
 
     Thread-safe; threads that count at once may lose a few requests.
     """
 
-    def __init__(self, patterns: Mapping[re.Pattern[str], object]) -> None:
-        """`patterns`: each with the text or texts that the user wrote."""
-        self.patterns = list(patterns)
+    def __init__(self, what: str, limits: Iterable[Any]) -> None:
+        """`limits`: rules or body limits, as `what` names each."""
+        self._what = what
+        self.unseen = [_UnseenPath(limit.where, limit.path) for limit in limits if limit.where.pattern is not None]
         """Empty when there is nothing to warn of, or no longer."""
-        self._written = list(patterns.values())
+        self._has_matched = False
         self._request_count = 0
 
-    def observe(self, paths: tuple[str, ...]) -> None:
-        """Count a request, whatever its method is. None of `paths`: the request may be for any path."""
+    def observe(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> None:
+        """Count a request. A path matches whatever the method is. None of `paths`: the request may be for any path."""
         if not paths:
             # A client could end the search by one such request.
             return
-        if any(pattern.fullmatch(path) for pattern in self.patterns for path in paths):
-            self.patterns = []
-            return
+        unseen = [one for one in self.unseen if not one.matches(methods, paths)]
+        self._has_matched |= len(unseen) < len(self.unseen)
+        self.unseen = unseen
         self._request_count += 1
-        if self._request_count > UNSEEN_REQUESTS:
-            self.patterns = []
-            warnings.warn(
-                f"no rule's path, {', '.join(map(short_repr, self._written[:3]))}, has matched any of "
-                f"{UNSEEN_REQUESTS} "
-                f"requests; the last was for {short_repr(paths[0])}: write paths as from the root of "
-                f"the server, or of the "
-                "application that the rules stand around",
-                UnseenPathsWarning,
-                stacklevel=2,
-            )
+        if self._request_count > UNSEEN_REQUESTS and not self._has_matched:
+            self.unseen = []
+            names = _names_of(unseen)
+            self._warn(f"no {self._what}'s path, {names}, has matched any of {UNSEEN_REQUESTS} requests", "", paths[0])
+        elif self._request_count > SEARCHED_REQUESTS:
+            self.unseen = []
+            names = _names_of([one for one in unseen if one.request_count >= UNSEEN_REQUESTS])
+            if names:
+                found = (
+                    f"no request has matched {names} in {SEARCHED_REQUESTS} requests, though some have matched others"
+                )
+                self._warn(found, "if such requests are rare, ignore this; otherwise ", paths[0])
+
+    def _warn(self, found: str, condition: str, path: str) -> None:
+        message = (
+            f"{found}; the last was for {short_repr(path)}: {condition}write paths as from the root of the server, or "
+            "of the application that the rules stand around"
+        )
+        try:
+            warnings.warn(message, UnseenPathsWarning, stacklevel=3)
+        except Exception:
+            # A filter turns warnings into errors, or the warning can't be shown. No request fails for it.
+            _log.error(message)
+
+
+@dataclass(slots=True, eq=False)
+class _UnseenPath:
+    where: RequestPattern
+    written: object
+    """As the user wrote it: text or texts."""
+    request_count: int = 0
+    """Requests of its methods that didn't match."""
+
+    def matches(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> bool:
+        assert self.where.pattern is not None
+        if any(self.where.pattern.fullmatch(path) for path in paths):
+            return True
+        if not self.where.methods or not self.where.methods.isdisjoint(methods):
+            self.request_count += 1
+        return False
+
+
+def _names_of(unseen: Iterable[_UnseenPath]) -> str:
+    return ", ".join(dict.fromkeys(short_repr(one.written) for one in unseen))
 
 
 def _listed(values: Any, what: str) -> list[Any]:
