@@ -1,6 +1,5 @@
 """Rate limits shared by all processes of a host, decided in nanoseconds over shared memory."""
 
-from forebay import errors
 from forebay._version import __version__
 from forebay.core.algorithms.concurrency import Lease
 from forebay.core.decision import Decision
@@ -16,27 +15,79 @@ from forebay.core.kinds import (
     TokenBucket,
 )
 from forebay.core.reservation import Reservation
-from forebay.errors import *  # noqa: F403
+from forebay.errors import (
+    ClockMismatch,
+    CostExceedsLimit,
+    CountsPerWorkerWarning,
+    DamagedSegment,
+    ForebayError,
+    ForeignSegment,
+    ForeignState,
+    InvalidCost,
+    InvalidKey,
+    InvalidLimiter,
+    InvalidRate,
+    LimitExceeded,
+    NotAwaited,
+    SegmentBusy,
+    SegmentError,
+    SegmentRemovedWarning,
+    SegmentSizeWarning,
+    SegmentSpaceError,
+    SegmentVersionMismatch,
+    StoreClosed,
+    StoreUnavailable,
+    TooManyLimiters,
+    TruncatedSegment,
+    UnknownClientsWarning,
+    UnseenPathsWarning,
+    UntrustedSegment,
+)
 from forebay.rate import Rate
 from forebay.store import LimiterStats, Store, StoreStats
 
 __all__ = [
     "AllOf",
     "BucketedWindow",
+    "ClockMismatch",
     "Concurrency",
+    "CostExceedsLimit",
+    "CountsPerWorkerWarning",
+    "DamagedSegment",
     "Decision",
     "FixedWindow",
+    "ForebayError",
+    "ForeignSegment",
+    "ForeignState",
+    "InvalidCost",
+    "InvalidKey",
+    "InvalidLimiter",
+    "InvalidRate",
     "LeakyBucket",
     "Lease",
+    "LimitExceeded",
     "LimiterStats",
     "MinInterval",
+    "NotAwaited",
     "Rate",
     "Reservation",
+    "SegmentBusy",
+    "SegmentError",
+    "SegmentRemovedWarning",
+    "SegmentSizeWarning",
+    "SegmentSpaceError",
+    "SegmentVersionMismatch",
     "SlidingLog",
     "SlidingWindow",
     "Store",
+    "StoreClosed",
     "StoreStats",
+    "StoreUnavailable",
     "TokenBucket",
+    "TooManyLimiters",
+    "TruncatedSegment",
+    "UnknownClientsWarning",
+    "UnseenPathsWarning",
+    "UntrustedSegment",
     "__version__",
 ]
-__all__ += errors.__all__
