@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import anyio
 import pytest
+from web_requests import wsgi_environ
 
 import forebay
 from forebay import (
@@ -26,6 +27,8 @@ from forebay import (
     Store,
     TokenBucket,
 )
+from forebay.web import Gate, Passage, Rule
+from forebay.web.native_requests import WSGIRequest
 
 LIMITERS: Final[dict[str, Callable[[Store], Any]]] = {
     "TokenBucket": lambda store: TokenBucket(store, "api", "1/year", burst=1),
@@ -90,6 +93,23 @@ def test_an_unawaited_wait_is_neither_true_nor_false(limiter: Any) -> None:
     # Otherwise Python warns of it.
     answer.close()
     assert asyncio.run(limiter.wait_async("key", timeout=0)) is False
+
+
+def test_an_unawaited_decision_of_a_gate_admits_no_request(bucket: TokenBucket) -> None:
+    async def key(request: Any) -> str:
+        return "key"
+
+    gate = Gate([Rule(bucket, key=key)])
+    passage: Any = gate.enter_async(WSGIRequest(wsgi_environ()))
+    with pytest.raises(NotAwaited, match=r"enter_async\(\) was not awaited.* write await"):
+        bool(passage)
+    for name in ("fields", "cleanup"):
+        with pytest.raises(AttributeError):
+            getattr(passage, name)
+    assert bucket.peek("key").remaining == 100
+    admitted: Any = asyncio.run(passage)
+    assert isinstance(admitted, Passage)
+    assert bucket.peek("key").remaining == 99
 
 
 def test_a_hold_that_is_not_entered_is_neither_true_nor_false(store: Store) -> None:

@@ -124,7 +124,7 @@ class AppGates:
     async def decide_async(self, request: Request, visit: Visit, rules: Rules | None = None) -> Answer | None:
         """As ``decide``, in an event loop."""
         gate = self.gate if rules is None else self.gate_of(rules)
-        passage = await gate.enter_async(request) if gate.is_awaited else gate.admit(request)
+        passage = await gate.enter_unguarded(request) if gate.is_awaited else gate.admit(request)
         answer = self._answer(gate, request, visit, passage)
         if answer is not None:
             await visit.cleanup.wait()

@@ -65,7 +65,7 @@ class ASGIMiddleware(ASGIFastPath):
                 if declares_more_than(max_bytes, request):
                     return await send_answer(body_too_large(max_bytes), request.native, receive, send)
                 app = _with_body_limit(app, max_bytes)
-        passage = await self.gate.enter_async(request) if self.gate.is_awaited else self.gate.enter(request)
+        passage = await self.gate.enter_unguarded(request) if self.gate.is_awaited else self.gate.enter(request)
         if passage is None:
             return await app(request.native, receive, send)
         if isinstance(passage, Denial):
