@@ -144,9 +144,11 @@ class TestMatching:
         assert where.matches(("GET",), readings("/" + "a//" * 1_000))
         assert readings("/" + "a//" * 600) != ()
 
-    def test_plain_path_has_one_reading(self) -> None:
+    def test_plain_path_has_one_reading_for_each_root(self) -> None:
         for path in ("/", "/a/b.c/", "/caf\xe9", "/a-b_c@d", "/" + "a" * 10_000):
             assert readings(path) == (path,)
+        assert WSGIRequest(wsgi_environ("/a") | {"SCRIPT_NAME": "/v1"}).paths == ("/v1/a", "/a")
+        assert ASGIRequest(asgi_scope("/v1/a", root_path="/v1")).paths == ("/v1/a", "/a")
         assert len(readings("/a/..;b//%2e./\ufffd@@/@@c")) > 9
 
     def test_pattern_matches_in_linear_time(self, limit: FixedWindow) -> None:

@@ -115,8 +115,11 @@ cdef class WSGIRequest:
         cdef str root = self.native.get("SCRIPT_NAME", "")
         cdef str inside = self.native.get("PATH_INFO", "")
         cdef list texts
-        if not root and self.route is None and inside.isascii() and is_plain(inside):
-            return (inside,)
+        if self.route is None and inside.isascii() and is_plain(inside):
+            if not root:
+                return (inside,)
+            if root.isascii() and is_plain(root + inside):
+                return root + inside, inside
         texts = texts_of(inside)
         if self.route is not None:
             texts.append(self.route)
@@ -175,10 +178,15 @@ cdef class ASGIRequest:
         cdef object root = self.native.get("root_path")
         cdef object app_root = self.native.get("app_root_path")
         cdef list roots, sent, parts, inside
+        cdef str beneath
         cdef tuple found
         if not root and not app_root:
             return (path,) if is_plain(path) else readings(path)
         roots = [root for root in (root, app_root) if root]
+        if len(roots) == 1 and is_plain(path) and path.startswith(roots[0]):
+            beneath = path[len(roots[0]):]
+            if is_plain(beneath) and roots[0] not in beneath:
+                return path, beneath
         # Quart removes the host of a whole URL before the root.
         sent = [path] if path.startswith("/") else [path, *with_slash(path)]
         # Some servers report the root in front of the path, too, others only separately.
