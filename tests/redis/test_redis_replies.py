@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import socketserver
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+import redis.asyncio
 import redis.exceptions
 from blocking import blocking_store
 from hypothesis import given
@@ -29,6 +35,7 @@ HOSTILE = {
     "a length of many digits": b"*" + b"9" * 100,
     "less than nothing": b"*-2\r\n",
     "no length at all": b"*\r\n",
+    "push messages": b">1\r\n+x\r\n" * 200_000,
     "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
 }
 
@@ -57,6 +64,17 @@ def test_a_reply_that_is_too_large_is_refused(hostile: str, parser: str, is_asyn
         assert api.hit("key").limit == 100
 
 
+def test_push_messages_instead_of_a_reply_are_refused(is_async: bool, server: RedisServer) -> None:
+    """redis-py reads each by a recursion."""
+    with proxy(server.port) as through, blocking_store(through.url, is_async, timeout=60) as store:
+        api = TokenBucket(store, "api", "100/hour")
+        assert api.allow("key")
+        through.instead = HOSTILE["push messages"]
+        with pytest.raises(StoreUnavailable, match="push messages before it, which no answer to a limiter has"):
+            api.allow("key")
+        assert store.status().failures == 1
+
+
 def test_replies_of_cluster_nodes_are_limited(
     is_async: bool, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +93,7 @@ def test_replies_of_cluster_nodes_are_limited(
 
 
 def taken(*parts: bytes) -> ReplySizes:
-    sizes = ReplySizes()
+    sizes = ReplySizes(of_cluster=True)
     for part in parts:
         sizes.take(bytearray(part), len(part))
     return sizes
@@ -117,16 +135,100 @@ def test_the_ends_of_replies_are_found_however_they_are_cut(replies: list[Any], 
     ends = sorted({cut for cut in cuts if cut < len(sent)})
     sizes = taken(*[sent[i:j] for i, j in zip([0, *ends], [*ends, len(sent)], strict=True)])
     # The next answer may be as large as if it were the first, and no larger.
-    for most in (b"*1048576\r\n", b"$16777204\r\n"):
-        ReplySizes().take(most, len(most))
-    for beyond in (b"*1048577\r\n", b"$16777217\r\n"):
+    for most in (b"*262144\r\n", b"$16777204\r\n"):
+        ReplySizes(of_cluster=True).take(most, len(most))
+    for beyond in (b"*262145\r\n", b"$16777217\r\n"):
         with pytest.raises(redis.exceptions.ConnectionError):
             taken(sent, beyond)
-    sizes.take(b"*1048576\r\n", 10)
+    sizes.take(b"*262144\r\n", 9)
 
 
 def test_sizes_are_counted_per_reply() -> None:
     sizes = ReplySizes()
-    for _ in range(10):
-        for part in (b"*1000000\r\n", b":1\r\n" * 1_000_000, b"$10000000\r\n", b"x" * 10_000_002):
+    for _ in range(100):
+        for part in (b"*1000\r\n", b":1\r\n" * 1000, b"$65000\r\n", b"x" * 65_002, b">1\r\n:1\r\n"):
             sizes.take(part, len(part))
+
+
+@pytest.mark.parametrize("beyond", [b"*1025\r\n", b"$65537\r\n", b">1\r\n:1\r\n" * 101])
+def test_a_single_server_sends_nothing_as_large_as_a_cluster(beyond: bytes) -> None:
+    with pytest.raises(redis.exceptions.ConnectionError, match="no answer to a limiter has"):
+        ReplySizes().take(beyond, len(beyond))
+    for most in (b"*1024\r\n", b"$65500\r\n", b">1\r\n:1\r\n" * 100):
+        ReplySizes().take(most, len(most))
+
+
+@contextmanager
+def scripted_server(replies: Callable[[bytes], bytes]) -> Iterator[str]:
+    """The URL of a server that sends `replies` of each piece of data it receives."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                while received := self.request.recv(1 << 16):
+                    self.request.sendall(replies(received))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"redis://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("policy", ["deny", "allow"])
+@pytest.mark.parametrize("how", ["allow", "allow_many"])
+def test_a_handshake_that_no_client_expects_is_an_outage(is_async: bool, how: str, policy: Any) -> None:
+    """HELLO is answered with a text, at which redis-py raises an AttributeError."""
+
+    def replies(received: bytes) -> bytes:
+        return b"+OK\r\n" * received.count(b"\r\n*", 0) + b"+OK\r\n"
+
+    with scripted_server(replies) as url:
+        # The asyncio client looks at the answer only with a password.
+        url = (url.replace("//", "//user:password@") if is_async else url) + "/0?protocol=3"
+        with blocking_store(url, is_async, timeout=60, when_unavailable=policy) as store:
+            api = TokenBucket(store, "api", "100/hour")
+            calls = {"allow": lambda: api.allow("key"), "allow_many": lambda: api.allow_many(["key"])}
+            if policy == "allow":
+                assert calls[how]() in (True, [True])
+            else:
+                with pytest.raises(StoreUnavailable):
+                    calls[how]()
+            assert store.status().failures == 1
+
+
+class SoftTimeLimit(Exception):
+    """The exception by which a task queue's signal handler ends a task."""
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("x"), RecursionError("x"), ssl.SSLError("x"), KeyError("x")], ids=repr
+)
+def test_errors_of_redis_py_are_outages_and_those_of_applications_are_not(
+    is_async: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    raised: list[Exception] = [error]
+    kind: Any = redis.asyncio.Connection if is_async else redis.Connection
+
+    def read_response(*arguments: Any, **options: Any) -> Any:
+        raise raised[0]
+
+    async def read_response_async(*arguments: Any, **options: Any) -> Any:
+        raise raised[0]
+
+    with blocking_store(server.url, is_async, timeout=60) as store:
+        api = TokenBucket(store, "api", "100/hour")
+        assert api.allow("key")
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "read_response", read_response_async if is_async else read_response)
+            for failures, call in enumerate((lambda: api.allow("key"), lambda: api.allow_many(["key"])), 1):
+                with pytest.raises(StoreUnavailable, match=type(error).__name__):
+                    call()
+                assert store.status().failures == failures
+            raised[0] = SoftTimeLimit()
+            with pytest.raises(SoftTimeLimit):
+                api.allow("key")
+            assert store.status().failures == 2
+        assert api.allow("key")

@@ -26,13 +26,12 @@ from redis.asyncio.cluster import PipelineCommand
 from redis.exceptions import (
     AskError,
     ClusterDownError,
-    ClusterError,
-    RedisClusterException,
     RedisError,
     SlotNotCoveredError,
     TryAgainError,
 )
 
+from forebay.redis.transport.client_errors import raise_as_redis_error
 from forebay.redis.transport.deadline import keep_deadlines, with_bounded_replies
 from forebay.redis.transport.servers import Call, exchange, exchange_all
 
@@ -74,11 +73,12 @@ def with_error(replies: list[Any], error: Exception) -> list[Any]:
 
 @contextmanager
 def as_redis_errors() -> Generator[None]:
-    """Convert the cluster clients' own exceptions, which don't derive from ``RedisError``."""
+    """As ``raise_as_redis_error``, for a block."""
     try:
         yield
-    except RedisClusterException as error:
-        raise ClusterError(f"{type(error).__name__}: {error}") from error
+    except Exception as error:
+        raise_as_redis_error(error)
+        raise
 
 
 class TimedPool(redis.connection.ConnectionPool):
@@ -86,7 +86,7 @@ class TimedPool(redis.connection.ConnectionPool):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        keep_deadlines(self, options["socket_timeout"])
+        keep_deadlines(self, options["socket_timeout"], of_cluster=True)
 
 
 class ProcessClient:
@@ -203,7 +203,8 @@ def bounded(cluster: Any) -> Any:
     """Make the future connections of an asyncio cluster client limit the sizes of replies. It must have none yet."""
     nodes = cluster.nodes_manager
     # For the nodes that it will find, and for its startup nodes.
-    kind = with_bounded_replies(nodes.connection_kwargs.get("connection_class", redis.asyncio.Connection))
+    kind = nodes.connection_kwargs.get("connection_class", redis.asyncio.Connection)
+    kind = with_bounded_replies(kind, of_cluster=True)
     nodes.connection_kwargs["connection_class"] = kind
     for node in nodes.startup_nodes.values():
         node.connection_class = kind

@@ -38,7 +38,7 @@ class Patience:
         self.left_s = left_s
 
 
-def keep_deadlines(pool: Any, timeout_s: float) -> None:
+def keep_deadlines(pool: Any, timeout_s: float, *, of_cluster: bool = False) -> None:
     """Make the connections of a pool keep the deadlines of calls. The pool must not have made a connection yet.
 
     Connect and handshake together take at most `timeout_s`, and at most the time that the call has left. If a name has
@@ -54,7 +54,7 @@ def keep_deadlines(pool: Any, timeout_s: float) -> None:
         def _connect(self) -> TimedSocket:
             until_s = min(time.monotonic() + timeout_s, UNTIL_S.get())
             self.socket_connect_timeout = left_s()
-            return TimedSocket(super()._connect(), timeout_s, until_s)
+            return TimedSocket(super()._connect(), timeout_s, until_s, of_cluster=of_cluster)
 
         # Only a connection over TLS calls this.
         def _wrap_socket_with_ssl(self, sock: Any) -> Any:
@@ -68,7 +68,13 @@ def keep_deadlines(pool: Any, timeout_s: float) -> None:
                 self._sock.end_handshake()
 
     def shake_hands(connection: Any) -> None:
-        on_connect(connection)
+        try:
+            on_connect(connection)
+        except BaseException:
+            # After an error that isn't its own, redis-py would use the connection later without the rest of the
+            # handshake: in another database, for example.
+            connection.disconnect()
+            raise
         connection.end_handshake()
 
     pool.connection_class = TimedConnection
@@ -78,9 +84,9 @@ def keep_deadlines(pool: Any, timeout_s: float) -> None:
 class BoundedReader:
     """A connection's ``StreamReader`` that checks the size of what redis-py reads from it."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: Any, *, of_cluster: bool) -> None:
         self._reader = reader
-        self._check_size = ReplySizes().take
+        self._check_size = ReplySizes(of_cluster=of_cluster).take
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
@@ -99,7 +105,7 @@ class BoundedReader:
         return self._checked(await self._reader.readline())
 
 
-def with_bounded_replies(kind: Any) -> Any:
+def with_bounded_replies(kind: Any, *, of_cluster: bool = False) -> Any:
     """A subclass of an asyncio connection class that limits the sizes of replies."""
 
     class BoundedConnection(kind):  # type: ignore[misc]
@@ -107,6 +113,6 @@ def with_bounded_replies(kind: Any) -> Any:
 
         async def _connect(self) -> None:
             await super()._connect()
-            self._reader = BoundedReader(self._reader)
+            self._reader = BoundedReader(self._reader, of_cluster=of_cluster)
 
     return BoundedConnection

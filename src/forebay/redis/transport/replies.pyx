@@ -13,9 +13,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 cdef enum:
     DEEPEST = 16                 # nested lists; the reply to COMMAND, which cluster clients send, has 8 levels
-    MOST_ELEMENTS = 1 << 20      # of one reply, in all its lists
-    MOST_BYTES = 1 << 24         # of one reply
+    # Of one reply, in all its lists. The longest reply of a script is that of an AllOf of 16 limiters, 82 elements. The
+    # handshake's has some 10 for each of the server's modules.
+    MOST_ELEMENTS = 1 << 10
+    MOST_BYTES = 1 << 16
+    # A cluster client also reads the slots: all 16,384 apart, at 2 nodes each, are 250,000 elements.
+    MOST_CLUSTER_ELEMENTS = 1 << 18
+    MOST_CLUSTER_BYTES = 1 << 24
     MOST_DIGITS = 18
+    MOST_PUSHES = 100            # messages that are no reply, before one: redis-py reads each by a recursion
 
 cdef enum Reading:
     KIND                         # the first byte of an element
@@ -28,19 +34,23 @@ cdef enum Reading:
 cdef class ReplySizes:
     """The sizes of one connection's replies. Pass all received bytes to ``take`` before a parser reads them.
 
+    With `of_cluster`, replies may be as large as those to a cluster's client, which reads the table of slots.
+
     ``take`` raises redis-py's ``ConnectionError`` if a reply is larger than any reply to a limiter, or isn't RESP.
     O(bytes). *Threads*: one at a time.
     """
 
     cdef Reading reading
     cdef Py_ssize_t[DEEPEST] open_lists      # for each open list, its elements that are still to come
-    cdef Py_ssize_t depth, element_count, byte_count, text_left, length
-    cdef int digit_count
+    cdef Py_ssize_t depth, element_count, byte_count, text_left, length, most_elements, most_bytes
+    cdef int digit_count, push_count
     cdef bint is_negative, was_return
     cdef unsigned char kind
 
-    def __cinit__(self):
+    def __cinit__(self, *, bint of_cluster=False):
         self.reading = KIND
+        self.most_elements = MOST_CLUSTER_ELEMENTS if of_cluster else MOST_ELEMENTS
+        self.most_bytes = MOST_CLUSTER_BYTES if of_cluster else MOST_BYTES
 
     def take(self, received, Py_ssize_t size):
         """Check the first `size` bytes of `received`."""
@@ -85,12 +95,16 @@ cdef class ReplySizes:
 
     cdef int count_bytes(self, Py_ssize_t count) except -1:
         self.byte_count += count
-        if self.byte_count > MOST_BYTES:
-            raise refused(f"more than {MOST_BYTES} bytes")
+        if self.byte_count > self.most_bytes:
+            raise refused(f"more than {self.most_bytes} bytes")
         return 0
 
     cdef int begin_element(self, unsigned char kind) except -1:
         self.kind = kind
+        if self.depth == 0:
+            self.push_count = self.push_count + 1 if kind == c">" else 0
+            if self.push_count > MOST_PUSHES:
+                raise refused(f"more than {MOST_PUSHES} push messages before it")
         if kind in (c"*", c"$", c"%", c"~", c">", c"=", c"!"):
             self.reading = LENGTH
             self.length = self.digit_count = 0
@@ -125,7 +139,7 @@ cdef class ReplySizes:
                 raise refused(f"a length of -{self.length}")
             return self.end_element()
         if self.kind in (c"$", c"=", c"!"):
-            if self.length > MOST_BYTES:
+            if self.length > self.most_bytes:
                 raise refused(f"a text of {self.length} bytes")
             self.reading = TEXT
             self.text_left = self.length + 2
@@ -133,7 +147,7 @@ cdef class ReplySizes:
         if self.kind == c"%":  # keys and values
             self.length *= 2
         self.element_count += self.length
-        if self.element_count > MOST_ELEMENTS:
+        if self.element_count > self.most_elements:
             raise refused(f"{self.element_count} elements")
         if self.length == 0:
             return self.end_element()

@@ -14,6 +14,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from forebay.redis.transport.client_errors import raise_as_redis_error
+
 __all__ = ["AsyncServer", "Call", "Server", "exchange", "exchange_all"]
 
 Call = tuple[Any, ...]
@@ -96,13 +98,25 @@ class Server:
         return self._client.connection_pool
 
     def execute_command(self, *call: Any) -> Any:
-        return exchange(self.connection_pool, call)
+        try:
+            return exchange(self.connection_pool, call)
+        except Exception as error:
+            raise_as_redis_error(error)
+            raise
 
     def execute_many(self, calls: Sequence[Call]) -> list[Any]:
-        return exchange_all(self.connection_pool, calls)
+        try:
+            return exchange_all(self.connection_pool, calls)
+        except Exception as error:
+            raise_as_redis_error(error)
+            raise
 
     def script_load(self, text: str) -> None:
-        self._client.script_load(text)
+        try:
+            self._client.script_load(text)
+        except Exception as error:
+            raise_as_redis_error(error)
+            raise
 
     def close(self) -> None:
         self._client.close()
@@ -116,6 +130,20 @@ class AsyncServer:
         self.connection_pool = client.connection_pool
 
     async def execute_command(self, *call: Any) -> Any:
+        try:
+            return await self._exchange(call)
+        except Exception as error:
+            raise_as_redis_error(error)
+            raise
+
+    async def execute_many(self, calls: Sequence[Call]) -> list[Any]:
+        try:
+            return await self._exchange_all(calls)
+        except Exception as error:
+            raise_as_redis_error(error)
+            raise
+
+    async def _exchange(self, call: Call) -> Any:
         """As ``exchange``, awaited."""
         pool = self.connection_pool
         connection = await pool.get_connection()
@@ -134,7 +162,7 @@ class AsyncServer:
         await pool.release(connection)
         return reply
 
-    async def execute_many(self, calls: Sequence[Call]) -> list[Any]:
+    async def _exchange_all(self, calls: Sequence[Call]) -> list[Any]:
         """As ``exchange_all``, awaited."""
         pool = self.connection_pool
         replies: list[Any] = []

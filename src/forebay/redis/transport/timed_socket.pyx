@@ -35,11 +35,11 @@ cdef class TimedSocket:
     # redis-py reads these before each call.
     cdef readonly object fileno, pending
 
-    def __init__(self, sock, timeout_s, handshake_until_s):
+    def __init__(self, sock, timeout_s, handshake_until_s, *, of_cluster=False):
         self.sock, self.timeout_s, self.handshake_until_s = sock, timeout_s, handshake_until_s
         self.receive, self.send, self.fileno = sock.recv_into, sock.sendall, sock.fileno
         self.pending = getattr(sock, "pending", int)
-        self.check_size = ReplySizes().take
+        self.check_size = ReplySizes(of_cluster=of_cluster).take
 
     def __getattr__(self, name):
         return getattr(self.sock, name)
