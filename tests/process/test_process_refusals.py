@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import stat
+import struct
 import subprocess
 import warnings
 import zlib
@@ -428,6 +429,46 @@ def _refused_for_group(path: Path) -> None:
     assert f"gid {SHARED_GROUP}" in message
     assert "gives its group to the files of users that aren't in it" in message
     assert f"chmod g-s {path.parent}" in message
+
+
+def set_acl(path: Path, kind: str, *named: tuple[int, int, int]) -> None:
+    """Give a file an ACL with these named entries: each a tag, permissions and an id."""
+    none, all_ = 2**32 - 1, 7
+    entries = sorted([(1, all_, none), (4, all_, none), (16, all_, none), (32, 0, none), *named])
+    raw = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(path, f"system.posix_acl_{kind}", raw)
+
+
+ACL_USER, ACL_GROUP = 2, 8
+
+
+@pytest.mark.parametrize("entry", [(ACL_USER, 7, FREE_USER), (ACL_GROUP, 7, FREE_USER)])
+def test_an_acl_lets_no_stranger_plant_a_segment(
+    as_root: None, crew: Crew, path: Path, entry: tuple[int, int, int]
+) -> None:
+    """Its setgid bit gives the stranger's file the group, though its mode lets only the group write."""
+    os.chown(path.parent, 0, SHARED_GROUP)
+    path.parent.chmod(0o2770)
+    set_acl(path.parent, "access", entry)
+    crew.start(as_user, FREE_USER, FREE_USER, [], _plant, path).result()
+    for uid in (FREE_USER + 1, 0):
+        message = crew.start(as_user, uid, uid, [SHARED_GROUP], _refusal_for_group, path).result()
+        assert "with an ACL for others" in message
+        assert f"setfacl -b {path.parent}" in message
+
+
+@pytest.mark.parametrize("entry", [(ACL_USER, 7, 0), (ACL_USER, 5, FREE_USER), (ACL_GROUP, 7, SHARED_GROUP)])
+def test_an_acl_that_lets_no_stranger_write_is_accepted(as_root: None, path: Path, entry: tuple[int, int, int]) -> None:
+    os.chown(path.parent, 0, SHARED_GROUP)
+    path.parent.chmod(0o2770)
+    set_acl(path.parent, "access", entry)
+    Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP).close()
+
+
+def test_a_file_that_its_acl_lets_strangers_write_is_refused(as_root: None, path: Path) -> None:
+    Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP).close()
+    set_acl(path, "access", (ACL_USER, 6, FREE_USER))
+    assert "by its ACL" in _refusal_for_group(path)
 
 
 def test_a_creator_outside_the_group_leaves_nothing(as_root: None, crew: Crew, path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Whether a process may trust a segment's file: by its type, owner, group, mode and directory."""
+"""Whether a process may trust a segment's file: by its type, owner, group, mode, ACL and directory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
+import struct
 from typing import Final
 
 from forebay.errors import ForeignSegment, UntrustedSegment
@@ -13,6 +14,11 @@ from forebay.segment.spec import SegmentSpec
 __all__ = ["check_directory", "check_file", "private_directory_hint"]
 
 MOUNTS: Final = "/proc/self/mountinfo"
+ACL: Final = "system.posix_acl_access"
+# As the kernel gives an ACL out: a version, and for each entry a tag, its permissions and an id.
+ACL_VERSION: Final = struct.Struct("<I")
+ACL_ENTRY: Final = struct.Struct("<HHI")
+ACL_USER, ACL_GROUP, ACL_MASK = 0x02, 0x08, 0x10
 
 
 def check_directory(spec: SegmentSpec, status: os.stat_result, *, is_own: bool) -> None:
@@ -24,8 +30,10 @@ def check_directory(spec: SegmentSpec, status: os.stat_result, *, is_own: bool) 
     """
     directory = os.path.dirname(spec.path)
     group_is_trusted = spec.trusts_group and status.st_gid == spec.gid
-    is_open = status.st_mode & 0o002 or status.st_uid not in (os.geteuid(), 0)
+    has_acl = _acl_lets_others_write(spec, directory)
+    is_open = has_acl or status.st_mode & 0o002 or status.st_uid not in (os.geteuid(), 0)
     described = f"a directory of uid {status.st_uid}, gid {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
+    described += ", with an ACL for others" if has_acl else ""
     if is_own and (is_open or (status.st_mode & 0o020 and not group_is_trusted)):
         raise spec.refuse(
             UntrustedSegment,
@@ -40,7 +48,9 @@ def check_directory(spec: SegmentSpec, status: os.stat_result, *, is_own: bool) 
             UntrustedSegment,
             f"{described}, that gives its group to the files of users that aren't in it",
             f"one without {giver}, or of uid {os.geteuid()} or root and not writable by others",
-            (f"chmod g-s {directory}" if has_bit else "mount it without grpid") + ", or chmod o-w and chown it to root",
+            (f"chmod g-s {directory}" if has_bit else "mount it without grpid")
+            + ", or chmod o-w and chown it to root"
+            + (f", and setfacl -b {directory}" if has_acl else ""),
         )
 
 
@@ -55,17 +65,36 @@ def _is_mounted_with_grpid(device: int) -> bool:
     return False
 
 
-def check_file(spec: SegmentSpec, status: os.stat_result) -> None:
+def _acl_lets_others_write(spec: SegmentSpec, file: int | str) -> bool:
+    """Whether an ACL lets other users write than this one and root, or other groups than a trusted one.
+
+    The mode doesn't show that: its bits of the group are the ACL's mask.
+    """
+    try:
+        raw = os.getxattr(file, ACL)
+    except OSError:
+        return False  # it has none, or its file system knows none
+    entries = list(ACL_ENTRY.iter_unpack(raw[ACL_VERSION.size :]))
+    mask = next((permissions for tag, permissions, _ in entries if tag == ACL_MASK), 0o7)
+    trusted = {ACL_USER: {os.geteuid(), 0}, ACL_GROUP: {spec.gid} if spec.trusts_group else set()}
+    return any(
+        permissions & mask & 0o2 and number not in trusted.get(tag, {number}) for tag, permissions, number in entries
+    )
+
+
+def check_file(spec: SegmentSpec, fd: int) -> None:
     """Raise for a file that isn't regular, that others may write, or that another user owns."""
+    status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise spec.refuse(ForeignSegment, "no regular file", "a regular file", "choose another path")
     mode = stat.S_IMODE(status.st_mode)
     group_is_trusted = spec.trusts_group and status.st_gid == spec.gid
     remedy = "remove the file if you don't know it; to share a store with a group, give mode=0o660 and group=..."
-    if mode & 0o002 or (mode & 0o020 and not group_is_trusted):
+    has_acl = _acl_lets_others_write(spec, fd)
+    if has_acl or mode & 0o002 or (mode & 0o020 and not group_is_trusted):
         raise spec.refuse(
             UntrustedSegment,
-            f"a file that others may write (mode {mode:04o}, gid {status.st_gid})",
+            f"a file that others may write (mode {mode:04o}, gid {status.st_gid}{', by its ACL' if has_acl else ''})",
             f"write permission for uid {os.geteuid()} only"
             + (f", or for group {spec.gid}" if spec.trusts_group else ""),
             remedy + private_directory_hint(spec),
