@@ -78,6 +78,36 @@ def _refused_before_its_fork(name: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("is_private", [False, True])
+def test_a_store_from_before_a_fork_into_a_time_namespace_is_refused(
+    as_root: None, crew: Crew, name: str, is_private: bool
+) -> None:
+    assert crew.start(_use_before_and_after, name, is_private).result() == ([LIMIT] * 3, [0] * 3)
+
+
+def _use_before_and_after(name: str, is_private: bool) -> tuple[list[int], list[int]]:
+    with Store.private(keys=1000) if is_private else Store(name, keys=1000) as store:
+        limiters = [
+            TokenBucket(store, "bucket", "10/hour", burst=LIMIT),
+            FixedWindow(store, "window", "10/hour", "first"),
+            SlidingLog(store, "log", "10/hour", keys=10),
+        ]
+
+        def admitted() -> list[int]:
+            return [sum(limiter.allow("key") for _ in range(30)) for limiter in limiters]
+
+        before = admitted()
+        Worker(in_time_namespace, 86_400, _refuse_all, limiters).result()
+        return before, admitted()
+
+
+def _refuse_all(limiters: list[Any]) -> None:
+    for limiter in limiters:
+        for _ in range(2):
+            with pytest.raises(ClockMismatch, match="into another time namespace"):
+                limiter.allow("key")
+
+
 @pytest.mark.parametrize("later_s", [1, 3600, 10**9])
 def test_a_segment_from_the_future_is_refused(name: str, later_s: int) -> None:
     """Its time would be before 0, where every request is let in."""

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from forebay.errors import (
+    ClockMismatch,
     DamagedSegment,
     SegmentError,
     SegmentSpaceError,
     StoreClosed,
     TooManyLimiters,
 )
-from forebay.segment import attachment_locks, layout, ofd_locks
+from forebay.segment import attachment_locks, host_clock, layout, ofd_locks
 from forebay.segment.file import SegmentFile
 from forebay.segment.limiter_list import LIST_BYTES, encode_limiter_name, listed_limiters
 from forebay.segment.removal import NameWatch, is_at, unlink
@@ -75,6 +76,9 @@ class Attachment:
         self._files = {forks(): file.fd}
         self._lines: dict[tuple[int, int], int] = {}
         self._locks: dict[int, threading.RLock] = {}
+        follows_host = file.header.clock_kind == layout.CLOCK_MONOTONIC
+        self._time_namespace = host_clock.time_namespace() if follows_host else None
+        self._clock_checked_at = forks()
         self.id = file.attachment_id
         """The id of the newest file: see ``attachment_locks``."""
         self.name_watch = NameWatch(path, self._status)
@@ -206,8 +210,26 @@ class Attachment:
         """
         with self.lock():
             self.check_open()
+            self._check_clock()
             line = self._own_line(number)
         return (line, False) if line is not None else (layout.OWNED_COUNTER_LINES + number, True)
+
+    def _check_clock(self) -> None:
+        """Raise if a fork has brought this process into another time namespace than the one that attached.
+
+        By its clock, every key would be fresh, or denied for as long as the two clocks are apart.
+        """
+        if self._forks() == self._clock_checked_at:
+            return
+        namespace = host_clock.time_namespace()
+        if None not in (namespace, self._time_namespace) and namespace != self._time_namespace:
+            raise ClockMismatch(
+                self.label,
+                "a process that a fork brought into another time namespace than the one that made the store",
+                "one time namespace for a store and its users",
+                "make the store in the process that uses it; a private store can't be shared over time namespaces",
+            )
+        self._clock_checked_at = self._forks()
 
     def _own_line(self, number: int) -> int | None:
         """Lock a counter line for limiter `number`. None if there is none for this process."""

@@ -26,7 +26,8 @@ header of this boot, takes its attachment lock, and reads the header again. If b
 changes the header while the attachment lock is held. A rebasing process has excluded attachments either before the
 lock was taken, or after. In the first case the lock was granted when the rebasing was over, and the second reading
 shows its result. In the second case the attachment lock prevents the exclusion. A process that takes an attached
-segment for one of another boot, as in a system container with a boot id of its own, is refused.
+segment for one of another boot, as in a system container with a boot id of its own, is refused. A process that closed
+all descriptors, as daemons do, holds no lock: it counts as not attached, though it goes on with its mapping.
 
 **Crash and stall.** All locks end with their process. A killed creator leaves an unfinished file, which the next
 process creates. A killed rebasing process leaves the header from before or after its one write. A stopped creator or

@@ -14,7 +14,7 @@ from typing import Final
 from forebay.errors import ClockMismatch, SegmentError, SegmentSpaceError
 from forebay.rate import NS
 
-__all__ = ["monotonic_ns", "read_boot_id", "read_offset_ns"]
+__all__ = ["monotonic_ns", "read_boot_id", "read_offset_ns", "time_namespace"]
 
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 OFFSETS: Final = "/proc/self/timens_offsets"
@@ -26,6 +26,14 @@ def monotonic_ns(offset_ns: int) -> int:
     """The host's ``CLOCK_MONOTONIC``, for a process whose own is `offset_ns` ahead of it."""
     # Not time.monotonic_ns: a test that freezes it would freeze the segment's time at its start.
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - offset_ns
+
+
+def time_namespace() -> int | None:
+    """The number of this process's time namespace. None if that isn't known."""
+    try:
+        return os.stat(OWN_NAMESPACE).st_ino
+    except OSError:
+        return None
 
 
 def read_boot_id() -> bytes:
