@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from process_helpers import Crew, Worker, path_of
 
 from forebay import FixedWindow, SlidingLog, Store, TokenBucket
-from forebay.errors import ClockMismatch
+from forebay.errors import ClockMismatch, StoreUnavailable
+from forebay.redis import RedisStore
+from forebay.redis.transport.breaker import THRESHOLD
 from forebay.segment import layout
 from forebay.segment.header import Header
 from forebay.verification import verify
@@ -106,6 +109,41 @@ def _refuse_all(limiters: list[Any]) -> None:
         for _ in range(2):
             with pytest.raises(ClockMismatch, match="into another time namespace"):
                 limiter.allow("key")
+
+
+@pytest.mark.parametrize(("ahead_s", "state"), [(0, "open"), (86_400, "open"), (-60, "closed")])
+@pytest.mark.parametrize("failures", [0, 1, THRESHOLD])
+def test_a_redis_store_from_before_a_fork_into_a_time_namespace_decides(
+    as_root: None, crew: Crew, ahead_s: int, state: str, failures: int
+) -> None:
+    """The store of its circuit breaker is its own: another clock there only moves the breaker's times."""
+    assert crew.start(_open_breakers, ahead_s, failures).result() == ([state] * 2, ["open"] * 2)
+
+
+def _open_breakers(ahead_s: int, failures: int) -> tuple[list[str], list[str]]:
+    """The breakers' states in another time namespace and then here, where so many calls fail before the fork."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and never listens
+        url = f"redis://127.0.0.1:{reserved.getsockname()[1]}"
+        with RedisStore(url, when_unavailable="allow") as allowing, RedisStore(url) as raising:
+            limiters = [TokenBucket(store, "api", "10/hour") for store in (allowing, raising)]
+            for _ in range(failures):
+                _ask_all(limiters)
+            there = Worker(in_time_namespace, ahead_s, _states, limiters).result()
+            return there, _states(limiters)
+
+
+def _states(limiters: list[Any]) -> list[str]:
+    for _ in range(2 * THRESHOLD):
+        _ask_all(limiters)
+    return [limiter.store.status().state for limiter in limiters]
+
+
+def _ask_all(limiters: list[Any]) -> None:
+    allowing, raising = limiters
+    assert allowing.allow("key")
+    with pytest.raises(StoreUnavailable):
+        raising.allow("key")
 
 
 @pytest.mark.parametrize("later_s", [1, 3600, 10**9])

@@ -81,6 +81,8 @@ class Attachment:
         self._clock_checked_at = forks()
         self.id = file.attachment_id
         """The id of the newest file: see ``attachment_locks``."""
+        self.allows_other_clock = False
+        """Whether a fork may bring a process that uses the segment into another time namespace."""
         self.name_watch = NameWatch(path, self._status)
         try:
             with attachment_locks.opened_to_map(file.fd) as opened:
@@ -217,9 +219,10 @@ class Attachment:
     def _check_clock(self) -> None:
         """Raise if a fork has brought this process into another time namespace than the one that attached.
 
-        By its clock, every key would be fresh, or denied for as long as the two clocks are apart.
+        By its clock, every key would be fresh, or denied for as long as the two clocks are apart. With
+        `allows_other_clock`, no check is made.
         """
-        if self._forks() == self._clock_checked_at:
+        if self.allows_other_clock or self._forks() == self._clock_checked_at:
             return
         namespace = host_clock.time_namespace()
         if None not in (namespace, self._time_namespace) and namespace != self._time_namespace:

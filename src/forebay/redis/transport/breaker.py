@@ -53,6 +53,9 @@ Not handled
 -----------
 A late reply to a call from an earlier state, a cell that a full store has evicted, and the end of ``FORGET_NS`` can
 each close the breaker. ``THRESHOLD`` failed calls then open it again.
+
+After a fork into another time namespace, a breaker without `host` reads another clock. Its times then end early or late
+by as much as the two clocks are apart. Before the time at which the breaker was made, it stays closed.
 """
 
 from __future__ import annotations
@@ -185,6 +188,8 @@ class Breaker:
         clock = None if host is None else host.manual_clock
         self._slow_s = SLOW * timeout_s
         self._own = Store.private(keys=64, clock=clock or "monotonic")
+        # In another time namespace, the wrong clock moves only the breaker's times, and no limit.
+        self._own.attachment.allows_other_clock = True
         self._server = server
         # Twice the deadline, so that a probe ends before the next one begins.
         self._probe_interval_s = max(LEAST_PROBE_INTERVAL_S, 2 * timeout_s)
