@@ -227,6 +227,29 @@ def test_a_batch_that_loses_a_node_keeps_the_replies_of_others(cluster: RedisClu
     settle(cluster)
 
 
+@pytest.mark.parametrize("error", [AttributeError("x"), redis.exceptions.InvalidResponse("x")], ids=repr)
+def test_a_batch_with_an_unreadable_reply_keeps_the_replies_of_others(
+    cluster: RedisCluster, is_async: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = redis.asyncio.Connection if is_async else redis.Connection
+    read_response = kind.read_response
+
+    def read(connection: Any, *arguments: Any, **options: Any) -> Any:
+        if connection.port == cluster.nodes[1].port:
+            raise error
+        return read_response(connection, *arguments, **options)
+
+    with blocking_store(cluster.url, is_async, timeout=PATIENCE_S, when_unavailable="allow") as store:
+        bucket = TokenBucket(store, "api", "1/hour")
+        assert bucket.allow_many(KEYS) == [True] * 3
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "read_response", read)
+            assert bucket.allow_many(KEYS) == [False, True, True]
+        assert store.status().failures == isinstance(error, AttributeError)
+        assert store.status().decided_by_policy == 2
+        assert bucket.allow_many(KEYS) == [False] * 3
+
+
 def settle(cluster: RedisCluster) -> None:
     until(cluster.is_settled, "the cluster is settled")
 

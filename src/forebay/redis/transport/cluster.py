@@ -27,6 +27,7 @@ from redis.exceptions import (
     AskError,
     ClusterDownError,
     RedisError,
+    ResponseError,
     SlotNotCoveredError,
     TryAgainError,
 )
@@ -71,6 +72,11 @@ def with_error(replies: list[Any], error: Exception) -> list[Any]:
     return [error if reply is None else reply for reply in replies]
 
 
+def is_lost(result: Any) -> bool:
+    """Whether a result of redis-py's pipeline is any error but the server's: the call has no reply."""
+    return isinstance(result, Exception) and not isinstance(result, ResponseError)
+
+
 @contextmanager
 def as_redis_errors() -> Generator[None]:
     """As ``raise_as_redis_error``, for a block."""
@@ -110,13 +116,15 @@ class Cluster:
     def execute_command(self, *call: Any) -> Any:
         with as_redis_errors():
             node = self._node_of(key_of(call))
-            try:
-                return exchange(self._pool_of(node), call)
-            except _REDIRECTIONS:
-                return self._cluster().execute_command(*call, target_nodes=node)
-            except _LOST:
-                self._refresh_slots()
-                raise
+        try:
+            with as_redis_errors():
+                try:
+                    return exchange(self._pool_of(node), call)
+                except _REDIRECTIONS:
+                    return self._cluster().execute_command(*call, target_nodes=node)
+        except _LOST:
+            self._refresh_slots()
+            raise
 
     def execute_many(self, calls: Sequence[Call]) -> list[Any]:
         """Send the calls node by node; all calls to a node before its first reply is read.
@@ -125,14 +133,16 @@ class Cluster:
         """
         replies: list[Any] = [None] * len(calls)
         with as_redis_errors():
-            for node, numbers in by_node(calls, self._node_of):
-                try:
+            nodes = by_node(calls, self._node_of)
+        for node, numbers in nodes:
+            try:
+                with as_redis_errors():
                     answers = exchange_all(self._pool_of(node), [calls[number] for number in numbers])
-                except _LOST as error:
-                    self._refresh_slots()
-                    return with_error(replies, error)
-                for number, answer in zip(numbers, answers, strict=True):
-                    replies[number] = answer
+            except RedisError as error:
+                self._refresh_slots()
+                return with_error(replies, error)
+            for number, answer in zip(numbers, answers, strict=True):
+                replies[number] = answer
         # In order, so that the calls of one key keep their order.
         for number, reply in enumerate(replies):
             if isinstance(reply, _REDIRECTIONS):
@@ -229,19 +239,23 @@ class AsyncCluster:
         replies: list[Any] = [None] * len(calls)
         with as_redis_errors():
             await self._cluster.initialize()
-            for node, numbers in by_node(calls, self._cluster.get_node_from_key):
-                commands = [PipelineCommand(number, *calls[number]) for number in numbers]
-                try:
+            nodes = by_node(calls, self._cluster.get_node_from_key)
+        for node, numbers in nodes:
+            commands = [PipelineCommand(number, *calls[number]) for number in numbers]
+            try:
+                with as_redis_errors():
                     await node.execute_pipeline(commands)
-                    for number, command in zip(numbers, commands, strict=True):
-                        replies[number] = command.result
-                    for command in commands:
-                        if isinstance(command.result, _LOST):
-                            raise command.result
-                except _LOST as error:
-                    # The next call reads the slot table again.
-                    await self._cluster.aclose()
-                    return with_error(replies, error)
+                    results = [command.result for command in commands]
+                    for number, result in zip(numbers, results, strict=True):
+                        if not is_lost(result):
+                            replies[number] = result
+                    for result in results:
+                        if is_lost(result) or isinstance(result, ClusterDownError):
+                            raise result
+            except RedisError as error:
+                # The next call reads the slot table again.
+                await self._cluster.aclose()
+                return with_error(replies, error)
         for number, reply in enumerate(replies):
             if isinstance(reply, _REDIRECTIONS):
                 try:
