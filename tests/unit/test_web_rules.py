@@ -137,6 +137,16 @@ class TestMatching:
                 assert where.matches(("GET",), ASGIRequest(asgi_scope(sent, root_path="/v1")).paths)
             assert not where.matches(("GET",), WSGIRequest(wsgi_environ(path + "s") | {"SCRIPT_NAME": "/v1"}).paths)
 
+    @pytest.mark.parametrize("root", ["/v1", "/v1/", "v1", "/v1.0", "/caf\xe9/v1"])
+    @pytest.mark.parametrize("path", ["/users{}", "/users/{}", "/users{}.0", "/users{}/users{}", "{}s/users{}"])
+    def test_path_with_the_root_within_has_readings_with_the_root_in_front(
+        self, limit: FixedWindow, root: str, path: str
+    ) -> None:
+        """Hypercorn's ``--root-path`` leaves the root out of the path, and a client chooses the path."""
+        sent = path.replace("{}", root.rstrip("/"))
+        where = Rule(limit, path="/" + root.strip("/") + "/" + sent.lstrip("/")).where
+        assert where.matches(("GET",), ASGIRequest(asgi_scope(sent, root_path=root)).paths)
+
     def test_path_too_long_to_normalize_matches_every_rule(self, limit: FixedWindow) -> None:
         where = Rule(limit, path="/login").where
         assert not where.matches(("GET",), readings("/" + "a" * 10_000))

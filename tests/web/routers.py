@@ -360,6 +360,7 @@ ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "in a Starlette mount": in_a_mount,
     "in FastAPI": in_fastapi,
     "in FastAPI under hypercorn": in_fastapi_under_hypercorn,
+    "in FastAPI under hypercorn, beneath a root": _with_root_in_rules(in_fastapi_under_hypercorn),
     "around Falcon": around_falcon,
     "around Falcon, ASGI": around_falcon_asgi,
     "around Litestar": around_litestar,

@@ -108,6 +108,7 @@ NOT_IN_FRONT = ["//login", "///login", "/%2Flogin", "//users/5"]
 MERGED = [*NOT_IN_FRONT, "/api//orders", "/login/", "//login//"]
 WITHOUT_SLASH = [*NOT_IN_FRONT, "x/login", "x%2Flogin", "%2F/login", "x//login", "x/", "x/users/5", "http://login"]
 LINE_ENDED = ["/login%0A", "/users/%0A", "/files//", "/files/a%0A"]
+ROOT_WITHIN = ["/users/v1", "/users/v1.0", "/users/v1/posts", "/files/v1/a", "/files/a/v1", "/v1/users/v1"]
 ACCEPTED = {
     "around Flask": NOT_IN_FRONT,
     "in Flask": NOT_IN_FRONT,
@@ -122,6 +123,7 @@ ACCEPTED = {
     "in a Starlette mount": ["/files//", "/users/;a", "/users/%2e%2e"],
     "in FastAPI": LINE_ENDED,
     "in FastAPI under hypercorn": LINE_ENDED,
+    "in FastAPI under hypercorn, beneath a root": [*LINE_ENDED, *ROOT_WITHIN],
     "around Falcon": [*NOT_IN_FRONT, "/users//posts", "//users//posts", "/files/"],
     "around Falcon, ASGI": [*NOT_IN_FRONT, "/users//posts", "//users//posts", "/files/"],
     "around Litestar": MERGED,
