@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
+import mmap
 import os
 import pickle
 import re
@@ -334,7 +336,10 @@ def test_moving_windows_option_allocates_memory_at_start(opened: Open) -> None:
 
 
 def test_start_is_refused_without_room_for_the_moving_windows_option(opened: Open, store_name: str) -> None:
-    with pytest.raises(SegmentSpaceError, match=r"expected \d+ bytes: \d+ for the limits of moving_windows"):
+    with pytest.raises(
+        SegmentSpaceError,
+        match=r"\d+ for a store of 1000 keys and \d+ for the limits of moving_windows",
+    ):
         opened("keys=1000&moving_window_keys=4000000000&moving_windows=50/minute")
     assert not any(store_name in mapped for mapped in Path("/proc/self/maps").read_text().splitlines())
 
@@ -373,7 +378,7 @@ def test_refused_start_names_the_room_for_all_moving_windows(
     assert path.exists() == is_there
     count = 3 if is_there else 4
     assert f" for the limits of moving_windows that aren't made yet ({count} of them)" in caught.value.expected
-    assert (f" for a store of {keys} keys and " in caught.value.expected) == (keys == 1_000_000 and not is_there)
+    assert (f" for a store of {keys} keys and " in caught.value.expected) == (not is_there)
     advice = re.search(r"enlarge /dev/shm to (\d+) MiB \((\d+) MiB in use", caught.value.remedy)
     assert advice
     size, used = map(int, advice.groups())
@@ -386,6 +391,40 @@ def test_refused_start_names_the_room_for_all_moving_windows(
     storage = open_storage(f"{scheme}://", moving_windows=limits, **options)
     assert len(storage.store.stats().limiters) == 4
     storage.store.close()
+
+
+@pytest.mark.parametrize("pages", [10, 1500, 2000])
+def test_a_start_that_is_refused_in_a_new_file_names_the_room_for_the_store_too(
+    scheme: str, small_shared_memory: Path, pages: int
+) -> None:
+    """The start removes the file, so an empty file system needs as many bytes as the error names, and not a page less.
+
+    The smallest file system has no room for the store, the others have room for one or two of the moving windows.
+    """
+    (small_shared_memory / "other").unlink()
+    options = {"path": str(small_shared_memory / "segment"), "keys": 1000, "moving_window_keys": 1000}
+
+    def resize(size: int) -> None:
+        gc.collect()  # the caught errors keep removed segments mapped
+        subprocess.run(["mount", "-o", f"remount,size={size}", small_shared_memory], check=True)
+
+    def start() -> None:
+        open_storage(f"{scheme}://", moving_windows="300/minute;400/minute;500/minute", **options).store.close()
+
+    def refused() -> tuple[int, int]:
+        """The bytes found and those expected."""
+        with pytest.raises(SegmentSpaceError, match=r"a store of 1000 keys and \d+ .* yet \(3 of them\)") as caught:
+            start()
+        assert not list(small_shared_memory.iterdir())
+        return int(caught.value.found.split()[0]), int(caught.value.expected.split()[0])
+
+    resize(pages * mmap.PAGESIZE)
+    found, needed = refused()
+    assert found == pages * mmap.PAGESIZE
+    resize(needed - mmap.PAGESIZE)
+    assert refused() == (needed - mmap.PAGESIZE, needed)
+    resize(needed)
+    start()
 
 
 def test_refused_store_names_its_own_room_if_a_moving_window_is_invalid(scheme: str, small_shared_memory: Path) -> None:

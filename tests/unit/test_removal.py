@@ -280,11 +280,11 @@ def test_a_new_file_is_removed_only_while_no_other_store_is_attached(store_name:
     with Store(store_name, keys=100) as new:
         path = Path(new.path or "")
         with Store(store_name, keys=100) as other:
-            new.attachment.remove_if_new()
+            assert not new.attachment.remove_if_new()
             assert path.exists()
-            other.attachment.remove_if_new()
+            assert not other.attachment.remove_if_new()
             assert path.exists()
-        new.attachment.remove_if_new()
+        assert new.attachment.remove_if_new()
         assert not path.exists()
     with Store.private(keys=100) as private:
-        private.attachment.remove_if_new()
+        assert not private.attachment.remove_if_new()

@@ -96,7 +96,7 @@ class Counting:
         self._names = b""
         self._inode = self._inode_now()
         try:
-            self._make_moving_windows(options.moving_windows)
+            self._make_moving_windows(options)
         except BaseException as error:
             self.store.attachment.remove_if_new()
             self.store.close()
@@ -112,26 +112,37 @@ class Counting:
             # A moving window that can't be is an error once there is room for the store.
             with contextlib.suppress(ValueError):
                 if options.moving_windows and not os.path.exists(options.path):
-                    sizes = [self._size(limit, expiry) for limit, expiry in set(options.moving_windows)]
-                    with self._naming_the_option():
-                        moving_windows.refuse_without_room_for_store(options.path, options.keys, sizes)
+                    self._refuse_without_room_for_all(options)
             raise
 
-    def _make_moving_windows(self, limits: list[tuple[int, int]]) -> None:
+    def _make_moving_windows(self, options: StorageOptions) -> None:
         """Make all of them. If there is no room, the error counts all that are missing.
+
+        If this process made the store, its file is removed, and the error counts the store and all moving windows: the
+        next start makes them all again.
 
         The room is not checked beforehand: of the bytes in use, some may be of a moving window that another process is
         just making, and that this one then need not make.
         """
         try:
-            for limit, expiry in limits:
+            for limit, expiry in options.moving_windows:
                 self.make_moving_window(limit, expiry)
         except SegmentSpaceError:
-            made = {name for name, _ in self.store.attachment.limiters().values()}
-            missing = [one for one in set(limits) if made.isdisjoint(_moving_names(*one))]
-            with self._naming_the_option():
-                moving_windows.refuse_without_room(self.store, [self._size(*one) for one in missing])
+            attachment = self.store.attachment
+            if attachment.remove_if_new():
+                self._refuse_without_room_for_all(options, attachment.bytes_taken())
+            else:
+                made = {name for name, _ in attachment.limiters().values()}
+                missing = [one for one in set(options.moving_windows) if made.isdisjoint(_moving_names(*one))]
+                with self._naming_the_option():
+                    moving_windows.refuse_without_room(self.store, [self._size(*one) for one in missing])
             raise
+
+    def _refuse_without_room_for_all(self, options: StorageOptions, taken: int = 0) -> None:
+        """Raise if the store and all moving windows don't fit together. `taken` bytes are about to become free."""
+        sizes = [self._size(limit, expiry) for limit, expiry in set(options.moving_windows)]
+        with self._naming_the_option():
+            moving_windows.refuse_without_room_for_store(options.path, options.keys, sizes, taken)
 
     # Fixed window
 

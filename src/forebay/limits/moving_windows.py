@@ -52,13 +52,16 @@ def refuse_without_room(store: Store, sizes: list[int]) -> None:
             _refuse(fd, attachment.path, attachment.label, sum(sizes), _described(sizes))
 
 
-def refuse_without_room_for_store(path: str, keys: int, sizes: list[int]) -> None:
-    """As ``refuse_without_room``, with a store for so many keys, which isn't there yet."""
+def refuse_without_room_for_store(path: str, keys: int, sizes: list[int], taken: int = 0) -> None:
+    """As ``refuse_without_room``, with a store for so many keys, which isn't there yet.
+
+    `taken` bytes count as free: those of a removed file that is still open.
+    """
     store_size = _in_pages(segment_bytes(keys))
+    described = f"{store_size} for a store of {keys} keys and {_described(sizes)}"
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        described = f"{store_size} for a store of {keys} keys and {_described(sizes)}"
-        _refuse(fd, path, path, store_size + sum(sizes), described)
+        _refuse(fd, path, path, store_size + sum(sizes), described, taken)
     finally:
         os.close(fd)
 
@@ -67,13 +70,13 @@ def _described(sizes: list[int]) -> str:
     return f"{sum(sizes)} for the limits of moving_windows that aren't made yet ({len(sizes)} of them)"
 
 
-def _refuse(fd: int, path: str | None, label: str, needed: int, described: str) -> None:
-    """Raise if so many more bytes don't fit into the file system of `fd`."""
+def _refuse(fd: int, path: str | None, label: str, needed: int, described: str, taken: int = 0) -> None:
+    """Raise if the `needed` bytes, of which `taken` are in use already, don't fit into the file system of `fd`."""
     try:
-        free_space.refuse_what_does_not_fit(fd, path, needed)
+        free_space.refuse_what_does_not_fit(fd, path, needed - taken)
     except OSError as error:
         or_else = "ask for fewer keys or smaller limits"
-        found, remedy = free_space.shortage(error, fd, path, needed, or_else=or_else)
+        found, remedy = free_space.shortage(error, fd, path, needed, taken=taken, or_else=or_else)
         raise SegmentSpaceError(label, found, f"{needed} bytes: {described}", remedy) from None
 
 

@@ -108,16 +108,21 @@ class Attachment:
             self._files.clear()
             return True
 
-    def remove_if_new(self) -> None:
-        """Unlink the file if this process made it and no other process is attached. Close the attachment after this."""
+    def remove_if_new(self) -> bool:
+        """Unlink the file if this process made it and no other process is attached. Close the attachment after this.
+
+        Returns whether it was unlinked.
+        """
         with self.lock():
             fd = self.own_file()
             if self.path is None or fd is None or not self._made_file or not is_at(self.path, self._status):
-                return
+                return False
             # Turns this process's shared lock into an exclusive one, so none attaches before the file has no name.
             if attachment_locks.exclude_all(fd):
                 with contextlib.suppress(OSError, SegmentError):
                     unlink(self.path)
+                    return True
+            return False
 
     def lock(self) -> threading.RLock:
         """The lock for work with the file; no decision takes it.
@@ -172,6 +177,11 @@ class Attachment:
     def file_size(self) -> int:
         opened = self._open_files()
         return (os.fstat(opened[0]) if opened else self._status).st_size
+
+    def bytes_taken(self) -> int:
+        """The bytes that the file takes of its file system. 0 if the program has closed it."""
+        opened = self._open_files()
+        return os.fstat(opened[0]).st_blocks * 512 if opened else 0
 
     # The limiters
 
