@@ -468,7 +468,25 @@ def test_an_acl_that_lets_no_stranger_write_is_accepted(as_root: None, path: Pat
 def test_a_file_that_its_acl_lets_strangers_write_is_refused(as_root: None, path: Path) -> None:
     Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP).close()
     set_acl(path, "access", (ACL_USER, 6, FREE_USER))
-    assert "by its ACL" in _refusal_for_group(path)
+    message = _refusal_for_group(path)
+    assert "by its ACL" in message
+    assert f"setfacl -b {path})" in message
+
+
+def test_a_new_file_that_a_default_acl_lets_strangers_write_never_appears(as_root: None, path: Path) -> None:
+    set_acl(path.parent, "default", (ACL_USER, 6, FREE_USER))
+    fds = open_fds()
+    with pytest.raises(UntrustedSegment, match=rf"by its ACL.*setfacl -b {path.parent}\)"):
+        Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP)
+    assert not path.exists()
+    assert not opened_since(fds)
+    # Without rights for a group, the mode keeps the ACL's users out.
+    Store("a", keys=100, path=path).close()
+    path.chmod(0o660)
+    assert f"setfacl -b {path.parent})" in _refusal_for_group(path)
+    Store.unlink(path=path)
+    os.removexattr(path.parent, "system.posix_acl_default")
+    Store("a", keys=100, path=path, mode=0o660, group=SHARED_GROUP).close()
 
 
 def test_a_creator_outside_the_group_leaves_nothing(as_root: None, crew: Crew, path: Path) -> None:

@@ -96,7 +96,8 @@ def open_or_create(path: str, *, keys: int, clock_kind: int, mode: int, gid: int
     while file is None:
         fd, is_new = open_or_make_empty(spec)
         try:
-            trust.check_file(spec, fd)
+            if not is_new:
+                trust.check_file(spec, fd)
             file = _attach(spec, fd)
             if file is None:
                 _close(fd)

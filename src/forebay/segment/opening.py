@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.errors import ForeignSegment, SegmentError, SegmentSpaceError, UntrustedSegment
 from forebay.segment.spec import SegmentSpec
-from forebay.segment.trust import private_directory_hint
+from forebay.segment.trust import check_file, private_directory_hint
 
 __all__ = ["open_or_make_empty", "opening_error"]
 
@@ -34,7 +34,8 @@ def _make_empty(spec: SegmentSpec) -> int:
     """Make an empty file at the path. It has its group and mode from the moment it appears.
 
     The file is made without a name and then linked, so a creator that is killed earlier leaves nothing. In particular
-    it leaves no file that other members of the group can't open. Raises FileExistsError if another process was first.
+    it leaves no file that other members of the group can't open. Raises FileExistsError if another process was first,
+    and ``UntrustedSegment`` if others could write the file.
     """
     try:
         fd = os.open(os.path.dirname(spec.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -44,12 +45,13 @@ def _make_empty(spec: SegmentSpec) -> int:
         if os.fstat(fd).st_gid != spec.gid and spec.mode & 0o070:
             os.fchown(fd, -1, spec.gid)
         os.fchmod(fd, spec.mode)
+        check_file(spec, fd)  # a default ACL of the directory may let others write it
         descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.link(str(fd), spec.path, src_dir_fd=descriptors, follow_symlinks=True)
         finally:
             os.close(descriptors)
-    except FileExistsError:
+    except (FileExistsError, SegmentError):
         os.close(fd)
         raise
     except PermissionError as error:

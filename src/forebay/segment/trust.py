@@ -15,6 +15,7 @@ __all__ = ["check_directory", "check_file", "private_directory_hint"]
 
 MOUNTS: Final = "/proc/self/mountinfo"
 ACL: Final = "system.posix_acl_access"
+DEFAULT_ACL: Final = "system.posix_acl_default"
 # As the kernel gives an ACL out: a version, and for each entry a tag, its permissions and an id.
 ACL_VERSION: Final = struct.Struct("<I")
 ACL_ENTRY: Final = struct.Struct("<HHI")
@@ -97,7 +98,7 @@ def check_file(spec: SegmentSpec, fd: int) -> None:
             f"a file that others may write (mode {mode:04o}, gid {status.st_gid}{', by its ACL' if has_acl else ''})",
             f"write permission for uid {os.geteuid()} only"
             + (f", or for group {spec.gid}" if spec.trusts_group else ""),
-            remedy + private_directory_hint(spec),
+            (_acl_remedy(spec) if has_acl else remedy) + private_directory_hint(spec),
         )
     if status.st_uid not in (os.geteuid(), 0) and not group_is_trusted:
         raise spec.refuse(
@@ -106,6 +107,18 @@ def check_file(spec: SegmentSpec, fd: int) -> None:
             f"one of uid {os.geteuid()} or of root",
             remedy + private_directory_hint(spec),
         )
+
+
+def _acl_remedy(spec: SegmentSpec) -> str:
+    """What to do about a file whose ACL lets others write."""
+    directory = os.path.dirname(spec.path)
+    with contextlib.suppress(OSError):
+        os.getxattr(directory, DEFAULT_ACL)
+        return (
+            f"remove the directory's default ACL, which new files get (setfacl -b {directory}), and the file if it "
+            f"is there"
+        )
+    return f"remove the file if you don't know it, else its ACL (setfacl -b {spec.path})"
 
 
 def private_directory_hint(spec: SegmentSpec) -> str:
