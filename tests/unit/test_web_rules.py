@@ -89,7 +89,7 @@ class TestMatching:
             ("/a%24", ["/a$", "/a%24"], ["/a"]),
             ("/a%7Cb%5Cc", ["/a|b\\c", "/a%7Cb%5Cc"], ["/a"]),
             ("/%3Aid/%5Bid%5D", ["/:id/[id]", "/%3Aid/%5Bid%5D"], ["/5/6"]),
-            ("/.{name}", ["/.git", "/.*"], ["/git", "/."]),
+            ("/.{name}", ["/.git", "/.*"], ["/git"]),
             ("/caf\xe9", ["/caf\xe9"], ["/cafe"]),
             ("/files/{rest:path}", ["/files/a", "/files/a/b"], ["/file"]),
             ("/users/{id:int}", ["/users/1"], ["/users/1/2"]),
@@ -108,18 +108,18 @@ class TestMatching:
         ("path", "spellings"),
         [
             ("/login", ["//login", "///login", "login", "/login//", "/login\n", "/login/\n", "/%2flogin", "/%6cogin"]),
-            ("/login", ["/./login", "/x/../login", "/../login", "/x/%2e%2e/login/.", "/x/..;/login", "/@@login"]),
+            ("/login", ["/@@login", "/%40%40login", "//@@login"]),
             ("/login", ["/login;x", "/;x/login;y", "/lo\ufffdgin", "/login/index", "http://host/login;x?y#z"]),
             ("/login", ["x/login", "x%2Flogin", "x//login", "http:/login", "\ufffd/login", "%2F/login"]),
             ("/", ["x", "x/", "x%2F"]),
-            ("/api/orders", ["//api//orders", "/api/x//../orders", "/api/./orders", "/api/x/../orders"]),
-            ("/users/{id}", ["/users/..", "/users/;x", "/users/%", "//users/.", "/users/\ufffd", "/users/@@x"]),
-            ("/users/{id}/x", ["/users//x", "//users//x", "/users/../x", "/users/;a/x"]),
+            ("/api/orders", ["//api//orders", "/api///orders//", "/api/@@orders"]),
+            ("/users/{id}", ["/users/...", "/users/;x", "/users/%", "//users/.a", "/users/\ufffd", "/users/@@x"]),
+            ("/users/{id}/x", ["/users//x", "//users//x", "/users/..a/x", "/users/;a/x"]),
             ("/log_in", ["/log-in", "/log.in", "/log%in"]),
             ("/v1.0/log-in", ["/v1_0/log_in"]),
-            ("/files/{rest:path}", ["/files/", "/files//", "/files/../..", "/files/a//b"]),
+            ("/files/{rest:path}", ["/files/", "/files//", "/files/..a", "/files/a//b"]),
             # Patterns are normalized in the same way.
-            ("//a/./b/../c", ["/a/c", "//a//c"]),
+            ("//a//c", ["/a/c", "//a//c"]),
             ("/caf%C3%A9", ["/caf\xe9"]),
             ("/a%2Fb", ["/a/b", "/a%2Fb"]),
         ],
@@ -128,7 +128,7 @@ class TestMatching:
         where = Rule(limit, path=path).where
         assert [path for path in spellings if not where.matches(("GET",), readings(path))] == []
 
-    @pytest.mark.parametrize("path", ["/../login", "/x/../../login", "x/login", "x%2Flogin", "/%2e%2e/login"])
+    @pytest.mark.parametrize("path", ["//login", "/%6Cogin", "x/login", "x%2Flogin", "/%2Flogin"])
     def test_path_beneath_a_root_has_readings_with_the_root(self, limit: FixedWindow, path: str) -> None:
         for wanted in ("/login", "/v1/login"):
             where = Rule(limit, path=wanted).where
@@ -147,10 +147,36 @@ class TestMatching:
         where = Rule(limit, path="/" + root.strip("/") + "/" + sent.lstrip("/")).where
         assert where.matches(("GET",), ASGIRequest(asgi_scope(sent, root_path=root)).paths)
 
+    @pytest.mark.parametrize("dots", ["..", ".", "%2e%2E", ".%2e", "%2e.", "..;a", "%2e%2e%3Ba", ".\ufffd."])
+    @pytest.mark.parametrize("start", ["/v1/", "/", "//", "/;a/", "", "x/", "http://host/v1/", "/v1%2F", "/a/b/c/"])
+    @pytest.mark.parametrize("end", ["/login", "//login", "%2Flogin", "", "\n"])
+    def test_path_with_a_segment_of_dots_matches_every_rule(
+        self, limit: FixedWindow, start: str, dots: str, end: str
+    ) -> None:
+        """A router beneath a mount may resolve them beneath it."""
+        path = start + dots + end
+        where = Rule(limit, path="/v1/login", methods="POST").where
+        assert where.matches(("POST",), readings(path))
+        assert not where.matches(("GET",), readings(path))
+        for root in ("", "/v1"):
+            assert ASGIRequest(asgi_scope(path, root_path=root)).paths == ()
+            assert ASGIRequest(asgi_scope("/v1/x/" + path, root_path="/v1")).paths == ()
+            sent = wsgi_environ("/") | {"SCRIPT_NAME": root, "PATH_INFO": path.encode().decode("latin-1")}
+            assert WSGIRequest(sent).paths == ()
+
+    @pytest.mark.parametrize("path", ["/a..b/c", "/.../c", "/.well-known/x", "/a./b", "/..a/b", "/a/.b;..", "/@@../a"])
+    def test_dots_within_a_segment_are_text(self, limit: FixedWindow, path: str) -> None:
+        assert Rule(limit, path=path).where.matches(("GET",), readings(path))
+        assert not Rule(limit, path="/login").where.matches(("GET",), readings(path))
+
+    @pytest.mark.parametrize("path", ["/a/../b", "/./b", "/b/.", "/a/%2e%2e/b", "/..;/b", "/*/../b"])
+    def test_pattern_with_a_segment_of_dots_is_refused(self, limit: FixedWindow, path: str) -> None:
+        with pytest.raises(InvalidLimiter, match=r"has a segment of dots: write the path to which they lead"):
+            Rule(limit, path=path)
+
     def test_path_too_long_to_normalize_matches_every_rule(self, limit: FixedWindow) -> None:
         where = Rule(limit, path="/login").where
         assert not where.matches(("GET",), readings("/" + "a" * 10_000))
-        assert where.matches(("GET",), readings("/" + "a/../" * 10_000 + "login"))
         assert where.matches(("GET",), readings("/" + "a//" * 1_000))
         assert readings("/" + "a//" * 600) != ()
 
@@ -159,7 +185,7 @@ class TestMatching:
             assert readings(path) == (path,)
         assert WSGIRequest(wsgi_environ("/a") | {"SCRIPT_NAME": "/v1"}).paths == ("/v1/a", "/a")
         assert ASGIRequest(asgi_scope("/v1/a", root_path="/v1")).paths == ("/v1/a", "/a")
-        assert len(readings("/a/..;b//%2e./\ufffd@@/@@c")) > 9
+        assert len(readings("/a/..b;b//%2e.c/\ufffd@@/@@c")) > 9
 
     def test_pattern_matches_in_linear_time(self, limit: FixedWindow) -> None:
         """A client controls the path. A matcher that backtracks over the stars takes exponential time."""

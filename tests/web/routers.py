@@ -184,7 +184,7 @@ def in_a_mount(rules: list[Rule]) -> Send:
     """The application and its rules, mounted at a path of another application."""
     inner = ASGIMiddleware(Starlette(routes=[Route(route, _plain(route)) for route in ROUTES]), rules)
     send = _asgi(Starlette(routes=[Mount("/outer", inner)]))
-    return lambda target, root: send("/outer" + target, root)
+    return _beneath("/outer", send)
 
 
 def in_fastapi(rules: list[Rule], has_root_in_path: bool = True) -> Send:
@@ -232,14 +232,14 @@ def around_litestar(rules: list[Rule]) -> Send:
 
 def in_a_litestar_mount(rules: list[Rule]) -> Send:
     send = _asgi(_litestar_mount(ASGIMiddleware(_litestar(), rules)))
-    return lambda target, root: send("/outer" + target, root)
+    return _beneath("/outer", send)
 
 
 def around_a_litestar_mount(rules: list[Rule]) -> Send:
     """The mount also accepts a path without a slash behind its prefix."""
     rules = [dataclasses.replace(rule, path=[f"/outer{rule.path}", f"/outer{str(rule.path)[1:]}"]) for rule in rules]
     send = _asgi(ASGIMiddleware(_litestar_mount(_litestar()), rules))
-    return lambda target, root: send("/outer" + target, root)
+    return _beneath("/outer", send)
 
 
 def _litestar() -> litestar.Litestar:
@@ -277,6 +277,45 @@ def _without_subpath(route: str) -> Any:
     return lambda request: PyramidResponse(route, status=404 if request.subpath else 200)
 
 
+def around_a_pyramid_hybrid(rules: list[Rule]) -> Send:
+    """A route at whose prefix a traversal begins: it resolves dots beneath the prefix, never above."""
+    return _beneath("/outer", _wsgi(WSGIMiddleware(_hybrid("/outer/*traverse"), _with_prefix("/outer", rules))))
+
+
+def around_a_pyramid_hybrid_at_dots(rules: list[Rule]) -> Send:
+    """To the route's placeholder, dots are a segment as any other."""
+    return _beneath("/..", _wsgi(WSGIMiddleware(_hybrid("/{x}/*traverse"), _with_prefix("/{x}", rules))))
+
+
+def _hybrid(pattern: str) -> Any:
+    config = Configurator()
+    config.add_route("outer", pattern)
+    _add_traversal_views(config, route_name="outer")
+    return config.make_wsgi_app()
+
+
+def around_a_mounted_traversal(rules: list[Rule]) -> Send:
+    config = Configurator()
+    _add_traversal_views(config)
+    app = DispatcherMiddleware(flask.Flask("outer"), {"/outer": config.make_wsgi_app()})
+    return _beneath("/outer", _wsgi(WSGIMiddleware(app, _with_prefix("/outer", rules))))
+
+
+def _add_traversal_views(config: Any, **options: Any) -> None:
+    for route in ROUTES:
+        if re.fullmatch(r"/\w*", route):
+            config.add_view(_without_subpath(route), name=route[1:], **options)
+    config.add_view(lambda request: PyramidResponse(status=400), context=URLDecodeError)
+
+
+def _with_prefix(prefix: str, rules: list[Rule]) -> list[Rule]:
+    return [dataclasses.replace(rule, path=f"{prefix}{rule.path}") for rule in rules]
+
+
+def _beneath(prefix: str, send: Send) -> Send:
+    return lambda target, root: send(prefix + target, root)
+
+
 def around_cherrypy(rules: list[Rule]) -> Send:
     """CherryPy's dispatcher has no placeholders."""
 
@@ -293,7 +332,7 @@ def _with_root_in_rules(make: Callable[[list[Rule]], Send]) -> Callable[[list[Ru
     """The application beneath `/v1`, and rules whose paths are written from the root of the server."""
 
     def make_with_root(rules: list[Rule]) -> Send:
-        send = make([dataclasses.replace(rule, path=f"/v1{rule.path}") for rule in rules])
+        send = make(_with_prefix("/v1", rules))
         return lambda target, root: send(target, "/v1")
 
     return make_with_root
@@ -368,6 +407,9 @@ ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "around a Litestar mount": around_a_litestar_mount,
     "around Pyramid": around_pyramid,
     "around Pyramid beneath a root": _with_root_in_rules(around_pyramid),
+    "around a Pyramid hybrid route": around_a_pyramid_hybrid,
+    "around a Pyramid hybrid route at dots": around_a_pyramid_hybrid_at_dots,
+    "around a mounted traversal": around_a_mounted_traversal,
     "around CherryPy": around_cherrypy,
     "in aiohttp": in_aiohttp,
     "in an aiohttp sub-application": in_an_aiohttp_subapp,

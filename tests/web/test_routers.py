@@ -109,6 +109,11 @@ MERGED = [*NOT_IN_FRONT, "/api//orders", "/login/", "//login//"]
 WITHOUT_SLASH = [*NOT_IN_FRONT, "x/login", "x%2Flogin", "%2F/login", "x//login", "x/", "x/users/5", "http://login"]
 LINE_ENDED = ["/login%0A", "/users/%0A", "/files//", "/files/a%0A"]
 ROOT_WITHIN = ["/users/v1", "/users/v1.0", "/users/v1/posts", "/files/v1/a", "/files/a/v1", "/v1/users/v1"]
+DOTS_BENEATH = [
+    *("/../login", "/../../login", "/x/../../login", "/login/../../login", "/x/../../../@@login", "/x/../../login/."),
+    *("/././login", "/./@@login", "//../login", "/%2e%2e/login", "/.%2e/login", "/;a/../../login", "/./../login"),
+    "/../",
+]
 ACCEPTED = {
     "around Flask": NOT_IN_FRONT,
     "in Flask": NOT_IN_FRONT,
@@ -131,6 +136,9 @@ ACCEPTED = {
     "around a Litestar mount": ["login", "//login", "api//orders", "/login/"],
     "around Pyramid": ["/login%0A", "//login", "/./login", "/x/../login", "/@@login", "/%2e%2e//x/%2e%2e/@@login/."],
     "around Pyramid beneath a root": ["/login%0A", "//login", "/./login", "/x/../login", "/../login", "/../../login"],
+    "around a Pyramid hybrid route": DOTS_BENEATH,
+    "around a Pyramid hybrid route at dots": DOTS_BENEATH,
+    "around a mounted traversal": DOTS_BENEATH,
     "around CherryPy": [*MERGED[:3], *MERGED[4:], "/log-in", "/log.in/", "/log%25in", "/index", "//index/"],
     "in aiohttp": ["/users/%2e%2e%2f", "/users/a%252Fb", "/users/;a"],
     "in an aiohttp sub-application": ["/users/%2e%2e%2f", "/users/a%252Fb", "/users/;a"],

@@ -41,10 +41,7 @@ def readings(*paths):
 
 
 cdef tuple readings_beneath(str root, tuple whole, tuple inside):
-    """The readings of whole paths, those inside of an application's root, and these with the root in front.
-
-    A router resolves dots inside of the root: ``/v1/../login`` is ``/v1/login`` to it.
-    """
+    """The readings of whole paths, those inside of an application's root, and these with the root in front."""
     if not whole or not inside:
         return ()
     return tuple(dict.fromkeys([

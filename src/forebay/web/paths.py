@@ -1,6 +1,6 @@
 """The readings of a path: every path that some router may route it as. docs/web.md names the routers and what they do.
 
-One router merges slashes, another resolves dots, a third removes a prefix. The rules are outside the router and don't
+One router merges slashes, another decodes twice, a third removes a prefix. The rules are outside the router and don't
 know which one it is: so a path has several readings, and a rule matches a request if its pattern matches one of them.
 """
 
@@ -10,19 +10,25 @@ import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["odd_readings", "with_slash"]
+__all__ = ["LONGEST_READ", "odd_readings", "with_slash"]
 
 LONGEST_READ: Final = 2048
 """Characters of a path. It bounds the cost of a request: to read so many takes milliseconds."""
 
 _SLASHES: Final = re.compile("//+")
 _PARAMETERS: Final = re.compile(";[^/]*")
+_DOTS: Final = re.compile(r"/\.\.?(?:[;/]|$)")
+"""A segment of dots. A router may resolve it anywhere beneath a mount or a route, which it doesn't leave, and another
+takes it for a placeholder's value: beneath ``/v1``, ``/v1/../login`` is ``/v1/login``."""
 
 
 def odd_readings(path: str) -> tuple[str, ...]:
-    """The readings of a path that isn't plain, each once; none if it is too long: it may then be any path.
+    """The readings of a path that isn't plain, each once.
 
-    At most 84, each in time linear in the length of the path.
+    None if it has a segment of dots or is too long: it may then be any path. Browsers and most HTTP libraries resolve
+    dots before they send a request.
+
+    Each takes time linear in the length of the path.
     """
     if len(path) > LONGEST_READ:
         return ()
@@ -35,6 +41,8 @@ def odd_readings(path: str) -> tuple[str, ...]:
         # Decoded before or after a slash is put in front.
         decoded = [start for text in texts for start in with_slash(unquote(text))]
         known = [*known, *map(unquote, known), *decoded]
+    if any(map(_DOTS.search, known)):
+        return ()
     found: dict[str, None] = {}
     for reading in dict.fromkeys(known):
         found |= dict.fromkeys(
@@ -42,9 +50,8 @@ def odd_readings(path: str) -> tuple[str, ...]:
                 reading,
                 "/" + reading.lstrip("/"),
                 _SLASHES.sub("/", reading),
-                _without_dots(reading),
-                _resolved(reading),
-                _resolved(_PARAMETERS.sub("", reading)),
+                _traversed(reading),
+                _traversed(_PARAMETERS.sub("", reading)),
             )
         )
     return tuple(found)
@@ -68,23 +75,6 @@ def _path_of_url(text: str) -> str:
         return "/"
 
 
-def _without_dots(path: str) -> str:
-    """Resolve dots as in RFC 3986: an empty segment is a segment."""
-    kept: list[str] = []
-    for segment in path.split("/")[1:]:
-        if segment == "..":
-            del kept[-1:]
-        elif segment != ".":
-            kept.append(segment)
-    return "/" + "/".join(kept)
-
-
-def _resolved(path: str) -> str:
-    """Resolve dots as Pyramid's traversal does: without empty segments, and without ``@@`` before a view's name."""
-    kept: list[str] = []
-    for segment in path.split("/"):
-        if segment == "..":
-            del kept[-1:]
-        elif segment not in ("", "."):
-            kept.append(segment.removeprefix("@@"))
-    return "/" + "/".join(kept)
+def _traversed(path: str) -> str:
+    """As Pyramid's traversal reads it: without empty segments, and without ``@@`` before a view's name."""
+    return "/" + "/".join([segment.removeprefix("@@") for segment in path.split("/") if segment])

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from forebay.errors import InvalidLimiter, UnseenPathsWarning, short_repr
 from forebay.web.native_requests import readings
+from forebay.web.paths import LONGEST_READ
 
 __all__ = ["TOKEN", "RequestPattern", "UnseenPaths"]
 
@@ -211,8 +212,12 @@ def _pattern(path: str) -> str:
             f"write several patterns"
         )
     texts = readings(text)
-    if not texts:
+    if not texts and len(text) > LONGEST_READ:
         raise InvalidLimiter(f"the path pattern {short_repr(path)} has {len(path)} characters: too many")
+    if not texts:
+        raise InvalidLimiter(
+            f"the path pattern {short_repr(path)} has a segment of dots: write the path to which they lead"
+        )
     has_all_below = path.rstrip("/").endswith("/*")
     return "|".join(dict.fromkeys(_expression(text, has_all_below) for text in texts))
 
