@@ -171,7 +171,7 @@ class Wire:
         assert len(starts) == 1, self.sent
         return Answered(
             starts[0]["status"],
-            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in starts[0]["headers"]],
+            [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in starts[0]["headers"]],
             b"".join(m.get("body", b"") for m in self.sent if m["type"].endswith("response.body")),
         )
 

@@ -160,13 +160,25 @@ def around_django_asgi(rules: list[Rule]) -> Send:
 
 
 def in_django(rules: list[Rule]) -> Send:
+    return _in_django(rules, lambda: _wsgi(get_wsgi_application()))
+
+
+def in_django_asgi(rules: list[Rule]) -> Send:
+    return _in_django(rules, lambda: _asgi(get_asgi_application()))
+
+
+def in_django_under_hypercorn(rules: list[Rule]) -> Send:
+    return _in_django(rules, lambda: _asgi(get_asgi_application(), has_root_in_path=False))
+
+
+def _in_django(rules: list[Rule], make: Callable[[], Send]) -> Send:
     changed: dict[str, Any] = {
         "ROOT_URLCONF": _django_urls(),
         "MIDDLEWARE": ["forebay.contrib.django.LimitsMiddleware"],
         "FOREBAY": {"RULES": rules},
     }
     with override_settings(**changed):
-        return _django(_wsgi(get_wsgi_application()), **changed)
+        return _django(make(), **changed)
 
 
 def _plain(route: str) -> Any:
@@ -395,6 +407,10 @@ ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "around Django": around_django,
     "around Django, ASGI": around_django_asgi,
     "in Django": in_django,
+    "in Django beneath a root": _with_root_in_rules(in_django),
+    "in Django, ASGI, beneath a root": _with_root_in_rules(in_django_asgi),
+    "in Django under hypercorn": in_django_under_hypercorn,
+    "in Django under hypercorn, beneath a root": _with_root_in_rules(in_django_under_hypercorn),
     "around Starlette": around_starlette,
     "in a Starlette mount": in_a_mount,
     "in FastAPI": in_fastapi,

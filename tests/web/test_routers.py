@@ -109,6 +109,7 @@ MERGED = [*NOT_IN_FRONT, "/api//orders", "/login/", "//login//"]
 WITHOUT_SLASH = [*NOT_IN_FRONT, "x/login", "x%2Flogin", "%2F/login", "x//login", "x/", "x/users/5", "http://login"]
 LINE_ENDED = ["/login%0A", "/users/%0A", "/files//", "/files/a%0A"]
 ROOT_WITHIN = ["/users/v1", "/users/v1.0", "/users/v1/posts", "/files/v1/a", "/files/a/v1", "/v1/users/v1"]
+IN_DJANGO = ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"]
 DOTS_BENEATH = [
     *("/../login", "/../../login", "/x/../../login", "/login/../../login", "/x/../../../@@login", "/x/../../login/."),
     *("/././login", "/./@@login", "//../login", "/%2e%2e/login", "/.%2e/login", "/;a/../../login", "/./../login"),
@@ -121,9 +122,13 @@ ACCEPTED = {
     "around a dispatcher beneath a root": WITHOUT_SLASH,
     "around Quart": [*NOT_IN_FRONT, "http://localhost/login", "http://localhost/login%23a"],
     "around Quart under hypercorn": NOT_IN_FRONT,
-    "around Django": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
-    "around Django, ASGI": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
-    "in Django": ["/users/%2e%2e", "/users/;a", "/users/a%2525", "/files//a//b"],
+    "around Django": IN_DJANGO,
+    "around Django, ASGI": IN_DJANGO,
+    "in Django": IN_DJANGO,
+    "in Django beneath a root": IN_DJANGO,
+    "in Django, ASGI, beneath a root": IN_DJANGO,
+    "in Django under hypercorn": IN_DJANGO,
+    "in Django under hypercorn, beneath a root": [*IN_DJANGO, *ROOT_WITHIN],
     "around Starlette": LINE_ENDED,
     "in a Starlette mount": ["/files//", "/users/;a", "/users/%2e%2e"],
     "in FastAPI": LINE_ENDED,

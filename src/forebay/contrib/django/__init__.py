@@ -71,8 +71,13 @@ class DjangoRequest:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Django routes by the second, which has no ``SCRIPT_NAME`` in front."""
-        return readings(self.django.path, self.django.path_info)
+        """Django routes by the second, which has no ``SCRIPT_NAME`` in front.
+
+        An ASGI server may leave it out of the first, too.
+        """
+        whole, inside = self.django.path, self.django.path_info
+        root = self.native.get("SCRIPT_NAME", "").rstrip("/")
+        return readings(whole, inside, root + inside) if root else readings(whole, inside)
 
     @property
     def peer(self) -> str | None:
