@@ -184,14 +184,13 @@ cdef class ASGIRequest:
             beneath = path[len(roots[0]):]
             if is_plain(beneath) and roots[0] not in beneath:
                 return path, beneath
+        # Some servers report the root in front of the path, too, others only separately. Routers remove it only from
+        # the front; /users/v1 is a user to them.
+        found = readings(path, *[
+            joined(root, path) for root in roots if not (path + "/").startswith(root.rstrip("/") + "/")
+        ])
         # Quart removes the host of a whole URL before the root.
         sent = [path] if path.startswith("/") else [path, *with_slash(path)]
-        # Some servers report the root in front of the path, too, others only separately.
-        # Routers remove it only from the front; /users/v1 is a user to them.
-        found = readings(*sent, *[
-            root + known for root in roots for known in sent
-            if not (known + "/").startswith(root.rstrip("/") + "/")
-        ])
         for root in roots:
             parts = [known.partition(root) for known in sent]
             inside = [after if present else before for before, present, after in parts]

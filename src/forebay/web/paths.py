@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 __all__ = ["LONGEST_READ", "odd_readings", "with_slash"]
 
-LONGEST_READ: Final = 2048
-"""Characters of a path. It bounds the cost of a request: to read so many takes milliseconds."""
+LONGEST_READ: Final = 1024
+"""Characters of a path. It bounds the cost of a request, which docs/web.md states."""
 
 _SLASHES: Final = re.compile("//+")
 _PARAMETERS: Final = re.compile(";[^/]*")
