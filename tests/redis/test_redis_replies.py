@@ -19,7 +19,7 @@ from proxy import proxy
 from redis_cluster import RedisCluster
 from redis_server import RedisServer
 
-from forebay import StoreUnavailable, TokenBucket
+from forebay import FixedWindow, StoreUnavailable, TokenBucket
 from forebay.redis.transport.replies import ReplySizes
 
 HOSTILE = {
@@ -197,6 +197,23 @@ def test_a_handshake_that_no_client_expects_is_an_outage(is_async: bool, how: st
                 with pytest.raises(StoreUnavailable):
                     calls[how]()
             assert store.status().failures == 1
+
+
+def test_a_connection_whose_handshake_failed_is_not_used_again(is_async: bool, server: RedisServer) -> None:
+    """Its database isn't selected."""
+    with proxy(server.port) as through:
+        url = f"redis://default:password@127.0.0.1:{through.port}/5?protocol=3"
+        with blocking_store(url, is_async, timeout=60) as store:
+            api = FixedWindow(store, "api", "1/year")
+            through.instead = b"+OK\r\n"
+            with pytest.raises(StoreUnavailable):
+                api.allow("key")
+            through.instead = None
+            assert api.allow("key")
+            assert not api.allow("key")
+            assert through.connection_count == 2
+    with server.client() as other:
+        assert other.info("keyspace").keys() == {"db5"}
 
 
 class SoftTimeLimit(Exception):

@@ -15,6 +15,7 @@ replies are limited there, too, before a parser reads them: see replies.pyx.
 from __future__ import annotations
 
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 from forebay.redis.transport.replies import ReplySizes
@@ -106,7 +107,11 @@ class BoundedReader:
 
 
 def with_bounded_replies(kind: Any, *, of_cluster: bool = False) -> Any:
-    """A subclass of an asyncio connection class that limits the sizes of replies."""
+    """A subclass of an asyncio connection class that limits the sizes of replies.
+
+    A connection whose handshake failed is closed. After an error that isn't its own, redis-py would use it later
+    without the rest of the handshake: in another database, for example.
+    """
 
     class BoundedConnection(kind):  # type: ignore[misc]
         _reader: Any
@@ -114,5 +119,19 @@ def with_bounded_replies(kind: Any, *, of_cluster: bool = False) -> Any:
         async def _connect(self) -> None:
             await super()._connect()
             self._reader = BoundedReader(self._reader, of_cluster=of_cluster)
+
+        # redis-py connects by either method; version 5 has only the first.
+        async def connect(self) -> None:
+            await self._closed_on_error(super().connect())
+
+        async def connect_check_health(self, *arguments: Any, **options: Any) -> None:
+            await self._closed_on_error(super().connect_check_health(*arguments, **options))
+
+        async def _closed_on_error(self, connecting: Coroutine[Any, Any, None]) -> None:
+            try:
+                await connecting
+            except BaseException:
+                await self.disconnect(nowait=True)
+                raise
 
     return BoundedConnection
