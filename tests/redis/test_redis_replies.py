@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socketserver
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from redis_cluster import RedisCluster
 from redis_server import RedisServer
 
 from forebay import FixedWindow, StoreUnavailable, TokenBucket
+from forebay.redis import RedisStore
 from forebay.redis.transport.replies import ReplySizes
 
 HOSTILE = {
@@ -172,9 +176,11 @@ def scripted_server(replies: Callable[[bytes], bytes]) -> Iterator[str]:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"redis://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"redis://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("policy", ["deny", "allow"])
@@ -220,9 +226,7 @@ class SoftTimeLimit(Exception):
     """The exception by which a task queue's signal handler ends a task."""
 
 
-@pytest.mark.parametrize(
-    "error", [AttributeError("x"), RecursionError("x"), ssl.SSLError("x"), KeyError("x")], ids=repr
-)
+@pytest.mark.parametrize("error", [AttributeError("x"), TimeoutError("x"), ssl.SSLError("x"), KeyError("x")], ids=repr)
 def test_errors_of_redis_py_are_outages_and_those_of_applications_are_not(
     is_async: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -244,8 +248,92 @@ def test_errors_of_redis_py_are_outages_and_those_of_applications_are_not(
                 with pytest.raises(StoreUnavailable, match=type(error).__name__):
                     call()
                 assert store.status().failures == failures
-            raised[0] = SoftTimeLimit()
-            with pytest.raises(SoftTimeLimit):
-                api.allow("key")
+            for applications in (SoftTimeLimit(), RecursionError()):
+                raised[0] = applications
+                with pytest.raises(type(applications)):
+                    api.allow("key")
             assert store.status().failures == 2
         assert api.allow("key")
+
+
+@contextmanager
+def server_that_interrupts(at: bytes) -> Iterator[str]:
+    """The URL of a server that answers no command with `at` in it: it sends this process a SIGUSR1 instead."""
+
+    def replies(received: bytes) -> bytes:
+        if at in received:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return b""
+        return b"+OK\r\n" * (received.count(b"\r\n*") + 1)
+
+    with scripted_server(replies) as url:
+        yield url
+
+
+@contextmanager
+def signal_handler(handler: Any) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("kind", [Exception, RuntimeError, OSError, TimeoutError, AttributeError, SoftTimeLimit])
+@pytest.mark.parametrize("at", [b"SELECT", b"EVALSHA"])
+@pytest.mark.parametrize("how", ["allow", "allow_many"])
+def test_an_exception_of_a_signal_handler_is_the_applications(how: str, at: bytes, kind: type[Exception]) -> None:
+    """redis-py makes errors of its own from an OSError and a TimeoutError."""
+    limit = kind("the task's time is over")
+
+    def named(number: int, frame: FrameType | None) -> None:
+        raise limit
+
+    def unnamed(*arguments: object) -> None:
+        raise limit
+
+    with server_that_interrupts(at) as url, RedisStore(f"{url}/5", timeout=60, when_unavailable="allow") as store:
+        api = TokenBucket(store, "api", "100/hour")
+        calls = {"allow": lambda: api.allow("key"), "allow_many": lambda: api.allow_many(["key"])}
+        for handler in (named, unnamed):
+            with signal_handler(handler), pytest.raises(kind) as raised:
+                calls[how]()
+            assert raised.value is limit
+        assert store.status().failures == store.status().decided_by_policy == 0
+
+
+def test_a_call_while_a_time_limit_is_handled_can_find_an_outage() -> None:
+    """The time limit is the context of the outage's error, and older than the call."""
+
+    def handler(*arguments: object) -> None:
+        raise TimeoutError
+
+    with (
+        scripted_server(lambda received: b"HTTP/1.1 400 Bad Request\r\n\r\n") as url,
+        signal_handler(handler),
+        RedisStore(url, timeout=60) as store,
+    ):
+        api = TokenBucket(store, "api", "100/hour")
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except TimeoutError:
+            with pytest.raises(StoreUnavailable):
+                api.allow("key")
+        assert store.status().failures == 1
+
+
+def test_an_endless_recursion_of_the_application_is_no_outage(server: RedisServer) -> None:
+    with RedisStore(server.url, timeout=60, when_unavailable="allow") as store:
+        api = FixedWindow(store, "api", "1/year")
+        assert api.allow("key")
+        decided: list[bool] = []
+
+        def recurse() -> None:
+            decided.append(api.allow("key"))
+            recurse()
+
+        with pytest.raises(RecursionError):
+            recurse()
+        assert decided
+        assert not any(decided)
+        assert store.status().failures == store.status().decided_by_policy == 0

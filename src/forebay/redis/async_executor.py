@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from forebay.errors import StoreClosed, StoreUnavailable
 from forebay.rate import Duration
@@ -236,8 +237,8 @@ class AsyncExecutor(ExecutorBase):
         task.add_done_callback(self.going_on.discard)
         return task
 
-    def _late(self) -> TimeoutError:
-        return TimeoutError(f"a request has waited for {self.timeout_s} s in all")
+    def _late(self) -> RedisTimeoutError:
+        return RedisTimeoutError(f"a request has waited for {self.timeout_s} s in all")
 
     async def _reply(self, command: Command[Any]) -> list[int]:
         call = self._call(command.script, command.keys, command.arguments, command.size)
@@ -250,10 +251,11 @@ class AsyncExecutor(ExecutorBase):
 
     async def _call(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any], size: int) -> list[int]:
         self.check_use(arguments[0])
+        deadline = self._deadline()
         try:
             with self.breaker.passage():
                 try:
-                    async with self._deadline():
+                    async with deadline:
                         try:
                             reply = await self.execute_command(
                                 "EVALSHA", script.sha, b"%d" % len(keys), *keys, *arguments
@@ -264,6 +266,8 @@ class AsyncExecutor(ExecutorBase):
                             )
                 except Exception as error:
                     self._check_connected(error)
+                    if isinstance(error, TimeoutError) and deadline.expired():
+                        raise RedisTimeoutError from error
                     raise
         except UNAVAILABLE_ERRORS as error:
             raise self.unavailable(error) from error
@@ -305,16 +309,19 @@ class AsyncExecutor(ExecutorBase):
         """The replies, some of which may be errors; and the error that shows that Redis can't work, if there is one."""
         self.check_use(chunk[0].arguments[0])
         sent: list[Any] = []
+        deadline = self._deadline()
         try:
             with self.breaker.passage():
                 try:
-                    async with self._deadline():
+                    async with deadline:
                         sent, missing = await self._send(chunk), len(chunk) + 1
                         while (unsent := unknown(chunk, sent)) and len(unsent) < missing:
                             missing = len(unsent)
                             sent = replaced(sent, await self.client.execute_many(calls_with_text(unsent)))
                 except Exception as error:
                     self._check_connected(error)
+                    if isinstance(error, TimeoutError) and deadline.expired():
+                        raise RedisTimeoutError from error
                     raise
                 raise_if_server_failed(sent)
         except (*UNAVAILABLE_ERRORS, StoreUnavailable) as error:

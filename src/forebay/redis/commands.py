@@ -1,7 +1,7 @@
 """Commands of one limiter to Redis, and the decoders of their replies.
 
-Sans-I/O: this module opens no connection and waits for nothing. ``executor.py`` sends the commands; ``algorithms.py``
-builds their arguments.
+Sans-I/O: this module opens no connection and waits for nothing. ``executor.py`` and ``async_executor.py`` send the
+commands; ``algorithms.py`` builds their arguments.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from redis.exceptions import (
     RedisClusterException,
     RedisError,
 )
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from forebay.errors import ForebayError, ForeignState, StoreClosed, StoreUnavailable
 from forebay.redis.commands import Command, CommandFlow
@@ -63,7 +64,7 @@ Batches: TypeAlias = Generator[list[Command[Any]], Sequence[Any], None]
 # The number of commands of a batch that are sent before their replies are read.
 CHUNK: Final = 500
 # The errors that clients raise about the server. Those of clusters have a base class of their own.
-UNAVAILABLE_ERRORS: Final = (RedisError, RedisClusterException, TimeoutError)
+UNAVAILABLE_ERRORS: Final = (RedisError, RedisClusterException)
 # Errors that don't pass by themselves, and what to do about each.
 _REMEDIES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (AuthenticationError, "check the user and the password of the URL"),
@@ -197,7 +198,7 @@ class ExecutorBase:
 
 def _described(error: Exception) -> str:
     """The error's message, with a remedy if the error doesn't pass by itself."""
-    if not str(error) and isinstance(error, TimeoutError):
+    if not str(error) and isinstance(error, RedisTimeoutError):
         return "no reply in time"
     if _NO_CLUSTER in str(error):
         return f"{error}; the server is no node of a cluster: its URL begins with redis:// or rediss://"

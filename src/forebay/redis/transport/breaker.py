@@ -100,7 +100,6 @@ _FAILURES: Final = (
     exceptions.TimeoutError,
     exceptions.OutOfMemoryError,
     exceptions.ReadOnlyError,
-    OSError,
 )
 # Errors of a server that is reachable and can't work. Some versions prefix them with other text inside a script.
 _CANT_WORK: Final = re.compile(
