@@ -93,6 +93,7 @@ class TestMatching:
             ("/caf\xe9", ["/caf\xe9"], ["/cafe"]),
             ("/files/{rest:path}", ["/files/a", "/files/a/b"], ["/file"]),
             ("/users/{id:int}", ["/users/1"], ["/users/1/2"]),
+            ("/users/{id|int}", ["/users/1"], ["/users/1/2"]),
             ("/users/{id:int(min=1)}", ["/users/1"], ["/users/1/2"]),
             (["/a", "/b/*"], ["/a", "/b", "/b/c"], ["/c"]),
         ],
@@ -242,6 +243,11 @@ class TestMatching:
             ("/users/[^/]+", "[^/]+", "{name}"),
             (r"/users/(\d+)", "\\", "%5C"),
             (r"/a\.b", "\\", "%5C"),
+            (r"/users/(?P<id>\d+)", "(?", "{name}"),
+            ("/users/{id?}", "?}", "optional"),
+            ("/users/{id}?", "}?", "optional"),
+            ("/users/{id}?/posts", "}?", "optional"),
+            ("/api/(.*?)", "*?", "{name}"),
             ("/a|/login", "|", "several patterns"),
             ("/(login|logout)", "|", "several patterns"),
             ("/a,/login", ",/", "several patterns"),
@@ -257,6 +263,11 @@ class TestMatching:
             assert repr(path) in message
             assert f" has {part}: " in message
             assert remedy in message
+
+    @pytest.mark.parametrize("path", ["/a?b=1", "/users/{id}?b=1", "/api/*?b=1", "/a#b"])
+    def test_pattern_with_a_query_is_refused_as_such(self, limit: FixedWindow, path: str) -> None:
+        with pytest.raises(InvalidLimiter, match="more than a path: look at a query in exempt or cost"):
+            Rule(limit, path=path)
 
     def test_too_long_pattern_is_refused(self, limit: FixedWindow) -> None:
         with pytest.raises(InvalidLimiter, match="10001 characters"):

@@ -92,7 +92,10 @@ class Gate:
         return None if plan is None else plan.admit(request)
 
     def enter_async(self, request: Request) -> Awaited[Passage | Denial | None]:
-        """As ``enter``, for a gate that ``is_awaited``. What is not awaited refuses to be a truth value."""
+        """As ``enter``, for a gate that ``is_awaited``. What is not awaited refuses to be a truth value.
+
+        Nothing else refuses a forgotten ``await``: an ``isinstance`` is false then, and would admit the request.
+        """
         coroutine: Any = self.enter_unguarded(request)
         coroutine.__qualname__ = "Gate.enter_async"  # as ``NotAwaited`` names it
         return Awaited(coroutine)

@@ -38,8 +38,9 @@ _NAMED: Final = re.compile(r"\*|\{[^{}/:]*(:\w+(\([^{}/]*\))?)?\}")
 _OTHER_SYNTAX: Final = [
     (re.compile(part), remedy)
     for part, remedy in (
+        (r"\(\?|\?\}|[})\]*+]\?(?=[/)]|\Z)", "write {name} for one segment, and several patterns for optional parts"),
         (r"\\", "write {name} for one segment, and %5C for a backslash"),
-        (r"\||,\s*/", "write several patterns in a list, and %7C and %2C for those characters"),
+        (r"\|(?![^{}/]*\})|,\s*/", "write several patterns in a list, and %7C and %2C for those characters"),
         (r"\$\Z", "a pattern is for a whole path; write %24 for a dollar sign"),
         (r"(?<=[/(])\.[*+](?=[/)]|\Z)", "write * for anything, and .{name} for names that begin with a dot"),
         (r"\[\^?/?[^\]/]*\][*+]|(?<=/)\[[^/]*\](?=/|\Z)", "write {name} for one segment, and %5B for a bracket"),
@@ -104,7 +105,7 @@ class RequestPattern:
 class UnseenPaths:
     """Warns once if the path patterns of a gate's rules, or some of them, match none of many requests.
 
-    Thread-safe; threads that count at once may lose a few requests.
+    Thread-safe; threads that count at once may lose a few requests, and each may warn.
     """
 
     def __init__(self, what: str, limits: Iterable[Any]) -> None:
@@ -184,11 +185,6 @@ def _pattern(path: str) -> str:
         raise InvalidLimiter(
             f'a path pattern begins with "/", as in "/users/{{id}}" or "/api/*", not {short_repr(path)}'
         )
-    if "?" in path or "#" in path:
-        raise InvalidLimiter(
-            f"the path pattern {short_repr(path)} has more than a path: look at a query in exempt or cost, and "
-            "write %3F and %23 within a path"
-        )
     for placeholder in _PLACEHOLDER.finditer(path):
         if not _NAMED.fullmatch(placeholder[0]):
             raise InvalidLimiter(
@@ -199,6 +195,11 @@ def _pattern(path: str) -> str:
     for part, remedy in _OTHER_SYNTAX:
         if found := part.search(path):
             raise InvalidLimiter(f"the path pattern {short_repr(path)} has {found[0]}: {remedy}")
+    if "?" in path or "#" in path:
+        raise InvalidLimiter(
+            f"the path pattern {short_repr(path)} has more than a path: look at a query in exempt or cost, and "
+            "write %3F and %23 within a path"
+        )
     text = _PLACEHOLDER.sub(_character_of, path)
     for segment, written in zip(text.split("/"), path.split("/"), strict=True):
         if segment.count(_ANYTHING) + segment.count(_SEGMENT) > 1 or any(c in segment for c in "{}<>"):
