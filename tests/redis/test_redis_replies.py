@@ -139,12 +139,12 @@ def test_the_ends_of_replies_are_found_however_they_are_cut(replies: list[Any], 
     ends = sorted({cut for cut in cuts if cut < len(sent)})
     sizes = taken(*[sent[i:j] for i, j in zip([0, *ends], [*ends, len(sent)], strict=True)])
     # The next answer may be as large as if it were the first, and no larger.
-    for most in (b"*262144\r\n", b"$16777204\r\n"):
+    for most in (b"*524288\r\n", b"$16777204\r\n"):
         ReplySizes(of_cluster=True).take(most, len(most))
-    for beyond in (b"*262145\r\n", b"$16777217\r\n"):
+    for beyond in (b"*524289\r\n", b"$16777217\r\n"):
         with pytest.raises(redis.exceptions.ConnectionError):
             taken(sent, beyond)
-    sizes.take(b"*262144\r\n", 9)
+    sizes.take(b"*524288\r\n", 9)
 
 
 def test_sizes_are_counted_per_reply() -> None:

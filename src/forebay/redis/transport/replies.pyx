@@ -17,8 +17,8 @@ cdef enum:
     # handshake's has some 10 for each of the server's modules.
     MOST_ELEMENTS = 1 << 10
     MOST_BYTES = 1 << 16
-    # A cluster client also reads the slots: all 16,384 apart, at 2 nodes each, are 250,000 elements.
-    MOST_CLUSTER_ELEMENTS = 1 << 18
+    # A cluster client also reads the slots: all 16,384 apart, at 2 nodes with host names each, are 278,528.
+    MOST_CLUSTER_ELEMENTS = 1 << 19
     MOST_CLUSTER_BYTES = 1 << 24
     MOST_DIGITS = 18
     MOST_PUSHES = 100            # messages that are no reply, before one: redis-py reads each by a recursion
