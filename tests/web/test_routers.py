@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from routers import ROUTERS, ROUTES, Send
 from web_requests import Answered
@@ -100,7 +100,9 @@ def spellings(character: str) -> list[str]:
 
 @settings(max_examples=80)
 @given(target=targets(), root=st.sampled_from(["", "", "/v1", "/v1/v2"]))
-def test_request_that_a_view_handles_is_charged(send: Send, target: str, root: str) -> None:
+def test_request_that_a_view_handles_is_charged(router: str, send: Send, target: str, root: str) -> None:
+    # docs/web.md excepts these: Litestar removes a root wherever it is in a path.
+    assume(router != "around a Litestar mount" or not root or root.lstrip("/") not in target)
     check(send, target, root)
 
 
