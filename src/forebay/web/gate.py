@@ -92,9 +92,10 @@ class Gate:
         return None if plan is None else plan.admit(request)
 
     def enter_async(self, request: Request) -> Awaited[Passage | Denial | None]:
-        """As ``enter``, for a gate that ``is_awaited``. What is not awaited refuses to be a truth value.
+        """As ``enter``, for a gate that ``is_awaited``.
 
-        Nothing else refuses a forgotten ``await``: an ``isinstance`` is false then, and would admit the request.
+        Without the ``await``, ``bool`` of the result raises ``NotAwaited``. Nothing else detects a forgotten
+        ``await``: ``isinstance`` returns False then, so such code admits the request.
         """
         coroutine: Any = self.enter_unguarded(request)
         coroutine.__qualname__ = "Gate.enter_async"  # as ``NotAwaited`` names it

@@ -67,6 +67,10 @@ def of_application(error: BaseException) -> BaseException | None:
 def is_signal_handler(frame: FrameType) -> bool:
     """Whether a frame is a signal handler's: only such a function has the frame that it interrupts as an argument."""
     interrupted = frame.f_back
-    return interrupted is not None and any(
-        value is interrupted or (type(value) is tuple and interrupted in value) for value in frame.f_locals.values()
-    )
+    if interrupted is None:
+        return False
+    # By identity: the objects of an application may not be comparable.
+    for value in frame.f_locals.values():
+        if value is interrupted or (type(value) is tuple and any(one is interrupted for one in value)):
+            return True
+    return False
