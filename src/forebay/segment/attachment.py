@@ -72,9 +72,10 @@ class Attachment:
         self._forks = forks
         self._made_file = file.is_new
         self._status = os.fstat(file.fd)
-        # By number of forks: the file as this process opened it, with its locks, and the counter lines locked.
+        # By number of forks: the file as this process opened it, with its locks; and whose the counter lines are that
+        # it has locked, each a limiter's number and a holder.
         self._files = {forks(): file.fd}
-        self._lines: dict[tuple[int, int], int] = {}
+        self._lines: dict[int, dict[int, tuple[int, int]]] = {}
         self._locks: dict[int, threading.RLock] = {}
         follows_host = file.header.clock_kind == layout.CLOCK_MONOTONIC
         self._time_namespace = host_clock.time_namespace() if follows_host else None
@@ -214,8 +215,12 @@ class Attachment:
 
     # The counters
 
-    def counter_line(self, number: int) -> tuple[int, bool]:
-        """The counter line that this process uses for limiter `number`, and whether other processes use it too.
+    def counter_line(self, number: int, holder: int | None = 0) -> tuple[int, bool]:
+        """The counter line in which `holder` counts for limiter `number`, and whether others count in it too.
+
+        A holder is a part of this process that counts by loads and stores: one thread, or, as holder 0, all threads
+        that hold the GIL. Each holder has a line of its own, until ``release_lines``, and gets the same one again. A
+        holder that finds no free line, and None, get the limiter's shared line, in which all count by atomic additions.
 
         A process owns a line while it holds the file lock on the line's bytes. So the kernel frees a line when its
         owner ends, and the next owner continues its counts: no counts are merged, and no sum ever falls.
@@ -223,8 +228,22 @@ class Attachment:
         with self.lock():
             self.check_open()
             self._check_clock()
-            line = self._own_line(number)
+            line = None if holder is None else self._own_line(number, holder)
         return (line, False) if line is not None else (layout.OWNED_COUNTER_LINES + number, True)
+
+    def release_lines(self, holder: int = 0) -> None:
+        """Give back the lines of `holder`: other holders and processes may continue their counts.
+
+        The holder counts in them no more. Lines that a parent of this process took stay the parent's.
+        """
+        with self.lock():
+            owners = self._owners()
+            lines = [line for line, owner in owners.items() if owner[1] == holder]
+            fd = self.own_file() if lines else None
+            for line in lines:
+                del owners[line]
+                if fd is not None:
+                    ofd_locks.unlock(fd, *_bytes_of(line))
 
     def _check_clock(self) -> None:
         """Raise if a fork has brought this process into another time namespace than the one that attached.
@@ -244,12 +263,21 @@ class Attachment:
             )
         self._clock_checked_at = self._forks()
 
-    def _own_line(self, number: int) -> int | None:
-        """Lock a counter line for limiter `number`. None if there is none for this process."""
-        fork = self._forks()
+    def _owners(self) -> dict[int, tuple[int, int]]:
+        """Whose the counter lines are that this process has locked. The file's lock doesn't distinguish them."""
+        return self._lines.setdefault(self._forks(), {})
+
+    def _own_line(self, number: int, holder: int) -> int | None:
+        """Lock a counter line for a holder of limiter `number`. None if there is none for it."""
+        owners, owner = self._owners(), (number, holder)
         fd = self.own_file()
         if fd is None:
             return None
+        for line in [line for line in owners if owners[line] == owner]:
+            # Once more: the program may have closed all descriptors, and with them the lock.
+            if ofd_locks.try_lock(fd, *_bytes_of(line)):
+                return line
+            del owners[line]
         size = layout.COUNTER_LINE.size
         raw = self.segment.read(layout.COUNTERS_OFFSET, layout.OWNED_COUNTER_LINES * size)
         # The first field of each line, without a step of Python for each: this is part of a limiter's first call.
@@ -257,16 +285,16 @@ class Attachment:
         # First the lines that this limiter has used before, then unused ones.
         for wanted in (number + 1, 0):
             for line in _places(limiters, wanted):
-                # The file's lock doesn't distinguish the limiters of this process.
-                if self._lines.get((fork, line), number) != number:
-                    continue
-                start = layout.COUNTERS_OFFSET + line * size
-                if ofd_locks.try_lock(fd, start, size):
+                if line not in owners and ofd_locks.try_lock(fd, *_bytes_of(line)):
                     if self.segment.take_counter_line(line, number):
-                        self._lines[fork, line] = number
+                        owners[line] = owner
                         return line
-                    ofd_locks.unlock(fd, start, size)
+                    ofd_locks.unlock(fd, *_bytes_of(line))
         return None
+
+
+def _bytes_of(line: int) -> tuple[int, int]:
+    return layout.COUNTERS_OFFSET + line * layout.COUNTER_LINE.size, layout.COUNTER_LINE.size
 
 
 def _places(numbers: array[int], wanted: int) -> Iterator[int]:
