@@ -184,13 +184,14 @@ class LimiterAndOracle(RuleBasedStateMachine):
 
     @rule(key=keys, max_delay=st.sampled_from([None, 0]) | st.integers(0, 10**6), data=st.data())
     def reserve(self, key: Any, max_delay: int | None, data: st.DataObject) -> None:
-        cost = data.draw(self.case.costs().filter(bool))
-        rule = self.rule_of(key)
+        options, tier = data.draw(st.sampled_from([({}, self.case.rule), *self.case.tiers]))
+        cost = data.draw(replace(self.case, rule=tier).costs().filter(bool))
+        rule = self.rule_of(key, tier)
         if self.oracle.peek(rule, key, cost, self.now).retry_after_ns >= self.measure.longest_refill:
             return  # beyond the bounds of the arithmetic
         most = None if max_delay is None else max_delay * self.measure.second
         booking = self.oracle.reserve(rule, key, cost, self.now, most)
-        reservation = self.limiter.reserve(key, cost, max_delay)
+        reservation = self.limiter.reserve(key, cost, max_delay, **options)
         assert reservation.allowed is booking.allowed
         assert reservation.delay_ns == booking.delay_ns * self.measure.unit_ns
         if self.place_kind in IN_MEMORY:
@@ -201,11 +202,11 @@ class LimiterAndOracle(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             for _ in range(2):
                 reservation.cancel()
-            self.cancelled(key, cost, booking)
+            self.cancelled(key, cost, booking, tier)
 
-    def cancelled(self, key: Any, cost: int, booking: Booking) -> None:
+    def cancelled(self, key: Any, cost: int, booking: Booking, tier: Rule[Any]) -> None:
         if booking.allowed:
-            rule = self.rule_of(key)
+            rule = self.rule_of(key, tier)
             if isinstance(rule, Held):
                 self.oracle.states[key] = rule.released(self.oracle.states[key], self.now, cost)
             else:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay.errors import ForebayError, StoreClosed, short_repr
-from forebay.rate import NS, Duration, as_delay_ns
+from forebay.rate import NS, Duration, Rate, as_delay_ns
 
 if TYPE_CHECKING:
     from forebay.clock import ManualClock
@@ -66,13 +68,24 @@ class WaitedFor(Protocol):
     def name(self) -> str: ...
     @property
     def may_free_early(self) -> bool: ...
-    def reserve(self, key: Any, cost: Any, max_delay: float | None, /) -> Booking: ...
+    @property
+    def reserve(self) -> Callable[..., Booking]:
+        """Takes a key, a cost and a longest delay; `rate` and `burst` if the caller of ``wait`` gave them."""
+        ...
 
 
-def wait(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
+def wait(
+    limiter: WaitedFor,
+    key: object,
+    cost: object,
+    timeout: Duration | None,
+    jitter: float,
+    rate: str | Rate | None = None,
+    burst: int | None = None,
+) -> bool:
     """Sleep until `cost` permits of `key` are charged and due: True. False if that would take more than `timeout`."""
     event = threading.Event()
-    waiter = _Waiter(limiter, key, cost, timeout, jitter, event, None)
+    waiter = _Waiter(limiter, key, cost, timeout, jitter, tier_of(rate, burst), event, None)
     try:
         while (answer := waiter.proceed()) is None:
             if waiter.wakeable:
@@ -88,10 +101,18 @@ def wait(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None
         raise
 
 
-async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Duration | None, jitter: float) -> bool:
+async def wait_async(
+    limiter: WaitedFor,
+    key: object,
+    cost: object,
+    timeout: Duration | None,
+    jitter: float,
+    rate: str | Rate | None = None,
+    burst: int | None = None,
+) -> bool:
     """``wait`` for a task."""
     event = asyncio.Event()
-    waiter = _Waiter(limiter, key, cost, timeout, jitter, event, asyncio.get_running_loop())
+    waiter = _Waiter(limiter, key, cost, timeout, jitter, tier_of(rate, burst), event, asyncio.get_running_loop())
     try:
         while (answer := waiter.proceed()) is None:
             if waiter.wakeable:
@@ -108,6 +129,15 @@ async def wait_async(limiter: WaitedFor, key: object, cost: object, timeout: Dur
     except BaseException:
         waiter.give_up()
         raise
+
+
+def tier_of(rate: str | Rate | None, burst: int | None) -> dict[str, Any]:
+    """The rate and the burst that a caller gave, as arguments of ``reserve``.
+
+    Waiters with different ones stand in queues of their own: a permit may be there for one of them, and not for others.
+    """
+    given: dict[str, Any] = {} if rate is None else {"rate": rate}
+    return given if burst is None else given | {"burst": burst}
 
 
 def check_pauses(timeout: Duration | None, jitter: float) -> int | None:
@@ -131,7 +161,7 @@ def released(limiter: WaitedFor, key: object) -> None:
     """A permit came back early: wake the first waiter for it, which retries at once."""
     if _queues:
         with _lock:
-            _wake_first(_queues.get(_queue_id(limiter, key)))
+            _wake_first(_queues.get(_queue_id(limiter, key, {})))
 
 
 class _Waiter:
@@ -147,11 +177,14 @@ class _Waiter:
         cost: object,
         timeout: Duration | None,
         jitter: float,
+        tier: dict[str, Any],
         event: threading.Event | asyncio.Event,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         timeout_ns = check_pauses(timeout, jitter)
         self.limiter, self.key, self.cost, self.jitter = limiter, key, cost, jitter
+        self.tier = tier
+        self.reserve = functools.partial(limiter.reserve, **tier) if tier else limiter.reserve
         self.event, self.loop = event, loop
         self.store = limiter.store
         self.clock = self.store.manual_clock
@@ -180,7 +213,7 @@ class _Waiter:
         max_delay = None if self.deadline_ns == NEVER_NS else left_ns / NS
         # Python may raise KeyboardInterrupt between a call and the assignment of its result, which would lose the
         # booking. A list that is extended from a map holds it before that.
-        self.booked.extend(map(self.limiter.reserve, (self.key,), (self.cost,), (max_delay,)))
+        self.booked.extend(map(self.reserve, (self.key,), (self.cost,), (max_delay,)))
         reservation = self.booked[0]
         if reservation.allowed:
             self.leave()
@@ -244,7 +277,7 @@ class _Waiter:
             return True
         with _lock:
             if self.queue is None:
-                queue_id = _queue_id(self.limiter, self.key)
+                queue_id = _queue_id(self.limiter, self.key, self.tier)
                 queue = _queues.get(queue_id)
                 if not (join or _first(queue)):
                     _queues.pop(queue_id, None)
@@ -262,7 +295,7 @@ class _Waiter:
             if self in self.queue:
                 self.queue.remove(self)
             _wake_first(self.queue)
-            queue_id = _queue_id(self.limiter, self.key)
+            queue_id = _queue_id(self.limiter, self.key, self.tier)
             if not self.queue and _queues.get(queue_id) is self.queue:
                 del _queues[queue_id]
             self.queue = None
@@ -280,12 +313,14 @@ _queues: dict[object, deque[_Waiter]] = {}
 _lock = threading.RLock()
 
 
-def _queue_id(limiter: WaitedFor, key: object) -> object:
+def _queue_id(limiter: WaitedFor, key: object, tier: dict[str, Any]) -> object:
     if queue_key := getattr(limiter, "queue_key", None):
         # Over Redis, limiters of one name and kind have separate states if their windows differ.
-        return id(limiter.store), queue_key(key)
+        return id(limiter.store), queue_key(key), *tier.items()
     # A limiter over several others may have a list of keys, one for each of them.
-    return id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key
+    return (
+        id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key, *tier.items()
+    )
 
 
 def _first(queue: deque[_Waiter] | None) -> _Waiter | None:

@@ -58,8 +58,24 @@ def test_limiter_without_a_burst_takes_a_rate_for_one_call_but_no_burst(store: A
         assert limiter.hit("bob", rate="1/hour").reset_after == 3600
         with pytest.raises(InvalidLimiter, match="burst"):
             limiter.hit("ada", rate="1/hour", burst=2)
-    with pytest.raises(InvalidLimiter, match="one limit"):
-        SlidingLog(store, "g", "1/s", keys=9).hit("ada", rate="2/s")
+    log = SlidingLog(store, "g", "1/s", keys=9)
+    interval = TokenBucket(store, "i", "1/s", refill="interval")
+    for one in (log.hit, log.reserve, log.wait, interval.hit, interval.reserve, interval.wait):
+        with pytest.raises(InvalidLimiter, match="one limit"):
+            one("ada", rate="2/s")
+
+
+def test_a_window_waits_and_reserves_by_the_rate_of_one_call(store: Any) -> None:
+    for window in (FixedWindow(store, "f", "2/minute"), SlidingWindow(store, "s", "2/minute")):
+        assert window.reserve("ada", 2, rate="5/minute")
+        assert not window.reserve("ada")
+        booked = window.reserve("ada", 2, rate="5/minute")
+        assert (booked.allowed, booked.delay_ns) == (True, 0)
+        booked.cancel()
+        assert window.peek("ada", rate="5/minute").remaining == 3
+        assert [window.wait("ada", 3, 0, rate="5/minute") for _ in range(2)] == [True, False]
+        with pytest.raises(InvalidLimiter, match="own period"):
+            window.wait("ada", rate="5/hour")
 
 
 def test_limiters_share_a_state_if_their_states_are_comparable(store: Any) -> None:

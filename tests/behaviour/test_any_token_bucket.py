@@ -243,15 +243,40 @@ def test_rate_for_one_call_uses_the_same_state(bucket: TokenBucket) -> None:
     assert caught.value.limit == 300
 
 
+def test_reservation_at_another_rate_is_booked_and_cancelled_by_that_rate(bucket: TokenBucket) -> None:
+    assert bucket.hit("k", 20)
+    # The state is two seconds ahead, which a burst of 200 at 100 per second allows.
+    booked = bucket.reserve("k", 3, rate="100/second", burst=200)
+    assert (booked.allowed, booked.delay_ns) == (True, 30_000_000)
+    assert not bucket.reserve("k", 3, 0.05, rate="100/second", burst=200)
+    assert bucket.peek("k").reset_after_ns == 2_030_000_000
+    booked.cancel()
+    assert bucket.peek("k").reset_after_ns == 2 * NS
+    assert not bucket.wait("k", timeout=0)
+    assert bucket.wait("k", timeout=0, rate="100/second", burst=300)
+    assert bucket.peek("k").reset_after_ns == 2_010_000_000
+
+
+def test_cancelled_reservation_of_a_larger_burst_leaves_a_waiting_one_its_time(bucket: TokenBucket) -> None:
+    assert bucket.hit("k", 20)
+    gold = bucket.reserve("k", 10, rate="100/second", burst=300)
+    waiting = bucket.reserve("k")
+    assert (gold.delay_ns, waiting.delay_ns) == (0, 200_000_000)
+    gold.cancel()
+    assert bucket.peek("k").reset_after_ns == 2_200_000_000
+    waiting.cancel()
+    assert bucket.peek("k").reset_after_ns == 2_100_000_000
+
+
 def test_burst_for_one_call_needs_a_rate(bucket: TokenBucket) -> None:
-    for method in (bucket.hit, bucket.peek, bucket.refund):
+    for method in (bucket.hit, bucket.peek, bucket.refund, bucket.reserve, bucket.wait):
         with pytest.raises(InvalidLimiter, match="rate"):
             method("k", burst=5)
 
 
 def test_invalid_rate_for_one_call_charges_nothing(bucket: TokenBucket) -> None:
     for options in ({"rate": "fast"}, {"rate": 5}, {"rate": "1/s", "burst": 0}, {"rate": "1/s", "burst": 2**64}):
-        for method in (bucket.hit, bucket.peek, bucket.refund):
+        for method in (bucket.hit, bucket.peek, bucket.refund, bucket.reserve, bucket.wait):
             with pytest.raises(ValueError):  # noqa: PT011  # other tests check each message
                 method("k", **options)
     assert bucket.peek("k").remaining == 20

@@ -663,7 +663,12 @@ def test_asyncio_limiters_together_have_the_limit(server: RedisServer) -> None:
                 assert not await limiters[1].wait(KEY, timeout=0.01)
                 await limiters[1].reset(KEY)
                 assert await limiters[1].wait_async(KEY)
-                for refused in (limiters[1].reserve(KEY), limiters[1].hit(KEY, rate="1/s")):
+                for refused in (
+                    limiters[1].reserve(KEY),
+                    limiters[1].reserve(KEY, rate="1/s"),
+                    limiters[1].hit(KEY, rate="1/s"),
+                    limiters[1].wait(KEY, rate="1/s"),
+                ):
                     with pytest.raises(InvalidLimiter):
                         await refused
                 with pytest.raises(InvalidLimiter):

@@ -730,6 +730,9 @@ def test_the_hosts_share_divides_limits(gone: str, host: Store) -> None:
         tiers = TokenBucket(store, "tiers", "10/minute", burst=20)
         assert tiers.hit("ada").limit == 6
         assert tiers.hit("bob", rate="100/minute", burst=5).limit == 1
+        # A third of 60 a minute is one every three seconds.
+        first, second = (tiers.reserve("cid", rate="60/minute", burst=5).delay for _ in range(2))
+        assert first == 0 < second <= 3
         assert TokenBucket(store, "rare", "1/minute", burst=1).hit("ada").limit == 1
         assert MinInterval(store, "gap", "2s").hit("ada").reset_after == 6
         assert LeakyBucket(store, "queue", "9/minute", capacity=4).hit("ada").reset_after == 20

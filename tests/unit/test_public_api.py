@@ -88,6 +88,9 @@ WITH_TIERS = COMMON | {
     "hit": "(key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None)",
     "peek": "(key, cost=1, *, rate=None, burst=None)",
     "refund": "(key, cost=1, *, rate=None, burst=None, request_id=None)",
+    "reserve": "(key, cost=1, max_delay=None, *, rate=None, burst=None)",
+    "wait": "(key, cost=1, timeout=None, *, jitter=0.0, rate=None, burst=None)",
+    "wait_async": "(key, cost=1, timeout=None, *, jitter=0.0, rate=None, burst=None)",
 }
 
 

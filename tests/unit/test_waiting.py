@@ -25,6 +25,7 @@ from forebay import (
     InvalidKey,
     LeakyBucket,
     MinInterval,
+    Rate,
     SlidingLog,
     SlidingWindow,
     Store,
@@ -507,6 +508,32 @@ def test_random_jitter_stays_within_its_bounds(
 
 
 # The queue of waiters
+
+
+def test_waiter_with_a_rate_of_its_own_is_not_behind_those_of_another_rate(timeline: Timeline) -> None:
+    class Tiers(Window):
+        """Requests with a rate are allowed at once."""
+
+        def reserve(self, key: object, cost: object, max_delay: float | None, **tier: object) -> FakeReservation:
+            if tier:
+                tiers.append(tier)
+                return FakeReservation(self, cost, True, 0)
+            return super().reserve(key, cost, max_delay)
+
+    tiers: list[dict[str, object]] = []
+    limiter = Tiers(timeline)
+    limiter.fill()
+    timeline.gate.clear()
+    waiter = threading.Thread(target=waiting.wait, args=(limiter, "k", "free", None, 0.0))
+    waiter.start()
+    until(lambda: timeline.sleeps)
+    assert waiting.wait(limiter, "k", "gold", None, 0.0, "5/minute", 7)  # type: ignore[arg-type]
+    assert asyncio.run(waiting.wait_async(limiter, "k", "gold", None, 0.0, Rate(5, 60)))  # type: ignore[arg-type]
+    assert queued() == 1
+    assert tiers == [{"rate": "5/minute", "burst": 7}, {"rate": Rate(5, 60)}]
+    timeline.gate.set()
+    waiter.join(DEADLINE_S)
+    assert limiter.charged == ["free"]
 
 
 @pytest.mark.parametrize("kinds", [["thread"], ["task"], ["thread", "task"], ["task", "task", "thread"]])

@@ -293,7 +293,7 @@ cdef class AllOf(Reservable):
             (limiter.refund, its_key, its_cost)
             for limiter, its_key, its_cost in zip(self.limiters, keys, costs, strict=True)])
 
-    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
+    cdef int cancel_reserved(self, object key, object cost, tuple tier, uint64_t charged_state) except -1:
         """`cost` is a list of the limiters' reservations."""
         return do_each([(charge.cancel,) for charge in cost])
 

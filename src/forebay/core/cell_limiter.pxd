@@ -28,6 +28,7 @@ cdef class CellLimiter(Limiter):
 
     cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1
+    cdef int charge_by(self, object cost, tuple tier, LimitParams* params, Charge* charge) except -1
     cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1
     cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept
     cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0

@@ -1,4 +1,5 @@
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from typing_extensions import disjoint_base
 
@@ -46,7 +47,15 @@ class CellLimiter(Limiter):
         ``allowed`` and ``retry_after`` describe the request, ``remaining`` and ``reset_after`` the key's current state.
         Only ``hit`` finds that a new key has no room, so ``on_full`` doesn't apply here.
         """
-    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Reservation:
+    def reserve(
+        self,
+        key: Key,
+        cost: int = 1,
+        max_delay: Duration | None = None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> Reservation:
         """Book `cost` permits of `key`: a ``Reservation``, with the ``delay`` in seconds until they may be used.
 
         A token bucket, a leaky bucket and a minimum interval book ahead, by at most `max_delay`: text like
@@ -55,6 +64,28 @@ class CellLimiter(Limiter):
 
         Raises what ``hit`` raises, and ``ValueError`` for an invalid `max_delay`.
         """
+    def wait(
+        self,
+        key: Key,
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> bool:
+        """x"""
+    def wait_async(
+        self,
+        key: Key,
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> Coroutine[Any, Any, bool]:
+        """x"""
     def refund(
         self,
         key: Key,

@@ -15,7 +15,7 @@ from libc.string cimport memset
 from forebay.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
 from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Attempt, Charge, Limiter, LimitParams
-from forebay.core.reservation cimport delay_ns_of, new_reservation
+from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport (
     FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, hide_from_collector, list_items, load128_acquire, prefetch,
@@ -25,6 +25,8 @@ from forebay.core.table.table cimport (
     no_events, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )
 
+from forebay import waiting
+from forebay.awaited import Awaited
 from forebay.core.arguments import cost_of, costs_of, keys_of
 from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, short_repr
 from forebay.rate import as_period_ns
@@ -96,6 +98,14 @@ cdef class CellLimiter(Limiter):
             raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
         params[0] = self.params
         return 0
+
+    cdef int charge_by(self, object cost, tuple tier, LimitParams* params, Charge* charge) except -1:
+        """Fill in the charge of a request by the limiter's own limit, or by a tier: a rate and a burst. A tier's limit
+        is put in `params`."""
+        if tier is None:
+            return self.charge_for(cost, &self.params, charge)
+        self.params_for_call(tier[0], tier[1], params)
+        return self.charge_for(cost, params, charge)
 
     cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
         """Let the request book ahead by up to `max_wait_ns`, if this limiter can."""
@@ -267,22 +277,26 @@ cdef class CellLimiter(Limiter):
         allowed = self.peek_verdict(self.tag_of(key), &charge, &verdict)
         return self.new_decision(&charge, &verdict, allowed)
 
-    def reserve(self, key, cost=1, max_delay=None):
+    def reserve(self, key, cost=1, max_delay=None, *, rate=None, burst=None):
         """Book `cost` permits of `key`: a ``Reservation``, with the ``delay`` in seconds until they may be used.
 
         A token bucket, a leaky bucket and a minimum interval book ahead, by at most `max_delay`: text like
         ``"500 ms"``, seconds or a ``timedelta``. Every other limiter charges only a request that is allowed now, with a
-        delay of 0. If nothing is booked, ``delay`` is the time until another attempt may succeed.
+        delay of 0. If nothing is booked, ``delay`` is the time until another attempt may succeed. `rate` and `burst`
+        are those of ``hit``.
 
         Raises what ``hit`` raises, and ``ValueError`` for an invalid `max_delay`.
         """
         cdef Charge charge
+        cdef LimitParams params
         cdef Verdict verdict
+        cdef Reservation reservation
         cdef bint allowed
         cdef uint64_t delay_ns
         cdef uint64_t tag = self.tag_of(key)
+        cdef tuple tier = None if rate is None and burst is None else (rate, burst)
         cost = read_once(cost)
-        self.charge_for(cost, &self.params, &charge)
+        self.charge_by(cost, tier, &params, &charge)
         self.allow_wait(&charge, delay_ns_of(max_delay))
         allowed = self.decide_or_peek(tag, &charge, &verdict)
         if allowed:
@@ -290,9 +304,29 @@ cdef class CellLimiter(Limiter):
         else:
             delay_ns = verdict.state - verdict.now_ns if verdict.full else self.refused_delay_ns(&charge, &verdict)
         # A request that was allowed because the table was full was not charged, so there is nothing to cancel.
-        return new_reservation(
+        reservation = new_reservation(
             self, self.segment, key, cost, allowed, allowed and not verdict.full, verdict.now_ns, delay_ns,
             verdict.state, verdict.full)
+        reservation.tier = tier
+        return reservation
+
+    def wait(self, key, cost=1, timeout=None, *, jitter=0.0, rate=None, burst=None):
+        """Wait until the request is allowed, and charge it. False if that would take longer than `timeout`: text
+        like ``"500 ms"``, seconds or a ``timedelta``.
+
+        Sleeps, and never polls another process. Waiters in one process get their permits in the order of their calls,
+        those with one `rate` and `burst` among themselves, which are those of ``hit``. A wait charges nothing if it
+        ends early (``KeyboardInterrupt``, any exception) or would take too long. With `jitter` 0.1 each sleep is longer
+        by a random share of up to a tenth, within the timeout. With a ``ManualClock`` the thread doesn't sleep: the
+        wait advances the clock.
+
+        Raises what ``hit`` raises, and ``ValueError`` for an invalid timeout or jitter.
+        """
+        return waiting.wait(self, key, cost, timeout, jitter, rate, burst)
+
+    def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0, rate=None, burst=None):
+        """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""
+        return Awaited(waiting.wait_async(self, key, cost, timeout, jitter, rate, burst))
 
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
         cdef Events events
@@ -302,9 +336,10 @@ cdef class CellLimiter(Limiter):
         self.count_events(&events)
         return 0
 
-    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
+    cdef int cancel_reserved(self, object key, object cost, tuple tier, uint64_t charged_state) except -1:
         cdef Charge charge
-        self.charge_for(cost, &self.params, &charge)
+        cdef LimitParams params
+        self.charge_by(cost, tier, &params, &charge)
         charge.charged_state = charged_state
         return self.return_charge(self.tag_of(key), &charge)
 

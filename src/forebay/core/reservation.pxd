@@ -4,7 +4,7 @@ from forebay.core.table.segment_view cimport Segment
 
 
 cdef class Reservable:
-    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1
+    cdef int cancel_reserved(self, object key, object cost, tuple tier, uint64_t charged_state) except -1
 
 
 cdef class Reservation:
@@ -13,6 +13,7 @@ cdef class Reservation:
     cdef uint64_t forks                      # the fork count of the process that booked
     cdef object key
     cdef object cost
+    cdef tuple tier                          # the rate and burst of the call; None: the limiter's own
     cdef bint booked                         # and not cancelled
     cdef uint64_t charged_state              # the state that the booking left, for the limiter
     cdef readonly bint allowed

@@ -43,7 +43,7 @@ cdef Reservation new_reservation(
 cdef class Reservable:
     """Base class of limiters and of ``AllOf``, which make reservations."""
 
-    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
+    cdef int cancel_reserved(self, object key, object cost, tuple tier, uint64_t charged_state) except -1:
         """Give back what a reservation of `key` and `cost` charged, if it still counts."""
         return 0
 
@@ -80,7 +80,7 @@ cdef class Reservation:
         """
         if self.booked and self.forks == self.segment.forks[0]:
             self.booked = False
-            self.limiter.cancel_reserved(self.key, self.cost, self.charged_state)
+            self.limiter.cancel_reserved(self.key, self.cost, self.tier, self.charged_state)
 
     def __bool__(self):
         return self.allowed

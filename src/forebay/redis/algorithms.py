@@ -162,11 +162,8 @@ class Gcra(Algorithm):
             )
         self.rate_limit, self.period_ns = self.rate.limit, self.rate.period_ns
         self.unit_room_us = self.tolerance_us - unit_us
-
-    @property
-    def due_us(self) -> int:
+        self.due_us = self.tolerance_us
         """If a TAT is at most this far ahead of now, no booking is still waiting for its time."""
-        return self.tolerance_us
 
     def amount_us(self, cost: int) -> int:
         return -(-cost * self.period_us // self.rate.limit)
@@ -181,7 +178,12 @@ class Gcra(Algorithm):
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
-        return Gcra(self.name, rate, burst)
+        return self.sharing(Gcra(self.name, rate, burst))
+
+    def sharing(self, tier: Gcra) -> Gcra:
+        """A tier whose bookings wait on one state with the limiter's own: neither takes the other's time."""
+        tier.due_us = min(tier.due_us, self.due_us)
+        return tier
 
     def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
         _, room_us, _ = whole_numbers(charge)
@@ -233,7 +235,7 @@ class SameBurst(Gcra):
     def tier(self, rate: str | Rate | None, burst: int | None, limiter: object) -> Algorithm:
         if burst is not None:
             raise InvalidLimiter(f"{limiter!r} has no burst")
-        return type(self)(self.name, rate or self.rate, self.limit)
+        return self.sharing(type(self)(self.name, rate or self.rate, self.limit))
 
 
 class MinInterval(SameBurst):
@@ -245,10 +247,10 @@ class MinInterval(SameBurst):
 class LeakyBucket(SameBurst):
     burst_name = "capacity"
 
-    @property
-    def due_us(self) -> int:
-        """0: every place in the queue is a booking."""
-        return 0
+    def __init__(self, name: str, rate: str | Rate, capacity: int | None) -> None:
+        super().__init__(name, rate, capacity)
+        # Every place in the queue is a booking.
+        self.due_us = 0
 
     def allow_wait(self, charge: Charge, max_wait_us: int) -> Charge:
         """The queue never holds more than its capacity; for this request less, if it would wait too long."""

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from forebay.errors import StoreClosed, StoreUnavailable
-from forebay.rate import Duration
+from forebay.rate import Duration, Rate
 from forebay.redis.commands import GIVING_BACK, HIT, Command, CommandFlow, checked, given_up
 from forebay.redis.executor_base import (
     UNAVAILABLE_ERRORS,
@@ -32,6 +32,7 @@ from forebay.redis.executor_base import (
 from forebay.redis.scripts import Script
 from forebay.redis.transport.deadline import Patience
 from forebay.redis.wait_queues import WaitQueues, wait
+from forebay.waiting import tier_of
 
 __all__ = ["AsyncExecutor"]
 
@@ -203,10 +204,21 @@ class AsyncExecutor(ExecutorBase):
         if is_answered and loop.time() > until_s:
             self.breaker.failed(self._late())
 
-    async def wait(self, limiter: Any, key: Any, cost: Any, timeout: Duration | None, jitter: float) -> bool:
+    async def wait(
+        self,
+        limiter: Any,
+        key: Any,
+        cost: Any,
+        timeout: Duration | None,
+        jitter: float,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> bool:
         """The ``wait`` of every limiter."""
-        queue = self._queues[limiter.queue_key(key)]
-        return await wait(functools.partial(limiter.reserve, key, cost), queue, limiter.may_free_early, timeout, jitter)
+        tier = tier_of(rate, burst)
+        queue = self._queues[(limiter.queue_key(key), *tier.items())]
+        reserve = functools.partial(limiter.reserve, key, cost, **tier)
+        return await wait(reserve, queue, limiter.may_free_early, timeout, jitter)
 
     def permits_came_back(self, limiter: Any, key: Any) -> None:
         """Do nothing: the first task of a queue tries again after a pause."""

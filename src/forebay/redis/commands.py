@@ -244,9 +244,16 @@ class LimiterCommands:
         algorithm = self.tier(rate, burst)
         return self._decision(PEEK, self.key(key), algorithm, self.charge_for(key, cost, algorithm))
 
-    def reserve(self, key: Key, cost: Any, max_delay: Duration | None) -> Command[Booked]:
-        algorithm, redis_key = self.algorithm, self.key(key)
-        charge = algorithm.allow_wait(self.charge_for(key, cost), delay_us(max_delay))
+    def reserve(
+        self,
+        key: Key,
+        cost: Any,
+        max_delay: Duration | None,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> Command[Booked]:
+        algorithm, redis_key = self.tier(rate, burst), self.key(key)
+        charge = algorithm.allow_wait(self.charge_for(key, cost, algorithm), delay_us(max_delay))
 
         def read(reply: list[int]) -> Booked:
             seen = Seen(reply[0] == 1, reply[1], reply[3:])

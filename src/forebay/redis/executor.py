@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError
 
 from forebay import waiting
 from forebay.errors import StoreUnavailable
-from forebay.rate import Duration
+from forebay.rate import Duration, Rate
 from forebay.redis.commands import Command, CommandFlow, checked
 from forebay.redis.executor_base import (
     UNAVAILABLE_ERRORS,
@@ -143,9 +143,18 @@ class Executor(ExecutorBase):
                 replies, error = self._exchange(commands, patience)
                 commands = batches.send(replies or [error] * len(commands))
 
-    def wait(self, limiter: Any, key: Any, cost: Any, timeout: Duration | None, jitter: float) -> bool:
+    def wait(
+        self,
+        limiter: Any,
+        key: Any,
+        cost: Any,
+        timeout: Duration | None,
+        jitter: float,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> bool:
         """The ``wait`` of every limiter."""
-        return waiting.wait(limiter, key, cost, timeout, jitter)
+        return waiting.wait(limiter, key, cost, timeout, jitter, rate, burst)
 
     def permits_came_back(self, limiter: Any, key: Any) -> None:
         """Let the first thread that waits for `key` try at once."""

@@ -115,7 +115,7 @@ class AllowFallback:
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return _allowed(min(self._limiters, key=lambda limiter: limiter.limit))
 
-    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
+    def reserve(self, key: Any, cost: Any, max_delay: Duration | None, **more: Any) -> Booked:
         self._give_unleased(key, cost)
         return Booked.now(True, 0, None)
 
@@ -208,8 +208,16 @@ class HostShareFallback:
     ) -> Decision:
         return self.in_own_name(self.ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
 
-    def reserve(self, key: Any, cost: Any, max_delay: Duration | None) -> Booked:
-        reservation = self.ask(self.native.reserve, key, cost, max_delay)
+    def reserve(
+        self,
+        key: Any,
+        cost: Any,
+        max_delay: Duration | None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> Booked:
+        reservation = self.ask(self.native.reserve, key, cost, max_delay, **self._given(rate, burst, {}))
         if reservation.allowed:
             self.gave(key, cost)
         return _booked(reservation, lambda: self.cancelled(key, cost))

@@ -238,11 +238,19 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         )
 
     @operation
-    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> Pending[R]:
+    def reserve(
+        self,
+        key: Key,
+        cost: int = 1,
+        max_delay: Duration | None = None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> Pending[R]:
         commands = self.commands
         return self._executor.run_command(
-            commands.reserve(key, cost, max_delay).then(partial(self._reserved, key)),
-            lambda: self._reserved(key, commands.fallback.reserve(key, cost, max_delay)),
+            commands.reserve(key, cost, max_delay, rate, burst).then(partial(self._reserved, key)),
+            lambda: self._reserved(key, commands.fallback.reserve(key, cost, max_delay, rate=rate, burst=burst)),
         )
 
     @operation
@@ -278,8 +286,17 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         )
 
     @operation
-    def wait(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> Pending[bool]:
-        return self._executor.wait(self, key, cost, timeout, jitter)
+    def wait(
+        self,
+        key: Key,
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> Pending[bool]:
+        return self._executor.wait(self, key, cost, timeout, jitter, rate, burst)
 
     def view(self, key: Key, taken: Any) -> Any:
         """The object that gives back this limiter's part of a request to several limits."""

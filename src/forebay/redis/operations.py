@@ -26,7 +26,7 @@ from forebay.redis.commands import Command, CommandFlow
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from forebay.rate import Duration
+    from forebay.rate import Duration, Rate
     from forebay.redis.async_executor import AsyncExecutor
     from forebay.redis.executor import Executor
     from forebay.redis.scripts import Script
@@ -72,7 +72,16 @@ class AnyExecutor(Protocol):
     ) -> Pending[T]: ...
     def run_each(self, flows: list[CommandFlow[T]], fall_back: Callable[[int], T]) -> Pending[list[T]]: ...
     def run_many(self, commands: list[Command[T]], fall_back: Callable[[int], T]) -> Pending[list[T]]: ...
-    def wait(self, limiter: Any, key: Any, cost: Any, timeout: Duration | None, jitter: float) -> Pending[bool]: ...
+    def wait(
+        self,
+        limiter: Any,
+        key: Any,
+        cost: Any,
+        timeout: Duration | None,
+        jitter: float,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> Pending[bool]: ...
     def permits_came_back(self, limiter: Any, key: Any) -> None: ...
 
 

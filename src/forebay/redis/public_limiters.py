@@ -13,7 +13,7 @@ from forebay.core.all_of import AllOf
 from forebay.core.stores import Combinable
 from forebay.core.table.keys import Key
 from forebay.errors import NotAwaited
-from forebay.rate import Duration
+from forebay.rate import Duration, Rate
 from forebay.redis.all_of import BaseAllOf, Costs, Keys
 from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.concurrency import AsyncRedisLease, BaseConcurrency, RedisLease, lease_taken
@@ -56,7 +56,16 @@ class RedisLimiter(BaseLimiter[Executor, RedisReservation]):
         made: RedisAllOf = self._store.all_of(kind, args, kwargs)
         return made
 
-    def wait_async(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> NoReturn:
+    def wait_async(
+        self,
+        key: Key,
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> NoReturn:
         raise would_block(self)
 
 

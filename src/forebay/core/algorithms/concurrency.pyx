@@ -558,7 +558,7 @@ cdef class Concurrency(Limiter):
         self.give_back(tag, slots, 0)
         waiting.released(self, key)
 
-    cdef int cancel_reserved(self, object key, object cost, uint64_t charged_state) except -1:
+    cdef int cancel_reserved(self, object key, object cost, tuple tier, uint64_t charged_state) except -1:
         """`charged_state` is the end of the permits' lease."""
         self.check_process()
         self.give_back(self.tag_of(key), cost, charged_state)

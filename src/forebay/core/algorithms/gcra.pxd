@@ -79,3 +79,4 @@ cdef class GcraLimiter(CellLimiter):
     cdef uint64_t most_ahead_ns              # of now: no state is further ahead, so none reaches TIME_BITS
 
     cdef int gcra_params(self, object rate, object burst, str burst_name, LimitParams* params) except -1
+    cdef void share_due(self, LimitParams* params) noexcept

@@ -95,7 +95,13 @@ cdef class GcraLimiter(CellLimiter):
         if rate is None:
             params[0] = self.params
             return 0
-        return self.gcra_params(as_rate(rate), self.params.limit, "capacity", params)
+        self.gcra_params(as_rate(rate), self.params.limit, "capacity", params)
+        self.share_due(params)
+        return 0
+
+    cdef void share_due(self, LimitParams* params) noexcept:
+        """Bookings of this limiter and of a call wait on one state: neither takes the other's time."""
+        params.due_ns = min(params.due_ns, self.params.due_ns)
 
     cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
         return gcra_charge_for(self, cost, params, charge)

@@ -75,7 +75,9 @@ cdef class TokenBucket(GcraLimiter):
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
         rate = as_rate(rate)
-        return self.gcra_params(rate, rate.limit if burst is None else burst, "burst", params)
+        self.gcra_params(rate, rate.limit if burst is None else burst, "burst", params)
+        self.share_due(params)
+        return 0
 
 
 @cython.final

@@ -186,13 +186,13 @@ cdef class SyncedLimiter(CellLimiter):
     def keys(self):
         return self.extent.keys
 
-    def reserve(self, key, cost=1, max_delay=None):
+    def reserve(self, key, cost=1, max_delay=None, *, rate=None, burst=None):
         """Book `cost` permits of `key`. The ``delay`` until they may be used is by this host's knowledge.
 
         A window can't be booked ahead: it only charges a request that is allowed now.
         """
         self.note(key, self.tag_of(key))
-        return CellLimiter.reserve(self, key, cost, max_delay)
+        return CellLimiter.reserve(self, key, cost, max_delay, rate=rate, burst=burst)
 
     @cython.binding(False)
     def allow_many(self, keys, costs=None):

@@ -190,7 +190,10 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             return 0
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
-        return self.params_of(as_rate(rate), burst, params)
+        self.params_of(as_rate(rate), burst, params)
+        # Bookings of this limiter and of the call wait on one state: neither takes the other's time.
+        params.due_ns = min(params.due_ns, self.params.due_ns)
+        return 0
 
     cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
         return gcra_charge_for(self, cost, params, charge)

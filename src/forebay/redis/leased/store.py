@@ -269,15 +269,41 @@ class LeasedLimiter(LeasedBase, Permits):
         """Forget `key` in Redis and on this host. Other hosts may spend what they have on loan until its end."""
         return self._executor.run(self._executor.reset(self._permits, key))
 
-    def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> NoReturn:
+    def reserve(
+        self,
+        key: Key,
+        cost: int = 1,
+        max_delay: Duration | None = None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> NoReturn:
         raise self._never_books()
 
     def wait(
-        self: LeasedBase, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+        self,
+        key: Key,
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
     ) -> bool:
+        if rate is not None or burst is not None:
+            self._permits.refuse_extras()
         return self._executor.wait(Waited(self._store, self._permits), key, cost, timeout, jitter)
 
-    def wait_async(self, key: Key, cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0) -> NoReturn:
+    def wait_async(
+        self,
+        key: Key,
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> NoReturn:
         raise would_block(self)
 
 
@@ -340,11 +366,35 @@ class AsyncLeasedLimiter(LeasedBase):
     allow_many = awaited_method(LeasedLimiter.allow_many)
     refund = awaited_method(LeasedLimiter.refund)
     reset = awaited_method(LeasedLimiter.reset)
-    wait = awaited_method(LeasedLimiter.wait)
+
+    @awaited
+    async def wait(
+        self,
+        key: Key,
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> bool:
+        if rate is not None or burst is not None:
+            self._permits.refuse_extras()
+        waited = Waited(self._store, self._permits)
+        return await self._store.executor.wait(waited, key, cost, timeout, jitter)
+
     wait_async = wait
 
     @awaited
-    async def reserve(self, key: Key, cost: int = 1, max_delay: Duration | None = None) -> NoReturn:
+    async def reserve(
+        self,
+        key: Key,
+        cost: int = 1,
+        max_delay: Duration | None = None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+    ) -> NoReturn:
         raise self._never_books()
 
 
