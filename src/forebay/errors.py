@@ -177,7 +177,7 @@ class UnseenPathsWarning(UserWarning):
 class NotAwaited(ForebayError, TypeError):
     """The result of an asyncio method of a limiter was used as true or false before it was awaited.
 
-    Also the result of ``hold``, which waits only in a ``with`` or ``async with`` block.
+    Also the result of ``limited`` and ``hold``, which wait only in a ``with`` or ``async with`` block.
     """
 
 

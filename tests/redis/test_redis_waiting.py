@@ -21,9 +21,11 @@ from forebay import (
     AllOf,
     Concurrency,
     FixedWindow,
+    InvalidLimiter,
     LeakyBucket,
     LimitExceeded,
     MinInterval,
+    NotAwaited,
     SlidingLog,
     StoreClosed,
     TokenBucket,
@@ -233,6 +235,59 @@ def test_tasks_hold_and_renew_a_lease(server: RedisServer, server_clock: ServerC
             assert (await held.peek("ada")).remaining == 2
 
     run(used())
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_coroutine_over_redis_is_limited(several: bool, server: RedisServer) -> None:
+    async def used() -> None:
+        async with async_store(server) as store:
+            limiter: Any = TokenBucket(store, "w", "2/hour")
+            if several:
+                limiter = AllOf(FixedWindow(store, "f", "5/year"), limiter)
+            ran: list[str] = []
+
+            @limiter.limited(lambda name: name, timeout=0)
+            async def work(name: str) -> str:
+                ran.append(name)
+                return name
+
+            assert [await work("ada"), await work("ada")] == ["ada"] * 2
+            with pytest.raises(LimitExceeded, match="limiter 'w' had no permit in time: it allows 2"):
+                await work("ada")
+            assert ran == ["ada"] * 2
+            async with limiter.limited("bob", 2):
+                pass
+            with pytest.raises(LimitExceeded):
+                async with limiter.limited("bob", timeout=0):
+                    raise AssertionError("the block ran")
+            with pytest.raises(TypeError, match="limits coroutines"):
+                limiter.limited("ada")(lambda: None)
+            with pytest.raises(NotAwaited, match="limited"):
+                bool(limiter.limited("ada"))
+
+    run(used())
+
+
+def test_a_coroutine_is_not_limited_by_a_store_that_blocks(redis_store: RedisStore) -> None:
+    @TokenBucket(redis_store, "w", "1/hour").limited("ada")
+    async def work() -> None: ...
+
+    with pytest.raises(TypeError, match="AsyncRedisStore"):
+        run(work())
+
+
+def test_several_limits_with_held_permits_limit_no_function(redis_store: RedisStore, server: RedisServer) -> None:
+    def both(store: Any) -> Any:
+        return AllOf(TokenBucket(store, "w", "1/hour"), Concurrency(store, "c", 1))
+
+    async def refused() -> None:
+        async with async_store(server) as store:
+            with pytest.raises(InvalidLimiter, match="Concurrency"):
+                both(store).limited("ada")
+
+    with pytest.raises(InvalidLimiter, match="Concurrency"):
+        both(redis_store).limited("ada")
+    run(refused())
 
 
 def test_a_timeout_beyond_the_range_of_clocks(server: RedisServer, redis_store: RedisStore) -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Self, TypeAlias, TypeVar, final, overload
 
 from forebay.core.decision import Decision
@@ -6,7 +6,8 @@ from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservable, Reservation
 from forebay.core.stores import Combinable
 from forebay.core.table.keys import Key
-from forebay.errors import InvalidKey
+from forebay.errors import InvalidKey, LimitExceeded
+from forebay.holding import Limited
 from forebay.rate import Duration
 from forebay.store import Store
 
@@ -79,6 +80,20 @@ class AllOf(Reservable):
         self, key: _Keys, cost: _Costs = 1, timeout: Duration | None = None, *, jitter: float = 0.0
     ) -> Coroutine[Any, Any, bool]:
         """``wait`` for asyncio."""
+    def limited(
+        self,
+        key: _Keys | Callable[..., _Keys],
+        cost: _Costs = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+    ) -> Limited:
+        """A decorator, and a ``with`` block: see each limiter's ``limited``.
+
+        Raises ``InvalidLimiter`` if one of the limiters is a ``Concurrency``, whose permits would not come back.
+        """
+    def exceeded(self, key: _Keys, cost: _Costs = 1) -> LimitExceeded:
+        """The exception for a wait in which the permits of `key` didn't come in time: it names the limit that bound."""
     def refund(self, key: _Keys, cost: _Costs = 1) -> None:
         """Give back the charges of an allowed ``hit`` with the same arguments: see each limiter's ``refund``."""
     def reset(self, key: _Keys) -> None:

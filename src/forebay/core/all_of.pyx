@@ -26,11 +26,11 @@ from forebay.core.reservation cimport Reservable, Reservation, delay_ns_of, new_
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport table_now
 
-from forebay import waiting
+from forebay import holding, waiting
 from forebay.awaited import Awaited
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.limiter import bound_arguments
-from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, short_repr
+from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
 
 
 @cython.final
@@ -281,6 +281,20 @@ cdef class AllOf(Reservable):
     def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0):
         """``wait`` for asyncio."""
         return Awaited(waiting.wait_async(self, key, cost, timeout, jitter))
+
+    def limited(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """A decorator, and a ``with`` block: see each limiter's ``limited``.
+
+        Raises ``InvalidLimiter`` if one of the limiters is a ``Concurrency``, whose permits would not come back.
+        """
+        if self.may_free_early:
+            raise holding.never_back(self)
+        return holding.Limited(self, key, cost, timeout, jitter)
+
+    def exceeded(self, key, cost=1):
+        """The exception for a wait in which the permits of `key` didn't come in time: it names the limit that bound."""
+        decision = self.peek(key, cost)
+        return LimitExceeded(decision.limiter, decision.limit, decision.retry_after)
 
     def refund(self, key, cost=1):
         """Give back the charges of an allowed ``hit`` with the same arguments: see each limiter's ``refund``."""

@@ -1,4 +1,4 @@
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from typing_extensions import disjoint_base
@@ -7,6 +7,8 @@ from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservation
 from forebay.core.table.keys import Key
+from forebay.errors import LimitExceeded
+from forebay.holding import Limited
 from forebay.rate import Duration, Rate
 
 @disjoint_base
@@ -60,7 +62,8 @@ class CellLimiter(Limiter):
 
         A token bucket, a leaky bucket and a minimum interval book ahead, by at most `max_delay`: text like
         ``"500 ms"``, seconds or a ``timedelta``. Every other limiter charges only a request that is allowed now, with a
-        delay of 0. If nothing is booked, ``delay`` is the time until another attempt may succeed.
+        delay of 0. If nothing is booked, ``delay`` is the time until another attempt may succeed. `rate` and `burst`
+        are those of ``hit``.
 
         Raises what ``hit`` raises, and ``ValueError`` for an invalid `max_delay`.
         """
@@ -74,7 +77,17 @@ class CellLimiter(Limiter):
         rate: str | Rate | None = None,
         burst: int | None = None,
     ) -> bool:
-        """x"""
+        """Wait until the request is allowed, and charge it. False if that would take longer than `timeout`: text
+        like ``"500 ms"``, seconds or a ``timedelta``.
+
+        Sleeps, and never polls another process. Waiters in one process get their permits in the order of their calls,
+        those with one `rate` and `burst` among themselves, which are those of ``hit``. A wait charges nothing if it
+        ends early (``KeyboardInterrupt``, any exception) or would take too long. With `jitter` 0.1 each sleep is longer
+        by a random share of up to a tenth, within the timeout. With a ``ManualClock`` the thread doesn't sleep: the
+        wait advances the clock.
+
+        Raises what ``hit`` raises, and ``ValueError`` for an invalid timeout or jitter.
+        """
     def wait_async(
         self,
         key: Key,
@@ -85,7 +98,25 @@ class CellLimiter(Limiter):
         rate: str | Rate | None = None,
         burst: int | None = None,
     ) -> Coroutine[Any, Any, bool]:
-        """x"""
+        """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""
+    def limited(
+        self,
+        key: Key | Callable[..., Key],
+        cost: int = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+    ) -> Limited:
+        """A decorator: each call of the function, or each run of the coroutine, first waits for `cost` permits.
+
+        Also a ``with`` or ``async with`` block, which waits at its beginning. Both raise ``LimitExceeded`` if the
+        permits don't come within `timeout`. The permits are spent, however the call or the block ends.
+
+        `key` is a key, or for a decorator a callable that makes a key from the call's arguments. `cost`, `timeout` and
+        `jitter` are those of ``wait``.
+        """
+    def exceeded(self, key: Key, cost: int = 1) -> LimitExceeded:
+        """The exception for a wait in which `cost` permits of `key` didn't come in time."""
     def refund(
         self,
         key: Key,

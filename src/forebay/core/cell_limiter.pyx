@@ -25,10 +25,10 @@ from forebay.core.table.table cimport (
     no_events, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )
 
-from forebay import waiting
+from forebay import holding, waiting
 from forebay.awaited import Awaited
 from forebay.core.arguments import cost_of, costs_of, keys_of
-from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, short_repr
+from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
 from forebay.rate import as_period_ns
 
 
@@ -327,6 +327,22 @@ cdef class CellLimiter(Limiter):
     def wait_async(self, key, cost=1, timeout=None, *, jitter=0.0, rate=None, burst=None):
         """``wait`` for asyncio: ``await limiter.wait_async(key)``. Cancelling the task charges nothing."""
         return Awaited(waiting.wait_async(self, key, cost, timeout, jitter, rate, burst))
+
+    def limited(self, key, cost=1, timeout=None, *, jitter=0.0):
+        """A decorator: each call of the function, or each run of the coroutine, first waits for `cost` permits.
+
+        Also a ``with`` or ``async with`` block, which waits at its beginning. Both raise ``LimitExceeded`` if the
+        permits don't come within `timeout`. The permits are spent, however the call or the block ends.
+
+        `key` is a key, or for a decorator a callable that makes a key from the call's arguments. `cost`, `timeout` and
+        `jitter` are those of ``wait``.
+        """
+        return holding.Limited(self, key, cost, timeout, jitter)
+
+    def exceeded(self, key, cost=1):
+        """The exception for a wait in which `cost` permits of `key` didn't come in time."""
+        decision = self.peek(key, cost)
+        return LimitExceeded(self.name, decision.limit, decision.retry_after)
 
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
         cdef Events events

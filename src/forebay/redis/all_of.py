@@ -22,11 +22,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.crc import key_slot
 
+from forebay import holding
 from forebay.core.all_of import ambiguous_key
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision, _decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, InvalidCost, InvalidKey
+from forebay.errors import ForebayError, InvalidCost, InvalidKey, LimitExceeded
 from forebay.rate import Duration
 from forebay.redis.algorithms import Charge, Seen, delay_us
 from forebay.redis.commands import (
@@ -199,6 +200,9 @@ class AllOfCommands:
     def peek(self, key: Keys, cost: Costs) -> CommandFlow[Decision]:
         return binding((yield from self._decide(PEEK, key, cost)))
 
+    def exceeded(self, key: Keys, cost: Costs) -> CommandFlow[LimitExceeded]:
+        return exceeded_by((yield from self.peek(key, cost)))
+
     def reserve(self, key: Keys, cost: Costs, max_delay: Duration | None) -> CommandFlow[Booked]:
         delay_us(max_delay)
         judged = yield from self._judge(HIT, self.parts(key, cost))
@@ -351,6 +355,16 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         return self._executor.wait(self, key, cost, timeout, jitter)
 
     @operation
+    def exceeded(self, key: Keys, cost: Costs = 1) -> Pending[LimitExceeded]:
+        """The exception for a wait in which the permits of `key` didn't come in time: it names the limit that bound."""
+        commands = self._commands
+        return self._executor.run(commands.exceeded(key, cost), lambda: exceeded_by(commands.fallback.peek(key, cost)))
+
+    def _check_spent(self) -> None:
+        if self.may_free_early:
+            raise holding.never_back(self)
+
+    @operation
     def hit_each_within(self, patience: Patience, key: Keys, cost: Costs) -> Pending[list[Decision]]:
         """For the web: ``hit_each``, for no longer than a request waits."""
         commands = self._commands
@@ -379,6 +393,10 @@ class BaseAllOf(BaseReservable[E, R], Generic[E, R]):
         return decisions, [
             limiter.view(key, its) for limiter, key, its in zip(self._limiters, keys, taken, strict=False)
         ]
+
+
+def exceeded_by(decision: Decision) -> LimitExceeded:
+    return LimitExceeded(decision.limiter, decision.limit, decision.retry_after)
 
 
 def listed(key: Any, cost: Any, count: int) -> tuple[list[Any], list[Any]]:

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from forebay.core.arguments import cost_of
 from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, ForeignState, InvalidKey, StoreUnavailable, short_repr
+from forebay.errors import ForebayError, ForeignState, InvalidKey, LimitExceeded, StoreUnavailable, short_repr
 from forebay.rate import Duration, Rate, as_period_ns
 from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, Seen, delay_us
 from forebay.redis.keys import KeySpace, fingerprint
@@ -292,6 +292,9 @@ class LimiterCommands:
 
     def reset(self, key: Key) -> Command[None]:
         return self._command(b"reset", self.key(key), self.algorithm.unit, 2, read_nothing)
+
+    def exceeded(self, decision: Decision) -> LimitExceeded:
+        return LimitExceeded(self.name, self.limit, decision.retry_after)
 
     def _decision(self, what: bytes, key: bytes, algorithm: Algorithm, charge: Charge) -> Command[Decision]:
         def read(reply: list[int]) -> Decision:

@@ -65,9 +65,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
-from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
-from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, LimitExceeded, StoreUnavailable
+from forebay.errors import ForebayError, InvalidCost, InvalidLimiter, StoreUnavailable
 from forebay.rate import Rate
 from forebay.redis.algorithms import Algorithm, Charge, Concurrency, Seen
 from forebay.redis.async_executor import AsyncExecutor
@@ -315,9 +314,6 @@ class ConcurrencyCommands(LimiterCommands):
         permits = self._take_remembered(redis_key, cost - given, newest=True)
         return Taken(True, redis_key, permits, os.getpid(), local)
 
-    def exceeded(self, decision: Decision) -> LimitExceeded:
-        return LimitExceeded(self.name, self.limit, decision.retry_after)
-
 
 def _trim(permits: OrderedDict[Permit, None], now_us: int) -> None:
     """Remove the permits whose leases have ended. The oldest come first."""
@@ -484,13 +480,6 @@ class BaseConcurrency(BaseLimiter[E, R], Generic[E, R, L]):
         """
         flow = self.commands.refund(key, cost, rate, burst, request_id)
         return self._executor.run_to_end(self._giving_back(key, flow), lambda: self._wake(key))
-
-    @operation
-    def exceeded(self, key: Key) -> Pending[LimitExceeded]:
-        commands = self.commands
-        return self._executor.run_command(
-            commands.peek(key, 1).then(commands.exceeded), lambda: commands.exceeded(commands.fallback.peek(key))
-        )
 
     def view(self, key: Key, taken: Any) -> Any:
         make: Any = self._lease

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from forebay.core.arguments import costs_of, keys_of
 from forebay.core.decision import Decision, seconds_from_ns
 from forebay.core.table.keys import Key
+from forebay.errors import LimitExceeded
 from forebay.rate import Duration, Rate
 from forebay.redis.async_executor import AsyncExecutor
 from forebay.redis.commands import (
@@ -297,6 +298,15 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         burst: int | None = None,
     ) -> Pending[bool]:
         return self._executor.wait(self, key, cost, timeout, jitter, rate, burst)
+
+    @operation
+    def exceeded(self, key: Key, cost: int = 1) -> Pending[LimitExceeded]:
+        """The exception for a wait in which `cost` permits of `key` didn't come in time."""
+        commands = self.commands
+        return self._executor.run_command(
+            commands.peek(key, cost).then(commands.exceeded),
+            lambda: commands.exceeded(commands.fallback.peek(key, cost)),
+        )
 
     def view(self, key: Key, taken: Any) -> Any:
         """The object that gives back this limiter's part of a request to several limits."""

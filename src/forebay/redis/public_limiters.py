@@ -68,6 +68,11 @@ class RedisLimiter(BaseLimiter[Executor, RedisReservation]):
     ) -> NoReturn:
         raise would_block(self)
 
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> holding.Limited:
+        return holding.Limited(self, key, cost, timeout, jitter)
+
 
 @asyncio_operations
 class AsyncRedisLimiter(BaseLimiter[AsyncExecutor, AsyncRedisReservation]):
@@ -84,6 +89,11 @@ class AsyncRedisLimiter(BaseLimiter[AsyncExecutor, AsyncRedisReservation]):
 
     _reservation = AsyncRedisReservation
     wait_async = BaseLimiter.wait
+
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> holding.AsyncLimited:
+        return holding.AsyncLimited(self, key, cost, timeout, jitter)
 
     def make_limiter(
         self, kind: type[AllOf], args: tuple[Combinable[AllOf, AsyncRedisAllOf], ...], kwargs: dict[str, Any]
@@ -103,7 +113,7 @@ class RedisConcurrency(BaseConcurrency[Executor, RedisReservation, RedisLease], 
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> holding.Hold[RedisLease]:
         return holding.Hold(self, lease_taken, key, cost, timeout)
 
-    def limited(
+    def limited(  # type: ignore[override]  # holds the permits, which the others spend
         self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
     ) -> Callable[[F], F]:
         return holding.limited(self, key, cost, timeout)
@@ -120,7 +130,7 @@ class AsyncRedisConcurrency(BaseConcurrency[AsyncExecutor, AsyncRedisReservation
     def hold(self, key: Key, cost: int = 1, timeout: Duration | None = None) -> AsyncRedisHold:
         return AsyncRedisHold(self, key, cost, timeout)
 
-    def limited(
+    def limited(  # type: ignore[override]  # holds the permits, which the others spend
         self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """A decorator: each run of the coroutine holds `cost` permits."""
@@ -182,6 +192,17 @@ class RedisAllOf(BaseAllOf[Executor, RedisReservation]):
     ) -> NoReturn:
         raise would_block(self)
 
+    def limited(
+        self,
+        key: Keys | Callable[..., Keys],
+        cost: Costs = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+    ) -> holding.Limited:
+        self._check_spent()
+        return holding.Limited(self, key, cost, timeout, jitter)
+
 
 @asyncio_operations
 class AsyncRedisAllOf(BaseAllOf[AsyncExecutor, AsyncRedisReservation]):
@@ -189,3 +210,14 @@ class AsyncRedisAllOf(BaseAllOf[AsyncExecutor, AsyncRedisReservation]):
 
     _reservation = AsyncRedisReservation
     wait_async = BaseAllOf.wait
+
+    def limited(
+        self,
+        key: Keys | Callable[..., Keys],
+        cost: Costs = 1,
+        timeout: Duration | None = None,
+        *,
+        jitter: float = 0.0,
+    ) -> holding.AsyncLimited:
+        self._check_spent()
+        return holding.AsyncLimited(self, key, cost, timeout, jitter)

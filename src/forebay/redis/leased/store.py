@@ -7,16 +7,17 @@ leases. With asyncio, the executor makes coroutines of their results.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ClassVar, Never, NoReturn, Self, TypeAlias, cast
 
+from forebay import holding
 from forebay.core.algorithms.token_bucket import TokenBucket
 from forebay.core.algorithms.window import FixedWindow, SlidingWindow
 from forebay.core.decision import Decision
 from forebay.core.leased import Permits
 from forebay.core.table.keys import Key
-from forebay.errors import InvalidLimiter, redacted_repr, short_repr
+from forebay.errors import InvalidLimiter, LimitExceeded, redacted_repr, short_repr
 from forebay.rate import NS, Duration, Rate
 from forebay.redis.commands import LimiterCommands
 from forebay.redis.leased.executor import AsyncLeaseExecutor, LeaseExecutor
@@ -306,6 +307,15 @@ class LeasedLimiter(LeasedBase, Permits):
     ) -> NoReturn:
         raise would_block(self)
 
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> holding.Limited:
+        return holding.Limited(self, key, cost, timeout, jitter)
+
+    def exceeded(self, key: Key, cost: int = 1) -> LimitExceeded:
+        """The exception for a wait in which `cost` permits of `key` didn't come in time."""
+        return LimitExceeded(self.name, self.limit, self.peek(key, cost).retry_after)
+
 
 class AsyncLeasedLimiter(LeasedBase):
     """A limiter whose permits a host borrows from Redis, for asyncio. The methods of ``LeasedLimiter``, awaited.
@@ -384,6 +394,16 @@ class AsyncLeasedLimiter(LeasedBase):
         return await self._store.executor.wait(waited, key, cost, timeout, jitter)
 
     wait_async = wait
+
+    def limited(
+        self, key: Key | Callable[..., Key], cost: int = 1, timeout: Duration | None = None, *, jitter: float = 0.0
+    ) -> holding.AsyncLimited:
+        return holding.AsyncLimited(self, key, cost, timeout, jitter)
+
+    @awaited
+    async def exceeded(self, key: Key, cost: int = 1) -> LimitExceeded:
+        """The exception for a wait in which `cost` permits of `key` didn't come in time."""
+        return LimitExceeded(self.name, self.limit, (await self.peek(key, cost)).retry_after)
 
     @awaited
     async def reserve(
