@@ -147,9 +147,16 @@ def check_pauses(timeout: Duration | None, jitter: float) -> int | None:
     return None if timeout is None else as_delay_ns(timeout, "timeout is None or")
 
 
-def jittered(duration_ns: int, jitter: float) -> int:
-    """Lengthen the duration by a random share of up to `jitter`. Never shorten it: the retry would be too early."""
-    return duration_ns + round(duration_ns * random.uniform(0, jitter)) if jitter else duration_ns
+def jittered(duration_ns: int, jitter: float, left_ns: int) -> int:
+    """Lengthen the duration by a random share of up to `jitter`. Never shorten it: the retry would be too early.
+
+    The share is drawn from what fits into `left_ns`. If it were drawn first and then cut, waiters with one deadline
+    would go together at that deadline.
+    """
+    if not jitter or not 0 < duration_ns < left_ns:
+        return duration_ns
+    share = min(jitter, left_ns / duration_ns - 1)
+    return min(duration_ns + round(duration_ns * random.uniform(0, share)), left_ns)
 
 
 def _host_ns() -> int:
@@ -232,8 +239,9 @@ class _Waiter:
         if may_free_early:
             # No signal wakes this process when another one gives a permit back.
             self.wakeable = True
-            backoff_ns = jittered(self.backoff_ns, self.jitter)
-            self.until_ns = min(self.until_ns, self.now_ns() + backoff_ns, self.deadline_ns)
+            now_ns = self.now_ns()
+            backoff_ns = jittered(self.backoff_ns, self.jitter, self.deadline_ns - now_ns)
+            self.until_ns = min(self.until_ns, now_ns + backoff_ns, self.deadline_ns)
             self.backoff_ns = min(2 * self.backoff_ns, LAST_BACKOFF_NS)
         return None
 
@@ -243,8 +251,7 @@ class _Waiter:
         delay_ns = reservation.delay_ns or FIRST_BACKOFF_NS
         # The segment's time is read first, so time that passes between the readings only makes the pause longer.
         attempted_ns = reservation.due_ns - reservation.delay_ns - self.segment_ns() + self.now_ns()
-        until_ns = attempted_ns + jittered(delay_ns, self.jitter)
-        self.until_ns = max(attempted_ns + delay_ns, min(until_ns, self.deadline_ns))
+        self.until_ns = attempted_ns + jittered(delay_ns, self.jitter, self.deadline_ns - attempted_ns)
         self.wakeable = False
 
     def queue_up(self) -> bool | None:

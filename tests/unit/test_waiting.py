@@ -463,8 +463,16 @@ def test_store_closed_during_a_wait_does_not_hide_the_waits_error(timeline: Time
 
 @pytest.mark.parametrize("make", [Booking, Window])
 @pytest.mark.parametrize(
-    ("share", "timeout", "slept"),
-    [(0.0, None, 1.0), (0.05, None, 1.05), (0.1, None, 1.1), (0.1, 1.04, 1.04), (0.1, 1.0, 1.0)],
+    ("share", "timeout", "room", "slept"),
+    [
+        (0.0, None, 0.1, 1.0),
+        (0.5, None, 0.1, 1.05),
+        (1.0, None, 0.1, 1.1),
+        (0.5, 1.2, 0.1, 1.05),
+        (0.5, 1.04, 0.04, 1.02),
+        (1.0, 1.04, 0.04, 1.04),
+        (1.0, 1.0, None, 1.0),
+    ],
 )
 def test_w23_jitter_makes_a_sleep_longer_and_never_too_short(
     timeline: Timeline,
@@ -473,6 +481,7 @@ def test_w23_jitter_makes_a_sleep_longer_and_never_too_short(
     make: Callable[[Timeline], FakeLimiter],
     share: float,
     timeout: float | None,
+    room: float | None,
     slept: float,
 ) -> None:
     limiter = make(timeline)
@@ -480,13 +489,13 @@ def test_w23_jitter_makes_a_sleep_longer_and_never_too_short(
 
     def uniform(low: float, high: float) -> float:
         bounds.append((low, high))
-        return share
+        return low + share * (high - low)
 
     monkeypatch.setattr(random, "uniform", uniform)
     assert wait(limiter, "a", jitter=0.1)
     assert bounds == []
     assert wait(limiter, "b", timeout=timeout, jitter=0.1)
-    assert bounds == [(0, 0.1)]
+    assert bounds == ([] if room is None else [(0, pytest.approx(room))])
     assert timeline.sleeps == [pytest.approx(slept)]
     assert timeline.now_ns >= SECOND
 
@@ -505,6 +514,22 @@ def test_random_jitter_stays_within_its_bounds(
     # Waiters for one moment are spread: no two go together.
     assert len(set(timeline.sleeps)) == 200
     assert min(timeline.sleeps) < 1.02 < 1.08 < max(timeline.sleeps)
+
+
+def test_jitter_spreads_waits_whose_timeout_is_near(
+    timeline: Timeline, wait: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "random", random.Random(0))
+    for make in (Booking, Window):
+        limiter: Any = make(timeline)
+        timeline.sleeps.clear()
+        for _ in range(200):
+            limiter.next_ns = timeline.now_ns = (timeline.now_ns // SECOND + 1) * SECOND
+            assert limiter.reserve("k", "before", None).delay_ns == 0
+            assert wait(limiter, timeout=1.02, jitter=0.1)
+        assert all(1.0 <= seconds <= 1.02 for seconds in timeline.sleeps)
+        assert len(set(timeline.sleeps)) == 200
+        assert min(timeline.sleeps) < 1.002 < 1.018 < max(timeline.sleeps)
 
 
 # The queue of waiters

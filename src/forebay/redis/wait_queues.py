@@ -76,8 +76,8 @@ async def wait(
         queue.release()
     if booked is None:
         return False
-    due_s = booked.due_ns / 1e9
-    due_s = max(due_s, min(due_s - booked.delay + jittered(booked.delay_ns, jitter) / 1e9, deadline_s))
+    booked_s = booked.due_ns / 1e9 - booked.delay
+    due_s = booked_s + jittered(booked.delay_ns, jitter, _ns(deadline_s - booked_s)) / 1e9
     try:
         if task.cancelling() > cancelled_before:
             # The task was cancelled while the reply came. redis-py then returns the reply and drops the cancellation.
@@ -89,6 +89,11 @@ async def wait(
             await booked.cancel()
         raise
     return True
+
+
+def _ns(seconds: float) -> int:
+    """A time in ns; for an infinite one the longest timeout."""
+    return min(round(min(seconds, LONGEST_TIMEOUT_NS) * 1e9), LONGEST_TIMEOUT_NS)
 
 
 async def _reserve_until(
@@ -107,9 +112,10 @@ async def _reserve_until(
             return None
         # A denial without a time must not lead to a loop without sleep.
         delay_ns = booked.delay_ns or FIRST_BACKOFF_NS
-        pause_s = max(delay_ns / 1e9, min(jittered(delay_ns, jitter) / 1e9, left_s))
+        left_ns = _ns(left_s)
+        pause_s = jittered(delay_ns, jitter, left_ns) / 1e9
         if may_free_early:
             # Nothing wakes this task when a permit is given back.
-            pause_s = min(pause_s, jittered(backoff_ns, jitter) / 1e9, left_s)
+            pause_s = min(pause_s, jittered(backoff_ns, jitter, left_ns) / 1e9, left_s)
             backoff_ns = min(2 * backoff_ns, LAST_BACKOFF_NS)
         await asyncio.sleep(pause_s)
