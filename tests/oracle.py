@@ -115,6 +115,12 @@ class Oracle(Generic[State]):
             ),
         )
 
+    def take_up_to(self, rule: Rule[State], key: Hashable, most: int, now_ns: int) -> int:
+        count = min(most, self.peek(rule, key, 0, now_ns).remaining)
+        if count:
+            self.states[key] = rule.charged(self.states.get(key, rule.fresh), now_ns, count)
+        return count
+
     def refund(self, rule: Rule[State], key: Hashable, cost: int, now_ns: int) -> None:
         if key in self.states:
             self.states[key] = rule.refunded(self.states[key], now_ns, min(cost, rule.most))

@@ -127,6 +127,17 @@ class LimiterAndOracle(RuleBasedStateMachine):
             self.oracle.refund(self.rule_of(key, tier), key, cost, self.now)
             self.stay()
 
+    @precondition(lambda self: not isinstance(self.case.rule, Held))
+    @rule(key=keys, data=st.data())
+    def take_up_to(self, key: Any, data: st.DataObject) -> None:
+        options, tier = data.draw(st.sampled_from([({}, self.case.rule), *self.case.tiers]))
+        most = data.draw(replace(self.case, rule=tier).costs() | magnitudes(1, 2**70))
+        taken = self.limiter.take_up_to(key, most, **options)
+        assert taken == self.oracle.take_up_to(self.rule_of(key, tier), key, most, self.now)
+        assert type(taken) is int
+        self.allowed += taken > 0
+        self.denied += taken == 0 < most
+
     @rule(key=keys, data=st.data())
     def peek(self, key: Any, data: st.DataObject) -> None:
         self.check(key, data.draw(self.case.costs()))

@@ -325,9 +325,7 @@ def _queue_id(limiter: WaitedFor, key: object, tier: dict[str, Any]) -> object:
         # Over Redis, limiters of one name and kind have separate states if their windows differ.
         return id(limiter.store), queue_key(key), *tier.items()
     # A limiter over several others may have a list of keys, one for each of them.
-    return (
-        id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key, *tier.items()
-    )
+    return (id(limiter.store), type(limiter), limiter.name, tuple(key) if isinstance(key, list) else key, *tier.items())
 
 
 def _first(queue: deque[_Waiter] | None) -> _Waiter | None:

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import pytest
 from process_helpers import (
     Crew,
     Meeting,
@@ -17,10 +21,16 @@ from process_helpers import (
     until_raced,
 )
 
-from forebay import Store, TokenBucket
+from forebay import BucketedWindow, FixedWindow, SlidingLog, Store, TokenBucket
 from forebay.testing import ManualClock
 
 REFILLS_NOTHING = "10000/year"  # a permit in 53 minutes
+TAKEN_FROM: dict[str, Callable[[Store, int], Any]] = {
+    "token bucket": lambda store, keys: TokenBucket(store, "t", REFILLS_NOTHING, 100),
+    "first window": lambda store, keys: FixedWindow(store, "t", "100/year", align="first"),
+    "bucketed window": lambda store, keys: BucketedWindow(store, "t", "100/year", 2, keys=2 * keys),
+    "sliding log": lambda store, keys: SlidingLog(store, "t", "100/year", keys=2 * keys),
+}
 
 
 def test_attaching_does_not_move_a_manual_clock(crew: Crew, name: str) -> None:
@@ -129,6 +139,32 @@ def _hammer_with_threads(me: int, name: str, keys: int, burst: int, meeting: Mee
             thread.join()
     assert not errors, errors
     return [sum(counts) for counts in zip(*admitted, strict=True)], sum(decisions)
+
+
+@pytest.mark.parametrize("kind", TAKEN_FROM)
+def test_processes_take_what_is_left_and_no_more(crew: Crew, name: str, kind: str) -> None:
+    """100 permits in takes of up to 7 are 14 full takes and one of 2, whichever process comes when."""
+    processes, keys = 3, 3000
+
+    def turn(number: int) -> int:
+        with Store(name, keys=2 * keys) as store:
+            results = crew.run(processes, _take_all, name, kind, keys, Meeting(processes))
+            stats = store.stats()
+        for takes in zip(*results, strict=True):
+            assert sorted(permits for process in takes for permits in process) == [2, *[7] * 14]
+        assert stats.total.allowed == 15 * keys
+        assert stats.total.denied == processes * keys
+        Store.unlink(name)
+        return stats.total.cas_retries
+
+    until_raced(turn)
+
+
+def _take_all(me: int, name: str, kind: str, keys: int, meeting: Meeting) -> list[list[int]]:
+    with Store(name, keys=2 * keys) as store:
+        take = TAKEN_FROM[kind](store, keys).take_up_to
+        meeting.wait(me)
+        return [list(iter(partial(take, key, 7), 0)) for key in range(keys)]
 
 
 def test_closing_other_stores_during_batches_loses_no_count(crew: Crew, name: str) -> None:

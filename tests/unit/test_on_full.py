@@ -43,6 +43,21 @@ def test_evict_takes_the_key_that_expires_first(clock: ManualClock) -> None:
         assert [limiter.peek(key).remaining for key in heavy] == [50] * len(heavy)
 
 
+@pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
+def test_taking_what_is_there_follows_on_full(clock: ManualClock, on_full: Any) -> None:
+    store, limiter = open_bucket(clock, on_full)
+    with store:
+        taken = [limiter.take_up_to(key, 150) for key in CROWD]
+        stats = store.stats()
+        charged = taken.count(100) if on_full != "allow" else stats.total.inserted
+        assert set(taken) == ({100, 0} if on_full == "deny" else {100})
+        assert stats.total.inserted == charged
+        assert stats.total.allowed == taken.count(100)
+        assert stats.total.denied == stats.total.full * (on_full == "deny") == taken.count(0)
+        assert (stats.total.full > 0) is (on_full != "evict")
+        assert sum(limiter.peek(key).remaining == 0 for key in CROWD) == stats.live_keys
+
+
 def test_deny_refuses_only_new_keys_and_counts_denials(clock: ManualClock) -> None:
     store, limiter = open_bucket(clock, "deny")
     with store:

@@ -88,6 +88,7 @@ COMMON = {
 }
 HELD = COMMON | {"limited": "(key, cost=1, timeout=None)", "exceeded": "(key)"}
 WITH_TIERS = COMMON | {
+    "take_up_to": "(key, most, *, rate=None, burst=None)",
     "hit": "(key, cost=1, *, rate=None, burst=None, request_id=None, request_ttl=None)",
     "peek": "(key, cost=1, *, rate=None, burst=None)",
     "refund": "(key, cost=1, *, rate=None, burst=None, request_id=None)",

@@ -49,6 +49,13 @@ class CellLimiter(Limiter):
         ``allowed`` and ``retry_after`` describe the request, ``remaining`` and ``reset_after`` the key's current state.
         Only ``hit`` finds that a new key has no room, so ``on_full`` doesn't apply here.
         """
+    def take_up_to(self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int:
+        """Charge as many permits of `key` as there are, at most `most`, and return how many: 0 is a denial.
+
+        One decision, by one CAS. `most` may be above the limit. `rate` and `burst` are those of ``hit``. With
+        ``on_full="allow"``, a new key without a cell gets all that a fresh key has. Raises what ``hit`` raises, except
+        ``CostExceedsLimit``.
+        """
     def reserve(
         self,
         key: Key,

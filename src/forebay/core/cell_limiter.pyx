@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from forebay.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
-from forebay.core.decision cimport NO_ROOM, Decision
+from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
 from forebay.core.limiter cimport Attempt, Charge, Limiter, LimitParams
 from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
@@ -202,6 +202,49 @@ cdef class CellLimiter(Limiter):
                 f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, and none is "
                 "given")
         return self.decide_once(key, &charge)
+
+    def take_up_to(self, key, most, *, rate=None, burst=None):
+        """Charge as many permits of `key` as there are, at most `most`, and return how many: 0 is a denial.
+
+        One decision, by one CAS. `most` may be above the limit. `rate` and `burst` are those of ``hit``. With
+        ``on_full="allow"``, a new key without a cell gets all that a fresh key has. Raises what ``hit`` raises, except
+        ``CostExceedsLimit``.
+        """
+        cdef Attempt attempt
+        cdef LimitParams params
+        cdef uint64_t wanted, count, state, now_ns
+        cdef bint allowed
+        self.params_for_call(rate, burst, &params)
+        wanted = min(<uint64_t>whole_cost(most), params.limit)
+        self.attempt_for(key, 0, &attempt)
+        attempt.charge = &attempt.own_charge
+        while wanted != 0:
+            self.charge_for(0, &params, &attempt.own_charge)
+            self.ensure_attached()
+            now_ns = table_now(&self.table)
+            self.check(&attempt, now_ns)
+            state = attempt.verdict.state
+            count = min(wanted, remaining_of(self.decision_of(&attempt, True)))
+            if count == 0:
+                break
+            self.charge_for(count, &params, &attempt.own_charge)
+            # Python code may have run since. From here on to the count of the decision, none does.
+            self.ensure_attached()
+            if not self.check(&attempt, now_ns) or attempt.verdict.state != state:
+                continue
+            # Linearizes here: the CAS is from the state in which `count` permits were there.
+            allowed = self.try_commit(&attempt)
+            if not allowed and attempt.verdict.cell == NULL:
+                # A fresh key has as many as are wanted, so another request's charge can only deny them.
+                allowed = self.commit(&attempt)
+                if attempt.verdict.full and not allowed:
+                    break
+            if allowed:
+                self.count(&self.counters.allowed, 1)
+                return count
+        if wanted != 0:
+            self.count(&self.counters.denied, 1)
+        return 0
 
     cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0:
         """The tag of a request's mark. Marks are in the store's table, even if the limiter has a table of its own.

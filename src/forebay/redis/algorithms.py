@@ -100,6 +100,11 @@ class Algorithm(ABC):
     def times_us(self, charge: Charge, seen: Seen) -> tuple[int, int, int]:
         """The permits left, the time until this request may be allowed, and the time until nothing counts any more."""
 
+    @property
+    def rate_arguments(self) -> tuple[int, ...]:
+        """What ``take_up_to.lua`` needs beside the arguments of a request for one permit."""
+        return ()
+
     def cancellation(self, charge: Charge, seen: Seen) -> Charge:
         """The charge that takes `charge` back, if that counts. Its room is a number of the state that `charge` left."""
         return Charge(charge.cost, (charge.arguments[0], seen.numbers[0], *charge.arguments[2:]))
@@ -164,6 +169,10 @@ class Gcra(Algorithm):
         self.unit_room_us = self.tolerance_us - unit_us
         self.due_us = self.tolerance_us
         """If a TAT is at most this far ahead of now, no booking is still waiting for its time."""
+
+    @property
+    def rate_arguments(self) -> tuple[int, ...]:
+        return self.rate.limit, self.period_us
 
     def amount_us(self, cost: int) -> int:
         return -(-cost * self.period_us // self.rate.limit)

@@ -244,6 +244,15 @@ class LimiterCommands:
         algorithm = self.tier(rate, burst)
         return self._decision(PEEK, self.key(key), algorithm, self.charge_for(key, cost, algorithm))
 
+    def take_up_to(self, key: Key, most: Any, rate: str | Rate | None = None, burst: int | None = None) -> Command[int]:
+        algorithm = self.tier(rate, burst)
+        one = self.charge_for(key, 1, algorithm)
+        # A larger number than the limit may be too large for the script.
+        arguments = [min(cost_of(most), algorithm.limit), algorithm.script, *one.arguments, *algorithm.rate_arguments]
+        return Command(
+            script("take_up_to", algorithm.script), [self.key(key)], encode_args(arguments), 2, lambda reply: reply[0]
+        )
+
     def reserve(
         self,
         key: Key,

@@ -153,6 +153,9 @@ class ConcurrencyCommands(LimiterCommands):
             raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
         return self.algorithm
 
+    def take_up_to(self, key: Key, most: Any, rate: str | Rate | None = None, burst: int | None = None) -> Command[int]:
+        raise InvalidLimiter(f"{self!r} holds permits, which come back one by one: take them with acquire")
+
     def _mark(self, key: bytes, request_id: Key, charge: Charge) -> bytes:
         raise InvalidLimiter(f"{self!r} takes no request_id: the process that holds a permit gives it back")
 

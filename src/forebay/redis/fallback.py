@@ -115,6 +115,10 @@ class AllowFallback:
     def peek(self, key: Any, cost: Any = 1, **more: Any) -> Decision:
         return _allowed(min(self._limiters, key=lambda limiter: limiter.limit))
 
+    def take_up_to(self, key: Any, most: int, *, burst: int | None = None, **more: Any) -> int:
+        [limiter] = self._limiters
+        return min(most, limiter.tier(more["rate"], burst).limit)
+
     def reserve(self, key: Any, cost: Any, max_delay: Duration | None, **more: Any) -> Booked:
         self._give_unleased(key, cost)
         return Booked.now(True, 0, None)
@@ -207,6 +211,10 @@ class HostShareFallback:
         self, key: Any, cost: Any = 1, *, rate: str | Rate | None = None, burst: int | None = None, **more: Any
     ) -> Decision:
         return self.in_own_name(self.ask(self.native.peek, key, cost, **self._given(rate, burst, more)))
+
+    def take_up_to(self, key: Any, most: int, *, rate: str | Rate | None = None, burst: int | None = None) -> int:
+        taken: int = self.native.take_up_to(key, most, **self._given(rate, burst, {}))
+        return taken
 
     def reserve(
         self,

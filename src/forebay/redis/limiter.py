@@ -239,6 +239,16 @@ class BaseLimiter(BaseReservable[E, R], Generic[E, R]):
         )
 
     @operation
+    def take_up_to(
+        self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None
+    ) -> Pending[int]:
+        commands = self.commands
+        return self._executor.run_command(
+            commands.take_up_to(key, most, rate, burst),
+            lambda: commands.fallback.take_up_to(key, most, rate=rate, burst=burst),
+        )
+
+    @operation
     def reserve(
         self,
         key: Key,

@@ -202,6 +202,12 @@ class LeasedBase:
             "after the other"
         )
 
+    def _takes_no_part(self) -> InvalidLimiter:
+        return InvalidLimiter(
+            f"{self!r} knows only a part of what there is: take as much as there is by a limiter over the "
+            f"{self._redis_kind} itself"
+        )
+
     def _never_books(self) -> InvalidLimiter:
         return InvalidLimiter(
             f"{self!r} can't book ahead: wait for a permit, or reserve by a limiter over the {self._redis_kind} itself"
@@ -269,6 +275,9 @@ class LeasedLimiter(LeasedBase, Permits):
     def reset(self: LeasedBase, key: Key) -> None:
         """Forget `key` in Redis and on this host. Other hosts may spend what they have on loan until its end."""
         return self._executor.run(self._executor.reset(self._permits, key))
+
+    def take_up_to(self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None) -> NoReturn:
+        raise self._takes_no_part()
 
     def reserve(
         self,
@@ -404,6 +413,12 @@ class AsyncLeasedLimiter(LeasedBase):
     async def exceeded(self, key: Key, cost: int = 1) -> LimitExceeded:
         """The exception for a wait in which `cost` permits of `key` didn't come in time."""
         return LimitExceeded(self.name, self.limit, (await self.peek(key, cost)).retry_after)
+
+    @awaited
+    async def take_up_to(
+        self, key: Key, most: int, *, rate: str | Rate | None = None, burst: int | None = None
+    ) -> NoReturn:
+        raise self._takes_no_part()
 
     @awaited
     async def reserve(

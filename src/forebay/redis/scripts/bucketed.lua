@@ -30,6 +30,9 @@ algorithms.bucketed = {
   allows = function(state, now, a)
     return state.sum <= a[2]
   end,
+  left = function(state, now, a)
+    return a[1] + a[2] - state.sum
+  end,
   charge = function(state, now, a)
     state.counts[state.newest] = (state.counts[state.newest] or 0) + a[1]
     state.sum = state.sum + a[1]

@@ -11,6 +11,8 @@
 --   report(state, now, a, ok) whole numbers for the reply; ok: whether the request is allowed
 --   write(key, state, now, a) writes the state to Redis
 --   used(state, now, a)       for a window only: the permits used
+--   left(state, now, a)       the permits that are left, if `a` are the arguments of a request for one permit
+--   amount(permits, a)        the amount that a request for so many permits adds, if that is another number
 --   give_back(key, state, now, a, is_cancelled)   takes a charge back, in Redis
 local algorithms = {}
 

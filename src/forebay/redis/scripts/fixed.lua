@@ -17,6 +17,9 @@ algorithms.fixed = {
   allows = function(state, now, a)
     return state[2] <= a[2]
   end,
+  left = function(state, now, a)
+    return a[1] + a[2] - state[2]
+  end,
   charge = function(state, now, a)
     state[2] = state[2] + a[1]
   end,

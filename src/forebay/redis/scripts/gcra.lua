@@ -13,6 +13,15 @@ algorithms.gcra = {
   report = function(state)
     return state
   end,
+  -- Here the fourth and fifth argument are the rate: so many permits, per so much time.
+  left = function(state, now, a)
+    local left = a[1] + a[2] - math.max(state[1] - now, 0)
+    return left > 0 and (scaled(left, a[4], a[5])) or 0
+  end,
+  amount = function(permits, a)
+    local whole, rest = scaled(permits, a[5], a[4])
+    return rest > 0 and whole + 1 or whole
+  end,
   write = function(key, state, now)
     write_text(key, 't' .. text(state[1]), state[1], now)
   end,

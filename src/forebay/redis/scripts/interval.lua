@@ -30,6 +30,9 @@ algorithms.interval = {
     local refills = math.ceil((missing - a[4]) / a[5])
     return refills * a[6] - now % a[6] <= a[3]
   end,
+  left = function(state, now, a)
+    return a[4] - missing_of(state[1], state[2], now, a)
+  end,
   charge = function(state, now, a)
     state[2] = missing_of(state[1], state[2], now, a) + a[1]
     state[1] = math.floor(now / a[6])

@@ -69,6 +69,9 @@ algorithms.log = {
   allows = function(state, now, a)
     return state.after - state.before <= a[2]
   end,
+  left = function(state, now, a)
+    return a[1] + a[2] - (state.after - state.before)
+  end,
   charge = function(state, now, a)
     state.date = state.past
     state.after = state.after + a[1]

@@ -19,6 +19,9 @@ algorithms.sliding = {
   allows = function(state, now, a)
     return algorithms.sliding.used(state, now, a) <= a[2]
   end,
+  left = function(state, now, a)
+    return a[1] + a[2] - algorithms.sliding.used(state, now, a)
+  end,
   charge = function(state, now, a)
     state[3] = state[3] + a[1]
   end,
