@@ -53,6 +53,50 @@ def bench_a_million_shuffled_keys(measure: Measure, quick: bool, store_name: str
         check_all_live(store, count)
 
 
+def measure_returning(measure: Measure, quick: bool, what: str, text: str, method: str) -> None:
+    """As many keys as the store is made for: each returns after its state has expired. Beside it, live keys."""
+    count = 100_000 if quick else 1_000_000
+    order = random.Random(3)
+    keys = [f"user:{i}" for i in range(count)]
+    order.shuffle(keys)
+    with Store.private(keys=count) as store, Store.private(keys=count) as live_store:
+        # Its permit comes back within a millisecond, and a pass over all keys takes many.
+        returning = TokenBucket(store, "api", "1000/second")
+        live = TokenBucket(live_store, "api", **LASTING)
+        for bucket in (returning, live):
+            bucket.allow_many(keys)
+        inserted = store.stats().total.inserted
+
+        def shuffled() -> Timer:
+            order.shuffle(keys)
+            return statement(text, f=getattr(returning, method), ks=keys)
+
+        live_pass = statement(text, f=getattr(live, method), ks=keys)
+        rounds = 9
+        measure(
+            f"{what}, {count:,} keys that return after their states have expired, per key",
+            shuffled,
+            calls=1,
+            operations_per_call=count,
+            rounds=rounds,
+            beside={"live keys": lambda: time_per_call(live_pass, 1, count)},
+            section=SECTION,
+            bar_to=("live keys", 1.5),
+        )
+        check_all_live(live_store, count)
+        again = store.stats().total.inserted - inserted
+        if again > 0.02 * count * rounds:
+            raise AssertionError(f"{again} keys had lost their cells")
+
+
+def bench_returning_keys(measure: Measure, quick: bool) -> None:
+    measure_returning(measure, quick, "`allow`", "for k in ks: f(k)", "allow")
+
+
+def bench_returning_keys_in_a_batch(measure: Measure, quick: bool) -> None:
+    measure_returning(measure, quick, "`allow_many`", "f(ks)", "allow_many")
+
+
 def bench_ten_million_live_keys(measure: Measure, quick: bool, store_name: str) -> None:
     """The keys are made in the order of the requests, so that only the segment misses the cache."""
     count, per_round = (1_000_000, 50_000) if quick else (10_000_000, 200_000)

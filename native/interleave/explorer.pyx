@@ -264,6 +264,17 @@ cdef int judge_outcome(const ExploreOperation* operations, int count, const uint
     return 0
 
 
+cdef uint64_t foreign_tag(uint64_t cell) noexcept:
+    return (cell + 1) << FOREBAY_KIND_BITS | FOREBAY_KIND_TAT
+
+
+cdef int foreign_left(CellLimiter limiter, int cells) noexcept:
+    cdef int i, left = 0
+    for i in range(cells):
+        left += limiter.table.cells[i].tag == foreign_tag(i)
+    return left
+
+
 class WatchedOwners:
     """The process identities that a concurrency limiter checks for ended processes."""
 
@@ -314,8 +325,12 @@ cdef class Program:
     def foreign(self, CellLimiter limiter, cell, state):
         """Put another key's member in a cell, with this state: the cell is vacant once the time in the state has come.
         """
-        limiter.table.cells[<size_t>cell].tag = (<uint64_t>cell + 1) << FOREBAY_KIND_BITS | FOREBAY_KIND_TAT
+        limiter.table.cells[<size_t>cell].tag = foreign_tag(cell)
         limiter.table.cells[<size_t>cell].state = state
+
+    def look_for_foreign(self, CellLimiter limiter, cells):
+        """How many of the first `cells` cells still hold the key that `foreign` put there: a number for `judge`."""
+        self.look(lambda: foreign_left(limiter, cells))
 
     def key(self, CellLimiter limiter, line=0, number=0):
         """The `number`-th key with this home line: so schedules are the same whatever the segment's hash key."""

@@ -106,6 +106,18 @@ BUGS = [
         "fingerprint_of(load_acquire(&cell.tag) if {here} else load_seq_cst(&cell.tag))",
     ),
     Bug(
+        "a vacancy is taken as it is by now",
+        TABLE,
+        "    place.seen = seen[chosen]",
+        "    place.seen = load128_acquire(place.cell) if {here} else seen[chosen]",
+    ),
+    Bug(
+        "an expired key gives way though a cell is empty",
+        TABLE,
+        " // OLD_PART if earliest != 0 else 0",
+        " // OLD_PART if earliest != 0 else (now_ns if {here} else 0)",
+    ),
+    Bug(
         "the clock is read before the scan",
         TABLE,
         "    verdict.now_ns = now_ns = table_now(table)    # SYNC scan -> clock",

@@ -17,6 +17,7 @@ from oracle import Bucket, Rule
 from oracle_counts import IntervalBucket, Log
 
 from forebay import AllOf, Concurrency, Store
+from forebay.segment.layout import CELLS_PER_LINE
 
 NS = 1_000_000_000
 
@@ -461,6 +462,25 @@ class SceneOfRoomLater(Scene):
     def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
         admitted = sum(d.allowed and not d.full for d in done[-1 - self.rule.most :])
         return f"{admitted} of {self.rule.most} admitted" if admitted > self.rule.most else ""
+
+
+class SceneOfExpiredKeys(Scene):
+    """Keys come to a table in which the home line holds expired keys of others, and cells elsewhere are empty.
+
+    The expired keys may return, so none of them gives way.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, usable=CELLS_PER_LINE + 2, **options)
+        for cell in range(CELLS_PER_LINE):
+            self.program.foreign(self.limiter, cell, self.at_ns - 1 - cell)
+        self.program.look_for_foreign(self.limiter, CELLS_PER_LINE)
+
+    def judge(self, done: Sequence[Done], finals: Sequence[int], final_ns: int) -> str:
+        left, *finals = finals
+        if left < CELLS_PER_LINE:
+            return f"{CELLS_PER_LINE - left} expired keys gave way, though there were empty cells"
+        return super().judge(done, finals, final_ns)
 
 
 @dataclass(frozen=True)

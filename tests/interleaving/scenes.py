@@ -11,7 +11,16 @@ from oracle import Bucket
 from oracle_counts import BucketedWindow as Buckets
 from oracle_counts import ClockWindow, IntervalBucket, Log, first_window_in_memory
 from oracle_counts import SlidingWindow as Sliding
-from programs import NS, Scene, SceneOfAnswers, SceneOfOneRequest, SceneOfRoomLater, SceneOfSeveral, SceneOfSlots
+from programs import (
+    NS,
+    Scene,
+    SceneOfAnswers,
+    SceneOfExpiredKeys,
+    SceneOfOneRequest,
+    SceneOfRoomLater,
+    SceneOfSeveral,
+    SceneOfSlots,
+)
 from synced_programs import SyncedScene
 
 import forebay
@@ -196,6 +205,22 @@ def moving_key() -> Scene:
     return scene.hits(0, 1, 2).hits_of_another(2)
 
 
+def insertion_beside_expired_keys() -> Scene:
+    """Two keys come, and two cells away from their home line are empty."""
+    scene = SceneOfExpiredKeys(lambda s: forebay.TokenBucket(s, "limit", "1/second", burst=2), Bucket(1, NS, 2))
+    return scene.hits(0).hits_of_another(1, 1)
+
+
+def insertion_away_from_expired_keys() -> Scene:
+    """Keys have expired in the home line, and one cell elsewhere is empty. Of three requests of one key, one may claim
+    the empty cell, and another one, which finds no empty cell any more, a cell at home.
+    """
+    scene = token_bucket(2, usable=5)
+    for cell in range(4):
+        scene.program.foreign(scene.limiter, cell, scene.at_ns - 1 - cell)
+    return scene.hits(0, 1, 2)
+
+
 def claims_in_one_cell() -> Scene:
     """One claim is given up for a claim in the other cell. A process that had chosen the cell before places another
     claim there: the two differ.
@@ -307,6 +332,10 @@ SCENES |= {
     "insertion beside another key": Explorable(insertion_beside_another, {"preemptions": 4}, {"crashes": 1}),
     "insertion beside another key on weaker memory": Explorable(
         insertion_beside_another, {"preemptions": 3, "stale_reads": 2}, {"stale_reads": 3}
+    ),
+    "insertion beside expired keys": Explorable(insertion_beside_expired_keys, {"crashes": 1}, {"crashes": 2}),
+    "insertion away from expired keys": Explorable(
+        insertion_away_from_expired_keys, {"preemptions": 3}, {"preemptions": 4}
     ),
     "reuse of an expired cell": Explorable(reuse, {**LATER, "preemptions": 4}, {"preemptions": None, "crashes": 1}),
     "reuse by the same key": Explorable(reuse_by_itself, {**LATER, "crashes": 1}, {"crashes": 2}),

@@ -24,6 +24,8 @@ FOUND_BY = {
     "a refund is by no clock": "fixed window: hits and a refund",
     "claims are not helped": "insertion by two",
     "the scan is not sequentially consistent": "insertion beside another key on weaker memory",
+    "a vacancy is taken as it is by now": "reuse of an expired cell",
+    "an expired key gives way though a cell is empty": "insertion beside expired keys",
     "the clock is read before the scan": "reuse of an expired cell",
     "a key evicts itself": "no eviction by itself",
     "a key that the search for room has met is forgotten": "insertion, a member that becomes a claim",

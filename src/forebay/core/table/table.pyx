@@ -110,6 +110,9 @@ cdef enum:
     COUNTER_LINE_BITS = 12
     # In stamp units. An insertion takes a microsecond; a slower one may lose its claim, and then starts again.
     CLAIM_LIFE = 2
+    # The cells of a probe set.
+    CELLS_PER_KEY = FOREBAY_GROUPS_PER_KEY * FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
+    OLD_PART = 8
 
 
 # The lines of a key, most often twelve: three groups, all different, each from the key's own line of it onwards. A
@@ -245,45 +248,63 @@ cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) n
 cdef Place choose_vacancy(
     const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t now_ns, uint64_t* first_expiry_ns, bint* met
 ) noexcept nogil:
-    """A vacancy in the home line, else one in the emptiest line; when evicting, else the live cell that expires first.
+    """The cell for a new key; when evicting, the live cell that expires first if there is no vacancy.
 
-    benchmarks/probe_simulation.py measures this choice of a line. Within a line it takes the cell that has been vacant
-    for longest: the key of a cell that expired just now is the likeliest to return. `met` is whether one of the cells
-    held the key itself.
+    An expired key may return, and then it is found if its cell has not been taken. So an empty cell anywhere in the
+    probe set goes first. Without one, an expired cell goes if it has been vacant for at least 1 / OLD_PART of the time
+    of the longest-vacant one. Of these cells the new key takes one in its home line, else one in the line that has most
+    of them; within the line the longest vacant. benchmarks/probe_simulation.py compares this with other rules.
+
+    `met` is whether one of the cells held the key itself.
     """
-    cdef Place place
-    cdef Place vacancy = Place(NULL, 0, pair(FOREBAY_KIND_EMPTY, 0))
-    cdef Place longest = vacancy
-    cdef Place victim = vacancy
-    cdef int line, i, vacancies, most = 0
-    cdef uint64_t expiry, earliest
+    cdef Place place = Place(NULL, 0, pair(FOREBAY_KIND_EMPTY, 0))
+    cdef ForebayCell[CELLS_PER_KEY] seen
+    cdef uint64_t[CELLS_PER_KEY] expiries
+    cdef ForebayCell* cell
+    cdef int position, i, line, vacancies, most = 0, victim = 0, chosen = 0
+    cdef int cells = probe.lines * FOREBAY_CELLS_PER_LINE
+    cdef uint64_t latest, expiry, earliest = ~<uint64_t>0
     first_expiry_ns[0] = ~<uint64_t>0
     met[0] = False
-    for line in range(probe.lines):
-        vacancies = 0
-        earliest = ~<uint64_t>0
-        for i in range(FOREBAY_CELLS_PER_LINE):
-            place.cell = probe_line(probe, line) + i
-            if table.end != NULL and place.cell >= table.end:
-                continue
-            place.position = line * FOREBAY_CELLS_PER_LINE + i
-            place.seen = load128_acquire(place.cell)
-            met[0] = met[0] or place.seen.tag == tag or place.seen.tag == claim_tag(tag)
-            expiry = expiry_of(table, place.seen, now_ns)
-            if expiry <= now_ns:
-                vacancies += 1
-                if expiry < earliest:
-                    earliest = expiry
-                    longest = place
-            elif expiry < first_expiry_ns[0]:
-                first_expiry_ns[0] = expiry
-                victim = place
-        if vacancies > most:
-            most = vacancies
-            vacancy = longest
-        if line == 0 and most:
+    for position in range(cells):
+        if position == FOREBAY_CELLS_PER_LINE and earliest == 0:
+            # An empty one at home.
+            cells = FOREBAY_CELLS_PER_LINE
             break
-    return victim if table.on_full == EVICT and vacancy.cell == NULL else vacancy
+        cell = probe_cell(probe, position)
+        expiries[position] = ~<uint64_t>0
+        if table.end != NULL and cell >= table.end:
+            continue
+        seen[position] = load128_acquire(cell)
+        met[0] = met[0] or seen[position].tag == tag or seen[position].tag == claim_tag(tag)
+        expiry = expiry_of(table, seen[position], now_ns)
+        expiries[position] = expiry
+        earliest = min(earliest, expiry)
+        if now_ns < expiry < first_expiry_ns[0]:
+            first_expiry_ns[0] = expiry
+            victim = position
+    if earliest <= now_ns:
+        latest = now_ns - (now_ns - earliest) // OLD_PART if earliest != 0 else 0
+        for line in range(cells // FOREBAY_CELLS_PER_LINE):
+            vacancies = 0
+            position = line * FOREBAY_CELLS_PER_LINE
+            for i in range(line * FOREBAY_CELLS_PER_LINE, (line + 1) * FOREBAY_CELLS_PER_LINE):
+                vacancies += expiries[i] <= latest
+                if expiries[i] < expiries[position]:
+                    position = i
+            if vacancies > most:
+                most = vacancies
+                chosen = position
+                if line == 0:
+                    break
+    elif table.on_full == EVICT and first_expiry_ns[0] != ~<uint64_t>0:
+        chosen = victim
+    else:
+        return place
+    place.cell = probe_cell(probe, chosen)
+    place.position = chosen
+    place.seen = seen[chosen]
+    return place
 
 
 cdef Place find_claim(const ProbeSet* probe, uint64_t tag) noexcept nogil:
