@@ -427,6 +427,33 @@ def test_a_start_that_is_refused_in_a_new_file_names_the_room_for_the_store_too(
     start()
 
 
+def test_start_warns_without_room_for_a_moving_window(
+    scheme: str, small_shared_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"path": str(small_shared_memory / "segment"), "keys": 1000}
+
+    def warned(keys: int) -> bool:
+        caplog.clear()
+        open_storage(f"{scheme}://", moving_window_keys=keys, **options).store.close()
+        return bool(caplog.messages)
+
+    assert not warned(1000)
+    assert warned(10_000)
+    (message,) = caplog.messages
+    found = re.search(r": found (\d+) bytes free on .*, expected (\d+) bytes: a moving window of 100/minute; ", message)
+    assert found
+    assert int(found[1]) < 5 << 20 < int(found[2])
+    for remedy in ("enlarge /dev/shm to 15 MiB", "moving_window_keys", "gcra"):
+        assert remedy in message
+    storage = open_storage(f"{scheme}://", moving_window_keys=10_000, **options)
+    with pytest.raises(SegmentSpaceError):
+        storage.acquire_entry("ada", 100, 60)
+    # The service's limits are smaller.
+    assert storage.acquire_entry("ada", 10, 60)
+    storage.store.close()
+    assert not warned(10_000)
+
+
 def test_refused_store_names_its_own_room_if_a_moving_window_is_invalid(scheme: str, small_shared_memory: Path) -> None:
     path = small_shared_memory / "segment"
     with pytest.raises(SegmentSpaceError, match="bytes for 1000000 keys"):

@@ -103,6 +103,7 @@ class Counting:
             if isinstance(error, ValueError):
                 raise ConfigurationError(f"the option moving_windows of a forebay storage: {error}") from None
             raise
+        self._warn_without_room()
 
     def _open(self, options: StorageOptions) -> Store:
         """The store. If there is no room to make it, the error counts the moving windows that are to be made, too."""
@@ -137,6 +138,20 @@ class Counting:
                 with self._naming_the_option():
                     moving_windows.refuse_without_room(self.store, [self._size(*one) for one in missing])
             raise
+
+    def _warn_without_room(self) -> None:
+        """Log a warning if there is no room for a moving window of a usual size.
+
+        The library passes neither strategy nor limits before the first request, so this start can't fail for them.
+        """
+        if any(name.startswith("limits moving-window ") for name, _ in self.store.attachment.limiters().values()):
+            # They may be all that the service needs.
+            return
+        try:
+            with self._naming_the_option():
+                moving_windows.refuse_without_room(self.store, [self._size(100, 60)], "a moving window of 100/minute")
+        except SegmentSpaceError as error:
+            _log.warning("a request of the strategy moving-window would be an error: %s", error)
 
     def _refuse_without_room_for_all(self, options: StorageOptions, taken: int = 0) -> None:
         """Raise if the store and all moving windows don't fit together. `taken` bytes are about to become free."""

@@ -42,14 +42,17 @@ def bytes_needed(limit: int, expiry: float, keys: int) -> int:
     return _in_pages(BucketedWindow.bytes_needed(PARTS + 1, keys=keys))
 
 
-def refuse_without_room(store: Store, sizes: list[int]) -> None:
-    """Raise ``SegmentSpaceError`` if moving windows of so many bytes each don't fit together."""
+def refuse_without_room(store: Store, sizes: list[int], described: str = "") -> None:
+    """Raise ``SegmentSpaceError`` if moving windows of so many bytes each don't fit together.
+
+    `described` says which; by default those of the option.
+    """
     attachment = store.attachment
     with attachment.lock():
         fd = attachment.own_file()
         # Without the file, no room was the reason.
         if fd is not None:
-            _refuse(fd, attachment.path, attachment.label, sum(sizes), _described(sizes))
+            _refuse(fd, attachment.path, attachment.label, sum(sizes), described or _described(sizes))
 
 
 def refuse_without_room_for_store(path: str, keys: int, sizes: list[int], taken: int = 0) -> None:
