@@ -148,6 +148,23 @@ class TestMatching:
         where = Rule(limit, path="/" + root.strip("/") + "/" + sent.lstrip("/")).where
         assert where.matches(("GET",), ASGIRequest(asgi_scope(sent, root_path=root)).paths)
 
+    def test_path_that_begins_with_a_root_that_ends_with_a_slash_has_readings_with_the_root_in_front(
+        self, limit: FixedWindow
+    ) -> None:
+        """Starlette removes such a root only if another slash is behind it."""
+        where = Rule(limit, path="/v1/{id}/orders").where
+        assert where.matches(("GET",), ASGIRequest(asgi_scope("/v1/orders", root_path="/v1/")).paths)
+
+    @pytest.mark.parametrize("path", ["/m/lo\xff gin", "/m/lo\xffgin/\xe9", "/m/login/\xe9\xff"])
+    def test_text_that_is_decoded_again_beneath_a_mount_has_a_reading(self, limit: FixedWindow, path: str) -> None:
+        """Bottle decodes a path beneath each mount, and omits what isn't UTF-8."""
+        once = path.encode().decode("latin-1")
+        twice = once.encode().decode("latin-1")
+        where = Rule(limit, path=["/m/login", "/m/lo gin"]).where
+        for sent in (path, once, twice):
+            assert where.matches(("GET",), WSGIRequest(wsgi_environ(sent)).paths)
+        assert not where.matches(("GET",), WSGIRequest(wsgi_environ("/m/lo\u20acgin".encode().decode("latin-1"))).paths)
+
     @pytest.mark.parametrize("dots", ["..", ".", "%2e%2E", ".%2e", "%2e.", "..;a", "%2e%2e%3Ba", ".\ufffd."])
     @pytest.mark.parametrize("start", ["/v1/", "/", "//", "/;a/", "", "x/", "http://host/v1/", "/v1%2F", "/a/b/c/"])
     @pytest.mark.parametrize("end", ["/login", "//login", "%2Flogin", "", "\n"])
@@ -165,14 +182,26 @@ class TestMatching:
             sent = wsgi_environ("/") | {"SCRIPT_NAME": root, "PATH_INFO": path.encode().decode("latin-1")}
             assert WSGIRequest(sent).paths == ()
 
+    @pytest.mark.parametrize("path", ["/login\n", "/a.json\n/posts", "/a%0A", "/a%0a/b", "/%0A", "/a\n;b", "\n", "x\n"])
+    def test_path_with_a_line_feed_at_the_end_of_a_segment_matches_every_rule(
+        self, limit: FixedWindow, path: str
+    ) -> None:
+        where = Rule(limit, path="/{id}.json/posts", methods="POST").where
+        assert where.matches(("POST",), readings(path))
+        assert not where.matches(("GET",), readings(path))
+        for root in ("", "/v1"):
+            assert ASGIRequest(asgi_scope(path, root_path=root)).paths == ()
+            assert WSGIRequest(wsgi_environ("/") | {"SCRIPT_NAME": root, "PATH_INFO": path}).paths == ()
+        assert not where.matches(("POST",), readings(path.replace("\n", "\nx").replace("0", "1")))
+
     @pytest.mark.parametrize("path", ["/a..b/c", "/.../c", "/.well-known/x", "/a./b", "/..a/b", "/a/.b;..", "/@@../a"])
     def test_dots_within_a_segment_are_text(self, limit: FixedWindow, path: str) -> None:
         assert Rule(limit, path=path).where.matches(("GET",), readings(path))
         assert not Rule(limit, path="/login").where.matches(("GET",), readings(path))
 
-    @pytest.mark.parametrize("path", ["/a/../b", "/./b", "/b/.", "/a/%2e%2e/b", "/..;/b", "/*/../b"])
+    @pytest.mark.parametrize("path", ["/a/../b", "/./b", "/b/.", "/a/%2e%2e/b", "/..;/b", "/*/../b", "/b%0A", "/b\n/c"])
     def test_pattern_with_a_segment_of_dots_is_refused(self, limit: FixedWindow, path: str) -> None:
-        with pytest.raises(InvalidLimiter, match=r"has a segment of dots: write the path to which they lead"):
+        with pytest.raises(InvalidLimiter, match=r"dots or .* line feed: write the path to which it leads"):
             Rule(limit, path=path)
 
     def test_path_too_long_to_normalize_matches_every_rule(self, limit: FixedWindow) -> None:
@@ -193,10 +222,11 @@ class TestMatching:
         """As docs/web.md states."""
         path = start + "%;ahttp://v1%3A\ufffd:v1http:///%2F/v1/" + "/%2e%2ea/x//@@a;b" * 50
         assert 0 < len(readings(path)) <= 90
-        sent = {"SCRIPT_NAME": "/v1", "PATH_INFO": path.replace("\ufffd", "\xff")}
-        assert 0 < len(WSGIRequest(wsgi_environ("/") | sent).paths) <= 400
+        for odd in ("\xff", "\xff\xc3\x83\xc2\xbf"):
+            sent = {"SCRIPT_NAME": "/v1", "PATH_INFO": path.replace("\ufffd", odd)}
+            assert 0 < len(WSGIRequest(wsgi_environ("/") | sent).paths) <= 500
         for roots in ({"root_path": "/v1"}, {"root_path": "/v1/v2", "app_root_path": "/v1"}):
-            assert 0 < len(ASGIRequest(asgi_scope(path) | roots).paths) <= 400
+            assert 0 < len(ASGIRequest(asgi_scope(path) | roots).paths) <= 500
 
     def test_pattern_matches_in_linear_time(self, limit: FixedWindow) -> None:
         """A client controls the path. A matcher that backtracks over the stars takes exponential time."""
@@ -334,6 +364,15 @@ class TestMatching:
         assert limited.request("/login", "GET", fields=[(name, "PUT")]).status == 200
         # An application may ignore the override and handle a POST, so the rule still matches.
         assert limited.request("/login", "POST", fields=[(name, "PUT")]).status == 429
+
+    @pytest.mark.parametrize("name", [b"x_http_method_override", b"x-http_method-override", b"x_http_method"])
+    @pytest.mark.parametrize("method", ["POST", "po\u017ft"])
+    def test_method_that_is_overridden_by_another_spelling_matches(
+        self, limit: FixedWindow, name: bytes, method: str
+    ) -> None:
+        """A WSGI application within has one name for both, and one that reads UTF-8 has another small letter S."""
+        scope = asgi_scope("/") | {"headers": [(b"x-a", b"PUT"), (b"accept", b"PUT"), (name, method.encode())]}
+        assert ASGIRequest(scope).methods == ("GET", "POST")
 
     def test_gate_without_rules_adds_no_fields(self, site: MakeSite) -> None:
         assert site([]).request().fields == [("content-type", "text/plain")]

@@ -53,7 +53,10 @@ if not settings.configured:
 django.setup()
 
 urlpatterns: list[Any] = []
-ROUTES = ("/", "/login", "/api/orders", "/log_in", "/users/{id}", "/users/{id}/posts", "/files/{rest:path}")
+ROUTES = (
+    *("/", "/login", "/api/orders", "/log_in", "/users/{id}", "/users/{id}/posts", "/files/{rest:path}"),
+    *("/{id}/orders", "/{id}.json/posts"),
+)
 """The routes, written as a rule's patterns."""
 
 Send = Callable[[str, str], Answered]
@@ -105,7 +108,7 @@ def around_a_dispatcher(rules: list[Rule]) -> Send:
 def _flask() -> flask.Flask:
     app = flask.Flask(__name__)
     for route in ROUTES:
-        app.add_url_rule(_in_angles(route), route, lambda route=route, **_: route)
+        app.add_url_rule(_in_angles(route), route.replace(".", ""), lambda route=route, **_: route)
     return app
 
 
@@ -119,7 +122,7 @@ def around_quart(rules: list[Rule], has_root_in_path: bool = True) -> Send:
         return respond
 
     for route in ROUTES:
-        app.add_url_rule(_in_angles(route), route, view(route))
+        app.add_url_rule(_in_angles(route), route.replace(".", ""), view(route))
     return _asgi(ASGIMiddleware(app, rules), has_root_in_path)
 
 
@@ -199,6 +202,11 @@ def in_a_mount(rules: list[Rule]) -> Send:
     return _beneath("/outer", send)
 
 
+def around_a_mount(rules: list[Rule]) -> Send:
+    mount = Mount("/outer", routes=[Route(route, _plain(route)) for route in ROUTES])
+    return _beneath("/outer", _asgi(ASGIMiddleware(Starlette(routes=[mount]), _with_prefix("/outer", rules))))
+
+
 def in_fastapi(rules: list[Rule], has_root_in_path: bool = True) -> Send:
     app = fastapi.FastAPI(openapi_url=None)
     for route in ROUTES:
@@ -261,7 +269,8 @@ def _litestar() -> litestar.Litestar:
 
         return litestar.get(re.sub(r"\{id\}", "{id:str}", route), media_type="text/plain")(respond)
 
-    return litestar.Litestar([handler(route) for route in ROUTES], openapi_config=None)
+    # A placeholder is a whole segment there.
+    return litestar.Litestar([handler(route) for route in ROUTES if "." not in route], openapi_config=None)
 
 
 def _litestar_mount(inner: Any) -> litestar.Litestar:
@@ -413,6 +422,7 @@ ROUTERS: dict[str, Callable[[list[Rule]], Send]] = {
     "in Django under hypercorn, beneath a root": _with_root_in_rules(in_django_under_hypercorn),
     "around Starlette": around_starlette,
     "in a Starlette mount": in_a_mount,
+    "around a Starlette mount": around_a_mount,
     "in FastAPI": in_fastapi,
     "in FastAPI under hypercorn": in_fastapi_under_hypercorn,
     "in FastAPI under hypercorn, beneath a root": _with_root_in_rules(in_fastapi_under_hypercorn),

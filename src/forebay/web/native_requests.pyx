@@ -1,6 +1,7 @@
 """The requests of WSGI and ASGI, and keys of their peers. Compiled, since every limited request needs them."""
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
 
 import contextlib
 
@@ -10,6 +11,7 @@ from forebay.web.paths import odd_readings, with_slash
 cdef enum:
     MOST_REMEMBERED = 4096       # keys of peers and fields
     LONGEST_REMEMBERED = 200     # characters of a field
+    MOST_MOUNTS = 2              # of Bottle in Bottle
 
 
 cdef bint is_plain(str path):
@@ -18,7 +20,10 @@ cdef bint is_plain(str path):
     if not path.startswith("/"):
         return False
     for character in path:
-        if character == u"%" or character == u";" or character == 0xFFFD:
+        # Two comparisons rule out the usual character.
+        if character < u"&" and (character == u"%" or character == u"\n"):
+            return False
+        if character > u":" and (character == u";" or character == 0xFFFD):
             return False
         if before == u"/" and (character == u"/" or character == u"." or character == u"@"):
             return False
@@ -52,6 +57,13 @@ cdef tuple readings_beneath(str root, tuple whole, tuple inside):
 cdef tuple OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override")
 
 
+cdef bint is_override(object field):
+    """Whether it is the name of one. A WSGI application within reads ``X_HTTP_Method`` as ``X-HTTP-Method``."""
+    cdef bytes name = field if type(field) is bytes else bytes(field)
+    # Few names begin so, and replacing takes longer.
+    return PyBytes_AS_STRING(name)[0] == c"x" and name.replace(b"_", b"-") in OVERRIDES
+
+
 def methods(method, header):
     """The method of a request, and those in its fields that override it. `header` returns a field's value."""
     values = [header(name.decode()) for name in OVERRIDES]
@@ -70,9 +82,20 @@ cdef object decoded(str path):
 
 
 cdef list texts_of(str path):
-    """The text of such a path; some routers read bytes that aren't UTF-8 as Latin-1."""
+    """The text of such a path; some routers read bytes that aren't UTF-8 as Latin-1.
+
+    Bottle omits them, and decodes the path again beneath each of its mounts.
+    """
     text = decoded(path)
-    return [text, path] if "\ufffd" in text else [text]
+    if text.isascii():
+        return [text]
+    texts = [text, path] if "\ufffd" in text else [text]
+    with contextlib.suppress(UnicodeEncodeError):
+        again = path.encode("latin-1").decode("utf-8", "ignore")
+        for _ in range(MOST_MOUNTS):
+            again = again.encode("latin-1").decode("utf-8", "ignore")
+            texts.append(again)
+    return texts
 
 
 cdef str joined(str root, str path):
@@ -161,9 +184,12 @@ cdef class ASGIRequest:
 
     @property
     def methods(self):
-        return with_overrides(
-            self.method, [value.decode("latin-1") for name, value in self.native["headers"] if name in OVERRIDES]
-        )
+        cdef list values = []
+        for name, value in self.native["headers"]:
+            if is_override(name):
+                # Some read it as UTF-8, in which "\u017f" is a small letter of "S".
+                values.append(value.decode("utf-8", "replace"))
+        return with_overrides(self.method, values)
 
     @property
     def path(self):
@@ -186,9 +212,7 @@ cdef class ASGIRequest:
                 return path, beneath
         # Some servers report the root in front of the path, too, others only separately. Routers remove it only from
         # the front; /users/v1 is a user to them.
-        found = readings(path, *[
-            joined(root, path) for root in roots if not (path + "/").startswith(root.rstrip("/") + "/")
-        ])
+        found = readings(path, *[joined(root, path) for root in roots if not (path + "/").startswith(root + "/")])
         # Quart removes the host of a whole URL before the root.
         sent = [path] if path.startswith("/") else [path, *with_slash(path)]
         for root in roots:

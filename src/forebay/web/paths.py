@@ -17,16 +17,21 @@ LONGEST_READ: Final = 1024
 
 _SLASHES: Final = re.compile("//+")
 _PARAMETERS: Final = re.compile(";[^/]*")
-_DOTS: Final = re.compile(r"/\.\.?(?:[;/]|$)")
-"""A segment of dots. A router may resolve it anywhere beneath a mount or a route, which it doesn't leave, and another
-takes it for a placeholder's value: beneath ``/v1``, ``/v1/../login`` is ``/v1/login``."""
+_ANYWHERE: Final = re.compile(r"/\.\.?(?:[;/]|$)|\n(?:[;/]|\Z)")
+"""A segment of dots, or one that ends with a line feed.
+
+A router may resolve dots anywhere beneath a mount or a route, which it doesn't leave, and another takes them for a
+placeholder's value: beneath ``/v1``, ``/v1/../login`` is ``/v1/login``. The ``$`` of a regular expression also matches
+before a last line feed: Starlette's at the end of a path, whose mount then leaves its own name in the path, and
+Falcon's at the end of a segment.
+"""
 
 
 def odd_readings(path: str) -> tuple[str, ...]:
     """The readings of a path that isn't plain, each once.
 
-    None if it has a segment of dots or is too long: it may then be any path. Browsers and most HTTP libraries resolve
-    dots before they send a request.
+    None if it has a segment of dots or one that ends with a line feed, or is too long: it may then be any path.
+    Browsers and most HTTP libraries resolve dots before they send a request.
 
     Each takes time linear in the length of the path.
     """
@@ -41,7 +46,7 @@ def odd_readings(path: str) -> tuple[str, ...]:
         # Decoded before or after a slash is put in front.
         decoded = [start for text in texts for start in with_slash(unquote(text))]
         known = [*known, *map(unquote, known), *decoded]
-    if any(map(_DOTS.search, known)):
+    if any(map(_ANYWHERE.search, known)):
         return ()
     found: dict[str, None] = {}
     for reading in dict.fromkeys(known):

@@ -217,7 +217,8 @@ def _pattern(path: str) -> str:
         raise InvalidLimiter(f"the path pattern {short_repr(path)} has {len(path)} characters: too many")
     if not texts:
         raise InvalidLimiter(
-            f"the path pattern {short_repr(path)} has a segment of dots: write the path to which they lead"
+            f"the path pattern {short_repr(path)} has a segment of dots or one that ends with a line "
+            f"feed: write the path to which it leads"
         )
     has_all_below = path.rstrip("/").endswith("/*")
     return "|".join(dict.fromkeys(_expression(text, has_all_below) for text in texts))
@@ -228,10 +229,10 @@ def _character_of(placeholder: re.Match[str]) -> str:
 
 
 def _expression(text: str, has_all_below: bool) -> str:
-    # CherryPy adds an index, and some routers ignore a line's end at the end of a path.
-    text, end = text.rstrip("/"), r"(?:/index)?/*\n?"
+    # CherryPy adds an index.
+    text, end = text.rstrip("/"), "(?:/index)?/*"
     if has_all_below:
-        text, end = text.removesuffix("/" + _ANYTHING), r"(?:/.*|\n)?"
+        text, end = text.removesuffix("/" + _ANYTHING), "(?:/.*)?"
     *before, last = text.split("/")
     # Falcon matches an empty segment, too, between others.
     segments = ["[^/]*" if segment == _SEGMENT else _expression_of(segment) for segment in before]

@@ -105,7 +105,7 @@ class Rule:
     * `path`: a pattern or several; ``*`` matches anything, ``{name}`` one segment, ``{name:path}`` anything; a slash at
       the end makes no difference. ``"/api/*"`` is ``/api`` and everything below. None: every path. The pattern is
       matched with every path that a router may read in a request: with slashes merged, encodings decoded, a root
-      removed. A path with a segment of dots matches every pattern.
+      removed. A path with a segment of dots, or one that ends with a line feed, matches every pattern.
     * `methods`: as in ``{"POST", "PUT"}``; empty: all. ``GET`` includes ``HEAD``; a WebSocket's is ``"WEBSOCKET"``.
       A method in ``X-HTTP-Method-Override`` counts as well.
     * `ignore_case`: whether ``/Login`` matches ``/login``, for routers that ignore case.
