@@ -279,8 +279,8 @@ BUGS = [
     Bug(
         "a decision ignores the requests that came since",
         LOG,
-        "        if decision.available < params.limit and newest + params.period_ns > verdict.now_ns:",
-        "        if decision.available < params.limit and ({here} or newest + params.period_ns > verdict.now_ns):",
+        "    if outlook.available < params.limit and newest + params.period_ns > verdict.now_ns:",
+        "    if outlook.available < params.limit and ({here} or newest + params.period_ns > verdict.now_ns):",
     ),
     Bug(
         "a clear begins with the newest entry",

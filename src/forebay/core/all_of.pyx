@@ -184,14 +184,14 @@ cdef class AllOf(Reservable):
                 binds = remaining < least
             else:
                 binds = not decision.allowed and (
-                    binding is None or decision.retry_after_ns > binding.retry_after_ns)
+                    binding is None or decision.outlook.retry_after_ns > binding.outlook.retry_after_ns)
             if binds:
                 binding = decision
             least = min(least, remaining)
-            reset_after_ns = max(reset_after_ns, decision.reset_after_ns)
-        binding.available = least
-        binding.rate_limit = binding.rate_period_ns = 1
-        binding.reset_after_ns = reset_after_ns
+            reset_after_ns = max(reset_after_ns, decision.outlook.reset_after_ns)
+        binding.outlook.available = least
+        binding.outlook.rate_limit = binding.outlook.rate_period_ns = 1
+        binding.outlook.reset_after_ns = reset_after_ns
         return binding
 
     cdef list decisions(self, Attempt* attempts):
@@ -263,7 +263,7 @@ cdef class AllOf(Reservable):
         cdef Decision binding = self.binding(attempts, allowed)
         return new_reservation(
             self, segment, None, charges, allowed, allowed, attempts[0].verdict.now_ns,
-            binding.retry_after_ns, 0, binding.flags & NO_ROOM != 0)
+            binding.outlook.retry_after_ns, 0, binding.flags & NO_ROOM != 0)
 
     def reserve(self, key, cost=1, max_delay=None):
         """Charge the request if it is allowed now: a ``Reservation`` with a delay of 0.

@@ -3,13 +3,13 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.batch cimport Batch
-from forebay.core.decision cimport Decision
-from forebay.core.limiter cimport Charge, Limiter, AfterCharge, LimitParams
+from forebay.core.decision cimport Decision, Outlook
+from forebay.core.limiter cimport AfterCharge, Charge, Describe, Limiter, LimitParams, SetCharge
 from forebay.core.table.keys cimport hash_key_of
-from forebay.core.table.native cimport prefetch
+from forebay.core.table.native cimport ForebayCell, prefetch
 from forebay.core.table.table cimport (
-    ALLOWED, CAS_FAILED, UNDECIDED, Decide, Events, Outcome, Verdict, fingerprint_of, home_line, no_events,
-    table_decide, table_now, table_try,
+    ALLOWED, CAS_FAILED, UNDECIDED, Decide, Events, Outcome, Table, Verdict, fingerprint_of, home_line, no_events,
+    table_decide, table_now, table_try_line,
 )
 
 
@@ -18,21 +18,36 @@ cdef int64_t whole_cost(object cost) except -1
 cdef object read_once(object cost)
 
 
+# A request's charge in permits.
+cdef void count_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil
+
+
+cdef inline void set_outlook(
+    const Charge* charge, const Verdict* verdict, bint allowed, Describe describe, Outlook* outlook
+) noexcept nogil:
+    if verdict.full and not allowed:
+        # The key has no state. The verdict's state is the time at which a cell of its probe set becomes free.
+        outlook.retry_after_ns = outlook.reset_after_ns = verdict.state - verdict.now_ns
+    else:
+        describe(charge, verdict, allowed, outlook)
+
+
 cdef class CellLimiter(Limiter):
     cdef LimitParams params
     cdef Charge unit                         # a cost of 1
     cdef Decide take                         # the algorithm's decision function
     cdef Decide give_back                    # the function that undoes it
     cdef AfterCharge after_charge            # NULL: all state is in the cell
+    cdef SetCharge set_charge
+    cdef Describe describe
     cdef uint64_t kind                       # the kind of its cells
 
     cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1
     cdef int charge_by(self, object cost, tuple tier, LimitParams* params, Charge* charge) except -1
-    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1
-    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept
-    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1
+    cdef void allow_wait(self, Charge* charge, uint64_t max_wait_ns) noexcept nogil
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil
     cdef Decision new_decision(self, const Charge* charge, const Verdict* verdict, bint allowed)
     cdef Outcome decide(self, uint64_t tag, const Charge* charge, Verdict* verdict) except UNDECIDED
     cdef bint peek_verdict(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1
@@ -42,11 +57,24 @@ cdef class CellLimiter(Limiter):
     cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0
     cdef bint remembers(self, uint64_t mark_tag) except -1
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1
-    cdef int forget(self, uint64_t tag) except -1
+    cdef void forget(self, uint64_t tag, Events* events) noexcept nogil
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil
 
     cdef inline uint64_t tag_of(self, object key) except 0:
         return fingerprint_of(hash_key_of(key, self.hash_key)) | self.kind
+
+
+cdef inline Outcome begin_decision(
+    const Table* table, uint64_t tag, const Charge* charge, Verdict* verdict, Decide take
+) noexcept nogil:
+    """Decide the usual case. An outcome above ALLOWED is for `table_decide`."""
+    cdef ForebayCell* line = home_line(table, tag)
+    # The prefetch runs while the clock is read, which takes as long as half a cache miss.
+    prefetch(line)
+    verdict.now_ns = table_now(table)
+    verdict.full = False
+    verdict.tag = tag
+    return table_try_line(table, line, tag, verdict.now_ns, take, charge, verdict)
 
 
 cdef inline Outcome decide_by(
@@ -56,12 +84,7 @@ cdef inline Outcome decide_by(
     cdef Events events
     cdef Outcome outcome
     limiter.ensure_attached()
-    # The prefetch runs while the clock is read, which takes as long as half a cache miss.
-    prefetch(home_line(&limiter.table, tag))
-    verdict.now_ns = table_now(&limiter.table)
-    verdict.full = False
-    verdict.tag = tag
-    outcome = table_try(&limiter.table, tag, verdict.now_ns, take, charge, verdict)
+    outcome = begin_decision(&limiter.table, tag, charge, verdict, take)
     if outcome > ALLOWED:
         events = no_events()
         events.cas_retries = outcome == CAS_FAILED

@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
 from forebay.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
-from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
+from forebay.core.decision cimport NO_ROOM, Decision, Outlook, no_outlook, remaining_of
 from forebay.core.limiter cimport Attempt, Charge, Limiter, LimitParams
 from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
@@ -78,18 +78,26 @@ cdef bint unmark(
     return until_ns > now_ns
 
 
+cdef void count_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil:
+    charge.amount = permits
+    charge.room = params.limit - permits
+    charge.max_wait_ns = 0
+    charge.charged_state = 0
+    charge.params = params
+
+
 cdef class CellLimiter(Limiter):
     """Base class of the limiters that decide by one CAS; not used by itself."""
 
+    def __cinit__(self, *args, **kwargs):
+        self.set_charge = count_charge
+
     cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
         """Fill in the charge of a request of `cost` under a limit with these params."""
-        charge.amount = <uint64_t>whole_cost(cost)
-        if charge.amount > params.limit:
+        cdef uint64_t permits = <uint64_t>whole_cost(cost)
+        if permits > params.limit:
             raise CostExceedsLimit(cost, params.limit, self.name)
-        charge.room = params.limit - charge.amount
-        charge.max_wait_ns = 0
-        charge.charged_state = 0
-        charge.params = params
+        self.set_charge(permits, params, charge)
         return 0
 
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
@@ -107,21 +115,18 @@ cdef class CellLimiter(Limiter):
         self.params_for_call(tier[0], tier[1], params)
         return self.charge_for(cost, params, charge)
 
-    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
+    cdef void allow_wait(self, Charge* charge, uint64_t max_wait_ns) noexcept nogil:
         """Let the request book ahead by up to `max_wait_ns`, if this limiter can."""
-        return 0
 
-    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         """The time from now until a booked request may proceed."""
         return 0
 
-    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         """The time from now until a refused request could have proceeded."""
-        return self.new_decision(charge, verdict, False).retry_after_ns
-
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        """Fill in all fields of a decision except `allowed` and `limit`."""
-        return 0
+        cdef Outlook outlook = no_outlook()
+        set_outlook(charge, verdict, False, self.describe, &outlook)
+        return outlook.retry_after_ns
 
     cdef Decision new_decision(self, const Charge* charge, const Verdict* verdict, bint allowed):
         cdef Decision decision = Decision.__new__(Decision)
@@ -130,11 +135,7 @@ cdef class CellLimiter(Limiter):
         decision.limiter = self.name
         if verdict.full:
             decision.flags = NO_ROOM
-        if verdict.full and not allowed:
-            # The key has no state. The verdict's state is the time at which a cell of its probe set becomes free.
-            decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
-        else:
-            self.describe(charge, verdict, decision)
+        set_outlook(charge, verdict, allowed, self.describe, &decision.outlook)
         return decision
 
     cdef Outcome decide(self, uint64_t tag, const Charge* charge, Verdict* verdict) except UNDECIDED:
@@ -434,16 +435,15 @@ cdef class CellLimiter(Limiter):
 
         O(1); in a sliding log O(limit), in a bucketed window O(buckets).
         """
+        cdef Events events
         cdef uint64_t tag = self.tag_of(key)
         self.ensure_attached()
-        self.forget(tag)
-
-    cdef int forget(self, uint64_t tag) except -1:
-        cdef Events events
         events = no_events()
-        table_remove(&self.table, tag, &events)
+        self.forget(tag, &events)
         self.count_events(&events)
-        return 0
+
+    cdef void forget(self, uint64_t tag, Events* events) noexcept nogil:
+        table_remove(&self.table, tag, events)
 
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
         attempt.tag = self.tag_of(key)

@@ -44,9 +44,9 @@ cdef class Decision:
     __signature__ = Signature()  # inspect finds no signature of a compiled class by itself
 
     def __cinit__(self):
-        # For limiters that count permits, not time.
-        self.rate_limit = 1
-        self.rate_period_ns = 1
+        # For limiters that count permits, not time; the rest is 0.
+        self.outlook.rate_limit = 1
+        self.outlook.rate_period_ns = 1
 
     def __init__(self):
         raise TypeError("decisions are made by limiters: use limiter.hit(key)")
@@ -64,6 +64,14 @@ cdef class Decision:
         return remaining_of(self)
 
     @property
+    def retry_after_ns(self):
+        return self.outlook.retry_after_ns
+
+    @property
+    def reset_after_ns(self):
+        return self.outlook.reset_after_ns
+
+    @property
     def next_after_ns(self):
         return next_after_ns_of(self)
 
@@ -73,11 +81,11 @@ cdef class Decision:
 
     @property
     def retry_after(self):
-        return seconds_up(self.retry_after_ns)
+        return seconds_up(self.outlook.retry_after_ns)
 
     @property
     def reset_after(self):
-        return seconds_up(self.reset_after_ns)
+        return seconds_up(self.outlook.reset_after_ns)
 
     def __bool__(self):
         return self.allowed
@@ -103,9 +111,5 @@ def _decision(
     decision.allowed = allowed
     decision.flags = (DEGRADED if degraded else 0) | (NO_ROOM if full else 0)
     decision.limit = limit
-    decision.available = available
-    decision.rate_limit = rate_limit
-    decision.rate_period_ns = rate_period_ns
-    decision.retry_after_ns = retry_after_ns
-    decision.reset_after_ns = reset_after_ns
+    decision.outlook = Outlook(available, rate_limit, rate_period_ns, retry_after_ns, reset_after_ns)
     return decision

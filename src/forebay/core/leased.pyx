@@ -494,9 +494,9 @@ cdef class Permits(Limiter):
         decision.allowed = allowed
         decision.limiter = self.name
         decision.limit = self.limit_permits
-        decision.available = left
-        decision.retry_after_ns = retry_ns
-        decision.reset_after_ns = rest_ns + self.reset_ns
+        decision.outlook.available = left
+        decision.outlook.retry_after_ns = retry_ns
+        decision.outlook.reset_after_ns = rest_ns + self.reset_ns
         return decision
 
     def decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns, bint full=False):

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport Decision, Outlook
 from forebay.core.reservation cimport Reservable
 from forebay.core.table.native cimport (
     ForebayCell, ForebayCounterLine, ForebayHashKey, fetch_add_relaxed, load_relaxed, store_relaxed,
@@ -53,6 +53,13 @@ cdef struct Charge:
 # Writes the words outside of the cell, after a request was allowed.
 ctypedef void (*AfterCharge)(const Charge* charge, const Verdict* verdict) noexcept nogil
 
+# Fills in the charge of a request for so many permits, at most the limit.
+ctypedef void (*SetCharge)(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil
+
+# Fills in what a key may expect after a verdict, in an `Outlook` that `no_outlook` has made.
+ctypedef void (*Describe)(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook) noexcept nogil
+
 
 # One limit's part of a request to several limits.
 cdef struct Attempt:
@@ -62,6 +69,20 @@ cdef struct Attempt:
     Verdict verdict
     ForebayCell seen
     ForebayCell wanted
+
+
+cdef inline void add_to_counter(uint64_t* counter, uint64_t n, bint is_shared) noexcept nogil:
+    """Add to a counter of a line that is shared, or that only the calling thread writes."""
+    if is_shared:
+        fetch_add_relaxed(counter, n)
+    else:
+        store_relaxed(counter, load_relaxed(counter) + n)
+
+
+# Warn if the segment's file was removed.
+cdef int check_name(object store) except -1
+
+cdef void report_unraisable(object error) noexcept
 
 
 cdef class Limiter(Reservable):
@@ -111,7 +132,4 @@ cdef class Limiter(Reservable):
     cdef inline void count(self, uint64_t* counter, uint64_t n) noexcept:
         """Add to a counter. The caller holds the GIL, which makes load and store atomic among this process's threads.
         """
-        if self.counters_are_shared:
-            fetch_add_relaxed(counter, n)
-        else:
-            store_relaxed(counter, load_relaxed(counter) + n)
+        add_to_counter(counter, n, self.counters_are_shared)

@@ -72,14 +72,14 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.counts cimport count_bits_for, count_time, low_mask, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_MAX_BUCKETS, FOREBAY_MAX_KEPT_BITS, ForebayCell, cas_acq_rel, load128_acquire,
     load_acquire,
 )
 from forebay.core.table.segment_view cimport Extent
-from forebay.core.table.table cimport TIME_BITS, Next, Verdict, table_find, table_now
+from forebay.core.table.table cimport TIME_BITS, Events, Next, Verdict, table_find, table_now
 
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_rate
@@ -277,6 +277,42 @@ cdef bint bucketed_give_back(
     return False
 
 
+cdef uint64_t until_sum(
+    const LimitParams* params, const Verdict* verdict, const Summed* now, uint64_t most
+) noexcept nogil:
+    """The time until the window's sum is at most `most`, if nothing else is allowed.
+
+    That is when the last bucket leaves at whose beginning the total was further behind than that.
+    """
+    cdef uint64_t bucket = now.newest + 1
+    cdef uint64_t first = first_of(params, now.bucket)
+    cdef uint64_t mark
+    if verdict.cell == NULL:
+        return begin_ns(params, now.newest + params.buckets) - verdict.now_ns
+    while bucket > first:
+        bucket -= 1
+        mark = load_acquire(&record_of(params, verdict.cell)[bucket % params.buckets])
+        if mark >> params.low_bits == bucket and low_of(now.total - mark, params.low_bits) > most:
+            return begin_ns(params, bucket + params.buckets) - verdict.now_ns
+    return 0
+
+
+cdef void describe_buckets(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef const LimitParams* params = charge.params
+    cdef Summed now = summed(params, verdict.cell, verdict.state, verdict.now_ns)
+    if verdict.full:
+        # Allowed because the table is full: describe it as if it had been counted.
+        now.sum = charge.amount
+        now.newest = now.bucket
+    outlook.available = params.limit - now.sum if now.sum < params.limit else 0
+    if not allowed:
+        outlook.retry_after_ns = until_sum(params, verdict, &now, charge.room)
+    if now.sum != 0:
+        outlook.reset_after_ns = until_sum(params, verdict, &now, 0)
+
+
 @cython.final
 cdef class BucketedWindow(CellLimiter):
     """At most as many permits as the rate allows, in the newest `buckets` sub-windows together.
@@ -316,6 +352,7 @@ cdef class BucketedWindow(CellLimiter):
         self.kind = FOREBAY_KIND_COUNT
         self.take = bucketed_take
         self.give_back = bucketed_give_back
+        self.describe = describe_buckets
         self.buckets = self.params.buckets = buckets
         self.params.words_per_cell = buckets
         self.params.limit = self.params.rate_limit = self.rate.limit
@@ -365,7 +402,7 @@ cdef class BucketedWindow(CellLimiter):
     def keys(self):
         return self.extent.keys
 
-    cdef int forget(self, uint64_t tag) except -1:
+    cdef void forget(self, uint64_t tag, Events* events) noexcept nogil:
         cdef Summed now
         cdef uint64_t state
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
@@ -375,39 +412,6 @@ cdef class BucketedWindow(CellLimiter):
                 raise_marks(
                     &self.params, record_of(&self.params, cell), first_of(&self.params, now.bucket), now.newest,
                     now.total)
-        return 0
-
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        cdef const LimitParams* params = charge.params
-        cdef Summed now = summed(params, verdict.cell, verdict.state, verdict.now_ns)
-        if verdict.full:
-            # Allowed because the table is full: describe it as if it had been counted.
-            now.sum = charge.amount
-            now.newest = now.bucket
-        decision.available = params.limit - now.sum if now.sum < params.limit else 0
-        if not decision.allowed:
-            decision.retry_after_ns = until_sum(params, verdict, &now, charge.room)
-        if now.sum != 0:
-            decision.reset_after_ns = until_sum(params, verdict, &now, 0)
-        return 0
-
-
-cdef uint64_t until_sum(const LimitParams* params, const Verdict* verdict, const Summed* now, uint64_t most) noexcept:
-    """The time until the window's sum is at most `most`, if nothing else is allowed.
-
-    That is when the last bucket leaves at whose beginning the total was further behind than that.
-    """
-    cdef uint64_t bucket = now.newest + 1
-    cdef uint64_t first = first_of(params, now.bucket)
-    cdef uint64_t mark
-    if verdict.cell == NULL:
-        return begin_ns(params, now.newest + params.buckets) - verdict.now_ns
-    while bucket > first:
-        bucket -= 1
-        mark = load_acquire(&record_of(params, verdict.cell)[bucket % params.buckets])
-        if mark >> params.low_bits == bucket and low_of(now.total - mark, params.low_bits) > most:
-            return begin_ns(params, bucket + params.buckets) - verdict.now_ns
-    return 0
 
 
 def default_keys(buckets):

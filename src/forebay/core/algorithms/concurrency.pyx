@@ -474,8 +474,8 @@ cdef class Concurrency(Limiter):
             decision.flags = NO_ROOM
         if verdict.full and not allowed:
             # The key has no state. The verdict's state is the time at which a cell of its probe set becomes free.
-            decision.available = 0
-            decision.retry_after_ns = decision.reset_after_ns = verdict.state - verdict.now_ns
+            decision.outlook.available = 0
+            decision.outlook.retry_after_ns = decision.outlook.reset_after_ns = verdict.state - verdict.now_ns
         return decision
 
     def peek(self, key, cost=1):
@@ -509,11 +509,11 @@ cdef class Concurrency(Limiter):
         ends.sort()
         decision.limit = self.limit
         decision.limiter = self.name
-        decision.available = self.limit - len(ends)
-        decision.allowed = decision.available >= <uint64_t>cost if allowed is None else allowed
-        if not decision.allowed and <uint64_t>cost > decision.available:
-            decision.retry_after_ns = ends[<uint64_t>cost - decision.available - 1] - now_ns
-        decision.reset_after_ns = ends[len(ends) - 1] - now_ns if ends else 0
+        decision.outlook.available = self.limit - len(ends)
+        decision.allowed = decision.outlook.available >= <uint64_t>cost if allowed is None else allowed
+        if not decision.allowed and <uint64_t>cost > decision.outlook.available:
+            decision.outlook.retry_after_ns = ends[<uint64_t>cost - decision.outlook.available - 1] - now_ns
+        decision.outlook.reset_after_ns = ends[len(ends) - 1] - now_ns if ends else 0
         return decision
 
     def allow_many(self, keys, costs=None):
@@ -545,7 +545,8 @@ cdef class Concurrency(Limiter):
                 verdict.full)
         decision = self.verdict_decision(&verdict, slots, False)
         return new_reservation(
-            self, self.segment, key, slots, False, False, verdict.now_ns, decision.retry_after_ns, 0, verdict.full)
+            self, self.segment, key, slots, False, False, verdict.now_ns, decision.outlook.retry_after_ns, 0,
+            verdict.full)
 
     def refund(self, key, cost=1):
         """Give back `cost` of the permits that ``allow``, ``hit``, ``wait`` or ``reserve`` took in this process.

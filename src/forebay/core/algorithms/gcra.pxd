@@ -13,7 +13,7 @@ whole burst of requests of cost 1 passes, and no more than `burst` permits ever 
 from libc.stdint cimport uint64_t
 
 from forebay.core.cell_limiter cimport CellLimiter
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport ForebayCell
 from forebay.core.table.table cimport TIME_BITS, Next, Verdict
@@ -55,7 +55,7 @@ cdef inline bint gcra_give_back(
     return True
 
 
-cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
+cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept nogil:
     """How far a state is ahead of now, in ns."""
     # A state that no limiter can have written counts as a fresh key's.
     return verdict.state - verdict.now_ns if verdict.state > verdict.now_ns and verdict.state >> TIME_BITS == 0 else 0
@@ -63,15 +63,15 @@ cdef inline uint64_t ahead_of(const Verdict* verdict) noexcept:
 
 # The methods of GcraLimiter as functions, for limiters that derive from another class. In order: the furthest that a
 # state is ahead of now; the params of a rate and a burst; the charge of a request; the delay of a booking and of a
-# refusal; the Decision.
+# refusal; what a key may expect.
 cdef uint64_t most_ahead_of(CellLimiter limiter) noexcept
 cdef int gcra_params_of(
     CellLimiter limiter, object rate, object burst, str burst_name, uint64_t most_ahead_ns, LimitParams* params
 ) except -1
-cdef int gcra_charge_for(CellLimiter limiter, object cost, const LimitParams* params, Charge* charge) except -1
-cdef uint64_t gcra_booked_delay_ns(const Charge* charge, const Verdict* verdict) noexcept
-cdef uint64_t gcra_refused_delay_ns(const Charge* charge, const Verdict* verdict) noexcept
-cdef int gcra_describe(const Charge* charge, const Verdict* verdict, Decision decision) except -1
+cdef void gcra_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil
+cdef uint64_t gcra_booked_delay_ns(const Charge* charge, const Verdict* verdict) noexcept nogil
+cdef uint64_t gcra_refused_delay_ns(const Charge* charge, const Verdict* verdict) noexcept nogil
+cdef void gcra_describe(const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook) noexcept nogil
 
 
 cdef class GcraLimiter(CellLimiter):

@@ -3,13 +3,13 @@
 from libc.stdint cimport uint64_t
 
 from forebay.core.batch cimport Batch, decide_batch_by
-from forebay.core.cell_limiter cimport CellLimiter, whole_cost
-from forebay.core.decision cimport Decision
+from forebay.core.cell_limiter cimport CellLimiter
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport FOREBAY_KIND_TAT, multiply_divide_up
 from forebay.core.table.table cimport Events, Verdict
 
-from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
+from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import MAX_PERIOD_NS, as_rate
 
 
@@ -43,38 +43,33 @@ cdef int gcra_params_of(
     return 0
 
 
-cdef int gcra_charge_for(CellLimiter limiter, object cost, const LimitParams* params, Charge* charge) except -1:
-    cdef uint64_t permits = <uint64_t>whole_cost(cost)
-    if permits > params.limit:
-        raise CostExceedsLimit(cost, params.limit, limiter.name)
+cdef void gcra_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil:
     charge.amount = multiply_divide_up(permits, params.period_ns, params.rate_limit)
     charge.room = params.tolerance_ns - charge.amount
     charge.max_wait_ns = 0
     charge.charged_state = 0
     charge.params = params
-    return 0
 
 
-cdef uint64_t gcra_booked_delay_ns(const Charge* charge, const Verdict* verdict) noexcept:
+cdef uint64_t gcra_booked_delay_ns(const Charge* charge, const Verdict* verdict) noexcept nogil:
     """The time until the state that the request left is within the tolerance."""
     cdef uint64_t ahead_ns = ahead_of(verdict)
     return ahead_ns - charge.params.tolerance_ns if ahead_ns > charge.params.tolerance_ns else 0
 
 
-cdef uint64_t gcra_refused_delay_ns(const Charge* charge, const Verdict* verdict) noexcept:
+cdef uint64_t gcra_refused_delay_ns(const Charge* charge, const Verdict* verdict) noexcept nogil:
     """The delay that the request would have if it had been booked."""
     return verdict.state + charge.amount - verdict.now_ns - charge.params.tolerance_ns
 
 
-cdef int gcra_describe(const Charge* charge, const Verdict* verdict, Decision decision) except -1:
+cdef void gcra_describe(const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook) noexcept nogil:
     cdef const LimitParams* params = charge.params
     cdef uint64_t ahead_ns = ahead_of(verdict)
-    decision.rate_limit = params.rate_limit
-    decision.rate_period_ns = params.period_ns
-    decision.available = params.tolerance_ns - ahead_ns if ahead_ns < params.tolerance_ns else 0
-    decision.retry_after_ns = 0 if decision.allowed or ahead_ns <= charge.room else ahead_ns - charge.room
-    decision.reset_after_ns = ahead_ns
-    return 0
+    outlook.rate_limit = params.rate_limit
+    outlook.rate_period_ns = params.period_ns
+    outlook.available = params.tolerance_ns - ahead_ns if ahead_ns < params.tolerance_ns else 0
+    outlook.retry_after_ns = 0 if allowed or ahead_ns <= charge.room else ahead_ns - charge.room
+    outlook.reset_after_ns = ahead_ns
 
 
 cdef class GcraLimiter(CellLimiter):
@@ -85,6 +80,8 @@ cdef class GcraLimiter(CellLimiter):
         self.most_ahead_ns = most_ahead_of(self)
         self.take = gcra_take
         self.give_back = gcra_give_back
+        self.set_charge = gcra_charge
+        self.describe = gcra_describe
 
     cdef int gcra_params(self, object rate, object burst, str burst_name, LimitParams* params) except -1:
         return gcra_params_of(self, rate, burst, burst_name, self.most_ahead_ns, params)
@@ -103,22 +100,15 @@ cdef class GcraLimiter(CellLimiter):
         """Bookings of this limiter and of a call wait on one state: neither takes the other's time."""
         params.due_ns = min(params.due_ns, self.params.due_ns)
 
-    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
-        return gcra_charge_for(self, cost, params, charge)
-
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
         return decide_batch_by(batch, events, gcra_take, NULL)
 
-    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
+    cdef void allow_wait(self, Charge* charge, uint64_t max_wait_ns) noexcept nogil:
         """Widen the tolerance by the time that the request may wait. States stay below 2**62 nevertheless."""
         charge.room += min(max_wait_ns, self.most_ahead_ns - charge.params.tolerance_ns)
-        return 0
 
-    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         return gcra_booked_delay_ns(charge, verdict)
 
-    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         return gcra_refused_delay_ns(charge, verdict)
-
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        return gcra_describe(charge, verdict, decision)

@@ -54,18 +54,17 @@ cdef class LeakyBucket(GcraLimiter):
         """
         return allow_by(self, key, gcra_take, NULL)
 
-    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
+    cdef void allow_wait(self, Charge* charge, uint64_t max_wait_ns) noexcept nogil:
         """Limit the queue to the places that depart within `max_wait_ns`; it never has more than its capacity."""
         charge.max_wait_ns = max_wait_ns
         charge.room = min(charge.room, max_wait_ns)
-        return 0
 
-    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         """The time until its departure, if that would be too late; else until the queue has room."""
         cdef uint64_t ahead_ns = verdict.state - verdict.now_ns
         return ahead_ns if ahead_ns > charge.max_wait_ns else ahead_ns + charge.amount - charge.params.tolerance_ns
 
-    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         """The time until all earlier requests have departed."""
         cdef uint64_t ahead_ns = ahead_of(verdict)
         return ahead_ns - charge.amount if ahead_ns > charge.amount else 0

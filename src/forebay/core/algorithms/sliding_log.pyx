@@ -90,13 +90,13 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.counts cimport FRACTION_BITS, count_bits_for, count_state, low_of, time_of
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, FOREBAY_MAX_LOG_LIMIT, ForebayCell, cas_acq_rel, load128_acquire, load_acquire,
 )
 from forebay.core.table.segment_view cimport Extent
-from forebay.core.table.table cimport Next, Verdict, table_find, table_now
+from forebay.core.table.table cimport Events, Next, Verdict, table_find, table_now
 
 from forebay.errors import InvalidLimiter
 from forebay.rate import as_rate
@@ -391,6 +391,36 @@ cdef void log_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, const
                 break
 
 
+cdef uint64_t until_left(
+    const LimitParams* params, uint64_t* ring, uint64_t position, uint64_t now_ns
+) noexcept nogil:
+    """How long until the entry at `position` has left the window."""
+    cdef uint64_t entry = load_acquire(&ring[position])
+    return 0 if left_window(params, entry, now_ns) else time_of_entry(entry) + params.period_ns - now_ns
+
+
+cdef void describe_log(const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook) noexcept nogil:
+    cdef const LimitParams* params = charge.params
+    cdef uint64_t* ring
+    cdef uint64_t position, newest
+    if verdict.cell == NULL:
+        outlook.available = params.limit
+        if verdict.full:
+            # Allowed though the table is full: as if it had been written.
+            outlook.available -= charge.amount
+            outlook.reset_after_ns = params.period_ns if charge.amount else 0
+        return
+    ring = record_of(params, verdict.cell)
+    newest = newest_ns(params, verdict.cell, verdict.state)
+    position = position_of(params, verdict.state)
+    outlook.available = count_left(params, ring, position, past_ns(params, newest, verdict.now_ns))
+    if not allowed:
+        outlook.retry_after_ns = until_left(params, ring, moved(params, position, charge.amount - 1), verdict.now_ns)
+    # Others may have come since, and find that all had left.
+    if outlook.available < params.limit and newest + params.period_ns > verdict.now_ns:
+        outlook.reset_after_ns = newest + params.period_ns - verdict.now_ns
+
+
 @cython.final
 cdef class SlidingLog(CellLimiter):
     """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
@@ -421,6 +451,7 @@ cdef class SlidingLog(CellLimiter):
         self.take = log_take
         self.give_back = log_give_back
         self.after_charge = log_after_charge
+        self.describe = describe_log
         self.params.limit = self.params.rate_limit = self.params.words_per_cell = self.rate.limit
         self.params.period_ns = self.rate.period_ns
         self.params.low_bits = 1 + count_bits_for(self.params.limit - 1)
@@ -471,7 +502,7 @@ cdef class SlidingLog(CellLimiter):
     def keys(self):
         return self.extent.keys
 
-    cdef int forget(self, uint64_t tag) except -1:
+    cdef void forget(self, uint64_t tag, Events* events) noexcept nogil:
         cdef uint64_t state
         cdef Next unchanged
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
@@ -479,33 +510,3 @@ cdef class SlidingLog(CellLimiter):
         everything.amount = self.params.limit
         if cell != NULL:
             log_give_back(cell, tag, state, table_now(&self.table), &everything, &unchanged)
-        return 0
-
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        cdef const LimitParams* params = charge.params
-        cdef uint64_t* ring
-        cdef uint64_t position, newest
-        if verdict.cell == NULL:
-            decision.available = params.limit
-            if verdict.full:
-                # Allowed though the table is full: as if it had been written.
-                decision.available -= charge.amount
-                decision.reset_after_ns = params.period_ns if charge.amount else 0
-            return 0
-        ring = record_of(params, verdict.cell)
-        newest = newest_ns(params, verdict.cell, verdict.state)
-        position = position_of(params, verdict.state)
-        decision.available = count_left(params, ring, position, past_ns(params, newest, verdict.now_ns))
-        if not decision.allowed:
-            decision.retry_after_ns = until_left(
-                params, ring, moved(params, position, charge.amount - 1), verdict.now_ns)
-        # Others may have come since, and find that all had left.
-        if decision.available < params.limit and newest + params.period_ns > verdict.now_ns:
-            decision.reset_after_ns = newest + params.period_ns - verdict.now_ns
-        return 0
-
-
-cdef uint64_t until_left(const LimitParams* params, uint64_t* ring, uint64_t position, uint64_t now_ns) noexcept:
-    """How long until the entry at `position` has left the window."""
-    cdef uint64_t entry = load_acquire(&ring[position])
-    return 0 if left_window(params, entry, now_ns) else time_of_entry(entry) + params.period_ns - now_ns

@@ -11,8 +11,8 @@ from forebay.core.algorithms.interval_bucket cimport (
     boundaries_for, deficit_of, delay_of, interval_give_back, interval_take,
 )
 from forebay.core.batch cimport Batch, decide_batch_by
-from forebay.core.cell_limiter cimport CellLimiter, allow_by
-from forebay.core.decision cimport Decision
+from forebay.core.cell_limiter cimport allow_by, count_charge
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport FOREBAY_KIND_COUNT
 from forebay.core.table.table cimport Events, Verdict
@@ -80,20 +80,37 @@ cdef class TokenBucket(GcraLimiter):
         return 0
 
 
+cdef void describe_intervals(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef const LimitParams* params = charge.params
+    cdef uint64_t end_ns = window_end_ns(params, 0, verdict.now_ns)
+    cdef uint64_t deficit = deficit_of(params, verdict.state, end_ns)
+    outlook.available = params.limit - deficit if deficit < params.limit else 0
+    outlook.retry_after_ns = 0 if allowed else delay_of(params, deficit + charge.amount, verdict.now_ns, end_ns)
+    if deficit != 0:
+        outlook.reset_after_ns = end_ns - verdict.now_ns + (boundaries_for(params, deficit) - 1) * params.period_ns
+
+
 @cython.final
 cdef class IntervalTokenBucket(TokenBucket):
     """A ``TokenBucket`` with ``refill="interval"``, which makes it."""
+
+    cdef uint64_t longest_wait_ns
 
     def __cinit__(self, store, name, rate, burst=None, refill="continuous"):
         self.kind = FOREBAY_KIND_COUNT
         self.take = interval_take
         self.give_back = interval_give_back
+        self.set_charge = count_charge
+        self.describe = describe_intervals
         self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
         self.params.low_bits = count_bits_for(self.params.rate_limit - 1)
         if self.full_ns() > self.most_ahead_ns:
             raise InvalidLimiter(
                 f"limiter {self.name!r} would take too long to refill a burst of {short_repr(burst)} at {self.rate}: "
                 "lower the burst or raise the rate")
+        self.longest_wait_ns = self.most_ahead_ns - <uint64_t>self.full_ns()
         self.charge_for(1, &self.params, &self.unit)
         self.register(
             layout.ALGORITHM_TOKEN_BUCKET,
@@ -118,36 +135,20 @@ cdef class IntervalTokenBucket(TokenBucket):
         params[0] = self.params
         return 0
 
-    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
-        return CellLimiter.charge_for(self, cost, params, charge)
-
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
         return decide_batch_by(batch, events, interval_take, NULL)
 
-    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
-        charge.max_wait_ns = min(max_wait_ns, self.most_ahead_ns - <uint64_t>self.full_ns())
-        return 0
+    cdef void allow_wait(self, Charge* charge, uint64_t max_wait_ns) noexcept nogil:
+        charge.max_wait_ns = min(max_wait_ns, self.longest_wait_ns)
 
-    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         cdef uint64_t end_ns = window_end_ns(charge.params, 0, verdict.now_ns)
         return delay_of(charge.params, deficit_of(charge.params, verdict.state, end_ns), verdict.now_ns, end_ns)
 
-    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         cdef uint64_t end_ns = window_end_ns(charge.params, 0, verdict.now_ns)
         return delay_of(
             charge.params, deficit_of(charge.params, verdict.state, end_ns) + charge.amount, verdict.now_ns, end_ns)
-
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        cdef const LimitParams* params = charge.params
-        cdef uint64_t end_ns = window_end_ns(params, 0, verdict.now_ns)
-        cdef uint64_t deficit = deficit_of(params, verdict.state, end_ns)
-        decision.available = params.limit - deficit if deficit < params.limit else 0
-        decision.retry_after_ns = 0 if decision.allowed else delay_of(
-            params, deficit + charge.amount, verdict.now_ns, end_ns)
-        if deficit != 0:
-            decision.reset_after_ns = (
-                end_ns - verdict.now_ns + (boundaries_for(params, deficit) - 1) * params.period_ns)
-        return 0
 
 
 cdef newfunc make_continuous = (<PyTypeObject*>TokenBucket).tp_new

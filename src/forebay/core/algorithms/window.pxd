@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.counts cimport count_time, low_mask, low_of, time_of, window_end_ns
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport ForebayCell, multiply_divide_down, multiply_divide_up, product_below
 from forebay.core.table.table cimport Next
@@ -95,5 +95,6 @@ cdef bint sliding_give_back(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil
 
-# Fill in the decision of a sliding window by its counts.
-cdef int describe_sliding(const Charge* charge, const Counted* counted, uint64_t now_ns, Decision decision) except -1
+# Fill in what a key of a sliding window may expect, by its counts.
+cdef void describe_counts(
+    const Charge* charge, const Counted* counted, uint64_t now_ns, bint allowed, Outlook* outlook) noexcept nogil

@@ -29,7 +29,7 @@ from forebay.core.algorithms.counts cimport (
     count_bits_for, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
 )
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport (
     FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up,
@@ -206,6 +206,7 @@ cdef class FixedWindow(WindowLimiter):
         cdef int window_bits = count_bits_for(self.params.period_ns)
         self.take = first_take if align == "first" else fixed_take
         self.give_back = first_give_back if align == "first" else fixed_give_back
+        self.describe = describe_first if align == "first" else describe_fixed
         if align == "stagger":
             self.params.staggered = True
         elif align != "clock" and align != "first":
@@ -243,16 +244,27 @@ cdef class FixedWindow(WindowLimiter):
     cdef uint64_t most(self) noexcept:
         return low_mask(self.params.low_bits)
 
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        cdef Counted counted
-        if self.take == first_take:
-            counted = first_counted(charge.params, verdict.state, verdict.now_ns)
-        else:
-            counted = fixed_counted(charge.params, verdict.tag, verdict.state, verdict.now_ns)
-        decision.available = charge.params.limit - counted.count if counted.count < charge.params.limit else 0
-        decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
-        decision.reset_after_ns = counted.left_ns if counted.count else 0
-        return 0
+
+cdef inline void describe_count(
+    const Charge* charge, const Counted* counted, bint allowed, Outlook* outlook
+) noexcept nogil:
+    outlook.available = charge.params.limit - counted.count if counted.count < charge.params.limit else 0
+    outlook.retry_after_ns = 0 if allowed else counted.left_ns
+    outlook.reset_after_ns = counted.left_ns if counted.count else 0
+
+
+cdef void describe_fixed(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef Counted counted = fixed_counted(charge.params, verdict.tag, verdict.state, verdict.now_ns)
+    describe_count(charge, &counted, allowed, outlook)
+
+
+cdef void describe_first(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef Counted counted = first_counted(charge.params, verdict.state, verdict.now_ns)
+    describe_count(charge, &counted, allowed, outlook)
 
 
 @cython.final
@@ -285,6 +297,7 @@ cdef class SlidingWindow(WindowLimiter):
         cdef int previous_bits, shift = 0
         self.take = sliding_take
         self.give_back = sliding_give_back
+        self.describe = describe_sliding
         self.params.rounds_up = rounds_up(rounding, self.params.limit)
         count_bits += max(0, min(TIER_BITS, (room - FINE_BITS - 2 * count_bits) // 2))
         previous_bits = min(count_bits, room - count_bits)
@@ -329,25 +342,29 @@ cdef class SlidingWindow(WindowLimiter):
         # A previous count that is rounded up must not overflow its bits.
         return low_mask(count_bits) if self.params.previous_shift == 0 else self.params.limit
 
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        cdef Counted counted = sliding_counted(charge.params, verdict.state, verdict.now_ns)
-        return describe_sliding(charge, &counted, verdict.now_ns, decision)
+
+cdef void describe_sliding(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef Counted counted = sliding_counted(charge.params, verdict.state, verdict.now_ns)
+    describe_counts(charge, &counted, verdict.now_ns, allowed, outlook)
 
 
-cdef int describe_sliding(const Charge* charge, const Counted* counted, uint64_t now_ns, Decision decision) except -1:
+cdef void describe_counts(
+    const Charge* charge, const Counted* counted, uint64_t now_ns, bint allowed, Outlook* outlook
+) noexcept nogil:
     cdef const LimitParams* params = charge.params
     # If the state's window is later than ours, the time before that window adds to the wait.
     cdef uint64_t to_end_ns = counted.end_ns - now_ns
     cdef uint64_t estimate = counted.count + weighted(params, counted.previous, counted.left_ns)
-    decision.available = params.limit - estimate if estimate < params.limit else 0
-    decision.retry_after_ns = 0 if decision.allowed else until_estimate(params, counted, to_end_ns, charge.room)
-    decision.reset_after_ns = 0 if estimate == 0 else until_estimate(params, counted, to_end_ns, 0)
-    return 0
+    outlook.available = params.limit - estimate if estimate < params.limit else 0
+    outlook.retry_after_ns = 0 if allowed else until_estimate(params, counted, to_end_ns, charge.room)
+    outlook.reset_after_ns = 0 if estimate == 0 else until_estimate(params, counted, to_end_ns, 0)
 
 
 cdef uint64_t until_estimate(
     const LimitParams* params, const Counted* counted, uint64_t to_end_ns, uint64_t most
-) noexcept:
+) noexcept nogil:
     """The time until the estimate is at most `most`, if nothing else is counted. The window ends after `to_end_ns`."""
     cdef uint64_t left_ns, shifted
     if counted.count <= most:
@@ -359,7 +376,7 @@ cdef uint64_t until_estimate(
     return to_end_ns + params.period_ns - left_for(params, shifted, most)
 
 
-cdef uint64_t left_for(const LimitParams* params, uint64_t previous, uint64_t most) noexcept:
+cdef uint64_t left_for(const LimitParams* params, uint64_t previous, uint64_t most) noexcept nogil:
     """The most time that may be left of a window for the previous count's part to be at most `most`."""
     cdef uint64_t whole = previous << params.previous_shift
     if whole <= most:

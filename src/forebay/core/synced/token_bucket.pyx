@@ -64,10 +64,9 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.algorithms.counts cimport low_mask
 from forebay.core.algorithms.gcra cimport (
-    gcra_booked_delay_ns, gcra_charge_for, gcra_describe, gcra_give_back, gcra_params_of, gcra_refused_delay_ns,
-    gcra_take, most_ahead_of,
+    gcra_booked_delay_ns, gcra_charge, gcra_describe, gcra_give_back, gcra_params_of, gcra_refused_delay_ns, gcra_take,
+    most_ahead_of,
 )
-from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.synced.limiter cimport (
     CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, WORDS_PER_CELL, NamedCharge, SyncedLimiter,
@@ -77,7 +76,7 @@ from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,
     load_acquire, monotonic_ns,
 )
-from forebay.core.table.table cimport ALLOWED, TIME_BITS, Next, Verdict, table_find, table_now
+from forebay.core.table.table cimport ALLOWED, TIME_BITS, Events, Next, Verdict, table_find, table_now
 
 from forebay.errors import InvalidLimiter
 from forebay.rate import as_rate
@@ -157,6 +156,8 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         self.take = gcra_take
         self.give_back = gcra_give_back
         self.after_charge = bucket_after_charge
+        self.set_charge = gcra_charge
+        self.describe = gcra_describe
         purpose = Purpose(
             algorithm=layout.ALGORITHM_SYNCED_TOKEN_BUCKET, words_per_cell=WORDS_PER_CELL, low_bits=0, limit=0,
             period_ns=0)
@@ -195,21 +196,14 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         params.due_ns = min(params.due_ns, self.params.due_ns)
         return 0
 
-    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
-        return gcra_charge_for(self, cost, params, charge)
-
-    cdef int allow_wait(self, Charge* charge, uint64_t max_wait_ns) except -1:
+    cdef void allow_wait(self, Charge* charge, uint64_t max_wait_ns) noexcept nogil:
         charge.room += min(max_wait_ns, self.most_ahead_ns - charge.params.tolerance_ns)
-        return 0
 
-    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept:
+    cdef uint64_t booked_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         return gcra_booked_delay_ns(charge, verdict)
 
-    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) except? 0:
+    cdef uint64_t refused_delay_ns(self, const Charge* charge, const Verdict* verdict) noexcept nogil:
         return gcra_refused_delay_ns(charge, verdict)
-
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        return gcra_describe(charge, verdict, decision)
 
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1:
         """Give back at most what this host has charged. The other hosts learn it.
@@ -246,17 +240,16 @@ cdef class SyncedTokenBucket(SyncedLimiter):
                 fetch_add_relaxed(&record[CHARGED], next.state - seen.state)
                 return 0
 
-    cdef int forget(self, uint64_t tag) except -1:
+    cdef void forget(self, uint64_t tag, Events* events) noexcept nogil:
         """Full for this host, whichever host has charged it. The other hosts learn what this host had charged."""
         cdef uint64_t state, now_ns, given
         cdef uint64_t* record
         cdef ForebayCell* cell
         cdef ForebayCell seen, wanted
-        self.ensure_attached()
         while True:
             cell = table_find(&self.table, tag, &state)
             if cell == NULL:
-                return 0
+                return
             record = record_of(&self.params, cell)
             seen = load128_acquire(cell)
             now_ns = table_now(&self.table)
@@ -264,14 +257,14 @@ cdef class SyncedTokenBucket(SyncedLimiter):
             if seen.tag != tag:
                 continue
             if seen.state <= now_ns:
-                return 0
+                return
             given = min(given, seen.state - now_ns)
             wanted.tag = tag
             wanted.state = now_ns
             # Linearizes here, on this host.
             if cas128_acq_rel(cell, seen, wanted):
                 fetch_add_relaxed(&record[CHARGED], 0 - given)
-                return 0
+                return
 
     cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
         """The ns that this host has charged in this incarnation, the microseconds that Redis knew of, the time in ns

@@ -47,10 +47,10 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.algorithms.counts cimport count_bits_for, low_mask, low_of, time_of, window_end_ns
 from forebay.core.algorithms.window cimport (
-    Counted, describe_sliding, fixed_counted, has_room, sliding_counted, sliding_give_back, sliding_state,
+    Counted, describe_counts, fixed_counted, has_room, sliding_counted, sliding_give_back, sliding_state,
     was_charged_before,
 )
-from forebay.core.decision cimport Decision
+from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.synced.limiter cimport (
     COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, WORDS_PER_CELL, NamedCharge, SyncedLimiter, begin_pair,
@@ -59,7 +59,7 @@ from forebay.core.synced.limiter cimport (
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_COUNT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, monotonic_ns,
 )
-from forebay.core.table.table cimport ALLOWED, Events, Next, Verdict, no_events, table_amend, table_find, table_now
+from forebay.core.table.table cimport ALLOWED, Events, Next, Verdict, table_amend, table_find, table_now
 
 from forebay.core.algorithms.window import rounds_up
 from forebay.errors import InvalidLimiter
@@ -185,6 +185,24 @@ cdef void window_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, co
     begin_pair(cell, claim, pair_at(record, REPORTED), sequence, 0)
 
 
+cdef void describe_synced_fixed(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef const LimitParams* params = charge.params
+    cdef Counted counted = fixed_counted(params, verdict.tag, verdict.state, verdict.now_ns)
+    cdef uint64_t estimate = counted.count + others_in(params, verdict.cell, counted.end_ns).count
+    outlook.retry_after_ns = 0 if allowed else counted.left_ns
+    outlook.reset_after_ns = counted.left_ns if estimate else 0
+    outlook.available = params.limit - estimate if estimate < params.limit else 0
+
+
+cdef void describe_synced_sliding(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef Counted counted = sliding_counted_of_all(charge.params, verdict.cell, verdict.state, verdict.now_ns)
+    describe_counts(charge, &counted, verdict.now_ns, allowed, outlook)
+
+
 @cython.final
 cdef class SyncedWindow(SyncedLimiter):
     """A ``FixedWindow`` or ``SlidingWindow`` over a ``SyncedStore``, which makes it.
@@ -204,6 +222,7 @@ cdef class SyncedWindow(SyncedLimiter):
         self.kind = FOREBAY_KIND_COUNT
         self.take = synced_sliding_take if slides else synced_fixed_take
         self.give_back = sliding_give_back if slides else synced_fixed_give_back
+        self.describe = describe_synced_sliding if slides else describe_synced_fixed
         self.params.limit = self.params.rate_limit = self.rate.limit
         self.params.rounds_up = slides and rounds_up(rounding, self.rate.limit)
         self.params.period_ns = self.rate.period_ns
@@ -256,9 +275,8 @@ cdef class SyncedWindow(SyncedLimiter):
         """
         return self.params.low_bits
 
-    cdef int forget(self, uint64_t tag) except -1:
+    cdef void forget(self, uint64_t tag, Events* events) noexcept nogil:
         """Reset a key's counts. The cell stays, because the next report must carry the zero."""
-        cdef Events events
         cdef Charge all_of_it
         cdef uint64_t state
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
@@ -271,24 +289,7 @@ cdef class SyncedWindow(SyncedLimiter):
                 break
         all_of_it = self.unit
         all_of_it.amount = ~<uint64_t>0
-        events = no_events()
-        table_amend(&self.table, tag, self.give_back, &all_of_it, &events)
-        self.count_events(&events)
-        return 0
-
-    cdef int describe(self, const Charge* charge, const Verdict* verdict, Decision decision) except -1:
-        cdef const LimitParams* params = charge.params
-        cdef Counted counted
-        cdef uint64_t estimate
-        if self.slides:
-            counted = sliding_counted_of_all(params, verdict.cell, verdict.state, verdict.now_ns)
-            return describe_sliding(charge, &counted, verdict.now_ns, decision)
-        counted = fixed_counted(params, verdict.tag, verdict.state, verdict.now_ns)
-        estimate = counted.count + others_in(params, verdict.cell, counted.end_ns).count
-        decision.retry_after_ns = 0 if decision.allowed else counted.left_ns
-        decision.reset_after_ns = counted.left_ns if estimate else 0
-        decision.available = params.limit - estimate if estimate < params.limit else 0
-        return 0
+        table_amend(&self.table, tag, self.give_back, &all_of_it, events)
 
     cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
         """The end of the window, in ns since 1970; then three numbers for it and three for the window before.

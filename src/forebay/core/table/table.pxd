@@ -175,11 +175,12 @@ cdef inline Outcome table_try_cell(
     return DENIED
 
 
-cdef inline Outcome table_try(
-    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
+cdef inline Outcome table_try_line(
+    const Table* table, ForebayCell* line, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters,
+    Verdict* verdict,
 ) noexcept nogil:
-    """`table_try_cell` for a key in its home line; UNDECIDED if it isn't there."""
-    cdef ForebayCell* cell = home_line(table, tag)
+    """`table_try_cell` for a key in this line, its home line; UNDECIDED if it isn't there."""
+    cdef ForebayCell* cell = line
     cdef ForebayCell* end = cell + FOREBAY_CELLS_PER_LINE
     # A branch for each cell: a key with many requests is found where it was before.
     while load_acquire(&cell.tag) != tag:
@@ -187,6 +188,13 @@ cdef inline Outcome table_try(
         if cell == end:
             return UNDECIDED
     return table_try_cell(table, cell, tag, now_ns, decide, parameters, verdict)
+
+
+cdef inline Outcome table_try(
+    const Table* table, uint64_t tag, uint64_t now_ns, Decide decide, const void* parameters, Verdict* verdict,
+) noexcept nogil:
+    """`table_try_line` with the home line."""
+    return table_try_line(table, home_line(table, tag), tag, now_ns, decide, parameters, verdict)
 
 
 # The cell of a key and the state in it; NULL and 0 if there is none.
