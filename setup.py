@@ -13,14 +13,14 @@ if sys.implementation.name != "cpython":
     raise SystemExit(f"forebay supports CPython, not {sys.implementation.name}")
 
 PACKAGE = Path("src/forebay")
-HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *Path("native/include").rglob("*.h")]))
+HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *PACKAGE.rglob("*.h"), *Path("native/include").rglob("*.h")]))
 
 extensions = [
     Extension(
         ".".join(source.relative_to("src").with_suffix("").parts),
         sources=[str(source)],
         depends=HEADERS,
-        include_dirs=["native/include"],
+        include_dirs=["native/include", "src/forebay/include"],
         extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
     )
     for source in sorted(PACKAGE.rglob("*.pyx"))

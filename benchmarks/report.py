@@ -25,6 +25,7 @@ LEAST_ROUNDS = 3
 SECTIONS = [
     "Floors",
     "One process, in cache",
+    "Native code, in cache",
     "Every algorithm, one hot key",
     "One process, beyond the cache",
     "Many processes",

@@ -21,7 +21,7 @@ SUFFIXES: Final = (".py", ".pyi", ".pyx", ".pxd")
 # From the bottom to the top. A module belongs to the longest of these names that it begins with. It imports modules of
 # that name and of lower layers only: the names of one layer do not import each other.
 LAYERS: Final = (
-    ("forebay._version", "forebay.errors"),
+    ("forebay._version", "forebay.c_api", "forebay.errors", "forebay.headers"),
     ("forebay.awaited", "forebay.extras", "forebay.rate"),
     ("forebay.segment",),
     ("forebay.core.table",),
@@ -37,6 +37,7 @@ LAYERS: Final = (
 
 # (file, attribute): patterns, and the reason.
 REACHES: Final = {
+    ("forebay/core/c_api.pyx", "_C_API"): "the name of the capsule, which its users import it by",
     ("forebay/contrib/rest_framework.py", "_request"): "Django's request in REST framework's, which has no other name",
     ("forebay/redis/operations.py", "_is_coroutine"): "the mark of coroutine functions before Python 3.12",
 }

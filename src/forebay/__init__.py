@@ -43,6 +43,7 @@ from forebay.errors import (
     UnseenPathsWarning,
     UntrustedSegment,
 )
+from forebay.headers import get_include
 from forebay.rate import Rate
 from forebay.store import LimiterStats, Store, StoreStats
 
@@ -90,4 +91,5 @@ __all__ = [
     "UnseenPathsWarning",
     "UntrustedSegment",
     "__version__",
+    "get_include",
 ]

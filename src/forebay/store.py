@@ -189,6 +189,7 @@ class Store:
             return
         if self.attachment.close() and self.manual_clock is not None:
             self.manual_clock.detach(self.segment)
+        self.attachment.segment.mark_closed()
         next_generation()
 
     def __enter__(self) -> Self:

@@ -54,7 +54,7 @@ def test_wheel_has_stubs_modules_and_only_python_sources(wheel_names: list[str])
     assert {name.split(".")[0] for name in wheel_names if name.endswith(".so")} == modules
     stubs = {str(Path(name).relative_to("src").with_suffix(".pyi")) for name in sources("*.pyx")}
     assert stubs <= set(wheel_names)
-    assert "forebay/py.typed" in wheel_names
+    assert {"forebay/py.typed", "forebay/include/forebay.h", "forebay/c_api.pxd"} <= set(wheel_names)
     scripts = {str(Path(name).relative_to("src")) for name in sources("*.lua")}
     assert scripts
     assert scripts <= set(wheel_names)

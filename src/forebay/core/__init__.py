@@ -10,7 +10,7 @@ the CAS; only an uncommon case calls a function.
 | | ``hash_key_of`` | ``table/keys.pxd`` |
 | after a fork: attach to this process; after a close: raise ``StoreClosed`` | ``ensure_attached`` | ``limiter.pxd`` |
 | fetch the key's home line, read the clock | ``home_line``, ``table_now`` | ``table/table.pxd`` |
-| find the tag in the home line | ``table_try`` | ``table/table.pxd`` |
+| find the tag in the home line | ``table_try_line`` | ``table/table.pxd`` |
 | decide: from state, time and request to the next state | ``gcra_take`` | ``algorithms/gcra.pxd`` |
 | one CAS if allowed, one 16-byte load if denied | ``table_try_cell`` | ``table/table.pxd`` |
 | uncommon: another line, a new key, a lost race | ``table_decide`` | ``table/table.pyx`` |
@@ -20,5 +20,17 @@ the CAS; only an uncommon case calls a function.
 ``allow_by`` in ``cell_limiter.pxd`` makes the tag, and ``decide_by`` calls the other stages one after the other.
 ``table`` knows no limiter; ``algorithms``, ``leased`` and ``synced`` give it decision functions. ``batch`` decides many
 keys in one call, ``all_of`` many limits. ``kinds`` lists the public classes; its constructor lets a store elsewhere, as
-in Redis, make limiters of its own, which have the types in ``stores``.
+in Redis, make limiters of its own, which have the types in ``stores``. ``c_api`` decides for native threads without the
+GIL; its capsule is ``_C_API`` here.
 """
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_C_API":
+        # Here, because few programs need it.
+        from forebay.core.c_api import capsule
+
+        return capsule
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,6 +37,7 @@ class MappedSegment(Protocol):
 
     @property
     def size(self) -> int: ...
+    def mark_closed(self) -> None: ...
     def read(self, offset: int, size: int) -> bytes: ...
     def limiter_number(self, name: bytes, algorithm: int, *, add: bool = True) -> int: ...
     def take_counter_line(self, number: int, limiter: int) -> bool: ...
@@ -77,6 +78,7 @@ class Attachment:
         self._files = {forks(): file.fd}
         self._lines: dict[int, dict[int, tuple[int, int]]] = {}
         self._locks: dict[int, threading.RLock] = {}
+        self._holds = 0
         follows_host = file.header.clock_kind == layout.CLOCK_MONOTONIC
         self._time_namespace = host_clock.time_namespace() if follows_host else None
         self._clock_checked_at = forks()
@@ -98,16 +100,40 @@ class Attachment:
             ) from None
 
     def close(self) -> bool:
-        """Close the file, which drops all locks. False if it was closed already. The mapping stays until garbage."""
+        """Close the file, which drops all locks. False if it was closed already. The mapping stays until garbage.
+
+        While there is a hold, the file stays open.
+        """
         with self.lock():
             if self.closed:
                 return False
             self.closed = True
             self.name_watch.stop()
-            for fd in self._open_files():
-                os.close(fd)
-            self._files.clear()
+            if self._holds == 0:
+                self._close_files()
             return True
+
+    def hold(self) -> None:
+        """Keep the file open until ``release``, also after ``close``.
+
+        For threads that decide without the GIL: they may count in a line for some time after the close, so this process
+        must keep its lock on the line.
+        """
+        with self.lock():
+            self.check_open()
+            self._holds += 1
+
+    def release(self) -> None:
+        """End a hold."""
+        with self.lock():
+            self._holds -= 1
+            if self.closed and self._holds == 0:
+                self._close_files()
+
+    def _close_files(self) -> None:
+        for fd in self._open_files():
+            os.close(fd)
+        self._files.clear()
 
     def remove_if_new(self) -> bool:
         """Unlink the file if this process made it and no other process is attached. Close the attachment after this.

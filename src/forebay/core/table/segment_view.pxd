@@ -18,6 +18,10 @@ cdef class Extent:
     cdef Table table                     # its own, of the segment's time and policy
     cdef uint64_t* records                # behind the table: so many for each of its cells
 
+# The number of forks between the process that imported forebay and this process.
+cdef uint64_t forks_of_process() noexcept nogil
+
+
 cdef class Segment:
     cdef Table table                     # what the decision path needs, validated and constant
     cdef ForebayHashKey hash_key        # of the segment; every limiter derives its own from it
@@ -25,6 +29,7 @@ cdef class Segment:
     cdef readonly size_t size            # bytes mapped
     cdef const uint64_t* generation      # see forebay/generation.h
     cdef const uint64_t* forks           # how many lie between the import of forebay and this process
+    cdef uint64_t closed                 # whether its store was closed, for threads without the GIL
     cdef readonly uint64_t wall_epoch_ns  # the wall clock at segment time 0
     cdef readonly bint follows_python    # the clock is Python's time.time
     cdef public uint64_t name_check_due_ns  # by the host's coarse clock: when a limiter next checks the file's name

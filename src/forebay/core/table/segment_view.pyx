@@ -33,6 +33,10 @@ if watch_forks() != 0:
     raise MemoryError("forebay could not register its fork handler")
 
 
+cdef uint64_t forks_of_process() noexcept nogil:
+    return forebay_forks
+
+
 def forks():
     """The number of forks between the process that imported this module and this process."""
     return forebay_forks
@@ -130,6 +134,10 @@ cdef class Segment:
     def __dealloc__(self):
         if self.base != NULL:
             munmap(self.base, self.size)
+
+    def mark_closed(self):
+        """Tell threads that decide without the GIL, once `next_generation` is called, that the store was closed."""
+        store_release(&self.closed, 1)
 
     cdef int follow_python(self) except -1:
         """Advance the segment's time to ``time.time()``, if that is later."""

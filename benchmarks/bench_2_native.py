@@ -1,0 +1,50 @@
+"""Decisions through the C API, beside those from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from timeit import Timer
+
+import pytest
+from conftest import Measure, must, statement, time_per_call
+from forebay_native import Loop
+
+from forebay import TokenBucket
+
+KEY = "user:42:abcdefg"
+SECTION = "Native code, in cache"
+PER_CALL = 1000
+
+
+def native(function: Callable[[int], int]) -> Timer:
+    """A loop of `PER_CALL` decisions in native code for each call."""
+    must(function(PER_CALL) == PER_CALL)
+    return statement("f(n)", f=function, n=PER_CALL)
+
+
+@pytest.mark.parametrize(
+    ("title", "method", "python", "bar"),
+    [
+        ("`allow` of the C API, allowed", "allow", "allow", None),
+        ("`allow_hash` of the C API, allowed", "allow_hash", "allow", None),
+        ("`decide` of the C API with its result, allowed", "decide", "hit", None),
+    ],
+    ids=["allow", "allow_hash", "decide"],
+)
+def bench_native(
+    measure: Measure, generous: TokenBucket, title: str, method: str, python: str, bar: float | None
+) -> None:
+    loop = Loop(generous, KEY.encode())
+    same = statement("f(k)", f=getattr(generous, python), k=KEY)
+    name = f"`{python}` from Python"
+    measure(
+        title,
+        native(getattr(loop, method)),
+        calls=50,
+        operations_per_call=PER_CALL,
+        beside={name: lambda: time_per_call(same, 50_000)},
+        bar_to=(name, bar),
+        section=SECTION,
+    )
+    must(generous.store.stats().total.denied == 0)
+    must(generous.store.stats().live_keys == 1)

@@ -1,0 +1,66 @@
+"""Loops over the C API, as native code calls it: no Python in between."""
+
+from libc.stdint cimport int32_t, uint64_t
+from libc.string cimport memset, strlen
+
+from forebay.c_api cimport (
+    FOREBAY_ALLOWED, forebay_api, forebay_import, forebay_limiter, forebay_request, forebay_result, forebay_thread,
+)
+
+cdef const forebay_api* forebay = forebay_import()
+
+
+cdef class Loop:
+    """Decisions of one native thread about one key."""
+
+    cdef forebay_limiter* limiter
+    cdef forebay_thread* thread
+    cdef bytes key
+
+    def __cinit__(self, limiter, bytes key not None):
+        cdef int32_t status = forebay.limiter_open(<void*>limiter, &self.limiter)
+        self.key = key
+        if status == 0:
+            status = forebay.attach(self.limiter, &self.thread)
+        if status < 0:
+            raise ValueError(forebay.message(status).decode())
+
+    def __dealloc__(self):
+        forebay.detach(self.thread)
+        forebay.limiter_close(self.limiter)
+
+    def allow(self, Py_ssize_t count):
+        """Decide `count` requests; return how many were allowed."""
+        cdef const char* key = self.key
+        cdef size_t size = len(self.key)
+        cdef Py_ssize_t _turn, allowed = 0
+        with nogil:
+            for _turn in range(count):
+                allowed += forebay.allow(self.thread, key, size) == FOREBAY_ALLOWED
+        return allowed
+
+    def allow_hash(self, Py_ssize_t count):
+        """The same by the key's hash."""
+        cdef const char* key = self.key
+        cdef uint64_t hash
+        cdef Py_ssize_t _turn, allowed = 0
+        forebay.hash(self.limiter, 0, key, len(self.key), &hash)
+        with nogil:
+            for _turn in range(count):
+                allowed += forebay.allow_hash(self.thread, hash) == FOREBAY_ALLOWED
+        return allowed
+
+    def decide(self, Py_ssize_t count):
+        """The same with a full result."""
+        cdef const char* key = self.key
+        cdef forebay_request request
+        cdef forebay_result result
+        cdef Py_ssize_t _turn, allowed = 0
+        memset(&request, 0, sizeof(request))
+        request.key = key
+        request.key_size = strlen(key)
+        request.cost = 1
+        with nogil:
+            for _turn in range(count):
+                allowed += forebay.decide(self.thread, &request, &result) == FOREBAY_ALLOWED
+        return allowed

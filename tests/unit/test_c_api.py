@@ -1,0 +1,583 @@
+"""The C API: it decides as Python does, keeps what it needs alive, and every misuse ends with a status."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from ctypes import c_int32, c_uint64, c_void_p
+from typing import Any
+
+import c_api
+import pytest
+from c_api import API, CallError, Handle, Result, Thread, request_of
+from limiter_makers import OF_A_HUNDRED
+from process_helpers import counter_lines, path_of
+
+import forebay
+from forebay import (
+    AllOf,
+    BucketedWindow,
+    CostExceedsLimit,
+    FixedWindow,
+    LeakyBucket,
+    MinInterval,
+    Rate,
+    SegmentRemovedWarning,
+    Store,
+    TokenBucket,
+)
+from forebay.segment import layout
+from forebay.testing import ManualClock
+
+KEY = "user:42"
+NS = 10**9
+
+
+@pytest.fixture
+def api_store(clock: ManualClock) -> Iterator[Store]:
+    with Store.private(keys=100, clock=clock) as store:
+        yield store
+
+
+def numbers(result: Result) -> tuple[Any, ...]:
+    return (
+        bool(result.allowed), bool(result.full), result.limit, result.remaining, result.retry_after_ns,
+        result.reset_after_ns,
+    )  # fmt: skip
+
+
+def numbers_of(decision: forebay.Decision) -> tuple[Any, ...]:
+    return (
+        decision.allowed, decision.full, decision.limit, decision.remaining, decision.retry_after_ns,
+        decision.reset_after_ns,
+    )  # fmt: skip
+
+
+def status_of(call: Callable[[], object]) -> int:
+    with pytest.raises(CallError) as caught:
+        call()
+    return caught.value.status
+
+
+# It decides as Python does
+
+
+@pytest.mark.parametrize("kind", OF_A_HUNDRED)
+def test_a_native_thread_decides_as_python_does(kind: str, clock: ManualClock) -> None:
+    """The same requests, by Python on one store and by the C API on another, at the same times."""
+    choose = random.Random(kind)
+    with Store.private(keys=100, clock=clock) as one, Store.private(keys=100, clock=clock) as other:
+        limiter = OF_A_HUNDRED[kind](one)
+        with Handle(OF_A_HUNDRED[kind](other)) as handle:
+            thread = handle.attach()
+            bookings: list[tuple[Any, Result, int]] = []
+            booked_any = False
+            for _ in range(600):
+                cost = choose.choice([0, 1, 1, 2, 30, 100])
+                match choose.choice(["hit", "hit", "hit", "peek", "reserve", "cancel", "refund", "reset", "time"]):
+                    case "hit":
+                        assert numbers(thread.decide(b"k", cost)) == numbers_of(limiter.hit("k", cost))
+                    case "peek":
+                        assert numbers(thread.peek(b"k", cost)) == numbers_of(limiter.peek("k", cost))
+                    case "reserve":
+                        delay_s = choose.choice([0, 60, 3600])
+                        booked = limiter.reserve("k", cost, delay_s)
+                        result = thread.decide(b"k", cost, flags=c_api.BOOK, max_delay_ns=delay_s * NS)
+                        assert bool(result.allowed) == booked.allowed
+                        if booked.allowed:
+                            assert result.delay_ns == booked.delay_ns
+                            bookings.append((booked, result, cost))
+                            booked_any = True
+                    case "cancel" if bookings:
+                        booked, result, cost = bookings.pop()
+                        booked.cancel()
+                        if result.charge:
+                            thread.refund(b"k", cost, result.charge)
+                    case "refund":
+                        limiter.refund("k", cost)
+                        thread.refund(b"k", cost)
+                    case "reset" if choose.random() < 0.2:
+                        limiter.reset("k")
+                        thread.reset(b"k")
+                    case _:
+                        clock.advance(choose.choice([0.001, 7, 36, 900]))
+            assert booked_any
+        counts, native = one.stats().total, other.stats().total
+        # Python's cancel of a booking of cost 0 counts nothing either.
+        assert (native.allowed, native.denied) == (counts.allowed, counts.denied)
+        assert native.denied > 20
+        assert native.allowed > 20
+
+
+@pytest.mark.parametrize("kind", OF_A_HUNDRED)
+def test_python_and_native_threads_charge_one_state(kind: str, api_store: Store) -> None:
+    limiter = OF_A_HUNDRED[kind](api_store)
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        allowed = [limiter.allow("k") if turn % 2 else thread.allow(b"k") for turn in range(150)]
+        assert sum(allowed) == 100
+        assert limiter.peek("k").remaining == thread.peek(b"k").remaining == 0
+    assert api_store.stats().total.allowed == 100
+    assert api_store.stats().total.denied == 50
+
+
+def test_a_staggered_window_has_the_same_offset(api_store: Store, clock: ManualClock) -> None:
+    limiter = FixedWindow(api_store, "api", "100/hour", align="stagger")
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        for key in ("a", "b", "c"):
+            limiter.allow(key)
+            assert numbers(thread.peek(key.encode())) == numbers_of(limiter.peek(key))
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "encoded"),
+    [
+        ("", c_api.TEXT, b""),
+        ("user:42", c_api.TEXT, b"user:42"),
+        ("käse", c_api.TEXT, "käse".encode()),
+        ("\N{SNOWMAN}" * 9, c_api.TEXT, ("\N{SNOWMAN}" * 9).encode()),
+        (b"", c_api.BYTES, b""),
+        (b"\0\xff", c_api.BYTES, b"\0\xff"),
+        (0, c_api.INT, bytes(8)),
+        (-7, c_api.INT, (-7).to_bytes(8, "little", signed=True)),
+        (2**63 - 1, c_api.INT, b"\xff" * 7 + b"\x7f"),
+        (2**63, c_api.LARGE_INT, bytes(7) + b"\x80\x00"),
+        (-(2**70), c_api.LARGE_INT, (-(2**70)).to_bytes(9, "little", signed=True)),
+        ((), c_api.PARTS, b""),
+        (
+            ("a", b"bc", 7, -300),
+            c_api.PARTS,
+            b"s" + (1).to_bytes(8, "little") + b"a" + b"b" + (2).to_bytes(8, "little") + b"bc" + b"i"
+            + (1).to_bytes(8, "little") + b"\x07" + b"i" + (2).to_bytes(8, "little")
+            + (-300).to_bytes(2, "little", signed=True),
+        ),
+    ],
+)  # fmt: skip
+def test_a_key_has_the_hash_of_the_python_object(api_store: Store, key: Any, kind: int, encoded: bytes) -> None:
+    limiter = TokenBucket(api_store, "api", "100/hour")
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        limiter.hit(key, 40)
+        assert thread.peek(encoded, kind=kind).remaining == 60
+        assert thread.peek(key_hash=handle.hash(encoded, kind)).remaining == 60
+        assert thread.decide(encoded, 10, kind=kind).remaining == 50
+        assert thread.allow_hash(handle.hash(encoded, kind)) == c_api.ALLOWED
+        assert limiter.peek(key).remaining == 49
+        for other in range(5):
+            if other != kind and (other != c_api.INT or len(encoded) == 8):
+                assert thread.peek(encoded, kind=other).remaining == 100
+
+
+def test_a_rate_judges_one_request(api_store: Store) -> None:
+    limiter = TokenBucket(api_store, "api", "100/hour")
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        tier = handle.rate(1000, 3600 * NS)
+        small = handle.rate(100, 3600 * NS, 10)
+        assert thread.decide(b"k", 500, rate=tier).remaining == 500
+        assert numbers(thread.peek(b"k", rate=small)) == numbers_of(limiter.peek("k", rate="100/hour", burst=10))
+        assert numbers(thread.decide(b"k", 7, rate=tier)) == numbers_of(limiter.peek("k", 0, rate="1000/hour"))
+        thread.refund(b"k", 7, rate=tier)
+        assert limiter.peek("k", rate="1000/hour").remaining == 500
+        assert status_of(lambda: thread.decide(b"k", 501, rate=small)) == c_api.COST_EXCEEDS_LIMIT
+
+
+def test_a_window_takes_rates_of_its_period_only(api_store: Store) -> None:
+    with Handle(FixedWindow(api_store, "api", "100/hour")) as handle:
+        assert handle.attach().decide(b"k", 40, rate=handle.rate(50, 3600 * NS)).remaining == 10
+        assert status_of(lambda: handle.rate(50, 60 * NS)) == c_api.INVALID_RATE
+        assert status_of(lambda: handle.rate(50, 3600 * NS, 10)) == c_api.INVALID_RATE
+
+
+@pytest.mark.parametrize(("limit", "period_ns"), [(0, NS), (1, 0), (2, 1), (1, 2**64 - 1), (2**41, 2**60)])
+def test_what_is_no_rate_is_refused(api_store: Store, limit: int, period_ns: int) -> None:
+    with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
+        with pytest.raises(forebay.InvalidRate):
+            Rate.per_ns(limit, period_ns)
+        assert status_of(lambda: handle.rate(limit, period_ns)) == c_api.INVALID_RATE
+
+
+def test_a_rate_of_another_limiter_is_refused(api_store: Store) -> None:
+    one = Handle(TokenBucket(api_store, "api", "100/hour"))
+    other = Handle(TokenBucket(api_store, "api", "100/hour"))
+    thread = one.attach()
+    for call in (thread.decide, thread.peek, thread.refund):
+        assert status_of(lambda call=call: call(b"k", rate=other.rate(5, NS))) == c_api.INVALID_RATE
+    one.close()
+    other.close()
+
+
+def test_minimum_intervals_and_queues_book_ahead(api_store: Store) -> None:
+    limiter = LeakyBucket(api_store, "queue", "1/second", 4)
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        booked = [thread.decide(b"k", flags=c_api.BOOK, max_delay_ns=10 * NS) for _ in range(5)]
+        assert [result.delay_ns for result in booked] == [0, NS, 2 * NS, 3 * NS, 0]
+        assert [result.allowed for result in booked] == [1, 1, 1, 1, 0]
+        thread.refund(b"k", 1, booked[3].charge)
+        assert limiter.reserve("k").delay_ns == 3 * NS
+    with Handle(MinInterval(api_store, "pause", "5s")) as handle:
+        thread = handle.attach()
+        assert thread.decide(b"k", flags=c_api.BOOK).delay_ns == 0
+        assert thread.decide(b"k", flags=c_api.BOOK).retry_after_ns == 5 * NS
+        assert thread.decide(b"k", flags=c_api.BOOK, max_delay_ns=2**64 - 1).delay_ns == 5 * NS
+
+
+@pytest.mark.parametrize("on_full", ["evict", "deny", "allow"])
+def test_a_full_store_decides_by_its_policy(clock: ManualClock, on_full: Any) -> None:
+    with Store.private(keys=1, clock=clock, on_full=on_full) as store:
+        limiter = TokenBucket(store, "api", "100/hour")
+        with Handle(limiter) as handle:
+            thread = handle.attach()
+            results = [thread.decide(b"%d" % i, 50) for i in range(2000)]
+        stats = store.stats().total
+        full = [result for result in results if result.full]
+        assert stats.full == len(full)
+        assert (stats.evicted > 0) == (on_full == "evict")
+        assert bool(full) == (on_full != "evict")
+        assert {result.allowed for result in full} <= {on_full == "allow"}
+        assert all(result.charge == 0 for result in full)
+        assert all(result.retry_after_ns for result in full if not result.allowed)
+
+
+# Life
+
+
+def test_handles_keep_the_limiter_and_its_memory_alive(clock: ManualClock) -> None:
+    store = Store.private(keys=100, clock=clock)
+    gone = weakref.ref(store)
+    handle = Handle(TokenBucket(store, "api", "100/hour"))
+    thread, rate = handle.attach(), handle.rate(5, NS)
+    del store, handle.limiter
+    API.limiter_close(handle.pointer)
+    gc.collect()
+    assert thread.decide(b"k", 60).remaining == 40
+    assert thread.peek(b"k", rate=rate).limit == 5
+    assert gone() is not None
+    handle.pointer = c_void_p()
+    handle.close()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_closed_store_says_so(store_name: str, clock: ManualClock) -> None:
+    store = Store(store_name, keys=100, clock=clock)
+    other = Store.private(keys=1)
+    limiter = TokenBucket(store, "api", "100/hour")
+    handle = Handle(limiter)
+    thread, rate = handle.attach(), handle.rate(5, NS)
+    assert thread.allow(b"k") == c_api.ALLOWED
+    other.close()
+    assert thread.allow(b"k") == c_api.ALLOWED
+    store.close()
+    for _ in range(2):
+        assert thread.allow(b"k") == c_api.CLOSED
+        assert thread.allow_hash(7) == c_api.CLOSED
+        for call in (thread.decide, thread.peek, thread.refund):
+            assert status_of(lambda call=call: call(b"k")) == c_api.CLOSED
+        assert status_of(lambda: thread.peek(b"k", rate=rate)) == c_api.CLOSED
+        assert status_of(lambda: thread.decide(b"k", 0)) == c_api.CLOSED
+        assert status_of(lambda: thread.reset(b"k")) == c_api.CLOSED
+        assert status_of(handle.attach) == c_api.CLOSED
+        assert status_of(lambda: Handle(limiter)) == c_api.CLOSED
+        assert handle.maintain() == c_api.CLOSED
+    handle.close()
+    with Store(store_name, keys=100, clock=clock) as store:
+        assert store.stats().limiters["api"].allowed == 2
+
+
+def test_the_file_stays_open_until_the_last_handle_is_closed(store_name: str) -> None:
+    """So that no other process counts in a line in which a thread of this one may still count."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    store = Store(store_name, keys=100)
+    handle = Handle(TokenBucket(store, "api", "100/hour"))
+    first, second = handle.attach(), handle.attach()
+    store.close()
+    API.limiter_close(handle.pointer)
+    handle.pointer = c_void_p()
+    first.detach()
+    assert descriptors() == before + 1
+    second.detach()
+    assert descriptors() == before
+
+
+def test_each_thread_counts_in_a_line_of_its_own(store_name: str) -> None:
+    with Store(store_name, keys=100) as store:
+        limiter = TokenBucket(store, "api", "1000/hour")
+        limiter.allow("k")
+        with Handle(limiter) as handle:
+            threads = [handle.attach() for _ in range(3)]
+            assert lines_of(store_name) == 4
+            for thread in threads:
+                thread.allow(b"k")
+            threads[1].detach()
+            # It continues the counts of the line that was given back.
+            handle.attach().allow(b"k")
+            assert lines_of(store_name) == 4
+        assert store.stats().limiters["api"].allowed == 5
+
+
+def lines_of(name: str) -> int:
+    """How many counter lines were ever used."""
+    lines = counter_lines(path_of(name))[: layout.OWNED_COUNTER_LINES]
+    return sum(line["limiter"] != 0 for line in lines)
+
+
+def test_threads_beyond_the_last_line_count_in_the_shared_one(store_name: str) -> None:
+    with Store(store_name, keys=100) as store, Handle(TokenBucket(store, "api", "10000/hour")) as handle:
+        threads = [handle.attach() for _ in range(layout.OWNED_COUNTER_LINES + 4)]
+        for thread in threads:
+            assert thread.allow(b"k") == c_api.ALLOWED
+        assert store.stats().limiters["api"].allowed == len(threads)
+
+
+def test_a_child_must_attach_again(api_store: Store, in_child: Callable[[Callable[[], Any]], Any]) -> None:
+    limiter = TokenBucket(api_store, "api", "100/hour")
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        rate = handle.rate(50, 3600 * NS)
+        assert thread.allow(b"k") == c_api.ALLOWED
+
+        def child() -> Any:
+            found = [thread.allow(b"k"), thread.allow_hash(1), status_of(lambda: thread.decide(b"k"))]
+            own = handle.attach()
+            thread.detach()
+            found += [own.allow(b"k"), own.peek(b"k", rate=rate).limit]
+            handle.close()
+            return found
+
+        assert in_child(child) == [c_api.FORKED, c_api.FORKED, c_api.FORKED, c_api.ALLOWED, 50]
+        assert thread.allow(b"k") == c_api.ALLOWED
+        assert thread.peek(b"k").remaining == 97
+    assert api_store.stats().limiters["api"].allowed == 3
+
+
+def test_a_close_in_the_child_leaves_the_parents_threads(
+    store_name: str, in_child: Callable[[Callable[[], Any]], Any]
+) -> None:
+    with Store(store_name, keys=100) as store, Handle(TokenBucket(store, "api", "100/hour")) as handle:
+        thread = handle.attach()
+        thread.allow(b"k")
+
+        def child() -> int:
+            store.close()
+            status = thread.allow(b"k")
+            handle.close()
+            return status
+
+        assert in_child(child) == c_api.FORKED
+        # The parent still owns its line: a second process takes another one.
+        assert thread.allow(b"k") == c_api.ALLOWED
+
+        def other() -> None:
+            with Store(store_name, keys=100) as again:
+                TokenBucket(again, "api", "100/hour").allow("k")
+
+        in_child(other)
+        assert lines_of(store_name) == 2
+        assert store.stats().limiters["api"].allowed == 3
+
+
+def test_maintenance_warns_of_a_removed_store(store_name: str) -> None:
+    with Store(store_name, keys=10) as store, Handle(TokenBucket(store, "api", "100/hour")) as handle:
+        assert handle.maintain() == c_api.OK
+        subprocess.run(
+            [sys.executable, "-c", f"import forebay; forebay.Store.unlink({store_name!r})"], check=True, env=os.environ
+        )
+        with pytest.warns(SegmentRemovedWarning):
+            assert handle.maintain() == c_api.OK
+        assert handle.maintain() == c_api.OK
+
+
+def test_decisions_go_on_at_the_end_of_the_interpreter() -> None:
+    """Calls that need Python end with a status."""
+    program = """
+import atexit
+
+def late():
+    # Runs after the C API's own handler, which is registered later.
+    out = c_api.c_void_p()
+    print(thread.allow(b"k"), c_api.API.attach(handle.pointer, out), c_api.API.limiter_open(limiter, out))
+    thread.detach()
+    handle.close()
+
+atexit.register(late)
+import c_api
+from forebay import Store, TokenBucket
+
+limiter = TokenBucket(Store.private(keys=1), "api", "100/hour")
+handle = c_api.Handle(limiter)
+thread = handle.attach()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("1 -10 -10\n", "", 0)
+
+
+# Misuse
+
+
+def test_nothing_else_than_a_limiter_of_a_store_is_opened(api_store: Store) -> None:
+    bucket = TokenBucket(api_store, "api", "100/hour")
+    for thing in (None, 7, "api", api_store, Handle, bucket.allow, AllOf(bucket, bucket)):
+        assert status_of(lambda thing=thing: Handle(thing)) == c_api.NOT_A_LIMITER
+
+
+def test_a_limiter_that_needs_python_is_refused() -> None:
+    with Store.private(keys=10, clock="time") as store:
+        assert status_of(lambda: Handle(TokenBucket(store, "api", "100/hour"))) == c_api.NEEDS_PYTHON
+
+
+def test_null_ends_with_a_status(api_store: Store) -> None:
+    limiter = TokenBucket(api_store, "api", "100/hour")
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        request, result, out = request_of(b"k"), Result(), c_void_p()
+        invalid = c_api.INVALID_ARGUMENT
+        opens = ctypes.CFUNCTYPE(c_int32, c_void_p, ctypes.POINTER(c_void_p))(
+            ctypes.cast(API.limiter_open, c_void_p).value
+        )
+        assert opens(None, out) == invalid
+        assert opens(id(limiter), None) == invalid
+        assert API.attach(None, out) == invalid
+        assert API.attach(handle.pointer, None) == invalid
+        assert API.rate_open(None, 1, NS, 0, out) == invalid
+        assert API.rate_open(handle.pointer, 1, NS, 0, None) == invalid
+        assert API.maintain(None) == invalid
+        assert API.hash(None, 0, b"k", 1, c_uint64()) == invalid
+        assert API.hash(handle.pointer, 0, b"k", 1, None) == invalid
+        assert API.hash(handle.pointer, 0, None, 1, c_uint64()) == invalid
+        assert API.allow(None, b"k", 1) == invalid
+        assert API.allow(thread.pointer, None, 1) == invalid
+        assert API.allow_hash(None, 1) == invalid
+        for call in (API.decide, API.peek):
+            assert call(None, request, result) == invalid
+            assert call(thread.pointer, None, result) == invalid
+            assert call(thread.pointer, request, None) == c_api.ALLOWED
+        assert API.refund(None, request, 0) == invalid
+        assert API.refund(thread.pointer, None, 0) == invalid
+        assert API.reset(None, request) == invalid
+        assert API.reset(thread.pointer, None) == invalid
+        API.limiter_close(None)
+        API.detach(None)
+        API.rate_close(None)
+        assert API.allow(thread.pointer, None, 0) == c_api.ALLOWED
+        assert limiter.peek("").remaining == 99
+
+
+def test_a_failed_open_leaves_null(api_store: Store) -> None:
+    out = c_void_p(1)
+    assert API.limiter_open(api_store, out) == c_api.NOT_A_LIMITER
+    assert out.value is None
+    with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
+        out = c_void_p(1)
+        assert API.rate_open(handle.pointer, 0, 0, 0, out) == c_api.INVALID_RATE
+        assert out.value is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kind": 5}, {"kind": 2**32 - 1}, {"kind": c_api.INT}, {"flags": 2}, {"flags": 2**32 - 1}]
+)
+def test_unknown_kinds_and_flags_are_refused(api_store: Store, fields: dict[str, int]) -> None:
+    with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
+        thread = handle.attach()
+        for call in (thread.decide, thread.peek):
+            assert status_of(lambda call=call: call(b"k", **fields)) == c_api.INVALID_ARGUMENT
+    assert api_store.stats().total.allowed == 0
+
+
+@pytest.mark.parametrize("kind", OF_A_HUNDRED)
+@pytest.mark.parametrize("cost", [101, 2**32, 2**63, 2**64 - 1])
+def test_a_cost_above_the_limit_is_refused(api_store: Store, kind: str, cost: int) -> None:
+    limiter = OF_A_HUNDRED[kind](api_store)
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        for call in (thread.decide, thread.peek):
+            assert status_of(lambda call=call: call(b"k", cost)) == c_api.COST_EXCEEDS_LIMIT
+            assert status_of(lambda call=call: call(b"k", cost, flags=c_api.BOOK)) == c_api.COST_EXCEEDS_LIMIT
+        with pytest.raises(CostExceedsLimit):
+            limiter.hit("k", cost)
+        # Several requests may have charged as much: at most the limit comes back.
+        limiter.hit("k", 50)
+        thread.refund(b"k", cost)
+        assert limiter.peek("k").remaining == 100
+
+
+def test_a_failed_call_writes_no_result(api_store: Store) -> None:
+    with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
+        thread = handle.attach()
+        result = Result(*range(1, 9))
+        assert API.decide(thread.pointer, request_of(b"k", 101), result) == c_api.COST_EXCEEDS_LIMIT
+        assert [getattr(result, name) for name, _ in Result._fields_] == list(range(1, 9))
+
+
+def test_an_exception_of_python_is_reported_and_ends_with_a_status(
+    api_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
+        with monkeypatch.context() as patch:
+            patch.setattr(api_store.attachment, "counter_line", lambda *_: 1 / 0)
+            assert status_of(handle.attach) == c_api.FAILED
+        assert isinstance(reported[0].exc_value, ZeroDivisionError)
+        assert handle.attach().allow(b"k") == c_api.ALLOWED
+
+
+def test_handles_may_be_closed_while_an_exception_is_handled(api_store: Store) -> None:
+    handle = Handle(TokenBucket(api_store, "api", "100/hour"))
+    handle.attach()
+    try:
+        raise KeyError("outer")
+    except KeyError:
+        handle.close()
+        assert isinstance(sys.exc_info()[1], KeyError)
+
+
+def test_every_status_has_a_message() -> None:
+    texts = {API.message(status) for status in range(-10, 2)}
+    assert len(texts) == 12
+    assert API.message(-11) == API.message(2**31 - 1) == b"no status of forebay"
+
+
+def test_the_table_says_its_version_and_size() -> None:
+    assert API.version == 1
+    assert API.size == ctypes.sizeof(c_api.Api)
+
+
+def test_core_has_no_other_attributes_made_late() -> None:
+    with pytest.raises(AttributeError, match="has no attribute '_C_APIS'"):
+        forebay.core._C_APIS  # noqa: B018
+
+
+# Threads
+
+
+def test_threads_admit_exactly_the_limit(store_name: str) -> None:
+    with Store(store_name, keys=100) as store, Handle(BucketedWindow(store, "api", "3000/day", 4, keys=64)) as handle:
+        allowed = [0] * 4
+
+        def work(index: int, thread: Thread) -> None:
+            for _ in range(1500):
+                allowed[index] += thread.allow(b"k")
+
+        workers = [threading.Thread(target=work, args=(i, handle.attach())) for i in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert sum(allowed) == 3000
+        stats = store.stats().limiters["api"]
+        assert (stats.allowed, stats.denied) == (3000, 3000)
