@@ -28,8 +28,9 @@ def native(function: Callable[[int], int]) -> Timer:
         ("`allow` of the C API, allowed", "allow", "allow", None),
         ("`allow_hash` of the C API, allowed", "allow_hash", "allow", None),
         ("`decide` of the C API with its result, allowed", "decide", "hit", None),
+        ("`decide_many` of the C API, 100 requests, allowed, per request", "decide_many", "allow", 0.7),
     ],
-    ids=["allow", "allow_hash", "decide"],
+    ids=["allow", "allow_hash", "decide", "decide_many"],
 )
 def bench_native(
     measure: Measure, generous: TokenBucket, title: str, method: str, python: str, bar: float | None

@@ -6,7 +6,7 @@ A call releases the GIL, as a call from native code without the GIL does.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any, Final
 
 OK: Final = 0
@@ -77,6 +77,7 @@ class Api(ctypes.Structure):
         ("peek", _function(c_int32, c_void_p, POINTER(Request), POINTER(Result))),
         ("refund", _function(c_int32, c_void_p, POINTER(Request), c_uint64)),
         ("reset", _function(c_int32, c_void_p, POINTER(Request))),
+        ("decide_many", _function(c_int32, c_void_p, POINTER(Request), c_size_t, POINTER(c_uint8))),
     )
 
 
@@ -191,6 +192,11 @@ class Thread:
 
     def refund(self, key: bytes, cost: int = 1, charge: int = 0, **fields: Any) -> None:
         checked(API.refund(self.pointer, request_of(key, cost, **fields), charge))
+
+    def decide_many(self, requests: list[Request]) -> list[int]:
+        allowed = (c_uint8 * len(requests))()
+        checked(API.decide_many(self.pointer, (Request * len(requests))(*requests), len(requests), allowed))
+        return list(allowed)
 
     def reset(self, key: bytes) -> None:
         checked(API.reset(self.pointer, request_of(key)))

@@ -86,6 +86,8 @@ cdef extern from "forebay.h":
         int32_t (*peek)(forebay_thread* thread, const forebay_request* request, forebay_result* result) noexcept nogil
         int32_t (*refund)(forebay_thread* thread, const forebay_request* request, uint64_t charge) noexcept nogil
         int32_t (*reset)(forebay_thread* thread, const forebay_request* request) noexcept nogil
+        int32_t (*decide_many)(
+            forebay_thread* thread, const forebay_request* requests, size_t count, uint8_t* allowed) noexcept nogil
 
     # With the GIL, after Python.h, which Cython includes first.
     const forebay_api* forebay_import() except NULL

@@ -248,6 +248,55 @@ def test_a_full_store_decides_by_its_policy(clock: ManualClock, on_full: Any) ->
         assert all(result.retry_after_ns for result in full if not result.allowed)
 
 
+@pytest.mark.parametrize("kind", OF_A_HUNDRED)
+def test_a_batch_decides_as_allow_many_does(kind: str, clock: ManualClock) -> None:
+    choose = random.Random(kind)
+    with Store.private(keys=1000, clock=clock) as one, Store.private(keys=1000, clock=clock) as other:
+        limiter = OF_A_HUNDRED[kind](one)
+        with Handle(OF_A_HUNDRED[kind](other)) as handle:
+            thread = handle.attach()
+            for size in (0, 1, 31, 255, 256, 257, 1000):
+                keys = [f"user:{choose.randrange(8)}" for _ in range(size)]
+                costs = [choose.choice([0, 1, 2, 7]) for _ in range(size)]
+                requests = [
+                    request_of(None, cost, key_hash=handle.hash(key.encode()))
+                    if choose.random() < 0.5
+                    else request_of(key.encode(), cost)
+                    for key, cost in zip(keys, costs, strict=True)
+                ]
+                assert thread.decide_many(requests) == limiter.allow_many(keys, costs)
+                clock.advance(400)
+        assert other.stats().limiters == one.stats().limiters
+        assert one.stats().total.denied
+
+
+def test_a_batch_takes_each_requests_rate(api_store: Store) -> None:
+    with Handle(TokenBucket(api_store, "api", "100/hour")) as handle:
+        thread = handle.attach()
+        rate = handle.rate(10, 3600 * NS)
+        assert thread.decide_many([request_of(b"k", 6, rate=rate), request_of(b"k", 6, rate=rate)]) == [1, 0]
+
+
+def test_an_invalid_request_in_a_batch_charges_nothing(api_store: Store) -> None:
+    limiter = TokenBucket(api_store, "api", "100/hour")
+    with Handle(limiter) as handle:
+        thread = handle.attach()
+        good = [request_of(b"k")] * 600
+        for bad, status in (
+            (request_of(b"k", 101), c_api.COST_EXCEEDS_LIMIT),
+            (request_of(b"k", kind=9), c_api.INVALID_ARGUMENT),
+            (request_of(b"k", flags=c_api.BOOK), c_api.INVALID_ARGUMENT),
+        ):
+            assert status_of(lambda bad=bad: thread.decide_many([*good, bad])) == status
+        one = request_of(b"k")
+        assert API.decide_many(None, one, 1, ctypes.c_uint8()) == c_api.INVALID_ARGUMENT
+        assert API.decide_many(thread.pointer, None, 1, ctypes.c_uint8()) == c_api.INVALID_ARGUMENT
+        assert API.decide_many(thread.pointer, one, 1, None) == c_api.INVALID_ARGUMENT
+        assert API.decide_many(thread.pointer, None, 0, None) == c_api.OK
+    assert limiter.peek("k").remaining == 100
+    assert api_store.stats().total.allowed == 0
+
+
 # Life
 
 
@@ -286,6 +335,7 @@ def test_a_closed_store_says_so(store_name: str, clock: ManualClock) -> None:
         assert status_of(lambda: thread.peek(b"k", rate=rate)) == c_api.CLOSED
         assert status_of(lambda: thread.decide(b"k", 0)) == c_api.CLOSED
         assert status_of(lambda: thread.reset(b"k")) == c_api.CLOSED
+        assert status_of(lambda: thread.decide_many([request_of(b"k")])) == c_api.CLOSED
         assert status_of(handle.attach) == c_api.CLOSED
         assert status_of(lambda: Handle(limiter)) == c_api.CLOSED
         assert handle.maintain() == c_api.CLOSED

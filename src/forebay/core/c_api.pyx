@@ -48,6 +48,7 @@ from forebay.c_api cimport (
     forebay_limiter, forebay_rate, forebay_request, forebay_result, forebay_thread,
 )
 from forebay.core.algorithms.gcra cimport gcra_take
+from forebay.core.batch cimport Batch
 from forebay.core.cell_limiter cimport CellLimiter, begin_decision, set_outlook
 from forebay.core.decision cimport Outlook, no_outlook, remaining_in
 from forebay.core.limiter cimport (
@@ -445,16 +446,22 @@ cdef int32_t peek_tag(AttachedThread thread, uint64_t tag, const Charge* charge,
         &thread.table, tag, verdict.now_ns, thread.take, charge, verdict) else FOREBAY_DENIED
 
 
-cdef int32_t hash_bytes(
-    ForebayHashKey hash_key, uint32_t key_kind, const void* key, uint64_t size, uint64_t* hash
-) noexcept nogil:
-    # The kinds of keys are the domains of keys.pxd.
+cdef inline int32_t check_key(uint32_t key_kind, const void* key, uint64_t size) noexcept nogil:
     if key_kind > <uint32_t>FOREBAY_KEY_PARTS or (key == NULL and size != 0):
         return FOREBAY_INVALID_ARGUMENT
     if key_kind == <uint32_t>FOREBAY_KEY_INT and size != 8:
         return FOREBAY_INVALID_ARGUMENT
-    hash[0] = siphash13(in_domain(hash_key, <KeyDomain>key_kind), <const uint8_t*>key, size)
     return FOREBAY_OK
+
+
+cdef int32_t hash_bytes(
+    ForebayHashKey hash_key, uint32_t key_kind, const void* key, uint64_t size, uint64_t* hash
+) noexcept nogil:
+    cdef int32_t status = check_key(key_kind, key, size)
+    if status == FOREBAY_OK:
+        # The kinds of keys are the domains of keys.pxd.
+        hash[0] = siphash13(in_domain(hash_key, <KeyDomain>key_kind), <const uint8_t*>key, size)
+    return status
 
 
 cdef int32_t read_key(AttachedThread thread, const forebay_request* request, uint64_t* tag) noexcept nogil:
@@ -483,13 +490,9 @@ cdef int32_t params_of(
     return FOREBAY_OK
 
 
-cdef int32_t read_request(
-    AttachedThread thread, const forebay_request* request, uint64_t* tag, Charge* charge
-) noexcept nogil:
+cdef int32_t read_charge(AttachedThread thread, const forebay_request* request, Charge* charge) noexcept nogil:
     cdef const LimitParams* params
-    cdef int32_t status = read_key(thread, request, tag)
-    if status < 0:
-        return status
+    cdef int32_t status
     if request.flags & ~<uint32_t>FOREBAY_BOOK:
         return FOREBAY_INVALID_ARGUMENT
     status = params_of(thread, request, &params)
@@ -501,6 +504,13 @@ cdef int32_t read_request(
     if request.flags & <uint32_t>FOREBAY_BOOK:
         thread.limiter.allow_wait(charge, request.max_delay_ns)
     return FOREBAY_OK
+
+
+cdef int32_t read_request(
+    AttachedThread thread, const forebay_request* request, uint64_t* tag, Charge* charge
+) noexcept nogil:
+    cdef int32_t status = read_key(thread, request, tag)
+    return status if status < 0 else read_charge(thread, request, charge)
 
 
 cdef void write_result(
@@ -620,6 +630,80 @@ cdef int32_t reset(AttachedThread thread, const forebay_request* request) noexce
     return FOREBAY_OK
 
 
+cdef enum:
+    CHUNK = 256                          # requests of a batch whose charges are on the stack at a time
+
+
+cdef int32_t check_batch(
+    AttachedThread thread, const forebay_request* requests, size_t count
+) noexcept nogil:
+    """The status of the first request that can't be decided."""
+    cdef Charge charge
+    cdef int32_t status
+    cdef size_t i
+    for i in range(count):
+        if requests[i].flags:
+            return FOREBAY_INVALID_ARGUMENT
+        status = read_charge(thread, &requests[i], &charge)
+        if status == FOREBAY_OK and requests[i].key != NULL:
+            status = check_key(requests[i].key_kind, requests[i].key, requests[i].key_size)
+        if status < 0:
+            return status
+    return FOREBAY_OK
+
+
+cdef void decide_chunk(
+    AttachedThread thread, const forebay_request* requests, size_t size, uint8_t* allowed
+) noexcept nogil:
+    cdef uint64_t[CHUNK] tags
+    cdef Charge[CHUNK] charges
+    cdef Batch batch
+    cdef Events events
+    cdef uint64_t admitted
+    cdef size_t i
+    for i in range(size):
+        read_request(thread, &requests[i], &tags[i], &charges[i])
+    batch.size = <Py_ssize_t>size
+    batch.keys = NULL
+    batch.tags = tags
+    batch.charges = charges
+    batch.unit = &thread.unit
+    batch.table = &thread.table
+    batch.hash_key = thread.hash_key
+    batch.kind = thread.kind
+    # The results, in place of the tags: no objects.
+    batch.yes = <PyObject*>1
+    batch.no = NULL
+    batch.counter_line = thread.counter_line
+    batch.claim_sequence = &thread.counters.claims
+    admitted = thread.limiter.decide_batch(&batch, &events)
+    for i in range(size):
+        allowed[i] = <uint8_t>tags[i]
+    count(thread, &thread.counters.allowed, admitted)
+    count(thread, &thread.counters.denied, size - admitted)
+    count_events(thread, &events)
+
+
+cdef int32_t decide_many(
+    AttachedThread thread, const forebay_request* requests, size_t size, uint8_t* allowed
+) noexcept nogil:
+    cdef size_t done = 0
+    cdef int32_t status
+    if <void*>thread == NULL or (size != 0 and (requests == NULL or allowed == NULL)):
+        return FOREBAY_INVALID_ARGUMENT
+    status = check_batch(thread, requests, size)
+    if status < 0:
+        return status
+    # Once: a batch that has begun is completed.
+    status = ensure_usable(thread)
+    if status < 0:
+        return status
+    while done < size:
+        decide_chunk(thread, &requests[done], min(size - done, <size_t>CHUNK), &allowed[done])
+        done += CHUNK
+    return FOREBAY_OK
+
+
 cdef const char* message(int32_t status) noexcept nogil:
     if status == FOREBAY_DENIED:
         return "denied, or done"
@@ -650,6 +734,8 @@ cdef const char* message(int32_t status) noexcept nogil:
 
 # The table
 
+ctypedef int32_t (*DecideMany)(forebay_thread*, const forebay_request*, size_t, uint8_t*) noexcept nogil
+
 cdef forebay_api api
 
 # Here the types of handles change: to a caller they are pointers to structs that it can't see into.
@@ -671,5 +757,6 @@ api.decide = <int32_t (*)(forebay_thread*, const forebay_request*, forebay_resul
 api.peek = <int32_t (*)(forebay_thread*, const forebay_request*, forebay_result*) noexcept nogil><void*>peek
 api.refund = <int32_t (*)(forebay_thread*, const forebay_request*, uint64_t) noexcept nogil><void*>refund
 api.reset = <int32_t (*)(forebay_thread*, const forebay_request*) noexcept nogil><void*>reset
+api.decide_many = <DecideMany><void*>decide_many
 
 capsule = PyCapsule_New(&api, "forebay.core._C_API", NULL)

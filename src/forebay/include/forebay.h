@@ -214,6 +214,11 @@ typedef struct forebay_api {
 
     /* Forget the key: its next request finds a fresh key. Reads only the key of the request. */
     int32_t (*reset)(forebay_thread *thread, const forebay_request *request);
+
+    /* Decide `count` requests in order, and write 1 or 0 for each to `allowed`: as `decide` for each, but faster for
+     * many keys, because it prefetches. Not atomic: requests of others may be decided in between. A request with
+     * FOREBAY_BOOK is refused. With a negative status none is charged, and nothing is written. */
+    int32_t (*decide_many)(forebay_thread *thread, const forebay_request *requests, size_t count, uint8_t *allowed);
 } forebay_api;
 
 #ifdef Py_PYTHON_H /* include Python.h first */
