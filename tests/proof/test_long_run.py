@@ -436,7 +436,7 @@ def test_a_writer_that_is_stopped_is_helped(crew: Crew, name: str, full: bool, r
     clock = ManualClock(1000.0)
     with Store(name, keys=1, clock=clock) as store:
         limiter = _long_log(store)
-        while helped < (300 if full else 12):
+        while helped < (60 if full else 12):
             stops += 1
             assert stops < 5000, f"only {helped} of {stops} stops met a write under way"
             admitted, done = SharedNumbers(1), SharedNumbers(1)
