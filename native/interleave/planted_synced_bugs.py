@@ -81,8 +81,8 @@ SYNCED_BUGS = [
     Bug(
         "other hosts' counts of a cell's former key stay",
         WINDOW,
-        "    begin_pair(cell, claim, pair_at(record, OTHERS), sequence, 0)",
-        "    if not {here}:\n        begin_pair(cell, claim, pair_at(record, OTHERS), sequence, 0)",
+        "    begin_pair(cell, claim, pair_at(record, OTHERS), others.tag, others.state)",
+        "    if not {here}:\n        begin_pair(cell, claim, pair_at(record, OTHERS), others.tag, others.state)",
     ),
     Bug(
         "the counts of a cell's former key that Redis knew stay",

@@ -34,8 +34,14 @@ class KeySpace:
 
         A cluster finds the slot by the text in braces, which is the encoded key alone. So all states of one key are in
         one slot. The suffix has no colon, so the names of two limiters never lead to one Redis key.
+
+        Synced limiters have other names: see `shard_prefix`.
         """
         return self._namespace + b":{", b"}:" + name.encode("utf-8", "surrogatepass") + b":" + suffix
+
+    def shard_prefix(self, name: str, shard: int) -> bytes:
+        """The text before the keys of one shard of the limiter `name`. A cluster has all of them in one slot."""
+        return self._namespace + b":{%x:" % shard + name.encode("utf-8", "surrogatepass") + b"}:"
 
 
 def fingerprint(key: Key) -> bytes:

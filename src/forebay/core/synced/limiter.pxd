@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Attempt, Charge, AfterCharge, LimitParams
+from forebay.core.synced.hot cimport Hot, HotCells
 from forebay.core.table.native cimport (
     FOREBAY_SYNCED_CHARGED_BEFORE_WORD, FOREBAY_SYNCED_CHARGED_REPORTED_WORD, FOREBAY_SYNCED_CHARGED_WORD,
     FOREBAY_SYNCED_CHECKSUM_WORD, FOREBAY_SYNCED_COUNT_BITS, FOREBAY_SYNCED_INCARNATION_WORD, FOREBAY_SYNCED_NAME_WORD,
@@ -49,12 +50,13 @@ cdef enum:
     LOOK_ONLY = -3
 
 
-# A charge, with the name of its key at Redis.
+# A charge, with the name of its key at Redis, and what is published of it.
 cdef struct NamedCharge:
     Charge charge                # first: a pointer to it is a pointer to this
     uint64_t[2] name
     bint is_named
     ForebayHashKey checksum_key
+    Hot hot
 
 
 cdef inline bint is_due(uint64_t index, int64_t round_number) noexcept nogil:
@@ -80,13 +82,21 @@ cdef class SyncedLimiter(CellLimiter):
     cdef ForebayHashKey checksum_key
     cdef object name_of          # from a key to 16 bytes
     cdef dict names              # the latest, by tag
+    cdef HotCells hot_cells
+    cdef Decide begin_hot       # the state of a hot key that is inserted without a charge
 
     cdef int begin(self, object purpose, object keys, object synced_store, object name_of, bytes encoding, Clear clear
                    ) except -1
-    cdef int note(self, object key, uint64_t tag) except -1
-    cdef int name_charge(self, uint64_t tag, const Charge* charge, NamedCharge* named) except -1
+    cdef bint note(self, object key, uint64_t tag) except -1
+    cdef int name_charge(self, uint64_t tag, const Charge* charge, uint64_t now_ns, NamedCharge* named) except -1
+    cdef int adopt(self, uint64_t tag, const NamedCharge* named) except -1
+    cdef Hot hot_of(self, const uint64_t* name, uint64_t now_ns) noexcept
+    cdef uint64_t state_as_hot(self, const Hot* hot, uint64_t now_ns) noexcept
+    cdef int keep(self, bytes name, uint64_t end_ns, uint64_t state, uint64_t until_ns) except -1
+    cdef int forget_hot_of(self, const uint64_t* name, Events* events) noexcept
     cdef bint is_intact(self, const uint64_t* record, uint64_t tag, uint64_t* seen) noexcept
-    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed)
+    cdef tuple report_of(
+        self, uint64_t index, uint64_t now_ns, int64_t round_number, const unsigned char* learned, uint64_t* unnamed)
 
 
 # Write the first value of a pair of words of a claim's key, while the claim stands. A late process writes nothing.
@@ -106,6 +116,7 @@ cdef inline Outcome decide_named(
     cdef Events events
     cdef NamedCharge named
     cdef Outcome outcome
+    cdef bint is_new
     limiter.ensure_attached()
     prefetch(home_line(&limiter.table, tag))
     verdict.now_ns = table_now(&limiter.table)
@@ -113,9 +124,10 @@ cdef inline Outcome decide_named(
     verdict.tag = tag
     outcome = table_try(&limiter.table, tag, verdict.now_ns, take, charge, verdict)
     if outcome > ALLOWED:
-        if key is not None:
-            limiter.note(key, tag)
-        limiter.name_charge(tag, charge, &named)
+        is_new = limiter.note(key, tag)
+        limiter.name_charge(tag, charge, verdict.now_ns, &named)
+        if is_new:
+            limiter.adopt(tag, &named)
         events = no_events()
         events.cas_retries = outcome == CAS_FAILED
         table_decide(

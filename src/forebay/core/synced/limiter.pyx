@@ -1,7 +1,7 @@
 """Limits that each host counts at once and exchanges with the others at intervals, over Redis.
 
 This module keeps the names of keys beside their cells. window.pyx and token_bucket.pyx beside it decide and make the
-reports. forebay.redis.synced.store exchanges them.
+reports; hot.pyx has what a host knows of keys that it hasn't counted. forebay.redis.synced.store exchanges all that.
 
 State
 -----
@@ -21,7 +21,8 @@ Transitions
   two messages"
 * *merge*: the same exchanger, with the reply. By 128-bit acq_rel CASes of the two pairs. "synced window: two replies"
 * *insert*: the process that inserts a key writes the record (`begin_record`) while the cell is a claim, before it is
-  promoted. Each pair by a 128-bit acq_rel CAS. "synced window: a key without a name"
+  promoted. Each pair by a 128-bit acq_rel CAS. "synced window: a key without a name". If the key is hot,
+  it is inserted without a charge first, see hot.pyx.
 
 Redis keeps U for each host, adds the difference to what it had, and replies with the total. A report is a state, never
 an event. So a report that is lost, repeated, or overtaken by a later one changes nothing that the next report doesn't
@@ -86,10 +87,11 @@ is complete. A late writer finds that the process that promoted the claim has ch
 value. The name is the exception: the key of before may have come back to the cell, or the late writer had no name. Then
 the checksum is wrong.
 
-All processes that promote one claim write the same, as they have it from the key and the claim. But a key is *without a
-name* if it lost its cell between the search for it and its insertion by the same request. It has no checksum then, and
-the exchanger leaves it alone. Until it comes to a cell again, this host limits it by what this host knows. The same
-holds if the checksum is wrong, by such a late writer or by damage (at odds of 2**-64).
+All processes that promote one claim write the same, as they have it from the key and the claim, except the sum of a
+hot key (hot.pyx). But a key is *without a name* if it lost its cell between the search for it and its insertion by the
+same request. It has no checksum then, and the exchanger leaves it alone. Until it comes to a cell again, this host
+limits it by what this host knows. The same holds if the checksum is wrong, by such a late writer or by damage (at odds
+of 2**-64).
 
 *Reading* (a seqlock read): the sequence, the cell, its record, the cell again. If its tag is still the same, the
 checksum is right and the sequence can be raised, they belong together.
@@ -108,6 +110,7 @@ Not handled
 """
 
 cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
@@ -115,12 +118,14 @@ from libc.string cimport memcpy
 from forebay.core.cell_limiter cimport CellLimiter, whole_cost
 from forebay.core.decision cimport Decision
 from forebay.core.limiter cimport Attempt, Charge, record_of
+from forebay.core.synced.hot cimport FILTER_BITS, Hot, is_hot, keep_hot, no_hot, hot_cells
 from forebay.core.table.keys cimport derive_key
 from forebay.core.table.native cimport (
     ForebayCell, ForebayHashKey, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, UNDECIDED, Clear, Events, Outcome, Verdict, fingerprint_of, no_events, table_decide, table_find, table_now,
+    ALLOWED, UNDECIDED, Clear, Events, Next, Outcome, Verdict, fingerprint_of, no_events, table_decide, table_find,
+    table_now,
 )
 
 from forebay.core.arguments import costs_of, keys_of
@@ -179,6 +184,7 @@ cdef class SyncedLimiter(CellLimiter):
         self.params.records = self.extent.records
         self.params.words_per_cell = WORDS_PER_CELL
         self.params.last_cell = self.extent.used_cells - 1
+        self.hot_cells = hot_cells(self.segment, self.hash_key, encoding, self.kind)
         self.checksum_key = derive_key(self.hash_key, b"checksum")
         return 0
 
@@ -193,6 +199,25 @@ cdef class SyncedLimiter(CellLimiter):
         """
         self.note(key, self.tag_of(key))
         return CellLimiter.reserve(self, key, cost, max_delay, rate=rate, burst=burst)
+
+    def peek(self, key, cost=1, *, rate=None, burst=None):
+        """The decision that `hit` with the same arguments would return now. Charges and counts nothing."""
+        self.note(key, self.tag_of(key))
+        return CellLimiter.peek(self, key, cost, rate=rate, burst=burst)
+
+    def reset(self, key):
+        """Forget what this host has counted of `key`, and what it knows of the others. Each kind says more."""
+        cdef NamedCharge named
+        cdef Events events
+        cdef uint64_t tag = self.tag_of(key)
+        cdef bint is_new = self.note(key, tag)
+        self.ensure_attached()
+        events = no_events()
+        if is_new:
+            self.name_charge(tag, &self.unit, table_now(&self.table), &named)
+            self.forget_hot_of(named.name, &events)
+        self.forget(tag, &events)
+        self.count_events(&events)
 
     @cython.binding(False)
     def allow_many(self, keys, costs=None):
@@ -213,6 +238,7 @@ cdef class SyncedLimiter(CellLimiter):
         cdef uint64_t tag = self.tag_of(key)
         cdef bint allowed
         if charge.amount == 0:
+            self.note(key, tag)
             allowed = self.decide_or_peek(tag, charge, &verdict)
         else:
             allowed = decide_named(self, key, tag, charge, &verdict, self.take, self.after_charge) == ALLOWED
@@ -223,17 +249,21 @@ cdef class SyncedLimiter(CellLimiter):
         return CellLimiter.hit_once(self, key, charge, request_id, request_ttl)
 
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
+        cdef NamedCharge named
         CellLimiter.attempt_for(self, key, cost, attempt)
-        self.note(key, attempt.tag)
+        if self.note(key, attempt.tag):
+            self.ensure_attached()
+            self.name_charge(attempt.tag, attempt.charge, table_now(&self.table), &named)
+            self.adopt(attempt.tag, &named)
         return 0
 
     cdef int commit(self, Attempt* attempt) except -1:
         cdef Events events
         cdef NamedCharge named
-        self.name_charge(attempt.tag, attempt.charge, &named)
         events = no_events()
         attempt.verdict.full = False
         attempt.verdict.now_ns = table_now(&self.table)
+        self.name_charge(attempt.tag, attempt.charge, attempt.verdict.now_ns, &named)
         table_decide(
             &self.table, attempt.tag, self.counter_line, &self.counters.claims, self.take, &named.charge,
             &attempt.verdict, &events)
@@ -242,23 +272,85 @@ cdef class SyncedLimiter(CellLimiter):
             self.after_charge(attempt.charge, &attempt.verdict)
         return attempt.verdict.outcome == ALLOWED
 
-    cdef int note(self, object key, uint64_t tag) except -1:
-        """Compute and keep the name of a key that has no cell. That takes a microsecond."""
+    cdef bint peek_verdict(self, uint64_t tag, const Charge* charge, Verdict* verdict) except -1:
+        """As every limiter's; but a hot key without a cell has its published sum."""
+        cdef NamedCharge named
+        cdef Next next
         cdef uint64_t state
-        if table_find(&self.table, tag, &state) == NULL and tag not in self.names:
+        cdef bint allowed = CellLimiter.peek_verdict(self, tag, charge, verdict)
+        if verdict.cell != NULL:
+            return allowed
+        self.name_charge(tag, charge, verdict.now_ns, &named)
+        state = self.state_as_hot(&named.hot, verdict.now_ns) if is_hot(&named.hot) else 0
+        if state == 0:
+            return allowed
+        verdict.state = state
+        return self.take(NULL, tag, state, verdict.now_ns, charge, &next)
+
+    cdef bint note(self, object key, uint64_t tag) except -1:
+        """Whether a key has no cell. Its name is computed and kept then, which takes a microsecond."""
+        cdef uint64_t state
+        if table_find(&self.table, tag, &state) != NULL:
+            return False
+        if key is not None and tag not in self.names:
             if len(self.names) >= MOST_NAMES:
                 self.names.pop(next(iter(self.names)), None)
             self.names[tag] = self.name_of(key)
-        return 0
+        return True
 
-    cdef int name_charge(self, uint64_t tag, const Charge* charge, NamedCharge* named) except -1:
+    cdef int name_charge(self, uint64_t tag, const Charge* charge, uint64_t now_ns, NamedCharge* named) except -1:
         cdef bytes name = self.names.get(tag)
         named.charge = charge[0]
         named.is_named = name is not None and PyBytes_GET_SIZE(name) == sizeof(named.name)
         named.name[0] = named.name[1] = 0
         named.checksum_key = self.checksum_key
+        named.hot = no_hot()
         if named.is_named:
             memcpy(named.name, PyBytes_AS_STRING(name), sizeof(named.name))
+            named.hot = self.hot_of(named.name, now_ns)
+        return 0
+
+    cdef int adopt(self, uint64_t tag, const NamedCharge* named) except -1:
+        """Insert a hot key without a cell, with its published sum and without a charge; if there is room."""
+        cdef Events events
+        cdef Verdict verdict
+        if not is_hot(&named.hot):
+            return 0
+        events = no_events()
+        verdict.now_ns = table_now(&self.table)
+        table_decide(
+            &self.table, tag, self.counter_line, &self.counters.claims, self.begin_hot, named, &verdict, &events)
+        # The request itself counts that.
+        events.full = 0
+        self.count_events(&events)
+        return 0
+
+    cdef Hot hot_of(self, const uint64_t* name, uint64_t now_ns) noexcept:
+        """What is published of the key with this name. Each kind has its own."""
+        return no_hot()
+
+    cdef uint64_t state_as_hot(self, const Hot* hot, uint64_t now_ns) noexcept:
+        """The state of a hot key as if this host had counted all of it. Each kind has its own."""
+        return 0
+
+    cdef int keep(self, bytes name, uint64_t end_ns, uint64_t state, uint64_t until_ns) except -1:
+        """Keep the published sum of a key, as the state of its hot cell."""
+        cdef Events events
+        cdef uint64_t[2] words
+        if PyBytes_GET_SIZE(name) != sizeof(words):
+            raise ValueError(f"a name of {PyBytes_GET_SIZE(name)} bytes")
+        memcpy(words, PyBytes_AS_STRING(name), sizeof(words))
+        self.ensure_attached()
+        events = no_events()
+        keep_hot(
+            &self.hot_cells, words, end_ns, state, until_ns, self.counter_line, &self.counters.claims, &events)
+        # A hot cell is no key of the limiter.
+        events.inserted = events.full = 0
+        self.count_events(&events)
+        return 0
+
+    cdef int forget_hot_of(self, const uint64_t* name, Events* events) noexcept:
+        """Forget the published sum of a key. Each kind has its own."""
         return 0
 
     cdef bint is_intact(self, const uint64_t* record, uint64_t tag, uint64_t* seen) noexcept:
@@ -268,27 +360,36 @@ cdef class SyncedLimiter(CellLimiter):
             seen[i] = load_acquire(&record[i])
         return seen[CHECKSUM] != 0 and seen[CHECKSUM] == checksum_of(seen, tag, self.checksum_key)
 
-    def reports(self, uint64_t first, uint64_t last, int64_t round_number):
+    def reports(self, uint64_t first, uint64_t last, int64_t round_number, bytearray learned=None):
         """The reports that an exchange sends for the keys in the cells from `first` to before `last`.
 
         A report is a tuple: the key's place, for `merge`; its name; when it was read, in microseconds of the host; and
         its `report_of`. Keys with counts that Redis lacks are always reported. By `round_number`, an `IDLE_ROUNDS`-th
         of the others is reported too; with -1, all others that count; with -2 and -3, no others. -3 only reads.
+        `learned` is a filter of the names that this exchange has read in hot lists: keys of which this host knows less
+        than is published are reported, too.
 
         The second result is the number of keys that are left out because they have no name.
         """
         cdef uint64_t index
         cdef uint64_t unnamed = 0
         cdef list reports = []
+        cdef const unsigned char* filter = NULL
+        if learned is not None:
+            if PyByteArray_GET_SIZE(learned) != FILTER_BITS // 8:
+                raise ValueError(f"a filter of {PyByteArray_GET_SIZE(learned)} bytes")
+            filter = <const unsigned char*>PyByteArray_AS_STRING(learned)
         # A segment's clock that follows Python's stands still from here on.
         cdef uint64_t now_ns = self.segment.now_ns()
         for index in range(first, min(last, self.extent.used_cells)):
-            report = self.report_of(index, now_ns, round_number, &unnamed)
+            report = self.report_of(index, now_ns, round_number, filter, &unnamed)
             if report is not None:
                 reports.append(report)
         return reports, unnamed
 
-    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
+    cdef tuple report_of(
+        self, uint64_t index, uint64_t now_ns, int64_t round_number, const unsigned char* learned, uint64_t* unnamed
+    ):
         """The report of one key, or None if there is nothing to report. Each kind has its own."""
         return None
 

@@ -72,6 +72,7 @@ from forebay.core.synced.limiter cimport (
     CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, WORDS_PER_CELL, NamedCharge, SyncedLimiter,
     begin_pair, begin_record, decide_named, is_due, pair_at, stands,
 )
+from forebay.core.synced.hot cimport Hot, forget_hot, may_have, no_hot, hot_state
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, fetch_add_relaxed, load128_acquire,
     load_acquire, monotonic_ns,
@@ -88,6 +89,8 @@ cdef enum:
     # Bits of CHARGED_REPORTED. If a sequence repeats while a process is stopped, REPORTED_UNTIL differs.
     SEQUENCE_BITS = 10
     US_BITS = 53
+    # A published time of arrival is imprecise by the time that a query takes.
+    LEAST_BEHIND_NS = 1_000_000
 
 
 # CHARGED_REPORTED, decoded: the us that Redis knows; if unanswered, Redis may know a later report.
@@ -134,6 +137,13 @@ cdef void bucket_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, co
     begin_pair(cell, claim, pair_at(record, CHARGED_REPORTED), reported_word(Reported(0, claim.state, False)), now_ns)
 
 
+cdef bint bucket_begin_hot(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    next.state = (<const NamedCharge*>parameters).hot.tat_ns
+    return state == 0 and next.state > now_ns
+
+
 @cython.final
 cdef class SyncedTokenBucket(SyncedLimiter):
     """A ``TokenBucket`` over a ``SyncedStore``, which makes it.
@@ -158,6 +168,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         self.after_charge = bucket_after_charge
         self.set_charge = gcra_charge
         self.describe = gcra_describe
+        self.begin_hot = bucket_begin_hot
         purpose = Purpose(
             algorithm=layout.ALGORITHM_SYNCED_TOKEN_BUCKET, words_per_cell=WORDS_PER_CELL, low_bits=0, limit=0,
             period_ns=0)
@@ -266,7 +277,37 @@ cdef class SyncedTokenBucket(SyncedLimiter):
                 fetch_add_relaxed(&record[CHARGED], 0 - given)
                 return
 
-    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
+    def learn(self, bytes name, uint64_t tat_ns):
+        """For the exchange: by its published sum, the bucket with this name is full again at this time."""
+        cdef uint64_t now_ns = self.segment.now_ns()
+        self.keep(name, 0, max(min(tat_ns, now_ns + self.most_ahead_ns), 1), tat_ns)
+
+    cdef Hot hot_of(self, const uint64_t* name, uint64_t now_ns) noexcept:
+        cdef Hot hot = no_hot()
+        cdef uint64_t tat_ns = hot_state(&self.hot_cells, name, 0)
+        if now_ns < tat_ns and tat_ns >> TIME_BITS == 0:
+            hot.tat_ns = tat_ns
+        return hot
+
+    cdef uint64_t state_as_hot(self, const Hot* hot, uint64_t now_ns) noexcept:
+        return hot.tat_ns
+
+    cdef int forget_hot_of(self, const uint64_t* name, Events* events) noexcept:
+        forget_hot(&self.hot_cells, name, 0, events)
+        return 0
+
+    cdef bint is_behind(
+        self, ForebayCell seen, const uint64_t* record, uint64_t now_ns, const unsigned char* learned
+    ) noexcept:
+        """Whether this host knows less of a key than is published, if this exchange has read its name."""
+        cdef uint64_t[4] name
+        if learned == NULL or not may_have(learned, record) or not self.is_intact(record, seen.tag, name):
+            return False
+        return self.hot_of(name, now_ns).tat_ns > max(seen.state, now_ns) + LEAST_BEHIND_NS
+
+    cdef tuple report_of(
+        self, uint64_t index, uint64_t now_ns, int64_t round_number, const unsigned char* learned, uint64_t* unnamed
+    ):
         """The ns that this host has charged in this incarnation, the microseconds that Redis knew of, the time in ns
         of this reading, and of the one that Redis knew."""
         cdef ForebayCell* cell = self.table.cells + index
@@ -286,7 +327,8 @@ cdef class SyncedTokenBucket(SyncedLimiter):
                 return None
             reported = reported_in(asked.tag)
             is_reported = reported.us == charged_by_incarnation(record) // 1000 and not reported.is_unanswered
-            if is_reported and (seen.state <= now_ns or not is_due(index, round_number)):
+            if is_reported and (seen.state <= now_ns or not is_due(index, round_number)) and not self.is_behind(
+                    seen, record, now_ns, learned):
                 # There is nothing to report of the time until now.
                 wanted.state = max(asked.state, now_ns)
                 cas128_acq_rel(pair_at(record, CHARGED_REPORTED), asked, wanted)

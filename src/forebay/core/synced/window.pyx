@@ -45,7 +45,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 
-from forebay.core.algorithms.counts cimport count_bits_for, low_mask, low_of, time_of, window_end_ns
+from forebay.core.algorithms.counts cimport count_bits_for, count_state, low_mask, low_of, time_of, window_end_ns
 from forebay.core.algorithms.window cimport (
     Counted, describe_counts, fixed_counted, has_room, sliding_counted, sliding_give_back, sliding_state,
     was_charged_before,
@@ -55,6 +55,9 @@ from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.synced.limiter cimport (
     COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, WORDS_PER_CELL, NamedCharge, SyncedLimiter, begin_pair,
     begin_record, decide_named, is_due, pair_at,
+)
+from forebay.core.synced.hot cimport (
+    HOT_COUNT_BITS, Hot, forget_hot, is_hot, may_have, no_hot, hot_state,
 )
 from forebay.core.table.native cimport (
     FOREBAY_KIND_BITS, FOREBAY_KIND_COUNT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, monotonic_ns,
@@ -180,8 +183,12 @@ cdef void window_clear(ForebayCell* cell, ForebayCell claim, uint64_t now_ns, co
     cdef uint64_t* record = record_of(named.charge.params, cell)
     # Each life begins with other sequences: so what is learned late of another key finds the pair changed.
     cdef uint64_t sequence = claim.state & low_mask(COUNT_BITS)
+    cdef const Hot* hot = &named.hot
+    cdef ForebayCell others = pair_of(
+        named.charge.params, hot.end_ns, sequence, Both(hot.count, hot.before)) if is_hot(hot) else ForebayCell(
+            sequence, 0)
     begin_record(cell, claim, named)
-    begin_pair(cell, claim, pair_at(record, OTHERS), sequence, 0)
+    begin_pair(cell, claim, pair_at(record, OTHERS), others.tag, others.state)
     begin_pair(cell, claim, pair_at(record, REPORTED), sequence, 0)
 
 
@@ -201,6 +208,23 @@ cdef void describe_synced_sliding(
 ) noexcept nogil:
     cdef Counted counted = sliding_counted_of_all(charge.params, verdict.cell, verdict.state, verdict.now_ns)
     describe_counts(charge, &counted, verdict.now_ns, allowed, outlook)
+
+
+cdef bint fixed_begin_hot(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef Counted counted = fixed_counted((<const Charge*>parameters).params, tag, 0, now_ns)
+    next.state = counted.time
+    return state == 0
+
+
+cdef bint sliding_begin_hot(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const LimitParams* params = (<const Charge*>parameters).params
+    cdef Counted counted = sliding_counted(params, 0, now_ns)
+    next.state = sliding_state(params, &counted)
+    return state == 0
 
 
 @cython.final
@@ -223,6 +247,7 @@ cdef class SyncedWindow(SyncedLimiter):
         self.take = synced_sliding_take if slides else synced_fixed_take
         self.give_back = sliding_give_back if slides else synced_fixed_give_back
         self.describe = describe_synced_sliding if slides else describe_synced_fixed
+        self.begin_hot = sliding_begin_hot if slides else fixed_begin_hot
         self.params.limit = self.params.rate_limit = self.rate.limit
         self.params.rounds_up = slides and rounds_up(rounding, self.rate.limit)
         self.params.period_ns = self.rate.period_ns
@@ -291,7 +316,68 @@ cdef class SyncedWindow(SyncedLimiter):
         all_of_it.amount = ~<uint64_t>0
         table_amend(&self.table, tag, self.give_back, &all_of_it, events)
 
-    cdef tuple report_of(self, uint64_t index, uint64_t now_ns, int64_t round_number, uint64_t* unnamed):
+    def window_number(self, uint64_t now_ns):
+        """The number of the window at this time: its end, in periods since 1970."""
+        return (window_end_ns(&self.params, 0, now_ns) + self.segment.wall_epoch_ns) // self.params.period_ns
+
+    def learn(self, bytes name, uint64_t end_ns, uint64_t count):
+        """For the exchange: the published sum of the key with this name. The window's end is in ns since 1970."""
+        cdef uint64_t until_ns
+        end_ns -= self.segment.wall_epoch_ns
+        until_ns = end_ns + (self.params.period_ns if self.slides else 0)
+        self.keep(name, end_ns, count_state(until_ns, HOT_COUNT_BITS, min(count, MOST_OF_OTHERS)), until_ns)
+
+    cdef Hot hot_of(self, const uint64_t* name, uint64_t now_ns) noexcept:
+        cdef Hot hot = no_hot()
+        hot.end_ns = window_end_ns(&self.params, 0, now_ns)
+        hot.count = low_of(hot_state(&self.hot_cells, name, hot.end_ns), HOT_COUNT_BITS)
+        if self.slides:
+            hot.before = low_of(
+                hot_state(&self.hot_cells, name, hot.end_ns - self.params.period_ns), HOT_COUNT_BITS)
+        return hot
+
+    cdef uint64_t state_as_hot(self, const Hot* hot, uint64_t now_ns) noexcept:
+        cdef const LimitParams* params = &self.params
+        cdef int count_bits = params.low_bits - params.previous_bits
+        cdef Counted counted
+        if not self.slides:
+            counted = fixed_counted(params, 0, 0, now_ns)
+            return counted.time | min(hot.count, low_mask(count_bits))
+        counted = sliding_counted(params, 0, now_ns)
+        counted.count = min(hot.count, low_mask(count_bits))
+        counted.previous = min(hot.before, low_mask(params.previous_bits))
+        return sliding_state(params, &counted)
+
+    cdef int forget_hot_of(self, const uint64_t* name, Events* events) noexcept:
+        cdef uint64_t end_ns = window_end_ns(&self.params, 0, table_now(&self.table))
+        forget_hot(&self.hot_cells, name, end_ns, events)
+        if self.slides:
+            forget_hot(&self.hot_cells, name, end_ns - self.params.period_ns, events)
+        return 0
+
+    cdef bint is_behind(
+        self, ForebayCell* cell, ForebayCell seen, uint64_t now_ns, const unsigned char* learned
+    ) noexcept:
+        """Whether this host knows less of a key than is published, if this exchange has read its name."""
+        cdef const LimitParams* params = &self.params
+        cdef uint64_t* record = record_of(params, cell)
+        cdef uint64_t[4] name
+        cdef Hot hot
+        cdef Both others, reported
+        cdef ForebayCell pair
+        if learned == NULL or not may_have(learned, record) or seen.tag & low_mask(FOREBAY_KIND_BITS) != (
+                FOREBAY_KIND_COUNT) or not self.is_intact(record, seen.tag, name):
+            return False
+        hot = self.hot_of(name, now_ns)
+        others = others_in(params, cell, hot.end_ns)
+        pair = load128_acquire(pair_at(record, REPORTED))
+        reported = both_in(params, pair.tag, pair.state, hot.end_ns)
+        return hot.count > others.count + (reported.count & ~UNANSWERED) or (
+            hot.before > others.before + (reported.before & ~UNANSWERED))
+
+    cdef tuple report_of(
+        self, uint64_t index, uint64_t now_ns, int64_t round_number, const unsigned char* learned, uint64_t* unnamed
+    ):
         """The end of the window, in ns since 1970; then three numbers for it and three for the window before.
 
         They are this host's count (-1: query Redis and report nothing), the part of it that Redis knew, and the count
@@ -306,7 +392,10 @@ cdef class SyncedWindow(SyncedLimiter):
         cdef ForebayCell seen, asked
         cdef Both reported, marked, others
         cdef bint asks = self.slides and is_due(index, round_number)
-        if not self.read_counts(cell, load128_acquire(cell), now_ns, asks, &end_ns, &own, &previous):
+        cdef bint is_behind_here
+        seen = load128_acquire(cell)
+        is_behind_here = self.is_behind(cell, seen, now_ns, learned)
+        if not self.read_counts(cell, seen, now_ns, asks, is_behind_here, &end_ns, &own, &previous):
             return None
         while True:
             # SYNC sequence -> reading: the sequence is loaded before the cell and the clock are read.
@@ -314,11 +403,11 @@ cdef class SyncedWindow(SyncedLimiter):
             # The clock is read in this order, too: else the later report might be about the earlier window.
             time_ns = table_now(&self.table)
             seen = load128_acquire(cell)
-            if not self.read_counts(cell, seen, time_ns, asks, &end_ns, &own, &previous):
+            if not self.read_counts(cell, seen, time_ns, asks, is_behind_here, &end_ns, &own, &previous):
                 return None
             reported = both_in(params, asked.tag, asked.state, end_ns)
             if reported.count == own and (not self.slides or reported.before == previous) and not is_due(
-                    index, round_number):
+                    index, round_number) and not is_behind_here:
                 return None
             if not self.is_intact(record, seen.tag, name):
                 unnamed[0] += load_acquire(&cell.tag) == seen.tag
@@ -342,14 +431,15 @@ cdef class SyncedWindow(SyncedLimiter):
             count, reported.count & ~UNANSWERED, others.count, before, reported.before & ~UNANSWERED, others.before)
 
     cdef bint read_counts(
-        self, const ForebayCell* cell, ForebayCell seen, uint64_t now_ns, bint asks, uint64_t* end_ns, uint64_t* own,
-        uint64_t* previous
+        self, const ForebayCell* cell, ForebayCell seen, uint64_t now_ns, bint asks, bint is_behind_here,
+        uint64_t* end_ns, uint64_t* own, uint64_t* previous
     ) noexcept:
         """The counts of a cell in this window and in the one before; False if there is nothing to report of them.
 
         The state of a key that was counted in the window before, and only denied in this one, stays in the one before.
         Its report is still needed, to learn what the others count in this window. With `asks` it is needed as long as
-        the others' counts in the window before may deny it. A state of a later window is reported as it is.
+        the others' counts in the window before may deny it, and if more is published. A state of a later window is
+        reported as it is.
         """
         cdef const LimitParams* params = &self.params
         cdef Both others
@@ -370,12 +460,12 @@ cdef class SyncedWindow(SyncedLimiter):
             end_ns[0] += params.period_ns
         if end_ns[0] >= now_end_ns:
             return True
-        if not asks:
+        if not asks and not is_behind_here:
             return False
         end_ns[0] = now_end_ns
         own[0] = previous[0] = 0
         others = others_in(params, cell, now_end_ns)
-        return others.count != 0 or others.before != 0
+        return is_behind_here or others.count != 0 or others.before != 0
 
     def merge(self, tuple place, uint64_t end_ns, reply, reply_before=None):
         """For the exchange: take Redis' reply about a cell's key, if that is still of this incarnation.

@@ -1,7 +1,7 @@
 """Joins the Lua files to scripts: the shared functions, the algorithms that a call needs, and a main part.
 
-``decide.lua``, ``concurrency_leases.lua``, ``lease_bucket.lua``, ``lease_window.lua``, ``sync_bucket.lua`` and
-``sync_window.lua`` are main parts. ``clock.lua`` and ``common.lua`` are in each script.
+``decide.lua``, ``concurrency_leases.lua``, ``lease_bucket.lua``, ``lease_window.lua``, ``sync_bucket.lua``,
+``sync_window.lua`` and ``sync_hot.lua`` are main parts. ``clock.lua`` and ``common.lua`` are in each script.
 """
 
 from __future__ import annotations

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from forebay.core.synced.token_bucket import SyncedTokenBucket
 from forebay.core.synced.window import SyncedWindow
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, StoreClosed, StoreUnavailable
-from forebay.redis.commands import Command, encode_args
+from forebay.redis.commands import Command, checked, encode_args
 from forebay.redis.executor_base import CHUNK, UNAVAILABLE_ERRORS, raise_if_server_failed, replaced, unknown
-from forebay.redis.keys import digest, fingerprint
+from forebay.redis.keys import FINGERPRINT_BYTES, digest, fingerprint
 from forebay.redis.scripts import script
 from forebay.redis.store import RedisStore
 
@@ -23,6 +25,15 @@ __all__ = ["ALL_KEYS", "UNREPORTED_ONLY", "BucketExchange", "Exchange", "WindowE
 ALL_KEYS: Final = -1
 UNREPORTED_ONLY: Final = -2
 LOOK_ONLY: Final = -3
+# One round in so many reads all hot lists, also those that were read before.
+WHOLE_ROUNDS: Final = 8
+# The parts of a limiter's keys, each in one slot of a cluster and with a hot list of its own.
+SHARDS: Final = 16
+# The part of its limit from which on a key is hot: one in so many.
+SHARE: Final = 4
+NO_VERSION: Final = 0
+# Of a filter of names: a bit for each value of their first two bytes.
+FILTER_BYTES: Final = 2**16 // 8
 # Cells read at once, while other threads wait: some tenths of a millisecond.
 CELLS_AT_ONCE: Final = 512
 # The index of the key's incarnation in a report's place.
@@ -32,6 +43,40 @@ INCARNATION: Final = 2
 def name_of(key: Key) -> bytes:
     """The 16 bytes that name a key in Redis. The host's store keeps them behind the key's cell."""
     return bytes.fromhex(fingerprint(key).decode())
+
+
+class ListsReply(NamedTuple):
+    """Hot lists: for each its version, and the name and the sum of each key."""
+
+    server_us: int
+    lists: list[tuple[int, list[tuple[bytes, int]]]]
+
+    @classmethod
+    def decoded(cls, reply: Any, size: int) -> ListsReply:
+        """Raises ``ValueError``, ``TypeError`` or ``OverflowError`` if it isn't a reply about `size` lists."""
+        _, server_us, *values = reply
+        rest = iter(values)
+        lists = []
+        for _ in range(size):
+            version, count = map(operator.index, islice(rest, 2))
+            flat = list(islice(rest, 2 * count))
+            names = [int(name, 16).to_bytes(FINGERPRINT_BYTES) for name in flat[::2]]
+            lists.append((version, list(zip(names, map(operator.index, flat[1::2]), strict=True))))
+        if list(rest):
+            raise ValueError(reply)
+        return cls(operator.index(server_us), lists)
+
+
+class ListsCommand(Command[None]):
+    """A query of hot lists. Its reply has names beside the numbers."""
+
+    def result(self, reply: Any) -> Any:
+        try:
+            decoded = ListsReply.decoded(reply, self.size)
+        except (ValueError, TypeError, OverflowError):
+            return checked(reply, self.size, self.keys)  # which raises
+        keep: Any = self.read
+        return keep(decoded)
 
 
 class Exchange(ABC):
@@ -45,10 +90,14 @@ class Exchange(ABC):
     limiter: SyncedTokenBucket | SyncedWindow
 
     def __init__(self, store: RedisStore, name: str, suffix: bytes, host: bytes) -> None:
-        self.store, self.host = store, host
-        self.script = script(self.main, "sync")
-        self.head, self.tail = store.keyspace.affixes(name, suffix)
-        self.id = self.head + self.tail + host
+        self.store, self.host, self.suffix = store, host, suffix
+        self.script, self.lists_script = script(self.main, "sync"), script("sync_hot", "sync")
+        self.prefixes = [store.keyspace.shard_prefix(name, shard) for shard in range(SHARDS)]
+        self.versions: dict[bytes, int] = {}
+        """The versions of the lists that this process has read."""
+        self.learned: bytearray | None = None
+        """A filter of the names that an exchange has read and has not caught up with: see core/synced/hot.pyx."""
+        self.id = self.prefixes[0] + suffix + host
         """The same in all processes of the host."""
         self.done_ns: int | None = None
         """When this process last exchanged everything, by ``time.monotonic_ns``. None: never."""
@@ -62,8 +111,18 @@ class Exchange(ABC):
 
         Raises ``StoreUnavailable`` if Redis can't be reached.
         """
+        learned = self.learned or bytearray(FILTER_BYTES)
+        self.learned = learned
+        # All published sums are kept before the first cell is read.
+        failed = self.exchange(self.lists(round_number, learned))
+        failed = self.exchange(self.messages(round_number, learned)) or failed
+        if failed is None:
+            self.learned = None
+        return failed
+
+    def exchange(self, messages: Iterator[Command[None]]) -> ForebayError | None:
+        """Send messages and decode their replies. Return the first error of one, if any."""
         failed: ForebayError | None = None
-        messages = self.messages(round_number)
         while batch := list(islice(messages, CHUNK)):
             for message, reply in zip(batch, self.send(batch), strict=True):
                 try:
@@ -74,10 +133,42 @@ class Exchange(ABC):
                     failed = failed or error
         return failed
 
-    def messages(self, round_number: int) -> Iterator[Command[None]]:
+    def messages(self, round_number: int, learned: bytearray | None = None) -> Iterator[Command[None]]:
+        """The reports of a round, and of keys of the filter of which the host knows less than is published."""
         for first in range(0, self.limiter.cell_count, CELLS_AT_ONCE):
-            reports, _ = self.limiter.reports(first, first + CELLS_AT_ONCE, round_number)
+            reports, _ = self.limiter.reports(first, first + CELLS_AT_ONCE, round_number, learned)
             yield from map(self.message, reports)
+
+    @abstractmethod
+    def lists_at(self, now_ns: int) -> list[tuple[bytes, int]]:
+        """The hot lists of each shard at this time: the end of its name, and of its window."""
+
+    @abstractmethod
+    def learn(self, name: bytes, total: int, end_ns: int, server_us: int, read_ns: int) -> None:
+        """Keep the published sum of a key. The server's time was `server_us` when the host's was at least `read_ns`."""
+
+    def lists(self, round_number: int, learned: bytearray) -> Iterator[Command[None]]:
+        """The commands that read hot lists. Decoding a reply keeps its sums, and adds its names to the filter."""
+        if round_number < ALL_KEYS:
+            return
+        read_ns = self.limiter.store.now_ns()
+        ends, end_times = zip(*self.lists_at(read_ns), strict=True)
+        is_whole = round_number == ALL_KEYS or round_number % WHOLE_ROUNDS == 0
+        known = {} if is_whole else self.versions
+        self.versions = {}
+
+        def keep(keys: list[bytes], reply: Any) -> None:
+            for key, end_ns, (version, sums) in zip(keys, end_times, reply.lists, strict=True):
+                for name, total in sums:
+                    self.learn(name, total, end_ns, reply.server_us, read_ns)
+                    learned[int.from_bytes(name[:2], "little") >> 3] |= 1 << (name[0] & 7)
+                # Last: a process reads again what it hasn't kept.
+                self.versions[key] = version
+
+        for prefix in self.prefixes:
+            keys = [prefix + end for end in ends]
+            arguments = encode_args(known.get(key, NO_VERSION) for key in keys)
+            yield ListsCommand(self.lists_script, keys, arguments, len(keys), partial(keep, keys))
 
     def send(self, messages: list[Command[None]]) -> Sequence[Any]:
         store = self.store
@@ -87,7 +178,7 @@ class Exchange(ABC):
             with store.executor.breaker.passage():
                 replies = store.executor.send(messages)
                 if unsent := unknown(messages, replies):
-                    store.executor.client.script_load(self.script.text)
+                    store.executor.client.script_load(unsent[0].script.text)
                     replies = replaced(replies, store.executor.send(unsent))
                 if all(isinstance(reply, Exception) for reply in replies):
                     raise_if_server_failed(replies)
@@ -103,8 +194,14 @@ class Exchange(ABC):
             pending, unnamed = pending + len(reports), unnamed + without_name
         return pending, unnamed
 
-    def redis_key(self, name: bytes, suffix: bytes = b"") -> bytes:
-        return self.head + name.hex().encode() + self.tail + suffix
+    def redis_keys(self, name: bytes, ends: Sequence[bytes] = (b"",)) -> list[bytes]:
+        """The keys of a report: for each of these ends of names the key's hash, then the lists of its shard."""
+        prefix = self.prefixes[name[0] % SHARDS]
+        key = prefix + name.hex().encode() + b":synced-"
+        return [
+            *[key + self.suffix + end for end in ends],
+            *[prefix + b"hot-" + self.suffix + end for end in ends],
+        ]
 
 
 # The kinds of a window's reply: see sync_window.lua.
@@ -129,16 +226,26 @@ class WindowExchange(Exchange):
         self.period_ns = limiter.rate.period_ns
         # Limits with different cells count separately: each is a host of its own.
         host = b"%s-%d" % (host, limiter.low_bits)
-        super().__init__(store, limiter.name, f"synced-{digest(self.windows, self.period_ns)}".encode(), host)
+        super().__init__(store, limiter.name, digest(self.windows, self.period_ns).encode(), host)
+        self.hot_from = -(-limiter.rate.limit // SHARE)
+
+    def lists_at(self, now_ns: int) -> list[tuple[bytes, int]]:
+        number = self.limiter.window_number(now_ns)
+        return [
+            (b"hot-%b-%d" % (self.suffix, number - ago), (number - ago) * self.period_ns) for ago in range(self.windows)
+        ]
+
+    def learn(self, name: bytes, total: int, end_ns: int, server_us: int, read_ns: int) -> None:
+        self.limiter.learn(name, end_ns, total)
 
     def message(self, report: tuple[Any, ...]) -> Command[None]:
         place, name, read_us, end_ns, *rest = report
         number = end_ns // self.period_ns
         counts = rest[::3][: self.windows]
         period_us = self.period_ns // 1000
-        keys, arguments = [], [self.host, b"%x" % place[INCARNATION], read_us, period_us]
+        keys = self.redis_keys(name, [b"-%d" % (number - ago) for ago in range(self.windows)])
+        arguments = [self.host, b"%x" % place[INCARNATION], read_us, period_us, self.hot_from]
         for ago, count in enumerate(counts):
-            keys.append(self.redis_key(name, b"-%d" % (number - ago)))
             reported, others = rest[3 * ago + 1 : 3 * ago + 3]
             arguments += [count, reported, others, (number - ago) * period_us]
 
@@ -167,16 +274,24 @@ class BucketExchange(Exchange):
 
     def __init__(self, store: RedisStore, limiter: SyncedTokenBucket, host: bytes) -> None:
         self.limiter = limiter
-        super().__init__(store, limiter.name, b"synced-tat", host)
+        super().__init__(store, limiter.name, b"tat", host)
+        self.hot_from_us = limiter.burst * limiter.rate.period_ns // limiter.rate.limit // 1000 // SHARE
+
+    def lists_at(self, now_ns: int) -> list[tuple[bytes, int]]:
+        return [(b"hot-" + self.suffix, 0)]
+
+    def learn(self, name: bytes, total: int, end_ns: int, server_us: int, read_ns: int) -> None:
+        self.limiter.learn(name, read_ns + 1000 * max(total - server_us - 1, 0))
 
     def message(self, report: tuple[Any, ...]) -> Command[None]:
         place, name, read_us, charged, reported_us, read_ns, reported_until_ns = report
         silence_us = -((reported_until_ns - read_ns) // 1000)
         arguments = [self.host, b"%x" % place[INCARNATION], read_us, charged // 1000, reported_us, silence_us]
+        arguments.append(self.hot_from_us)
 
         def merge(reply: list[int]) -> None:
             _, _, ahead_us, known_us = reply
             # Less one, because the reported total was rounded down: its latest change may have been rounded up.
             self.limiter.merge(place, charged, known_us, read_ns, 1000 * max(ahead_us - 1, 0))
 
-        return Command(self.script, [self.redis_key(name)], encode_args(arguments), 4, merge)
+        return Command(self.script, self.redis_keys(name), encode_args(arguments), 4, merge)

@@ -38,9 +38,10 @@ class SyncedStore:
     live at once; each takes 105 bytes of the host's store. A further key evicts another, which begins anew:
     ``Store.stats`` counts evictions.
 
-    No decision waits for Redis. A host learns what other hosts have admitted at its exchanges. So all hosts together
-    may exceed the limit by what the others admit within two intervals and round trips; for a key of which the host had
-    nothing to report, within nine. docs/redis-synced.md has the bound. While Redis is unavailable, each host goes on
+    No decision waits for Redis. A host learns what other hosts have admitted at its exchanges, also of keys that it has
+    not counted, once a quarter of their limit is used. So all hosts together may exceed the limit by what the others
+    admit within two intervals and round trips, and for a key that the host has not counted by less than a quarter of
+    the limit. docs/redis-synced.md has the bound. While Redis is unavailable, each host goes on
     counting, and reports its counts when Redis is back.
 
     One process of each host exchanges for all: the first that finds the interval over. If that process is killed,
