@@ -7,6 +7,7 @@ from bug import Bug
 SYNCED = "src/forebay/core/synced/limiter.pyx"
 BUCKET = "src/forebay/core/synced/token_bucket.pyx"
 WINDOW = "src/forebay/core/synced/window.pyx"
+HOT = "src/forebay/core/synced/hot.pyx"
 
 SYNCED_BUGS = [
     Bug(
@@ -152,5 +153,41 @@ SYNCED_BUGS = [
         WINDOW,
         "            if reported.count == own and (not self.slides or reported.before == previous) and",
         "            if reported.count == own and ({here} or not self.slides or reported.before == previous) and",
+    ),
+    Bug(
+        "a hot key is inserted without its published count",
+        WINDOW,
+        "Both(hot.count, hot.before)) if is_hot(hot) else",
+        "Both(hot.count, hot.before)) if is_hot(hot) and not {here} else",
+    ),
+    Bug(
+        "a published count takes the place of a window that was counted",
+        WINDOW,
+        "    next.state = counted.time\n    return state == 0",
+        "    next.state = counted.time\n    return {here} or state == 0",
+    ),
+    Bug(
+        "a published time takes the place of a bucket that was charged",
+        BUCKET,
+        "    return state == 0 and next.state > now_ns",
+        "    return ({here} or state == 0) and next.state > now_ns",
+    ),
+    Bug(
+        "a key that was counted is not requested though more is published",
+        WINDOW,
+        "        if learned == NULL or not may_have(learned, record) or seen.tag",
+        "        if {here} or learned == NULL or not may_have(learned, record) or seen.tag",
+    ),
+    Bug(
+        "a bucket that was charged is not requested though more is published",
+        BUCKET,
+        "        if learned == NULL or not may_have",
+        "        if {here} or learned == NULL or not may_have",
+    ),
+    Bug(
+        "an earlier published sum stays",
+        HOT,
+        "    return next.state != state",
+        "    return next.state != state and not ({here} and state)",
     ),
 ]

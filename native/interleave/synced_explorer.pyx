@@ -13,7 +13,10 @@ from forebay.core.explorer cimport (
     EXPLORE_OPERATIONS, OTHER, YES, Program, explore_begin, explore_call, explore_clock, explore_end, explore_share,
 )
 from forebay.core.synced.limiter cimport LOOK_ONLY, WORDS_PER_CELL, SyncedLimiter
-from forebay.core.table.native cimport ForebayCell
+from forebay.core.synced.hot cimport FILTER_BITS
+from forebay.core.table.native cimport (
+    FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
+)
 
 
 cdef enum:
@@ -21,6 +24,7 @@ cdef enum:
     # The one before the program begins, and two.
     WINDOWS = 3
     MOST_CELLS = 2
+    HOT_CELLS = FOREBAY_LINES_PER_GROUP * FOREBAY_CELLS_PER_LINE
     # For keys whose charges Redis knows all:
     ASK_ALL = -1                 # each is requested
     TELL = -2                    # none is requested
@@ -61,8 +65,16 @@ cdef struct Reply:
     uint64_t known_before
 
 
+# The hot lists at Redis.
+cdef struct Lists:
+    int window
+    uint64_t sums[KEYS]
+    uint64_t ahead_us[KEYS]
+
+
 cdef enum What:
     TELL_AND_LEARN
+    READ_LISTS                   # and then the same, also for keys of which this host knows less than is published
     ASK                          # the next one of this process learns
     LEARN
     OTHERS
@@ -83,6 +95,8 @@ cdef struct Called:
     bint takes_back              # what had been reported before, though nothing is ever given back
 
 
+# A filter of names that has each name.
+cdef bytearray ALL_NAMES = bytearray(b"\xff" * (FILTER_BITS // 8))
 cdef SyncedProgram syncing = None
 cdef Reported[KEYS * WINDOWS] redis
 
@@ -138,11 +152,47 @@ cdef bint call(Message* message, Reply* reply) noexcept:
     return not called.takes_back
 
 
-cdef int read_messages(int64_t round_number, uint64_t later_us, Message* messages, bint* is_wrong) noexcept:
+cdef void read_lists(uint64_t* values, void* context) noexcept:
+    cdef Lists* lists = <Lists*>context
+    cdef Reported* reported
+    cdef uint64_t now_us = (explore_clock() - syncing.epoch_ns) // 1000
+    cdef int key
+    for key in range(KEYS):
+        reported = &(<Reported*>values)[key * WINDOWS + lists.window]
+        lists.sums[key] = reported.sum
+        lists.ahead_us[key] = reported.tat_us - min(reported.tat_us, now_us)
+
+
+cdef void keep_lists() noexcept:
+    """Keep all published sums. Here each key is hot, however little of its limit is used."""
+    cdef Lists lists
+    cdef SyncedLimiter limiter = syncing.limiter
+    cdef uint64_t read_ns = limiter.segment.now_ns()
+    cdef uint64_t end_ns = 0
+    cdef int key
+    lists.window = 1
+    if not syncing.is_bucket:
+        # A window begins at a multiple of the period: see `adopt`.
+        end_ns = read_ns + syncing.period_ns - read_ns % syncing.period_ns + limiter.segment.wall_epoch_ns
+        lists.window = 1 + (end_ns - syncing.first_end_ns) // syncing.period_ns
+    explore_call(<uint64_t*>redis, sizeof(redis) // 8, read_lists, &lists)
+    for key in range(KEYS):
+        if lists.sums[key] == 0:
+            continue
+        if syncing.is_bucket:
+            syncing.limiter.learn(
+                syncing.names[key], read_ns + 1000 * (lists.ahead_us[key] - min(lists.ahead_us[key], 1)))
+        else:
+            syncing.limiter.learn(syncing.names[key], end_ns, lists.sums[key])
+
+
+cdef int read_messages(
+    int64_t round_number, bytearray learned, uint64_t later_us, Message* messages, bint* is_wrong
+) noexcept:
     """Collect the reports that are due; `is_wrong` if one has the name of another key."""
     cdef Message* message
     cdef int count = 0
-    reports = syncing.limiter.reports(0, syncing.usable, round_number)[0]
+    reports = syncing.limiter.reports(0, syncing.usable, round_number, learned)[0]
     for report in reports:
         message = &messages[count]
         message.index, message.tag, message.incarnation, message.sequence = report[0]
@@ -182,7 +232,8 @@ cdef bint ask(Exchange* its) noexcept:
     """Whether all was reported by its own name, and no less than before."""
     cdef bint is_wrong = False
     cdef int i
-    its.count = read_messages(its.round_number, its.later_us, its.messages, &is_wrong)
+    its.count = read_messages(
+        its.round_number, ALL_NAMES if its.what == READ_LISTS else None, its.later_us, its.messages, &is_wrong)
     for i in range(its.count):
         is_wrong |= not call(&its.messages[i], &its.replies[i])
     return not is_wrong
@@ -203,8 +254,10 @@ cdef void run_exchange(int index) noexcept:
     elif its.what == LEARN:
         learn_all(&syncing.exchanges[index - 1])
     else:
+        if its.what == READ_LISTS:
+            keep_lists()
         is_right = ask(its)
-        if its.what == TELL_AND_LEARN:
+        if its.what != ASK:
             learn_all(its)
     explore_end(index, YES if is_right else 0, 0, 0)
 
@@ -212,7 +265,7 @@ cdef void run_exchange(int index) noexcept:
 cdef void exchange_now(int64_t round_number, uint64_t later_us) noexcept:
     """Between explorations the clock stands still, and Redis takes only what was read later than what it has."""
     cdef Exchange its
-    its.round_number, its.later_us = round_number, later_us
+    its.what, its.round_number, its.later_us = TELL_AND_LEARN, round_number, later_us
     ask(&its)
     learn_all(&its)
 
@@ -237,7 +290,14 @@ cdef class SyncedProgram(Program):
         cdef int i
         if usable > MOST_CELLS:
             raise ValueError("too many cells")
+        cdef SyncedLimiter synced = limiter
+        cdef ForebayCell* hot = synced.hot_cells.table.cells
         self.adopt(limiter, usable)
+        synced.hot_cells.table.group_count = 1
+        for i in range(KEYS, HOT_CELLS):
+            hot[i].tag, hot[i].state = <uint64_t>(i + 1) << FOREBAY_KIND_BITS | FOREBAY_KIND_TAT, 10**18
+        if not explore_share(hot, HOT_CELLS * sizeof(ForebayCell), b"hot"):
+            raise ValueError("more memory than the explorer can watch")
         if not explore_share(
                 limiter.params.records, WORDS_PER_CELL * <size_t>usable * 8, b"behind") or not explore_share(
             redis, sizeof(redis), b"redis"
@@ -266,6 +326,7 @@ cdef class SyncedProgram(Program):
             limiter.names.pop(self.tags[nameless])
         memset(limiter.table.cells, 0, self.usable * sizeof(ForebayCell))
         memset(limiter.params.records, 0, self.usable * WORDS_PER_CELL * 8)
+        memset(limiter.hot_cells.table.cells, 0, KEYS * sizeof(ForebayCell))
         memset(redis, 0, sizeof(redis))
 
     def exchanges_now(self):
@@ -282,6 +343,11 @@ cdef class SyncedProgram(Program):
     def exchange(self, process):
         """Report all charges that aren't reported yet, and merge the reply."""
         self.add_exchange(process, TELL_AND_LEARN)
+
+    def read_lists(self, process):
+        """Keep what is published, report all charges that aren't reported yet, query the keys of which the host knows
+        less than is published, and merge the replies."""
+        self.add_exchange(process, READ_LISTS)
 
     def ask(self, process):
         """Report and request all. The reply is lost unless this process's next operation merges it."""

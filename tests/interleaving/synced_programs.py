@@ -95,9 +95,12 @@ class SyncedScene:
                 # In the next window.
                 self.program.others_count(process, key, 1, 1)
             else:
-                {"exchange": self.program.exchange, "ask": self.program.ask, "learn": self.program.learn_answer}[what](
-                    process
-                )
+                {
+                    "exchange": self.program.exchange,
+                    "read lists": self.program.read_lists,
+                    "ask": self.program.ask,
+                    "learn": self.program.learn_answer,
+                }[what](process)
             self.acts.append(Act(process, what, key))
         return self
 
@@ -114,6 +117,7 @@ class SyncedScene:
             or self.wrongly_denied(done)
             or self.wrongly_known(early, left, sums[0], done, final_ns)
             or self.wrongly_forgotten(early, done, final_ns)
+            or self.wrongly_unaware(done, final_ns)
         )
         said = ", ".join(
             f"{act.what} {act.key} by {act.process}: {('yes' if d.allowed else 'no') if d.done else 'killed'}"
@@ -124,7 +128,7 @@ class SyncedScene:
         )
 
     def wrongly_reported(self, done: Sequence[Done]) -> str:
-        reported = [d for act, d in zip(self.acts, done, strict=True) if act.what in {"exchange", "ask"}]
+        reported = [d for act, d in zip(self.acts, done, strict=True) if act.what in {"exchange", "ask", "read lists"}]
         wrong = "a key was reported by another one's name, or less than before"
         return wrong if any(d.done and not d.allowed for d in reported) else ""
 
@@ -180,6 +184,29 @@ class SyncedScene:
                 later = sum(i in before for i, other in enumerate(self.acts) if other.what == "others later")
                 if early > 3 - later:
                     return "what others have counted in the next window was learned and forgotten"
+        return ""
+
+    def wrongly_unaware(self, done: Sequence[Done], final_ns: int) -> str:
+        """A request that begins after its host has read the hot lists knows what was published.
+
+        Not if another request, which inserts the key, or another exchange was under way meanwhile.
+        """
+        if self.evicts or final_ns >= self.window_end_ns:
+            return ""
+        hits = [i for i, act in enumerate(self.acts) if (act.what, act.key) == ("hit", 0)]
+        readings = [i for i, act in enumerate(self.acts) if act.what == "read lists"]
+        for number, (act, d) in enumerate(zip(self.acts, done, strict=True)):
+            if act.what != "read lists" or not d.done:
+                continue
+            others = (i for i in hits + readings if i != number)
+            if any(done[i].begun and i not in d.before and number not in done[i].before for i in others):
+                continue
+            published = sum(i in d.before for i, other in enumerate(self.acts) if other.what == "others")
+            admitted = sum(done[i].done and done[i].allowed for i in hits)
+            if any(done[i].done and done[i].allowed and number in done[i].before for i in hits) and (
+                self.counted_before + published + admitted > 3
+            ):
+                return "more was admitted than the published sum has left"
         return ""
 
     def is_all_known_to(self, learned: int, done: Sequence[Done]) -> bool:

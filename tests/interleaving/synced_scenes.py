@@ -142,6 +142,34 @@ SYNCED_SCENES: dict[str, Explorable] = {
         {**WINDOW_LATER, "preemptions": 2, "crashes": 1},
         {"preemptions": 3},
     ),
+    "synced window: a hot key that is new": Explorable(
+        lambda: SyncedScene().does(0, "hit").does(1, "others", "others", "read lists", "hit").does(2, "hit"),
+        {**TICK, "preemptions": 1},
+    ),
+    "synced sliding window: a hot key that is new": Explorable(
+        lambda: SyncedScene(slides=True).does(0, "hit").does(1, "others", "others", "read lists", "hit"),
+        {**TICK, "preemptions": 1},
+    ),
+    "synced bucket: a hot key that is new": Explorable(
+        lambda: SyncedScene(bucket=True).does(0, "hit").does(1, "others", "others", "read lists", "hit").does(2, "hit"),
+        {**TICK, "preemptions": 1},
+    ),
+    "synced window: a hot key that was counted": Explorable(
+        lambda: SyncedScene().before().does(0, "hit").does(1, "others", "others", "read lists", "hit"),
+        {**TICK, "preemptions": 2, "crashes": 1},
+    ),
+    "synced bucket: a hot key that was counted": Explorable(
+        lambda: SyncedScene(bucket=True).before().does(0, "hit").does(1, "others", "others", "read lists", "hit"),
+        {**TICK, "preemptions": 2, "crashes": 1},
+    ),
+    "synced window: lists read by two": Explorable(
+        lambda: SyncedScene().does(0, "others", "read lists").does(1, "others", "others", "read lists", "hit"),
+        {**TICK, "preemptions": 1},
+    ),
+    "synced window: a hot key over its end": Explorable(
+        lambda: SyncedScene().does(0, "others", "read lists", "hit").does(1, "hit"),
+        {**WINDOW_LATER, "preemptions": 1},
+    ),
 }
 SYNCED_FOUND_BY = {
     "a claim's record is written whether the claim stands or not": "synced window: insertion",
@@ -168,4 +196,10 @@ SYNCED_FOUND_BY = {
     "a sliding window never reports the charges that were pending at its end": (
         "synced sliding window: reported over its end"
     ),
+    "a hot key is inserted without its published count": "synced window: a hot key that is new",
+    "a published count takes the place of a window that was counted": "synced window: a hot key that is new",
+    "a published time takes the place of a bucket that was charged": "synced bucket: a hot key that is new",
+    "a key that was counted is not requested though more is published": "synced window: a hot key that was counted",
+    "a bucket that was charged is not requested though more is published": "synced bucket: a hot key that was counted",
+    "an earlier published sum stays": "synced window: lists read by two",
 }
