@@ -22,7 +22,7 @@ SUFFIXES: Final = (".py", ".pyi", ".pyx", ".pxd")
 # that name and of lower layers only: the names of one layer do not import each other.
 LAYERS: Final = (
     ("forebay._version", "forebay.c_api", "forebay.errors", "forebay.headers"),
-    ("forebay.awaited", "forebay.extras", "forebay.rate"),
+    ("forebay.awaited", "forebay.extras", "forebay.rate", "forebay.seldom"),
     ("forebay.segment",),
     ("forebay.core.table",),
     ("forebay.clock",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import InvalidRate, short_repr
@@ -51,12 +52,14 @@ class ManualClock:
         if now_ns > MAX_NS:
             raise InvalidRate(f"a clock's time is from 0 to {MAX_NS // NS} seconds, not {short_repr(now_ns // NS)}")
         self._now_ns = now_ns
-        for segment in self._segments:
+        # A copy: another thread may make or close a store meanwhile.
+        for segment in self._segments[:]:
             segment.set_manual_ns(now_ns)
 
     def now_ns(self) -> int:
         """The time in nanoseconds."""
-        return self._segments[0].now_ns() if self._segments else self._now_ns
+        first = self._segments[:1]
+        return first[0].now_ns() if first else self._now_ns
 
     def attach(self, segment: Segment) -> None:
         """Called by a store: move the segment's time from now on."""
@@ -70,4 +73,5 @@ class ManualClock:
     def detach(self, segment: Segment) -> None:
         """Called by a store that closes: leave the segment's time alone from now on."""
         self._now_ns = self.now_ns()
-        self._segments = [attached for attached in self._segments if attached is not segment]
+        with suppress(ValueError):
+            self._segments.remove(segment)

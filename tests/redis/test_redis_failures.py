@@ -848,12 +848,12 @@ def test_a_signal_handler_may_call_while_permits_are_counted(gone: str, monkeypa
 
         class Interrupted(dict[Any, Any]):
             def get(self, *arguments: Any) -> Any:
-                loose._given = {}
+                loose.own.given = {}
                 # As a handler would that comes just here, in the same thread.
                 assert held.allow("ada")
                 return super().get(*arguments)
 
-        loose._given = Interrupted()
+        loose.own.given = Interrupted()
         assert held.allow("ada")
         assert loose.take("ada", 8) >= 1
 

@@ -14,6 +14,7 @@ import pytest
 from web_requests import CLIENT, Answered, Kind, Site, call_asgi, call_wsgi
 
 from forebay import Concurrency, FixedWindow, InvalidCost, InvalidKey, InvalidLimiter, SlidingWindow, Store
+from forebay.seldom import Seldom
 from forebay.testing import ManualClock
 from forebay.web import Answer, ClientAddress, Gate, Rule, everyone, header, user
 from forebay.web.denials import Denials
@@ -429,7 +430,7 @@ class TestNoAddress:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("forebay.web.denials._logged_s", {})
+        monkeypatch.setattr("forebay.web.denials._log_turns", Seldom())
         site = Site(kind, [Rule(limit, **options)])
         call = call_wsgi if kind == "wsgi" else call_asgi
         with caplog.at_level(logging.ERROR, "forebay.web"):

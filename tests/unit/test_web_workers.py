@@ -17,6 +17,7 @@ import forebay.contrib.aiohttp
 import forebay.contrib.fastapi
 import forebay.contrib.flask
 from forebay import CountsPerWorkerWarning, FixedWindow, Store, UnknownClientsWarning
+from forebay.seldom import Seldom
 from forebay.web import ASGIMiddleware, ClientAddress, Gate, Rule, WSGIMiddleware, everyone
 
 
@@ -147,7 +148,7 @@ class TestUnixSockets:
 
     @pytest.fixture(autouse=True)
     def fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("forebay.web.workers._has_warned_of_socket", False)
+        monkeypatch.setattr("forebay.web.workers._socket_warning", Seldom())
         monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
 
     def warned(self, limiter: FixedWindow, rules: Any = None, **options: Any) -> list[str]:

@@ -33,6 +33,7 @@ from forebay import (
     Store,
     TokenBucket,
 )
+from forebay.seldom import Seldom
 from forebay.testing import ManualClock
 from forebay.web import BodyLimit, ClientAddress, Rule, everyone, user
 
@@ -460,7 +461,7 @@ def test_throttle_answers_503_if_the_store_is_full(rest: ModuleType, clock: Manu
 def test_throttle_answers_503_without_memory_for_its_log(
     rest: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.web.denials._logged_s", {})
+    monkeypatch.setattr("forebay.web.denials._log_turns", Seldom())
 
     def log(store: Any, name: str, rate: Rate) -> Any:
         return SlidingLog(store, name, rate, keys=4_000_000_000)

@@ -78,8 +78,13 @@ cdef class Reservation:
         a later booking still waits for its time. In a child that was forked since the booking, ``cancel`` does nothing:
         only the process that booked can cancel.
         """
-        if self.booked and self.forks == self.segment.forks[0]:
-            self.booked = False
+        cdef bint booked
+        with cython.critical_section(self):
+            # Of several threads that cancel, one gives back.
+            booked = self.booked and self.forks == self.segment.forks[0]
+            if booked:
+                self.booked = False
+        if booked:
             self.limiter.cancel_reserved(self.key, self.cost, self.tier, self.charged_state)
 
     def __bool__(self):

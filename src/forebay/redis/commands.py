@@ -7,10 +7,11 @@ commands; ``algorithms.py`` builds their arguments.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -132,6 +133,8 @@ class Booked:
     pid: int
     full: bool = False
     """Whether a host's share has denied the request because its store had no room for the key."""
+    first_cancel: threading.Lock = field(default_factory=threading.Lock)
+    """Only the first call of ``cancel`` acquires it, and none releases it."""
 
     @classmethod
     def now(cls, allowed: bool, delay_us: int, cancelling: CommandFlow[None] | None) -> Booked:
@@ -141,9 +144,8 @@ class Booked:
 
     def cancel(self) -> CommandFlow[None]:
         """Yield the cancelling flow's commands: once, and only in the process that booked."""
-        if self.cancelling and self.pid == os.getpid():
-            cancelling, self.cancelling = self.cancelling, None
-            yield from cancelling
+        if self.cancelling and self.pid == os.getpid() and self.first_cancel.acquire(blocking=False):
+            yield from self.cancelling
 
 
 class LimiterSpec(NamedTuple):

@@ -381,8 +381,10 @@ class BaseLease(Operated[E], Generic[E]):
             return False
         if not self._is_held_in_redis:
             return local is not None
-        held: int = yield self._limiter.commands.renew(self._taken.key, self._permits)
-        return held == len(self._permits)
+        # Another thread may release the lease before the reply.
+        permits = self._permits
+        held: int = yield self._limiter.commands.renew(self._taken.key, permits)
+        return held == len(permits)
 
     @property
     def _is_held_in_redis(self) -> bool:

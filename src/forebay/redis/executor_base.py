@@ -19,8 +19,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -40,6 +38,7 @@ from forebay.redis.transport.breaker import Breaker, RedisStatus, is_failure
 from forebay.redis.transport.cluster import AsyncCluster, Cluster
 from forebay.redis.transport.deadline import Patience
 from forebay.redis.transport.servers import Call
+from forebay.seldom import Seldom
 
 __all__ = [
     "CHUNK",
@@ -105,7 +104,7 @@ class ExecutorBase:
         self._owner = owner
         self._owns_client = owns_client
         self._raises = raises_when_unavailable
-        self._logged_s = -math.inf
+        self._log_turns = Seldom(LOG_EVERY_S)
         self.breaker = breaker
         self.timeout_s = timeout_s
         self.closed = False
@@ -139,10 +138,8 @@ class ExecutorBase:
         if isinstance(error, StoreUnavailable):
             return error
         unavailable = StoreUnavailable(f"{self!r} has not decided: {type(error).__name__}: {_described(error)}")
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= LOG_EVERY_S:
+        if self._log_turns.is_due():
             # Neither a fallback nor a 503 shows the reason to an operator.
-            self._logged_s = now_s
             _log.warning("%s", unavailable)
         return unavailable
 

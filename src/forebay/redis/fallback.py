@@ -40,41 +40,48 @@ __all__ = ["AllowFallback", "FallbackPolicy", "HostShareFallback", "HostSharesFa
 SWEEP_AT_LEAST: Final = 1024
 
 
+class ProcessCounts:
+    """The unleased permits that one process has given out."""
+
+    def __init__(self) -> None:
+        # Reentrant, because a signal handler may run between any two lines.
+        self.lock = threading.RLock()
+        self.given: dict[Any, tuple[int, float]] = {}
+        self.sweep_at = SWEEP_AT_LEAST
+
+
 class UnleasedCounts:
     """For each key the number of unleased permits that a fallback has given out. They are not in Redis."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._start()
+        self._processes: dict[int, ProcessCounts] = {}
 
-    def _start(self) -> None:
-        # Reentrant, because a signal handler may run between any two lines.
-        self._lock = threading.RLock()
-        self._given: dict[Any, tuple[int, float]] = {}
-        self._sweep_at = SWEEP_AT_LEAST
-        # Last: otherwise, after a fork, another thread could find this pid and wait for a lock that the parent held.
-        self._pid = os.getpid()
+    @property
+    def own(self) -> ProcessCounts:
+        """The counts of this process. A forked child has given out nothing, and has a lock of its own."""
+        pid = os.getpid()
+        # If several threads come here at once after a fork, all get the object that is stored first.
+        return self._processes.get(pid) or self._processes.setdefault(pid, ProcessCounts())
 
     def add(self, key: Any, count: int) -> None:
-        if self._pid != os.getpid():
-            self._start()
-        now_s = time.monotonic()
-        with self._lock:
-            before, _ = self._given.get(key, (0, 0.0))
-            self._given[key] = before + count, now_s + self._lease_s
-            if len(self._given) > self._sweep_at:
-                self._given = {key: given for key, given in self._given.items() if given[1] > now_s}
-                self._sweep_at = max(SWEEP_AT_LEAST, 2 * len(self._given))
+        own, now_s = self.own, time.monotonic()
+        with own.lock:
+            before, _ = own.given.get(key, (0, 0.0))
+            own.given[key] = before + count, now_s + self._lease_s
+            if len(own.given) > own.sweep_at:
+                own.given = {key: given for key, given in own.given.items() if given[1] > now_s}
+                own.sweep_at = max(SWEEP_AT_LEAST, 2 * len(own.given))
 
     def take(self, key: Any, count: int) -> int:
-        # A forked child has given out nothing.
-        if not self._given or self._pid != os.getpid():
+        own = self.own
+        if not own.given:
             return 0
-        with self._lock:
-            there, until_s = self._given.pop(key, (0, 0.0))
+        with own.lock:
+            there, until_s = own.given.pop(key, (0, 0.0))
             taken = min(there, count)
             if there > taken:
-                self._given[key] = there - taken, until_s
+                own.given[key] = there - taken, until_s
             return taken if until_s > time.monotonic() else 0
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.core.decision import Decision
 from forebay.errors import CostExceedsLimit, StoreUnavailable
 from forebay.rate import NS
+from forebay.seldom import Seldom
 from forebay.web.answers import FULL, UNAVAILABLE, UNKNOWN
 from forebay.web.client import UnknownPeer
 from forebay.web.header_fields import Policy, Writer, header_writer
@@ -30,14 +29,12 @@ DENYING_ERRORS: Final = (CostExceedsLimit, StoreUnavailable, UnknownPeer)
 
 LOG_EVERY_S: Final = 60
 _log: Final = logging.getLogger("forebay.web")
-_logged_s: dict[int, float] = {}
+_log_turns: Final = Seldom(LOG_EVERY_S)
 
 
 def log_for_operator(status: int, error: Exception) -> None:
     """Log the remedy of an error that every request would repeat: once a minute for each status."""
-    now_s = time.monotonic()
-    if now_s - _logged_s.get(status, -math.inf) >= LOG_EVERY_S:
-        _logged_s[status] = now_s
+    if _log_turns.is_due(status):
         _log.error("requests are answered by %d: %s", status, error)
 
 

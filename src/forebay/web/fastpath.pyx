@@ -196,18 +196,27 @@ cdef class FastPath:
 
     @property
     def gate(self):
-        return self.current_gate
+        with cython.critical_section(self):
+            return self.current_gate
 
     @gate.setter
     def gate(self, gate):
         # All attributes are read first: an object that is no gate changes nothing.
-        self.has_body_limits, self.has_cleanups, self.is_awaited, self.admit, self.current_gate = (
-            bool(gate.body_limits), gate.has_cleanups, gate.is_awaited, gate.admit, gate)
+        cdef bint has_body_limits = bool(gate.body_limits)
+        cdef bint has_cleanups = gate.has_cleanups
+        cdef bint is_awaited = gate.is_awaited
+        admit = gate.admit
+        with cython.critical_section(self):
+            # The objects that are replaced end after the section, as that may run Python code.
+            admit, self.admit = self.admit, admit
+            gate, self.current_gate = self.current_gate, gate
+            self.has_body_limits, self.has_cleanups, self.is_awaited = has_body_limits, has_cleanups, is_awaited
 
-    cdef object enter(self, object request):
-        """A list of fields, a passage with a cleanup, a denial, or None if no rule matches."""
-        # A key function or another thread may replace the gate meanwhile: this variable keeps the function alive.
-        admit = self.admit
+    cdef object enter(self, object admit, object request):
+        """A list of fields, a passage with a cleanup, a denial, or None if no rule matches.
+
+        `admit` is the gate's, read together with the flags: another thread, or a key function, may replace the gate.
+        """
         if type(admit) is FastCharge:
             return (<FastCharge>admit).charge(request)
         passage = admit(request)
@@ -248,7 +257,9 @@ cdef class WSGIFastPath(FastPath):
 
     cdef object respond(self, object app, WSGIRequest request, object start_response):
         cdef StartWithFields start
-        passage = self.enter(request)
+        with cython.critical_section(self):
+            admit = self.admit
+        passage = self.enter(admit, request)
         if passage is None:
             return app(request.native, start_response)
         if type(passage) is not list:
@@ -289,13 +300,17 @@ cdef class ASGIFastPath(FastPath):
 
     def __call__(self, scope, receive, send):
         cdef SendWithFields sending
+        cdef bint is_unusual
         kind = scope["type"]
         if kind != "http" and kind != "websocket":
             return self.app(scope, receive, send)
         request = ASGIRequest.__new__(ASGIRequest, scope)
-        if self.has_cleanups or self.has_body_limits or self.is_awaited:
+        with cython.critical_section(self):
+            admit = self.admit
+            is_unusual = self.has_cleanups or self.has_body_limits or self.is_awaited
+        if is_unusual:
             return self._respond_unusual(request, receive, send)
-        passage = self.enter(request)
+        passage = self.enter(admit, request)
         if passage is None:
             return self.app(scope, receive, send)
         if type(passage) is not list:

@@ -2,6 +2,9 @@
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.dict cimport PyDict_GetItemRef
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 
 import contextlib
 
@@ -270,6 +273,7 @@ cdef class PeerKey:
         return self.key_for(request)
 
     cdef object key_for(self, object request):
+        cdef PyObject* found
         if type(request) is ASGIRequest:
             peer = (<ASGIRequest>request).peer_address()
         elif type(request) is WSGIRequest:
@@ -284,12 +288,15 @@ cdef class PeerKey:
             if field is not None and len(field) > LONGEST_REMEMBERED:
                 return self.key_of(peer, field)
             cache_key = peer, field
-        key = self.known.get(cache_key)
-        if key is None:
-            key = self.key_of(peer, field)
-            if len(self.known) >= MOST_REMEMBERED:
-                self.known.clear()
-            self.known[cache_key] = key
+        # A reference of its own: another thread may clear the dict at this moment.
+        if PyDict_GetItemRef(self.known, cache_key, &found):
+            key = <object>found
+            Py_DECREF(key)
+            return key
+        key = self.key_of(peer, field)
+        if len(self.known) >= MOST_REMEMBERED:
+            self.known.clear()
+        self.known[cache_key] = key
         return key
 
     def key_of(self, peer, field):

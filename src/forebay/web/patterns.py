@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.errors import InvalidLimiter, UnseenPathsWarning, short_repr
+from forebay.seldom import Seldom
 from forebay.web.native_requests import readings
 from forebay.web.paths import LONGEST_READ
 
@@ -105,7 +106,7 @@ class RequestPattern:
 class UnseenPaths:
     """Warns once if the path patterns of a gate's rules, or some of them, match none of many requests.
 
-    Thread-safe; threads that count at once may lose a few requests, and each may warn.
+    Thread-safe; threads that count at once may lose a few requests.
     """
 
     def __init__(self, what: str, limits: Iterable[Any]) -> None:
@@ -115,6 +116,7 @@ class UnseenPaths:
         """Empty when there is nothing to warn of, or no longer."""
         self._has_matched = False
         self._request_count = 0
+        self._warning = Seldom()
 
     def observe(self, methods: tuple[str, ...], paths: tuple[str, ...]) -> None:
         """Count a request. A path matches whatever the method is. None of `paths`: the request may be for any path."""
@@ -139,6 +141,8 @@ class UnseenPaths:
                 self._warn(found, "if such requests are rare, ignore this; otherwise ", paths[0])
 
     def _warn(self, found: str, condition: str, path: str) -> None:
+        if not self._warning.is_due():
+            return
         message = (
             f"{found}; the last was for {short_repr(path)}: {condition}write paths as from the root of the server, or "
             "of the application that the rules stand around"

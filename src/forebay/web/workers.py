@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.core.limiter import Limiter
 from forebay.errors import CountsPerWorkerWarning, UnknownClientsWarning
+from forebay.seldom import Seldom
 from forebay.web.client import UNIX_REMEDY, ClientAddress
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ SERVERS: Final = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")
 OURS: Final = ("forebay", "django", "rest_framework", "starlette", "fastapi")
 
 # A store is one cause, however many limiters and rules it has.
-_warned_of: weakref.WeakSet[Store] = weakref.WeakSet()
+_warnings_of: weakref.WeakKeyDictionary[Store, Seldom] = weakref.WeakKeyDictionary()
+_socket_warning: Final = Seldom()
 
 
 def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
@@ -38,11 +40,10 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
         if x.store.path is None
         and not x.store.closed
         and not x.store.attachment.is_inherited
-        and x.store not in _warned_of
+        and x.store not in _warnings_of
     ]
     workers = worker_count() if alone else 1
-    if workers > 1:
-        _warned_of.add(alone[0].store)
+    if workers > 1 and _warnings_of.setdefault(alone[0].store, Seldom()).is_due():
         warnings.warn(
             f"limiter {alone[0].name!r} is in a private store of this process, one of {workers} workers: each counts "
             f"by itself, so together they allow {workers} times the limit. Name the store, "
@@ -55,21 +56,16 @@ def warn_if_each_counts_alone(limiters: Iterable[Limiter]) -> None:
 
 def warn_if_clients_have_no_address(key_functions: Iterable[object]) -> None:
     """Warn once if one of these uses the peer's address, and the server listens at Unix sockets only."""
-    global _has_warned_of_socket
-    if _has_warned_of_socket or not any(isinstance(key, ClientAddress) and key.needs_peer for key in key_functions):
+    if not any(isinstance(key, ClientAddress) and key.needs_peer for key in key_functions):
         return
     socket = unix_socket()
-    if socket is not None:
-        _has_warned_of_socket = True
+    if socket is not None and _socket_warning.is_due():
         warnings.warn(
             f"the server listens at the Unix socket {socket}, where no client has an address: unless an outer layer "
             f"sets it, requests that are limited by it are answered by 500; {UNIX_REMEDY}",
             UnknownClientsWarning,
             stacklevel=_users_level(),
         )
-
-
-_has_warned_of_socket = False
 
 
 def unix_socket() -> str | None:

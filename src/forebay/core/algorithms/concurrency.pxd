@@ -33,15 +33,19 @@ cdef class Concurrency(Limiter):
     cdef uint64_t me                     # this process as an owner
     cdef uint64_t my_forks               # for which `me` is right
     cdef uint64_t watch_again_ns         # the earliest time of the next search for ended processes
-    cdef ForebayCell* scanned           # the cell whose slots were all found held, and until when at the least
+    cdef uint64_t scanned                # the cell whose slots were all found held, xor the next two words
     cdef uint64_t scan_again_ns          # the earliest time of their next scan
-    cdef uint64_t first_end_ns
+    cdef uint64_t first_end_ns           # the earliest end of their leases; 0: not all were held
     cdef dict unleased                       # by tag, what was taken without a lease object: lists of (slot, end)
     cdef Py_ssize_t unleased_swept           # how many tags there may be before lapsed ones are swept out
     cdef uint64_t[HINTS] hints           # by cell, a slot that was free a while ago
 
     cdef Slots slots_of(self, const ForebayCell* cell) noexcept
     cdef int check_process(self) except -1
+    cdef int begin_process(self) except -1
+    cdef void remember_free(self, const ForebayCell* cell, uint64_t slot) noexcept nogil
+    cdef bint was_scanned(self, const Verdict* verdict, uint64_t now_ns) noexcept nogil
+    cdef void remember_scan(self, const Verdict* verdict, uint64_t first_end_ns, uint64_t again_ns) noexcept nogil
     cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0
     cdef uint64_t begin_lease_of(self, uint64_t tag, Verdict* verdict) except 0
     cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, ForebayCell lease) except -2
@@ -52,6 +56,7 @@ cdef class Concurrency(Limiter):
     cdef bint take_unleased(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1
     cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1
     cdef int add_unleased(self, uint64_t tag, list taken, uint64_t now_ns) except -1
+    cdef list take_back(self, uint64_t tag, int64_t cost)
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, ForebayCell held)
     cdef Decision verdict_decision(self, const Verdict* verdict, int64_t cost, bint allowed)
     cdef Decision decision(self, const ForebayCell* cell, uint64_t now_ns, int64_t cost, object allowed)
@@ -74,3 +79,5 @@ cdef class Lease:
     cdef bint released
     cdef readonly bint allowed
     cdef readonly bint full              # whether `on_full` decided, as the store had no room for the key
+
+    cdef bint restart(self, uint64_t end_ns) except -1

@@ -11,6 +11,11 @@ slots.pxd has the slots, and the proof that no more than `limit` are held.
 **Crash and stall.** A process may stop between the two steps for so long that the key is forgotten. It then takes a
 slot for a lease that has ended meanwhile: such a slot is free.
 
+**Threads.** Threads that run without the GIL share this object and its leases. A critical section guards a lease's
+fields, the unleased permits and the change of process: with the GIL it compiles to nothing, and no fork of Python finds
+one entered. No section calls Python code, in which another thread could enter it. Hints are relaxed loads and stores:
+the CAS of the slot decides.
+
 **Not handled.** An evicted key's slots stay for the key that comes to its cell. To empty them would be no safer, as a
 process of the new key may have taken some.
 """
@@ -26,7 +31,8 @@ from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
-    FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, cas128_acq_rel, load128_acquire, monotonic_ns, multiply_high, prefetch,
+    FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, load_relaxed,
+    monotonic_ns, multiply_high, prefetch, store_relaxed, store_release,
 )
 from forebay.core.table.table cimport (
     ALLOWED, CAS_FAILED, DENIED, TIME_BITS, Events, Next, Outcome, Verdict, home_line, no_events, table_decide,
@@ -95,39 +101,48 @@ cdef class Lease:
         """Give the permits back. Whether they were still held. Does nothing if repeated or after the lease's end."""
         cdef bint held = False
         cdef Slots slots
-        self.released = True
-        if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
+        cdef ForebayCell* cell = NULL
+        cdef ForebayCell seen
+        cdef uint64_t slot
+        with cython.critical_section(self):
+            self.released = True
+            # Another permit of this process may have the same owner and the same end. So one call takes what all free.
+            if self.cell != NULL and self.forks == self.limiter.segment.forks[0]:
+                cell, slot, seen, more = self.cell, self.slot, self.held, self.more
+                self.cell = NULL
+        if cell == NULL:
             return False
-        slots = self.limiter.slots_of(self.cell)
-        held = free_slot(&slots, self.slot, self.held)
-        self.limiter.hints[(self.cell - self.limiter.table.cells) % HINTS] = self.slot
-        if self.more is not None:
-            for slot, end_ns in self.more:
-                held |= free_slot(&slots, slot, lease_of(self.held.tag, end_ns))
-        self.cell = NULL
+        slots = self.limiter.slots_of(cell)
+        held = free_slot(&slots, slot, seen)
+        self.limiter.remember_free(cell, slot)
+        if more is not None:
+            for other_slot, end_ns in more:
+                held |= free_slot(&slots, other_slot, lease_of(seen.tag, end_ns))
         waiting.released(self.limiter, self.key)
         return held
 
     def renew(self):
         """Restart the lease. False if it has ended; then another request may hold the permits."""
-        cdef Slots slots
-        cdef ForebayCell renewed
+        cdef uint64_t end_ns
         cdef Verdict verdict
-        cdef bint held
         if self.cell == NULL or self.forks != self.limiter.segment.forks[0]:
             return False
-        renewed = lease_of(self.held.tag, self.limiter.begin_lease(self.key, &verdict))
-        # begin_lease may run Python code, during which another thread may release this lease.
-        if self.cell == NULL or verdict.cell != self.cell:
-            return False
-        slots = self.limiter.slots_of(self.cell)
+        end_ns = self.limiter.begin_lease(self.key, &verdict)
+        with cython.critical_section(self):
+            # Until here another thread may have released or renewed this lease.
+            return self.cell != NULL and verdict.cell == self.cell and self.restart(end_ns)
+
+    cdef bint restart(self, uint64_t end_ns) except -1:
+        """Restart a lease that isn't released. The caller is in its critical section."""
+        cdef Slots slots = self.limiter.slots_of(self.cell)
+        cdef ForebayCell renewed = lease_of(self.held.tag, end_ns)
+        cdef bint held = True
         # Linearizes here, for one permit; each further permit by its own CAS below.
         if not cas128_acq_rel(&slots.slots[self.slot], self.held, renewed):
             return False
-        held = True
         if self.more is not None:
-            for i, (slot, end_ns) in enumerate(self.more):
-                if cas128_acq_rel(&slots.slots[<uint64_t>slot], lease_of(self.held.tag, end_ns), renewed):
+            for i, (slot, before_ns) in enumerate(self.more):
+                if cas128_acq_rel(&slots.slots[<uint64_t>slot], lease_of(self.held.tag, before_ns), renewed):
                     self.more[i] = slot, renewed.state
                 else:
                     held = False
@@ -238,22 +253,37 @@ cdef class Concurrency(Limiter):
 
     cdef int check_process(self) except -1:
         """Called before a slot is taken. After a fork, this process is a new owner and holds nothing."""
-        cdef int i
         self.ensure_attached()
-        if self.my_forks != self.segment.forks[0]:
-            owners = Owners()
-            # Owners() ran Python code: another thread may have made its own first, and taken permits since.
-            if self.my_forks == self.segment.forks[0]:
-                return 0
-            self.owners = owners
-            self.me = owners.me
-            self.unleased = {}
-            self.unleased_swept = SWEEP_AT_LEAST
-            for i in range(HINTS):
-                # Each process starts at another slot, so that processes don't contend for the same slots.
-                self.hints[i] = multiply_high((self.me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit)
-            self.my_forks = self.segment.forks[0]
+        # SYNC process -> forks: a thread that reads the number reads the process's fields.
+        if load_acquire(&self.my_forks) != self.segment.forks[0]:
+            return self.begin_process()
         return 0
+
+    cdef int begin_process(self) except -1:
+        cdef uint64_t me
+        cdef int i
+        owners = Owners()
+        me = owners.me
+        with cython.critical_section(self):
+            # Owners() ran Python code: another thread may have made its own first, and taken permits since.
+            if self.my_forks != self.segment.forks[0]:
+                # The end of the parent's objects may run Python code, which is too early here.
+                _parents = self.owners, self.unleased
+                self.owners = owners
+                self.me = me
+                self.unleased = {}
+                self.unleased_swept = SWEEP_AT_LEAST
+                for i in range(HINTS):
+                    # Each process starts at another slot, so that processes don't contend for the same slots.
+                    store_relaxed(
+                        &self.hints[i], multiply_high((me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit))
+                # SYNC process -> forks: see check_process.
+                store_release(&self.my_forks, self.segment.forks[0])
+        return 0
+
+    cdef void remember_free(self, const ForebayCell* cell, uint64_t slot) noexcept nogil:
+        """The hint for the next request of a cell's key: a slot that is probably free."""
+        store_relaxed(&self.hints[(cell - self.table.cells) % HINTS], slot)
 
     cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0:
         """Keep a cell for the key until the end of a lease that begins now. Returns that end."""
@@ -280,24 +310,36 @@ cdef class Concurrency(Limiter):
     cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, ForebayCell lease) except -2:
         """Take one slot; -1 if all are held."""
         cdef size_t hint = (verdict.cell - self.table.cells) % HINTS
-        cdef int64_t slot = take_any_slot(slots, self.hints[hint], lease, verdict.now_ns)
-        cdef uint64_t now_ns
+        cdef int64_t slot = take_any_slot(slots, load_relaxed(&self.hints[hint]), lease, verdict.now_ns)
+        cdef uint64_t now_ns, first_end_ns
         if slot < 0:
             # A scan of the slots themselves is O(limit): too slow for every denial in a flood of requests.
             now_ns = monotonic_ns()
-            if (
-                self.scanned == verdict.cell and now_ns < max(self.scan_again_ns, self.watch_again_ns)
-                and verdict.now_ns < self.first_end_ns
-            ):
+            if self.was_scanned(verdict, now_ns):
                 return -1
-            slot = take_lapsed_slot(slots, lease, verdict.now_ns, &self.first_end_ns)
+            slot = take_lapsed_slot(slots, lease, verdict.now_ns, &first_end_ns)
             if slot < 0 and self.free_ended(slots):
-                slot = take_lapsed_slot(slots, lease, verdict.now_ns, &self.first_end_ns)
-            self.scanned = verdict.cell if slot < 0 else NULL
-            self.scan_again_ns = now_ns + WATCH_INTERVAL_NS
+                slot = take_lapsed_slot(slots, lease, verdict.now_ns, &first_end_ns)
+            self.remember_scan(verdict, 0 if slot >= 0 else first_end_ns, now_ns + WATCH_INTERVAL_NS)
         if slot >= 0:
-            self.hints[hint] = slot
+            store_relaxed(&self.hints[hint], slot)
         return slot
+
+    cdef bint was_scanned(self, const Verdict* verdict, uint64_t now_ns) noexcept nogil:
+        """Whether the last scan was of this cell, found all its slots held, and needs no repetition yet."""
+        cdef uint64_t again_ns = load_relaxed(&self.scan_again_ns)
+        cdef uint64_t first_end_ns = load_relaxed(&self.first_end_ns)
+        return (
+            load_relaxed(&self.scanned) == (<uint64_t>verdict.cell ^ again_ns ^ first_end_ns)
+            and now_ns < max(again_ns, load_relaxed(&self.watch_again_ns)) and verdict.now_ns < first_end_ns)
+
+    cdef void remember_scan(self, const Verdict* verdict, uint64_t first_end_ns, uint64_t again_ns) noexcept nogil:
+        """Other threads may read and write these words meanwhile. So the first one has all three: words of different
+        scans fit no cell.
+        """
+        store_relaxed(&self.scanned, <uint64_t>verdict.cell ^ again_ns ^ first_end_ns)
+        store_relaxed(&self.scan_again_ns, again_ns)
+        store_relaxed(&self.first_end_ns, first_end_ns)
 
     cdef bint free_ended(self, const Slots* slots) except -1:
         """Free the slots of processes that have ended. Whether there were any."""
@@ -305,10 +347,10 @@ cdef class Concurrency(Limiter):
         cdef ForebayCell seen
         cdef bint any_freed = False
         cdef uint64_t now_ns = monotonic_ns()
-        if now_ns < self.watch_again_ns:
+        if now_ns < load_relaxed(&self.watch_again_ns):
             return False
         # Set first, as other threads may call this during the search.
-        self.watch_again_ns = now_ns + WATCH_INTERVAL_NS
+        store_relaxed(&self.watch_again_ns, now_ns + WATCH_INTERVAL_NS)
         owners = set()
         for i in range(slots.count):
             seen = load128_acquire(&slots.slots[i])
@@ -321,8 +363,9 @@ cdef class Concurrency(Limiter):
                 if seen.tag != 0 and seen.tag in dead:
                     any_freed |= free_slot(slots, i, seen)
         # With many slots a search takes longer than the interval. It may take at most about a tenth of the time.
-        self.watch_again_ns = max(
-            self.watch_again_ns, now_ns + min(11 * (monotonic_ns() - now_ns), <uint64_t>LONGEST_WATCH_INTERVAL_NS))
+        store_relaxed(&self.watch_again_ns, max(
+            load_relaxed(&self.watch_again_ns),
+            now_ns + min(11 * (monotonic_ns() - now_ns), <uint64_t>LONGEST_WATCH_INTERVAL_NS)))
         return any_freed
 
     cdef object take(self, uint64_t tag, int64_t cost, Verdict* verdict, ForebayCell* lease):
@@ -387,16 +430,27 @@ cdef class Concurrency(Limiter):
         """Remember the permits that were taken, and forget those whose lease has ended."""
         cdef list held
         if taken:
-            held = self.unleased.setdefault(tag, [])
-            trim(held, now_ns)
-            held.extend(taken)
-            if len(self.unleased) > self.unleased_swept:
-                for other, held in list(self.unleased.items()):
-                    trim(held, now_ns)
-                    if not held:
-                        del self.unleased[other]
-                self.unleased_swept = max(SWEEP_AT_LEAST, 2 * len(self.unleased))
+            with cython.critical_section(self):
+                held = self.unleased.setdefault(tag, [])
+                trim(held, now_ns)
+                held.extend(taken)
+                if len(self.unleased) > self.unleased_swept:
+                    for other, held in list(self.unleased.items()):
+                        trim(held, now_ns)
+                        if not held:
+                            del self.unleased[other]
+                    self.unleased_swept = max(SWEEP_AT_LEAST, 2 * len(self.unleased))
         return 0
+
+    cdef list take_back(self, uint64_t tag, int64_t cost):
+        """Up to `cost` of the unleased permits, the newest first, for a lease."""
+        cdef list held
+        with cython.critical_section(self):
+            held = self.unleased.get(tag, [])
+            taken = [held.pop() for _ in range(min(cost, <int64_t>len(held)))]
+            if not held:
+                self.unleased.pop(tag, None)
+        return taken
 
     cdef Lease new_lease(self, object key, object taken, const Verdict* verdict, ForebayCell held):
         cdef Lease lease = Lease.__new__(Lease)
@@ -570,22 +624,26 @@ cdef class Concurrency(Limiter):
         """Free unleased permits: those whose lease ends at `until_ns`, or any if that is 0."""
         cdef uint64_t state, now_ns
         cdef ForebayCell* cell = table_find(&self.table, tag, &state)
-        cdef list held = self.unleased.get(tag)
-        if held is None:
-            return 0
-        now_ns = table_now(&self.table)
-        trim(held, now_ns)
-        if until_ns != 0:
-            cost = self.free_unleased(cell, held, cost, until_ns)
-        if until_ns == 0 or until_ns > now_ns:
-            # A refund can't tell permits apart, and may have freed one of these instead of its own. Then free that one.
-            self.free_unleased(cell, held, cost, 0)
-        if not held:
-            self.unleased.pop(tag, None)
+        cdef list held
+        with cython.critical_section(self):
+            held = self.unleased.get(tag)
+            if held is None:
+                return 0
+            now_ns = table_now(&self.table)
+            trim(held, now_ns)
+            if until_ns != 0:
+                cost = self.free_unleased(cell, held, cost, until_ns)
+            if until_ns == 0 or until_ns > now_ns:
+                # A refund can't tell permits apart, and may have freed one of these instead of its own. Then free that
+                # one.
+                self.free_unleased(cell, held, cost, 0)
+            if not held:
+                self.unleased.pop(tag, None)
         return 0
 
     cdef int64_t free_unleased(self, ForebayCell* cell, list held, int64_t cost, uint64_t until_ns) except -1:
-        """Free up to `cost` of the permits in `held`; return the number that is missing."""
+        """Free up to `cost` of the permits in `held`; return the number that is missing. Call in the critical section.
+        """
         cdef Slots slots
         cdef Py_ssize_t i = 0
         cdef bint was_held
@@ -600,7 +658,7 @@ cdef class Concurrency(Limiter):
             if cell != NULL:
                 slots = self.slots_of(cell)
                 was_held = free_slot(&slots, slot, lease_of(self.me, end_ns))
-                self.hints[(cell - self.table.cells) % HINTS] = slot
+                self.remember_free(cell, slot)
             # A permit that a reset or the loss of the key's cell took away doesn't count: the next one is freed.
             cost -= was_held or until_ns != 0
         return cost
@@ -676,10 +734,7 @@ def lease_taken(Concurrency limiter, key, cost):
     cdef Verdict verdict
     cdef uint64_t tag = limiter.tag_of(key)
     cdef uint64_t state
-    held = limiter.unleased.get(tag, [])
-    taken = [held.pop() for _ in range(min(limiter.checked_cost(cost), len(held)))]
-    if not held:
-        limiter.unleased.pop(tag, None)
+    taken = limiter.take_back(tag, limiter.checked_cost(cost))
     verdict.full = False
     verdict.cell = table_find(&limiter.table, tag, &state)
     return limiter.new_lease(key, taken, &verdict, lease_of(limiter.me, 0))

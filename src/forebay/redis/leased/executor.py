@@ -146,6 +146,9 @@ class LeaseExecutor(LeaseExecutorBase):
             keeper = self._keepers.setdefault(os.getpid(), made)
             if keeper is made:
                 made.start()
+            if self.closed:
+                # ``finish`` may have looked for a keeper just before.
+                keeper.holdings.closed = True
         return keeper
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
@@ -89,12 +90,15 @@ class Holdings:
         self.leases: dict[tuple[int, int], Holding] = {}
         self.closed = False
         """Whether their store is closed: a fetch that ends later gives back its lease itself."""
+        # Reentrant, because a signal handler may fetch, too.
+        self._lock = threading.RLock()
 
     def add(self, holding: Holding) -> None:
         if self.pid != os.getpid():
             # A forked child: the other leases are the parent's.
             self.pid, self.leases = os.getpid(), {}
-        self.leases[id(holding.permits), holding.tag] = holding
+        with self._lock:
+            self.leases[id(holding.permits), holding.tag] = holding
 
     def unused(self, *, everything: bool = False) -> Iterator[Command[Any]]:
         """Commands that give back the leases that are unused since the last check or end soon; all with `everything`.
@@ -130,8 +134,9 @@ class Holdings:
 
     def _drop(self, at: tuple[int, int], holding: Holding) -> None:
         """Forget `holding`, unless another thread has replaced it by a newer one."""
-        if self.leases.get(at) is holding:
-            self.leases.pop(at, None)
+        with self._lock:
+            if self.leases.get(at) is holding:
+                self.leases.pop(at, None)
 
 
 def alone(permits: Permits, key: Key, cost: int) -> Steps[Decision | None]:

@@ -35,6 +35,7 @@ from redis.exceptions import (
 from forebay.redis.transport.client_errors import raise_as_redis_error
 from forebay.redis.transport.deadline import keep_deadlines, with_bounded_replies
 from forebay.redis.transport.servers import Call, exchange, exchange_all
+from forebay.redis.transport.timed_socket import UNTIL_S
 
 __all__ = ["AsyncCluster", "Cluster", "TimedPool", "bounded", "cluster_url"]
 
@@ -100,6 +101,8 @@ class ProcessClient:
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
+        self.is_deciding = threading.Lock()
+        """Held by the thread that decides whether to start a refresh. The other threads need not wait for it."""
         self.refresher: threading.Thread | None = None
         self.next_refresh_s = -math.inf
 
@@ -190,12 +193,22 @@ class Cluster:
     def _refresh_slots(self) -> None:
         """Start a refresh of the slot table after an error that a moved slot may have caused. Does not wait for it."""
         own = self._own()
+        if not own.is_deciding.acquire(blocking=False):
+            return
+        try:
+            self._start_refresh(own)
+        finally:
+            own.is_deciding.release()
+
+    def _start_refresh(self, own: ProcessClient) -> None:
         if time.monotonic() < own.next_refresh_s or (own.refresher is not None and own.refresher.is_alive()):
             return
         own.next_refresh_s = time.monotonic() + REFRESH_EVERY_S
         cluster = own.cluster
 
         def refresh() -> None:
+            # Free-threaded CPython 3.14 gives a new thread the context of the call that has failed, with its deadline.
+            UNTIL_S.set(math.inf)
             # The next call meets the error, if it lasts.
             with suppress(Exception):
                 cluster.nodes_manager.initialize()
