@@ -5,4 +5,3 @@ class Refused(Exception):
 
 def shut_gate() -> None:
     """At the end of the interpreter: let no more callers in, and wait for those that are."""
-
