@@ -19,7 +19,7 @@ from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_KIND_BITS, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
     cas128_acq_rel, cas128_seq_cst, load_acquire, load_seq_cst, store_release,
 )
-from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line
+from forebay.core.table.table cimport ALLOWED, Events, Verdict, home_line, no_events
 
 import itertools
 from dataclasses import dataclass
@@ -167,6 +167,7 @@ cdef void run_operation(int index) noexcept:
     cdef Operation* operation = &active.operations[index]
     cdef Verdict verdict
     cdef Charge own_charge
+    cdef Events events
     cdef CellLimiter limiter
     if operation.kind == OTHER:
         active.run_other(index)
@@ -205,7 +206,9 @@ cdef void run_operation(int index) noexcept:
         if allowed:
             limiter.return_charge(operation.tag, &own_charge)
     else:
-        limiter.forget(operation.tag)
+        events = no_events()
+        limiter.forget(operation.tag, &events)
+        limiter.count_events(&events)
         allowed = True
     explore_end(index, (YES if allowed else 0) | (FULL if verdict.full else 0), verdict.now_ns, verdict.state)
 
