@@ -21,7 +21,7 @@ from forebay.core.decision import Decision
 from forebay.core.table.keys import Key
 from forebay.errors import ForebayError, ForeignState, InvalidKey, LimitExceeded, StoreUnavailable, short_repr
 from forebay.rate import Duration, Rate, as_period_ns
-from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, Seen, delay_us
+from forebay.redis.algorithms import Algorithm, Charge, FixedWindow, LeakyBucket, Seen, delay_us
 from forebay.redis.keys import KeySpace, fingerprint
 from forebay.redis.scripts import Script, script
 from forebay.redis.transport.servers import Call
@@ -305,7 +305,11 @@ class LimiterCommands:
         return self._command(b"reset", self.key(key), self.algorithm.unit, 2, read_nothing)
 
     def exceeded(self, decision: Decision) -> LimitExceeded:
-        return LimitExceeded(self.name, self.limit, decision.retry_after)
+        retry_after = decision.retry_after
+        if retry_after == 0 and isinstance(self.algorithm, LeakyBucket):
+            # The queue has room, so its departures were too late: a retry may succeed when it is empty.
+            retry_after = decision.reset_after
+        return LimitExceeded(self.name, self.limit, retry_after)
 
     def _decision(self, what: bytes, key: bytes, algorithm: Algorithm, charge: Charge) -> Command[Decision]:
         def read(reply: list[int]) -> Decision:

@@ -8,6 +8,7 @@ from forebay.core.cell_limiter cimport allow_by
 from forebay.core.limiter cimport Charge
 from forebay.core.table.table cimport Verdict
 
+from forebay.errors import LimitExceeded
 from forebay.rate import as_rate
 from forebay.segment import layout
 
@@ -53,6 +54,14 @@ cdef class LeakyBucket(GcraLimiter):
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
         return allow_by(self, key, gcra_take, NULL)
+
+    def exceeded(self, key, cost=1):
+        """The exception for a wait in which `cost` permits of `key` didn't come in time.
+
+        If the queue has room, its departures were too late: then ``retry_after`` is the time until it is empty.
+        """
+        decision = self.peek(key, cost)
+        return LimitExceeded(self.name, decision.limit, decision.retry_after or decision.reset_after)
 
     cdef void allow_wait(self, Charge* charge, uint64_t max_wait_ns) noexcept nogil:
         """Limit the queue to the places that depart within `max_wait_ns`; it never has more than its capacity."""
