@@ -16,6 +16,7 @@ import pickle
 import select
 import signal
 import struct
+import threading
 import time
 import traceback
 import warnings
@@ -99,12 +100,15 @@ class Worker:
         self._pid_fd = os.pidfd_open(self.pid)
         self._answer = bytearray()
         self.status: int | None = None
+        self._reaping = threading.RLock()
 
     def kill(self) -> None:
         """SIGKILL the process, at any instruction."""
-        if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self._reap()
+        # A timer of a test may kill it at the end of that test.
+        with self._reaping:
+            if self.status is None:
+                os.kill(self.pid, signal.SIGKILL)
+                self._reap()
 
     def pause(self) -> None:
         """SIGSTOP the process and wait until it has stopped."""
@@ -146,9 +150,11 @@ class Worker:
         return len(self._answer) >= 8 and len(self._answer) - 8 >= int.from_bytes(self._answer[:8], "little")
 
     def _reap(self) -> None:
-        self.status = os.waitpid(self.pid, 0)[1]
-        os.close(self._pipe)
-        os.close(self._pid_fd)
+        with self._reaping:
+            if self.status is None:
+                self.status = os.waitpid(self.pid, 0)[1]
+                os.close(self._pipe)
+                os.close(self._pid_fd)
 
 
 def _run(write_end: int, work: Callable[..., Any], arguments: Sequence[Any]) -> None:

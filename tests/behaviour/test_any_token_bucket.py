@@ -8,7 +8,7 @@ from operator import index
 from typing import Any
 
 import pytest
-from places import EXACT, Clock
+from places import EXACT, STRICT, Clock
 
 from forebay import (
     CostExceedsLimit,
@@ -257,6 +257,7 @@ def test_reservation_at_another_rate_is_booked_and_cancelled_by_that_rate(bucket
     assert bucket.peek("k").reset_after_ns == 2_010_000_000
 
 
+@pytest.mark.places(*STRICT)
 def test_cancelled_reservation_of_a_larger_burst_leaves_a_waiting_one_its_time(bucket: TokenBucket) -> None:
     assert bucket.hit("k", 20)
     gold = bucket.reserve("k", 10, rate="100/second", burst=300)

@@ -20,6 +20,7 @@ from forebay.redis import AsyncLeasedStore, AsyncRedisStore
 # Whatever else a method takes has a default.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allow_many": (["key"],),
+    "take_up_to": ("key", 1),
     **dict.fromkeys(("close", "release", "renew", "cancel"), ()),
 }
 

@@ -2,11 +2,11 @@
 
 State
 -----
-*At Redis*, beside the hashes with the counts, there are *hot lists* (scripts/sync.lua). A list has the names and the
-sums of at most 64 *hot* keys, whose sums have reached a quarter of their limit. Each of the 16 shards of a limiter's
-keys has a list; a window has lists of its own. A list has a version, which every change raises. A list and the hashes
-of its keys are in one slot, and one script changes both. So a copy of Redis that is behind has them as they were at one
-time.
+*At Redis*, beside the hashes with the counts, there are *hot lists* (src/forebay/redis/scripts/sync.lua). A list has
+the names and the sums of at most 64 *hot* keys, whose sums have reached a quarter of their limit. Each of the 16 shards
+of a limiter's keys has a list; a window has lists of its own. A list has a version, which every change raises. A list
+and the hashes of its keys are in one slot, and one script changes both. So a copy of Redis that is behind has them as
+they were at one time.
 
 *On the host*, a hot key has a *hot cell* in the store's table, for each window that still counts:
 
