@@ -191,7 +191,7 @@ def simulate_churn(choice: Choice, keys: int, insertions: int, seed: int, advanc
 def simulate_returns(
     choice: Choice, keys: int, fill: float, others: float, passes: int, seed: int, advance: Callable[[int], None]
 ) -> float:
-    """Of a table made for `keys` keys: the share of returning keys that are inserted anew in the last of the passes.
+    """The share of returning keys that the last pass inserts anew into a table made for `keys` keys.
 
     `fill` is how many keys return, `others` how many more come in each pass once and never again, both as shares of
     `keys`. Every key has expired when the next one comes.

@@ -69,7 +69,7 @@ class Run:
     limited: int = 0
     """The keys of which more than the limit was requested."""
     excess: float = 0
-    """What was admitted of them, in parts of the limit."""
+    """The permits that the hosts admitted, divided by the limit."""
     most: float = 0
 
 

@@ -13,7 +13,7 @@ cdef enum:
     FILTER_BITS = 1 << 16
 
 
-# What is published of a key: of a window, the counts in it and in the one before; of a bucket, its theoretical arrival
+# A key's published sums: a window's counts, its own and those of the window before; a bucket's theoretical arrival
 # time. Zeros for nothing.
 cdef struct Hot:
     uint64_t end_ns              # of the window

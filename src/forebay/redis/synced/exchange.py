@@ -32,7 +32,7 @@ SHARDS: Final = 16
 # The part of its limit from which on a key is hot: one in so many.
 SHARE: Final = 4
 NO_VERSION: Final = 0
-# Of a filter of names: a bit for each value of their first two bytes.
+# A filter of names has a bit for each value of their first two bytes.
 FILTER_BYTES: Final = 2**16 // 8
 # Cells read at once, while other threads wait: some tenths of a millisecond.
 CELLS_AT_ONCE: Final = 512
