@@ -13,6 +13,7 @@ if sys.implementation.name != "cpython":
     raise SystemExit(f"forebay supports CPython, not {sys.implementation.name}")
 
 PACKAGE = Path("src/forebay")
+OPTIMIZE = [] if "-O" in os.environ.get("CFLAGS", "") else ["-O3"]
 HEADERS = sorted(map(str, [*PACKAGE.rglob("*.pxd"), *PACKAGE.rglob("*.h"), *Path("native/include").rglob("*.h")]))
 
 extensions = [
@@ -21,7 +22,7 @@ extensions = [
         sources=[str(source)],
         depends=HEADERS,
         include_dirs=["native/include", "src/forebay/include"],
-        extra_compile_args=["-O3", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
+        extra_compile_args=[*OPTIMIZE, "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
     )
     for source in sorted(PACKAGE.rglob("*.pyx"))
 ]
@@ -34,6 +35,7 @@ for extension in extensions:
         "cdivision": True,
         "embedsignature": True,
         "embedsignature.format": "clinic",
+        "freethreading_compatible": True,
     }
 
 setup(

@@ -12,7 +12,9 @@ cdef extern from "forebay.h":
     enum:
         FOREBAY_OK
         FOREBAY_DENIED
+        FOREBAY_NOT_HELD
         FOREBAY_ALLOWED
+        FOREBAY_HELD
         FOREBAY_INVALID_ARGUMENT
         FOREBAY_COST_EXCEEDS_LIMIT
         FOREBAY_CLOSED
@@ -23,6 +25,7 @@ cdef extern from "forebay.h":
         FOREBAY_NO_MEMORY
         FOREBAY_FAILED
         FOREBAY_FINALIZING
+        FOREBAY_WRONG_LIMITER
 
     enum:
         FOREBAY_KEY_TEXT
@@ -33,6 +36,9 @@ cdef extern from "forebay.h":
 
     enum:
         FOREBAY_BOOK
+
+    enum:
+        FOREBAY_MOST_LIMITS
 
     ctypedef struct forebay_limiter:
         pass
@@ -62,6 +68,19 @@ cdef extern from "forebay.h":
         uint64_t charge
         uint32_t allowed
         uint32_t full
+        uint32_t binding
+        uint32_t reserved
+
+    ctypedef struct forebay_lease:
+        uint64_t maker
+        uint64_t key
+        uint64_t cell
+        uint64_t slot
+        uint64_t permits
+        uint64_t owner
+        uint64_t end_ns
+        uint32_t full
+        uint32_t reserved
 
     ctypedef struct forebay_api:
         uint32_t version
@@ -81,6 +100,8 @@ cdef extern from "forebay.h":
         ) noexcept nogil
         int32_t (*allow)(forebay_thread* thread, const void* key, size_t size) noexcept nogil
         int32_t (*allow_hash)(forebay_thread* thread, uint64_t hash) noexcept nogil
+        int32_t (*tick)(forebay_thread* thread) noexcept nogil
+        int32_t (*allow_at_tick)(forebay_thread* thread, const void* key, size_t size) noexcept nogil
         int32_t (*decide)(
             forebay_thread* thread, const forebay_request* request, forebay_result* result) noexcept nogil
         int32_t (*peek)(forebay_thread* thread, const forebay_request* request, forebay_result* result) noexcept nogil
@@ -88,6 +109,13 @@ cdef extern from "forebay.h":
         int32_t (*reset)(forebay_thread* thread, const forebay_request* request) noexcept nogil
         int32_t (*decide_many)(
             forebay_thread* thread, const forebay_request* requests, size_t count, uint8_t* allowed) noexcept nogil
+        int32_t (*decide_all)(
+            forebay_thread** threads, const forebay_request* requests, size_t count, forebay_result* binding,
+            forebay_result* each) noexcept nogil
+        int32_t (*acquire)(
+            forebay_thread* thread, const forebay_request* request, forebay_lease* lease) noexcept nogil
+        int32_t (*renew)(forebay_thread* thread, forebay_lease* lease) noexcept nogil
+        int32_t (*release)(forebay_thread* thread, forebay_lease* lease) noexcept nogil
 
     # With the GIL, after Python.h, which Cython includes first.
     const forebay_api* forebay_import() except NULL

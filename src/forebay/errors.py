@@ -17,6 +17,7 @@ __all__ = [
     "InvalidLimiter",
     "InvalidRate",
     "LimitExceeded",
+    "LimiterNameWarning",
     "NotAwaited",
     "SegmentBusy",
     "SegmentError",
@@ -164,6 +165,10 @@ class SegmentSizeWarning(UserWarning):
 
 class SegmentRemovedWarning(UserWarning):
     """A segment was removed while processes use it. Processes that start later make another, with separate limits."""
+
+
+class LimiterNameWarning(UserWarning):
+    """A process has limiters of one name that count apart, or limiters of several classes that share one state."""
 
 
 class CountsPerWorkerWarning(UserWarning):

@@ -12,8 +12,10 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, cast
 
 from forebay.clock import ManualClock
-from forebay.core.table.segment_view import Segment, forks, next_generation
+from forebay.core.table.segment_view import Segment
+from forebay.core.table.threads import forks, next_generation
 from forebay.errors import SegmentError, StoreClosed, short_repr
+from forebay.names import LimiterNames
 from forebay.segment import layout, removal
 from forebay.segment.attachment import Attachment
 from forebay.segment.file import SegmentFile, create_anonymous, open_or_create
@@ -79,15 +81,16 @@ class Store:
     100 KiB, allocated at once. An existing segment keeps its size; a different `keys` warns.
 
     `on_full` decides for a new key when there is no free cell near its place. With up to `keys` live keys that happens
-    in fewer than one insertion of 10,000. ``"evict"`` forgets the neighbour that expires first, ``"deny"`` denies the
-    request and ``"allow"`` allows it. Each such decision is counted. Each process has its own `on_full`.
+    in fewer than one insertion of 10,000. ``"evict"`` forgets the neighbour that has used least of its limit, and of
+    several the one that expires first; ``"deny"`` denies the request and ``"allow"`` allows it. Left out, it is
+    ``"deny"`` for ``MinInterval``, whose keys have all used their limit, and ``"evict"`` for the others. Each such
+    decision is counted. Each process has its own `on_full`.
 
-    With ``"evict"``, a flood of keys that come once never resets a key at its limit if states show how much was used.
-    That holds for ``TokenBucket`` and ``LeakyBucket``, and within a window for ``FixedWindow`` by the clock and
-    ``SlidingWindow``, except for limits below 4 in windows and intervals. With the other limiters, and between limiters
-    of one store that forget at different times, about one new key per cell is enough to reset one. If clients can make
-    up keys, use ``"deny"``, a separate store, or a second limit by something that they can't make up.
-    docs/operations.md has the figures.
+    With ``"evict"``, a flood of keys that come once never resets a key at its limit. To reset one, a flood must use
+    about as much of each of its keys: some hundred permits per cell for a limit of 100. Cheaper is only a flood against
+    a ``MinInterval`` or another limit of one permit, against a ``SlidingWindow`` whose key has not come in this window
+    yet, and between limiters of one store that forget at different times. If clients can make up keys, use ``"deny"``,
+    a separate store, or a second limit by something that they can't make up. docs/operations.md has the figures.
 
     `clock` is ``"monotonic"``, the host's clock; a ``forebay.testing.ManualClock``; or ``"time"``, Python's
     ``time.time``, so that libraries that freeze or move it move the limits, too. With ``"time"``, each decision reads
@@ -111,17 +114,18 @@ class Store:
     name: str
     path: str | None
     keys: int
-    on_full: str
+    on_full: str | None
     manual_clock: ManualClock | None
     attachment: Attachment
     segment: Segment
+    names: LimiterNames
 
     def __init__(
         self,
         name: str,
         *,
         keys: int,
-        on_full: Literal["evict", "deny", "allow"] = "evict",
+        on_full: Literal["evict", "deny", "allow"] | None = None,
         clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
         mode: int = 0o600,
         group: str | int | None = None,
@@ -145,7 +149,7 @@ class Store:
         cls,
         *,
         keys: int,
-        on_full: Literal["evict", "deny", "allow"] = "evict",
+        on_full: Literal["evict", "deny", "allow"] | None = None,
         clock: Literal["monotonic", "time"] | ManualClock = "monotonic",
     ) -> Self:
         """A store without a name, shared by this process and the children that it forks; it ends with the last one."""
@@ -187,10 +191,9 @@ class Store:
         """Detach from the segment. Its limiters raise ``StoreClosed`` from now on; the segment itself stays."""
         if not hasattr(self, "attachment") or self.closed:
             return
+        self.attachment.segment.mark_closed()
         if self.attachment.close() and self.manual_clock is not None:
             self.manual_clock.detach(self.segment)
-        self.attachment.segment.mark_closed()
-        next_generation()
 
     def __enter__(self) -> Self:
         return self
@@ -255,7 +258,7 @@ def attach(
     name: str,
     path: str | None,
     file: SegmentFile,
-    on_full: str,
+    on_full: str | None,
     clock: Literal["monotonic", "time"] | ManualClock,
 ) -> None:
     """Map the segment of `file`, and set all attributes of a new store."""
@@ -277,7 +280,8 @@ def attach(
     store.keys = file.header.advertised_keys
     store.on_full = on_full
     store.manual_clock = clock if isinstance(clock, ManualClock) else None
-    store.attachment = Attachment(path or name, path, file, map_segment, forks)
+    store.names = LimiterNames()
+    store.attachment = Attachment(path or name, path, file, map_segment, forks, next_generation)
     store.segment = cast(Segment, store.attachment.segment)
     if store.manual_clock is not None:
         store.manual_clock.attach(store.segment)
@@ -315,10 +319,10 @@ def _checked_path(path: Any, option: str, kind: str) -> str:
     return target
 
 
-def _check_options(keys: int, on_full: str, clock: object) -> None:
+def _check_options(keys: int, on_full: str | None, clock: object) -> None:
     if isinstance(keys, bool) or not isinstance(keys, int) or not 1 <= keys <= MAX_KEYS:
         raise ValueError(f"keys is a whole number from 1 to 2**36, not {short_repr(keys)}")
-    if on_full not in ("evict", "deny", "allow"):
+    if on_full not in (None, "evict", "deny", "allow"):
         raise ValueError(f"on_full is 'evict', 'deny' or 'allow', not {short_repr(on_full)}")
     if not isinstance(clock, ManualClock) and clock not in ("monotonic", "time"):
         raise ValueError(f"clock is 'monotonic', 'time' or a forebay.testing.ManualClock, not {short_repr(clock)}")

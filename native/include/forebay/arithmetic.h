@@ -24,8 +24,12 @@ static inline uint64_t forebay_multiply_divide_down(uint64_t a, uint64_t b, uint
     return (uint64_t)((unsigned __int128)a * b / divisor);
 }
 
-/* The position of the lowest bit that is set; there must be one. */
+/* The position of the lowest or highest bit that is set; there must be one. */
 static inline int forebay_lowest_bit(uint64_t bits) { return __builtin_ctzll(bits); }
+
+static inline int forebay_highest_bit(uint64_t bits) { return 63 - __builtin_clzll(bits); }
+
+static inline int forebay_count_ones(uint64_t bits) { return __builtin_popcountll(bits); }
 
 /* Whether a * b is below c * d. */
 static inline bool forebay_product_below(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {

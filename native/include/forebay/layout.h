@@ -21,6 +21,7 @@
 #define FOREBAY_KIND_CLAIM 1 /* a cell reserved by an insertion under way; the state is the claim's id */
 #define FOREBAY_KIND_TAT 2 /* the state is a time in ns of segment time, most often a theoretical arrival time; expired when that has come */
 #define FOREBAY_KIND_COUNT 3 /* the state's high bits are a time in quarters of a ns, rounded up, its low bits counts: how many of each is the limiter's affair; expired when that time has come */
+#define FOREBAY_KIND_USED 4 /* as `KIND_COUNT`; the three lowest bits tell roughly how many permits the key has used, so that eviction can compare keys whose windows end at different times */
 #define FOREBAY_KIND_BLOCKED 7 /* a cell that is never used: the table has room for fewer keys than cells */
 #define FOREBAY_ALGORITHM_SLIDING_LOG 1 /* of a limiter; its extent's words are rings of entries */
 #define FOREBAY_ALGORITHM_BUCKETED_WINDOW 2 /* of a limiter; its extent's words are marks of buckets */

@@ -61,8 +61,8 @@ _WITHOUT_EFFECT: Final = {
 class LimitsUnavailable(APIException):
     """The request's limit could not be checked: 503, with ``Retry-After``.
 
-    Redis is unavailable, the store has no room for another key and denies new ones (``on_full="deny"``), or there is no
-    memory for a throttle's log.
+    Redis is unavailable, the store has no room for another key and denies new ones (``Decision.reason`` is
+    ``"no room"``), or there is no memory for a throttle's log.
     """
 
     status_code = 503
@@ -135,7 +135,7 @@ class SimpleRateThrottle(throttling.SimpleRateThrottle):
             # The limiter is made by the first request of a scope and rate.
             log_for_operator(LimitsUnavailable.status_code, error)
             raise LimitsUnavailable(FULL) from error
-        if decision.full and not decision.allowed:
+        if decision.reason == "no room":
             raise LimitsUnavailable(FULL, whole_seconds_up(decision.retry_after_ns))
         visit: Visit | None = getattr(request._request, VISIT, None)
         if visit is not None:

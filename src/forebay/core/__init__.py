@@ -15,7 +15,7 @@ the CAS; only an uncommon case calls a function.
 | one CAS if allowed, one 16-byte load if denied | ``table_try_cell`` | ``table/table.pxd`` |
 | uncommon: another line, a new key, a lost race | ``table_decide`` | ``table/table.pyx`` |
 | a new key: claim, scan, promote | ``insert``, ``scan`` | ``table/table.pyx`` |
-| count the outcome | ``count``, ``count_events`` | ``limiter.pxd``, ``limiter.pyx`` |
+| count the outcome | ``count_in``, ``count_events`` | ``native/include/forebay/counting.h``, ``limiter.pyx`` |
 
 ``allow_by`` in ``cell_limiter.pxd`` makes the tag, and ``decide_by`` calls the other stages one after the other.
 ``table`` knows no limiter; ``algorithms``, ``leased`` and ``synced`` give it decision functions. ``batch`` decides many
@@ -30,7 +30,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name == "_C_API":
         # Here, because few programs need it.
-        from forebay.core.c_api import capsule
+        from forebay.core.c_api.functions import capsule
 
         return capsule
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,11 @@
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Self, TypeAlias, TypeVar, final, overload
 
+from forebay.core.arguments import DEFAULT_REQUEST_TTL as DEFAULT_REQUEST_TTL
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservable, Reservation
-from forebay.core.stores import Combinable
+from forebay.core.stores import Combinable, Joinable
 from forebay.core.table.keys import Key
 from forebay.errors import InvalidKey, LimitExceeded
 from forebay.holding import Limited
@@ -17,6 +18,9 @@ _Costs: TypeAlias = int | list[int]
 
 def reserve_each(limits: AllOf, key: _Keys, cost: _Costs) -> tuple[Reservation, list[Decision]]:
     """The results of ``limits.reserve`` and ``limits.hit_each`` for one request, which is charged once."""
+
+def binding(decisions: Iterable[Decision]) -> Decision:
+    """The decision of the limit that bound a request, by those of all its limits: as ``AllOf.hit`` returns it."""
 
 def ambiguous_key(key: tuple[Any, ...], count: int) -> InvalidKey: ...
 
@@ -41,6 +45,8 @@ class AllOf(Reservable):
     def __new__(cls, *limiters: Limiter) -> Self: ...
     @overload
     def __new__(cls, *limiters: Combinable[AllOf, _A]) -> _A: ...  # type: ignore[misc]
+    @overload
+    def __new__(cls, *limiters: Joinable[AllOf, Limiter, _A] | Limiter) -> _A: ...  # type: ignore[misc]
     @property
     def store(self) -> Store: ...
     @property
@@ -51,10 +57,21 @@ class AllOf(Reservable):
     def may_free_early(self) -> bool: ...
     def allow(self, key: _Keys, /) -> bool:
         """Charge one permit of `key` to every limiter if all allow it: the fast path of ``hit``."""
-    def hit(self, key: _Keys, cost: _Costs = 1) -> Decision:
+    def hit(
+        self,
+        key: _Keys,
+        cost: _Costs = 1,
+        *,
+        request_id: Key | None = None,
+        request_ttl: Duration | None = None,
+    ) -> Decision:
         """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
 
-        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        `request_id` and `request_ttl` are those of each limiter's ``hit``: a repeated request with the same id, keys
+        and costs is charged once to all. None of the limiters may be a ``Concurrency`` then: a request that is repeated
+        is one more that runs.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``StoreClosed``.
         """
     def hit_each(self, key: _Keys, cost: _Costs = 1) -> list[Decision]:
         """``hit``, but returns the ``Decision`` of each limiter, in order, instead of the one that binds.
@@ -94,7 +111,7 @@ class AllOf(Reservable):
         """
     def exceeded(self, key: _Keys, cost: _Costs = 1) -> LimitExceeded:
         """The exception for a wait in which the permits of `key` didn't come in time: it names the limit that bound."""
-    def refund(self, key: _Keys, cost: _Costs = 1) -> None:
+    def refund(self, key: _Keys, cost: _Costs = 1, *, request_id: Key | None = None) -> None:
         """Give back the charges of an allowed ``hit`` with the same arguments: see each limiter's ``refund``."""
     def reset(self, key: _Keys) -> None:
         """Forget `key` in every limiter."""

@@ -17,20 +17,24 @@ bucket that is over: such a limiter belongs last.
 """
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
-from forebay.core.cell_limiter cimport read_once, whole_cost
+from forebay.core.attempt cimport binds
+from forebay.core.cell_limiter cimport CellLimiter, copied, read_once, tag_of_mark, whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision, remaining_of
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport Reservable, Reservation, delay_ns_of, new_reservation
+from forebay.core.table.keys cimport MARK, hash_pair
+from forebay.core.table.native cimport COUNTER_ALLOWED, COUNTER_DENIED, FREE_THREADED
 from forebay.core.table.segment_view cimport Segment
-from forebay.core.table.table cimport table_now
+from forebay.core.table.table cimport ALLOWED, table_now
 
 from forebay import holding, waiting
 from forebay.awaited import Awaited
-from forebay.core.arguments import costs_of, keys_of
+from forebay.core.arguments import DEFAULT_REQUEST_TTL, costs_of, keys_of, ttl_without_id
 from forebay.core.limiter import bound_arguments
-from forebay.errors import InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
+from forebay.errors import CostExceedsLimit, InvalidCost, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
+from forebay.rate import as_period_ns
 
 
 @cython.final
@@ -90,6 +94,10 @@ cdef class AllOf(Reservable):
         cdef int i
         cdef list keys = key if type(key) is list else None
         cdef list costs = cost if type(cost) is list else None
+        if FREE_THREADED:
+            # Other threads may change the lists meanwhile.
+            keys = None if keys is None else copied(keys)
+            costs = None if costs is None else copied(costs)
         if keys is not None and len(keys) != self.count:
             raise InvalidKey(f"{self.count} limiters need one key for all or {self.count} keys, not {len(keys)}")
         self.check_key(key)
@@ -97,12 +105,16 @@ cdef class AllOf(Reservable):
             raise InvalidCost(f"{self.count} limiters need one cost for all or {self.count} costs, not {len(costs)}")
         for i in range(self.count):
             # A cost may run Python code, which may have shortened a list.
-            if (keys is not None and i >= len(keys)) or (costs is not None and i >= len(costs)):
+            if (keys is not None and i >= len(<list>key)) or (costs is not None and i >= len(<list>cost)):
                 raise RuntimeError("a list of keys or costs was shortened while it was read")
             (<Limiter>self.parts[i]).attempt_for(
                 key if keys is None else keys[i], cost if costs is None else costs[i], &attempts[i])
+        # Last, because the keys and costs above may have run Python code.
+        return self.ensure_attached()
+
+    cdef int ensure_attached(self) except -1:
+        cdef int i
         for i in range(self.count):
-            # Last, because the keys and costs above may have run Python code.
             (<Limiter>self.parts[i]).ensure_attached()
         return 0
 
@@ -151,11 +163,13 @@ cdef class AllOf(Reservable):
         return True
 
     cdef bint decide(self, object key, object cost, Attempt* attempts, bint at_each) except -1:
+        self.begin_attempts(key, cost, attempts)
+        return self.decide_begun(attempts, at_each)
+
+    cdef bint decide_begun(self, Attempt* attempts, bint at_each) except -1:
         cdef int i, charged
         cdef Limiter limiter
-        cdef bint allowed
-        self.begin_attempts(key, cost, attempts)
-        allowed = self.check_all(attempts, at_each)
+        cdef bint allowed = self.check_all(attempts, at_each)
         if allowed:
             charged = self.try_commit(attempts, 0)
             if charged < self.count:
@@ -163,9 +177,9 @@ cdef class AllOf(Reservable):
         for i in range(self.count):
             limiter = <Limiter>self.parts[i]
             if allowed:
-                limiter.count(&limiter.counters.allowed, 1)
+                limiter.count(COUNTER_ALLOWED, 1)
             elif attempts[i].verdict.outcome == 0:
-                limiter.count(&limiter.counters.denied, 1)
+                limiter.count(COUNTER_DENIED, 1)
                 if not at_each:
                     break
         return allowed
@@ -175,18 +189,14 @@ cdef class AllOf(Reservable):
         cdef Decision decision, binding = None
         cdef uint64_t remaining, least = ~<uint64_t>0
         cdef uint64_t reset_after_ns = 0
-        cdef bint binds
+        cdef int64_t longest_ns = -1
         cdef int i
         for i in range(self.count):
             decision = (<Limiter>self.parts[i]).decision_of(&attempts[i], attempts[i].verdict.outcome != 0)
             remaining = remaining_of(decision)
-            if allowed:
-                binds = remaining < least
-            else:
-                binds = not decision.allowed and (
-                    binding is None or decision.outlook.retry_after_ns > binding.outlook.retry_after_ns)
-            if binds:
+            if binds(allowed, decision.allowed, remaining, least, decision.outlook.retry_after_ns, longest_ns):
                 binding = decision
+                longest_ns = <int64_t>decision.outlook.retry_after_ns
             least = min(least, remaining)
             reset_after_ns = max(reset_after_ns, decision.outlook.reset_after_ns)
         binding.outlook.available = least
@@ -208,14 +218,80 @@ cdef class AllOf(Reservable):
         return self.decide(key, 1, attempts, False)
 
     @cython.binding(False)
-    def hit(self, key, cost=1):
+    def hit(self, key, cost=1, *, request_id=None, request_ttl=None):
         """Charge `cost` permits of `key` to every limiter if all allow it, and return the ``Decision``.
 
-        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``StoreClosed``.
+        `request_id` and `request_ttl` are those of each limiter's ``hit``: a repeated request with the same id, keys
+        and costs is charged once to all. None of the limiters may be a ``Concurrency`` then: a request that is repeated
+        is one more that runs.
+
+        Raises ``CostExceedsLimit``, ``InvalidCost``, ``InvalidKey``, ``InvalidLimiter``, ``StoreClosed``.
         """
         cdef Attempt[MOST] attempts
-        cdef bint allowed = self.decide(key, cost, attempts, True)
+        cdef bint allowed
+        if request_id is not None:
+            return self.hit_once(key, cost, request_id, DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
+        if request_ttl is not None:
+            raise ttl_without_id(request_ttl)
+        allowed = self.decide(key, cost, attempts, True)
         return self.binding(attempts, allowed)
+
+    cdef CellLimiter marking(self):
+        """The limiter that counts what happens to marks. Raises if the limits can't remember requests."""
+        for limiter in self.limiters:
+            if not isinstance(limiter, CellLimiter):
+                raise InvalidLimiter(
+                    f"{limiter!r} takes no request_id, alone or in {self!r}: a request that is repeated holds permits "
+                    "of its own")
+        return <CellLimiter>self.parts[0]
+
+    cdef uint64_t mark_of(self, object request_id, const Attempt* attempts) except 0:
+        """The tag of a request's mark: by its id, and by each limiter's key and amount."""
+        cdef CellLimiter limiter = <CellLimiter>self.parts[0]
+        cdef uint64_t hashed = limiter.hash_id(request_id)
+        cdef int i
+        for i in range(self.count):
+            hashed = hash_pair(hashed, attempts[i].tag, limiter.hash_key, MARK)
+            hashed = hash_pair(hashed, attempts[i].charge.amount, limiter.hash_key, MARK)
+        return tag_of_mark(hashed)
+
+    cdef Decision hit_once(self, object key, object cost, object request_id, object request_ttl):
+        """Charge, then insert a mark. If another process has inserted the mark by then, give the charges back.
+
+        A crash between the two steps leaves charges without a mark, as with one limiter.
+        """
+        cdef Attempt[MOST] attempts
+        cdef CellLimiter limiter = self.marking()
+        cdef uint64_t ttl_ns = as_period_ns(request_ttl)
+        cdef uint64_t mark_tag
+        cdef int i
+        self.check_key(key)
+        keys = key[:] if type(key) is list else [key] * self.count
+        costs = [read_once(its_cost) for its_cost in (cost if type(cost) is list else [cost] * self.count)]
+        self.begin_attempts(keys, costs, attempts)
+        if not any(costs):
+            return self.binding(attempts, self.decide_begun(attempts, True))
+        mark_tag = self.mark_of(request_id, attempts)
+        self.ensure_attached()
+        if not limiter.remembers(mark_tag):
+            if self.decide_begun(attempts, True):
+                if limiter.insert_mark(mark_tag, ttl_ns):
+                    return self.binding(attempts, True)
+                # In reverse order: several charges may be in one cell.
+                for i in reversed(range(self.count)):
+                    (<Limiter>self.parts[i]).roll_back(&attempts[i])
+            elif not limiter.remembers(mark_tag):
+                return self.binding(attempts, False)
+        else:
+            for i in range(self.count):
+                limiter = <CellLimiter>self.parts[i]
+                limiter.count(COUNTER_ALLOWED, 1)
+        # Charged before: the decision of a request of cost 0, but always allowed.
+        self.begin_attempts(keys, [0] * self.count, attempts)
+        self.check_all(attempts, True)
+        for i in range(self.count):
+            attempts[i].verdict.outcome = ALLOWED
+        return self.binding(attempts, True)
 
     def hit_each(self, key, cost=1):
         """``hit``, but returns the ``Decision`` of each limiter, in order, instead of the one that binds.
@@ -296,12 +372,22 @@ cdef class AllOf(Reservable):
         decision = self.peek(key, cost)
         return LimitExceeded(decision.limiter, decision.limit, decision.retry_after)
 
-    def refund(self, key, cost=1):
+    def refund(self, key, cost=1, *, request_id=None):
         """Give back the charges of an allowed ``hit`` with the same arguments: see each limiter's ``refund``."""
         cdef Attempt[MOST] attempts
+        cdef CellLimiter marking
         # Invalid arguments raise before anything is given back.
         costs = [whole_cost(each) for each in (cost if type(cost) is list else [cost] * self.count)]
         self.begin_attempts(key, [0] * len(costs), attempts)
+        if request_id is not None:
+            marking = self.marking()
+            try:
+                self.begin_attempts(key, costs, attempts)
+            except CostExceedsLimit:
+                # No single request can have charged that much.
+                return
+            if not marking.remove_mark(self.mark_of(request_id, attempts)):
+                return
         keys = key if type(key) is list else [key] * self.count
         do_each([
             (limiter.refund, its_key, its_cost)
@@ -324,6 +410,31 @@ def reserve_each(AllOf limits, key, cost):
     cdef Attempt[MOST] attempts
     cdef Reservation reservation = limits.reserve_all(key, cost, attempts)
     return reservation, limits.decisions(attempts)
+
+
+def binding(decisions):
+    """The decision of the limit that bound a request, by those of all its limits: as ``AllOf.hit`` returns it."""
+    cdef Decision decision, bound = None
+    cdef Decision together = Decision.__new__(Decision)
+    cdef uint64_t remaining, least = ~<uint64_t>0
+    cdef uint64_t reset_after_ns = 0
+    cdef int64_t longest_ns = -1
+    cdef bint allowed = True
+    for decision in decisions:
+        allowed = allowed and decision.allowed
+    for decision in decisions:
+        remaining = remaining_of(decision)
+        if binds(allowed, decision.allowed, remaining, least, decision.outlook.retry_after_ns, longest_ns):
+            bound = decision
+            longest_ns = <int64_t>decision.outlook.retry_after_ns
+        least = min(least, remaining)
+        reset_after_ns = max(reset_after_ns, decision.outlook.reset_after_ns)
+    together.limiter, together.allowed, together.limit = bound.limiter, bound.allowed, bound.limit
+    together.flags = bound.flags
+    together.outlook.available = least
+    together.outlook.retry_after_ns = bound.outlook.retry_after_ns
+    together.outlook.reset_after_ns = reset_after_ns
+    return together
 
 
 def ambiguous_key(key, int count):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from forebay.errors import InvalidCost, InvalidKey, short_repr
 
-__all__ = ["cost_of", "costs_of", "keys_of"]
+__all__ = ["DEFAULT_REQUEST_TTL", "cost_of", "costs_of", "keys_of", "ttl_without_id"]
+
+DEFAULT_REQUEST_TTL: Final = "5 minutes"
 
 T = TypeVar("T")
 
@@ -39,3 +41,9 @@ def costs_of(costs: Iterable[Any] | None, count: int) -> list[Any]:
     if len(listed) != count:
         raise InvalidCost(f"{count} keys need {count} costs, not {len(listed)}")
     return listed
+
+
+def ttl_without_id(request_ttl: Any) -> InvalidKey:
+    return InvalidKey(
+        f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, and none is given"
+    )

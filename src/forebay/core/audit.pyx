@@ -17,7 +17,7 @@ from forebay.core.table.native cimport (
     FOREBAY_ALGORITHM_BUCKETED_WINDOW, FOREBAY_ALGORITHM_CONCURRENCY, FOREBAY_ALGORITHM_SYNCED_FIXED_WINDOW,
     FOREBAY_ALGORITHM_SYNCED_SLIDING_WINDOW, FOREBAY_ALGORITHM_SYNCED_TOKEN_BUCKET, FOREBAY_CELLS_PER_LINE,
     FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS, FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM, FOREBAY_KIND_COUNT,
-    FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, FOREBAY_SYNCED_CHECKSUM_WORD,
+    FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_KIND_USED, FOREBAY_LINES_PER_GROUP, FOREBAY_SYNCED_CHECKSUM_WORD,
     FOREBAY_SYNCED_COUNT_BITS, FOREBAY_SYNCED_INCARNATION_WORD, FOREBAY_SYNCED_REPORTED_UNTIL_WORD,
     FOREBAY_SYNCED_REPORTED_WORD, FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell, ForebayHashKey, load_acquire,
     multiply_high, prefetch, siphash13,
@@ -184,7 +184,7 @@ cdef Problem problem_of(const Cells* cells, uint64_t index, ForebayCell seen) no
         return BAD_EMPTY if seen.tag != 0 or (cells.kept_bits >= 0 and seen.state >> cells.kept_bits) else FINE
     if kind == FOREBAY_KIND_TAT and seen.state > cells.latest_ns:
         return BAD_STATE
-    if kind == FOREBAY_KIND_COUNT and seen.state >> FRACTION_BITS > cells.latest_ns:
+    if (kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED) and seen.state >> FRACTION_BITS > cells.latest_ns:
         return BAD_STATE
     if kind == FOREBAY_KIND_CLAIM and cells.kept_bits >= 0 and (
             counter_line_of(seen.state, cells.kept_bits) >= COUNTER_LINES):
@@ -232,7 +232,7 @@ cdef void prefetch_probes(const Cells* cells, uint64_t first) noexcept nogil:
     cdef int i, g, line
     for i in range(CELLS_PER_GROUP):
         tag = load_acquire(&cells.cells[first + i].tag)
-        if kind_of(tag) in (FOREBAY_KIND_TAT, FOREBAY_KIND_COUNT):
+        if kind_of(tag) in (FOREBAY_KIND_TAT, FOREBAY_KIND_COUNT, FOREBAY_KIND_USED):
             probe_groups(tag, cells.group_count, groups)
             for g in range(FOREBAY_GROUPS_PER_KEY):
                 if groups[g] > first // CELLS_PER_GROUP:
@@ -264,7 +264,7 @@ def look_at_cells(
             by_kind[kind] += 1
             other = -1
             problem = problem_of(&cells, index, seen)
-            if kind == FOREBAY_KIND_TAT or kind == FOREBAY_KIND_COUNT:
+            if kind == FOREBAY_KIND_TAT or kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED:
                 live += (seen.state if kind == FOREBAY_KIND_TAT else seen.state >> FRACTION_BITS) > now_ns
                 if problem == FINE:
                     other = find_again(&cells, index, seen.tag)

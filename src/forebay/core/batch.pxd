@@ -58,6 +58,7 @@ cdef inline bint all_ascii_text(list keys, Py_ssize_t size) noexcept:
 cdef inline int hash_batch(list keys, const Batch* batch) except -1:
     """Compute the tag of every key."""
     cdef PyObject* key
+    cdef object odd_key
     cdef Py_ssize_t i
     for i in range(batch.size):
         # Reading the costs may have run Python code, and hashing an odd key may: it may have shortened the list.
@@ -71,7 +72,9 @@ cdef inline int hash_batch(list keys, const Batch* batch) except -1:
         if is_ascii_text(key):
             batch.tags[i] = fingerprint_of(hash_ascii_text(key, batch.hash_key)) | batch.kind
         else:
-            batch.tags[i] = fingerprint_of(hash_key_of(<object>key, batch.hash_key)) | batch.kind
+            # With a reference: hashing an odd key may run Python code, and that may remove the key from the list.
+            odd_key = <object>key
+            batch.tags[i] = fingerprint_of(hash_key_of(odd_key, batch.hash_key)) | batch.kind
     return 0
 
 

@@ -6,16 +6,27 @@ from forebay.core.batch cimport Batch
 from forebay.core.decision cimport Decision, Outlook
 from forebay.core.limiter cimport AfterCharge, Charge, Describe, Limiter, LimitParams, SetCharge
 from forebay.core.table.keys cimport hash_key_of
-from forebay.core.table.native cimport ForebayCell, prefetch
+from forebay.core.table.native cimport (
+    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_USED, ForebayCell, ForebayLine, count_in, prefetch,
+)
 from forebay.core.table.table cimport (
     ALLOWED, CAS_FAILED, UNDECIDED, Decide, Events, Outcome, Table, Verdict, fingerprint_of, home_line, no_events,
-    table_decide, table_now, table_try_line,
+    table_decide, table_now, table_try, table_try_line,
 )
 
 
 # The cost as an integer. A cost above the largest int64_t becomes that, which no limit allows.
 cdef int64_t whole_cost(object cost) except -1
 cdef object read_once(object cost)
+
+# A copy of a list that other threads may change meanwhile, which is possible without the GIL. By single items, as that
+# takes no lock. In the child of a fork beside threads, a lock of the list may stay taken.
+cdef list copied(list items)
+
+
+cdef inline uint64_t tag_of_mark(uint64_t hashed) noexcept nogil:
+    """The tag of a request's mark."""
+    return fingerprint_of(hashed) | FOREBAY_KIND_USED
 
 
 # A request's charge in permits.
@@ -55,7 +66,10 @@ cdef class CellLimiter(Limiter):
     cdef Decision decide_once(self, object key, const Charge* charge)
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl)
     cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0
+    cdef uint64_t hash_id(self, object request_id) except? 0
     cdef bint remembers(self, uint64_t mark_tag) except -1
+    cdef bint insert_mark(self, uint64_t mark_tag, uint64_t ttl_ns) except -1
+    cdef bint remove_mark(self, uint64_t mark_tag) except -1
     cdef int return_charge(self, uint64_t tag, const Charge* charge) except -1
     cdef void forget(self, uint64_t tag, Events* events) noexcept nogil
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil
@@ -77,26 +91,36 @@ cdef inline Outcome begin_decision(
     return table_try_line(table, line, tag, verdict.now_ns, take, charge, verdict)
 
 
+cdef inline Outcome begin_decision_at(
+    const Table* table, uint64_t tag, uint64_t now_ns, const Charge* charge, Verdict* verdict, Decide take
+) noexcept nogil:
+    """The same by an earlier reading of the clock."""
+    verdict.now_ns = now_ns
+    verdict.full = False
+    verdict.tag = tag
+    return table_try(table, tag, now_ns, take, charge, verdict)
+
+
 cdef inline Outcome decide_by(
     CellLimiter limiter, uint64_t tag, const Charge* charge, Verdict* verdict, Decide take, AfterCharge after_charge
 ) except UNDECIDED:
     """Decide one request and count it. Inlined, with a constant decision function."""
     cdef Events events
     cdef Outcome outcome
-    limiter.ensure_attached()
+    cdef ForebayLine* line = limiter.ensure_attached()
     outcome = begin_decision(&limiter.table, tag, charge, verdict, take)
     if outcome > ALLOWED:
         events = no_events()
         events.cas_retries = outcome == CAS_FAILED
         table_decide(
-            &limiter.table, tag, limiter.counter_line, &limiter.counters.claims, take, charge, verdict, &events)
+            &limiter.table, tag, line.number, &line.counters.claims, take, charge, verdict, &events)
         limiter.count_events(&events)
     if verdict.outcome == ALLOWED:
         if after_charge != NULL:
             after_charge(charge, verdict)
-        limiter.count(&limiter.counters.allowed, 1)
+        count_in(line, COUNTER_ALLOWED, 1)
     else:
-        limiter.count(&limiter.counters.denied, 1)
+        count_in(line, COUNTER_DENIED, 1)
     return verdict.outcome
 
 

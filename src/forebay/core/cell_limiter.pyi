@@ -3,6 +3,7 @@ from typing import Any
 
 from typing_extensions import disjoint_base
 
+from forebay.core.arguments import DEFAULT_REQUEST_TTL as DEFAULT_REQUEST_TTL
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
 from forebay.core.reservation import Reservation

@@ -5,29 +5,33 @@ undoes it, and the conversion of a state to a `Decision`. Everything else is her
 """
 
 cimport cython
-from cpython.list cimport PyList_GET_SIZE, PyList_New
+from cpython.list cimport PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
+from forebay.core.algorithms.counts cimport FRACTION_BITS, count_time
+from forebay.core.attempt cimport charge_to_return, check_attempt, commit_attempt, try_attempt
 from forebay.core.batch cimport Batch, all_ascii_text, decide_batch_by, hash_batch, own_results
 from forebay.core.decision cimport NO_ROOM, Decision, Outlook, no_outlook, remaining_of
-from forebay.core.limiter cimport Attempt, Charge, Limiter, LimitParams
+from forebay.core.limiter cimport Attempt, Charge, Limiter, LimitParams, copy_of
 from forebay.core.reservation cimport Reservation, delay_ns_of, new_reservation
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport (
-    FOREBAY_KIND_TAT, ForebayCell, cas128_acq_rel, hide_from_collector, list_items, load128_acquire, prefetch,
+    COUNTER_ALLOWED, COUNTER_CAS_RETRIES, COUNTER_DENIED, FREE_THREADED, ForebayCell, ForebayLine,
+    count_in, hide_from_collector, list_items, load_relaxed, prefetch,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, DENIED, TIME_BITS, UNDECIDED, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
-    no_events, table_amend, table_decide, table_find, table_now, table_peek, table_remove,
+    ALLOWED, CAS_FAILED, UNDECIDED, USED_BITS, Events, Next, Outcome, Verdict, home_line, no_events,
+    table_amend, table_decide, table_find, table_now, table_peek, table_remove,
 )
 
 from forebay import holding, waiting
 from forebay.awaited import Awaited
-from forebay.core.arguments import cost_of, costs_of, keys_of
+from forebay.core.arguments import DEFAULT_REQUEST_TTL, cost_of, costs_of, keys_of, ttl_without_id
 from forebay.errors import CostExceedsLimit, InvalidKey, InvalidLimiter, LimitExceeded, short_repr
 from forebay.rate import as_period_ns
 
@@ -59,23 +63,29 @@ cdef object read_once(object cost):
     return cost if type(cost) is int else whole_cost(cost)
 
 
-# The mark of a request that was charged. Its state is the time until which the request is remembered.
+# The mark of a request that was charged. Its state is the time until which the request is remembered, in quarters of a
+# ns and rounded up to 2 ns: a state of KIND_USED that has used nothing. So a mark is evicted before any key, whichever
+# expires first, and marks never reset a key.
 cdef struct Marking:
     uint64_t ttl_ns
 
 
+cdef inline bint is_remembered(uint64_t state, uint64_t now_ns) noexcept nogil:
+    return state >> FRACTION_BITS > now_ns
+
+
 cdef bint mark(
-    ForebayCell* cell, uint64_t tag, uint64_t until_ns, uint64_t now_ns, const void* parameters, Next* next,
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    next.state = now_ns + (<const Marking*>parameters).ttl_ns
-    return until_ns <= now_ns or until_ns >> TIME_BITS != 0
+    next.state = count_time(now_ns + (<const Marking*>parameters).ttl_ns, USED_BITS)
+    return not is_remembered(state, now_ns)
 
 
 cdef bint unmark(
-    ForebayCell* cell, uint64_t tag, uint64_t until_ns, uint64_t now_ns, const void* parameters, Next* next,
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
     next.state = 0
-    return until_ns > now_ns
+    return is_remembered(state, now_ns)
 
 
 cdef void count_charge(uint64_t permits, const LimitParams* params, Charge* charge) noexcept nogil:
@@ -84,6 +94,20 @@ cdef void count_charge(uint64_t permits, const LimitParams* params, Charge* char
     charge.max_wait_ns = 0
     charge.charged_state = 0
     charge.params = params
+
+
+@cython.boundscheck(True)  # only then each item is read with its reference at once
+cdef list copied(list items):
+    cdef Py_ssize_t i, size = PyList_GET_SIZE(items)
+    cdef list copy = PyList_New(size)
+    try:
+        for i in range(size):
+            item = items[i]
+            Py_INCREF(item)
+            PyList_SET_ITEM(copy, i, item)
+    except IndexError:
+        raise RuntimeError("a list was shortened while it was read") from None
+    return copy
 
 
 cdef class CellLimiter(Limiter):
@@ -104,7 +128,7 @@ cdef class CellLimiter(Limiter):
         """Fill in the limiter's own params, or those of a call with a rate."""
         if rate is not None or burst is not None:
             raise InvalidLimiter(f"{self!r} has one limit for all calls: make a second limiter for another one")
-        params[0] = self.params
+        params[0] = copy_of(&self.params)
         return 0
 
     cdef int charge_by(self, object cost, tuple tier, LimitParams* params, Charge* charge) except -1:
@@ -161,7 +185,7 @@ cdef class CellLimiter(Limiter):
         if charge.amount != 0:
             return self.decide(tag, charge, verdict) == ALLOWED
         allowed = self.peek_verdict(tag, charge, verdict)
-        self.count(&self.counters.allowed if allowed else &self.counters.denied, 1)
+        self.count(COUNTER_ALLOWED if allowed else COUNTER_DENIED, 1)
         return allowed
 
     @cython.binding(False)
@@ -197,11 +221,10 @@ cdef class CellLimiter(Limiter):
             self.charge_for(cost, &params, &charge)
         if request_id is not None:
             if charge.amount != 0:
-                return self.hit_once(key, &charge, request_id, "5 minutes" if request_ttl is None else request_ttl)
+                return self.hit_once(
+                    key, &charge, request_id, DEFAULT_REQUEST_TTL if request_ttl is None else request_ttl)
         elif request_ttl is not None:
-            raise InvalidKey(
-                f"a request_ttl of {short_repr(request_ttl)} says how long a request_id is remembered, and none is "
-                "given")
+            raise ttl_without_id(request_ttl)
         return self.decide_once(key, &charge)
 
     def take_up_to(self, key, most, *, rate=None, burst=None):
@@ -228,7 +251,7 @@ cdef class CellLimiter(Limiter):
             count = min(wanted, remaining_of(self.decision_of(&attempt, True)))
             if count == 0:
                 break
-            self.charge_for(count, &params, &attempt.own_charge)
+            self.set_charge(count, &params, &attempt.own_charge)
             # Python code may have run since. From here on to the count of the decision, none does.
             self.ensure_attached()
             if not self.check(&attempt, now_ns) or attempt.verdict.state != state:
@@ -241,10 +264,10 @@ cdef class CellLimiter(Limiter):
                 if attempt.verdict.full and not allowed:
                     break
             if allowed:
-                self.count(&self.counters.allowed, 1)
+                self.count(COUNTER_ALLOWED, 1)
                 return count
         if wanted != 0:
-            self.count(&self.counters.denied, 1)
+            self.count(COUNTER_DENIED, 1)
         return 0
 
     cdef uint64_t mark_of(self, object key, object request_id, const Charge* charge) except 0:
@@ -252,15 +275,42 @@ cdef class CellLimiter(Limiter):
 
         The tag includes the amount: with another cost it is another request.
         """
-        cdef uint64_t id_hash
+        cdef uint64_t id_hash = hash_pair(self.hash_id(request_id), charge.amount, self.hash_key, MARK)
+        return tag_of_mark(hash_pair(hash_key_of(key, self.hash_key), id_hash, self.hash_key, MARK))
+
+    cdef uint64_t hash_id(self, object request_id) except? 0:
         try:
-            id_hash = hash_key_of(request_id, self.hash_key)
+            return hash_key_of(request_id, self.hash_key)
         except InvalidKey:
             raise InvalidKey(
                 f"a request_id is str, bytes, int or a tuple of them, not {short_repr(request_id)}") from None
-        id_hash = hash_pair(id_hash, charge.amount, self.hash_key, MARK)
-        return fingerprint_of(
-            hash_pair(hash_key_of(key, self.hash_key), id_hash, self.hash_key, MARK)) | FOREBAY_KIND_TAT
+
+    cdef bint insert_mark(self, uint64_t mark_tag, uint64_t ttl_ns) except -1:
+        """Remember a request that was charged. False if another process has remembered it meanwhile.
+
+        True also if the store has no room for the mark.
+        """
+        cdef Marking marking
+        cdef Verdict marked
+        cdef Events events
+        cdef ForebayLine* line = self.line_here()
+        marking.ttl_ns = ttl_ns
+        events = no_events()
+        marked.now_ns = table_now(&self.segment.table)
+        table_decide(
+            &self.segment.table, mark_tag, line.number, &line.counters.claims, mark, &marking, &marked, &events)
+        self.count_events(&events)
+        return marked.outcome == ALLOWED or marked.full
+
+    cdef bint remove_mark(self, uint64_t mark_tag) except -1:
+        """Forget a request. False if it was not remembered any more."""
+        cdef Events events
+        cdef bint remembered
+        events = no_events()
+        self.ensure_attached()
+        remembered = table_amend(&self.segment.table, mark_tag, unmark, NULL, &events)
+        self.count_events(&events)
+        return remembered
 
     cdef Decision hit_once(self, object key, const Charge* charge, object request_id, object request_ttl):
         """Charge, then insert a mark. If another process has inserted the mark by then, give the charge back.
@@ -268,25 +318,17 @@ cdef class CellLimiter(Limiter):
         A crash between the two steps leaves a charge without a mark, so the retried request is charged twice. That is
         the safe side.
         """
-        cdef Marking marking
-        cdef Verdict verdict, marked
-        cdef Events events
+        cdef Verdict verdict
         cdef Charge own_charge = charge[0]
         cdef bint allowed
         cdef uint64_t tag = self.tag_of(key)
         cdef uint64_t mark_tag = self.mark_of(key, request_id, charge)
-        marking.ttl_ns = as_period_ns(request_ttl)
-        self.ensure_attached()
+        cdef uint64_t ttl_ns = as_period_ns(request_ttl)
+        cdef ForebayLine* line = self.ensure_attached()
         if not self.remembers(mark_tag):
             allowed = self.decide(tag, charge, &verdict) == ALLOWED
             if allowed:
-                events = no_events()
-                marked.now_ns = table_now(&self.segment.table)
-                table_decide(
-                    &self.segment.table, mark_tag, self.counter_line, &self.counters.claims, mark, &marking, &marked,
-                    &events)
-                self.count_events(&events)
-                if marked.outcome == ALLOWED or marked.full:
+                if self.insert_mark(mark_tag, ttl_ns):
                     return self.new_decision(charge, &verdict, True)
                 own_charge.charged_state = verdict.state
                 if not verdict.full:
@@ -294,7 +336,7 @@ cdef class CellLimiter(Limiter):
             elif not self.remembers(mark_tag):
                 return self.new_decision(charge, &verdict, False)
         else:
-            self.count(&self.counters.allowed, 1)
+            count_in(line, COUNTER_ALLOWED, 1)
         # Charged before: return the decision of a request of cost 0, but always allowed.
         own_charge.amount = 0
         own_charge.room = charge.room + charge.amount
@@ -302,9 +344,9 @@ cdef class CellLimiter(Limiter):
         return self.new_decision(&own_charge, &verdict, True)
 
     cdef bint remembers(self, uint64_t mark_tag) except -1:
-        cdef uint64_t until_ns
-        table_find(&self.segment.table, mark_tag, &until_ns)
-        return until_ns > table_now(&self.segment.table) and until_ns >> TIME_BITS == 0
+        cdef uint64_t state
+        table_find(&self.segment.table, mark_tag, &state)
+        return is_remembered(state, table_now(&self.segment.table))
 
     def peek(self, key, cost=1, *, rate=None, burst=None):
         """The decision that `hit` with the same arguments would return now. Charges and counts nothing.
@@ -411,22 +453,15 @@ cdef class CellLimiter(Limiter):
         """
         cdef Charge charge
         cdef LimitParams params
-        cdef Events events
-        cdef bint remembered
         cdef uint64_t tag = self.tag_of(key)
         cdef uint64_t permits = whole_cost(cost)
         self.params_for_call(rate, burst, &params)
-        self.charge_for(min(permits, params.limit), &params, &charge)
+        self.set_charge(min(permits, params.limit), &params, &charge)
         if request_id is not None:
             if permits > params.limit:
                 # No single request can have charged that much.
                 return
-            events = no_events()
-            self.ensure_attached()
-            remembered = table_amend(
-                &self.segment.table, self.mark_of(key, request_id, &charge), unmark, NULL, &events)
-            self.count_events(&events)
-            if not remembered:
+            if not self.remove_mark(self.mark_of(key, request_id, &charge)):
                 return
         self.return_charge(tag, &charge)
 
@@ -456,65 +491,26 @@ cdef class CellLimiter(Limiter):
         return 0
 
     cdef int check(self, Attempt* attempt, uint64_t now_ns) except -1:
-        cdef ForebayCell* cell = find_in_line(home_line(&self.table, attempt.tag), attempt.tag)
-        cdef Next next
-        cdef bint allowed
-        if cell != NULL:
-            attempt.seen = load128_acquire(cell)
-            if attempt.seen.tag != attempt.tag:
-                cell = NULL
-        if cell == NULL:
-            cell = table_find(&self.table, attempt.tag, &attempt.seen.state)
-            attempt.seen.tag = attempt.tag
-        attempt.verdict.cell = cell
-        attempt.verdict.full = False
-        attempt.verdict.tag = attempt.tag
-        attempt.verdict.now_ns = now_ns
-        attempt.verdict.state = attempt.seen.state
-        attempt.wanted.tag = attempt.tag
-        allowed = self.take(cell, attempt.tag, attempt.seen.state, now_ns, attempt.charge, &next)
-        attempt.wanted.state = next.state
-        attempt.verdict.decided_ns = next.decided_ns
-        attempt.verdict.outcome = ALLOWED if allowed else DENIED
-        return allowed
+        return check_attempt(&self.table, attempt, now_ns, self.take)
 
     cdef int try_commit(self, Attempt* attempt) except -1:
-        cdef Next next
-        if attempt.charge.amount == 0:
-            return True
-        if attempt.verdict.cell == NULL:
-            return False
-        if self.table.prepare != NULL:
-            next.state = attempt.wanted.state
-            next.decided_ns = attempt.verdict.decided_ns
-            self.table.prepare(attempt.verdict.cell, attempt.seen.state, &next, attempt.charge)
-        if not cas128_acq_rel(attempt.verdict.cell, attempt.seen, attempt.wanted):
-            self.count(&self.counters.cas_retries, 1)
-            return False
-        attempt.verdict.state = attempt.wanted.state
-        if self.after_charge != NULL:
-            self.after_charge(attempt.charge, &attempt.verdict)
-        return True
+        cdef Outcome outcome = try_attempt(&self.table, attempt, self.after_charge)
+        if outcome == CAS_FAILED:
+            self.count(COUNTER_CAS_RETRIES, 1)
+        return outcome == ALLOWED
 
     cdef int commit(self, Attempt* attempt) except -1:
-        cdef Events events
-        events = no_events()
-        attempt.verdict.full = False
-        attempt.verdict.now_ns = table_now(&self.table)
-        table_decide(
-            &self.table, attempt.tag, self.counter_line, &self.counters.claims, self.take, attempt.charge,
-            &attempt.verdict, &events)
+        cdef Events events = no_events()
+        cdef ForebayLine* line = self.line_here()
+        cdef bint allowed = commit_attempt(
+            &self.table, line.number, &line.counters.claims, attempt, self.take, self.after_charge, &events)
         self.count_events(&events)
-        if attempt.verdict.outcome == ALLOWED and self.after_charge != NULL:
-            self.after_charge(attempt.charge, &attempt.verdict)
-        return attempt.verdict.outcome == ALLOWED
+        return allowed
 
     cdef int roll_back(self, Attempt* attempt) except -1:
-        cdef Charge own_charge = attempt.charge[0]
-        # A request that was allowed because the table was full has left no charge.
-        if own_charge.amount != 0 and not attempt.verdict.full:
-            own_charge.charged_state = attempt.verdict.state
-            self.return_charge(attempt.tag, &own_charge)
+        cdef Charge charge
+        if charge_to_return(attempt, &charge):
+            self.return_charge(attempt.tag, &charge)
         return 0
 
     cdef Decision decision_of(self, const Attempt* attempt, bint allowed):
@@ -527,12 +523,13 @@ cdef class CellLimiter(Limiter):
         decided, or an exception is raised and none is charged. Not atomic: requests of other processes may be decided
         in between. Faster than a loop of ``allow``, because it prefetches cells. Large batches release the GIL.
         """
-        cdef list key_list = keys if type(keys) is list else keys_of(keys)
+        cdef list key_list = keys_of(keys) if type(keys) is not list else copied(keys) if FREE_THREADED else keys
         cdef bint with_gil = PyList_GET_SIZE(key_list) <= KEYS_WITH_GIL
         cdef Batch batch
         cdef Events events
         cdef uint64_t allowed
         cdef uint64_t generation
+        cdef ForebayLine* line
         cdef list results
         cdef bint decided = False
         batch.size = PyList_GET_SIZE(key_list)
@@ -559,15 +556,15 @@ cdef class CellLimiter(Limiter):
                     self.charge_for(cost, &self.params, &batch.charges[i])
             # ensure_attached may run Python code, which may change the list. No Python code may run between the check
             # of keys that are hashed later and their hashing.
-            self.ensure_attached()
+            line = self.ensure_attached()
             if with_gil and all_ascii_text(key_list, batch.size):
                 batch.keys = list_items(key_list)
             else:
                 hash_batch(key_list, &batch)
-                self.ensure_attached()
-            generation = self.generation[0]
-            batch.counter_line = self.counter_line
-            batch.claim_sequence = &self.counters.claims
+                line = self.ensure_attached()
+            generation = load_relaxed(line.generation)
+            batch.counter_line = line.number
+            batch.claim_sequence = &line.counters.claims
             batch.yes = <PyObject*><object>True
             batch.no = <PyObject*><object>False
             if with_gil:
@@ -577,12 +574,12 @@ cdef class CellLimiter(Limiter):
                     allowed = self.decide_batch(&batch, &events)
             own_results(results, allowed)
             decided = True
-            if generation != self.generation[0]:
+            if generation != load_relaxed(line.generation):
                 # Another thread closed a store during the batch. If that was this limiter's store, another process may
                 # own the line now.
-                self.attach_shared_line()
-            self.count(&self.counters.allowed, allowed)
-            self.count(&self.counters.denied, batch.size - allowed)
+                self.attach_shared_line(line)
+            count_in(line, COUNTER_ALLOWED, allowed)
+            count_in(line, COUNTER_DENIED, batch.size - allowed)
             self.count_events(&events)
             return results
         finally:

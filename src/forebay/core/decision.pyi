@@ -1,4 +1,4 @@
-from typing import NoReturn, final
+from typing import Literal, NoReturn, final
 
 @final
 class Decision:
@@ -15,6 +15,8 @@ class Decision:
     * ``retry_after_ns``, ``reset_after_ns``, ``next_after_ns``: the same in exact nanoseconds
     * ``degraded``: Redis was unavailable, and the store's ``when_unavailable`` policy decided
     * ``full``: the store had no room for the key, and its ``on_full`` decided
+    * ``reason``: why the request was denied: ``"limit"``, or ``"no room"`` (then ``full`` is true, and it is not the
+      client's fault); None if it was allowed
 
     Immutable, so safe to share between threads. Only limiters make decisions.
     """
@@ -25,6 +27,8 @@ class Decision:
     def degraded(self) -> bool: ...
     @property
     def full(self) -> bool: ...
+    @property
+    def reason(self) -> Literal["limit", "no room"] | None: ...
     @property
     def limiter(self) -> str: ...
     @property

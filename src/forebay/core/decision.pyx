@@ -37,6 +37,8 @@ cdef class Decision:
     * ``retry_after_ns``, ``reset_after_ns``, ``next_after_ns``: the same in exact nanoseconds
     * ``degraded``: Redis was unavailable, and the store's ``when_unavailable`` policy decided
     * ``full``: the store had no room for the key, and its ``on_full`` decided
+    * ``reason``: why the request was denied: ``"limit"``, or ``"no room"`` (then ``full`` is true, and it is not the
+      client's fault); None if it was allowed
 
     Immutable, so safe to share between threads. Only limiters make decisions.
     """
@@ -58,6 +60,10 @@ cdef class Decision:
     @property
     def full(self):
         return self.flags & NO_ROOM != 0
+
+    @property
+    def reason(self):
+        return None if self.allowed else "no room" if self.flags & NO_ROOM else "limit"
 
     @property
     def remaining(self):

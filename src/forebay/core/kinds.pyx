@@ -26,10 +26,14 @@ cdef dict own_constructors = {}
 cdef object make(type kind, PyObject* args, PyObject* kwargs):
     """The `tp_new` of the public classes. If the first argument has ``make_limiter``, that makes the object: a store,
     or for ``AllOf`` a limiter. The object isn't an instance of this class then, so Python calls no ``__init__``.
+
+    A leased limiter joins limits of several stores, so it makes an ``AllOf`` wherever it stands.
     """
     cdef object first = None
     if args != NULL and PyTuple_GET_SIZE(<object>args) != 0:
         first = <object>PyTuple_GET_ITEM(<object>args, 0)
+        if kind is AllOf:
+            first = next((limiter for limiter in <object>args if getattr(type(limiter), "joins_stores", False)), first)
     elif kwargs != NULL:
         first = (<dict>kwargs).get("store")
     make_limiter = getattr(type(first), "make_limiter", None)

@@ -45,6 +45,15 @@ cdef struct SlotRequest:
     uint64_t seen                # when leaving: the state that entering left
     uint64_t longest_ns
     bint has_waited              # for long
+    uint64_t was_until_ns        # the slot's time before entering
+
+
+# What a request would get, as far as the host's memory knows.
+cdef struct Look:
+    Outcome outcome              # ALLOWED, DENIED or UNDECIDED
+    uint64_t left                # permits of the lease
+    uint64_t retry_ns
+    uint64_t rest_ns             # of the lease, or of the denial
 
 
 cdef bint spend(
@@ -66,6 +75,8 @@ cdef class Permits(Limiter):
     cdef Outcome spend_now(self, uint64_t tag, const LeaseCharge* charge, Verdict* verdict) except UNDECIDED
     cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept
     cdef object allowed_now(self, object key)
+    cdef int look_at(self, uint64_t tag, uint64_t permits, Look* look) except -1
+    cdef Decision decision_seen(self, const Look* look)
     cdef object decided_now(self, object key, uint64_t cost)
     cdef uint64_t checked_cost(self, object cost) except? 0
     cdef Decision new_decision(self, bint allowed, uint64_t left, uint64_t retry_ns, uint64_t rest_ns)

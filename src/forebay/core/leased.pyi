@@ -2,6 +2,7 @@ from typing import Any, Final, NoReturn
 
 from typing_extensions import disjoint_base
 
+from forebay.core.all_of import AllOf
 from forebay.core.decision import Decision
 from forebay.core.limiter import Limiter
 from forebay.core.table.keys import Key
@@ -33,6 +34,7 @@ class Permits(Limiter):
     ) -> Decision: ...
     def refuse_extras(self) -> NoReturn: ...
     def hit_now(self, key: Key, cost: int) -> Decision | None: ...
+    def look(self, key: Key, cost: int) -> Decision | None: ...
     def decision(self, allowed: bool, left: int, retry_ns: int, rest_ns: int, full: bool = False) -> Decision: ...
     def checked(self, cost: int) -> int: ...
     def tag(self, key: Key) -> int: ...
@@ -52,3 +54,22 @@ class Permits(Limiter):
     def count_allowed(self) -> None: ...
     def count_denied(self) -> None: ...
     def forget(self, tag: int) -> None: ...
+
+def decide_now(
+    limits: AllOf | None,
+    key: Any,
+    cost: Any,
+    leased: tuple[Permits, ...],
+    leased_key: Any,
+    leased_cost: Any,
+    at_each: bool,
+) -> bool | list[Decision] | tuple[int, ...] | None:
+    """Decide a request to several limits by this host's memory alone: `limits`, which may be None, and `leased` ones.
+
+    A key and a cost are for all limits, or a list for each of them. The result is whether the request is allowed, or
+    with `at_each` the decisions of `limits` and then of `leased`. It is None, and nothing is charged, if only a call to
+    Redis can decide. If a lease that sufficed has been spent meanwhile, it is a tuple: of the leases before that one,
+    when each was charged. The charges of `limits` are given back then.
+
+    redis/leased/all_of.py has the argument. The order of the steps is the same there.
+    """

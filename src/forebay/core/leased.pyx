@@ -118,17 +118,19 @@ generation in the new cell by a chance of 1 in 64.
 """
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from forebay.core.algorithms.counts cimport (
     FRACTION_BITS, count_bits_for, count_state, count_time, low_mask, low_of, time_of,
 )
+from forebay.core.all_of cimport MOST, AllOf
 from forebay.core.cell_limiter cimport whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision
-from forebay.core.limiter cimport Limiter
+from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.table.keys cimport MARK, hash_key_of, hash_pair
 from forebay.core.table.native cimport (
-    FOREBAY_KIND_COUNT, FOREBAY_LEASE_GENERATION_BITS, ForebayCell, load128_acquire, monotonic_ns, prefetch,
+    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_COUNT, FOREBAY_LEASE_GENERATION_BITS, ForebayCell, ForebayLine,
+    load128_acquire, monotonic_ns, prefetch,
 )
 from forebay.core.table.table cimport (
     ALLOWED, DENIED, UNDECIDED, Decide, Events, Next, Outcome, Verdict, find_in_line, fingerprint_of, home_line,
@@ -307,7 +309,8 @@ cdef inline bint is_reserved(uint64_t slot) noexcept nogil:
 cdef bint enter_fetch_slot(
     ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
 ) noexcept nogil:
-    cdef const SlotRequest* request = <const SlotRequest*>parameters
+    cdef SlotRequest* request = <SlotRequest*>parameters
+    request.was_until_ns = time_of(state, FETCH_SLOT_LOW_BITS)
     # A fetch that was there before and hasn't left the slot will hardly bring a reply.
     cdef uint64_t size = UNKNOWN if state & FETCHING and not is_reserved(state) else size_of(state)
     next.state = fetch_slot_state(now_ns + request.until_ns, size, FETCHING | request.mark)
@@ -379,6 +382,10 @@ cdef class Permits(Limiter):
     def __repr__(self):
         return f"<leased {self.terms.strict!r}>"
 
+    cdef int note_name(self, uint32_t algorithm, bytes encoding) except -1:
+        """The limiter over Redis has the name. Limiters of several rates have permits of their own, by design."""
+        return 0
+
     cdef uint64_t fetch_slot_of(self, uint64_t tag) noexcept:
         return fingerprint_of(hash_pair(tag, 0, self.hash_key, MARK)) | FOREBAY_KIND_COUNT
 
@@ -396,7 +403,7 @@ cdef class Permits(Limiter):
             table_find(&self.table, tag, &verdict.state)
             self.count_events(&events)
         if outcome == ALLOWED:
-            self.count(&self.counters.allowed, 1)
+            self.count(COUNTER_ALLOWED, 1)
         return outcome
 
     cdef uint64_t denied_ns(self, uint64_t tag, uint64_t cost, uint64_t now_ns) noexcept:
@@ -438,7 +445,7 @@ cdef class Permits(Limiter):
             return True
         if self.denied_ns(tag, 1, verdict.now_ns) == 0:
             return None
-        self.count(&self.counters.denied, 1)
+        self.count(COUNTER_DENIED, 1)
         return False
 
     def hit(self, key, cost=1, *, rate=None, burst=None, request_id=None):
@@ -460,6 +467,33 @@ cdef class Permits(Limiter):
         """A ``Decision``; None if only a call to Redis can decide."""
         return self.decided_now(key, self.checked_cost(cost))
 
+    def look(self, key, cost):
+        """The ``Decision`` that ``hit_now`` would make, by loads only; None if only a call to Redis can decide."""
+        cdef uint64_t permits = self.checked_cost(cost)
+        cdef Look look
+        self.look_at(fingerprint_of(hash_key_of(key, self.hash_key)) | FOREBAY_KIND_COUNT, permits, &look)
+        return None if look.outcome == UNDECIDED else self.decision_seen(&look)
+
+    cdef int look_at(self, uint64_t tag, uint64_t permits, Look* look) except -1:
+        """What `permits` permits would get. Loads only. UNDECIDED if only a call to Redis can decide."""
+        cdef uint64_t state, now_ns
+        self.ensure_attached()
+        look.left = look.rest_ns = look.retry_ns = 0
+        look.outcome = ALLOWED
+        now_ns = table_now(&self.table)
+        table_find(&self.table, tag, &state)
+        if runs(&self.unit, state, now_ns):
+            look.left = low_of(state, self.unit.permit_bits)
+            look.rest_ns = time_of(state, self.unit.low_bits) - now_ns
+        if look.left < permits:
+            look.rest_ns = look.retry_ns = self.denied_ns(tag, permits, now_ns)
+            look.outcome = DENIED if look.retry_ns != 0 else UNDECIDED
+        return 0
+
+    cdef Decision decision_seen(self, const Look* look):
+        """A request that was not decided has not been denied."""
+        return self.new_decision(look.outcome != DENIED, look.left, look.retry_ns, look.rest_ns)
+
     def refuse_extras(self):
         raise InvalidLimiter(
             f"{self!r} has one limit for all calls, and remembers no request: over the RedisStore itself a call may "
@@ -480,7 +514,7 @@ cdef class Permits(Limiter):
         retry_ns = self.denied_ns(tag, cost, table_now(&self.table))
         if retry_ns == 0:
             return None
-        self.count(&self.counters.denied, 1)
+        self.count(COUNTER_DENIED, 1)
         return self.new_decision(False, self.left(tag)[0], retry_ns, retry_ns)
 
     cdef uint64_t checked_cost(self, object cost) except? 0:
@@ -537,8 +571,10 @@ cdef class Permits(Limiter):
             low_of(state, self.unit.permit_bits), time_of(state, self.unit.low_bits), is_pending(&self.unit, state))
 
     def enter(self, uint64_t tag, uint64_t cost, bint has_waited=False):
-        """Try to take the fetch slot: the outcome, until when it is closed, its state if it was taken, and the size of
-        the loans. A caller that `has_waited` for long goes before others.
+        """Try to take the fetch slot: the outcome; until when it is closed, or was if it was taken; its state if it was
+        taken; and the size of the loans. A caller that `has_waited` for long goes before others.
+
+        A fetch slot that was left open was closed until then. So that time is when the last fetch ended, or 0.
 
         FULL if there is no room for a fetch slot: with the time at which there may be room, if the store's `on_full`
         denies the request, and with 0, if it allows it.
@@ -546,7 +582,7 @@ cdef class Permits(Limiter):
         cdef SlotRequest request
         cdef Verdict verdict
         cdef Events events
-        self.ensure_attached()
+        cdef ForebayLine* line = self.ensure_attached()
         events = no_events()
         request.cost = min(cost, MOST_SLOT_COST)
         request.until_ns = self.keep_ns
@@ -555,13 +591,13 @@ cdef class Permits(Limiter):
         request.longest_ns = self.longest_closed_ns
         verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, self.fetch_slot_of(tag), self.counter_line, &self.counters.claims, enter_fetch_slot, &request,
+            &self.table, self.fetch_slot_of(tag), line.number, &line.counters.claims, enter_fetch_slot, &request,
             &verdict, &events)
         self.count_events(&events)
         if verdict.full:
             return FULL, verdict.state if verdict.outcome == DENIED else 0, 0, 0
         if verdict.outcome == ALLOWED:
-            return ENTERED, 0, verdict.state, size_of(verdict.state)
+            return ENTERED, request.was_until_ns, verdict.state, size_of(verdict.state)
         if verdict.state & FETCHING == 0:
             return CLOSED, time_of(verdict.state, FETCH_SLOT_LOW_BITS), 0, 0
         if has_waited:
@@ -590,7 +626,7 @@ cdef class Permits(Limiter):
         cdef Step step
         cdef Verdict verdict
         cdef Events events
-        self.ensure_attached()
+        cdef ForebayLine* line = self.ensure_attached()
         events = no_events()
         step.charge = &self.unit
         step.epoch_ns = self.table.epoch_ns
@@ -598,7 +634,7 @@ cdef class Permits(Limiter):
         verdict.now_ns = table_now(&self.table)
         step.clock = verdict.now_ns >> self.clock_shift
         table_decide(
-            &self.table, tag, self.counter_line, &self.counters.claims, begin_fetch, &step, &verdict, &events)
+            &self.table, tag, line.number, &line.counters.claims, begin_fetch, &step, &verdict, &events)
         self.count_events(&events)
         if verdict.full:
             return None
@@ -633,7 +669,7 @@ cdef class Permits(Limiter):
         deposited = self.amend(tag, deposit_permits, &step)
         served = bool(deposited and step.was_served)
         if served:
-            self.count(&self.counters.allowed, 1)
+            self.count(COUNTER_ALLOWED, 1)
         return deposited, served
 
     def abort(self, uint64_t tag, uint64_t generation, uint64_t dropped=0):
@@ -662,10 +698,10 @@ cdef class Permits(Limiter):
         return amended
 
     def count_allowed(self):
-        self.count(&self.counters.allowed, 1)
+        self.count(COUNTER_ALLOWED, 1)
 
     def count_denied(self):
-        self.count(&self.counters.denied, 1)
+        self.count(COUNTER_DENIED, 1)
 
     def forget(self, uint64_t tag):
         """Neither lease nor denial."""
@@ -675,3 +711,69 @@ cdef class Permits(Limiter):
         table_remove(&self.table, tag, &events)
         table_remove(&self.table, self.fetch_slot_of(tag), &events)
         self.count_events(&events)
+
+
+def decide_now(AllOf limits, key, cost, tuple leased, leased_key, leased_cost, bint at_each):
+    """Decide a request to several limits by this host's memory alone: `limits`, which may be None, and `leased` ones.
+
+    A key and a cost are for all limits, or a list for each of them. The result is whether the request is allowed, or
+    with `at_each` the decisions of `limits` and then of `leased`. It is None, and nothing is charged, if only a call to
+    Redis can decide. If a lease that sufficed has been spent meanwhile, it is a tuple: of the leases before that one,
+    when each was charged. The charges of `limits` are given back then.
+
+    redis/leased/all_of.py has the argument. The order of the steps is the same there.
+    """
+    cdef Attempt[MOST] attempts
+    cdef Look[MOST] looks
+    cdef Verdict[MOST] verdicts
+    cdef uint64_t[MOST] tags
+    cdef uint64_t[MOST] amounts
+    cdef LeaseCharge charge
+    cdef Permits permits
+    cdef Py_ssize_t i, count = len(leased)
+    cdef int part
+    cdef bint denied = False, undecided = False, charged = False
+    cdef list decisions = []
+    for i in range(count):
+        permits = <Permits>leased[i]
+        amounts[i] = permits.checked_cost((<list>leased_cost)[i] if type(leased_cost) is list else leased_cost)
+        tags[i] = FOREBAY_KIND_COUNT | fingerprint_of(hash_key_of(
+            (<list>leased_key)[i] if type(leased_key) is list else leased_key, permits.hash_key))
+        permits.look_at(tags[i], amounts[i], &looks[i])
+        denied |= looks[i].outcome == DENIED
+        undecided |= looks[i].outcome == UNDECIDED
+    if limits is not None:
+        limits.begin_attempts(key, cost, attempts)
+    if denied:
+        for i in range(count):
+            if looks[i].outcome == DENIED:
+                (<Permits>leased[i]).count(COUNTER_DENIED, 1)
+        if at_each and limits is not None:
+            limits.check_all(attempts, True)
+    elif undecided:
+        return None
+    elif limits is not None:
+        denied = not limits.decide_begun(attempts, at_each)
+    try:
+        for i in range(0 if denied else count):
+            permits = <Permits>leased[i]
+            charge = permits.unit
+            charge.amount = amounts[i]
+            verdicts[i].now_ns = 0
+            if amounts[i] != 0:
+                if permits.spend_now(tags[i], &charge, &verdicts[i]) != ALLOWED:
+                    return tuple([verdicts[before].now_ns for before in range(i)])
+                looks[i].left = low_of(verdicts[i].state, charge.permit_bits)
+        charged = True
+    finally:
+        if not charged and limits is not None:
+            # In reverse order: several charges may be in one cell.
+            for part in reversed(range(limits.count)):
+                (<Limiter>limits.parts[part]).roll_back(&attempts[part])
+    if not at_each:
+        return not denied
+    if limits is not None:
+        decisions = limits.decisions(attempts)
+    for i in range(count):
+        decisions.append((<Permits>leased[i]).decision_seen(&looks[i]))
+    return decisions

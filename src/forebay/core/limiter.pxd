@@ -1,14 +1,17 @@
 """The fields of every limiter, and a request as the core sees it."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from forebay.core.decision cimport Decision, Outlook
 from forebay.core.reservation cimport Reservable
 from forebay.core.table.native cimport (
-    ForebayCell, ForebayCounterLine, ForebayHashKey, fetch_add_relaxed, load_relaxed, store_relaxed,
+    ForebayCell, ForebayCounter, ForebayHashKey, ForebayLine, ForebayLines, count_in, fetch_add_relaxed, load_relaxed,
+    native_line_here, store_relaxed,
 )
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events, Table, Verdict
+from forebay.core.table.threads cimport thread_here
 
 
 # A limit in the units of its decision. Each algorithm uses the fields that it needs.
@@ -21,7 +24,8 @@ cdef struct LimitParams:
     uint64_t phase_ns            # a window begins when time plus this is a multiple of the period
     bint staggered               # whether each key's phase has an offset of its own
     uint64_t steps               # windows that begin with a request: how many moments of a period may begin one
-    int low_bits                 # KIND_COUNT states: bits below the time
+    int low_bits                 # KIND_COUNT and KIND_USED states: bits below the time
+    int used_bits                # window of KIND_USED: bits below the count, see `level_of`
     int previous_bits            # sliding window: bits that hold the previous window's count
     int previous_shift           # sliding window: that count is in units of 2 to the power of this
     bint rounds_up               # sliding window: whether the previous window's part is rounded up
@@ -33,6 +37,19 @@ cdef struct LimitParams:
     uint64_t last_cell           # the last cell that has words
     uint64_t end_ns              # the end of some window: a cache
     const Table* table           # the extent's
+    uint64_t missing_ns          # bucket with initial permits: the time in which those come that a new key lacks
+    const int64_t* edges         # windows by the calendar: where they begin and end, ascending; else NULL
+
+
+cdef inline LimitParams copy_of(const LimitParams* params) noexcept nogil:
+    """A copy for one call, while other threads store the end of a window in the original."""
+    cdef LimitParams copy
+    cdef size_t before = <size_t>(<const char*>&params.end_ns - <const char*>params)
+    cdef size_t after = before + sizeof(params.end_ns)
+    memcpy(&copy, params, before)
+    copy.end_ns = load_relaxed(&params.end_ns)
+    memcpy(<char*>&copy + after, <const char*>params + after, sizeof(LimitParams) - after)
+    return copy
 
 
 cdef inline uint64_t* record_of(const LimitParams* params, const ForebayCell* cell) noexcept nogil:
@@ -88,21 +105,17 @@ cdef void report_unraisable(object error) noexcept
 cdef class Limiter(Reservable):
     cdef Table table                         # the segment's, copied here so that a decision reads one object
     cdef ForebayHashKey hash_key            # derived from the segment's and the limiter's name
-    cdef ForebayCounterLine* counters       # this process's line, or the limiter's shared one
-    cdef bint counters_are_shared
-    cdef uint64_t line_generation            # the generation in which `counters` was taken; 0: not yet
-    cdef uint64_t attached_generation        # the same; 0 if every decision must first call `attach_process`
-    cdef const uint64_t* generation
-    cdef uint64_t counter_line               # its number, part of claim ids
+    cdef ForebayLines lines                  # the counter lines in use: with the GIL one, else one for each thread
     cdef Segment segment                     # keeps the mapping alive
     cdef readonly object store
     cdef readonly str name
-    cdef bint checks_name                    # the next decision first checks the name of the segment's file
     cdef int number                          # position in the segment's list of limiters
+    cdef object __weakref__
 
     cdef int register(self, uint32_t algorithm, bytes encoding) except -1
-    cdef int attach_process(self) except -1
-    cdef int attach_shared_line(self) except -1
+    cdef int note_name(self, uint32_t algorithm, bytes encoding) except -1
+    cdef ForebayLine* attach_process(self) except NULL
+    cdef int attach_shared_line(self, ForebayLine* line) except -1
     cdef void count_events(self, const Events* events) noexcept
 
     # For AllOf, in order: begin an attempt; check it without a write; charge it if the state hasn't changed since;
@@ -114,22 +127,30 @@ cdef class Limiter(Reservable):
     cdef int roll_back(self, Attempt* attempt) except -1
     cdef Decision decision_of(self, const Attempt* attempt, bint allowed)
 
-    cdef inline int ensure_attached(self) except -1:
-        """Before every decision: after a fork or a close, attach the limiter to this process again."""
-        if self.attached_generation != self.generation[0]:
-            return self.attach_process()
-        return 0
+    cdef inline ForebayLine* line_here(self) noexcept:
+        """The counter line of the calling thread."""
+        return native_line_here(&self.lines, thread_here)
 
-    cdef inline int ensure_attached_to_return(self) except -1:
+    cdef inline ForebayLine* ensure_attached(self) except NULL:
+        """Before every decision: after a fork or a close, attach the limiter to this process again.
+
+        Returns the counter line of the calling thread.
+        """
+        cdef ForebayLine* line = self.line_here()
+        if line.attached_generation != load_relaxed(line.generation):
+            return self.attach_process()
+        return line
+
+    cdef inline ForebayLine* ensure_attached_to_return(self) except NULL:
         """``ensure_attached`` before a charge is given back. A check of the name waits for the next decision.
 
         The check may raise what a signal handler raises, and a decision over several limits may be half done.
         """
-        if self.checks_name and self.line_generation == self.generation[0]:
-            return 0
+        cdef ForebayLine* line = self.line_here()
+        if line.checks_name and line.line_generation == load_relaxed(line.generation):
+            return line
         return self.ensure_attached()
 
-    cdef inline void count(self, uint64_t* counter, uint64_t n) noexcept:
-        """Add to a counter. The caller holds the GIL, which makes load and store atomic among this process's threads.
-        """
-        add_to_counter(counter, n, self.counters_are_shared)
+    cdef inline void count(self, ForebayCounter counter, uint64_t n) noexcept:
+        """Add to a counter of the calling thread's line."""
+        count_in(self.line_here(), counter, n)

@@ -7,6 +7,7 @@ from typing_extensions import disjoint_base
 from forebay.core.reservation import Reservable
 from forebay.core.table.keys import Key
 from forebay.rate import Duration
+from forebay.segment.limiter_list import ALGORITHM_NAMES as ALGORITHM_NAMES
 from forebay.store import Store
 
 def signature_of(kind: type) -> Signature: ...

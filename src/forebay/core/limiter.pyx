@@ -2,10 +2,16 @@
 
 from forebay.core.reservation cimport Reservable
 from forebay.core.table.keys cimport derive_key
+from forebay.core.table.native cimport (
+    COUNTER_CAS_RETRIES, COUNTER_EVICTED, COUNTER_FULL, COUNTER_INSERTED, FREE_THREADED, ForebayLine, ForebayThread,
+    count_in, free_lines, line_of, load_acquire,
+)
 from forebay.core.table.segment_view cimport Segment
 from forebay.core.table.table cimport Events
+from forebay.core.table.threads cimport generation_counter, join_threads
 
 import inspect
+import sys
 import warnings
 from functools import lru_cache
 
@@ -13,7 +19,7 @@ from forebay import waiting
 from forebay.awaited import Awaited
 from forebay.errors import SegmentRemovedWarning, StoreClosed, redacted_repr
 from forebay.segment import layout
-from forebay.segment.limiter_list import encode_limiter_name
+from forebay.segment.limiter_list import ALGORITHM_NAMES, encode_limiter_name
 
 
 @lru_cache  # as this takes longer than all the rest of making a limiter
@@ -84,9 +90,13 @@ cdef class Limiter(Reservable):
         self.store = store
         self.segment = store.segment
         encode_limiter_name(name)
-        self.name = name
+        # Each Decision has a reference to it. Interned, it has no count that all threads would change.
+        self.name = sys.intern(name) if FREE_THREADED and type(name) is str else name
         self.table = self.segment.table
-        self.generation = self.segment.generation
+        self.lines.common.generation = generation_counter()
+
+    def __dealloc__(self):
+        free_lines(&self.lines)
 
     cdef int register(self, uint32_t algorithm, bytes encoding) except -1:
         """Take a number in the segment's list of limiters. Constructors call this last: invalid parameters take none.
@@ -98,45 +108,64 @@ cdef class Limiter(Reservable):
         name = encode_limiter_name(self.name)
         self.hash_key = derive_key(self.segment.hash_key, name + b"\0" + encoding if encoding else name)
         self.number = self.store.attachment.limiter_number(self.name, algorithm)
+        # Of threads that have not attached, or have no slot.
+        self.lines.common.shared = self.segment.shared_counter_line(self.number)
+        self.attach_shared_line(&self.lines.common)
+        self.note_name(algorithm, encoding)
         return 0
 
-    cdef int attach_process(self) except -1:
+    cdef int note_name(self, uint32_t algorithm, bytes encoding) except -1:
+        """Warn if this process has a limiter of that name with another state."""
+        # Without an encoding, states are times: limiters of other classes may use them, too.
+        self.store.names.note(self, ALGORITHM_NAMES[algorithm], encoding, is_common=not encoding)
+        return 0
+
+    cdef ForebayLine* attach_process(self) except NULL:
         cdef uint64_t generation
-        if self.checks_name:
+        cdef object attachment = self.store.attachment
+        cdef ForebayThread* thread = join_threads(attachment)
+        cdef ForebayLine* line = line_of(&self.lines, thread)
+        if line == NULL:
+            raise MemoryError
+        if line.checks_name:
             # First, because other threads may run during the check, and one of them may fork or close the store.
-            self.checks_name = False
+            line.checks_name = False
             check_name(self.store)
-        generation = self.generation[0]
-        if self.line_generation != generation:
+        generation = load_acquire(line.generation)
+        if line.line_generation != generation:
             if self.store.closed:
                 raise StoreClosed(f"limiter {self.name!r} was used after its store was closed: {self.store!r}")
-            line, shared = self.store.attachment.counter_line(self.number)
-            self.counters = self.segment.counter_line(line)
-            self.counters_are_shared = shared
-            self.counter_line = line
-            self.line_generation = generation
+            number, shared = attachment.counter_line(self.number, (thread.number or None) if FREE_THREADED else 0)
+            line.counters = self.segment.counter_line(number)
+            line.is_shared = shared
+            line.number = number
+            line.line_generation = generation
+            if load_acquire(line.generation) != generation:
+                # Another thread has closed a store meanwhile, perhaps this one: the line may be another process's.
+                return self.attach_process()
         if self.segment.follows_python:
             self.segment.follow_python()
         else:
-            self.attached_generation = generation
-        return 0
+            line.attached_generation = generation
+        return line
 
-    cdef int attach_shared_line(self) except -1:
+    cdef int attach_shared_line(self, ForebayLine* line) except -1:
         """Count in the line that all processes share, until the next `attach_process`."""
-        self.counters = self.segment.shared_counter_line(self.number)
-        self.counters_are_shared = True
-        self.counter_line = layout.OWNED_COUNTER_LINES + self.number
+        line.counters = self.segment.shared_counter_line(self.number)
+        line.is_shared = True
+        line.number = layout.OWNED_COUNTER_LINES + self.number
         return 0
 
     cdef void count_events(self, const Events* events) noexcept:
-        self.count(&self.counters.inserted, events.inserted)
-        self.count(&self.counters.evicted, events.evicted)
-        self.count(&self.counters.full, events.full)
-        self.count(&self.counters.cas_retries, events.cas_retries)
+        cdef ForebayLine* line = self.line_here()
+        count_in(line, COUNTER_INSERTED, events.inserted)
+        count_in(line, COUNTER_EVICTED, events.evicted)
+        count_in(line, COUNTER_FULL, events.full)
+        count_in(line, COUNTER_CAS_RETRIES, events.cas_retries)
         # Every insertion and every lost CAS calls this, but no usual decision does.
         if self.segment.take_name_check():
-            self.checks_name = True
-            self.attached_generation = 0
+            line.checks_name = True
+            line.attached_generation = 0
 
     cdef int attempt_for(self, object key, object cost, Attempt* attempt) except -1:
         raise TypeError(f"{self!r} can't be one of several limits")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Combinable", "MakesLimiters"]
+__all__ = ["Combinable", "Joinable", "MakesLimiters"]
 
 K_contra = TypeVar("K_contra", contravariant=True)
 L_co = TypeVar("L_co", covariant=True)
 K = TypeVar("K")
 A = TypeVar("A")
+O_contra = TypeVar("O_contra", contravariant=True)
 
 
 class MakesLimiters(Protocol[K_contra, L_co]):
@@ -31,4 +32,14 @@ class Combinable(Protocol[K, A]):
 
     def make_limiter(self, kind: type[K], args: tuple[Combinable[K, A], ...], kwargs: dict[str, Any], /) -> A:
         """Make the object for ``kind(*args)``. The limiter is the first argument."""
+        ...
+
+
+class Joinable(Protocol[K, O_contra, A]):
+    """A limiter over such a store that `K`, which is ``AllOf``, combines with its like and with others of type `O`."""
+
+    def make_limiter(
+        self, kind: type[K], args: tuple[Joinable[K, O_contra, A] | O_contra, ...], kwargs: dict[str, Any], /
+    ) -> A:
+        """Make the object for ``kind(*args)``. The limiter is one of the arguments."""
         ...

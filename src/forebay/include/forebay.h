@@ -21,8 +21,9 @@
  *
  * Status
  * ------
- * Every function that can fail returns an int32_t. A decision is FOREBAY_ALLOWED or FOREBAY_DENIED; other functions
- * return FOREBAY_OK. A negative status is an error, and then nothing was charged. `message` has a text for each.
+ * Every function that can fail returns an int32_t. A decision is FOREBAY_ALLOWED or FOREBAY_DENIED; `renew` and
+ * `release` return FOREBAY_HELD or FOREBAY_NOT_HELD; other functions return FOREBAY_OK. A negative status is an error,
+ * and then nothing was charged. `message` has a text for each.
  *
  * The GIL
  * -------
@@ -47,16 +48,17 @@
  * is closed once; a closed one must not be used again.
  *
  * *The store is closed* (by Python, `store.close()`, at any time, in any thread): `attach` and every decision that
- * begins later return FOREBAY_CLOSED. A decision that is under way is completed. The mapping and the file stay until
- * the last handle is closed, and with them the locks on the counter lines: so no other process counts in a line while a
- * thread of this process may still do so.
+ * begins later return FOREBAY_CLOSED. Leases can still be released. A decision that is under way is completed. The
+ * mapping and the file stay until the last handle is closed, and with them the locks on the counter lines: so no other
+ * process counts in a line while a thread of this process may still do so.
  *
  * *A fork*: in the child, every `forebay_thread` of the parent returns FOREBAY_FORKED, and does nothing. The child
- * attaches its threads anew; limiters and rates stay as they are. It may also detach the parent's: that doesn't touch
- * the parent's counter line. A child that C code forked while another thread held the GIL can't take the GIL; that is
- * a rule of Python.
+ * attaches its threads anew; limiters and rates stay as they are. Leases stay the parent's. It may also detach the
+ * parent's: that doesn't touch the parent's counter line. A child that C code forked while another thread held the GIL
+ * can't take the GIL; that is a rule of Python.
  *
  * *A thread ends without `detach`*: its counter line stays with the process until the process ends. No count is lost.
+ * Its leases stay, too, until their end.
  *
  * *The interpreter ends*: before it does, it waits for calls that take the GIL; later ones return FOREBAY_FINALIZING,
  * or do nothing. Decisions work until the process ends.
@@ -67,10 +69,10 @@
  *
  * Only in Python
  * --------------
- * A limiter whose decision runs Python can't be opened (FOREBAY_NEEDS_PYTHON): one of a store with clock="time", and
- * one that is leased from Redis or synced over it. Limiters that Redis itself decides are none in this sense
- * (FOREBAY_NOT_A_LIMITER). Python's decisions warn if the store's file was removed; native ones leave that to
- * `maintain`.
+ * A limiter whose decision runs Python can't be opened (FOREBAY_NEEDS_PYTHON): one of a store with clock="time", a
+ * FixedWindow with align="calendar", a TokenBucket with initial=, and one that is leased from Redis or synced over it.
+ * Limiters that Redis itself decides are none in this sense (FOREBAY_NOT_A_LIMITER). Python's decisions warn if the
+ * store's file was removed; native ones leave that to `maintain`.
  */
 #ifndef FOREBAY_H
 #define FOREBAY_H
@@ -88,7 +90,9 @@ extern "C" {
 enum {
     FOREBAY_OK = 0,
     FOREBAY_DENIED = 0,
+    FOREBAY_NOT_HELD = 0,
     FOREBAY_ALLOWED = 1,
+    FOREBAY_HELD = 1,
     FOREBAY_INVALID_ARGUMENT = -1,   /* NULL where a value is needed, an unknown flag or kind of key */
     FOREBAY_COST_EXCEEDS_LIMIT = -2, /* the cost is above the limit: the request can never be allowed */
     FOREBAY_CLOSED = -3,             /* the store was closed */
@@ -97,8 +101,10 @@ enum {
     FOREBAY_NEEDS_PYTHON = -6,       /* the limiter's decisions run Python */
     FOREBAY_INVALID_RATE = -7,       /* not a rate, or not one for this limiter */
     FOREBAY_NO_MEMORY = -8,
-    FOREBAY_FAILED = -9,     /* Python raised an exception; sys.unraisablehook has reported it */
-    FOREBAY_FINALIZING = -10 /* the interpreter has ended */
+    FOREBAY_FAILED = -9,      /* Python raised an exception; sys.unraisablehook has reported it */
+    FOREBAY_FINALIZING = -10, /* the interpreter has ended */
+    /* The limiter is of another kind than the call is for, in another store than the others, or not the lease's. */
+    FOREBAY_WRONG_LIMITER = -11
 };
 
 typedef struct forebay_limiter forebay_limiter;
@@ -146,7 +152,26 @@ typedef struct forebay_result {
     uint64_t charge;         /* identifies the charge, for `refund`; 0 if there is none */
     uint32_t allowed;        /* 1 or 0 */
     uint32_t full;           /* 1: the store had no room for the key, and its on_full decided */
+    uint32_t binding;        /* of several limits: the index of the one that bound the request; else 0 */
+    uint32_t reserved;
 } forebay_result;
+
+/* The most limits of one request. */
+enum { FOREBAY_MOST_LIMITS = 16 };
+
+/* Permits of a Concurrency that this process holds. The struct is the caller's; its fields are forebay's, except
+ * `full`. All zero: it holds nothing. It may be moved; a copy is the same lease, so give back one of them. */
+typedef struct forebay_lease {
+    uint64_t maker; /* which limiter made it */
+    uint64_t key;   /* a hash */
+    uint64_t cell;  /* where the key's slots are */
+    uint64_t slot;  /* the first permit's */
+    uint64_t permits;
+    uint64_t owner;  /* this process */
+    uint64_t end_ns; /* in the store's time */
+    uint32_t full;   /* 1: the store had no room for the key, and its on_full decided */
+    uint32_t reserved;
+} forebay_lease;
 
 /* The table of functions. A later version of forebay appends to it and leaves the rest as it is: a function is there if
  * it lies within `size`. */
@@ -159,7 +184,7 @@ typedef struct forebay_api {
     const char *(*message)(int32_t status);
 
     /* Open a limiter: `object` is a PyObject * of TokenBucket, LeakyBucket, MinInterval, FixedWindow, SlidingWindow,
-     * SlidingLog or BucketedWindow. Takes a reference. Needs the GIL.
+     * SlidingLog, BucketedWindow or Concurrency. Takes a reference. Needs the GIL.
      * FOREBAY_NOT_A_LIMITER, FOREBAY_NEEDS_PYTHON, FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED,
      * FOREBAY_FINALIZING; then *limiter is NULL. */
     int32_t (*limiter_open)(void *object, forebay_limiter **limiter);
@@ -184,9 +209,10 @@ typedef struct forebay_api {
     /* NULL is ignored. Takes the GIL. */
     void (*rate_close)(forebay_rate *rate);
 
-    /* What Python's decisions do beside the decision, and native ones can't: warn, once, if the store's file was
-     * removed by others. Call it about every 10 s, in any thread. Takes the GIL.
-     * FOREBAY_CLOSED, FOREBAY_FAILED, FOREBAY_FINALIZING. */
+    /* What Python's calls do beside the decision, and native ones can't. It warns, once, if the store's file was
+     * removed by others. For a Concurrency it also gives back the permits of every process that has ended, of all keys,
+     * in O(permits of the keys that there ever were). Call it about every 10 s, in any thread. Takes the GIL, but not
+     * while it reads permits. FOREBAY_CLOSED, FOREBAY_NO_MEMORY, FOREBAY_FAILED, FOREBAY_FINALIZING. */
     int32_t (*maintain)(forebay_limiter *limiter);
 
     /* The hash of a key, for requests by hash. It is the same in all processes, for limiters of one name in one store,
@@ -199,6 +225,15 @@ typedef struct forebay_api {
 
     /* The same for a key whose `hash` is known. */
     int32_t (*allow_hash)(forebay_thread *thread, uint64_t hash);
+
+    /* Read the clock for this thread's calls of `allow_at_tick`: an event loop does so once, and decides all requests
+     * that it has received. `attach` reads it the first time. FOREBAY_INVALID_ARGUMENT, FOREBAY_WRONG_LIMITER,
+     * FOREBAY_CLOSED, FOREBAY_FORKED. */
+    int32_t (*tick)(forebay_thread *thread);
+
+    /* As `allow`, at the time of the thread's last `tick`: saves reading the clock, a third of a decision. The older
+     * the tick, the fewer permits have been refilled, so a late tick denies too much and never allows too much. */
+    int32_t (*allow_at_tick)(forebay_thread *thread, const void *key, size_t size);
 
     /* Charge the request if it is allowed, as Python's `hit`, or `reserve` with FOREBAY_BOOK. `result` may be NULL.
      * FOREBAY_INVALID_ARGUMENT, FOREBAY_COST_EXCEEDS_LIMIT, FOREBAY_INVALID_RATE, FOREBAY_CLOSED, FOREBAY_FORKED; then
@@ -219,6 +254,56 @@ typedef struct forebay_api {
      * many keys, because it prefetches. Not atomic: requests of others may be decided in between. A request with
      * FOREBAY_BOOK is refused. With a negative status none is charged, and nothing is written. */
     int32_t (*decide_many)(forebay_thread *thread, const forebay_request *requests, size_t count, uint8_t *allowed);
+
+    /* Decide one request to several limits, all or none, as Python's `AllOf`: each of the `count` limits charges its
+     * own request, or none does. `threads` are the calling thread's, one for each limit, of limiters of one store; the
+     * same may come again. A request with FOREBAY_BOOK is refused.
+     *
+     * First it checks all limits. If one denies, nothing was written. Then it charges them in order; if another request
+     * has taken the permits of a later limit meanwhile, it gives the earlier charges back. During that moment others
+     * may be denied for want of them. A process that is killed during it leaves the first limits charged. A leaky
+     * bucket can't take back a place behind which others already stand, nor a bucketed window a charge in a bucket that
+     * is over: such a limit belongs last.
+     *
+     * `binding` gets the decision of the limit that bound the request, with its index in `binding->binding`: of those
+     * that denied the one with the longest retry_after_ns, of an allowed request the one with the fewest remaining. Its
+     * `remaining` is the least and its `reset_after_ns` the longest of all limits. `each` gets one result per limit, in
+     * order; if the request is allowed, each with its own `charge`. Either may be NULL. With both NULL the call is
+     * faster, and the first limit that denies ends it. O(count), lock-free.
+     *
+     * FOREBAY_INVALID_ARGUMENT (also if `count` is 0 or above FOREBAY_MOST_LIMITS), FOREBAY_COST_EXCEEDS_LIMIT,
+     * FOREBAY_INVALID_RATE, FOREBAY_WRONG_LIMITER, FOREBAY_CLOSED, FOREBAY_FORKED; then nothing is written. */
+    int32_t (*decide_all)(forebay_thread **threads, const forebay_request *requests, size_t count,
+                          forebay_result *binding, forebay_result *each);
+
+    /* The calls for a Concurrency, whose threads take no others: those above return FOREBAY_WRONG_LIMITER for them, and
+     * these three for any other thread. */
+
+    /* Hold `cost` permits of a key, all or none, as Python's `acquire`. FOREBAY_ALLOWED: `lease` holds them, until
+     * `release`, until the end of the limiter's lease, or until this process has ended. Anything else: `lease` holds
+     * nothing. It also holds nothing if the cost is 0, or if a key without room was let in by on_full="allow". The
+     * request has no rate and no flags.
+     *
+     * Usually O(cost). Before it denies, it reads a bit per permit of the limit, and at most every tenth of a
+     * millisecond the permits themselves. Then it also asks the kernel which of their owners no longer exist, and takes
+     * their permits. An owner that has ended counts as existing until its parent has waited for it, or while another
+     * process has its pid; `maintain` and Python's calls find those, too.
+     * FOREBAY_INVALID_ARGUMENT, FOREBAY_COST_EXCEEDS_LIMIT, FOREBAY_INVALID_RATE, FOREBAY_WRONG_LIMITER,
+     * FOREBAY_CLOSED, FOREBAY_FORKED. */
+    int32_t (*acquire)(forebay_thread *thread, const forebay_request *request, forebay_lease *lease);
+
+    /* Restart the lease: FOREBAY_HELD. FOREBAY_NOT_HELD if it has ended and others hold its permits, or was given back;
+     * if it has lost only some of its permits, it holds the others on. In any thread of the process that took it, one
+     * at a time. O(1) for one permit, else O(limit).
+     * FOREBAY_INVALID_ARGUMENT, FOREBAY_WRONG_LIMITER, FOREBAY_CLOSED, FOREBAY_FORKED. */
+    int32_t (*renew)(forebay_thread *thread, forebay_lease *lease);
+
+    /* Give the permits back: FOREBAY_HELD if any were still held. Then the lease holds nothing, and a repeated call
+     * returns FOREBAY_NOT_HELD, as does a call for a lease of this process's parent. Works after a close. In any thread
+     * of the process, one at a time. A thread of Python that waits for a permit finds it within 50 ms. O(1) for one
+     * permit, else O(limit).
+     * FOREBAY_INVALID_ARGUMENT, FOREBAY_WRONG_LIMITER, FOREBAY_FORKED. */
+    int32_t (*release)(forebay_thread *thread, forebay_lease *lease);
 } forebay_api;
 
 #ifdef Py_PYTHON_H /* include Python.h first */

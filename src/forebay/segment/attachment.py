@@ -65,12 +65,16 @@ class Attachment:
         file: SegmentFile,
         map_segment: Callable[[int], MappedSegment],
         forks: Callable[[], int],
+        next_generation: Callable[[], None],
     ) -> None:
-        """`label` names the segment in errors. `forks` counts the forks between the import and this process."""
+        """`label` names the segment in errors. `forks` counts the forks between the import and this process.
+        `next_generation` makes all limiters of this process look for their counter lines again.
+        """
         self.label = label
         self.path = path
         self.closed = False
         self._forks = forks
+        self._next_generation = next_generation
         self._made_file = file.is_new
         self._status = os.fstat(file.fd)
         # By number of forks: the file as this process opened it, with its locks; and whose the counter lines are that
@@ -109,6 +113,8 @@ class Attachment:
                 return False
             self.closed = True
             self.name_watch.stop()
+            # Before the locks are dropped: no thread may count in a line that another process has taken.
+            self._next_generation()
             if self._holds == 0:
                 self._close_files()
             return True

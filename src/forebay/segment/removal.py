@@ -8,6 +8,7 @@ import stat
 import warnings
 import weakref
 
+from forebay.alive import alive_in
 from forebay.errors import ForeignSegment, SegmentError, SegmentRemovedWarning
 from forebay.segment.header import MAGIC, is_foreign
 
@@ -83,18 +84,10 @@ class NameWatch:
 _watches: weakref.WeakSet[NameWatch] = weakref.WeakSet()
 
 
-def _all_watches() -> list[NameWatch]:
-    while True:
-        try:
-            return list(_watches)
-        except RuntimeError:  # another thread has made a store meanwhile
-            continue
-
-
 def _check_names() -> None:
     """Check at the end of the process. A worker that ends is often replaced, and its successor makes a new segment."""
     errors = []
-    for watch in _all_watches():
+    for watch in alive_in(_watches):
         message = watch.take_removal_by_others()
         if message is None:
             continue
@@ -124,7 +117,7 @@ def unlink(path: str) -> None:
         remedy = "remove it as its owner or as root; if it is a directory, or mounted, it is no segment"
         expected = f"a file that uid {os.geteuid()} may remove"
         raise SegmentError(path, f"one that can't be removed ({error.strerror})", expected, remedy) from None
-    for watch in _all_watches():
+    for watch in alive_in(_watches):
         watch.expect_removal(status)
 
 

@@ -26,9 +26,10 @@ KIND_NAMES: Final = {
     layout.KIND_CLAIM: "claims",
     layout.KIND_TAT: "times",
     layout.KIND_COUNT: "counts",
+    layout.KIND_USED: "windows",
     layout.KIND_BLOCKED: "blocked",
 }
-MEMBERS: Final = (layout.KIND_TAT, layout.KIND_COUNT)
+MEMBERS: Final = (layout.KIND_TAT, layout.KIND_COUNT, layout.KIND_USED)
 
 
 @dataclass(frozen=True, slots=True)

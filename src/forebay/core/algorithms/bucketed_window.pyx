@@ -313,6 +313,11 @@ cdef void describe_buckets(
         outlook.reset_after_ns = until_sum(params, verdict, &now, 0)
 
 
+cdef uint64_t bucketed_used(ForebayCell* cell, uint64_t state, uint64_t now_ns, const void* context) noexcept nogil:
+    """The window's sum, less one."""
+    return max(summed(<const LimitParams*>context, cell, state, now_ns).sum, <uint64_t>1) - 1
+
+
 @cython.final
 cdef class BucketedWindow(CellLimiter):
     """At most as many permits as the rate allows, in the newest `buckets` sub-windows together.
@@ -371,6 +376,8 @@ cdef class BucketedWindow(CellLimiter):
             period_ns=self.params.period_ns), extent_shape.keys)
         self.table = self.extent.table
         self.table.prepare = bucketed_prepare
+        self.table.used = bucketed_used
+        self.table.used_context = &self.params
         self.table.kept_bits = self.params.low_bits
         self.params.cells = self.table.cells
         self.params.records = self.extent.records

@@ -24,20 +24,19 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.algorithms.slots cimport (
-    Slots, free_bits, free_slot, is_free, lease_of, take_any_slot, take_lapsed_slot,
+    SlotRecords, Slots, begin_search, free_bits, free_slot, is_free, lease_of, remember_free, remember_scan, slots_at,
+    take_hinted_slot, take_lapsed_slot, was_scanned,
 )
 from forebay.core.cell_limiter cimport whole_cost
 from forebay.core.decision cimport NO_ROOM, Decision
 from forebay.core.limiter cimport Attempt, Limiter
 from forebay.core.reservation cimport delay_ns_of, new_reservation
 from forebay.core.table.native cimport (
-    FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, cas128_acq_rel, load128_acquire, load_acquire, load_relaxed,
-    monotonic_ns, multiply_high, prefetch, store_relaxed, store_release,
+    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_KIND_EMPTY, FOREBAY_MAX_CONCURRENCY_LIMIT, ForebayCell, ForebayLine,
+    cas128_acq_rel, count_ones, load128_acquire, load_acquire, load_relaxed, monotonic_ns, store_relaxed, store_release,
 )
 from forebay.core.table.table cimport (
-    ALLOWED, CAS_FAILED, DENIED, TIME_BITS, Events, Next, Outcome, Verdict, home_line, no_events, table_decide,
-    table_find,
-    table_now, table_try,
+    ALLOWED, CAS_FAILED, DENIED, Events, Outcome, Table, Verdict, no_events, table_decide, table_find, table_now,
 )
 
 from inspect import Signature
@@ -56,19 +55,70 @@ cdef enum:
     # The default size of the records of all keys.
     DEFAULT_WORDS = 1 << 16
     SWEEP_AT_LEAST = 1024
-    # The least time between two scans of all slots, and between two searches for ended processes, while denials follow
-    # each other.
-    WATCH_INTERVAL_NS = 100_000
-    LONGEST_WATCH_INTERVAL_NS = 10_000_000
+    # The most slots that an eviction looks at for each key.
+    MOST_COUNTED = 4096
+    # How many owners a search of all keys has on the stack at a time.
+    SOME_OWNERS = 64
 
 
-cdef bint touch(
-    ForebayCell* cell, uint64_t tag, uint64_t forget_ns, uint64_t now_ns, const void* parameters, Next* next,
+cdef int other_owners(
+    const Table* table, const SlotRecords* records, uint64_t me, uint64_t* position, uint64_t* owners
 ) noexcept nogil:
-    """Keep the key's cell at least until a lease that begins now ends. Writes up to two leases, so writes are rare."""
-    cdef uint64_t lease_ns = (<const uint64_t*>parameters)[0]
-    next.state = now_ns + 2 * lease_ns
-    return forget_ns < now_ns + lease_ns or forget_ns >> TIME_BITS != 0
+    """Owners other than `me` from a slot on, counted through all keys. Moves on by as many slots as it has read."""
+    cdef uint64_t cell = position[0] // records.limit
+    cdef uint64_t slot = position[0] % records.limit
+    cdef uint64_t owner, last = me
+    cdef int count = 0, i
+    cdef Slots slots
+    while cell <= records.last_cell:
+        # A cell that was never used has no slots that were.
+        while slot < records.limit and load_acquire(&table.cells[cell].tag) != FOREBAY_KIND_EMPTY:
+            slots = slots_at(records, cell)
+            owner = load_acquire(&slots.slots[slot].tag)
+            if owner != 0 and owner != me and owner != last:
+                i = 0
+                while i < count and owners[i] != owner:
+                    i += 1
+                if i == SOME_OWNERS:
+                    position[0] = cell * records.limit + slot
+                    return count
+                owners[i] = owner
+                count = max(count, i + 1)
+                last = owner
+            slot += 1
+        slot = 0
+        cell += 1
+    position[0] = cell * records.limit
+    return count
+
+
+cdef void free_owner(const Table* table, const SlotRecords* records, uint64_t owner) noexcept nogil:
+    """Free the slots of one owner, of all keys."""
+    cdef uint64_t cell, slot
+    cdef ForebayCell seen
+    cdef Slots slots
+    for cell in range(records.last_cell + 1):
+        if load_acquire(&table.cells[cell].tag) == FOREBAY_KIND_EMPTY:
+            continue
+        slots = slots_at(records, cell)
+        for slot in range(records.limit):
+            if load_acquire(&slots.slots[slot].tag) == owner:
+                seen = load128_acquire(&slots.slots[slot])
+                if seen.tag == owner:
+                    free_slot(&slots, slot, seen)
+
+
+cdef uint64_t slots_used(ForebayCell* cell, uint64_t state, uint64_t now_ns, const void* context) noexcept nogil:
+    """How many slots their bits show as taken, of up to `MOST_COUNTED`, evenly spread over all."""
+    cdef const SlotRecords* records = <const SlotRecords*>context
+    cdef uint64_t* bits = slots_at(records, <uint64_t>(cell - records.cells)).bits
+    cdef uint64_t words = (records.limit + 63) // 64
+    cdef uint64_t step = (words + MOST_COUNTED // 64 - 1) // (MOST_COUNTED // 64)
+    cdef uint64_t word = 0, used = 0
+    while word < words:
+        used += count_ones(load_acquire(&bits[word]))
+        word += step
+    return used
 
 
 cdef int trim(list held, uint64_t now_ns) except -1:
@@ -114,7 +164,7 @@ cdef class Lease:
             return False
         slots = self.limiter.slots_of(cell)
         held = free_slot(&slots, slot, seen)
-        self.limiter.remember_free(cell, slot)
+        remember_free(&self.limiter.search, self.limiter.number_of(cell), slot)
         if more is not None:
             for other_slot, end_ns in more:
                 held |= free_slot(&slots, other_slot, lease_of(seen.tag, end_ns))
@@ -213,16 +263,21 @@ cdef class Concurrency(Limiter):
         self.limit = limit
         self.lease_ns = as_period_ns(lease)
         self.lease = self.lease_ns
-        self.bit_words = (self.limit + 127) // 128 * 2
-        self.words_per_cell = words_for(limit)
-        extent_shape = ExtentShape.checked(default_keys(limit) if keys is None else keys, self.words_per_cell, name)
+        self.records.limit = self.limit
+        self.records.bit_words = (self.limit + 127) // 128 * 2
+        self.records.words_per_cell = words_for(limit)
+        extent_shape = ExtentShape.checked(
+            default_keys(limit) if keys is None else keys, self.records.words_per_cell, name)
         encoding = b"concurrency %d" % self.limit
         self.extent = open_extent(store.attachment, name, Purpose(
-            algorithm=layout.ALGORITHM_CONCURRENCY, words_per_cell=self.words_per_cell, low_bits=0, limit=limit,
+            algorithm=layout.ALGORITHM_CONCURRENCY, words_per_cell=self.records.words_per_cell, low_bits=0, limit=limit,
             period_ns=0), extent_shape.keys)
         self.table = self.extent.table
-        self.words = self.extent.records
-        self.last_cell = self.extent.used_cells - 1
+        self.table.used = slots_used
+        self.table.used_context = &self.records
+        self.records.cells = self.table.cells
+        self.records.words = self.extent.records
+        self.records.last_cell = self.extent.used_cells - 1
         self.unleased = {}
         self.my_forks = ~<uint64_t>0
         self.register(layout.ALGORITHM_CONCURRENCY, encoding)
@@ -243,17 +298,12 @@ cdef class Concurrency(Limiter):
     def keys(self):
         return self.extent.keys
 
-    cdef Slots slots_of(self, const ForebayCell* cell) noexcept:
-        cdef Slots slots
-        # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
-        slots.bits = self.words + min(<uint64_t>(cell - self.table.cells), self.last_cell) * self.words_per_cell
-        slots.slots = <ForebayCell*>(slots.bits + self.bit_words)
-        slots.count = self.limit
-        return slots
-
     cdef int check_process(self) except -1:
         """Called before a slot is taken. After a fork, this process is a new owner and holds nothing."""
         self.ensure_attached()
+        return self.check_owner()
+
+    cdef int check_owner(self) except -1:
         # SYNC process -> forks: a thread that reads the number reads the process's fields.
         if load_acquire(&self.my_forks) != self.segment.forks[0]:
             return self.begin_process()
@@ -261,7 +311,6 @@ cdef class Concurrency(Limiter):
 
     cdef int begin_process(self) except -1:
         cdef uint64_t me
-        cdef int i
         owners = Owners()
         me = owners.me
         with cython.critical_section(self):
@@ -273,17 +322,10 @@ cdef class Concurrency(Limiter):
                 self.me = me
                 self.unleased = {}
                 self.unleased_swept = SWEEP_AT_LEAST
-                for i in range(HINTS):
-                    # Each process starts at another slot, so that processes don't contend for the same slots.
-                    store_relaxed(
-                        &self.hints[i], multiply_high((me + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, self.limit))
+                begin_search(&self.search, me, self.limit)
                 # SYNC process -> forks: see check_process.
                 store_release(&self.my_forks, self.segment.forks[0])
         return 0
-
-    cdef void remember_free(self, const ForebayCell* cell, uint64_t slot) noexcept nogil:
-        """The hint for the next request of a cell's key: a slot that is probably free."""
-        store_relaxed(&self.hints[(cell - self.table.cells) % HINTS], slot)
 
     cdef uint64_t begin_lease(self, object key, Verdict* verdict) except 0:
         """Keep a cell for the key until the end of a lease that begins now. Returns that end."""
@@ -293,53 +335,35 @@ cdef class Concurrency(Limiter):
     cdef uint64_t begin_lease_of(self, uint64_t tag, Verdict* verdict) except 0:
         cdef Events events
         cdef Outcome outcome
+        cdef ForebayLine* line
         self.check_process()
-        prefetch(home_line(&self.table, tag))
-        verdict.now_ns = table_now(&self.table)
-        verdict.full = False
-        verdict.tag = tag
-        outcome = table_try(&self.table, tag, verdict.now_ns, touch, &self.lease, verdict)
+        outcome = touch_key(&self.table, tag, &self.lease, verdict)
         if outcome > ALLOWED:
             events = no_events()
             events.cas_retries = outcome == CAS_FAILED
+            line = self.line_here()
             table_decide(
-                &self.table, tag, self.counter_line, &self.counters.claims, touch, &self.lease, verdict, &events)
+                &self.table, tag, line.number, &line.counters.claims, touch, &self.lease, verdict, &events)
             self.count_events(&events)
         return verdict.now_ns + self.lease
 
     cdef int64_t take_one(self, const Slots* slots, Verdict* verdict, ForebayCell lease) except -2:
         """Take one slot; -1 if all are held."""
-        cdef size_t hint = (verdict.cell - self.table.cells) % HINTS
-        cdef int64_t slot = take_any_slot(slots, load_relaxed(&self.hints[hint]), lease, verdict.now_ns)
+        cdef uint64_t cell = self.number_of(verdict.cell)
+        cdef int64_t slot = take_hinted_slot(&self.search, slots, cell, lease, verdict.now_ns)
         cdef uint64_t now_ns, first_end_ns
         if slot < 0:
             # A scan of the slots themselves is O(limit): too slow for every denial in a flood of requests.
             now_ns = monotonic_ns()
-            if self.was_scanned(verdict, now_ns):
+            if was_scanned(&self.search, verdict.cell, verdict.now_ns, now_ns, load_relaxed(&self.watch_again_ns)):
                 return -1
             slot = take_lapsed_slot(slots, lease, verdict.now_ns, &first_end_ns)
             if slot < 0 and self.free_ended(slots):
                 slot = take_lapsed_slot(slots, lease, verdict.now_ns, &first_end_ns)
-            self.remember_scan(verdict, 0 if slot >= 0 else first_end_ns, now_ns + WATCH_INTERVAL_NS)
+            remember_scan(&self.search, verdict.cell, 0 if slot >= 0 else first_end_ns, now_ns + WATCH_INTERVAL_NS)
         if slot >= 0:
-            store_relaxed(&self.hints[hint], slot)
+            remember_free(&self.search, cell, slot)
         return slot
-
-    cdef bint was_scanned(self, const Verdict* verdict, uint64_t now_ns) noexcept nogil:
-        """Whether the last scan was of this cell, found all its slots held, and needs no repetition yet."""
-        cdef uint64_t again_ns = load_relaxed(&self.scan_again_ns)
-        cdef uint64_t first_end_ns = load_relaxed(&self.first_end_ns)
-        return (
-            load_relaxed(&self.scanned) == (<uint64_t>verdict.cell ^ again_ns ^ first_end_ns)
-            and now_ns < max(again_ns, load_relaxed(&self.watch_again_ns)) and verdict.now_ns < first_end_ns)
-
-    cdef void remember_scan(self, const Verdict* verdict, uint64_t first_end_ns, uint64_t again_ns) noexcept nogil:
-        """Other threads may read and write these words meanwhile. So the first one has all three: words of different
-        scans fit no cell.
-        """
-        store_relaxed(&self.scanned, <uint64_t>verdict.cell ^ again_ns ^ first_end_ns)
-        store_relaxed(&self.scan_again_ns, again_ns)
-        store_relaxed(&self.first_end_ns, first_end_ns)
 
     cdef bint free_ended(self, const Slots* slots) except -1:
         """Free the slots of processes that have ended. Whether there were any."""
@@ -362,11 +386,31 @@ cdef class Concurrency(Limiter):
                 seen = load128_acquire(&slots.slots[i])
                 if seen.tag != 0 and seen.tag in dead:
                     any_freed |= free_slot(slots, i, seen)
-        # With many slots a search takes longer than the interval. It may take at most about a tenth of the time.
         store_relaxed(&self.watch_again_ns, max(
-            load_relaxed(&self.watch_again_ns),
-            now_ns + min(11 * (monotonic_ns() - now_ns), <uint64_t>LONGEST_WATCH_INTERVAL_NS)))
+            load_relaxed(&self.watch_again_ns), time_to_watch(now_ns, monotonic_ns())))
         return any_freed
+
+    cdef int free_all_ended(self) except -1:
+        """Free the slots of processes that have ended, of all keys. For native threads, which can't watch processes.
+
+        O(slots of the keys that there ever were). Releases the GIL while it reads them.
+        """
+        cdef uint64_t[SOME_OWNERS] some
+        cdef uint64_t owner, position = 0
+        cdef uint64_t end = (self.records.last_cell + 1) * self.limit
+        cdef int count, i
+        self.check_owner()
+        owners = set()
+        while position < end:
+            with nogil:
+                count = other_owners(&self.table, &self.records, self.me, &position, some)
+            for i in range(count):
+                owners.add(some[i])
+        for dead in self.owners.dead_among(owners):
+            owner = dead
+            with nogil:
+                free_owner(&self.table, &self.records, owner)
+        return 0
 
     cdef object take(self, uint64_t tag, int64_t cost, Verdict* verdict, ForebayCell* lease):
         """Take `cost` slots, all or none. None if there are not enough, else what was taken: the one slot, or a list of
@@ -413,7 +457,7 @@ cdef class Concurrency(Limiter):
     cdef bint take_unleased(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
         """Take unleased permits, and count the decision."""
         cdef bint allowed = self.take_uncounted(tag, cost, verdict)
-        self.count(&self.counters.allowed if allowed else &self.counters.denied, 1)
+        self.count(COUNTER_ALLOWED if allowed else COUNTER_DENIED, 1)
         return allowed
 
     cdef bint take_uncounted(self, uint64_t tag, int64_t cost, Verdict* verdict) except -1:
@@ -432,13 +476,15 @@ cdef class Concurrency(Limiter):
         if taken:
             with cython.critical_section(self):
                 held = self.unleased.setdefault(tag, [])
-                trim(held, now_ns)
+                # At once: a list that is empty may be forgotten by another thread.
                 held.extend(taken)
+                trim(held, now_ns)
                 if len(self.unleased) > self.unleased_swept:
-                    for other, held in list(self.unleased.items()):
+                    # A copy: `list(items())` makes objects, and so may run the garbage collector, and other threads.
+                    for other, held in self.unleased.copy().items():
                         trim(held, now_ns)
                         if not held:
-                            del self.unleased[other]
+                            self.unleased.pop(other, None)
                     self.unleased_swept = max(SWEEP_AT_LEAST, 2 * len(self.unleased))
         return 0
 
@@ -480,7 +526,7 @@ cdef class Concurrency(Limiter):
         cdef Verdict verdict
         cdef ForebayCell held
         taken = self.take(self.tag_of(key), self.checked_cost(cost), &verdict, &held)
-        self.count(&self.counters.denied if taken is None else &self.counters.allowed, 1)
+        self.count(COUNTER_DENIED if taken is None else COUNTER_ALLOWED, 1)
         return self.new_lease(key, taken, &verdict, held)
 
     def hold(self, key, cost=1, timeout=None):
@@ -658,7 +704,7 @@ cdef class Concurrency(Limiter):
             if cell != NULL:
                 slots = self.slots_of(cell)
                 was_held = free_slot(&slots, slot, lease_of(self.me, end_ns))
-                self.remember_free(cell, slot)
+                remember_free(&self.search, self.number_of(cell), slot)
             # A permit that a reset or the loss of the key's cell took away doesn't count: the next one is freed.
             cost -= was_held or until_ns != 0
         return cost

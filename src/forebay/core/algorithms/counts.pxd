@@ -11,7 +11,7 @@ cell can see in any such state whether it has expired, without knowing how many 
 most half a window, so the time distinguishes windows.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.limiter cimport LimitParams
 from forebay.core.table.native cimport (
@@ -22,6 +22,8 @@ from forebay.core.table.native cimport (
 cdef enum:
     # The unit of the time is a nanosecond shifted right by this.
     FRACTION_BITS = 2
+    # How many windows by the calendar a limiter knows; their edges are one more.
+    CALENDAR_WINDOWS = 64
 
 
 cdef inline uint64_t low_mask(int low_bits) noexcept nogil:
@@ -58,16 +60,32 @@ cdef inline uint64_t phase_of(const LimitParams* params, uint64_t tag) noexcept 
         multiply_high(tag * <uint64_t>0x9E3779B97F4A7C15, params.period_ns) if params.staggered else 0)
 
 
+cdef inline const int64_t* last_edge(const int64_t* edges, uint64_t time_ns) noexcept nogil:
+    """The begin of the window that contains a time; of the first or last window for a time outside of all."""
+    cdef int low = 0, high = CALENDAR_WINDOWS - 1, middle
+    while low < high:
+        middle = (low + high + 1) // 2
+        if edges[middle] <= <int64_t>time_ns:
+            low = middle
+        else:
+            high = middle - 1
+    return edges + low
+
+
 cdef inline uint64_t window_end_ns(const LimitParams* params, uint64_t tag, uint64_t now_ns) noexcept nogil:
     """The end of the aligned window that contains now.
 
     A division takes as long as the rest of a decision, so the last result is tried first: most often it still holds.
-    Staggered windows of two keys end at different times. For them nothing is stored, as threads share this memory.
+    Staggered windows of two keys end at different times. For them nothing is stored, as threads share this memory. For
+    windows by the calendar the period is shorter than each of them, so the stored end is never of a later window.
     """
     cdef uint64_t end_ns = load_relaxed(&params.end_ns)
     if end_ns - now_ns - 1 < params.period_ns:
         return end_ns
-    end_ns = now_ns + params.period_ns - (now_ns + phase_of(params, tag)) % params.period_ns
+    if not params.staggered and params.edges != NULL:
+        end_ns = <uint64_t>last_edge(params.edges, now_ns)[1]
+    else:
+        end_ns = now_ns + params.period_ns - (now_ns + phase_of(params, tag)) % params.period_ns
     if not params.staggered:
         store_relaxed(<uint64_t*>&params.end_ns, end_ns)
     return end_ns

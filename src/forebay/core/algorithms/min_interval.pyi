@@ -17,7 +17,8 @@ class MinInterval(GcraLimiter):
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
     A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
-    key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes.
+    key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes. In a full store a new
+    key is denied, unless the store has an `on_full`.
     """
     @overload
     def __new__(cls, store: Store, name: str, interval: Duration) -> Self: ...

@@ -4,6 +4,7 @@ cimport cython
 
 from forebay.core.algorithms.gcra cimport GcraLimiter, gcra_take
 from forebay.core.cell_limiter cimport allow_by
+from forebay.core.table.table cimport DENY
 
 from forebay.rate import Rate, as_period_ns
 from forebay.segment import layout
@@ -18,7 +19,8 @@ cdef class MinInterval(GcraLimiter):
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
     A decision is O(1), usually one CAS on one cache line; a denial writes no shared memory. 21 bytes of the store per
-    key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes.
+    key. Guarantee: allowed requests of a key are at least `interval` apart, over all processes. In a full store a new
+    key is denied, unless the store has an `on_full`.
     """
 
     cdef readonly object interval_ns
@@ -28,6 +30,9 @@ cdef class MinInterval(GcraLimiter):
         self.rate = Rate.per_ns(1, self.interval_ns)
         self.gcra_params(self.rate, 1, "burst", &self.params)
         self.charge_for(1, &self.params, &self.unit)
+        if store.on_full is None:
+            # One request uses all of a key's limit, so no live key is one that has used less.
+            self.table.on_full = DENY
         self.register(layout.ALGORITHM_MIN_INTERVAL, b"")
 
     @cython.binding(False)

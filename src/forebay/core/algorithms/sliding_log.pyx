@@ -421,6 +421,14 @@ cdef void describe_log(const Charge* charge, const Verdict* verdict, bint allowe
         outlook.reset_after_ns = newest + params.period_ns - verdict.now_ns
 
 
+cdef uint64_t log_used(ForebayCell* cell, uint64_t state, uint64_t now_ns, const void* context) noexcept nogil:
+    """The permits that count, less one. While entries are being written, it may be too small."""
+    cdef const LimitParams* params = <const LimitParams*>context
+    cdef uint64_t counting = params.limit - count_left(
+        params, record_of(params, cell), position_of(params, state), now_ns)
+    return max(counting, <uint64_t>1) - 1
+
+
 @cython.final
 cdef class SlidingLog(CellLimiter):
     """Never more permits than the rate allows in any span as long as the period: exact, at the price of memory.
@@ -464,6 +472,8 @@ cdef class SlidingLog(CellLimiter):
             low_bits=self.params.low_bits, limit=self.params.limit, period_ns=self.params.period_ns), keys)
         self.table = self.extent.table
         self.table.clear = log_clear
+        self.table.used = log_used
+        self.table.used_context = &self.params
         self.table.kept_bits = self.params.low_bits
         self.params.cells = self.table.cells
         self.params.records = self.extent.records

@@ -46,7 +46,8 @@ An evicted key's slots stay, see concurrency.pyx.
 from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.table.native cimport (
-    ForebayCell, cas128_acq_rel, clear_bits_acq_rel, load128_acquire, load_acquire, lowest_bit, set_bits_acq_rel,
+    ForebayCell, cas128_acq_rel, clear_bits_acq_rel, load128_acquire, load_acquire, load_relaxed, lowest_bit,
+    multiply_high, set_bits_acq_rel, store_relaxed,
 )
 from forebay.core.table.table cimport TIME_BITS
 
@@ -56,6 +57,26 @@ cdef struct Slots:
     uint64_t* bits
     ForebayCell* slots
     uint64_t count
+
+
+# Where the slots of all keys are: a record behind each cell.
+cdef struct SlotRecords:
+    const ForebayCell* cells
+    uint64_t* words
+    uint64_t words_per_cell
+    uint64_t bit_words
+    uint64_t last_cell           # that has words
+    uint64_t limit
+
+
+cdef inline Slots slots_at(const SlotRecords* records, uint64_t cell) noexcept nogil:
+    """The slots of the cell with this number."""
+    cdef Slots slots
+    # Damage must not lead out of the extent: only a blocked cell that isn't one any more is beyond the last.
+    slots.bits = records.words + min(cell, records.last_cell) * records.words_per_cell
+    slots.slots = <ForebayCell*>(slots.bits + records.bit_words)
+    slots.count = records.limit
+    return slots
 
 
 cdef inline bint is_free(ForebayCell slot, uint64_t now_ns) noexcept nogil:
@@ -132,3 +153,57 @@ cdef inline int64_t take_lapsed_slot(
             return slot
         first_end_ns[0] = min(first_end_ns[0], load_acquire(&slots.slots[slot].state))
     return -1
+
+
+cdef enum:
+    HINTS = 64                           # a power of two
+
+
+# Where to search for a free slot: what the last requests have found. The threads that share a search need no lock:
+# hints are relaxed loads and stores, and the CAS of the slot decides.
+cdef struct SlotSearch:
+    uint64_t[HINTS] hints                # by cell, a slot that was free a while ago
+    uint64_t scanned                     # the cell whose slots were all found held, xor the next two words
+    uint64_t again_ns                    # the earliest time of their next scan
+    uint64_t first_end_ns                # the earliest end of their leases; 0: not all were held
+
+
+cdef inline void begin_search(SlotSearch* search, uint64_t seed, uint64_t limit) noexcept nogil:
+    """Each searcher starts at other slots, so that searchers don't contend for the same ones."""
+    cdef int i
+    for i in range(HINTS):
+        store_relaxed(&search.hints[i], multiply_high((seed + <uint64_t>i) * <uint64_t>0x9E3779B97F4A7C15, limit))
+
+
+cdef inline void remember_free(SlotSearch* search, uint64_t cell, uint64_t slot) noexcept nogil:
+    """The hint for the next request of a cell's key: a slot that is probably free."""
+    store_relaxed(&search.hints[cell % HINTS], slot)
+
+
+cdef inline int64_t take_hinted_slot(
+    const SlotSearch* search, const Slots* slots, uint64_t cell, ForebayCell lease, uint64_t now_ns
+) noexcept nogil:
+    """`take_any_slot` from the hint on."""
+    return take_any_slot(slots, load_relaxed(&search.hints[cell % HINTS]), lease, now_ns)
+
+
+cdef inline bint was_scanned(
+    const SlotSearch* search, const ForebayCell* cell, uint64_t segment_ns, uint64_t now_ns, uint64_t watch_again_ns
+) noexcept nogil:
+    """Whether the last scan was of this cell, found all its slots held, and needs no repetition yet."""
+    cdef uint64_t again_ns = load_relaxed(&search.again_ns)
+    cdef uint64_t first_end_ns = load_relaxed(&search.first_end_ns)
+    return (
+        load_relaxed(&search.scanned) == (<uint64_t>cell ^ again_ns ^ first_end_ns)
+        and now_ns < max(again_ns, watch_again_ns) and segment_ns < first_end_ns)
+
+
+cdef inline void remember_scan(
+    SlotSearch* search, const ForebayCell* cell, uint64_t first_end_ns, uint64_t again_ns
+) noexcept nogil:
+    """Other threads may read and write these words meanwhile. So the first one has all three: words of different scans
+    fit no cell.
+    """
+    store_relaxed(&search.scanned, <uint64_t>cell ^ again_ns ^ first_end_ns)
+    store_relaxed(&search.again_ns, again_ns)
+    store_relaxed(&search.first_end_ns, first_end_ns)

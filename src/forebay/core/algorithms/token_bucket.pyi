@@ -1,3 +1,4 @@
+from datetime import datetime
 from typing import Literal, Self, TypeVar, final, overload
 
 from forebay.core.algorithms.gcra import GcraLimiter
@@ -15,7 +16,14 @@ class TokenBucket(GcraLimiter):
     ``TokenBucket(store, "api", "100/minute", burst=20)``. `rate` is text or a ``Rate``; `burst` a whole number of
     permits, by default as many as the rate allows per period. `name` identifies the limiter in its store. With
     ``refill="continuous"`` permits come back one by one. With ``refill="interval"`` the permits of a whole period come
-    back at once, at the start of each period by the wall clock; permits above the burst are lost.
+    back at once, at the start of each period; permits above the burst are lost. Periods start at multiples of their
+    length by the wall clock; with ``start=datetime(2026, 1, 1, 6, tzinfo=UTC)``, whole periods before and after that.
+
+    With ``initial=5`` a new key has 5 permits, and the others come at the rate from its first request on. A key is new
+    if the store has never seen it, or has forgotten it: after a reset, an eviction, or when its bucket has been full
+    for as long as a new key's takes to fill. No request may cost more than `initial`, so that each is allowed in time.
+    ``reset_after`` is the time until the bucket is full. Such a bucket shares no state with one of another `initial`,
+    and takes no `rate` for one call.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
@@ -32,6 +40,9 @@ class TokenBucket(GcraLimiter):
         rate: str | Rate,
         burst: int | None = None,
         refill: Literal["continuous", "interval"] = "continuous",
+        *,
+        initial: int | None = None,
+        start: datetime | None = None,
     ) -> Self: ...
     @overload
     def __new__(  # type: ignore[misc]
@@ -41,6 +52,9 @@ class TokenBucket(GcraLimiter):
         rate: str | Rate,
         burst: int | None = None,
         refill: Literal["continuous", "interval"] = "continuous",
+        *,
+        initial: int | None = None,
+        start: datetime | None = None,
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
@@ -51,3 +65,33 @@ class TokenBucket(GcraLimiter):
     def burst(self) -> int: ...
     @property
     def refill(self) -> str: ...
+    @property
+    def initial(self) -> int | None: ...
+    @property
+    def start(self) -> datetime | None: ...
+    def convert(
+        self,
+        key: Key,
+        old_rate: str | Rate,
+        old_burst: int | None = None,
+        *,
+        rate: str | Rate | None = None,
+        burst: int | None = None,
+        keep: Literal["permits", "share", "used"] = "permits",
+    ) -> int:
+        """Carry what `key` has used over to another limit. Returns how many permits remain under it.
+
+        A state is the time until the bucket is full, and says nothing of the limit. So a key with 40 of 100 permits
+        left has none when the burst becomes 20, until enough of the 60 others have come back. Call this once for each
+        key that moves. The new limit is the limiter's own, or that of `rate` and `burst`, as in ``hit``.
+        `keep` is what stays the same: ``"permits"``, the number that remain, at most the new burst; ``"share"``, their
+        share of the burst; ``"used"``, the number that are missing. Parts of a permit are rounded against the key, and
+        bookings stay booked. A key whose bucket is full is as a new one: it has the new burst. To give a key a full
+        bucket, ``reset`` it.
+
+        Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
+        the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
+        """
+
+def check_refill(refill: object, initial: object, start: object, burst: int, name: str) -> None:
+    """Raise ``InvalidLimiter`` for arguments of a token bucket that don't go together."""

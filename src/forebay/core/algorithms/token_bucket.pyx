@@ -1,4 +1,5 @@
-"""Token bucket, with continuous refill (GCRA, see gcra.pxd) or refill in intervals (see interval_bucket.pxd)."""
+"""Token bucket: with continuous refill (GCRA, see gcra.pxd), perhaps with fewer permits for new keys (see
+initial_bucket.pxd), or with refill in intervals (see interval_bucket.pxd)."""
 
 cimport cython
 from cpython.object cimport Py_TPFLAGS_BASETYPE, PyObject, PyTypeObject, newfunc
@@ -7,19 +8,28 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.algorithms.counts cimport count_bits_for, window_end_ns
 from forebay.core.algorithms.gcra cimport GcraLimiter, gcra_take
+from forebay.core.algorithms.initial_bucket cimport initial_give_back, initial_take, is_known, state_now
 from forebay.core.algorithms.interval_bucket cimport (
     boundaries_for, deficit_of, delay_of, interval_give_back, interval_take,
 )
 from forebay.core.batch cimport Batch, decide_batch_by
-from forebay.core.cell_limiter cimport allow_by, count_charge
+from forebay.core.cell_limiter cimport allow_by, count_charge, whole_cost
 from forebay.core.decision cimport Outlook
-from forebay.core.limiter cimport Charge, LimitParams
-from forebay.core.table.native cimport FOREBAY_KIND_COUNT
-from forebay.core.table.table cimport Events, Verdict
+from forebay.core.limiter cimport Charge, LimitParams, copy_of
+from forebay.core.table.native cimport (
+    FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up, product_below,
+)
+from forebay.core.table.table cimport TIME_BITS, Events, Next, Verdict, no_events, table_amend
 
-from forebay.errors import InvalidLimiter, short_repr
+from datetime import datetime, timedelta, timezone
+
+from forebay.errors import CostExceedsLimit, InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
+
+
+cdef object EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+cdef object MICROSECOND = timedelta(microseconds=1)
 
 
 cdef class TokenBucket(GcraLimiter):
@@ -28,7 +38,14 @@ cdef class TokenBucket(GcraLimiter):
     ``TokenBucket(store, "api", "100/minute", burst=20)``. `rate` is text or a ``Rate``; `burst` a whole number of
     permits, by default as many as the rate allows per period. `name` identifies the limiter in its store. With
     ``refill="continuous"`` permits come back one by one. With ``refill="interval"`` the permits of a whole period come
-    back at once, at the start of each period by the wall clock; permits above the burst are lost.
+    back at once, at the start of each period; permits above the burst are lost. Periods start at multiples of their
+    length by the wall clock; with ``start=datetime(2026, 1, 1, 6, tzinfo=UTC)``, whole periods before and after that.
+
+    With ``initial=5`` a new key has 5 permits, and the others come at the rate from its first request on. A key is new
+    if the store has never seen it, or has forgotten it: after a reset, an eviction, or when its bucket has been full
+    for as long as a new key's takes to fill. No request may cost more than `initial`, so that each is allowed in time.
+    ``reset_after`` is the time until the bucket is full. Such a bucket shares no state with one of another `initial`,
+    and takes no `rate` for one call.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
@@ -40,25 +57,30 @@ cdef class TokenBucket(GcraLimiter):
 
     cdef readonly uint64_t burst
     cdef readonly str refill
+    cdef readonly object initial
+    cdef readonly object start
 
-    def __cinit__(self, store, name, rate, burst=None, refill="continuous"):
+    def __cinit__(self, store, name, rate, burst=None, refill="continuous", *, initial=None, start=None):
         self.rate = as_rate(rate)
         self.gcra_params(self.rate, self.rate.limit if burst is None else burst, "burst", &self.params)
         self.burst = self.params.limit
-        if refill == "continuous":
+        check_refill(refill, initial, start, self.burst, name)
+        self.refill = refill
+        self.initial = initial
+        self.start = start
+        if refill == "continuous" and initial is None:
             self.charge_for(1, &self.params, &self.unit)
             self.register(layout.ALGORITHM_TOKEN_BUCKET, b"")
-        elif refill != "interval":
-            raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
-        self.refill = refill
 
     @cython.binding(False)
-    def __init__(self, store, name, rate, burst=None, refill="continuous"):
+    def __init__(self, store, name, rate, burst=None, refill="continuous", *, initial=None, start=None):
         """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         refill = "" if self.refill == "continuous" else ", refill='interval'"
-        return f"<TokenBucket {self.name!r} {self.rate}, burst={self.burst}{refill}>"
+        initial = "" if self.initial is None else f", initial={self.initial}"
+        start = "" if self.start is None else f", start={self.start.isoformat()!r}"
+        return f"<TokenBucket {self.name!r} {self.rate}, burst={self.burst}{refill}{initial}{start}>"
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -68,9 +90,42 @@ cdef class TokenBucket(GcraLimiter):
         """
         return allow_by(self, key, gcra_take, NULL)
 
+    def convert(self, key, old_rate, old_burst=None, *, rate=None, burst=None, keep="permits"):
+        """Carry what `key` has used over to another limit. Returns how many permits remain under it.
+
+        A state is the time until the bucket is full, and says nothing of the limit. So a key with 40 of 100 permits
+        left has none when the burst becomes 20, until enough of the 60 others have come back. Call this once for each
+        key that moves. The new limit is the limiter's own, or that of `rate` and `burst`, as in ``hit``.
+        `keep` is what stays the same: ``"permits"``, the number that remain, at most the new burst; ``"share"``, their
+        share of the burst; ``"used"``, the number that are missing. Parts of a permit are rounded against the key, and
+        bookings stay booked. A key whose bucket is full is as a new one: it has the new burst. To give a key a full
+        bucket, ``reset`` it.
+
+        Raises ``InvalidKey``, ``InvalidRate``, ``InvalidLimiter`` and ``StoreClosed``. Threads and processes may charge
+        the key meanwhile: each charge counts by the limit before or after. O(1), one CAS.
+        """
+        cdef Conversion conversion
+        cdef LimitParams old
+        cdef LimitParams new
+        cdef Events events
+        cdef uint64_t tag = self.tag_of(key)
+        if not isinstance(keep, str) or keep not in KEPT:
+            raise InvalidLimiter(f"keep is 'permits', 'share' or 'used', not {short_repr(keep)}")
+        self.params_for_call(as_rate(old_rate), old_burst, &old)
+        self.params_for_call(rate, burst, &new)
+        conversion.old = &old
+        conversion.new = &new
+        conversion.keep = KEPT[keep]
+        conversion.most_ahead_ns = self.most_ahead_ns
+        self.ensure_attached()
+        events = no_events()
+        table_amend(&self.table, tag, gcra_convert, &conversion, &events)
+        self.count_events(&events)
+        return self.peek(key, rate=rate, burst=burst).remaining
+
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
         if rate is None and burst is None:
-            params[0] = self.params
+            params[0] = copy_of(&self.params)
             return 0
         if rate is None:
             raise InvalidLimiter("a burst for one call needs a rate beside it: rate=..., burst=...")
@@ -78,6 +133,140 @@ cdef class TokenBucket(GcraLimiter):
         self.gcra_params(rate, rate.limit if burst is None else burst, "burst", params)
         self.share_due(params)
         return 0
+
+
+cdef enum Keep:
+    KEEP_PERMITS
+    KEEP_SHARE
+    KEEP_USED
+
+
+cdef dict KEPT = {"permits": KEEP_PERMITS, "share": KEEP_SHARE, "used": KEEP_USED}
+
+
+cdef struct Conversion:
+    const LimitParams* old
+    const LimitParams* new
+    Keep keep
+    uint64_t most_ahead_ns
+
+
+cdef inline uint64_t scaled(uint64_t value, uint64_t by, uint64_t divisor, uint64_t most) noexcept nogil:
+    """``value * by / divisor``, rounded up, at most `most`."""
+    return multiply_divide_up(value, by, divisor) if product_below(value, by, most, divisor) else most
+
+
+cdef uint64_t converted_ns(const Conversion* conversion, uint64_t ahead_ns) noexcept nogil:
+    """How far ahead of now a state becomes that was so far ahead."""
+    cdef const LimitParams* old = conversion.old
+    cdef const LimitParams* new = conversion.new
+    cdef uint64_t most_ns = conversion.most_ahead_ns
+    cdef uint64_t permits
+    if conversion.keep == KEEP_SHARE:
+        return scaled(ahead_ns, new.tolerance_ns, old.tolerance_ns, most_ns)
+    if conversion.keep == KEEP_USED:
+        permits = scaled(ahead_ns, old.rate_limit, old.period_ns, most_ns)
+        return scaled(permits, new.period_ns, new.rate_limit, most_ns)
+    if ahead_ns > old.tolerance_ns:
+        # Booked ahead.
+        permits = scaled(ahead_ns - old.tolerance_ns, old.rate_limit, old.period_ns, most_ns)
+        return new.tolerance_ns + scaled(permits, new.period_ns, new.rate_limit, most_ns - new.tolerance_ns)
+    permits = min(multiply_divide_down(old.tolerance_ns - ahead_ns, old.rate_limit, old.period_ns), new.limit)
+    return new.tolerance_ns - min(multiply_divide_up(permits, new.period_ns, new.rate_limit), new.tolerance_ns)
+
+
+cdef bint gcra_convert(
+    ForebayCell* cell, uint64_t tag, uint64_t tat_ns, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    if tat_ns <= now_ns or tat_ns >> TIME_BITS != 0:
+        return False
+    next.state = now_ns + converted_ns(<const Conversion*>parameters, tat_ns - now_ns)
+    return True
+
+
+def check_refill(refill, initial, start, burst, name):
+    """Raise ``InvalidLimiter`` for arguments of a token bucket that don't go together."""
+    if refill != "continuous" and refill != "interval":
+        raise InvalidLimiter(f"refill is 'continuous' or 'interval', not {short_repr(refill)}")
+    if start is not None:
+        if not isinstance(start, datetime) or start.tzinfo is None:
+            raise InvalidLimiter(
+                f"the start of limiter {name!r} is a datetime with a time zone, not {short_repr(start)}")
+        if refill != "interval":
+            raise InvalidLimiter(f"limiter {name!r} refills all the time: start= is for refill='interval'")
+    if initial is None:
+        return
+    if isinstance(initial, bool) or not isinstance(initial, int) or not 1 <= initial <= burst:
+        raise InvalidLimiter(
+            f"the initial permits of limiter {name!r} are a whole number from 1 to its burst, {burst}, not "
+            f"{short_repr(initial)}")
+    if refill == "interval":
+        raise InvalidLimiter(
+            f"limiter {name!r} refills in intervals, so its keys start with the whole burst: take "
+            "refill='continuous' with initial=, or a lower burst")
+
+
+cdef void describe_initial(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef const LimitParams* params = charge.params
+    cdef uint64_t ahead_ns = state_now(params, verdict.state, verdict.now_ns) - verdict.now_ns
+    outlook.rate_limit = params.rate_limit
+    outlook.rate_period_ns = params.period_ns
+    outlook.available = params.tolerance_ns - ahead_ns if ahead_ns < params.tolerance_ns else 0
+    outlook.retry_after_ns = 0 if allowed or ahead_ns <= charge.room else ahead_ns - charge.room
+    outlook.reset_after_ns = ahead_ns - params.missing_ns if is_known(verdict.state, verdict.now_ns) else 0
+
+
+@cython.final
+cdef class InitialTokenBucket(TokenBucket):
+    """A ``TokenBucket`` with `initial`, which makes it."""
+
+    cdef uint64_t largest_cost
+
+    def __cinit__(self, store, name, rate, burst=None, refill="continuous", *, initial=None, start=None):
+        cdef LimitParams new_key
+        self.take = initial_take
+        self.give_back = initial_give_back
+        self.describe = describe_initial
+        self.largest_cost = initial
+        # A new key allows as much as a bucket with this burst.
+        self.gcra_params(self.rate, initial, "initial", &new_key)
+        self.params.missing_ns = self.params.tolerance_ns - new_key.tolerance_ns
+        if self.params.missing_ns > self.most_ahead_ns - self.params.tolerance_ns:
+            raise InvalidLimiter(
+                f"limiter {self.name!r} would remember a full bucket of {self.burst} at {self.rate} for too long: "
+                "lower the burst, or raise the rate or the initial permits")
+        self.params.tolerance_ns += self.params.missing_ns
+        self.params.due_ns = self.params.tolerance_ns
+        self.charge_for(1, &self.params, &self.unit)
+        self.register(layout.ALGORITHM_TOKEN_BUCKET, b"initial %d" % self.params.missing_ns)
+
+    @cython.binding(False)
+    def allow(self, key, /):
+        """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
+
+        Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
+        """
+        return allow_by(self, key, initial_take, NULL)
+
+    cdef int charge_for(self, object cost, const LimitParams* params, Charge* charge) except -1:
+        cdef uint64_t permits = <uint64_t>whole_cost(cost)
+        if permits > self.largest_cost:
+            # A new key never has as much, and nothing comes to a key before its first request is charged.
+            raise CostExceedsLimit(cost, self.largest_cost, self.name)
+        self.set_charge(permits, params, charge)
+        return 0
+
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
+        if rate is not None or burst is not None:
+            raise InvalidLimiter(
+                f"{self!r} has one limit for all calls: without initial= a token bucket takes another rate for each")
+        params[0] = copy_of(&self.params)
+        return 0
+
+    cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
+        return decide_batch_by(batch, events, initial_take, NULL)
 
 
 cdef void describe_intervals(
@@ -98,13 +287,14 @@ cdef class IntervalTokenBucket(TokenBucket):
 
     cdef uint64_t longest_wait_ns
 
-    def __cinit__(self, store, name, rate, burst=None, refill="continuous"):
+    def __cinit__(self, store, name, rate, burst=None, refill="continuous", *, initial=None, start=None):
         self.kind = FOREBAY_KIND_COUNT
         self.take = interval_take
         self.give_back = interval_give_back
         self.set_charge = count_charge
         self.describe = describe_intervals
-        self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
+        start_ns = 0 if start is None else (start - EPOCH) // MICROSECOND * 1000
+        self.params.phase_ns = (int(self.segment.wall_epoch_ns) - start_ns) % int(self.params.period_ns)
         self.params.low_bits = count_bits_for(self.params.rate_limit - 1)
         if self.full_ns() > self.most_ahead_ns:
             raise InvalidLimiter(
@@ -112,9 +302,10 @@ cdef class IntervalTokenBucket(TokenBucket):
                 "lower the burst or raise the rate")
         self.longest_wait_ns = self.most_ahead_ns - <uint64_t>self.full_ns()
         self.charge_for(1, &self.params, &self.unit)
-        self.register(
-            layout.ALGORITHM_TOKEN_BUCKET,
-            b"intervals %d %d %d" % (self.params.rate_limit, self.params.period_ns, self.params.low_bits))
+        encoding = b"intervals %d %d %d" % (self.params.rate_limit, self.params.period_ns, self.params.low_bits)
+        if start_ns % int(self.params.period_ns):
+            encoding += b" %d" % (start_ns % int(self.params.period_ns))
+        self.register(layout.ALGORITHM_TOKEN_BUCKET, encoding)
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -132,7 +323,7 @@ cdef class IntervalTokenBucket(TokenBucket):
         if rate is not None or burst is not None:
             raise InvalidLimiter(
                 f"{self!r} has one limit for all calls: refill='continuous' takes another rate for each")
-        params[0] = self.params
+        params[0] = copy_of(&self.params)
         return 0
 
     cdef uint64_t decide_batch(self, const Batch* batch, Events* events) noexcept nogil:
@@ -152,11 +343,12 @@ cdef class IntervalTokenBucket(TokenBucket):
 
 
 cdef newfunc make_continuous = (<PyTypeObject*>TokenBucket).tp_new
+cdef newfunc make_initial = (<PyTypeObject*>InitialTokenBucket).tp_new
 cdef newfunc make_interval = (<PyTypeObject*>IntervalTokenBucket).tp_new
 
 
 cdef object make_bucket(type kind, PyObject* args, PyObject* kwargs):
-    """Make a ``TokenBucket``, of the class for its `refill`."""
+    """Make a ``TokenBucket``, of the class for its `refill` and `initial`."""
     refill = None
     if args != NULL and PyTuple_GET_SIZE(<object>args) > 4:
         refill = <object>PyTuple_GET_ITEM(<object>args, 4)
@@ -164,10 +356,13 @@ cdef object make_bucket(type kind, PyObject* args, PyObject* kwargs):
         refill = (<dict>kwargs).get("refill")
     if refill == "interval":
         return make_interval(IntervalTokenBucket, args, kwargs)
+    if kwargs != NULL and (<dict>kwargs).get("initial") is not None:
+        return make_initial(InitialTokenBucket, args, kwargs)
     return make_continuous(kind, args, kwargs)
 
 
 (<PyTypeObject*>TokenBucket).tp_new = <newfunc>make_bucket
 # Python code sees one final class.
 (<PyTypeObject*>TokenBucket).tp_flags &= ~<unsigned long>Py_TPFLAGS_BASETYPE
+(<PyTypeObject*>InitialTokenBucket).tp_name = (<PyTypeObject*>TokenBucket).tp_name
 (<PyTypeObject*>IntervalTokenBucket).tp_name = (<PyTypeObject*>TokenBucket).tp_name

@@ -1,8 +1,10 @@
 """Decoding the states of windows: the counts, and the window that they belong to. See window.pyx."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
-from forebay.core.algorithms.counts cimport count_time, low_mask, low_of, time_of, window_end_ns
+from forebay.core.algorithms.counts cimport (
+    CALENDAR_WINDOWS, count_time, last_edge, low_mask, low_of, time_of, window_end_ns,
+)
 from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams
 from forebay.core.table.native cimport ForebayCell, multiply_divide_down, multiply_divide_up, product_below
@@ -18,6 +20,18 @@ cdef struct Counted:
     uint64_t left_ns             # of the window, from now on
 
 
+cdef inline uint64_t later_end_ns(const LimitParams* params, uint64_t end_ns, uint64_t time_ns) noexcept nogil:
+    """The end of a window that is later than the one that ends at `end_ns`. Its state's time is `time_ns`, which is
+    less than a quantum later than that end."""
+    if params.edges == NULL:
+        # It begins a whole number of periods after our own ends.
+        return end_ns + (time_ns - end_ns) // params.period_ns * params.period_ns
+    if <int64_t>time_ns >= params.edges[CALENDAR_WINDOWS]:
+        # The clock was set back by more windows than are known. This is late by less than a quantum.
+        return time_ns
+    return <uint64_t>last_edge(params.edges, time_ns)[0]
+
+
 cdef inline Counted fixed_counted(
     const LimitParams* params, uint64_t tag, uint64_t state, uint64_t now_ns
 ) noexcept nogil:
@@ -30,9 +44,9 @@ cdef inline Counted fixed_counted(
     if time >= counted.time:
         counted.count = low_of(state, params.low_bits)
         if time > counted.time:
-            # A later window than ours. It begins a whole number of periods after our own ends.
+            # A later window than ours.
             counted.time = time
-            counted.end_ns += (time_of(state, params.low_bits) - counted.end_ns) // params.period_ns * params.period_ns
+            counted.end_ns = later_end_ns(params, counted.end_ns, time_of(state, params.low_bits))
     counted.left_ns = counted.end_ns - now_ns
     return counted
 

@@ -22,8 +22,13 @@ class FixedWindow(WindowLimiter):
 
     ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. Windows begin at multiples of the
     period by the wall clock. With ``align="first"`` a key's window begins with its first request after the last window
-    ended (up to 1.25 ns earlier for each permit of the limit, so that the state fits in one cell). With
+    ended (up to 10 ns earlier for each permit of the limit, so that the state fits in one cell). With
     ``align="stagger"`` each key's windows begin at an offset of its own, so that not all keys start afresh at once.
+
+    ``FixedWindow(store, "quota", "1000/month", align="calendar", timezone="Europe/Berlin")`` has the days, weeks (from
+    Monday), months or years of the calendar in that time zone, by the rules of Python's ``zoneinfo``. Where clocks
+    change, a day has 23 or 25 hours. ``rate`` is then per the longest usual window: 1, 7, 31 or 366 days. A decision
+    takes some nanoseconds longer, as it first looks whether the edges of its windows are known.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
@@ -33,7 +38,13 @@ class FixedWindow(WindowLimiter):
     """
     @overload
     def __new__(
-        cls, store: Store, name: str, rate: str | Rate, align: Literal["clock", "first", "stagger"] = "clock"
+        cls,
+        store: Store,
+        name: str,
+        rate: str | Rate,
+        align: Literal["clock", "first", "stagger", "calendar"] = "clock",
+        *,
+        timezone: str | None = None,
     ) -> Self: ...
     @overload
     def __new__(  # type: ignore[misc]
@@ -41,7 +52,9 @@ class FixedWindow(WindowLimiter):
         store: MakesLimiters[FixedWindow, _L],
         name: str,
         rate: str | Rate,
-        align: Literal["clock", "first", "stagger"] = "clock",
+        align: Literal["clock", "first", "stagger", "calendar"] = "clock",
+        *,
+        timezone: str | None = None,
     ) -> _L: ...
     def allow(self, key: Key, /) -> bool:
         """Charge one permit to `key` and return whether it was allowed: the fast path of ``hit``.
@@ -50,6 +63,8 @@ class FixedWindow(WindowLimiter):
         """
     @property
     def align(self) -> str: ...
+    @property
+    def timezone(self) -> str | None: ...
 
 @final
 class SlidingWindow(WindowLimiter):
@@ -92,5 +107,8 @@ class SlidingWindow(WindowLimiter):
         """
     @property
     def rounding(self) -> str: ...
+
+def check_align(align: object, timezone: object) -> None:
+    """Raise ``InvalidLimiter`` for arguments of a fixed window that don't go together."""
 
 def rounds_up(rounding: str | None, limit: int) -> bool: ...

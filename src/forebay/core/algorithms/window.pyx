@@ -8,10 +8,19 @@ Fixed window
 ------------
 The time in the state is the window's end, the low bits are the count.
 
+The windows of two keys may end at different times: windows that begin with a key's first request, and staggered ones.
+Their states are of KIND_USED: below the count they have its `level_of`, by which eviction compares keys.
+
 A window that begins with a key's first request is also exactly a period long, although only the state holds its end,
 rounded up. Such a window begins at a *step*. Steps are further apart than the rounding of times, and each period has
 the same steps, so the window also ends at a step: the last one that isn't later than the time in the state. A window
 begins at the last step before the first request, less than 2.5 quanta before it.
+
+Windows by the calendar begin and end at *edges*, which Python computes. A limiter has the edges of the current window
+and of those that follow in an array that never changes. `FixedWindow.attach_process` runs before each of its decisions.
+It makes the next array when half of the windows are over, or when the clock was set back. So a decision finds the end
+of its window, even if its process is stopped for as many windows as are left. A thread may read an array that another
+thread has replaced, so all arrays stay with the limiter. They are not shared: every process computes the same ones.
 
 Sliding window
 --------------
@@ -23,19 +32,24 @@ If two whole counts don't fit, the previous one is kept in units of ``2**previou
 """
 
 cimport cython
-from libc.stdint cimport uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdint cimport int64_t, uint64_t
 
 from forebay.core.algorithms.counts cimport (
-    count_bits_for, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
+    CALENDAR_WINDOWS, count_bits_for, count_time, last_step_ns, low_mask, low_of, most_rounded_ns, steps_for, time_of,
 )
 from forebay.core.cell_limiter cimport CellLimiter, allow_by
 from forebay.core.decision cimport Outlook
-from forebay.core.limiter cimport Charge, LimitParams
+from forebay.core.limiter cimport Charge, LimitParams, copy_of
 from forebay.core.table.native cimport (
-    FOREBAY_KIND_COUNT, ForebayCell, multiply_divide_down, multiply_divide_up,
+    FOREBAY_KIND_COUNT, FOREBAY_KIND_USED, ForebayCell, ForebayLine, highest_bit, multiply_divide_down,
+    multiply_divide_up,
 )
-from forebay.core.table.table cimport Next, Verdict
+from forebay.core.table.table cimport MOST_USED, USED_BITS, Next, Verdict, table_now
 
+from array import array
+
+from forebay.calendars import calendar_of
 from forebay.errors import InvalidLimiter, short_repr
 from forebay.rate import as_rate
 from forebay.segment import layout
@@ -79,6 +93,45 @@ cdef bint fixed_give_back(
     return counted.count != 0
 
 
+cdef inline uint64_t level_of(uint64_t count) noexcept nogil:
+    """How many bits the count has, up to 7. It says nothing of the limit, which the state doesn't know."""
+    return min(<uint64_t>MOST_USED, <uint64_t>highest_bit(count) + 1 if count != 0 else 0)
+
+
+cdef inline uint64_t used_state(const LimitParams* params, uint64_t time, uint64_t count) noexcept nogil:
+    return time | count << params.used_bits | (level_of(count) & low_mask(params.used_bits))
+
+
+cdef inline Counted staggered_counted(
+    const LimitParams* params, uint64_t tag, uint64_t state, uint64_t now_ns
+) noexcept nogil:
+    cdef Counted counted = fixed_counted(params, tag, state, now_ns)
+    counted.count >>= params.used_bits
+    return counted
+
+
+cdef bint staggered_take(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = staggered_counted(charge.params, tag, state, now_ns)
+    next.state = used_state(charge.params, counted.time, counted.count + charge.amount)
+    return counted.count <= charge.room
+
+
+cdef bint staggered_give_back(
+    ForebayCell* cell, uint64_t tag, uint64_t state, uint64_t now_ns, const void* parameters, Next* next,
+) noexcept nogil:
+    cdef const Charge* charge = <const Charge*>parameters
+    cdef Counted counted = staggered_counted(charge.params, tag, state, now_ns)
+    if was_charged_before(charge, state):
+        return False
+    next.state = 0
+    if counted.count > charge.amount:
+        next.state = used_state(charge.params, counted.time, counted.count - charge.amount)
+    return counted.count != 0
+
+
 cdef inline Counted first_counted(const LimitParams* params, uint64_t state, uint64_t now_ns) noexcept nogil:
     """The count of a window that began with the key's first request."""
     cdef Counted counted
@@ -90,7 +143,7 @@ cdef inline Counted first_counted(const LimitParams* params, uint64_t state, uin
     ):
         counted.time = state & ~low_mask(params.low_bits)
         counted.end_ns = last_step_ns(params, rounded_ns)
-        counted.count = low_of(state, params.low_bits)
+        counted.count = low_of(state, params.low_bits) >> params.used_bits
     else:
         counted.end_ns = last_step_ns(params, now_ns) + params.period_ns
         counted.time = count_time(counted.end_ns, params.low_bits)
@@ -104,7 +157,7 @@ cdef bint first_take(
 ) noexcept nogil:
     cdef const Charge* charge = <const Charge*>parameters
     cdef Counted counted = first_counted(charge.params, state, now_ns)
-    next.state = counted.time | (counted.count + charge.amount)
+    next.state = used_state(charge.params, counted.time, counted.count + charge.amount)
     return counted.count <= charge.room
 
 
@@ -116,7 +169,7 @@ cdef bint first_give_back(
     if was_charged_before(charge, state):
         return False
     # The window stays, even with a count of 0: earlier decisions have reported its end.
-    next.state = counted.time | (counted.count - min(counted.count, charge.amount))
+    next.state = used_state(charge.params, counted.time, counted.count - min(counted.count, charge.amount))
     return counted.count != 0
 
 
@@ -153,24 +206,30 @@ cdef class WindowLimiter(CellLimiter):
 
     cdef readonly object rate
 
-    def __cinit__(self, store, name, rate, *args, **kwargs):
-        self.rate = as_rate(rate)
+    cdef int count_by(self, object rate, object period_ns) except -1:
+        self.rate = rate
         self.kind = FOREBAY_KIND_COUNT
-        self.params.limit = self.params.rate_limit = self.rate.limit
-        self.params.period_ns = self.rate.period_ns
+        self.params.limit = self.params.rate_limit = rate.limit
+        self.params.period_ns = period_ns
         self.params.phase_ns = self.segment.wall_epoch_ns % self.params.period_ns
+        return 0
 
-    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
-        params[0] = self.params
-        if burst is not None:
-            raise InvalidLimiter(f"{self!r} has no burst")
-        if rate is None:
-            return 0
+    cdef object rate_of_call(self, object rate):
+        """The rate that was given for one call, checked."""
         rate = as_rate(rate)
         if rate.period_ns != self.params.period_ns:
             raise InvalidLimiter(
                 f"{self!r} counts in windows of its own period, so the rate for one call must have the same, which "
                 f"{rate} has not")
+        return rate
+
+    cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
+        params[0] = copy_of(&self.params)
+        if burst is not None:
+            raise InvalidLimiter(f"{self!r} has no burst")
+        if rate is None:
+            return 0
+        rate = self.rate_of_call(rate)
         most = self.most()
         if rate.limit > most:
             raise InvalidLimiter(
@@ -189,8 +248,13 @@ cdef class FixedWindow(WindowLimiter):
 
     ``FixedWindow(store, "login", "5/minute")``. Each window is exactly a period long. Windows begin at multiples of the
     period by the wall clock. With ``align="first"`` a key's window begins with its first request after the last window
-    ended (up to 1.25 ns earlier for each permit of the limit, so that the state fits in one cell). With
+    ended (up to 10 ns earlier for each permit of the limit, so that the state fits in one cell). With
     ``align="stagger"`` each key's windows begin at an offset of its own, so that not all keys start afresh at once.
+
+    ``FixedWindow(store, "quota", "1000/month", align="calendar", timezone="Europe/Berlin")`` has the days, weeks (from
+    Monday), months or years of the calendar in that time zone, by the rules of Python's ``zoneinfo``. Where clocks
+    change, a day has 23 or 25 hours. ``rate`` is then per the longest usual window: 1, 7, 31 or 366 days. A decision
+    takes some nanoseconds longer, as it first looks whether the edges of its windows are known.
 
     Raises ``InvalidRate``, ``InvalidLimiter``, ``TooManyLimiters``. Threads, processes, fork: see ``Limiter``.
 
@@ -200,23 +264,44 @@ cdef class FixedWindow(WindowLimiter):
     """
 
     cdef readonly str align
+    cdef readonly object timezone
+    cdef object calendar                     # of windows by the calendar
+    cdef dict edge_arrays                    # by their first edge
 
-    def __cinit__(self, store, name, rate, align="clock"):
-        cdef bytes encoding
-        cdef int window_bits = count_bits_for(self.params.period_ns)
-        self.take = first_take if align == "first" else fixed_take
-        self.give_back = first_give_back if align == "first" else fixed_give_back
-        self.describe = describe_first if align == "first" else describe_fixed
-        if align == "stagger":
+    def __cinit__(self, store, name, rate, align="clock", *, timezone=None):
+        cdef bytes windows
+        cdef int window_bits
+        check_align(align, timezone)
+        if align == "calendar":
+            self.calendar, limit = calendar_of(rate, timezone)
+            self.timezone = timezone
+            self.edge_arrays = {}
+            self.count_by(self.calendar.rate(limit), self.calendar.shortest_ns)
+            self.follow_calendar(self.segment.now_ns())
+            windows = b"%s %s" % (self.calendar.unit.encode(), timezone.encode())
+        else:
+            rate = as_rate(rate)
+            self.count_by(rate, rate.period_ns)
+            windows = b"%d" % self.params.period_ns
+        window_bits = count_bits_for(self.params.period_ns)
+        if align == "first":
+            self.take, self.give_back, self.describe = first_take, first_give_back, describe_first
+        elif align == "stagger":
+            self.take, self.give_back, self.describe = staggered_take, staggered_give_back, describe_staggered
             self.params.staggered = True
-        elif align != "clock" and align != "first":
-            raise InvalidLimiter(f"align is 'clock', 'first' or 'stagger', not {short_repr(align)}")
+        else:
+            self.take, self.give_back, self.describe = fixed_take, fixed_give_back, describe_fixed
         self.align = align
         self.params.low_bits = count_bits_for(self.params.limit)
+        if align in ("first", "stagger") and self.params.low_bits + USED_BITS <= window_bits:
+            self.params.used_bits = USED_BITS
+            self.params.low_bits += USED_BITS
+            self.kind = FOREBAY_KIND_USED
         if align != "first":
             self.params.low_bits = max(
-                self.params.low_bits, min(self.params.low_bits + TIER_BITS, window_bits - FINE_BITS))
-        encoding = b"fixed %s %d %d" % (align.encode(), self.params.period_ns, self.params.low_bits)
+                self.params.low_bits,
+                min(count_bits_for(self.params.limit) + TIER_BITS, window_bits - FINE_BITS))
+        encoding = b"fixed %s %s %d" % (align.encode(), windows, self.params.low_bits)
         if align == "first":
             self.params.steps = steps_for(self.params.period_ns, self.params.low_bits)
             encoding += b" %d" % self.params.steps
@@ -224,12 +309,50 @@ cdef class FixedWindow(WindowLimiter):
         self.register(layout.ALGORITHM_FIXED_WINDOW, encoding)
 
     @cython.binding(False)
-    def __init__(self, store, name, rate, align="clock"):
+    def __init__(self, store, name, rate, align="clock", *, timezone=None):
         """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
     def __repr__(self):
         align = "" if self.align == "clock" else f" align={self.align!r}"
-        return f"<FixedWindow {self.name!r} {self.rate}{align}>"
+        if self.calendar is None:
+            return f"<FixedWindow {self.name!r} {self.rate}{align}>"
+        return (
+            f"<FixedWindow {self.name!r} {self.params.limit} per {self.calendar.unit}{align} "
+            f"timezone={self.timezone!r}>")
+
+    cdef ForebayLine* attach_process(self) except NULL:
+        cdef ForebayLine* line = WindowLimiter.attach_process(self)
+        cdef uint64_t now_ns
+        if self.params.edges != NULL:
+            # So that each decision comes here.
+            line.attached_generation = 0
+            now_ns = table_now(&self.table)
+            if (
+                <int64_t>now_ns < self.params.edges[0]
+                or <int64_t>now_ns >= self.params.edges[CALENDAR_WINDOWS // 2]
+            ):
+                self.follow_calendar(now_ns)
+        return line
+
+    cdef int follow_calendar(self, uint64_t now_ns) except -1:
+        """Take the edges of the windows from now on."""
+        cdef bytes packed
+        wall_ns = int(self.segment.wall_epoch_ns)
+        edges_ns = self.calendar.edges_ns(now_ns + wall_ns, CALENDAR_WINDOWS)
+        packed = array("q", [edge_ns - wall_ns for edge_ns in edges_ns]).tobytes()
+        packed = self.edge_arrays.setdefault(edges_ns[0], packed)
+        self.params.edges = <const int64_t*>PyBytes_AS_STRING(packed)
+        return 0
+
+    cdef object rate_of_call(self, object rate):
+        if self.calendar is None:
+            return WindowLimiter.rate_of_call(self, rate)
+        calendar, limit = calendar_of(rate, self.timezone)
+        if calendar.unit != self.calendar.unit:
+            raise InvalidLimiter(
+                f"{self!r} counts in windows of its own unit, so the rate for one call must have the same, which "
+                f"{short_repr(rate)} has not")
+        return calendar.rate(limit)
 
     @cython.binding(False)
     def allow(self, key, /):
@@ -237,12 +360,23 @@ cdef class FixedWindow(WindowLimiter):
 
         Raises ``InvalidKey`` and ``StoreClosed``. O(1), lock-free.
         """
+        if self.take == fixed_take:
+            return allow_by(self, key, fixed_take, NULL)
         if self.take == first_take:
             return allow_by(self, key, first_take, NULL)
-        return allow_by(self, key, fixed_take, NULL)
+        return allow_by(self, key, staggered_take, NULL)
 
     cdef uint64_t most(self) noexcept:
-        return low_mask(self.params.low_bits)
+        return low_mask(self.params.low_bits - self.params.used_bits)
+
+
+def check_align(align, timezone):
+    """Raise ``InvalidLimiter`` for arguments of a fixed window that don't go together."""
+    if not isinstance(align, str) or align not in ("clock", "first", "stagger", "calendar"):
+        raise InvalidLimiter(f"align is 'clock', 'first', 'stagger' or 'calendar', not {short_repr(align)}")
+    if timezone is not None and align != "calendar":
+        raise InvalidLimiter(
+            f"a time zone is for windows by the calendar: align='calendar', timezone={short_repr(timezone)}")
 
 
 cdef inline void describe_count(
@@ -264,6 +398,13 @@ cdef void describe_first(
     const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
 ) noexcept nogil:
     cdef Counted counted = first_counted(charge.params, verdict.state, verdict.now_ns)
+    describe_count(charge, &counted, allowed, outlook)
+
+
+cdef void describe_staggered(
+    const Charge* charge, const Verdict* verdict, bint allowed, Outlook* outlook
+) noexcept nogil:
+    cdef Counted counted = staggered_counted(charge.params, verdict.tag, verdict.state, verdict.now_ns)
     describe_count(charge, &counted, allowed, outlook)
 
 
@@ -291,10 +432,12 @@ cdef class SlidingWindow(WindowLimiter):
 
     def __cinit__(self, store, name, rate, *, rounding=None):
         cdef bytes encoding
-        cdef int count_bits = count_bits_for(self.params.limit)
+        cdef int count_bits, room, previous_bits, shift = 0
+        rate = as_rate(rate)
+        self.count_by(rate, rate.period_ns)
+        count_bits = count_bits_for(self.params.limit)
         # A quantum, 2**(low_bits - 2) ns, is at most half a window.
-        cdef int room = count_bits_for(self.params.period_ns)
-        cdef int previous_bits, shift = 0
+        room = count_bits_for(self.params.period_ns)
         self.take = sliding_take
         self.give_back = sliding_give_back
         self.describe = describe_sliding

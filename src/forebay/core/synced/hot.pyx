@@ -18,14 +18,14 @@ secret of this segment. A name at Redis is another hash of the text, and Redis h
 key's cell by its name alone. But a request has the text, and computes the name before it inserts the key. An exchange
 finds the cells of keys that were counted here by the names in their records.
 
-*In a process* that exchanges: the version of each list that it has read; and a filter of the names that it has read in
-this exchange, by their first two bytes.
+*In a process* that exchanges: the version of each list that it has caught up with. *In an exchange*: a filter of the
+names that it has read, by their first two bytes. Threads of a process may exchange at once.
 
 Transitions
 -----------
 * *publish*: Redis, in the script that takes a report.
-* *read*: an exchanger, before its reports: each list whose version is not the one that this process has read. Every
-  eighth exchange reads all lists.
+* *read*: an exchanger, before its reports: each list whose version is not the one that this process has caught up with.
+  Every eighth exchange reads all lists.
 * *keep*: the same exchanger. A hot cell -> the sum that was read. By insertion into the table or by an acq_rel CAS of
   the cell. "synced window: a hot key that is new"
 * *adopt*: a request whose key has no cell, if it has a hot cell. It inserts the key without a charge. The record has
@@ -34,6 +34,9 @@ Transitions
 * *catch up*: an exchanger, for a cell whose name it has just read, if its host knows less than is published. It queries
   Redis for the key, although the host has nothing to report, and merges the reply. "synced window: a hot key that was
   counted"
+* *query*: an exchanger, for a cell of which its host has nothing to report: in every eighth exchange if the key is hot
+  by what the host knows (its own count and the others'), else in every 64th. As *catch up*. So the host learns what
+  others give back, and Redis gets counts again that it has lost. The bound below doesn't need this step.
 
 Invariant
 ---------
@@ -74,10 +77,10 @@ argument is the same with the refill of 2 I in addition: the published TAT is th
 
 Crash and stall
 ---------------
-Redis publishes in the script that takes the report, so there is no step between the two. A process notes a list's
-version after it has kept all sums of the list. It keeps its filter until it has caught up. So if it is killed or fails
-in between, it or another process reads the list again. A process that is stopped between read and keep may replace a
-later sum by an earlier one. That stands until the sum changes again, and for at most eight exchanges.
+Redis publishes in the script that takes the report, so there is no step between the two. An exchange notes the
+versions of its lists after it has caught up with their names. If it is killed or fails before, the next exchange reads
+the lists again. A process that is stopped between read and keep may replace a later sum by an earlier one. That stands
+until the sum changes again, and for at most eight exchanges.
 
 A request that is stopped between its search and its insertion for a whole exchange inserts what was published before.
 The next exchange that reads the key's list catches up.
@@ -85,7 +88,7 @@ The next exchange that reads the key's list catches up.
 Not handled
 -----------
 * A list has no room for more than 64 keys, and keeps the hottest. The hot cells of a key that loses its place stay as
-  they are until their time is over.
+  they are until their time is over. A host learns of a key without a place when it next reports or queries it.
 * Without room in the host's table, nothing is kept: a hot cell evicts no key. But a key may evict a hot cell, if the
   store's policy is to evict. The bound of such a key is that of keys that are not hot.
 * A key without a name is not adopted.

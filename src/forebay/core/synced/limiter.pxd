@@ -6,10 +6,11 @@ from forebay.core.cell_limiter cimport CellLimiter
 from forebay.core.limiter cimport Attempt, Charge, AfterCharge, LimitParams
 from forebay.core.synced.hot cimport Hot, HotCells
 from forebay.core.table.native cimport (
-    FOREBAY_SYNCED_CHARGED_BEFORE_WORD, FOREBAY_SYNCED_CHARGED_REPORTED_WORD, FOREBAY_SYNCED_CHARGED_WORD,
-    FOREBAY_SYNCED_CHECKSUM_WORD, FOREBAY_SYNCED_COUNT_BITS, FOREBAY_SYNCED_INCARNATION_WORD, FOREBAY_SYNCED_NAME_WORD,
-    FOREBAY_SYNCED_OTHERS_WORD, FOREBAY_SYNCED_REPORTED_UNTIL_WORD, FOREBAY_SYNCED_REPORTED_WORD,
-    FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell, ForebayHashKey, load128_acquire, prefetch,
+    COUNTER_ALLOWED, COUNTER_DENIED, FOREBAY_SYNCED_CHARGED_BEFORE_WORD, FOREBAY_SYNCED_CHARGED_REPORTED_WORD,
+    FOREBAY_SYNCED_CHARGED_WORD, FOREBAY_SYNCED_CHECKSUM_WORD, FOREBAY_SYNCED_COUNT_BITS,
+    FOREBAY_SYNCED_INCARNATION_WORD, FOREBAY_SYNCED_NAME_WORD, FOREBAY_SYNCED_OTHERS_WORD,
+    FOREBAY_SYNCED_REPORTED_UNTIL_WORD, FOREBAY_SYNCED_REPORTED_WORD, FOREBAY_SYNCED_WORDS_PER_CELL, ForebayCell,
+    ForebayHashKey, ForebayLine, count_in, load128_acquire, prefetch,
 )
 from forebay.core.table.segment_view cimport Extent
 from forebay.core.table.table cimport (
@@ -44,8 +45,11 @@ cdef enum:
 
 cdef enum:
     COUNT_BITS = FOREBAY_SYNCED_COUNT_BITS  # of a word of a window
-    # An exchange reports one in `IDLE_ROUNDS` of the keys of which Redis knows everything.
-    IDLE_ROUNDS = 8
+    # An exchange reports one in so many of the keys of which Redis knows everything.
+    HOT_ROUNDS = 8
+    COLD_ROUNDS = 64
+    # The part of its limit from which on a key is hot: one in so many, as in forebay.redis.synced.exchange.
+    SHARE = 4
     # In place of a round number: read only; nothing is marked as about to be reported.
     LOOK_ONLY = -3
 
@@ -59,9 +63,10 @@ cdef struct NamedCharge:
     Hot hot
 
 
-cdef inline bint is_due(uint64_t index, int64_t round_number) noexcept nogil:
+cdef inline bint is_due(uint64_t index, int64_t round_number, bint is_known_hot) noexcept nogil:
     """Whether to report a key although Redis knows all of it. In round -1 every key is due, in others below 0 none."""
-    return round_number == -1 or (round_number >= 0 and (index + <uint64_t>round_number) % IDLE_ROUNDS == 0)
+    cdef uint64_t rounds = HOT_ROUNDS if is_known_hot else COLD_ROUNDS
+    return round_number == -1 or (round_number >= 0 and (index + <uint64_t>round_number) % rounds == 0)
 
 
 cdef inline ForebayCell* pair_at(uint64_t* record, int place) noexcept nogil:
@@ -81,7 +86,7 @@ cdef class SyncedLimiter(CellLimiter):
     cdef Extent extent
     cdef ForebayHashKey checksum_key
     cdef object name_of          # from a key to 16 bytes
-    cdef dict names              # the latest, by tag
+    cdef object names            # `Names`: the latest of each thread
     cdef HotCells hot_cells
     cdef Decide begin_hot       # the state of a hot key that is inserted without a charge
 
@@ -117,7 +122,7 @@ cdef inline Outcome decide_named(
     cdef NamedCharge named
     cdef Outcome outcome
     cdef bint is_new
-    limiter.ensure_attached()
+    cdef ForebayLine* line = limiter.ensure_attached()
     prefetch(home_line(&limiter.table, tag))
     verdict.now_ns = table_now(&limiter.table)
     verdict.full = False
@@ -131,12 +136,12 @@ cdef inline Outcome decide_named(
         events = no_events()
         events.cas_retries = outcome == CAS_FAILED
         table_decide(
-            &limiter.table, tag, limiter.counter_line, &limiter.counters.claims, take, &named.charge, verdict, &events)
+            &limiter.table, tag, line.number, &line.counters.claims, take, &named.charge, verdict, &events)
         limiter.count_events(&events)
     if verdict.outcome == ALLOWED:
         if after_charge != NULL:
             after_charge(charge, verdict)
-        limiter.count(&limiter.counters.allowed, 1)
+        count_in(line, COUNTER_ALLOWED, 1)
     else:
-        limiter.count(&limiter.counters.denied, 1)
+        count_in(line, COUNTER_DENIED, 1)
     return verdict.outcome

@@ -1,3 +1,4 @@
+from threading import local
 from typing import Any, Generic
 
 from typing_extensions import TypeVar, disjoint_base
@@ -6,6 +7,11 @@ from forebay.core.cell_limiter import CellLimiter
 
 # The type of the store that made it.
 _S = TypeVar("_S", default=Any)
+
+class Names(local):
+    by_tag: dict[int, bytes]
+
+    def __init__(self) -> None: ...
 
 @disjoint_base
 class SyncedLimiter(CellLimiter, Generic[_S]):

@@ -121,20 +121,29 @@ from forebay.core.limiter cimport Attempt, Charge, record_of
 from forebay.core.synced.hot cimport FILTER_BITS, Hot, is_hot, keep_hot, no_hot, hot_cells
 from forebay.core.table.keys cimport derive_key
 from forebay.core.table.native cimport (
-    ForebayCell, ForebayHashKey, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
+    ForebayCell, ForebayHashKey, ForebayLine, cas128_acq_rel, load128_acquire, load_acquire, siphash13,
 )
 from forebay.core.table.table cimport (
     ALLOWED, UNDECIDED, Clear, Events, Next, Outcome, Verdict, fingerprint_of, no_events, table_decide, table_find,
     table_now,
 )
 
+from threading import local
+
 from forebay.core.arguments import costs_of, keys_of
 from forebay.segment.extents import ExtentShape, open_extent
 
 
 cdef enum:
-    # Between noting a name and using it there are only other threads' requests.
+    # A thread uses the name that it has noted before it notes this many others.
     MOST_NAMES = 1024
+
+
+class Names(local):
+    """The latest names, by tag. Other threads note any number while one waits for the name in a further limit."""
+
+    def __init__(self):
+        self.by_tag = {}
 
 
 cdef uint64_t checksum_of(const uint64_t* record, uint64_t tag, ForebayHashKey key) noexcept nogil:
@@ -173,7 +182,7 @@ cdef class SyncedLimiter(CellLimiter):
         """Open the extent, and register, once the params are known."""
         ExtentShape.checked(keys, WORDS_PER_CELL, self.name)
         self.extent = open_extent(self.store.attachment, self.name, purpose, keys)
-        self.synced_store, self.name_of, self.names = synced_store, name_of, {}
+        self.synced_store, self.name_of, self.names = synced_store, name_of, Names()
         self.charge_for(1, &self.params, &self.unit)
         self.register(purpose.algorithm, encoding)
         self.table = self.extent.table
@@ -260,12 +269,13 @@ cdef class SyncedLimiter(CellLimiter):
     cdef int commit(self, Attempt* attempt) except -1:
         cdef Events events
         cdef NamedCharge named
+        cdef ForebayLine* line = self.line_here()
         events = no_events()
         attempt.verdict.full = False
         attempt.verdict.now_ns = table_now(&self.table)
         self.name_charge(attempt.tag, attempt.charge, attempt.verdict.now_ns, &named)
         table_decide(
-            &self.table, attempt.tag, self.counter_line, &self.counters.claims, self.take, &named.charge,
+            &self.table, attempt.tag, line.number, &line.counters.claims, self.take, &named.charge,
             &attempt.verdict, &events)
         self.count_events(&events)
         if attempt.verdict.outcome == ALLOWED and self.after_charge != NULL:
@@ -290,16 +300,21 @@ cdef class SyncedLimiter(CellLimiter):
     cdef bint note(self, object key, uint64_t tag) except -1:
         """Whether a key has no cell. Its name is computed and kept then, which takes a microsecond."""
         cdef uint64_t state
+        cdef dict names
         if table_find(&self.table, tag, &state) != NULL:
             return False
-        if key is not None and tag not in self.names:
-            if len(self.names) >= MOST_NAMES:
-                self.names.pop(next(iter(self.names)), None)
-            self.names[tag] = self.name_of(key)
+        if key is not None:
+            names = self.names.by_tag
+            if tag not in names:
+                name = self.name_of(key)
+                if len(names) >= MOST_NAMES:
+                    names.pop(next(iter(names)), None)
+                names[tag] = name
         return True
 
     cdef int name_charge(self, uint64_t tag, const Charge* charge, uint64_t now_ns, NamedCharge* named) except -1:
-        cdef bytes name = self.names.get(tag)
+        cdef dict names = self.names.by_tag
+        cdef bytes name = names.get(tag)
         named.charge = charge[0]
         named.is_named = name is not None and PyBytes_GET_SIZE(name) == sizeof(named.name)
         named.name[0] = named.name[1] = 0
@@ -314,12 +329,13 @@ cdef class SyncedLimiter(CellLimiter):
         """Insert a hot key without a cell, with its published sum and without a charge; if there is room."""
         cdef Events events
         cdef Verdict verdict
+        cdef ForebayLine* line = self.line_here()
         if not is_hot(&named.hot):
             return 0
         events = no_events()
         verdict.now_ns = table_now(&self.table)
         table_decide(
-            &self.table, tag, self.counter_line, &self.counters.claims, self.begin_hot, named, &verdict, &events)
+            &self.table, tag, line.number, &line.counters.claims, self.begin_hot, named, &verdict, &events)
         # The request itself counts that.
         events.full = 0
         self.count_events(&events)
@@ -337,13 +353,14 @@ cdef class SyncedLimiter(CellLimiter):
         """Keep the published sum of a key, as the state of its hot cell."""
         cdef Events events
         cdef uint64_t[2] words
+        cdef ForebayLine* line
         if PyBytes_GET_SIZE(name) != sizeof(words):
             raise ValueError(f"a name of {PyBytes_GET_SIZE(name)} bytes")
         memcpy(words, PyBytes_AS_STRING(name), sizeof(words))
-        self.ensure_attached()
+        line = self.ensure_attached()
         events = no_events()
         keep_hot(
-            &self.hot_cells, words, end_ns, state, until_ns, self.counter_line, &self.counters.claims, &events)
+            &self.hot_cells, words, end_ns, state, until_ns, line.number, &line.counters.claims, &events)
         # A hot cell is no key of the limiter.
         events.inserted = events.full = 0
         self.count_events(&events)
@@ -364,10 +381,11 @@ cdef class SyncedLimiter(CellLimiter):
         """The reports that an exchange sends for the keys in the cells from `first` to before `last`.
 
         A report is a tuple: the key's place, for `merge`; its name; when it was read, in microseconds of the host; and
-        its `report_of`. Keys with counts that Redis lacks are always reported. By `round_number`, an `IDLE_ROUNDS`-th
-        of the others is reported too; with -1, all others that count; with -2 and -3, no others. -3 only reads.
-        `learned` is a filter of the names that this exchange has read in hot lists: keys of which this host knows less
-        than is published are reported, too.
+        its `report_of`. Keys with counts that Redis lacks are always reported. By `round_number`, a
+        `HOT_ROUNDS`-th of the others is reported too if they are hot by what this host knows, and a `COLD_ROUNDS`-th of
+        the rest; with -1, all others that count; with -2 and -3, no others. -3 only reads. `learned` is a filter of the
+        names that this exchange has read in hot lists: keys of which this host knows less than is published are
+        reported, too.
 
         The second result is the number of keys that are left out because they have no name.
         """

@@ -67,10 +67,10 @@ from forebay.core.algorithms.gcra cimport (
     gcra_booked_delay_ns, gcra_charge, gcra_describe, gcra_give_back, gcra_params_of, gcra_refused_delay_ns, gcra_take,
     most_ahead_of,
 )
-from forebay.core.limiter cimport Charge, LimitParams, record_of
+from forebay.core.limiter cimport Charge, LimitParams, copy_of, record_of
 from forebay.core.synced.limiter cimport (
-    CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, WORDS_PER_CELL, NamedCharge, SyncedLimiter,
-    begin_pair, begin_record, decide_named, is_due, pair_at, stands,
+    CHARGED, CHARGED_BEFORE, CHARGED_REPORTED, INCARNATION, LOOK_ONLY, SHARE, WORDS_PER_CELL, NamedCharge,
+    SyncedLimiter, begin_pair, begin_record, decide_named, is_due, pair_at, stands,
 )
 from forebay.core.synced.hot cimport Hot, forget_hot, may_have, no_hot, hot_state
 from forebay.core.table.native cimport (
@@ -197,7 +197,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
 
     cdef int params_for_call(self, object rate, object burst, LimitParams* params) except -1:
         # With the place of the records.
-        params[0] = self.params
+        params[0] = copy_of(&self.params)
         if rate is None and burst is None:
             return 0
         if rate is None:
@@ -316,7 +316,7 @@ cdef class SyncedTokenBucket(SyncedLimiter):
         cdef uint64_t read_us, read_ns, charged
         cdef ForebayCell seen, asked, wanted
         cdef Reported reported
-        cdef bint is_reported
+        cdef bint is_reported, is_known_hot
         if load_acquire(&cell.tag) & low_mask(FOREBAY_KIND_BITS) != FOREBAY_KIND_TAT:
             return None
         while True:
@@ -327,8 +327,9 @@ cdef class SyncedTokenBucket(SyncedLimiter):
                 return None
             reported = reported_in(asked.tag)
             is_reported = reported.us == charged_by_incarnation(record) // 1000 and not reported.is_unanswered
-            if is_reported and (seen.state <= now_ns or not is_due(index, round_number)) and not self.is_behind(
-                    seen, record, now_ns, learned):
+            is_known_hot = seen.state >= now_ns + self.params.tolerance_ns // SHARE
+            if is_reported and (seen.state <= now_ns or not is_due(index, round_number, is_known_hot)) and (
+                    not self.is_behind(seen, record, now_ns, learned)):
                 # There is nothing to report of the time until now.
                 wanted.state = max(asked.state, now_ns)
                 cas128_acq_rel(pair_at(record, CHARGED_REPORTED), asked, wanted)

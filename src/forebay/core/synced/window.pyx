@@ -43,7 +43,7 @@ decision needs no more.
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from forebay.core.algorithms.counts cimport count_bits_for, count_state, low_mask, low_of, time_of, window_end_ns
 from forebay.core.algorithms.window cimport (
@@ -53,7 +53,7 @@ from forebay.core.algorithms.window cimport (
 from forebay.core.decision cimport Outlook
 from forebay.core.limiter cimport Charge, LimitParams, record_of
 from forebay.core.synced.limiter cimport (
-    COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, WORDS_PER_CELL, NamedCharge, SyncedLimiter, begin_pair,
+    COUNT_BITS, INCARNATION, LOOK_ONLY, OTHERS, REPORTED, SHARE, WORDS_PER_CELL, NamedCharge, SyncedLimiter, begin_pair,
     begin_record, decide_named, is_due, pair_at,
 )
 from forebay.core.synced.hot cimport (
@@ -270,6 +270,10 @@ cdef class SyncedWindow(SyncedLimiter):
     def __init__(self, store, name, rate, synced_store, slides, keys, name_of, rounding=None):
         """For its signature. ``__cinit__`` has done the work: it can't be skipped or run twice."""
 
+    cdef int note_name(self, uint32_t algorithm, bytes encoding) except -1:
+        """Limiters of one period add to one sum at Redis, though their cells have other formats."""
+        return SyncedLimiter.note_name(self, algorithm, b"%d" % self.params.period_ns)
+
     def __repr__(self):
         kind = "SlidingWindow" if self.slides else "FixedWindow"
         rounding = f" rounding={self.rounding!r}" if self.slides and self.params.rounds_up != rounds_up(
@@ -391,8 +395,8 @@ cdef class SyncedWindow(SyncedLimiter):
         cdef int64_t count, before
         cdef ForebayCell seen, asked
         cdef Both reported, marked, others
-        cdef bint asks = self.slides and is_due(index, round_number)
-        cdef bint is_behind_here
+        cdef bint asks = self.slides and is_due(index, round_number, True)
+        cdef bint is_behind_here, is_known_hot
         seen = load128_acquire(cell)
         is_behind_here = self.is_behind(cell, seen, now_ns, learned)
         if not self.read_counts(cell, seen, now_ns, asks, is_behind_here, &end_ns, &own, &previous):
@@ -406,8 +410,10 @@ cdef class SyncedWindow(SyncedLimiter):
             if not self.read_counts(cell, seen, time_ns, asks, is_behind_here, &end_ns, &own, &previous):
                 return None
             reported = both_in(params, asked.tag, asked.state, end_ns)
+            others = others_in(params, cell, end_ns)
+            is_known_hot = SHARE * (own + previous + others.count + others.before) >= params.limit
             if reported.count == own and (not self.slides or reported.before == previous) and not is_due(
-                    index, round_number) and not is_behind_here:
+                    index, round_number, is_known_hot) and not is_behind_here:
                 return None
             if not self.is_intact(record, seen.tag, name):
                 unnamed[0] += load_acquire(&cell.tag) == seen.tag
@@ -424,7 +430,6 @@ cdef class SyncedWindow(SyncedLimiter):
             if round_number == LOOK_ONLY or cas128_acq_rel(
                     pair_at(record, REPORTED), asked, pair_of(params, end_ns, sequence, marked)):
                 break
-        others = others_in(params, cell, end_ns)
         return (
             (index, seen.tag, name[INCARNATION], sequence), PyBytes_FromStringAndSize(<char*>name, 16), read_us,
             end_ns + self.segment.wall_epoch_ns,

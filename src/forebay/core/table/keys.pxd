@@ -16,6 +16,7 @@ cdef enum KeyDomain:
     LARGE_INTEGER = 3
     PARTS = 4
     MARK = 5
+    LEASES = 6                           # no key: names a limiter in the leases of native threads
 
 
 cdef inline ForebayHashKey in_domain(ForebayHashKey key, KeyDomain domain) noexcept nogil:

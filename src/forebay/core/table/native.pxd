@@ -15,6 +15,7 @@ cdef extern from "forebay/layout.h" nogil:
     const uint64_t FOREBAY_KIND_CLAIM
     const uint64_t FOREBAY_KIND_TAT
     const uint64_t FOREBAY_KIND_COUNT
+    const uint64_t FOREBAY_KIND_USED
     const uint64_t FOREBAY_KIND_BLOCKED
     const uint64_t FOREBAY_ALGORITHM_BUCKETED_WINDOW
     const uint64_t FOREBAY_ALGORITHM_CONCURRENCY
@@ -92,6 +93,8 @@ cdef extern from "forebay/arithmetic.h" nogil:
     bint likely "forebay_likely"(bint condition) noexcept
     uint64_t multiply_divide_up "forebay_multiply_divide_up"(uint64_t a, uint64_t b, uint64_t divisor) noexcept
     int lowest_bit "forebay_lowest_bit"(uint64_t bits) noexcept
+    int highest_bit "forebay_highest_bit"(uint64_t bits) noexcept
+    int count_ones "forebay_count_ones"(uint64_t bits) noexcept
     bint product_below "forebay_product_below"(uint64_t a, uint64_t b, uint64_t c, uint64_t d) noexcept
     uint64_t multiply_divide_down "forebay_multiply_divide_down"(uint64_t a, uint64_t b, uint64_t divisor) noexcept
 
@@ -109,11 +112,42 @@ cdef extern from "forebay/clock.h" nogil:
     uint64_t monotonic_ns "forebay_monotonic_ns"() noexcept
 
 
-cdef extern from "forebay/generation.h" nogil:
-    uint64_t forebay_generation
-    uint64_t forebay_forks
-    void next_generation "forebay_next_generation"() noexcept
-    int watch_forks "forebay_watch_forks"() noexcept
+cdef extern from "forebay/counting.h" nogil:
+    bint FREE_THREADED "FOREBAY_FREE_THREADED"
+    int THREADS "FOREBAY_THREADS"
+
+    ctypedef struct ForebayThread:
+        uint64_t number
+
+    ctypedef struct ForebayLine:
+        ForebayCounterLine* counters
+        ForebayCounterLine* shared
+        const uint64_t* generation
+        uint64_t attached_generation
+        uint64_t line_generation
+        uint64_t number
+        bint is_shared
+        bint checks_name
+        ForebayThread* thread
+
+    ctypedef struct ForebayLines:
+        ForebayLine common
+
+    ctypedef enum ForebayCounter:
+        COUNTER_ALLOWED "FOREBAY_COUNTER_ALLOWED"
+        COUNTER_DENIED "FOREBAY_COUNTER_DENIED"
+        COUNTER_INSERTED "FOREBAY_COUNTER_INSERTED"
+        COUNTER_EVICTED "FOREBAY_COUNTER_EVICTED"
+        COUNTER_FULL "FOREBAY_COUNTER_FULL"
+        COUNTER_CAS_RETRIES "FOREBAY_COUNTER_CAS_RETRIES"
+
+    ctypedef ForebayThread* (*ThreadHere)() noexcept nogil
+
+    void count_in "forebay_count"(const ForebayLine* line, ForebayCounter counter, uint64_t n) noexcept
+    ForebayLine* native_line_here "forebay_line_here"(ForebayLines* lines, ThreadHere here) noexcept
+    ForebayLine* line_of "forebay_line_of"(ForebayLines* lines, ForebayThread* thread) noexcept
+    bint take_due "forebay_take_due"(uint64_t* due_ns, uint64_t now_ns, uint64_t interval_ns) noexcept
+    void free_lines "forebay_free_lines"(ForebayLines* lines) noexcept
 
 
 cdef extern from "Python.h":

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint64_t
 
-from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey, coarse_ns
+from forebay.core.table.native cimport ForebayCounterLine, ForebayHashKey, coarse_ns, take_due
 from forebay.core.table.table cimport Table
 
 cdef enum:
@@ -18,16 +18,12 @@ cdef class Extent:
     cdef Table table                     # its own, of the segment's time and policy
     cdef uint64_t* records                # behind the table: so many for each of its cells
 
-# The number of forks between the process that imported forebay and this process.
-cdef uint64_t forks_of_process() noexcept nogil
-
 
 cdef class Segment:
     cdef Table table                     # what the decision path needs, validated and constant
     cdef ForebayHashKey hash_key        # of the segment; every limiter derives its own from it
     cdef char* base                      # first byte of the mapping; NULL only before __cinit__ is through
     cdef readonly size_t size            # bytes mapped
-    cdef const uint64_t* generation      # see forebay/generation.h
     cdef const uint64_t* forks           # how many lie between the import of forebay and this process
     cdef uint64_t closed                 # whether its store was closed, for threads without the GIL
     cdef readonly uint64_t wall_epoch_ns  # the wall clock at segment time 0
@@ -39,9 +35,5 @@ cdef class Segment:
     cdef ForebayCounterLine* shared_counter_line(self, size_t limiter) except NULL
 
     cdef inline bint take_name_check(self) noexcept:
-        """Whether a check of the file's name is due. The next one is then due later. Call with the GIL held."""
-        cdef uint64_t now_ns = coarse_ns()
-        if now_ns < self.name_check_due_ns:
-            return False
-        self.name_check_due_ns = now_ns + NAME_CHECK_NS
-        return True
+        """Whether the calling thread has to check the file's name. The next check is then due later."""
+        return take_due(&self.name_check_due_ns, coarse_ns(), NAME_CHECK_NS)

@@ -2,9 +2,6 @@ from typing import Self, final
 
 from forebay.rate import MAX_PERIOD_NS as MAX_PERIOD_NS
 
-def forks() -> int: ...
-def next_generation() -> None: ...
-
 @final
 class Extent:
     def __new__(
@@ -38,7 +35,7 @@ class Segment:
         wall_epoch_ns: int,
         clock_kind: int,
         hash_key: tuple[int, int],
-        on_full: str,
+        on_full: str | None,
     ) -> Self: ...
     @property
     def size(self) -> int: ...

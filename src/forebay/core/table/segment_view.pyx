@@ -1,4 +1,4 @@
-"""The mappings of a segment and its extents, the segment's clock, and the process-wide generation."""
+"""The mappings of a segment and its extents, and the segment's clock."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -10,10 +10,11 @@ from forebay.core.table.keys cimport derive_key
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_CLOCK_MONOTONIC, FOREBAY_CLOCK_PYTHON, FOREBAY_KIND_BLOCKED,
     FOREBAY_LINES_PER_GROUP, ForebayCell, ForebayCounterLine, ForebayExtentEntry, ForebayHeader,
-    ForebayLimiterEntry, cas_acq_rel, coarse_ns, forebay_forks, forebay_generation, load_acquire, load_acquire32,
-    next_generation as native_next_generation, siphash13, store_release, store_release32, watch_forks,
+    ForebayLimiterEntry, cas_acq_rel, coarse_ns, load_acquire, load_acquire32, siphash13, store_release,
+    store_release32,
 )
 from forebay.core.table.table cimport ALLOW, DENY, EVICT, table_count_live, table_now
+from forebay.core.table.threads cimport forks_counter
 from forebay.segment.mapping cimport map_aligned
 
 import time
@@ -27,24 +28,6 @@ cdef extern from "<sys/mman.h>" nogil:
     void* MAP_FAILED
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset)
     int munmap(void* address, size_t size)
-
-
-if watch_forks() != 0:
-    raise MemoryError("forebay could not register its fork handler")
-
-
-cdef uint64_t forks_of_process() noexcept nogil:
-    return forebay_forks
-
-
-def forks():
-    """The number of forks between the process that imported this module and this process."""
-    return forebay_forks
-
-
-def next_generation():
-    """Start a new generation: each limiter of this process attaches again before its next decision."""
-    native_next_generation()
 
 
 @cython.final
@@ -109,7 +92,7 @@ cdef class Segment:
 
     def __cinit__(
         self, int fd, *, size_t size, uint64_t group_count, uint64_t epoch_ns, uint64_t wall_epoch_ns, int clock_kind,
-        tuple hash_key, str on_full,
+        tuple hash_key, object on_full,
     ):
         if size != layout.TABLE_OFFSET + group_count * layout.GROUP_BYTES:
             raise ValueError(f"{size} bytes do not hold {group_count} groups")
@@ -125,10 +108,9 @@ cdef class Segment:
             self.table.manual_ns = &(<ForebayHeader*>self.base).manual_ns
         self.follows_python = <uint64_t>clock_kind == FOREBAY_CLOCK_PYTHON
         self.table.line_mask = <uint64_t>(FOREBAY_LINES_PER_GROUP - 1)
-        self.table.on_full = {"evict": EVICT, "deny": DENY, "allow": ALLOW}[on_full]
+        self.table.on_full = {None: EVICT, "evict": EVICT, "deny": DENY, "allow": ALLOW}[on_full]
         self.hash_key.k0, self.hash_key.k1 = hash_key
-        self.generation = &forebay_generation
-        self.forks = &forebay_forks
+        self.forks = forks_counter()
         self.name_check_due_ns = coarse_ns() + NAME_CHECK_NS
 
     def __dealloc__(self):

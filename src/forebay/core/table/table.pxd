@@ -44,6 +44,17 @@ ctypedef void (*Clear)(
 ) noexcept nogil
 
 
+# How much the key of a cell has used: 0 for the least that a live key can have. Eviction chooses by it. It reads the
+# record while others may change it, so it may be wrong then. `context` is `Table.used_context`.
+ctypedef uint64_t (*Used)(ForebayCell* cell, uint64_t state, uint64_t now_ns, const void* context) noexcept nogil
+
+
+cdef enum:
+    # The lowest bits of a state of KIND_USED: the more permits the key has used, the larger.
+    USED_BITS = 3
+    MOST_USED = (1 << USED_BITS) - 1
+
+
 # A process's view of one table. It is copied out of the validated header once, so no later write to the segment can
 # move a pointer.
 cdef struct Table:
@@ -57,6 +68,8 @@ cdef struct Table:
     ForebayCell* end            # NULL, or the first cell that is not to be used
     Prepare prepare              # NULL: nothing
     Clear clear                  # NULL: nothing
+    Used used                    # NULL: states order their keys
+    const void* used_context
     int kept_bits                # low bits of a state that belong to the cell, not to the key that is in it
 
 

@@ -9,7 +9,7 @@ A cell is two words that change together, by a 128-bit CAS:
 
     tag      63                                    3 2   0
               +-------------------------------------+-----+
-              | fingerprint of the key              | kind|     kind: EMPTY, CLAIM, TAT, COUNT, BLOCKED
+              | fingerprint of the key              | kind|     kind: EMPTY, CLAIM, TAT, COUNT, USED, BLOCKED
               +-------------------------------------+-----+
     state, of a member: the algorithm's (see algorithms/)
     state, of a claim:
@@ -98,7 +98,7 @@ from libc.stdint cimport uint64_t
 
 from forebay.core.table.native cimport (
     FOREBAY_CELLS_PER_LINE, FOREBAY_GROUPS_PER_KEY, FOREBAY_KIND_BITS, FOREBAY_KIND_BLOCKED, FOREBAY_KIND_CLAIM,
-    FOREBAY_KIND_COUNT, FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_LINES_PER_GROUP, ForebayCell,
+    FOREBAY_KIND_COUNT, FOREBAY_KIND_EMPTY, FOREBAY_KIND_TAT, FOREBAY_KIND_USED, FOREBAY_LINES_PER_GROUP, ForebayCell,
     cas128_acq_rel, cas128_seq_cst, fetch_add_relaxed, load128_acquire, load_acquire, load_seq_cst, multiply_high,
     prefetch,
 )
@@ -238,21 +238,73 @@ cdef uint64_t expiry_of(const Table* table, ForebayCell cell, uint64_t now_ns) n
     cdef uint64_t kind = cell.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1)
     if kind == FOREBAY_KIND_TAT:
         return cell.state if cell.state >> TIME_BITS == 0 else 0
-    if kind == FOREBAY_KIND_COUNT:
+    if kind == FOREBAY_KIND_COUNT or kind == FOREBAY_KIND_USED:
         return cell.state >> 2
     if kind == FOREBAY_KIND_CLAIM and is_fresh_claim(table, cell.state, now_ns):
         return ~<uint64_t>0
     return 0
 
 
+cdef inline bint tells_use(const Table* table, ForebayCell seen) noexcept nogil:
+    """Whether a live cell tells how much its key has used. Other kinds expire in the order of use."""
+    return table.used != NULL or seen.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1) == FOREBAY_KIND_USED
+
+
+cdef inline uint64_t used_by(
+    const Table* table, ForebayCell* cell, ForebayCell seen, uint64_t now_ns
+) noexcept nogil:
+    """How much the key of such a cell has used: a number to compare with those of other keys of the table."""
+    if table.used != NULL:
+        return table.used(cell, seen.state, now_ns, table.used_context)
+    return seen.state & MOST_USED
+
+
+cdef inline uint64_t order_of(ForebayCell seen) noexcept nogil:
+    """When a live cell expires, in quarters of a ns. Of states with one time, that of the larger count comes last."""
+    return seen.state << 2 if seen.tag & ((<uint64_t>1 << FOREBAY_KIND_BITS) - 1) == FOREBAY_KIND_TAT else seen.state
+
+
+cdef int choose_victim(
+    const Table* table, const ProbeSet* probe, const ForebayCell* seen, const uint64_t* expiries, uint64_t now_ns
+) noexcept nogil:
+    """The position of the live cell to evict.
+
+    Some keys tell how much they have used: among these, the candidate has used least, and of several such it expires
+    first. Among the others, the candidate is the key that expires first. Use can't compare these two candidates, so the
+    one that expires first is chosen. But a key that has used nothing, such as the mark of a request, goes before all.
+
+    All cells are live, claimed, or not to be used; at least one is live.
+    """
+    cdef uint64_t used, order, earliest = ~<uint64_t>0, least = ~<uint64_t>0, earliest_other = ~<uint64_t>0
+    cdef int position, candidate = -1, other = -1
+    for position in range(probe.lines * FOREBAY_CELLS_PER_LINE):
+        if expiries[position] == ~<uint64_t>0:
+            continue
+        order = order_of(seen[position])
+        if not tells_use(table, seen[position]):
+            if order < earliest_other:
+                other = position
+                earliest_other = order
+            continue
+        # A record is read only where it can change the choice.
+        if least == 0 and order >= earliest:
+            continue
+        used = used_by(table, probe_cell(probe, position), seen[position], now_ns)
+        if used < least or (used == least and order < earliest):
+            candidate = position
+            least = used
+            earliest = order
+    return candidate if other < 0 or least == 0 or earliest < earliest_other else other
+
+
 cdef Place choose_vacancy(
     const Table* table, const ProbeSet* probe, uint64_t tag, uint64_t now_ns, uint64_t* first_expiry_ns, bint* met
 ) noexcept nogil:
-    """The cell for a new key; when evicting, the live cell that expires first if there is no vacancy.
+    """The cell for a new key; when evicting, the live cell of `choose_victim` if there is no vacancy.
 
     An expired key may return, and then it is found if its cell has not been taken. So an empty cell anywhere in the
     probe set goes first. Without one, an expired cell goes if it has been vacant for at least 1 / OLD_PART of the time
-    of the longest-vacant one. Of these cells the new key takes one in its home line, else one in the line that has most
+    of the longest-vacant one. The new key takes one of these cells in its home line, else one in the line that has most
     of them; within the line the longest vacant. benchmarks/probe_simulation.py compares this with other rules.
 
     `met` is whether one of the cells held the key itself.
@@ -261,7 +313,7 @@ cdef Place choose_vacancy(
     cdef ForebayCell[CELLS_PER_KEY] seen
     cdef uint64_t[CELLS_PER_KEY] expiries
     cdef ForebayCell* cell
-    cdef int position, i, line, vacancies, most = 0, victim = 0, chosen = 0
+    cdef int position, i, line, vacancies, most = 0, chosen = 0
     cdef int cells = probe.lines * FOREBAY_CELLS_PER_LINE
     cdef uint64_t latest, expiry, earliest = ~<uint64_t>0
     first_expiry_ns[0] = ~<uint64_t>0
@@ -282,7 +334,6 @@ cdef Place choose_vacancy(
         earliest = min(earliest, expiry)
         if now_ns < expiry < first_expiry_ns[0]:
             first_expiry_ns[0] = expiry
-            victim = position
     if earliest <= now_ns:
         latest = now_ns - (now_ns - earliest) // OLD_PART if earliest != 0 else 0
         for line in range(cells // FOREBAY_CELLS_PER_LINE):
@@ -298,7 +349,7 @@ cdef Place choose_vacancy(
                 if line == 0:
                     break
     elif table.on_full == EVICT and first_expiry_ns[0] != ~<uint64_t>0:
-        chosen = victim
+        chosen = choose_victim(table, probe, seen, expiries, now_ns)
     else:
         return place
     place.cell = probe_cell(probe, chosen)

@@ -1,0 +1,2 @@
+class Refused(Exception):
+    """A call that ends with this status."""
